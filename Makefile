@@ -1,0 +1,67 @@
+# Every command a contributor needs. `make` alone lists them.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-input --quiet --constraint constraints.txt
+
+SETUP_STAMP := $(VENV)/.setup.stamp
+BENCH_STAMP := $(VENV)/.bench.stamp
+NATIVE_SOURCES := $(foreach kind,pyx pxd c h,$(wildcard src/everlog/native/*.$(kind)))
+
+CRASH_ROUNDS ?= 300
+CRASH_TIMEOUT_S ?= 7200
+SOAK_SECONDS ?= 600
+SOAK_MARGIN_S := 300
+export CRASH_ROUNDS SOAK_SECONDS
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench bench-queue crash soak docs clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(SETUP_STAMP) ## Create .venv, install the pinned versions and build the native code
+
+demo: setup ## Run the demonstration
+	$(BIN)/python examples/demo.py
+
+test: lint docs ## Everything a change must pass: lint, docs, tests
+	$(BIN)/python -m pytest
+
+lint: setup ## Style, formatting, types and import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src
+	$(BIN)/lint-imports
+
+bench: bench-queue ## All benchmarks
+
+bench-queue: $(BENCH_STAMP) ## The queue side by side with its peers
+	$(BIN)/python -m benchmarks.queue
+
+crash: setup ## Kill processes CRASH_ROUNDS times and check what survives
+	$(BIN)/python -m pytest tests/crash -m crash --timeout=$(CRASH_TIMEOUT_S)
+
+soak: setup ## Two processes under load for SOAK_SECONDS
+	$(BIN)/python -m pytest tests -m soak --timeout=$$(( $(SOAK_SECONDS) + $(SOAK_MARGIN_S) ))
+
+docs: setup ## Build the documentation site into build/site
+	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+
+clean: ## Remove what was built; .venv stays and is completed by the next setup
+	rm -rf build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	rm -f src/everlog/native/*.so $(SETUP_STAMP) $(BENCH_STAMP)
+
+$(SETUP_STAMP): pyproject.toml setup.py constraints.txt $(NATIVE_SOURCES)
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "everlog needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + ". Name a newer one: make PYTHON=python3.12 setup")'
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) setuptools Cython wheel
+	$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+# Order-only on setup: a rebuild of the native code does not change what the peers need.
+$(BENCH_STAMP): pyproject.toml constraints.txt | $(SETUP_STAMP)
+	$(PIP_INSTALL) --no-build-isolation --editable '.[bench]'
+	@touch $@

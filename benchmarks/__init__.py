@@ -1,0 +1,1 @@
+"""Benchmarks: each package below prints one table, everlog side by side with its peers."""

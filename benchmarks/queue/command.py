@@ -1,0 +1,125 @@
+"""The command line of the queue benchmark: arguments, rounds, output, exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from benchmarks.queue import machine
+from benchmarks.queue.measures import MEASURES, Bench, Measure
+from benchmarks.queue.peers import PEERS
+from benchmarks.queue.processes import ChildFailed
+from benchmarks.queue.report import EVERLOG, Results, print_table
+
+ROUNDS = 5
+QUICK_ROUNDS = 3
+SHARED_MEMORY = Path("/dev/shm")
+TABLE_WIDTH = 150
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and return the exit code."""
+    options = _parse(arguments)
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        print(f"the benchmark needs two cores, but may use only {cores}", file=sys.stderr)
+        return 2
+    bench = Bench(options.dir, cores[0], cores[1], options.quick)
+    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+    contenders, measures = _selection(options.only)
+    missing = [name for name in contenders if PEERS[name].installed_version() is None]
+
+    before = machine.CpuTime.now()
+    facts = machine.describe()
+    results = _measure(bench, measures, [name for name in contenders if name not in missing], rounds)
+    facts |= {
+        "steal": f"{machine.CpuTime.now().steal_percent_since(before):.1f} % of the processor time",
+        "pinned": f"sender on core {cores[0]}, receiver on core {cores[1]}",
+        "rounds": f"median of {rounds}, interleaved" + (", quick run" if options.quick else ""),
+        "queue files": f"{options.dir} ({machine.filesystem_of(options.dir)})",
+        "versions": ", ".join(f"{name} {PEERS[name].installed_version()}" for name in contenders),
+    }
+
+    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False)
+    print_table(console, results, contenders, missing)
+    for fact, value in facts.items():
+        console.print(f"{fact + ':':<13}{value}", soft_wrap=True)
+    if options.json:
+        options.json.write_text(json.dumps({"machine": facts, **results.as_json()}, indent=2) + "\n")
+    complete = EVERLOG not in missing and not results.failures
+    return 1 if options.check and (results.missed() or not complete) else 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.queue", description="The everlog queue side by side with its peers."
+    )
+    parser.add_argument("--rounds", type=_positive, help=f"rounds to take the median of (default {ROUNDS})")
+    parser.add_argument("--quick", action="store_true", help="shorter runs and fewer rounds; noisier")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="also write every number to this file")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="NAME",
+        choices=[*PEERS, *(measure.name for measure in MEASURES)],
+        help="only this contender or measurement; may be given several times: %(choices)s",
+    )
+    parser.add_argument(
+        "--dir",
+        type=_directory,
+        default=SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir()),
+        help="where the queue files lie (default %(default)s)",
+    )
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
+    return parser.parse_args(arguments)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} rounds measure nothing; give 1 or more")
+    return value
+
+
+def _directory(text: str) -> Path:
+    path = Path(text).resolve()
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is not a directory; create it first")
+    return path
+
+
+def _selection(only: Sequence[str]) -> tuple[list[str], list[Measure]]:
+    contenders = [name for name in PEERS if name in only] or list(PEERS)
+    measures = [measure for measure in MEASURES if measure.name in only] or list(MEASURES)
+    return contenders, measures
+
+
+def _measure(bench: Bench, measures: Sequence[Measure], contenders: Sequence[str], rounds: int) -> Results:
+    """Each round takes every measurement of every contender once, so that noise hits all alike."""
+    steps = [
+        (measure, name)
+        for measure in measures
+        for name in contenders
+        if name == EVERLOG or not measure.everlog_only
+    ]
+    results = Results()
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=rounds * len(steps))
+        for number in range(1, rounds + 1):
+            for measure, name in steps:
+                progress.update(task, description=f"round {number}/{rounds}: {measure.name}, {name}")
+                try:
+                    results.add(name, measure.run(bench, PEERS[name]))
+                except (ChildFailed, OSError) as error:
+                    results.failures.append(f"round {number}, {measure.name}, {name}: {error}")
+                progress.advance(task)
+    return results

@@ -1,0 +1,199 @@
+"""What is measured: one function a measurement, each returning the numbers of one round.
+
+Owns run lengths and the order of the rounds; the timed code is in `loops.py` and
+`everlog_jobs.py`. Every number has a name (`spinning_p50_us`) that the report refers to.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.queue import everlog_jobs, jobs
+from benchmarks.queue.peers import Mode, Peer, Setup
+from benchmarks.queue.processes import Child, run_together
+from benchmarks.queue.stats import MIB, percentile_us, rate_per_s
+
+PAYLOAD_BYTES = 64
+PAYLOAD_SIZES = {64: "64b", 1024: "1kib", 65_536: "64kib"}
+STREAM_BYTES_MAX = 256 * MIB
+
+SPINNING_SAMPLES = 20_000
+# Contenders with a slow pace get as many samples as fit into this time.
+SPINNING_TIME_NS_MAX = 2_000_000_000
+ASLEEP_SAMPLES = 800
+ASLEEP_PACE_NS = 1_200_000
+WARM_UP_SHARE = 0.1
+
+CALL_MESSAGES = 400_000
+BATCH_MESSAGES_WARM = 4_000_000
+BATCH_MESSAGES_FRESH = 6_000_000
+FRESH_SEGMENT_BYTES = 128 * MIB
+ROLL_APPENDS = 60_000
+
+RUN_TIMEOUT_S = 120.0
+QUICK_DIVISOR = 8
+
+Numbers = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where and how long to measure."""
+
+    directory: Path
+    sender_core: int
+    receiver_core: int
+    quick: bool
+
+    def scaled(self, count: int) -> int:
+        """`count`, or a fraction of it in a quick run."""
+        return count // QUICK_DIVISOR if self.quick else count
+
+    def pair(self, sender: tuple[Any, ...], receiver: tuple[Any, ...]) -> list[Any]:
+        """Run a sending and a receiving job, each `(job, *arguments)`, on their cores."""
+        return run_together(
+            [
+                Child("sender", self.sender_core, sender[0], sender[1:]),
+                Child("receiver", self.receiver_core, receiver[0], receiver[1:]),
+            ],
+            RUN_TIMEOUT_S,
+        )
+
+    def alone(self, *job: Any) -> Any:  # noqa: ANN401 - whatever the job takes and returns
+        """Run one job on the sender's core."""
+        return run_together([Child("measured", self.sender_core, job[0], job[1:])], RUN_TIMEOUT_S)[0]
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """An empty directory for one run; gone afterwards, and its memory with it."""
+        with tempfile.TemporaryDirectory(prefix="everlog-bench-", dir=self.directory) as path:
+            yield Path(path)
+
+
+def _latency(bench: Bench, peer: Peer, mode: Mode, samples: int, pace_ns: int) -> Numbers:
+    warm_up = int(samples * WARM_UP_SHARE)
+    count = samples + warm_up
+    with bench.scratch() as scratch, peer.channel(scratch) as address:
+        setup = Setup(address, mode, PAYLOAD_BYTES)
+        sent, received = bench.pair(
+            (jobs.paced_sender, peer.name, setup, count, pace_ns),
+            (jobs.timed_receiver, peer.name, setup, count),
+        )
+    latency_ns = (np.asarray(received) - np.asarray(sent))[warm_up:]
+    return {
+        f"{mode.value}_p50_us": percentile_us(latency_ns, 50),
+        f"{mode.value}_p99_us": percentile_us(latency_ns, 99),
+        f"{mode.value}_p999_us": percentile_us(latency_ns, 99.9),
+    }
+
+
+def spinning(bench: Bench, peer: Peer) -> Numbers:
+    """One-way latency to a receiver that never sleeps."""
+    samples = min(bench.scaled(SPINNING_SAMPLES), SPINNING_TIME_NS_MAX // peer.spinning_pace_ns)
+    return _latency(bench, peer, Mode.SPINNING, samples, peer.spinning_pace_ns)
+
+
+def polling(bench: Bench, peer: Peer) -> Numbers:
+    """The same with `next()` in a Python loop in place of `wait()`."""
+    return _latency(bench, peer, Mode.POLLING, bench.scaled(SPINNING_SAMPLES), peer.spinning_pace_ns)
+
+
+def asleep(bench: Bench, peer: Peer) -> Numbers:
+    """One-way latency to a receiver that sleeps in the kernel before each message."""
+    return _latency(bench, peer, Mode.ASLEEP, bench.scaled(ASLEEP_SAMPLES), ASLEEP_PACE_NS)
+
+
+def stream(bench: Bench, peer: Peer) -> Numbers:
+    """Throughput at three payload sizes, and the memory that the smallest one took."""
+    numbers: Numbers = {}
+    for payload_bytes, label in PAYLOAD_SIZES.items():
+        count = bench.scaled(min(peer.stream_messages, STREAM_BYTES_MAX // payload_bytes))
+        with bench.scratch() as scratch, peer.channel(scratch) as address:
+            setup = Setup(address, Mode.STREAM, payload_bytes)
+            (started_ns, sender_memory), (ended_ns, receiver_memory) = bench.pair(
+                (jobs.stream_sender, peer.name, setup, count),
+                (jobs.stream_receiver, peer.name, setup, count),
+            )
+        numbers[f"stream_{label}_per_s"] = rate_per_s(count, ended_ns - started_ns)
+        if payload_bytes == PAYLOAD_BYTES:
+            numbers |= {
+                "sender_private_mib": sender_memory.private_mib,
+                "sender_mapped_mib": sender_memory.mapped_mib,
+                "receiver_private_mib": receiver_memory.private_mib,
+                "receiver_mapped_mib": receiver_memory.mapped_mib,
+            }
+    return numbers
+
+
+def calls(bench: Bench, peer: Peer) -> Numbers:
+    """Cost of each call inside one process."""
+    with bench.scratch() as scratch:
+        return asdict(bench.alone(everlog_jobs.call_costs, str(scratch / "q"), bench.scaled(CALL_MESSAGES)))
+
+
+def _batches(bench: Bench, count: int, segment_size: int) -> float:
+    whole = count - count % everlog_jobs.BATCH_MESSAGES
+    with bench.scratch() as scratch:
+        path = str(scratch / "q")
+        (started_ns, _), (ended_ns, _) = bench.pair(
+            (everlog_jobs.batch_sender, path, whole, segment_size),
+            (everlog_jobs.batch_receiver, path, whole),
+        )
+    return rate_per_s(whole, ended_ns - started_ns)
+
+
+def batches(bench: Bench, peer: Peer) -> Numbers:
+    """Batched throughput, within one prepared segment and through fresh ones."""
+    warm = bench.scaled(BATCH_MESSAGES_WARM)
+    fresh = bench.scaled(BATCH_MESSAGES_FRESH)
+    fresh_segment_bytes = FRESH_SEGMENT_BYTES // (QUICK_DIVISOR if bench.quick else 1)
+    return {
+        "batched_per_s": _batches(bench, warm, everlog_jobs.segment_size_for(warm)),
+        "batched_fresh_per_s": _batches(bench, fresh, fresh_segment_bytes),
+    }
+
+
+def rolls(bench: Bench, peer: Peer) -> Numbers:
+    """Duration of appends when every 511th rolls to a prepared segment."""
+    with bench.scratch() as scratch:
+        durations, rolled = bench.alone(
+            everlog_jobs.rolling_writer, str(scratch / "q"), bench.scaled(ROLL_APPENDS)
+        )
+    appends_ns = np.asarray(durations)
+    rolls_ns = appends_ns[rolled]
+    return {
+        "rolling_append_p50_us": percentile_us(appends_ns, 50),
+        "rolling_append_p99_us": percentile_us(appends_ns, 99),
+        "rolling_append_p999_us": percentile_us(appends_ns, 99.9),
+        "rolling_append_max_us": percentile_us(appends_ns, 100),
+        "roll_p50_us": percentile_us(rolls_ns, 50),
+        "roll_p99_us": percentile_us(rolls_ns, 99),
+        "roll_max_us": percentile_us(rolls_ns, 100),
+    }
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measurement as the command line names it."""
+
+    name: str
+    run: Callable[[Bench, Peer], Numbers]
+    everlog_only: bool = False
+
+
+MEASURES = (
+    Measure("calls", calls, everlog_only=True),
+    Measure("spinning", spinning),
+    Measure("polling", polling, everlog_only=True),
+    Measure("asleep", asleep),
+    Measure("stream", stream),
+    Measure("batches", batches, everlog_only=True),
+    Measure("rolls", rolls, everlog_only=True),
+)

@@ -1,0 +1,52 @@
+"""Builds the native extensions; everything else about the package is in pyproject.toml."""
+
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+NATIVE = Path("src/everlog/native")
+GENERATED = Path("build/cython")
+
+COMPILE_FLAGS = [
+    "-std=c11",
+    "-O3",
+    "-fno-plt",
+    "-Wall",
+    "-Wextra",
+    # The C that Cython generates leaves parameters and helpers unused and mixes signedness.
+    "-Wno-unused-parameter",
+    "-Wno-unused-function",
+    "-Wno-missing-field-initializers",
+    "-Wno-sign-compare",
+    "-Wno-cast-function-type",
+]
+
+# Module name -> its Cython source and the plain C sources linked with it, all under NATIVE.
+EXTENSIONS = {
+    "everlog.native.mapping": ("mapping.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
+    "everlog.native.ring": ("ring.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
+}
+
+
+def native_extensions() -> list[Extension]:
+    """Return one setuptools extension per row of EXTENSIONS."""
+    headers = sorted(str(header) for header in NATIVE.glob("*.h"))
+    rows = [
+        Extension(
+            name,
+            sources=[str(NATIVE / cython_source)],
+            depends=headers,
+            include_dirs=[str(NATIVE)],
+            extra_compile_args=COMPILE_FLAGS,
+        )
+        for name, (cython_source, _) in EXTENSIONS.items()
+    ]
+    extensions: list[Extension] = cythonize(rows, build_dir=str(GENERATED), language_level=3)
+    # Added after cythonize, which would otherwise compile an aging copy of them in its build folder.
+    for extension in extensions:
+        extension.sources += [str(NATIVE / source) for source in EXTENSIONS[extension.name][1]]
+    return extensions
+
+
+setup(ext_modules=native_extensions())

@@ -1,0 +1,146 @@
+"""One error hierarchy for all of everlog, with codes that never change.
+
+Owns the names and the codes; holds no logic. Every error says what happened, which value
+caused it and what to do. `code` is the stable machine-readable name (it appears in `--json`
+output), the class is what Python code catches.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class EverlogError(Exception):
+    """Base of every error that everlog raises on purpose."""
+
+    code: ClassVar[str] = "error"
+
+
+class Io(EverlogError):
+    """The operating system refused a file operation; `errno` tells why."""
+
+    code = "io"
+
+    def __init__(self, message: str, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
+
+
+class QueueNotFound(Io):
+    """There is no queue at this path (no `control.meta`)."""
+
+    code = "queue_not_found"
+
+
+class Corrupt(EverlogError):
+    """A segment or a record does not hold what its format promises."""
+
+    code = "corrupt"
+
+
+class CorruptMetadata(Corrupt):
+    """A metadata file (control block, reader meta, lock) is damaged or missing."""
+
+    code = "corrupt_metadata"
+
+
+class Unsupported(EverlogError):
+    """The operation makes no sense for this object or in this state."""
+
+    code = "unsupported"
+
+
+class UnsupportedVersion(EverlogError):
+    """A file or record carries a format version this build does not know."""
+
+    code = "unsupported_version"
+
+    def __init__(self, message: str, version: int) -> None:
+        super().__init__(message)
+        self.version = version
+
+
+class PayloadTooLarge(EverlogError):
+    """The payload can never fit into one segment of this queue."""
+
+    code = "payload_too_large"
+
+
+class InvalidTypeId(EverlogError):
+    """The type id is outside 0..0xFFFE (0xFFFF marks padding)."""
+
+    code = "invalid_type_id"
+
+
+class InvalidTimestamp(EverlogError):
+    """The timestamp is no unsigned 64-bit number of nanoseconds."""
+
+    code = "invalid_timestamp"
+
+
+class QueueFull(EverlogError):
+    """The capacity limit is reached and the slowest reader has not moved on.
+
+    `appended` counts the records of an `append_many` or `append_array` call that were
+    published before the limit was hit.
+    """
+
+    code = "queue_full"
+
+    def __init__(self, message: str, appended: int = 0) -> None:
+        super().__init__(message)
+        self.appended = appended
+
+
+class SegmentNotPrepared(EverlogError):
+    """`require_prealloc` is set and no prepared segment was ready in time for a roll."""
+
+    code = "segment_not_prepared"
+
+
+class WriterAlreadyActive(EverlogError):
+    """Another live process (or object) holds the writer lock of this queue."""
+
+    code = "writer_already_active"
+
+
+class ReaderAlreadyActive(EverlogError):
+    """Another live reader has this name open on this queue."""
+
+    code = "reader_already_active"
+
+
+class SegmentMissing(EverlogError):
+    """The segment a reader stands on, or must go to next, was deleted."""
+
+    code = "segment_missing"
+
+
+class InvalidName(EverlogError):
+    """A path component (venue, symbol, stream, strategy, reader) is not allowed."""
+
+    code = "invalid_name"
+
+
+class InvalidPartition(EverlogError):
+    """A partition key or value does not match the table's scheme."""
+
+    code = "invalid_partition"
+
+
+class InvalidConfig(EverlogError):
+    """A setting has a value that cannot work."""
+
+    code = "invalid_config"
+
+
+class ConcurrentUse(EverlogError):
+    """Two threads (or a callback) used one reader or writer at the same time."""
+
+    code = "concurrent_use"
+
+
+class Closed(EverlogError):
+    """The object was closed, or belongs to the parent of this forked process."""
+
+    code = "closed"

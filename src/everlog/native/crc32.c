@@ -1,0 +1,153 @@
+/* CRC-32 by carry-less multiplication where the processor has it, by tables elsewhere.
+ *
+ * All numbers are in the reflected domain: bit 0 of a word is the highest power of x. */
+#include "crc32.h"
+
+#include <string.h>
+
+#define POLYNOMIAL 0xEDB88320u
+#define SLICES 8
+
+static uint32_t slice_table[SLICES][256];
+
+static void build_slice_table(void)
+{
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        uint32_t crc = byte;
+        for (int bit = 0; bit < 8; bit++)
+            crc = (crc >> 1) ^ ((crc & 1) ? POLYNOMIAL : 0);
+        slice_table[0][byte] = crc;
+    }
+    for (uint32_t byte = 0; byte < 256; byte++)
+        for (int slice = 1; slice < SLICES; slice++) {
+            uint32_t before = slice_table[slice - 1][byte];
+            slice_table[slice][byte] = (before >> 8) ^ slice_table[0][before & 0xFF];
+        }
+}
+
+/* Continue the (inverted) state over `length` bytes, eight at a time. */
+static uint32_t update_by_slices(uint32_t state, const uint8_t *data, size_t length)
+{
+    while (length >= 8) {
+        uint64_t word;
+        memcpy(&word, data, 8);
+        word ^= state;
+        state = 0;
+        for (int slice = 0; slice < SLICES; slice++)
+            state ^= slice_table[SLICES - 1 - slice][(word >> (8 * slice)) & 0xFF];
+        data += 8;
+        length -= 8;
+    }
+    while (length-- > 0)
+        state = (state >> 8) ^ slice_table[0][(state ^ *data++) & 0xFF];
+    return state;
+}
+
+uint32_t crc32_ieee_portable(const void *data, size_t length)
+{
+    return ~update_by_slices(~0u, data, length);
+}
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+/* x^k mod P for the distances we fold over (in bits: distance + 32, distance - 32). */
+#define FOLD_64_BYTES _mm_set_epi64x(0x1c6e41596, 0x154442bd4)
+#define FOLD_16_BYTES _mm_set_epi64x(0x0ccaa009e, 0x1751997d0)
+#define FOLD_8_BYTES _mm_set_epi64x(0, 0x163cd6124)
+/* Barrett reduction: the quotient x^64 / P and P itself. */
+#define BARRETT _mm_set_epi64x(0x1f7011641, 0x1db710641)
+
+#define CLMUL_TARGET __attribute__((target("pclmul,sse4.1")))
+
+CLMUL_TARGET static inline __m128i fold(__m128i state, __m128i by, __m128i next)
+{
+    __m128i low = _mm_clmulepi64_si128(state, by, 0x00);
+    __m128i high = _mm_clmulepi64_si128(state, by, 0x11);
+    return _mm_xor_si128(_mm_xor_si128(low, high), next);
+}
+
+CLMUL_TARGET static inline __m128i load(const uint8_t *data)
+{
+    return _mm_loadu_si128((const __m128i *)data);
+}
+
+/* Reduce 128 folded bits to the 32 bits of the state. */
+CLMUL_TARGET static inline uint32_t reduce(__m128i state)
+{
+    const __m128i mask = _mm_set_epi32(0, 0, 0, -1);
+    __m128i high = _mm_clmulepi64_si128(state, FOLD_16_BYTES, 0x10);
+    state = _mm_xor_si128(_mm_srli_si128(state, 8), high);
+
+    __m128i low = _mm_clmulepi64_si128(_mm_and_si128(state, mask), FOLD_8_BYTES, 0x00);
+    state = _mm_xor_si128(_mm_srli_si128(state, 4), low);
+
+    __m128i quotient = _mm_clmulepi64_si128(_mm_and_si128(state, mask), BARRETT, 0x10);
+    quotient = _mm_clmulepi64_si128(_mm_and_si128(quotient, mask), BARRETT, 0x00);
+    return (uint32_t)_mm_extract_epi32(_mm_xor_si128(state, quotient), 1);
+}
+
+/* Continue the state over a multiple of 16 bytes, at least 16. */
+CLMUL_TARGET static uint32_t update_by_clmul(uint32_t state, const uint8_t *data, size_t length)
+{
+    __m128i sum = _mm_xor_si128(load(data), _mm_cvtsi32_si128((int)state));
+    if (length >= 64) {
+        __m128i lane1 = load(data + 16), lane2 = load(data + 32), lane3 = load(data + 48);
+        for (data += 64, length -= 64; length >= 64; data += 64, length -= 64) {
+            sum = fold(sum, FOLD_64_BYTES, load(data));
+            lane1 = fold(lane1, FOLD_64_BYTES, load(data + 16));
+            lane2 = fold(lane2, FOLD_64_BYTES, load(data + 32));
+            lane3 = fold(lane3, FOLD_64_BYTES, load(data + 48));
+        }
+        sum = fold(sum, FOLD_16_BYTES, lane1);
+        sum = fold(sum, FOLD_16_BYTES, lane2);
+        sum = fold(sum, FOLD_16_BYTES, lane3);
+    } else {
+        data += 16;
+        length -= 16;
+    }
+    for (; length >= 16; data += 16, length -= 16)
+        sum = fold(sum, FOLD_16_BYTES, load(data));
+    return reduce(sum);
+}
+
+static uint32_t crc32_by_clmul(const void *data, size_t length)
+{
+    const uint8_t *bytes = data;
+    size_t head = length & ~(size_t)15;
+    uint32_t state = ~0u;
+    if (head > 0)
+        state = update_by_clmul(state, bytes, head);
+    if (length > head)
+        state = update_by_slices(state, bytes + head, length - head);
+    return ~state;
+}
+
+static uint32_t (*routine)(const void *, size_t) = crc32_ieee_portable;
+
+void crc32_init(void)
+{
+    build_slice_table();
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1"))
+        routine = crc32_by_clmul;
+}
+
+uint32_t crc32_ieee(const void *data, size_t length)
+{
+    return routine(data, length);
+}
+
+#else
+
+void crc32_init(void)
+{
+    build_slice_table();
+}
+
+uint32_t crc32_ieee(const void *data, size_t length)
+{
+    return crc32_ieee_portable(data, length);
+}
+
+#endif

@@ -1,0 +1,17 @@
+/* CRC-32 (IEEE, as zlib.crc32): crc32_ieee("hello") == 0x3610A686, of nothing == 0. */
+#ifndef EVERLOG_CRC32_H
+#define EVERLOG_CRC32_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Choose the fastest routine this processor has. Call once before the first checksum. */
+void crc32_init(void);
+
+/* Checksum of `length` bytes at `data`. */
+uint32_t crc32_ieee(const void *data, size_t length);
+
+/* The portable routine alone, so that tests can compare the two on any machine. */
+uint32_t crc32_ieee_portable(const void *data, size_t length);
+
+#endif

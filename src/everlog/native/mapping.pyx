@@ -1,0 +1,219 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Shared mappings of control blocks and segments, and the kernels that work on a whole one.
+
+Owns the lifetime of mapped memory. Opens no file: callers bring a descriptor.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.exc cimport PyErr_SetFromErrno
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from everlog.native.ring_core cimport *
+
+from everlog.errors import Unsupported
+
+
+cdef extern from "sys/mman.h" nogil:
+    void *mmap(void *addr, size_t length, int prot, int flags, int fd, long offset)
+    int munmap(void *addr, size_t length)
+    int madvise(void *addr, size_t length, int advice)
+    int c_msync "msync" (void *addr, size_t length, int flags)
+    int c_mlock "mlock" (void *addr, size_t length)
+    int PROT_READ, PROT_WRITE, MAP_SHARED, MS_SYNC, MS_ASYNC
+    void *MAP_FAILED
+
+cdef extern from *:
+    """
+    #include <sys/mman.h>
+    #ifndef MADV_POPULATE_READ
+    #define MADV_POPULATE_READ 22
+    #define MADV_POPULATE_WRITE 23
+    #endif
+    """
+    int MADV_POPULATE_READ, MADV_POPULATE_WRITE
+
+ring_init()
+
+cdef enum:
+    PAGE = 4096
+
+LAYOUT = {
+    "header_size": RING_HEADER_SIZE,
+    "data_offset": RING_DATA_OFFSET,
+    "max_payload": RING_MAX_PAYLOAD,
+    "pad_type": RING_PAD_TYPE,
+}
+
+
+def crc32(data, *, bint portable=False) -> int:
+    """CRC-32 (IEEE) of a buffer, as stored in message headers."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        if portable:
+            return crc32_ieee_portable(view.buf, view.len)
+        return crc32_ieee(view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+
+
+@cython.final
+@cython.no_gc
+cdef class Mapping:
+    """A shared mapping of a whole file, unmapped when the last object that uses it is gone.
+
+    There is no explicit unmap: arrays and views keep the mapping alive, so none of them can
+    ever point into nothing. It exports its bytes as a buffer, read-only if mapped read-only.
+    """
+
+    def __cinit__(self, int fd, size_t length, bint writable):
+        cdef int protection = PROT_READ | PROT_WRITE if writable else PROT_READ
+        cdef void *base = mmap(NULL, length, protection, MAP_SHARED, fd, 0)
+        if base == MAP_FAILED:
+            PyErr_SetFromErrno(OSError)
+        self.base = <uint8_t *>base
+        self.length = length
+        self.writable = writable
+
+    def __dealloc__(self):
+        if self.base != NULL:
+            munmap(self.base, self.length)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.base, self.length, not self.writable, flags)
+
+    def __len__(self):
+        return self.length
+
+    cdef int check(self, uint64_t offset, uint64_t size, bint write) except -1:
+        if offset + size > self.length or (size < 9 and offset % size != 0):
+            raise IndexError(f"offset {offset} of {size} bytes is not inside {self.length} bytes")
+        if write and not self.writable:
+            raise Unsupported("this mapping is read-only")
+        return 0
+
+    def load_u32(self, uint64_t offset) -> int:
+        """Acquire load."""
+        self.check(offset, 4, False)
+        return word_load_u32(self.base + offset)
+
+    def load_u64(self, uint64_t offset) -> int:
+        """Acquire load."""
+        self.check(offset, 8, False)
+        return word_load_u64(self.base + offset)
+
+    def store_u32(self, uint64_t offset, uint32_t value) -> None:
+        """Release store."""
+        self.check(offset, 4, True)
+        word_store_u32(self.base + offset, value)
+
+    def store_u64(self, uint64_t offset, uint64_t value) -> None:
+        """Release store."""
+        self.check(offset, 8, True)
+        word_store_u64(self.base + offset, value)
+
+    def prefault(self) -> None:
+        """Touch every page now, so that no later access pays for a page fault."""
+        cdef size_t offset
+        cdef uint8_t touched
+        cdef int advice = MADV_POPULATE_WRITE if self.writable else MADV_POPULATE_READ
+        cdef volatile uint8_t *base = self.base
+        with nogil:
+            if madvise(self.base, self.length, advice) != 0:
+                # An older kernel: touch by hand. Writing back what was read changes nothing,
+                # and nobody else writes to a segment that is still being prepared.
+                offset = 0
+                while offset < self.length:
+                    if advice == MADV_POPULATE_WRITE:
+                        base[offset] = base[offset]
+                    else:
+                        touched = base[offset]
+                    offset += PAGE
+
+    def msync(self, uint64_t offset, uint64_t length, bint wait) -> None:
+        """Write back the pages that hold `offset .. offset + length`."""
+        cdef uint64_t start = offset & ~<uint64_t>(PAGE - 1)
+        cdef int result
+        if offset + length > self.length:
+            raise IndexError(f"range {offset}+{length} is not inside {self.length} bytes")
+        with nogil:
+            result = c_msync(self.base + start, offset + length - start, MS_SYNC if wait else MS_ASYNC)
+        if result != 0:
+            PyErr_SetFromErrno(OSError)
+
+    def lock(self) -> None:
+        """Keep every page in memory (mlock)."""
+        cdef int result
+        with nogil:
+            result = c_mlock(self.base, self.length)
+        if result != 0:
+            PyErr_SetFromErrno(OSError)
+
+
+def read_head(Mapping control) -> tuple[int, int]:
+    """Return the published (segment id, offset) pair."""
+    cdef uint32_t segment_id
+    cdef uint64_t offset
+    control.check(0, 512, False)
+    ring_read_head(<ring_control *>control.base, &segment_id, &offset)
+    return segment_id, offset
+
+
+def publish_head(Mapping control, uint32_t segment_id, uint64_t offset) -> None:
+    """Publish the (segment id, offset) pair through the seqlock."""
+    control.check(0, 512, True)
+    ring_publish_head(<ring_control *>control.base, segment_id, offset)
+
+
+def notify(Mapping control) -> None:
+    """Bump the futex word and wake every sleeper."""
+    control.check(0, 512, True)
+    ring_notify(<ring_control *>control.base)
+
+
+def pad_segment(Mapping segment, uint64_t offset) -> None:
+    """Fill the segment from `offset` to its end with one padding record, if a header fits."""
+    if offset + RING_HEADER_SIZE <= segment.length:
+        segment.check(offset, RING_HEADER_SIZE, True)
+        with nogil:
+            ring_pad(segment.base, segment.length, offset)
+
+
+def seal_segment(Mapping segment) -> None:
+    """Set SEALED: no record will ever be added to this segment."""
+    segment.check(0, RING_DATA_OFFSET, True)
+    ring_seal(segment.base)
+
+
+cdef int check_record_offset(Mapping segment, uint64_t offset) except -1:
+    if offset % 64 != 0 or offset > segment.length:
+        raise IndexError(f"no record can start at offset {offset} of {segment.length} bytes")
+    return 0
+
+
+def scan_segment(Mapping segment, uint64_t start, *, bint verify=True) -> dict[str, int]:
+    """Walk the committed records from `start`; see `ring_scan` for the meaning of the counts."""
+    cdef ring_scan result
+    check_record_offset(segment, start)
+    with nogil:
+        ring_scan_segment(segment.base, segment.length, start, verify, &result)
+    return result
+
+
+def find_record(Mapping segment, uint64_t start, uint64_t target, *, bint by_timestamp) -> int:
+    """Return the offset of the first record at or after `target`, 0 if there is none."""
+    cdef uint64_t offset
+    check_record_offset(segment, start)
+    with nogil:
+        offset = ring_find(segment.base, segment.length, start, target, by_timestamp)
+    return offset
+
+
+def run_offsets(Mapping segment, uint64_t start, uint64_t count, uint64_t[::1] offsets) -> None:
+    """Fill `offsets` with the start of each of `count` committed records from `start` on."""
+    check_record_offset(segment, start)
+    if offsets.shape[0] < <Py_ssize_t>count:
+        raise IndexError(f"{offsets.shape[0]} places cannot hold {count} offsets")
+    if count > 0:
+        ring_run_offsets(segment.base, start, count, &offsets[0])

@@ -1,0 +1,381 @@
+/* Append, step and scan over mapped segments. See ring_core.h for the layouts. */
+#define _GNU_SOURCE
+#include "ring_core.h"
+
+#include <pthread.h>
+#include <string.h>
+#include <time.h>
+
+#include "crc32.h"
+
+unsigned long ring_fork_generation = 0;
+
+static void count_fork(void)
+{
+    ring_fork_generation++;
+}
+
+void ring_init(void)
+{
+    crc32_init();
+    pthread_atfork(NULL, NULL, count_fork);
+}
+
+static inline uint64_t clock_ns(clockid_t id)
+{
+    struct timespec now;
+    clock_gettime(id, &now);
+    return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+uint64_t ring_wall_ns(void)
+{
+    return clock_ns(CLOCK_REALTIME);
+}
+
+uint64_t ring_wall_coarse_ns(void)
+{
+    return clock_ns(CLOCK_REALTIME_COARSE);
+}
+
+int64_t ring_monotonic_ns(void)
+{
+    return (int64_t)clock_ns(CLOCK_MONOTONIC);
+}
+
+/* ---- writer ---------------------------------------------------------------------------- */
+
+static inline ring_message *message_at(uint8_t *segment, uint64_t offset)
+{
+    return (ring_message *)(void *)(segment + offset);
+}
+
+static inline const ring_message *const_message_at(const uint8_t *segment, uint64_t offset)
+{
+    return (const ring_message *)(const void *)(segment + offset);
+}
+
+/* C11 forbids atomic loads through a pointer to const; the load itself writes nothing. */
+static inline uint32_t load_commit(const ring_message *message)
+{
+    return atomic_load_explicit((_Atomic uint32_t *)&message->commit_len, memory_order_acquire);
+}
+
+static inline int header_fits(uint64_t offset, uint64_t segment_size)
+{
+    return offset + RING_HEADER_SIZE <= segment_size;
+}
+
+static inline void index_record(ring_writer *w, uint64_t timestamp_ns)
+{
+    if (w->records == 0) {
+        w->first_seq = w->next_seq;
+        w->min_ts_ns = w->max_ts_ns = timestamp_ns;
+    } else {
+        if (timestamp_ns < w->min_ts_ns)
+            w->min_ts_ns = timestamp_ns;
+        if (timestamp_ns > w->max_ts_ns)
+            w->max_ts_ns = timestamp_ns;
+    }
+    w->records++;
+    if (w->until_entry-- == 0) {
+        w->until_entry = w->entry_stride - 1;
+        if (w->entry_count < w->entry_capacity)
+            w->entries[w->entry_count++] =
+                (ring_index_entry){w->next_seq, timestamp_ns, w->offset};
+    }
+}
+
+/* Commit the record whose payload already lies at the writer's offset. */
+static inline void commit_record(ring_writer *w, uint16_t type_id, uint64_t length,
+                                 uint64_t timestamp_ns)
+{
+    ring_message *message = message_at(w->segment, w->offset);
+    uint64_t end = w->offset + ring_record_size(length);
+    /* Bytes of an aborted write may lie where the next header goes; they must not look like a
+     * record once this one is visible. */
+    if (header_fits(end, w->segment_size))
+        atomic_store_explicit(&message_at(w->segment, end)->commit_len, 0, memory_order_relaxed);
+    message->version = RING_MSG_VERSION;
+    memset(message->zero, 0, sizeof message->zero);
+    message->seq = w->next_seq;
+    message->timestamp_ns = timestamp_ns;
+    message->type_id = type_id;
+    message->flags = 0;
+    message->checksum = crc32_ieee((uint8_t *)message + RING_HEADER_SIZE, length);
+    memset(message->reserved, 0, sizeof message->reserved);
+    index_record(w, timestamp_ns);
+    atomic_store_explicit(&message->commit_len, (uint32_t)length + 1, memory_order_release);
+    w->bytes_written += end - w->offset;
+    w->offset = end;
+    w->next_seq++;
+}
+
+static inline int has_room(ring_writer *w, uint64_t length)
+{
+    return w->offset + ring_record_size(length) <= w->limit;
+}
+
+/* Returns 0, and changes nothing, when the record does not fit below the limit. */
+int ring_append(ring_writer *w, uint16_t type_id, const void *payload, uint64_t length,
+                uint64_t timestamp_ns)
+{
+    if (!has_room(w, length))
+        return 0;
+    memcpy(w->segment + w->offset + RING_HEADER_SIZE, payload, length);
+    commit_record(w, type_id, length, timestamp_ns);
+    return 1;
+}
+
+/* Append items of one size until all are in or the limit is reached; returns how many are in. */
+uint64_t ring_append_array(ring_writer *w, uint16_t type_id, const uint8_t *items,
+                           uint64_t item_size, int64_t item_stride, uint64_t count,
+                           const uint8_t *timestamps, int64_t timestamp_stride)
+{
+    uint64_t done = 0;
+    for (; done < count && has_room(w, item_size); done++) {
+        uint64_t timestamp_ns;
+        memcpy(&timestamp_ns, timestamps, sizeof timestamp_ns);
+        memcpy(w->segment + w->offset + RING_HEADER_SIZE, items, item_size);
+        commit_record(w, type_id, item_size, timestamp_ns);
+        items += item_stride;
+        timestamps += timestamp_stride;
+    }
+    return done;
+}
+
+/* Commit a payload that a builder has put in place. The caller has made sure of the room. */
+void ring_publish(ring_writer *w, uint16_t type_id, uint64_t length, uint64_t timestamp_ns)
+{
+    commit_record(w, type_id, length, timestamp_ns);
+}
+
+/* Tell the world about everything committed so far. */
+void ring_announce(ring_writer *w, uint64_t heartbeat_ns)
+{
+    atomic_store_explicit(&w->control->write_offset, w->offset, memory_order_release);
+    atomic_store_explicit(&w->control->writer_heartbeat_ns, heartbeat_ns, memory_order_relaxed);
+    ring_notify(w->control);
+}
+
+/* Fill the rest of a segment with one padding record. Needs room for a header. */
+void ring_pad(uint8_t *segment, uint64_t segment_size, uint64_t offset)
+{
+    ring_message *message = message_at(segment, offset);
+    uint64_t length = segment_size - offset - RING_HEADER_SIZE;
+    memset((uint8_t *)message + sizeof message->commit_len, 0,
+           RING_HEADER_SIZE - sizeof message->commit_len);
+    memset((uint8_t *)message + RING_HEADER_SIZE, 0, length);
+    message->version = RING_MSG_VERSION;
+    message->type_id = RING_PAD_TYPE;
+    atomic_store_explicit(&message->commit_len, (uint32_t)length + 1, memory_order_release);
+}
+
+/* Seqlock: generation odd, both fields, generation even. current_segment is stored with Release
+ * because readers also load it alone. */
+void ring_publish_head(ring_control *control, uint32_t segment_id, uint64_t offset)
+{
+    uint32_t generation = atomic_load_explicit(&control->segment_gen, memory_order_relaxed) | 1;
+    atomic_store_explicit(&control->segment_gen, generation, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
+    atomic_store_explicit(&control->current_segment, segment_id, memory_order_release);
+    atomic_store_explicit(&control->write_offset, offset, memory_order_relaxed);
+    atomic_store_explicit(&control->segment_gen, generation + 1, memory_order_release);
+}
+
+void ring_seal(uint8_t *segment)
+{
+    ring_segment *header = (ring_segment *)(void *)segment;
+    uint32_t flags = atomic_load_explicit(&header->flags, memory_order_relaxed);
+    atomic_store_explicit(&header->flags, flags | RING_FLAG_SEALED, memory_order_release);
+}
+
+/* ---- reader ---------------------------------------------------------------------------- */
+
+/* Step 2 to 4 of the reader's step: may it leave its segment? */
+static ring_status leave_or_stay(ring_reader *r)
+{
+    if (atomic_load_explicit(&r->control->current_segment, memory_order_acquire) <= r->segment_id)
+        return RING_EMPTY;
+    ring_segment *header = (ring_segment *)(void *)(uintptr_t)r->segment;
+    if (!(atomic_load_explicit(&header->flags, memory_order_acquire) & RING_FLAG_SEALED))
+        return RING_EMPTY;
+    /* The last records and the seal may both have landed since the first look. */
+    if (header_fits(r->offset, r->segment_size) &&
+        load_commit(const_message_at(r->segment, r->offset)) != 0)
+        return RING_RECORD;
+    return RING_NEXT_SEGMENT;
+}
+
+/* What lies at the reader's offset, padding records stepped over. Consumes no message. */
+ring_status ring_peek(ring_reader *r)
+{
+    for (;;) {
+        const ring_message *message = const_message_at(r->segment, r->offset);
+        uint32_t commit = 0;
+        if (header_fits(r->offset, r->segment_size))
+            commit = load_commit(message);
+        if (commit == 0) {
+            ring_status status = leave_or_stay(r);
+            if (status == RING_RECORD)
+                continue;
+            return status;
+        }
+        uint64_t end = r->offset + ring_record_size(commit - 1);
+        if (end > r->segment_size)
+            return RING_BAD_LENGTH;
+        if (message->version != RING_MSG_VERSION)
+            return RING_BAD_VERSION;
+        if (message->type_id != RING_PAD_TYPE)
+            return RING_RECORD;
+        r->offset = end;
+    }
+}
+
+static inline int checksum_matches(const ring_message *message, uint64_t length)
+{
+    return crc32_ieee((const uint8_t *)message + RING_HEADER_SIZE, length) == message->checksum;
+}
+
+/* Consume the next message. Nothing but padding is stepped over unless it is sound. */
+ring_status ring_step(ring_reader *r, const ring_message **out)
+{
+    ring_status status = ring_peek(r);
+    if (status != RING_RECORD)
+        return status;
+    const ring_message *message = const_message_at(r->segment, r->offset);
+    uint64_t length = load_commit(message) - 1;
+    if (r->verify && !checksum_matches(message, length))
+        return RING_BAD_CHECKSUM;
+    r->offset += ring_record_size(length);
+    *out = message;
+    return RING_RECORD;
+}
+
+/* Consume up to `max` messages of this segment; ends early at padding, damage or the head.
+ * Damage is reported only when it is the first thing met, so that nothing sound is lost. */
+ring_status ring_take_run(ring_reader *r, uint64_t max, int verify, ring_run *run)
+{
+    ring_status status = ring_peek(r);
+    *run = (ring_run){r->offset, 0, 0};
+    if (status != RING_RECORD)
+        return status;
+    uint64_t offset = r->offset;
+    while (run->count < max && header_fits(offset, r->segment_size)) {
+        const ring_message *message = const_message_at(r->segment, offset);
+        uint32_t commit = load_commit(message);
+        if (commit == 0 || message->type_id == RING_PAD_TYPE)
+            break;
+        uint64_t size = ring_record_size(commit - 1);
+        if (offset + size > r->segment_size)
+            status = RING_BAD_LENGTH;
+        else if (message->version != RING_MSG_VERSION)
+            status = RING_BAD_VERSION;
+        else if (verify && !checksum_matches(message, commit - 1))
+            status = RING_BAD_CHECKSUM;
+        if (status != RING_RECORD)
+            break;
+        if (run->count == 0)
+            run->stride = size;
+        else if (run->stride != size)
+            run->stride = 0;
+        run->count++;
+        offset += size;
+    }
+    r->offset = offset;
+    return run->count > 0 ? RING_RECORD : status;
+}
+
+void ring_run_offsets(const uint8_t *segment, uint64_t start, uint64_t count, uint64_t *offsets)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        offsets[i] = start;
+        start += ring_record_size(load_commit(const_message_at(segment, start)) - 1);
+    }
+}
+
+/* A consistent (segment, offset) pair, as the seqlock promises. */
+void ring_read_head(ring_control *control, uint32_t *segment_id, uint64_t *offset)
+{
+    /* Bounded: a writer that died between its two generation stores leaves an odd value, and
+     * then the unpaired fields are the best there is. */
+    for (int attempt = 0; attempt < 1000; attempt++) {
+        uint32_t before = atomic_load_explicit(&control->segment_gen, memory_order_acquire);
+        *segment_id = atomic_load_explicit(&control->current_segment, memory_order_relaxed);
+        *offset = atomic_load_explicit(&control->write_offset, memory_order_relaxed);
+        atomic_thread_fence(memory_order_acquire);
+        uint32_t after = atomic_load_explicit(&control->segment_gen, memory_order_relaxed);
+        if (before == after && !(before & 1))
+            return;
+    }
+    *offset = RING_DATA_OFFSET;
+}
+
+/* ---- scans ----------------------------------------------------------------------------- */
+
+static void count_sound(ring_scan *result, const ring_message *message)
+{
+    uint64_t timestamp_ns = message->timestamp_ns;
+    if (result->records == 0) {
+        result->first_seq = message->seq;
+        result->min_ts_ns = result->max_ts_ns = timestamp_ns;
+    }
+    if (timestamp_ns < result->min_ts_ns)
+        result->min_ts_ns = timestamp_ns;
+    if (timestamp_ns > result->max_ts_ns)
+        result->max_ts_ns = timestamp_ns;
+    result->last_seq = message->seq;
+    result->records++;
+}
+
+/* Walk committed records from `start`. A run of unsound records counts as damage only if
+ * something sound follows; at the very end it is the torn tail of a crash (end > good_end). */
+void ring_scan_segment(const uint8_t *segment, uint64_t segment_size, uint64_t start,
+                       int verify, ring_scan *result)
+{
+    uint64_t offset = start, unsound = 0, first_unsound = 0;
+    *result = (ring_scan){.end = start, .good_end = start};
+    while (header_fits(offset, segment_size) && !result->padded) {
+        const ring_message *message = const_message_at(segment, offset);
+        uint32_t commit = load_commit(message);
+        uint64_t size = ring_record_size((uint64_t)commit - 1);
+        if (commit == 0 || offset + size > segment_size)
+            break;
+        result->padded = message->type_id == RING_PAD_TYPE;
+        int sound = result->padded || !verify || checksum_matches(message, commit - 1);
+        if (sound && message->version != RING_MSG_VERSION && result->foreign == 0)
+            result->foreign = offset;
+        if (sound) {
+            if (unsound > 0 && result->bad == 0)
+                result->first_bad = first_unsound;
+            result->bad += unsound;
+            unsound = 0;
+            if (!result->padded)
+                count_sound(result, message);
+            result->good_end = offset + size;
+        } else if (unsound++ == 0) {
+            first_unsound = offset;
+        }
+        offset += size;
+    }
+    result->end = offset;
+}
+
+uint64_t ring_find(const uint8_t *segment, uint64_t segment_size, uint64_t start,
+                   uint64_t target, int by_timestamp)
+{
+    for (uint64_t offset = start; header_fits(offset, segment_size);) {
+        const ring_message *message = const_message_at(segment, offset);
+        uint32_t commit = load_commit(message);
+        if (commit == 0)
+            return 0;
+        uint64_t end = offset + ring_record_size(commit - 1);
+        if (end > segment_size)
+            return 0;
+        uint64_t key = by_timestamp ? message->timestamp_ns : message->seq;
+        if (message->type_id != RING_PAD_TYPE && key >= target)
+            return offset;
+        offset = end;
+    }
+    return 0;
+}

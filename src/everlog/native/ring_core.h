@@ -1,0 +1,174 @@
+/* The queue's hot paths: append, step, scan, wait. Knows bytes and memory order, nothing of files.
+ *
+ * The layouts repeat those of queue/layout.py; a test compares the two. Who may touch what, and
+ * which fence stands where, is argued in docs/internals/adr (memory ordering). */
+#ifndef EVERLOG_RING_CORE_H
+#define EVERLOG_RING_CORE_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define RING_ALIGN 64u
+#define RING_HEADER_SIZE 64u
+#define RING_DATA_OFFSET 64u
+#define RING_MAX_PAYLOAD 0xFFFFFFFEull
+#define RING_PAD_TYPE 0xFFFFu
+#define RING_MSG_VERSION 1u
+#define RING_FLAG_SEALED 1u
+#define RING_WAIT_SLICE_NS 1000000000ll /* no futex sleep is longer */
+#define RING_WAITV_MAX 128              /* the kernel's limit for futex_waitv */
+
+typedef struct {
+    _Atomic uint32_t commit_len;
+    uint8_t version;
+    uint8_t zero[3];
+    uint64_t seq;
+    uint64_t timestamp_ns;
+    uint16_t type_id;
+    uint16_t flags;
+    uint32_t checksum;
+    uint8_t reserved[32];
+} ring_message;
+
+typedef struct {
+    uint32_t magic;
+    uint32_t version;
+    uint32_t segment_id;
+    _Atomic uint32_t flags;
+    uint8_t zero[48];
+} ring_segment;
+
+typedef struct {
+    uint32_t magic;
+    uint32_t version;
+    _Atomic uint32_t init_state;
+    uint32_t zero0;
+    _Atomic uint64_t writer_epoch;
+    uint64_t segment_size;
+    uint8_t zero1[96];
+    _Atomic uint32_t segment_gen;
+    _Atomic uint32_t current_segment;
+    uint8_t zero2[120];
+    _Atomic uint64_t write_offset;
+    _Atomic uint64_t writer_heartbeat_ns;
+    uint8_t zero3[112];
+    _Atomic uint32_t notify_seq;
+    _Atomic uint32_t waiters_pending;
+    uint8_t zero4[120];
+} ring_control;
+
+_Static_assert(sizeof(ring_message) == 64, "message header is 64 bytes");
+_Static_assert(sizeof(ring_segment) == 64, "segment header is 64 bytes");
+_Static_assert(sizeof(ring_control) == 512, "control block is 512 bytes");
+_Static_assert(offsetof(ring_message, checksum) == 28, "checksum at 28");
+_Static_assert(offsetof(ring_control, segment_gen) == 128, "reader-hot line");
+_Static_assert(offsetof(ring_control, write_offset) == 256, "writer-hot line");
+_Static_assert(offsetof(ring_control, notify_seq) == 384, "futex line");
+
+typedef struct {
+    uint64_t seq, timestamp_ns, offset;
+} ring_index_entry;
+
+/* The writer's private state: where it stands and the seek index of the current segment. */
+typedef struct {
+    ring_control *control;
+    uint8_t *segment;
+    uint64_t segment_size;
+    uint64_t offset;
+    uint64_t limit; /* no record may end beyond: the segment's end or what capacity allows */
+    uint64_t next_seq;
+    uint64_t bytes_written; /* whole records, padding records excluded */
+    ring_index_entry *entries;
+    uint64_t entry_count, entry_capacity, entry_stride, until_entry;
+    uint64_t first_seq, min_ts_ns, max_ts_ns; /* of this segment's records, if records > 0 */
+    uint64_t records;
+} ring_writer;
+
+typedef struct {
+    ring_control *control;
+    const uint8_t *segment;
+    uint64_t segment_size;
+    uint64_t offset;
+    uint32_t segment_id;
+    int verify;
+} ring_reader;
+
+typedef enum {
+    RING_EMPTY = 0,
+    RING_RECORD = 1,
+    RING_NEXT_SEGMENT = 2,
+    RING_BAD_LENGTH = -1,
+    RING_BAD_VERSION = -2,
+    RING_BAD_CHECKSUM = -3,
+} ring_status;
+
+/* A run of records inside one segment. stride is their common size, 0 if sizes differ. */
+typedef struct {
+    uint64_t start, count, stride;
+} ring_run;
+
+typedef struct {
+    uint64_t end;          /* where the scan stopped: first offset that is no committed record */
+    uint64_t good_end;     /* end of the last record that is sound, or the start of the scan */
+    uint64_t records;      /* sound records, padding excluded */
+    uint64_t first_seq, last_seq, min_ts_ns, max_ts_ns; /* of sound records, if any */
+    uint64_t bad;          /* unsound records that sound ones follow */
+    uint64_t first_bad;    /* offset of the first of them */
+    uint64_t foreign;      /* offset of a sound record of another version, 0 if none */
+    int padded;            /* the scan ended after a padding record */
+} ring_scan;
+
+typedef enum { RING_BUSY_SPIN = 0, RING_SPIN_THEN_PARK = 1, RING_SLEEP = 2 } ring_wait_kind;
+
+typedef struct {
+    ring_wait_kind kind;
+    int64_t spin_ns;
+    int64_t sleep_ns;
+} ring_wait_strategy;
+
+extern unsigned long ring_fork_generation; /* rises by one in every forked child */
+
+void ring_init(void);
+uint64_t ring_wall_ns(void);
+uint64_t ring_wall_coarse_ns(void);
+int64_t ring_monotonic_ns(void);
+
+static inline uint64_t ring_record_size(uint64_t payload_length)
+{
+    return (RING_HEADER_SIZE + payload_length + RING_ALIGN - 1) & ~(uint64_t)(RING_ALIGN - 1);
+}
+
+/* Writer. */
+int ring_append(ring_writer *w, uint16_t type_id, const void *payload, uint64_t length,
+                uint64_t timestamp_ns);
+uint64_t ring_append_array(ring_writer *w, uint16_t type_id, const uint8_t *items,
+                           uint64_t item_size, int64_t item_stride, uint64_t count,
+                           const uint8_t *timestamps, int64_t timestamp_stride);
+void ring_publish(ring_writer *w, uint16_t type_id, uint64_t length, uint64_t timestamp_ns);
+void ring_announce(ring_writer *w, uint64_t heartbeat_ns);
+void ring_pad(uint8_t *segment, uint64_t segment_size, uint64_t offset);
+void ring_publish_head(ring_control *control, uint32_t segment_id, uint64_t offset);
+void ring_seal(uint8_t *segment);
+void ring_notify(ring_control *control);
+
+/* Reader. */
+ring_status ring_peek(ring_reader *r);
+ring_status ring_step(ring_reader *r, const ring_message **message);
+ring_status ring_take_run(ring_reader *r, uint64_t max, int verify, ring_run *run);
+void ring_read_head(ring_control *control, uint32_t *segment_id, uint64_t *offset);
+void ring_run_offsets(const uint8_t *segment, uint64_t start, uint64_t count, uint64_t *offsets);
+
+/* Returns 1 when something may be readable, 0 on timeout, -1 when a signal came in. */
+int ring_wait(ring_reader *r, const ring_wait_strategy *strategy, int64_t timeout_ns);
+int ring_wait_any(ring_reader **readers, size_t count, const ring_wait_strategy *strategy,
+                  int64_t timeout_ns);
+
+/* Scans. */
+void ring_scan_segment(const uint8_t *segment, uint64_t segment_size, uint64_t start,
+                       int verify, ring_scan *result);
+/* Offset of the first record with seq (or timestamp) >= target from `start` on; 0 if none. */
+uint64_t ring_find(const uint8_t *segment, uint64_t segment_size, uint64_t start,
+                   uint64_t target, int by_timestamp);
+
+#endif

@@ -1,0 +1,164 @@
+"""A run of messages as NumPy arrays over the mapping, without a copy where sizes allow.
+
+Owns nothing but a reference to the mapping: arrays taken from a batch keep it alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from everlog.errors import Closed, Unsupported
+from everlog.native.mapping import Mapping, run_offsets
+from everlog.native.ring import MessageView, view_at
+from everlog.queue.layout import (
+    HEADER_SIZE,
+    MSG_COMMIT_LEN,
+    MSG_SEQ,
+    MSG_TIMESTAMP_NS,
+    MSG_TYPE_ID,
+    RECORD_ALIGN,
+)
+
+
+class Batch:
+    """Messages that lie one after the other in one segment.
+
+    If all records have the same size, every array is a strided view of the mapping; otherwise
+    the header fields are gathered into small arrays and payloads are reached one by one.
+    Arrays are read-only and stay valid as long as they live; `release` only lets go of the
+    batch's own hold on the mapping.
+    """
+
+    __slots__ = ("_count", "_mapping", "_segment_id", "_start", "_stride")
+
+    def __init__(self, mapping: Mapping, segment_id: int, start: int, count: int, stride: int) -> None:
+        """Made by `QueueReader.read_batch`."""
+        self._mapping: Mapping | None = mapping
+        self._segment_id = segment_id
+        self._start = start
+        self._count = count
+        self._stride = stride
+
+    def __len__(self) -> int:
+        """Return the number of messages."""
+        return self._count
+
+    def __iter__(self) -> Iterator[MessageView]:
+        """Yield the messages one by one."""
+        mapping = self._held()
+        for offset in self.offset.tolist():
+            yield view_at(mapping, self._segment_id, offset)
+
+    @property
+    def segment_id(self) -> int:
+        """The segment the messages lie in."""
+        return self._segment_id
+
+    @property
+    def offset(self) -> NDArray[np.uint64]:
+        """Where each record starts in its segment."""
+        if self._stride or self._count == 0:
+            stop = self._start + self._count * self._stride
+            return np.arange(self._start, stop, self._stride or 1, dtype=np.uint64)
+        offsets: NDArray[np.uint64] = np.empty(self._count, dtype=np.uint64)
+        run_offsets(self._held(), self._start, self._count, offsets)
+        return offsets
+
+    @property
+    def seq(self) -> NDArray[np.uint64]:
+        """Each message's seq."""
+        return self._field(MSG_SEQ, "<u8")
+
+    @property
+    def timestamp_ns(self) -> NDArray[np.uint64]:
+        """Each message's ingest time."""
+        return self._field(MSG_TIMESTAMP_NS, "<u8")
+
+    @property
+    def type_id(self) -> NDArray[np.uint16]:
+        """Each message's type."""
+        return self._field(MSG_TYPE_ID, "<u2")
+
+    @property
+    def length(self) -> NDArray[np.uint32]:
+        """Each message's payload length."""
+        lengths: NDArray[np.uint32] = self._field(MSG_COMMIT_LEN, "<u4") - np.uint32(1)
+        return lengths
+
+    @property
+    def payloads(self) -> NDArray[np.uint8]:
+        """All payloads as rows of bytes, without a copy; they must have one length."""
+        length = self._common_length()
+        return np.ndarray(
+            (self._count, length),
+            dtype=np.uint8,
+            buffer=memoryview(self._held()),
+            offset=self._start + HEADER_SIZE if self._count else 0,
+            strides=(self._stride, 1),
+        )
+
+    def view(self, dtype: DTypeLike) -> NDArray[Any]:
+        """All payloads as elements of `dtype`, without a copy; they must have its size."""
+        wanted = np.dtype(dtype)
+        length = self._common_length() if self._count else wanted.itemsize
+        if length != wanted.itemsize:
+            raise Unsupported(f"payloads have {length} bytes, the dtype has {wanted.itemsize}")
+        return np.ndarray(
+            (self._count,),
+            dtype=wanted,
+            buffer=memoryview(self._held()),
+            offset=self._start + HEADER_SIZE if self._count else 0,
+            strides=(self._stride,),
+        )
+
+    def release(self) -> None:
+        """Let go of the mapping. Arrays already taken stay valid; new ones cannot be made."""
+        self._mapping = None
+
+    def __enter__(self) -> Self:
+        """Return the batch."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release the batch."""
+        self.release()
+
+    def _held(self) -> Mapping:
+        if self._mapping is None:
+            raise Closed("this batch was released; take what you need before release()")
+        return self._mapping
+
+    def _field(self, position: int, dtype: str) -> NDArray[Any]:
+        if self._stride or self._count == 0:
+            return np.ndarray(
+                (self._count,),
+                dtype=dtype,
+                buffer=memoryview(self._held()),
+                offset=self._start + position if self._count else 0,
+                strides=(self._stride,),
+            )
+        # Records start at multiples of 64, so the segment is an array of header-sized cells.
+        cells = len(self._held()) // RECORD_ALIGN
+        column: NDArray[Any] = np.ndarray(
+            (cells,), dtype=dtype, buffer=memoryview(self._held()), offset=position, strides=(RECORD_ALIGN,)
+        )
+        gathered: NDArray[Any] = column[self.offset // np.uint64(RECORD_ALIGN)]
+        return gathered
+
+    def _common_length(self) -> int:
+        lengths = self.length
+        if self._count == 0:
+            return 0
+        shortest, longest = int(lengths.min()), int(lengths.max())
+        if shortest != longest or not self._stride:
+            raise Unsupported(
+                f"payloads are {shortest} to {longest} bytes long; iterate, or split the batch by length"
+            )
+        return longest

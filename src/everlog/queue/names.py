@@ -1,0 +1,40 @@
+"""Which strings may become part of a path. Owns the rules; touches no file."""
+
+from __future__ import annotations
+
+import datetime
+import re
+
+from everlog.errors import InvalidName
+
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_FORBIDDEN = {"/": "a slash", "\\": "a backslash", "\0": "a NUL"}
+
+
+def check_component(value: str, what: str) -> str:
+    """Return `value` if it may be one component of a path; `what` names it in the error.
+
+    A component that could climb out of its directory, or mean two things on two systems,
+    is refused here, once, so that no caller has to escape anything.
+    """
+    if not value:
+        raise InvalidName(f"{what} is empty; give it at least one character")
+    if value in (".", ".."):
+        raise InvalidName(
+            f"{what} {value!r} is not allowed: '.' and '..' name directories; choose another name"
+        )
+    for character, description in _FORBIDDEN.items():
+        if character in value:
+            raise InvalidName(f"{what} {value!r} must not contain {description}; choose another name")
+    return value
+
+
+def check_date(value: str) -> str:
+    """Return `value` if it is a real day written exactly as YYYY-MM-DD."""
+    if not _DATE.fullmatch(value):
+        raise InvalidName(f"date {value!r} must be written exactly as YYYY-MM-DD, for example 2024-02-29")
+    try:
+        datetime.date.fromisoformat(value)
+    except ValueError as error:
+        raise InvalidName(f"date {value!r} is no day of the calendar ({error}); use a real one") from None
+    return value

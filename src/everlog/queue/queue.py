@@ -1,0 +1,101 @@
+"""The front door: `Queue.open_publisher` and `Queue.open_subscriber`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from everlog.clock import Clock, SystemClock
+from everlog.errors import InvalidConfig
+from everlog.fs import Fs, OsFs
+from everlog.queue.config import WriterConfig
+from everlog.queue.control import ControlBlock
+from everlog.queue.faults import io_errors
+from everlog.queue.names import check_component
+from everlog.queue.reader import QueueReader, StartMode
+from everlog.queue.wait import SpinThenPark, WaitStrategy
+from everlog.queue.writer import QueueWriter
+
+StrPath = str | os.PathLike[str]
+
+
+class Queue:
+    """A directory of memory-mapped segments: one writer, any number of readers."""
+
+    @staticmethod
+    def open_publisher(
+        path: StrPath,
+        config: WriterConfig | None = None,
+        *,
+        clock: Clock | None = None,
+        fs: Fs | None = None,
+        **settings: Any,
+    ) -> QueueWriter:
+        """Open the queue for writing, creating it if there is none.
+
+        `settings` are fields of `WriterConfig` and win over `config`. The segment size of an
+        existing queue wins over both. Raises WriterAlreadyActive if somebody else writes.
+        """
+        directory = os.fspath(path)
+        wanted = (config or WriterConfig()).replace(**settings)
+        files = fs or OsFs()
+        with io_errors(f"create the queue directory {directory}"):
+            files.makedirs(directory)
+        return QueueWriter(directory, wanted, clock or SystemClock(), files)
+
+    @staticmethod
+    def open_subscriber(
+        path: StrPath,
+        reader: str | None,
+        start: StartMode | str = StartMode.RESUME_STRICT,
+        *,
+        wait_strategy: WaitStrategy | None = None,
+        verify: bool = True,
+        clock: Clock | None = None,
+        fs: Fs | None = None,
+    ) -> QueueReader:
+        """Open the queue for reading under a name that remembers its position.
+
+        `reader=None` opens an anonymous reader: it has no position to commit and does not hold
+        back retention. `verify=False` skips the checksums. Raises QueueNotFound,
+        ReaderAlreadyActive or SegmentMissing.
+        """
+        if reader is not None:
+            check_component(reader, "reader name")
+        return QueueReader(
+            os.fspath(path),
+            reader,
+            _start_mode(start),
+            wait_strategy if wait_strategy is not None else SpinThenPark(),
+            verify,
+            clock or SystemClock(),
+            fs or OsFs(),
+        )
+
+    @staticmethod
+    def try_open_subscriber(
+        path: StrPath,
+        reader: str | None,
+        start: StartMode | str = StartMode.RESUME_STRICT,
+        *,
+        wait_strategy: WaitStrategy | None = None,
+        verify: bool = True,
+        clock: Clock | None = None,
+        fs: Fs | None = None,
+    ) -> QueueReader | None:
+        """Like `open_subscriber`, but return None while the queue does not exist yet."""
+        directory = os.fspath(path)
+        with io_errors(f"look for a queue at {directory}"):
+            if not ControlBlock.is_ready(fs or OsFs(), directory):
+                return None
+        return Queue.open_subscriber(
+            directory, reader, start, wait_strategy=wait_strategy, verify=verify, clock=clock, fs=fs
+        )
+
+
+def _start_mode(start: StartMode | str) -> StartMode:
+    try:
+        return StartMode(start)
+    except ValueError:
+        valid = ", ".join(mode.value for mode in StartMode)
+        raise InvalidConfig(f"unknown start mode {start!r}; valid are {valid}") from None

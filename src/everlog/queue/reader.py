@@ -1,0 +1,339 @@
+"""The read path: `QueueReader` knows files and positions; the native core steps through records.
+
+Follow a message: `next` (native/ring.pyx) -> `ring_step` (native/ring_core.c); at the end of a
+segment -> `_enter_next_segment` here. A position becomes durable only by `commit`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from types import TracebackType
+from typing import Self
+
+from everlog.clock import Clock
+from everlog.errors import Corrupt, CorruptMetadata, SegmentMissing, Unsupported
+from everlog.fs import Fs
+from everlog.native import mapping as native
+from everlog.native.ring import MessageView, RingReader
+from everlog.queue import liveness
+from everlog.queue.batch import Batch
+from everlog.queue.control import ControlBlock
+from everlog.queue.faults import io_errors
+from everlog.queue.layout import RECORD_ALIGN, SEG_DATA_OFFSET
+from everlog.queue.liveness import DisconnectReason, WriterStatus
+from everlog.queue.message import Message, copy_message
+from everlog.queue.reader_meta import ReaderMetaFile, ReaderPosition
+from everlog.queue.seek import Place, Seeker
+from everlog.queue.segment import list_segments, map_segment, segment_path
+from everlog.queue.wait import Sleep, WaitStrategy, native_arguments
+
+HEARTBEAT_INTERVAL_NS = 1_000_000_000
+WRITER_TTL_S = 5.0
+BATCH_MAX = 65536
+
+_OPEN_ATTEMPTS_MAX = 16
+"""Retention may delete the oldest segment between listing and opening it."""
+
+
+class StartMode(StrEnum):
+    """Where a reader starts."""
+
+    RESUME_STRICT = "resume-strict"
+    RESUME_SNAPSHOT = "resume-snapshot"
+    RESUME_LATEST = "resume-latest"
+    LATEST = "latest"
+    EARLIEST = "earliest"
+
+
+class QueueReader(RingReader):
+    """A reader of a queue. Use it from one thread; opened by `Queue.open_subscriber`."""
+
+    def __init__(
+        self,
+        path: str,
+        name: str | None,
+        start: StartMode,
+        wait_strategy: WaitStrategy,
+        verify: bool,
+        clock: Clock,
+        fs: Fs,
+    ) -> None:
+        """Find the start position and register. If anything fails, nothing has been written."""
+        self.path = path
+        self.name = name
+        self._clock = clock
+        self._fs = fs
+        self._opened = False
+        self._verify = verify
+        self._meta: ReaderMetaFile | None = None
+        with contextlib.ExitStack() as undo, io_errors(f"open {path} for reading"):
+            self._control, polls = _open_control(fs, clock, path, anonymous=name is None)
+            undo.callback(self._control.close)
+            if name is not None:
+                self._meta = ReaderMetaFile.open(fs, path, name)
+                undo.callback(self._meta.close)
+            strategy = Sleep() if polls else wait_strategy
+            self._attach(self._control.mapping, verify, *native_arguments(strategy))
+            self._take_start_position(start)
+            undo.pop_all()
+        self._beaten_ns = clock.monotonic_ns()
+        self._opened = True
+
+    # -- where to start ------------------------------------------------------------------
+
+    def _take_start_position(self, start: StartMode) -> None:
+        saved = self._meta.position if self._meta is not None else None
+        if saved is not None:
+            self._check_saved(saved)
+        for _ in range(_OPEN_ATTEMPTS_MAX):
+            try:
+                place = self._start_place(start, saved)
+            except FileNotFoundError:
+                continue  # deleted between looking and opening: look again
+            self._stand(*place)
+            self._register(place, saved)
+            if self._fs.exists(segment_path(self.path, place.segment_id)):
+                return
+        raise SegmentMissing(
+            f"segments of {self.path} are deleted faster than a reader can open them; "
+            "is retention running with no live reader?"
+        )
+
+    def _start_place(self, start: StartMode, saved: ReaderPosition | None) -> Place:
+        resumes = start in (StartMode.RESUME_STRICT, StartMode.RESUME_SNAPSHOT, StartMode.RESUME_LATEST)
+        if resumes and saved is not None:
+            with contextlib.suppress(FileNotFoundError):
+                return self._place(saved.segment_id, saved.offset)
+            if start is StartMode.RESUME_STRICT:
+                raise SegmentMissing(
+                    f"reader segment missing: {self.name!r} stands at segment {saved.segment_id} of "
+                    f"{self.path}, which was deleted; start with 'resume-snapshot' (oldest segment) or "
+                    "'resume-latest' (head) to go on with a gap"
+                )
+        if start is StartMode.LATEST or (start is StartMode.RESUME_LATEST and saved is not None):
+            return self._head_place()
+        return self._oldest_place()
+
+    def _place(self, segment_id: int, offset: int) -> Place:
+        mapping = map_segment(self._fs, self.path, segment_id, self.segment_size)
+        return Place(mapping, segment_id, offset)
+
+    def _head_place(self) -> Place:
+        segment_id, _ = self._control.head()
+        place = self._place(segment_id, SEG_DATA_OFFSET)
+        # The published offset may lag behind (a crash) or run ahead (a power loss) of the
+        # records; the records decide.
+        scan = native.scan_segment(place.mapping, SEG_DATA_OFFSET, verify=False)
+        return place._replace(offset=scan["end"])
+
+    def _oldest_place(self) -> Place:
+        head_segment, _ = self._control.head()
+        ids = list_segments(self._fs, self.path)
+        return self._place(min(ids, default=head_segment), SEG_DATA_OFFSET)
+
+    def _check_saved(self, saved: ReaderPosition) -> None:
+        if saved.offset % RECORD_ALIGN or not SEG_DATA_OFFSET <= saved.offset <= self.segment_size:
+            raise CorruptMetadata(
+                f"reader {self.name!r} of {self.path} has saved offset {saved.offset}, which no record of a "
+                f"{self.segment_size}-byte segment can have; delete its meta file to start anew"
+            )
+
+    def _register(self, place: Place, saved: ReaderPosition | None) -> None:
+        """Make the reader known. A saved position stays the committed one while its data exists."""
+        segment_id, offset = place.segment_id, place.offset
+        if saved is not None and self._fs.exists(segment_path(self.path, saved.segment_id)):
+            segment_id, offset = saved.segment_id, saved.offset
+        if self._meta is not None:
+            self._meta.store(segment_id, offset, self._clock.wall_ns(), durable=True)
+        self._committed = (segment_id, offset)
+
+    # -- called by the native core -------------------------------------------------------
+
+    def _enter_next_segment(self) -> None:
+        segment_id = self.position[0] + 1
+        try:
+            mapping = map_segment(self._fs, self.path, segment_id, self.segment_size)
+        except FileNotFoundError as error:
+            raise SegmentMissing(
+                f"reader segment missing: segment {segment_id} of {self.path} was deleted before "
+                f"{self.name or 'this reader'} could read it"
+            ) from error
+        except OSError as error:
+            with io_errors(f"open segment {segment_id} of {self.path}"):
+                raise error
+        self._stand(mapping, segment_id, SEG_DATA_OFFSET)
+
+    def _check_heartbeat(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._beaten_ns >= HEARTBEAT_INTERVAL_NS:
+            self._beat(now_ns)
+
+    def _beat(self, now_ns: int) -> None:
+        self._beaten_ns = now_ns
+        if self._meta is not None:
+            # Not synced: after a power loss nobody asks how alive a reader was, and the
+            # position is the committed one in any case.
+            with io_errors(f"store the heartbeat of reader {self.name!r}"):
+                self._meta.store(*self._committed, self._clock.wall_ns(), durable=False)
+
+    # -- reading -------------------------------------------------------------------------
+
+    def read_batch(self, max: int = BATCH_MAX, *, verify: bool | None = None) -> Batch:
+        """Consume up to `max` messages of one segment and return them as arrays.
+
+        An empty batch means that nothing is committed yet. `verify=False` leaves the checksums
+        to the caller.
+        """
+        if max < 1:
+            raise Unsupported(f"read_batch needs room for at least 1 message, got {max}")
+        return Batch(*self._take_run(max, self._verify if verify is None else verify))
+
+    def drain_available(self, max: int) -> list[Message]:
+        """Consume up to `max` messages that are there now and return owned copies."""
+        messages: list[Message] = []
+        while len(messages) < max and (view := self.next()) is not None:
+            messages.append(copy_message(view))
+        return messages
+
+    drain = drain_available
+
+    def for_each_available(self, max: int, handle: Callable[[MessageView], object]) -> int:
+        """Call `handle` for up to `max` messages that are there now; return how many it took.
+
+        Stops when `handle` returns False; that message is consumed but not counted.
+        """
+        count = 0
+        while count < max and (view := self.next()) is not None:
+            if handle(view) is False:
+                break
+            count += 1
+        return count
+
+    def skip_corrupt(self) -> None:
+        """Step over the damaged record that the last read complained about."""
+        if not self._skip():
+            segment_id, offset = self.position
+            raise Corrupt(
+                f"the record at offset {offset} of segment {segment_id} has no usable length, so there is "
+                "nothing to step over; seek_seq() or seek_timestamp() to a later segment instead"
+            )
+
+    # -- position ------------------------------------------------------------------------
+
+    def commit(self, durable: bool = True) -> None:
+        """Make the present position the one a restart resumes at.
+
+        `durable=False` survives a crash of this process but perhaps not a power loss.
+        """
+        self._commit_at(self.position, durable)
+
+    def _commit_at(self, position: tuple[int, int], durable: bool) -> None:
+        with self._exclusive():
+            if self._meta is None:
+                raise Unsupported("an anonymous reader has no position to commit; open it with a name")
+            with io_errors(f"commit reader {self.name!r} of {self.path}"):
+                self._meta.store(*position, self._clock.wall_ns(), durable=durable)
+            self._committed = position
+            self._beaten_ns = self._clock.monotonic_ns()
+
+    @property
+    def committed_position(self) -> tuple[int, int]:
+        """(segment id, offset) that a restart would resume at."""
+        return self._committed
+
+    def heartbeat(self) -> None:
+        """Give a sign of life now; reading and waiting do so every second anyway."""
+        with self._exclusive():
+            self._beat(self._clock.monotonic_ns())
+
+    def seek_seq(self, seq: int) -> bool:
+        """Stand before the first message with at least this seq; False: none, stand at the end."""
+        return self._seek(lambda seeker: seeker.by_seq(max(0, seq)))
+
+    def seek_timestamp(self, timestamp_ns: int) -> bool:
+        """Stand before the first message at or after this time; False: none, stand at the end."""
+        return self._seek(lambda seeker: seeker.by_timestamp(max(0, timestamp_ns)))
+
+    def _seek(self, search: Callable[[Seeker], Place | None]) -> bool:
+        with self._exclusive(), io_errors(f"seek in {self.path}"):
+            seeker = Seeker(self._fs, self.path, self.segment_size, self._control.head()[0])
+            found = search(seeker)
+            place = found or seeker.end()
+            if place is None:
+                raise SegmentMissing(f"{self.path} has no segment to seek in")
+            self._stand(*place)
+            return found is not None
+
+    # -- the writer ----------------------------------------------------------------------
+
+    def writer_status(self, ttl_s: float = WRITER_TTL_S) -> WriterStatus:
+        """Tell whether the writer lives."""
+        with self._exclusive(), io_errors(f"look at the writer of {self.path}"):
+            return liveness.writer_status(self._fs, self._clock, self._control, int(ttl_s * 1e9))
+
+    def detect_disconnect(self, ttl_s: float = WRITER_TTL_S) -> DisconnectReason | None:
+        """Return why this reader should consider itself cut off; None if it is not."""
+        with self._exclusive(), io_errors(f"look at the writer of {self.path}"):
+            return liveness.detect_disconnect(
+                self._fs, self._clock, self._control, self.position[0], int(ttl_s * 1e9)
+            )
+
+    @property
+    def writer_epoch(self) -> int:
+        """Rises by one whenever a writer opens the queue."""
+        return self._control.writer_epoch
+
+    @property
+    def segment_size(self) -> int:
+        """Bytes per segment, as the control block says."""
+        return self._control.segment_size
+
+    # -- the rest ------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        self._begin_exclusive()
+        try:
+            yield
+        finally:
+            self._end_exclusive()
+
+    def close(self) -> None:
+        """Release the name and the mappings. Commits nothing; views and arrays stay valid."""
+        if not self._opened:
+            return
+        self._begin_exclusive()
+        self._opened = False
+        self._detach()
+        self._control.close()
+        if self._meta is not None:
+            self._meta.close()
+
+    def __del__(self) -> None:
+        """Free the name of a reader that was forgotten."""
+        if getattr(self, "_opened", False):
+            with contextlib.suppress(Exception):
+                self.close()
+
+    def __enter__(self) -> Self:
+        """Return the reader."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the reader."""
+        self.close()
+
+
+def _open_control(fs: Fs, clock: Clock, path: str, *, anonymous: bool) -> tuple[ControlBlock, bool]:
+    """Return the control block, and whether the reader must poll because it cannot write to it."""
+    try:
+        return ControlBlock.open(fs, clock, path), False
+    except OSError as error:
+        if not anonymous or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+    return ControlBlock.open(fs, clock, path, writable=False), True

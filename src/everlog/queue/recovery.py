@@ -1,0 +1,181 @@
+"""Finds the place where a writer may go on, and repairs what a crash left behind.
+
+Runs in `open_publisher` under the writer lock, before anything is published. It trusts the
+records themselves and `index.meta`, never the control block's offset: after a power loss that
+page may be newer than the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, field
+
+from everlog.errors import UnsupportedVersion
+from everlog.fs import Fs
+from everlog.native import mapping as native
+from everlog.queue import index_meta, layout
+from everlog.queue.control import ControlBlock
+from everlog.queue.layout import HEADER_SIZE, SEG_DATA_OFFSET
+from everlog.queue.segment import (
+    Segment,
+    list_segments,
+    open_or_create_segment,
+    open_segment,
+    remove_leftovers,
+    segment_path,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Records with a wrong checksum that sound records follow: left as they are."""
+
+    segment_id: int
+    first_offset: int
+    records: int
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What recovery found and did; empty lists mean a clean queue."""
+
+    records_scanned: int = 0
+    torn_tails: list[tuple[int, int]] = field(default_factory=list)
+    """(segment id, offset) of every half-written tail that was replaced by padding."""
+    sealed_segments: list[int] = field(default_factory=list)
+    damage: list[Damage] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Recovered:
+    """Where the writer continues."""
+
+    segment: Segment
+    offset: int
+    next_seq: int
+    record_segment: int
+    """Newest segment that holds a record (or the current one): retention must keep it."""
+    report: RecoveryReport
+
+
+class _Recovery:
+    def __init__(self, fs: Fs, queue_path: str, control: ControlBlock, memlock: bool) -> None:
+        self.fs = fs
+        self.queue_path = queue_path
+        self.size = control.segment_size
+        self.memlock = memlock
+        self.report = RecoveryReport()
+        self.checkpoint = index_meta.load(fs, queue_path, self.size)
+        self.first_id = self._first_segment(control)
+
+    def _first_segment(self, control: ControlBlock) -> int:
+        head_id, _ = control.head()
+        if self.fs.exists(segment_path(self.queue_path, self.checkpoint.segment_id)):
+            return max(head_id, self.checkpoint.segment_id)
+        return head_id
+
+    def run(self) -> Recovered:
+        remove_leftovers(self.fs, self.queue_path)
+        self._finish_predecessor(self.first_id - 1)
+        segment_id = self.first_id
+        while True:
+            segment = open_or_create_segment(
+                self.fs, self.queue_path, segment_id, self.size, memlock=self.memlock
+            )
+            try:
+                offset = self._append_offset(segment)
+                if offset is not None and not self._holds_data(segment_id + 1):
+                    next_seq, record_segment = self._next_seq(segment_id)
+                    return Recovered(segment, offset, next_seq, record_segment, self.report)
+                if offset is not None:
+                    # A stale control block hid the successor; nothing may be added here.
+                    native.pad_segment(segment.mapping, offset)
+                self._seal(segment)
+            except BaseException:
+                segment.close(self.fs)
+                raise
+            segment.close(self.fs)
+            segment_id += 1
+
+    def _append_offset(self, segment: Segment) -> int | None:
+        """Return where records may be added, None if the segment is full, sealed or torn."""
+        if segment.sealed:
+            return None
+        scan = self._scan(segment)
+        if scan["padded"] or scan["good_end"] + HEADER_SIZE > self.size:
+            return None
+        end = scan["good_end"]
+        slot = bytes(memoryview(segment.mapping)[end : end + HEADER_SIZE])
+        if not any(slot):
+            return end
+        self.report.torn_tails.append((segment.segment_id, end))
+        native.pad_segment(segment.mapping, end)
+        return None
+
+    def _scan(self, segment: Segment) -> dict[str, int]:
+        start = SEG_DATA_OFFSET
+        if self.checkpoint.segment_id == segment.segment_id:
+            start = self.checkpoint.offset
+        scan = native.scan_segment(segment.mapping, start)
+        self.report.records_scanned += scan["records"]
+        if scan["foreign"]:
+            version = memoryview(segment.mapping)[scan["foreign"] + layout.MSG_VERSION_OFFSET]
+            raise UnsupportedVersion(
+                f"{segment.path} holds a record of message version {version} at offset {scan['foreign']}; "
+                f"this build knows {layout.MSG_VERSION}",
+                version,
+            )
+        if scan["bad"]:
+            self.report.damage.append(Damage(segment.segment_id, scan["first_bad"], scan["bad"]))
+        return scan
+
+    def _finish_predecessor(self, segment_id: int) -> None:
+        """Pad and seal the segment before the first, if the crash came before its seal."""
+        if segment_id < 0 or not self.fs.exists(segment_path(self.queue_path, segment_id)):
+            return
+        segment = open_segment(self.fs, self.queue_path, segment_id, self.size, writable=True)
+        try:
+            offset = self._append_offset(segment)
+            if offset is not None:
+                native.pad_segment(segment.mapping, offset)
+            self._seal(segment)
+        finally:
+            segment.close(self.fs)
+
+    def _seal(self, segment: Segment) -> None:
+        if segment.sealed:
+            return
+        native.seal_segment(segment.mapping)
+        self.fs.fsync(segment.fd)
+        self.report.sealed_segments.append(segment.segment_id)
+        # Its seek index, if any, was flushed before the last records came.
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.unlink(os.path.join(self.queue_path, layout.seek_index_name(segment.segment_id)))
+
+    def _holds_data(self, segment_id: int) -> bool:
+        """Tell whether an existing segment is more than merely prepared."""
+        try:
+            segment = open_segment(self.fs, self.queue_path, segment_id, self.size, writable=False)
+        except FileNotFoundError:
+            return False
+        segment.close(self.fs)
+        first_slot = bytes(memoryview(segment.mapping)[SEG_DATA_OFFSET : SEG_DATA_OFFSET + HEADER_SIZE])
+        return segment.sealed or any(first_slot)
+
+    def _next_seq(self, current_id: int) -> tuple[int, int]:
+        """Return the seq after the last committed record, and the segment that record is in."""
+        for segment_id in reversed(list_segments(self.fs, self.queue_path)):
+            if segment_id > current_id:
+                continue
+            segment = open_segment(self.fs, self.queue_path, segment_id, self.size, writable=False)
+            segment.close(self.fs)
+            scan = native.scan_segment(segment.mapping, SEG_DATA_OFFSET)
+            if scan["records"]:
+                return scan["last_seq"] + 1, segment_id
+        return 0, current_id
+
+
+def recover(fs: Fs, queue_path: str, control: ControlBlock, *, memlock: bool = False) -> Recovered:
+    """Repair the tail of the queue and return where to append. See the steps in the spec."""
+    return _Recovery(fs, queue_path, control, memlock).run()

@@ -1,0 +1,108 @@
+"""Finds a record by seq or by time, with the seek indexes where there are any.
+
+Reads only; a missing or damaged index makes it scan. Segments that vanish meanwhile (retention)
+are treated as if they had never been listed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from everlog.fs import Fs
+from everlog.native import mapping as native
+from everlog.native.ring import view_at
+from everlog.queue import layout, seek_index
+from everlog.queue.layout import SEG_DATA_OFFSET
+from everlog.queue.segment import list_segments, map_segment
+
+
+class Place(NamedTuple):
+    """A position in an open segment."""
+
+    mapping: native.Mapping
+    segment_id: int
+    offset: int
+
+
+class Seeker:
+    """One search over the segments of a queue, oldest to head."""
+
+    def __init__(self, fs: Fs, queue_path: str, segment_size: int, head_segment: int) -> None:
+        self._fs = fs
+        self._queue_path = queue_path
+        self._segment_size = segment_size
+        self._ids = [i for i in list_segments(fs, queue_path) if i <= head_segment]
+
+    def by_seq(self, seq: int) -> Place | None:
+        """Return the first record with at least this seq."""
+        low, high = 0, len(self._ids)  # the wanted segment is the last whose first seq is <= seq
+        while high - low > 1:
+            middle = (low + high) // 2
+            first = self._first_record(middle)
+            if first is not None and _seq_at(first) <= seq:
+                low = self._ids.index(first.segment_id)
+            else:
+                high = middle
+        for place in range(low, len(self._ids)):
+            found = self._find(place, seq, by_timestamp=False)
+            if found is not None:
+                return found
+        return None
+
+    def by_timestamp(self, timestamp_ns: int) -> Place | None:
+        """Return the first record at or after this time; best effort where time went back."""
+        for place in range(len(self._ids)):
+            found = self._find(place, timestamp_ns, by_timestamp=True)
+            if found is not None:
+                return found
+        return None
+
+    def end(self) -> Place | None:
+        """Return the place after the last committed record."""
+        for segment_id in reversed(self._ids):
+            mapping = self._map(segment_id)
+            if mapping is not None:
+                return Place(
+                    mapping, segment_id, native.scan_segment(mapping, SEG_DATA_OFFSET, verify=False)["end"]
+                )
+        return None
+
+    def _first_record(self, place: int) -> Place | None:
+        """The first record of a segment, or of the next one that has any."""
+        for segment_id in self._ids[place:]:
+            mapping = self._map(segment_id)
+            if mapping is None:
+                continue
+            offset = native.find_record(mapping, SEG_DATA_OFFSET, 0, by_timestamp=False)
+            if offset:
+                return Place(mapping, segment_id, offset)
+        return None
+
+    def _find(self, place: int, target: int, *, by_timestamp: bool) -> Place | None:
+        segment_id = self._ids[place]
+        mapping = self._map(segment_id)
+        if mapping is None:
+            return None
+        start = SEG_DATA_OFFSET
+        index = seek_index.load(self._fs, self._queue_path, segment_id, self._segment_size)
+        if index is not None:
+            if by_timestamp and index.max_ts_ns < target and not index.partial and _sealed(mapping):
+                return None
+            lookup = index.entry_before_timestamp if by_timestamp else index.entry_at_or_before_seq
+            start = lookup(target) or SEG_DATA_OFFSET
+        offset = native.find_record(mapping, start, target, by_timestamp=by_timestamp)
+        return Place(mapping, segment_id, offset) if offset else None
+
+    def _map(self, segment_id: int) -> native.Mapping | None:
+        try:
+            return map_segment(self._fs, self._queue_path, segment_id, self._segment_size)
+        except FileNotFoundError:
+            return None
+
+
+def _seq_at(place: Place) -> int:
+    return view_at(place.mapping, place.segment_id, place.offset).seq
+
+
+def _sealed(mapping: native.Mapping) -> bool:
+    return bool(mapping.load_u32(layout.SEG_FLAGS) & layout.SEG_FLAG_SEALED)

@@ -1,0 +1,146 @@
+"""Segment files: create, open, check, list, remove. Knows nothing of records.
+
+A segment appears under its name only when it is complete: allocated on disk (so that a store
+into the mapping can never fault for lack of space), with its header synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+
+from everlog.errors import Corrupt, UnsupportedVersion
+from everlog.fs import Fs
+from everlog.native import mapping as native
+from everlog.queue import layout
+
+TEMP_SUFFIX = ".tmp"
+
+
+@dataclass(slots=True)
+class Segment:
+    """An open segment: its mapping, and the descriptor that syncing needs."""
+
+    segment_id: int
+    path: str
+    mapping: native.Mapping
+    fd: int
+
+    @property
+    def sealed(self) -> bool:
+        """Tell whether no record will ever be added."""
+        return bool(self.mapping.load_u32(layout.SEG_FLAGS) & layout.SEG_FLAG_SEALED)
+
+    def close(self, fs: Fs) -> None:
+        """Close the descriptor; the mapping lives as long as somebody uses it."""
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            fs.close(fd)
+
+
+def segment_path(queue_path: str, segment_id: int) -> str:
+    """Return the path of a segment."""
+    return os.path.join(queue_path, layout.segment_name(segment_id))
+
+
+def list_segments(fs: Fs, queue_path: str) -> list[int]:
+    """Return the ids of all segments, oldest first; other files are ignored."""
+    ids = (layout.parse_segment_name(name) for name in fs.listdir(queue_path))
+    return sorted(segment_id for segment_id in ids if segment_id is not None)
+
+
+def create_segment(
+    fs: Fs, queue_path: str, segment_id: int, size: int, *, prefault: bool = False, memlock: bool = False
+) -> Segment:
+    """Create a segment, or open the one that has appeared under its name meanwhile."""
+    path = segment_path(queue_path, segment_id)
+    temp = path + TEMP_SUFFIX
+    fd = fs.open(temp, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    try:
+        fs.allocate(fd, size)
+        fs.pwrite(fd, layout.SEGMENT_HEADER.pack(layout.SEG_MAGIC, layout.SEG_VERSION, segment_id, 0), 0)
+        fs.fsync(fd)
+        mapping = native.Mapping(fd, size, True)
+        if prefault:
+            mapping.prefault()
+        if memlock:
+            mapping.lock()
+        fs.rename_noreplace(temp, path)
+        fs.fsync_dir(queue_path)
+    except FileExistsError:
+        fs.close(fd)
+        fs.unlink(temp)
+        return open_segment(fs, queue_path, segment_id, size, writable=True, memlock=memlock)
+    except BaseException:
+        fs.close(fd)
+        with contextlib.suppress(OSError):
+            fs.unlink(temp)
+        raise
+    return Segment(segment_id, path, mapping, fd)
+
+
+def open_segment(
+    fs: Fs, queue_path: str, segment_id: int, size: int, *, writable: bool, memlock: bool = False
+) -> Segment:
+    """Map an existing segment after checking length, magic, version and id."""
+    path = segment_path(queue_path, segment_id)
+    fd = fs.open(path, os.O_RDWR if writable else os.O_RDONLY)
+    try:
+        length = fs.size(fd)
+        if length != size:
+            raise Corrupt(f"{path} has {length} bytes, but the queue's segment_size is {size}")
+        _check_header(path, fs.pread(fd, layout.SEG_DATA_OFFSET, 0), segment_id)
+        mapping = native.Mapping(fd, size, writable)
+        if memlock:
+            mapping.lock()
+    except BaseException:
+        fs.close(fd)
+        raise
+    return Segment(segment_id, path, mapping, fd)
+
+
+def open_or_create_segment(
+    fs: Fs, queue_path: str, segment_id: int, size: int, *, memlock: bool = False
+) -> Segment:
+    """Open a segment for writing, creating it if there is none."""
+    try:
+        return open_segment(fs, queue_path, segment_id, size, writable=True, memlock=memlock)
+    except FileNotFoundError:
+        return create_segment(fs, queue_path, segment_id, size, memlock=memlock)
+
+
+def map_segment(fs: Fs, queue_path: str, segment_id: int, size: int) -> native.Mapping:
+    """Map an existing segment read-only; no descriptor stays open."""
+    segment = open_segment(fs, queue_path, segment_id, size, writable=False)
+    segment.close(fs)
+    return segment.mapping
+
+
+def remove_segment(fs: Fs, queue_path: str, segment_id: int) -> None:
+    """Delete a segment and its seek index; either may be gone already."""
+    for name in (layout.segment_name(segment_id), layout.seek_index_name(segment_id)):
+        with contextlib.suppress(FileNotFoundError):
+            fs.unlink(os.path.join(queue_path, name))
+
+
+def remove_leftovers(fs: Fs, queue_path: str) -> None:
+    """Delete segments whose preparation was interrupted."""
+    for name in fs.listdir(queue_path):
+        if (
+            name.endswith(TEMP_SUFFIX)
+            and layout.parse_segment_name(name.removesuffix(TEMP_SUFFIX)) is not None
+        ):
+            fs.unlink(os.path.join(queue_path, name))
+
+
+def _check_header(path: str, header: bytes, segment_id: int) -> None:
+    magic, version, found_id, _ = layout.SEGMENT_HEADER.unpack(header)
+    if magic != layout.SEG_MAGIC:
+        raise Corrupt(f"{path} has magic {magic:#010x}, expected {layout.SEG_MAGIC:#010x}")
+    if version != layout.SEG_VERSION:
+        raise UnsupportedVersion(
+            f"{path} has version {version}; this build knows {layout.SEG_VERSION}", version
+        )
+    if found_id != segment_id:
+        raise Corrupt(f"{path} says it is segment {found_id}; was it renamed?")

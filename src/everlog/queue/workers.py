@@ -1,0 +1,292 @@
+"""The writer's helpers off the hot path: one thread each for preparing, syncing, retention.
+
+They own their threads and their counters and know the queue's files; none of them knows the
+writer. Every wait goes through `Clock` and is ended by `close`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from everlog.clock import Clock
+from everlog.errors import EverlogError
+from everlog.fs import Fs
+from everlog.queue import retention
+from everlog.queue.config import WriterConfig
+from everlog.queue.control import ControlBlock
+from everlog.queue.reader_meta import ReaderPosition, list_readers
+from everlog.queue.segment import Segment, create_segment, list_segments, remove_segment
+
+HEARTBEAT_INTERVAL_NS: Final = 1_000_000_000
+DELETE_BATCH_MAX: Final = 16
+"""Unlinking contends with the renames of a roll, so a pass deletes only a few segments."""
+
+_ERROR_PAUSE_NS = 10_000_000
+_IDLE_WAIT_NS = 1_000_000_000
+
+
+class _Worker:
+    """A thread that runs `_turn` until closed."""
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        self.errors = 0
+        self._clock = clock
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"everlog-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread and wait for its present turn to end."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._turn()
+
+    def _wait(self, timeout_ns: int) -> None:
+        self._clock.wait(self._wake, timeout_ns)
+        self._wake.clear()
+        if self._stopping:
+            self._wake.set()
+
+    def _turn(self) -> None:
+        raise AssertionError("a worker defines its turn")
+
+
+class PrepareWorker(_Worker):
+    """Builds the next segment ahead of time: allocated, page-faulted, published, tagged with its id."""
+
+    def __init__(self, fs: Fs, clock: Clock, queue_path: str, segment_size: int, *, memlock: bool) -> None:
+        super().__init__("prepare", clock)
+        self._fs = fs
+        self._queue_path = queue_path
+        self._segment_size = segment_size
+        self._memlock = memlock
+        self._lock = threading.Condition()
+        self._wanted: int | None = None
+        self._building = False
+        self._ready: Segment | None = None
+
+    def request(self, segment_id: int) -> None:
+        """Ask for a segment; a later request replaces one that has not begun."""
+        with self._lock:
+            self._wanted = segment_id
+        self._wake.set()
+
+    def take(self, segment_id: int, wait_s: float) -> Segment | None:
+        """Return the prepared segment with this id, waiting up to `wait_s`; a wrong one is dropped."""
+        with self._lock:
+            if self._ready is None and wait_s > 0:
+                self._lock.wait_for(lambda: self._ready is not None, wait_s)
+            return self._hand_over(segment_id)
+
+    def take_over(self, segment_id: int) -> Segment | None:
+        """Stop preparing, so that the caller may create the segment itself.
+
+        Two builders of one temp file would cut it under each other's mapping. A build that is
+        under way is therefore awaited, and its result returned.
+        """
+        with self._lock:
+            self._wanted = None
+            self._lock.wait_for(lambda: not self._building)
+            return self._hand_over(segment_id)
+
+    def _hand_over(self, segment_id: int) -> Segment | None:
+        segment, self._ready = self._ready, None
+        if segment is not None and segment.segment_id != segment_id:
+            segment.close(self._fs)
+            return None
+        return segment
+
+    def close(self) -> None:
+        """Stop; a prepared segment stays on disk for the next writer."""
+        super().close()
+        if self._ready is not None:
+            self._ready.close(self._fs)
+            self._ready = None
+
+    def _turn(self) -> None:
+        with self._lock:
+            wanted, self._wanted = self._wanted, None
+            self._building = wanted is not None
+        if wanted is None:
+            self._wait(_IDLE_WAIT_NS)
+            return
+        segment = self._build(wanted)
+        with self._lock:
+            stale, self._ready = self._ready, segment
+            self._building = False
+            if segment is None and self._wanted is None:
+                self._wanted = wanted
+            self._lock.notify_all()
+        if stale is not None:
+            stale.close(self._fs)
+        if segment is None:
+            self._wait(_ERROR_PAUSE_NS)
+
+    def _build(self, segment_id: int) -> Segment | None:
+        try:
+            return create_segment(
+                self._fs,
+                self._queue_path,
+                segment_id,
+                self._segment_size,
+                prefault=True,
+                memlock=self._memlock,
+            )
+        except (OSError, EverlogError):
+            self.errors += 1
+            return None
+
+
+class SyncWorker(_Worker):
+    """Syncs sealed segments, so that a roll need not wait for the disk."""
+
+    def __init__(self, fs: Fs, clock: Clock) -> None:
+        super().__init__("sync", clock)
+        self._fs = fs
+        self._lock = threading.Lock()
+        self._pending: list[Segment] = []
+
+    def submit(self, segment: Segment) -> None:
+        """Take over a sealed segment: sync it some time, then close it."""
+        with self._lock:
+            self._pending.append(segment)
+        self._wake.set()
+
+    def drain(self) -> None:
+        """Sync everything submitted so far; a failure raises and stays pending."""
+        with self._lock:
+            while self._pending:
+                self._fs.fsync(self._pending[0].fd)
+                self._pending.pop(0).close(self._fs)
+
+    def close(self) -> None:
+        """Stop after one more attempt to sync what is pending."""
+        super().close()
+        try:
+            self.drain()
+        except OSError:
+            self.errors += 1
+        for segment in self._pending:
+            segment.close(self._fs)
+
+    def _turn(self) -> None:
+        try:
+            self.drain()
+        except OSError:
+            self.errors += 1
+            self._wait(_ERROR_PAUSE_NS)
+            return
+        self._wait(_IDLE_WAIT_NS)
+
+
+class RetentionWorker(_Worker):
+    """Deletes segments that no counting reader needs, and keeps the writer's heartbeat going.
+
+    `refresh` may also be called by the writer's thread, which must know the slowest reader
+    before it refuses a record.
+    """
+
+    def __init__(
+        self,
+        fs: Fs,
+        clock: Clock,
+        queue_path: str,
+        control: ControlBlock,
+        config: WriterConfig,
+        on_tick: Callable[[], None],
+    ) -> None:
+        super().__init__("retention", clock)
+        self.min_position: int | None = None
+        self.record_segment = 0
+        self._fs = fs
+        self._queue_path = queue_path
+        self._control = control
+        self._config = config
+        self._on_tick = on_tick
+        self._liveness = retention.ReaderLiveness(clock, int(config.reader_ttl_s * 1e9))
+        self._lock = threading.Lock()
+        self._oldest = min(list_segments(fs, queue_path), default=0)
+        self._beaten_ns = clock.monotonic_ns()
+        self._interval_ns = int(config.retention_check_interval_s * 1e9)
+        self._bounded = config.max_bytes is not None or config.max_segments is not None
+
+    @property
+    def has_work(self) -> bool:
+        """Tell whether a pass could delete or limit anything; most of the time it cannot."""
+        return self._bounded or (
+            self._config.retention and self._oldest < min(self._control.head()[0], self.record_segment)
+        )
+
+    def wake(self) -> None:
+        """Run a pass soon."""
+        self._wake.set()
+
+    def refresh(self) -> int | None:
+        """Look at the readers now; return the byte position of the slowest counting one."""
+        with self._lock:
+            self._look()
+            return self.min_position
+
+    def run_pass(self) -> None:
+        """One pass: look at the readers, delete what may go (a few segments at a time)."""
+        with self._lock:
+            counting = self._look()
+            if not self._config.retention:
+                return
+            head_segment, _ = self._control.head()
+            deletable = retention.deletable_segments(
+                range(self._oldest, head_segment),
+                counting,
+                head_segment=head_segment,
+                keep_from=self.record_segment,
+            )
+            for segment_id in deletable[:DELETE_BATCH_MAX]:
+                remove_segment(self._fs, self._queue_path, segment_id)
+                self._oldest = segment_id + 1
+            if len(deletable) > DELETE_BATCH_MAX:
+                self._wake.set()
+
+    def _look(self) -> dict[str, ReaderPosition] | None:
+        readers = list_readers(self._fs, self._queue_path)
+        if readers is None:
+            self.min_position = None
+            return None
+        head_segment, head_offset = self._control.head()
+        counting = retention.counting_readers(
+            readers,
+            self._liveness,
+            head_segment=head_segment,
+            head_offset=head_offset,
+            segment_size=self._control.segment_size,
+            max_reader_lag_bytes=self._config.max_reader_lag_bytes,
+        )
+        self.min_position = retention.minimum_position(counting, self._control.segment_size)
+        return counting
+
+    def _turn(self) -> None:
+        self._wait(self._interval_ns)
+        if self._stopping:
+            return
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._beaten_ns >= HEARTBEAT_INTERVAL_NS:
+            self._beaten_ns = now_ns
+            self._control.beat(self._clock.wall_ns())
+        self._on_tick()
+        if not self.has_work:
+            return
+        try:
+            self.run_pass()
+        except (OSError, EverlogError):
+            # A damaged reader meta must not let anything be deleted; doctor tells which it is.
+            self.errors += 1

@@ -1,0 +1,410 @@
+"""The write path: `QueueWriter` decides when to roll, wait or refuse; the native core appends.
+
+Follow a message: `append` (native/ring.pyx) -> `ring_append` (native/ring_core.c); when the
+segment is full -> `_make_room` -> `_roll` here. Everything slow happens in `workers`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from everlog.clock import AnchoredClock, Clock, SystemClock
+from everlog.errors import Closed, CorruptMetadata, QueueFull, SegmentNotPrepared, Unsupported
+from everlog.fs import Fs
+from everlog.native import mapping as native
+from everlog.native.ring import RingWriter
+from everlog.queue import index_meta, layout, retention, seek_index
+from everlog.queue.config import WriterConfig
+from everlog.queue.control import ControlBlock
+from everlog.queue.faults import io_errors
+from everlog.queue.layout import SEG_DATA_OFFSET
+from everlog.queue.recovery import RecoveryReport, recover
+from everlog.queue.seek_index import SeekIndex
+from everlog.queue.segment import Segment, list_segments, open_or_create_segment
+from everlog.queue.workers import PrepareWorker, RetentionWorker, SyncWorker
+from everlog.queue.writer_lock import WriterLock
+
+BLOCK_POLL_NS = 100_000
+"""How often a blocked writer looks whether readers have moved on."""
+
+PREPARE_AT = 4
+"""A freshly opened writer has its next segment prepared when a quarter of this one is used: most
+queues of a bus stay small, and preparing costs a whole segment of disk and page cache."""
+
+_NEVER = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class WriterMetrics:
+    """Counters of one writer since it was opened."""
+
+    rolls: int
+    bytes_written: int
+    prealloc_errors: int
+    seal_errors: int
+    retention_errors: int
+
+
+class QueueWriter(RingWriter):
+    """The one writer of a queue. Use it from one thread; opened by `Queue.open_publisher`."""
+
+    def __init__(self, path: str, config: WriterConfig, clock: Clock, fs: Fs) -> None:
+        """Lock the queue, recover its tail and start the workers."""
+        self.path = path
+        self._clock = clock
+        self._fs = fs
+        self._opened = False
+        self._rolls = 0
+        self._seal_errors = 0
+        self._unsynced: list[Segment] = []
+        self._index_lock = threading.Lock()  # the retention worker flushes the index too
+        with contextlib.ExitStack() as undo, io_errors(f"open {path} for writing"):
+            self._lock = WriterLock.acquire(fs, clock, path)
+            undo.callback(self._lock.close)
+            self._control = _open_control(fs, clock, path, config.segment_size)
+            undo.callback(self._control.close)
+            self.config = config.replace(segment_size=self._control.segment_size)
+            recovered = recover(fs, path, self._control, memlock=config.memlock)
+            self._segment = recovered.segment
+            undo.callback(self._segment.close, fs)
+            self.recovery: RecoveryReport = recovered.report
+            self.epoch = max(self._control.writer_epoch, self._lock.previous_epoch) + 1
+            self._lock.record_epoch(self.epoch)
+            self._publish(recovered.offset, recovered.next_seq)
+            self._start_workers(recovered.record_segment)
+            undo.pop_all()
+        self._opened = True
+
+    def _publish(self, offset: int, next_seq: int) -> None:
+        """Recovery's last step: let the world know where this writer stands."""
+        self._partial = offset > SEG_DATA_OFFSET
+        self._flushed_offset = 0
+        self._control.begin_epoch(self.epoch)
+        self._control.beat(self._clock.wall_ns())
+        self._control.publish_head(self._segment.segment_id, offset)
+        system = type(self._clock) in (SystemClock, AnchoredClock)
+        anchored = self.config.clock_mode == "anchored" or isinstance(self._clock, AnchoredClock)
+        self._attach(
+            self._control.mapping,
+            self._segment.mapping,
+            offset,
+            next_seq,
+            self.config.index_stride,
+            None if system else self._clock.wall_ns,
+            anchored,
+        )
+
+    def _start_workers(self, record_segment: int) -> None:
+        config, size = self.config, self._control.segment_size
+        self._prepare = PrepareWorker(self._fs, self._clock, self.path, size, memlock=config.memlock)
+        self._sync = SyncWorker(self._fs, self._clock)
+        self._retention = RetentionWorker(
+            self._fs, self._clock, self.path, self._control, config, _tick_of(self)
+        )
+        self._retention.record_segment = record_segment
+        self._bounded = config.max_bytes is not None or config.max_segments is not None
+        self._index_flushed_ns = self._clock.monotonic_ns()
+        self._prepare.start()
+        if config.defer_seal_sync:
+            self._sync.start()
+        self._retention.start()
+        self._prepare_requested = False
+        self._apply_limit()
+        self._on_due()
+
+    # -- room: capacity and rolling ------------------------------------------------------
+
+    def _make_room(self, record_size: int) -> None:
+        """Called by the native core when a record does not fit below the limit."""
+        rolls = self.offset + record_size > self.segment_size
+        if self._bounded:
+            self._await_capacity(record_size, rolls)
+        if rolls:
+            with io_errors(f"roll {self.path} to segment {self.segment_id + 1}"):
+                self._roll()
+        self._apply_limit(record_size)
+
+    def _await_capacity(self, record_size: int, rolls: bool) -> None:
+        segment_after = self.segment_id + 1 if rolls else self.segment_id
+        offset_after = SEG_DATA_OFFSET + record_size if rolls else self.offset + record_size
+        config = self.config
+        deadline_ns = self._clock.monotonic_ns() + int(config.block_timeout_s * 1e9)
+        while not retention.capacity_allows(
+            segment_after,
+            offset_after,
+            self._minimum(),
+            self.segment_size,
+            config.max_bytes,
+            config.max_segments,
+        ):
+            if config.backpressure == "fail-fast" or self._clock.monotonic_ns() >= deadline_ns:
+                raise QueueFull(
+                    f"{self.path} is full: a record of {record_size} bytes would put its head more than "
+                    f"max_bytes={config.max_bytes} or max_segments={config.max_segments} ahead of the "
+                    "slowest reader; let readers commit, or raise the limit"
+                )
+            self._clock.sleep_ns(BLOCK_POLL_NS)
+
+    def _minimum(self) -> int | None:
+        with io_errors(f"read the reader positions of {self.path}"):
+            return self._retention.refresh()
+
+    def _apply_limit(self, record_size: int = 0) -> None:
+        """Let the native core append freely up to where capacity must be looked at again."""
+        limit = self.segment_size
+        if self.config.max_bytes is not None:
+            if self._retention.min_position is None:
+                # Nobody reads yet. Whoever comes may start here, so look again after max_bytes.
+                limit = self.offset + max(record_size, self.config.max_bytes)
+            else:
+                limit = retention.offset_limit(
+                    self.segment_id, self._retention.min_position, self.segment_size, self.config.max_bytes
+                )
+        self._set_limit(max(limit, self.offset + record_size))
+
+    def _roll(self) -> None:
+        """Leave the full segment for the next one. Nothing is changed until that one is at hand."""
+        next_id = self.segment_id + 1
+        if next_id > layout.SEGMENT_ID_MAX:
+            raise Unsupported(
+                f"{self.path} has used up its {layout.SEGMENT_ID_MAX} segments; start a new queue"
+            )
+        following = self._take_segment(next_id)
+        leaving = self._segment
+        with self._index_lock:
+            with contextlib.suppress(OSError):  # a missing index only makes seeks scan
+                self._store_index(durable=False)
+            if self._records:
+                self._retention.record_segment = leaving.segment_id
+            native.pad_segment(leaving.mapping, self.offset)
+            native.publish_head(self._control.mapping, next_id, SEG_DATA_OFFSET)
+            native.seal_segment(leaving.mapping)
+            self._segment = following
+            self._partial = False
+            self._flushed_offset = 0
+            self._enter(following.mapping, SEG_DATA_OFFSET)
+        self._rolls += 1
+        self._sync_sealed(leaving)
+        self._control.beat(self._clock.wall_ns())
+        native.notify(self._control.mapping)
+        self._prepare.request(next_id + 1)
+        self._prepare_requested = True
+        self._retention.wake()
+
+    def _take_segment(self, segment_id: int) -> Segment:
+        wait_s = self.config.prealloc_wait_s
+        prepared = self._prepare.take(segment_id, wait_s)
+        if prepared is not None:
+            return prepared
+        if self.config.require_prealloc:
+            self._prepare.request(segment_id)
+            raise SegmentNotPrepared(
+                f"segment {segment_id} of {self.path} was not prepared within {wait_s} s and "
+                "require_prealloc is set; nothing was written, retry"
+            )
+        return self._prepare.take_over(segment_id) or open_or_create_segment(
+            self._fs, self.path, segment_id, self.segment_size, memlock=self.config.memlock
+        )
+
+    def _sync_sealed(self, segment: Segment) -> None:
+        if self.config.defer_seal_sync:
+            self._sync.submit(segment)
+            return
+        try:
+            self._fs.fsync(segment.fd)
+        except OSError:
+            # The roll has happened and its records are visible; flush_sync tries again and raises.
+            self._seal_errors += 1
+            self._unsynced.append(segment)
+            return
+        segment.close(self._fs)
+
+    # -- what is due now and then --------------------------------------------------------
+
+    def _schedule_due(self) -> None:
+        config = self.config
+        next_bytes = self.bytes_written + config.retention_check_bytes
+        if not self._prepare_requested:
+            next_bytes = min(next_bytes, self.bytes_written + self.segment_size // PREPARE_AT)
+        next_seq = self.next_seq + config.index_flush_records if config.index_flush_records else _NEVER
+        self._set_due(next_bytes, next_seq)
+
+    def _on_due(self) -> None:
+        """Called by the native core after an append that passed a mark of `_schedule_due`."""
+        if self.config.index_flush_records:
+            self._flush_index()
+        if not self._prepare_requested and (
+            self.config.require_prealloc or self.offset >= self.segment_size // PREPARE_AT
+        ):
+            self._prepare.request(self.segment_id + 1)
+            self._prepare_requested = True
+        if self._retention.has_work:
+            self._retention.wake()
+        self._schedule_due()
+
+    def _tick(self) -> None:
+        """Called by the retention worker, in its thread, every check interval."""
+        if self._records:
+            self._retention.record_segment = self.segment_id
+        interval_s = self.config.index_flush_interval_s
+        now_ns = self._clock.monotonic_ns()
+        if interval_s is not None and now_ns - self._index_flushed_ns >= interval_s * 1e9:
+            self._index_flushed_ns = now_ns
+            self._flush_index()
+
+    @property
+    def _records(self) -> int:
+        """Records appended to the current segment by this writer; 0 while nobody can tell."""
+        state = self._index_state()
+        return state[5] if state is not None else 0
+
+    def _flush_index(self) -> None:
+        # A missing or old index only makes seeks scan.
+        with self._index_lock, contextlib.suppress(OSError):
+            self._store_index(durable=False)
+
+    def _store_index(self, *, durable: bool) -> None:
+        state = self._index_state()
+        if state is None or state[5] == 0:
+            return
+        entries, first_seq, last_seq, min_ts_ns, max_ts_ns, _ = state
+        index = SeekIndex(
+            segment_id=self.segment_id,
+            segment_size=self.segment_size,
+            entry_stride=self.config.index_stride,
+            partial=self._partial,
+            min_seq=first_seq,
+            max_seq=last_seq,
+            min_ts_ns=min_ts_ns,
+            max_ts_ns=max_ts_ns,
+            entries=np.frombuffer(entries, dtype=seek_index.ENTRY_DTYPE),
+        )
+        seek_index.store(self._fs, self.path, index, durable=durable)
+
+    # -- durability ----------------------------------------------------------------------
+
+    def flush_async(self) -> None:
+        """Ask the kernel to write back what was appended since the last flush; does not wait."""
+        with self._exclusive(), io_errors(f"flush {self.path}"):
+            self._msync(wait=False)
+
+    def flush_sync(self) -> None:
+        """Return when everything appended so far survives a power loss."""
+        with self._exclusive(), io_errors(f"flush {self.path} to disk"):
+            self._sync.drain()
+            while self._unsynced:
+                self._fs.fsync(self._unsynced[0].fd)
+                self._unsynced.pop(0).close(self._fs)
+            self._msync(wait=True)
+            self._flushed_offset = self.offset
+            self._control.sync()
+            with self._index_lock:
+                self._store_index(durable=True)
+            index_meta.store(self._fs, self.path, self.segment_id, self.offset)
+
+    def _msync(self, *, wait: bool) -> None:
+        start = self._flushed_offset
+        if self.offset > start:
+            self._fs.msync(self._segment.mapping, self._segment.fd, start, self.offset - start, wait)
+
+    def heartbeat(self) -> None:
+        """Give a sign of life; the retention worker does so every second anyway."""
+        with self._exclusive():
+            self._control.beat(self._clock.wall_ns())
+
+    # -- the rest ------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        self._begin_exclusive()
+        try:
+            yield
+        finally:
+            self._end_exclusive()
+
+    @property
+    def segment_id(self) -> int:
+        """The segment that records go to."""
+        return self._segment.segment_id
+
+    @property
+    def segment_size(self) -> int:
+        """Bytes per segment, as the control block says."""
+        return self._control.segment_size
+
+    @property
+    def metrics(self) -> WriterMetrics:
+        """Counters since this writer was opened."""
+        return WriterMetrics(
+            rolls=self._rolls,
+            bytes_written=self.bytes_written,
+            prealloc_errors=self._prepare.errors,
+            seal_errors=self._seal_errors + self._sync.errors,
+            retention_errors=self._retention.errors,
+        )
+
+    def close(self) -> None:
+        """Stop the workers, flush the seek index and release the lock. Closing twice is fine."""
+        if not self._opened:
+            return
+        self._begin_exclusive()
+        self._end_exclusive()
+        self._opened = False
+        for worker in (self._prepare, self._retention, self._sync):
+            worker.close()
+        self._flush_index()
+        self._detach()
+        for segment in (self._segment, *self._unsynced):
+            segment.close(self._fs)
+        self._control.close()
+        self._lock.close()
+
+    def __del__(self) -> None:
+        """Close a writer that was forgotten, and say so."""
+        if getattr(self, "_opened", False):
+            warnings.warn(f"writer of {self.path} was not closed", ResourceWarning, stacklevel=1)
+            with contextlib.suppress(Closed):
+                self.close()
+
+    def __enter__(self) -> Self:
+        """Return the writer."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the writer."""
+        self.close()
+
+
+def _tick_of(writer: QueueWriter) -> Callable[[], None]:
+    """The writer's tick, without keeping a forgotten writer alive."""
+    reference = weakref.ref(writer)
+
+    def tick() -> None:
+        target = reference()
+        if target is not None:
+            target._tick()
+
+    return tick
+
+
+def _open_control(fs: Fs, clock: Clock, path: str, segment_size: int) -> ControlBlock:
+    if not ControlBlock.exists(fs, path):
+        segments = list_segments(fs, path)
+        if segments:
+            raise CorruptMetadata(
+                f"{path} has {len(segments)} segments but no {layout.CONTROL_FILE}; restore it from a backup "
+                "or move the segments away"
+            )
+        ControlBlock.create(fs, path, segment_size)
+    return ControlBlock.open(fs, clock, path)

@@ -1,0 +1,93 @@
+"""The error hierarchy: names and codes that users and scripts rely on."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+from everlog import errors
+from everlog.errors import EverlogError
+
+# Codes appear in `--json` output and names in `except` clauses: a change here breaks users.
+CODES = {
+    "EverlogError": "error",
+    "Io": "io",
+    "QueueNotFound": "queue_not_found",
+    "Corrupt": "corrupt",
+    "CorruptMetadata": "corrupt_metadata",
+    "Unsupported": "unsupported",
+    "UnsupportedVersion": "unsupported_version",
+    "PayloadTooLarge": "payload_too_large",
+    "InvalidTypeId": "invalid_type_id",
+    "InvalidTimestamp": "invalid_timestamp",
+    "QueueFull": "queue_full",
+    "SegmentNotPrepared": "segment_not_prepared",
+    "WriterAlreadyActive": "writer_already_active",
+    "ReaderAlreadyActive": "reader_already_active",
+    "SegmentMissing": "segment_missing",
+    "InvalidName": "invalid_name",
+    "InvalidPartition": "invalid_partition",
+    "InvalidConfig": "invalid_config",
+    "ConcurrentUse": "concurrent_use",
+    "Closed": "closed",
+}
+
+# Which `except` clause catches what besides `except EverlogError`.
+PARENTS = {"QueueNotFound": "Io", "CorruptMetadata": "Corrupt"}
+
+
+def error_classes() -> list[Any]:
+    """Every exception class that `everlog.errors` itself defines, whatever it derives from."""
+    classes = (value for _, value in inspect.getmembers(errors, inspect.isclass))
+    return [cls for cls in classes if issubclass(cls, BaseException) and cls.__module__ == errors.__name__]
+
+
+def test_names_and_codes_are_those_of_the_pinned_table() -> None:
+    assert {cls.__name__: cls.code for cls in error_classes()} == CODES
+
+
+def test_no_two_errors_share_a_code() -> None:
+    codes = [cls.code for cls in error_classes()]
+    assert sorted(codes) == sorted(set(codes))
+
+
+@pytest.mark.parametrize("cls", error_classes(), ids=lambda cls: cls.__name__)
+def test_every_error_is_an_everlog_error_below_its_pinned_parent(cls: type[EverlogError]) -> None:
+    assert issubclass(cls, EverlogError)
+    if cls is not EverlogError:
+        assert cls.__base__ is getattr(errors, PARENTS.get(cls.__name__, "EverlogError"))
+
+
+@pytest.mark.parametrize("cls", error_classes(), ids=lambda cls: cls.__name__)
+def test_every_code_is_defined_by_its_own_class_in_snake_case(cls: type[EverlogError]) -> None:
+    assert re.fullmatch(r"[a-z]+(_[a-z]+)*", vars(cls)["code"])
+
+
+@pytest.mark.parametrize("cls", error_classes(), ids=lambda cls: cls.__name__)
+def test_every_error_says_what_it_means(cls: type[EverlogError]) -> None:
+    # `vars`, because `__doc__` of a class without docstring would be looked up in Exception's.
+    assert (vars(cls).get("__doc__") or "").strip()
+
+
+def test_io_carries_the_errno_of_the_operating_system() -> None:
+    error = errors.Io("cannot write control.meta", errno=28)
+    assert (str(error), error.errno) == ("cannot write control.meta", 28)
+    assert errors.Io("no number known").errno is None
+
+
+def test_queue_not_found_is_caught_as_io() -> None:
+    with pytest.raises(errors.Io):
+        raise errors.QueueNotFound("no control.meta in q", errno=2)
+
+
+def test_unsupported_version_carries_the_version() -> None:
+    error = errors.UnsupportedVersion("segment has version 9", 9)
+    assert (str(error), error.version) == ("segment has version 9", 9)
+
+
+def test_queue_full_counts_the_records_that_were_appended() -> None:
+    assert errors.QueueFull("full", appended=3).appended == 3
+    assert errors.QueueFull("full").appended == 0
