@@ -3,7 +3,7 @@
     python examples/sidecar.py
 
 Three strategies, each a process of its own, send orders to one router and get a fill for each.
-The last one starts while the others are trading. The router has these threads:
+The last one starts when the others are already trading. The router has these threads:
 
     hot        owns the fan-in reader and all writers; obeys commands, reads orders, sends fills
     discovery  finds strategies, opens their channels, hands them to the hot thread, closes the
@@ -43,6 +43,7 @@ from everlog.queue import FanInReader, WriterConfig
 # Small segments, so that a short run rolls often enough to give every worker something to do.
 CONFIG = WriterConfig(segment_size=64 * 1024)
 ORDER = struct.Struct("<QQ48x")  # number, time of sending; 64 bytes as a real order might have
+OUTSTANDING_MAX = 8  # orders a strategy sends before it waits for their fills
 DEADLINE_S = 60.0
 
 
@@ -67,13 +68,15 @@ def run_strategy(root: str, name: str, orders: int) -> None:
         assert channel.inbox is not None
         for number in range(orders):
             channel.send_order(ORDER.pack(number, time.monotonic_ns()))
-            take_fills(channel)
+            while number + 1 - len(round_trips_ns) >= OUTSTANDING_MAX and channel.inbox.wait(DEADLINE_S):
+                take_fills(channel)
             if number % 500 == 0:
                 channel.commit(durable=False)  # lets retention delete what has been read
-        while len(round_trips_ns) < orders:
-            channel.inbox.wait(0.1)
+        while len(round_trips_ns) < orders and channel.inbox.wait(DEADLINE_S):
             take_fills(channel)
         channel.commit()
+    if len(round_trips_ns) < orders:
+        sys.exit(f"{name}: only {len(round_trips_ns)} of {orders} fills came within {DEADLINE_S:.0f} s")
     median_us = sorted(round_trips_ns)[orders // 2] / 1000
     print(f"  {name}: {orders} orders, {len(round_trips_ns)} fills, median round trip {median_us:.0f} us")
 
@@ -140,12 +143,12 @@ class HotThread(threading.Thread):
                 self._leaving.add(strategy)
 
     def _idle(self) -> None:
-        """Nothing to read from anybody: commit, let go of those who left, and wait."""
+        """Nothing to read from anybody: wait, or let go of those who left."""
         assert self._fan_in is not None
-        self._fan_in.commit_all()
         if not self._leaving:
             self._fan_in.wait(0.01)
             return
+        self._fan_in.commit_all()
         # The fan-in holds no message back now, so it can be rebuilt without those who left.
         staying = [channel for channel in self._channels if channel.strategy not in self._leaving]
         for channel in self._channels:
@@ -234,7 +237,7 @@ def run(root: Path, orders: int) -> int:
         while len(sidecar.left) < len(names) and time.monotonic() < deadline_s:
             if not (hot.is_alive() and sidecar.is_alive()):
                 break  # its traceback says why
-            if len(processes) == 2 and sum(hot.fills.values()) > orders // 2:
+            if len(processes) == 2 and hot.fills:
                 processes.append(start_strategy(root, names[2], orders))
             time.sleep(0.01)
     finally:
@@ -261,7 +264,7 @@ def run(root: Path, orders: int) -> int:
 def main() -> int:
     """Run in a directory that is removed afterwards; 0 if nothing was lost."""
     parser = argparse.ArgumentParser(description="A router with a hot thread and sidecar threads.")
-    parser.add_argument("--orders", type=int, default=5000, help="orders per strategy (default 5000)")
+    parser.add_argument("--orders", type=int, default=20000, help="orders per strategy (default 20000)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="everlog-sidecar-") as directory:
         return 1 if run(Path(directory), arguments.orders) else 0

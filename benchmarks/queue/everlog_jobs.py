@@ -68,7 +68,7 @@ def call_costs(path: str, count: int) -> Iterator[Callable[[], CallCosts]]:
             yield lambda: _time_calls(writer, reader, chunks)
 
 
-def _time_calls(writer: Any, reader: Any, chunks: int) -> CallCosts:  # noqa: ANN401
+def _time_calls(writer: Any, reader: Any, chunks: int) -> CallCosts:
     single_chunks, array_chunks = chunks // 2, chunks
     singles = [
         (
@@ -94,7 +94,7 @@ def _time_calls(writer: Any, reader: Any, chunks: int) -> CallCosts:  # noqa: AN
     )
 
 
-def enter_prepared_segment(writer: Any) -> None:  # noqa: ANN401 - a QueueWriter
+def enter_prepared_segment(writer: Any) -> None:
     """Fill the first segment, giving the writer's helper the time to prepare the second."""
     records = numbered_records(BATCH_MESSAGES)
     segments_to_be = Path(writer.path)
@@ -108,7 +108,7 @@ def enter_prepared_segment(writer: Any) -> None:  # noqa: ANN401 - a QueueWriter
         writer.append_array(TYPE_ID, records, TIMESTAMP_NS)
 
 
-def _append_with_timestamp(writer: Any) -> float:  # noqa: ANN401 - a QueueWriter
+def _append_with_timestamp(writer: Any) -> float:
     append = writer.append
     payloads = ring(PAYLOAD_BYTES)
     started_ns = time.perf_counter_ns()
@@ -117,7 +117,7 @@ def _append_with_timestamp(writer: Any) -> float:  # noqa: ANN401 - a QueueWrite
     return (time.perf_counter_ns() - started_ns) / len(payloads)
 
 
-def _append_with_wall_clock(writer: Any) -> float:  # noqa: ANN401 - a QueueWriter
+def _append_with_wall_clock(writer: Any) -> float:
     append = writer.append
     payloads = ring(PAYLOAD_BYTES)
     started_ns = time.perf_counter_ns()
@@ -126,13 +126,13 @@ def _append_with_wall_clock(writer: Any) -> float:  # noqa: ANN401 - a QueueWrit
     return (time.perf_counter_ns() - started_ns) / len(payloads)
 
 
-def _append_array(writer: Any, records: NDArray[Any]) -> float:  # noqa: ANN401 - a QueueWriter
+def _append_array(writer: Any, records: NDArray[Any]) -> float:
     started_ns = time.perf_counter_ns()
     writer.append_array(TYPE_ID, records, TIMESTAMP_NS)
     return (time.perf_counter_ns() - started_ns) / len(records)
 
 
-def _iterate(reader: Any) -> float:  # noqa: ANN401 - a QueueReader
+def _iterate(reader: Any) -> float:
     first = message = reader.next()
     started_ns = time.perf_counter_ns()
     for message in reader:  # noqa: B007 - the last one is looked at below
@@ -141,7 +141,7 @@ def _iterate(reader: Any) -> float:  # noqa: ANN401 - a QueueReader
     return elapsed_ns / (message.seq - first.seq)
 
 
-def _view_batch(reader: Any, *, verify: bool) -> float:  # noqa: ANN401 - a QueueReader
+def _view_batch(reader: Any, *, verify: bool) -> float:
     started_ns = time.perf_counter_ns()
     batch = reader.read_batch(BATCH_MESSAGES, verify=verify)
     records = batch.view(RECORD_DTYPE)
@@ -159,11 +159,19 @@ def numbered_records(count: int) -> NDArray[Any]:
 
 
 @contextmanager
-def batch_sender(path: str, count: int, segment_size: int) -> Iterator[Callable[[], tuple[int, Memory]]]:
-    """Append `count` numbered records with `append_array`; the result is when it began."""
+def batch_sender(
+    path: str, count: int, segment_size: int, prepared: bool
+) -> Iterator[Callable[[], tuple[int, Memory]]]:
+    """Append `count` numbered records with `append_array`; the result is when it began.
+
+    With `prepared`, the records go into a segment that lies ready; otherwise into whatever the
+    writer finds, beginning with the first segment of a new queue.
+    """
     from everlog.queue import Queue
 
     with Queue.open_publisher(path, segment_size=segment_size) as writer:
+        if prepared:
+            enter_prepared_segment(writer)
         records = numbered_records(BATCH_MESSAGES)
 
         def run() -> tuple[int, Memory]:
@@ -182,7 +190,7 @@ def batch_receiver(path: str, count: int) -> Iterator[Callable[[], tuple[int, Me
     """Read `count` records in batches and check every word; the result is when it ended."""
     from everlog.queue import BusySpin, Queue
 
-    with Queue.open_subscriber(path, READER, "earliest", wait_strategy=BusySpin()) as reader:
+    with Queue.open_subscriber(path, READER, "latest", wait_strategy=BusySpin()) as reader:
 
         def run() -> tuple[int, Memory]:
             want = np.arange(BATCH_MESSAGES, dtype="<u8")
@@ -223,7 +231,7 @@ def rolling_writer(path: str, count: int) -> Iterator[Callable[[], tuple[array[i
         yield lambda: _append_timed(writer, count)
 
 
-def _append_timed(writer: Any, count: int) -> tuple[array[int], list[int]]:  # noqa: ANN401
+def _append_timed(writer: Any, count: int) -> tuple[array[int], list[int]]:
     clock = time.perf_counter_ns
     append = writer.append
     durations = array("q", bytes(8 * count))

@@ -32,7 +32,7 @@ ASLEEP_PACE_NS = 1_200_000
 WARM_UP_SHARE = 0.1
 
 CALL_MESSAGES = 400_000
-BATCH_MESSAGES_WARM = 4_000_000
+BATCH_MESSAGES_PREPARED = 4_000_000
 BATCH_MESSAGES_FRESH = 6_000_000
 FRESH_SEGMENT_BYTES = 128 * MIB
 ROLL_APPENDS = 60_000
@@ -66,7 +66,7 @@ class Bench:
             RUN_TIMEOUT_S,
         )
 
-    def alone(self, *job: Any) -> Any:  # noqa: ANN401 - whatever the job takes and returns
+    def alone(self, *job: Any) -> Any:
         """Run one job on the sender's core."""
         return run_together([Child("measured", self.sender_core, job[0], job[1:])], RUN_TIMEOUT_S)[0]
 
@@ -138,26 +138,29 @@ def calls(bench: Bench, peer: Peer) -> Numbers:
         return asdict(bench.alone(everlog_jobs.call_costs, str(scratch / "q"), bench.scaled(CALL_MESSAGES)))
 
 
-def _batches(bench: Bench, count: int, segment_size: int) -> float:
+def _batches(bench: Bench, count: int, segment_size: int, *, prepared: bool) -> float:
     whole = count - count % everlog_jobs.BATCH_MESSAGES
     with bench.scratch() as scratch:
         path = str(scratch / "q")
         (started_ns, _), (ended_ns, _) = bench.pair(
-            (everlog_jobs.batch_sender, path, whole, segment_size),
+            (everlog_jobs.batch_sender, path, whole, segment_size, prepared),
             (everlog_jobs.batch_receiver, path, whole),
         )
     return rate_per_s(whole, ended_ns - started_ns)
 
 
-def batches(bench: Bench, peer: Peer) -> Numbers:
-    """Batched throughput, within one prepared segment and through fresh ones."""
-    warm = bench.scaled(BATCH_MESSAGES_WARM)
-    fresh = bench.scaled(BATCH_MESSAGES_FRESH)
-    fresh_segment_bytes = FRESH_SEGMENT_BYTES // (QUICK_DIVISOR if bench.quick else 1)
-    return {
-        "batched_per_s": _batches(bench, warm, everlog_jobs.segment_size_for(warm)),
-        "batched_fresh_per_s": _batches(bench, fresh, fresh_segment_bytes),
-    }
+def batches_prepared(bench: Bench, peer: Peer) -> Numbers:
+    """Batched throughput within one prepared segment."""
+    count = bench.scaled(BATCH_MESSAGES_PREPARED)
+    segment_bytes = everlog_jobs.segment_size_for(count)
+    return {"batched_per_s": _batches(bench, count, segment_bytes, prepared=True)}
+
+
+def batches_fresh(bench: Bench, peer: Peer) -> Numbers:
+    """Batched throughput through a new queue, one segment after the other."""
+    count = bench.scaled(BATCH_MESSAGES_FRESH)
+    segment_bytes = bench.scaled(FRESH_SEGMENT_BYTES)
+    return {"batched_fresh_per_s": _batches(bench, count, segment_bytes, prepared=False)}
 
 
 def rolls(bench: Bench, peer: Peer) -> Numbers:
@@ -194,6 +197,7 @@ MEASURES = (
     Measure("polling", polling, everlog_only=True),
     Measure("asleep", asleep),
     Measure("stream", stream),
-    Measure("batches", batches, everlog_only=True),
+    Measure("batches", batches_prepared, everlog_only=True),
+    Measure("fresh", batches_fresh, everlog_only=True),
     Measure("rolls", rolls, everlog_only=True),
 )

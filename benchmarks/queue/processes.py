@@ -56,7 +56,7 @@ class Child:
         except OSError as error:
             raise ChildFailed(f"the {self.role} process is gone: {error}") from error
 
-    def answer(self, deadline_s: float) -> Any:  # noqa: ANN401 - whatever the job returns
+    def answer(self, deadline_s: float) -> Any:
         """What the child reports about its step; raise ChildFailed after `deadline_s` (monotonic)."""
         if not self._control.poll(max(0.0, deadline_s - time.monotonic())):
             raise ChildFailed(f"the {self.role} process did not answer in time")

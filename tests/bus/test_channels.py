@@ -130,7 +130,7 @@ def test_the_sides_may_start_in_any_order_unless_both_only_try(
     layout: IpcLayout, stack: ExitStack, strategy_way: str, router_way: str, strategy_first: bool
 ) -> None:
     opened: dict[type[OrderChannel], OrderChannel] = {}
-    turns = [(StrategyChannel, strategy_way), (RouterChannel, router_way)]
+    turns = list(zip(SIDES, (strategy_way, router_way), strict=True))
     # Three rounds, as two processes that try again until they are open.
     for side, way in itertools.chain.from_iterable([turns if strategy_first else turns[::-1]] * 3):
         if side not in opened and (channel := getattr(side, way)(layout, "arb", config=SMALL)) is not None:
@@ -312,7 +312,7 @@ layout, first, last = IpcLayout(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 with StrategyChannel.open(layout, "arb", config=WriterConfig(segment_size=4096)) as channel:
     for number in range(first, last):
         channel.send_order(b"%d" % number)
-    print("sent")
+    print("sent", flush=True)
     while not channel.attach_inbox():
         pass
     fills = 0
@@ -321,7 +321,7 @@ with StrategyChannel.open(layout, "arb", config=WriterConfig(segment_size=4096))
         while channel.next_fill() is not None:
             fills += 1
     channel.commit()
-    print("filled")
+    print("filled", flush=True)
     sys.stdin.readline()
 """
 
@@ -345,7 +345,7 @@ def test_a_strategy_killed_by_sigkill_is_noticed_and_its_successor_goes_on_witho
     discovery = stack.enter_context(RouterDiscovery(layout, rescan_interval_s=3600))
     discovery.poll()
     first = spawn(STRATEGY, layout.root, 0, 200)
-    first.expect("sent")
+    assert first.read_line() == "sent"
     [added] = discovery.poll()
     assert isinstance(added, Added)
     channel = RouterChannel.try_open(layout, added.strategy, config=SMALL)
@@ -353,7 +353,7 @@ def test_a_strategy_killed_by_sigkill_is_noticed_and_its_successor_goes_on_witho
     router = stack.enter_context(channel)
     assert router.inbox is not None
     assert fill_orders(router, 200) == [b"%d" % number for number in range(200)]
-    first.expect("filled")
+    assert first.read_line() == "filled"
     assert router.inbox.detect_disconnect() is None
 
     first.kill()
@@ -362,12 +362,12 @@ def test_a_strategy_killed_by_sigkill_is_noticed_and_its_successor_goes_on_witho
     assert discovery.poll() == []  # READY outlives a crash: the queue can still be opened
 
     second = spawn(STRATEGY, layout.root, 200, 300)
-    second.expect("sent")
+    assert second.read_line() == "sent"
     assert fill_orders(router, 100) == [b"%d" % number for number in range(200, 300)]
-    second.expect("filled")
+    assert second.read_line() == "filled"
     assert router.inbox.detect_disconnect() is None
-    second.tell("")
-    second.finish()
+    second.release()
+    assert second.process.returncode == 0
     assert discovery.poll() == [Removed("arb")]
 
 
@@ -377,12 +377,12 @@ def test_a_router_killed_by_sigkill_is_noticed_by_the_strategy(layout: IpcLayout
         "from everlog.bus import IpcLayout, RouterChannel\n"
         "channel = RouterChannel.try_open(IpcLayout(sys.argv[1]), 'arb')\n"
         "channel.send_fill(b'filled')\n"
-        "print('open')\n"
+        "print('open', flush=True)\n"
         "sys.stdin.readline()\n"
     )
     with StrategyChannel.open(layout, "arb", config=SMALL) as strategy:
         child = spawn(source, layout.root)
-        child.expect("open")
+        assert child.read_line() == "open"
         assert strategy.attach_inbox()
         assert strategy.inbox is not None
         assert strategy.inbox.detect_disconnect() is None

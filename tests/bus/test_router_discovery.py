@@ -6,6 +6,7 @@ it was found by inotify.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from inotify_simple import INotify  # type: ignore[import-untyped]
 
 from everlog.bus import Added, IpcLayout, Removed, RouterDiscovery, clear_ready, mark_ready, watch
 from everlog.clock import TestClock
@@ -351,8 +353,11 @@ def test_every_directory_is_watched_and_watches_end_with_their_directory(
 
 def kernel_watches() -> int:
     """Count the inotify watches of this process as the kernel sees them."""
-    files = Path("/proc/self/fdinfo").iterdir()
-    return sum(line.startswith("inotify wd:") for file in files if file.exists() for line in file.open())
+    count = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+            count += Path("/proc/self/fdinfo", descriptor).read_text().count("inotify wd:")
+    return count
 
 
 def test_a_directory_that_moved_away_is_watched_no_longer(
@@ -408,7 +413,7 @@ class NoInstances:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-class NoWatches(watch.INotify):  # type: ignore[misc]
+class NoWatches(INotify):  # type: ignore[misc]
     """Stands for inotify when its number of watches is used up."""
 
     def add_watch(self, path: str, mask: int) -> int:
@@ -430,14 +435,13 @@ def test_when_inotify_has_reached_its_limit_it_says_so_and_scans_until_there_is_
     with monkeypatch.context() as patch:
         patch.setattr(watch, "INotify", exhausted)
         assert discovery.poll() == []
-        assert discovery.degraded_reason is not None
-        assert discovery.degraded_reason.startswith(reason)
+        assert str(discovery.degraded_reason).startswith(reason)
         directory = make_ready(layout, "arb")
         assert discovery.poll() == []
         clock.advance_ns(HALF_A_SECOND_NS)
         assert discovery.poll() == [Added("arb", directory)]
     if exhausted is NoWatches:
-        monkeypatch.setattr(NoWatches, "add_watch", watch.INotify.add_watch)
+        monkeypatch.setattr(NoWatches, "add_watch", INotify.add_watch)
     clock.advance_ns(HALF_A_SECOND_NS)
     assert discovery.poll() == []
     assert discovery.degraded_reason is None

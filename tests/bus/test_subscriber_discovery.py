@@ -7,6 +7,7 @@ nothing here depends on how fast the machine is.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from everlog.clock import NS_PER_S, TestClock
 from everlog.errors import InvalidConfig, ReaderAlreadyActive, SegmentMissing
 from everlog.queue import DisconnectReason, Queue, QueueReader
 from everlog.queue.layout import CONTROL_FILE, CTRL_INIT_STATE, INIT_STATE_INITIALIZING
-from tests.bus.conftest import Child, Spawn
+from tests.bus.conftest import Spawn
+from tests.support.holder import Holder
 
 HALF_A_SECOND_NS = NS_PER_S // 2
 FIVE_SECONDS_NS = 5 * NS_PER_S  # the default time to live of a writer
@@ -28,7 +30,7 @@ import sys
 from everlog.queue import Queue
 with Queue.open_publisher(sys.argv[1], segment_size=4096) as writer:
     writer.append(1, b"one")
-    print("open")
+    print("open", flush=True)
     sys.stdin.readline()
 """
 
@@ -49,9 +51,9 @@ def discovery(path: Path, clock: TestClock) -> SubscriberDiscovery:
     return SubscriberDiscovery(path, "strategy", poll_interval_s=0, clock=clock)
 
 
-def start_writer(spawn: Spawn, path: Path) -> Child:
+def start_writer(spawn: Spawn, path: Path) -> Holder:
     child = spawn(WRITER, path)
-    child.expect("open")
+    assert child.read_line() == "open"
     return child
 
 
@@ -158,13 +160,14 @@ def test_a_stopped_writer_is_reported_as_silent_and_forgiven_when_it_goes_on(
 ) -> None:
     child = start_writer(spawn, path)
     with connect(discovery) as reader:
-        child.stop()
+        child.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.process.pid, os.WSTOPPED)
         heartbeat_ns = reader.writer_status().last_heartbeat_ns
         clock.set_wall_ns(heartbeat_ns + FIVE_SECONDS_NS)
         assert discovery.poll(reader) == []
         clock.advance_ns(1)
         assert discovery.poll(reader) == [Disconnected(DisconnectReason.HEARTBEAT_STALE)]
-        child.go_on()
+        child.process.send_signal(signal.SIGCONT)
         deadline_s = time.monotonic() + 30
         while reader.writer_status().last_heartbeat_ns == heartbeat_ns:
             assert time.monotonic() < deadline_s, "an idle writer must show a heartbeat every second"

@@ -70,7 +70,7 @@ class EverlogPeer(Peer):
             )
 
 
-def _wait_strategy(mode: Mode) -> Any:  # noqa: ANN401 - one of three classes without a common base
+def _wait_strategy(mode: Mode) -> Any:
     from everlog.queue import BusySpin, SpinThenPark
 
     return SpinThenPark(spin_us=0) if mode is Mode.ASLEEP else BusySpin()

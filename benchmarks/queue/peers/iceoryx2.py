@@ -74,7 +74,7 @@ class Iceoryx2Peer(Peer):
         content_type: Any = ctypes.c_uint8 * setup.payload_bytes
         longest = iceoryx2.Duration.from_secs(WAIT_MAX_S)
 
-        def take() -> Any:  # noqa: ANN401 - a ctypes array
+        def take() -> Any:
             sample = receive()
             if sample is None:
                 return None
@@ -90,14 +90,14 @@ class Iceoryx2Peer(Peer):
         )
 
 
-def _node() -> Any:  # noqa: ANN401 - the binding has no types
+def _node() -> Any:
     import iceoryx2
 
     iceoryx2.set_log_level(iceoryx2.LogLevel.Error)
     return iceoryx2.NodeBuilder.new().create(iceoryx2.ServiceType.Ipc)
 
 
-def _service(node: Any, setup: Setup) -> Any:  # noqa: ANN401 - the binding has no types
+def _service(node: Any, setup: Setup) -> Any:
     import iceoryx2
 
     return (
@@ -110,7 +110,7 @@ def _service(node: Any, setup: Setup) -> Any:  # noqa: ANN401 - the binding has 
     )
 
 
-def _event(node: Any, setup: Setup) -> Any:  # noqa: ANN401 - the binding has no types
+def _event(node: Any, setup: Setup) -> Any:
     import iceoryx2
 
     return node.service_builder(iceoryx2.ServiceName.new(setup.address)).event().open_or_create()

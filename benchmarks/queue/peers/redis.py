@@ -94,13 +94,13 @@ def _server_command(home: str, socket_path: str) -> list[str]:
     return ["redis-server", *reach, *in_memory_only, "--loglevel", "warning"]
 
 
-def _client(socket_path: str) -> Any:  # noqa: ANN401 - redis-py types its results per protocol
+def _client(socket_path: str) -> Any:
     import redis
 
     return redis.Redis(unix_socket_path=socket_path, protocol=2)
 
 
-def _reader(client: Any, count: int, block_ms: int | None) -> Callable[[], list[bytes]]:  # noqa: ANN401
+def _reader(client: Any, count: int, block_ms: int | None) -> Callable[[], list[bytes]]:
     position = b"0"
 
     def read() -> list[bytes]:

@@ -42,7 +42,7 @@ class ZmqPeer(Peer):
             socket.connect(f"ipc://{setup.address}")
             blocking = socket.recv
 
-            def take_now() -> Any:  # noqa: ANN401 - bytes, or None
+            def take_now() -> Any:
                 try:
                     return blocking(zmq.NOBLOCK)
                 except zmq.Again:

@@ -33,7 +33,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from everlog.bus.layout import IpcLayout, StrategyEndpoints
 from everlog.bus.markers import clear_ready, mark_ready
@@ -41,6 +41,9 @@ from everlog.clock import Clock
 from everlog.errors import Closed
 from everlog.fs import Fs
 from everlog.queue import MessageView, Queue, QueueReader, QueueWriter, StartMode, WriterConfig
+
+if TYPE_CHECKING:  # only the type checker needs it; Python has it from 3.12 on
+    from typing_extensions import Buffer
 
 ORDER_TYPE_ID = 0x2000
 FILL_TYPE_ID = 0x2001
@@ -219,7 +222,7 @@ class OrderChannel(ABC):
 class StrategyChannel(OrderChannel):
     """The strategy's side: sends orders, receives fills. Its reader bears the strategy's id."""
 
-    def send_order(self, payload: bytes, timestamp_ns: int | None = None) -> int:
+    def send_order(self, payload: Buffer, timestamp_ns: int | None = None) -> int:
         """Append an order to `orders_out` and return its sequence number."""
         return self.outbox.append(ORDER_TYPE_ID, payload, timestamp_ns)
 
@@ -243,7 +246,7 @@ class StrategyChannel(OrderChannel):
 class RouterChannel(OrderChannel):
     """The router's side towards one strategy: receives orders, sends fills."""
 
-    def send_fill(self, payload: bytes, timestamp_ns: int | None = None) -> int:
+    def send_fill(self, payload: Buffer, timestamp_ns: int | None = None) -> int:
         """Append a fill to `orders_in` and return its sequence number."""
         return self.outbox.append(FILL_TYPE_ID, payload, timestamp_ns)
 

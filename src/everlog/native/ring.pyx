@@ -13,8 +13,10 @@ from cpython.buffer cimport (
 from cpython.bytes cimport (
     PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
 )
-from cpython.exc cimport PyErr_CheckSignals
+from cpython.exc cimport PyErr_CheckSignals, PyErr_Clear
+from cpython.long cimport PyLong_CheckExact
 from cpython.memoryview cimport PyMemoryView_FromObject
+from cpython.number cimport PyNumber_Index
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
@@ -43,21 +45,45 @@ cdef enum:
     ARRAY_CHUNK = 4096
 
 
-cdef uint64_t timestamp_of(value) except? 0:
+cdef extern from "Python.h":
+    long PyLong_AsLongAndOverflow(object value, int *overflow) except? -1
+    unsigned long long PyLong_AsUnsignedLongLong(object value)
+    void *PyErr_Occurred()
+
+
+cdef inline uint64_t timestamp_of(value) except? 0:
     """An explicit timestamp as u64, or an error that names it."""
+    cdef unsigned long long number
+    if PyLong_CheckExact(value):
+        number = PyLong_AsUnsignedLongLong(value)
+        if number != <unsigned long long>-1 or PyErr_Occurred() == NULL:
+            return number
+        PyErr_Clear()
+    return unusual_timestamp(value)
+
+
+cdef uint64_t unusual_timestamp(value) except? 0:
     try:
-        return <uint64_t>value
+        return <uint64_t>PyNumber_Index(value)  # a NumPy integer, say
     except (OverflowError, TypeError):
         raise InvalidTimestamp(
             f"timestamp_ns must be an integer in 0..2**64-1, got {value!r}") from None
 
 
 cdef inline uint16_t type_id_of(value) except? 0:
-    cdef long number
-    try:
-        number = value
-    except (OverflowError, TypeError):
-        number = -1
+    cdef int overflow = 0
+    cdef long number = -1
+    if PyLong_CheckExact(value):
+        number = PyLong_AsLongAndOverflow(value, &overflow)
+    if number < 0 or number >= <long>RING_PAD_TYPE:
+        return unusual_type_id(value)
+    return <uint16_t>number
+
+
+cdef uint16_t unusual_type_id(value) except? 0:
+    cdef long number = -1
+    with suppress(OverflowError, TypeError):
+        number = PyNumber_Index(value)  # an IntEnum or a NumPy integer, say
     if number < 0 or number >= <long>RING_PAD_TYPE:
         raise InvalidTypeId(
             f"type_id must be an integer in 0..0xFFFE (0xFFFF marks padding), got {value!r}")

@@ -61,6 +61,19 @@ static inline uint32_t load_commit(const ring_message *message)
     return atomic_load_explicit((_Atomic uint32_t *)&message->commit_len, memory_order_acquire);
 }
 
+/* Records lie one after the other, so the lines needed next are known long before. But close to
+ * the head those lines are the ones the writer is about to fill, and fetching them would take
+ * them away from it: only a reader that is behind may fetch ahead. */
+#define READ_AHEAD 1024
+#define READ_AHEAD_AFTER 16
+#define WRITE_AHEAD 512
+
+static inline void read_ahead(const uint8_t *segment, uint64_t offset)
+{
+    __builtin_prefetch(segment + offset + READ_AHEAD);
+    __builtin_prefetch(segment + offset + READ_AHEAD + 64);
+}
+
 static inline int header_fits(uint64_t offset, uint64_t segment_size)
 {
     return offset + RING_HEADER_SIZE <= segment_size;
@@ -92,6 +105,9 @@ static inline void commit_record(ring_writer *w, uint16_t type_id, uint64_t leng
 {
     ring_message *message = message_at(w->segment, w->offset);
     uint64_t end = w->offset + ring_record_size(length);
+    /* The lines of the records to come: the full fence of a notification would wait for them. */
+    __builtin_prefetch(w->segment + end + WRITE_AHEAD, 1);
+    __builtin_prefetch(w->segment + end + WRITE_AHEAD + 64, 1);
     /* Bytes of an aborted write may lie where the next header goes; they must not look like a
      * record once this one is visible. */
     if (header_fits(end, w->segment_size))
@@ -275,6 +291,8 @@ ring_status ring_take_run(ring_reader *r, uint64_t max, int verify, ring_run *ru
             status = RING_BAD_CHECKSUM;
         if (status != RING_RECORD)
             break;
+        if (run->count >= READ_AHEAD_AFTER)
+            read_ahead(r->segment, offset);
         if (run->count == 0)
             run->stride = size;
         else if (run->stride != size)

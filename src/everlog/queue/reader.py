@@ -86,8 +86,6 @@ class QueueReader(RingReader):
 
     def _take_start_position(self, start: StartMode) -> None:
         saved = self._meta.position if self._meta is not None else None
-        if saved is not None:
-            self._check_saved(saved)
         for _ in range(_OPEN_ATTEMPTS_MAX):
             try:
                 place = self._start_place(start, saved)
@@ -97,6 +95,8 @@ class QueueReader(RingReader):
             self._register(place, saved)
             if self._fs.exists(segment_path(self.path, place.segment_id)):
                 return
+        if saved is None and self._meta is not None:
+            self._meta.remove()
         raise SegmentMissing(
             f"segments of {self.path} are deleted faster than a reader can open them; "
             "is retention running with no live reader?"
@@ -106,7 +106,7 @@ class QueueReader(RingReader):
         resumes = start in (StartMode.RESUME_STRICT, StartMode.RESUME_SNAPSHOT, StartMode.RESUME_LATEST)
         if resumes and saved is not None:
             with contextlib.suppress(FileNotFoundError):
-                return self._place(saved.segment_id, saved.offset)
+                return self._place(saved.segment_id, self._checked_offset(saved))
             if start is StartMode.RESUME_STRICT:
                 raise SegmentMissing(
                     f"reader segment missing: {self.name!r} stands at segment {saved.segment_id} of "
@@ -134,18 +134,21 @@ class QueueReader(RingReader):
         ids = list_segments(self._fs, self.path)
         return self._place(min(ids, default=head_segment), SEG_DATA_OFFSET)
 
-    def _check_saved(self, saved: ReaderPosition) -> None:
+    def _checked_offset(self, saved: ReaderPosition) -> int:
+        if saved.generation == 0 and saved.offset < SEG_DATA_OFFSET:
+            return SEG_DATA_OFFSET  # legacy files count from the first record
         if saved.offset % RECORD_ALIGN or not SEG_DATA_OFFSET <= saved.offset <= self.segment_size:
             raise CorruptMetadata(
                 f"reader {self.name!r} of {self.path} has saved offset {saved.offset}, which no record of a "
                 f"{self.segment_size}-byte segment can have; delete its meta file to start anew"
             )
+        return saved.offset
 
     def _register(self, place: Place, saved: ReaderPosition | None) -> None:
         """Make the reader known. A saved position stays the committed one while its data exists."""
         segment_id, offset = place.segment_id, place.offset
         if saved is not None and self._fs.exists(segment_path(self.path, saved.segment_id)):
-            segment_id, offset = saved.segment_id, saved.offset
+            segment_id, offset = saved.segment_id, self._checked_offset(saved)
         if self._meta is not None:
             self._meta.store(segment_id, offset, self._clock.wall_ns(), durable=True)
         self._committed = (segment_id, offset)
