@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,23 +19,23 @@ from numpy.typing import NDArray
 
 from benchmarks.queue.loops import WrongMessage, ring
 from benchmarks.queue.machine import Memory
-from benchmarks.queue.peers.everlog import READER, TIMESTAMP_NS, TYPE_ID, WAIT_MAX_S
-from benchmarks.queue.stats import MIB, median
+from benchmarks.queue.peers.everlog import (
+    READER,
+    TIMESTAMP_NS,
+    TYPE_ID,
+    WAIT_MAX_S,
+    enter_prepared_segment,
+    segment_size_for,
+)
+from benchmarks.queue.stats import median
 
 PAYLOAD_BYTES = 64
-RECORD_BYTES = 128  # 64 of header and 64 of payload
 WORDS = PAYLOAD_BYTES // 8
 RECORD_DTYPE = np.dtype([("words", "<u8", (WORDS,))])
 BATCH_MESSAGES = 4096
-PREPARE_TIMEOUT_S = 30.0
 
 ROLL_SEGMENT_BYTES = 64 * 1024
 ROLL_PACE_NS = 8_000
-
-
-def segment_size_for(count: int) -> int:
-    """A segment that holds `count` test messages without a roll."""
-    return (count * RECORD_BYTES // MIB + 2) * MIB
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def call_costs(path: str, count: int) -> Iterator[Callable[[], CallCosts]]:
     from everlog.queue import Queue
 
     chunks = max(8, count // BATCH_MESSAGES)
-    segment_size = segment_size_for((2 * chunks + 2) * BATCH_MESSAGES)
+    segment_size = segment_size_for((2 * chunks + 2) * BATCH_MESSAGES, PAYLOAD_BYTES)
     with Queue.open_publisher(path, segment_size=segment_size) as writer:
         enter_prepared_segment(writer)
         with Queue.open_subscriber(path, None, "latest") as reader:
@@ -92,20 +91,6 @@ def _time_calls(writer: Any, reader: Any, chunks: int) -> CallCosts:
         batch_view_ns=median(array[1] for array in arrays[0::2]),
         batch_view_unchecked_ns=median(array[1] for array in arrays[1::2]),
     )
-
-
-def enter_prepared_segment(writer: Any) -> None:
-    """Fill the first segment, giving the writer's helper the time to prepare the second."""
-    records = numbered_records(BATCH_MESSAGES)
-    segments_to_be = Path(writer.path)
-    deadline_s = time.monotonic() + PREPARE_TIMEOUT_S
-    while writer.segment_id == 0:
-        if writer.offset > writer.segment_size // 2:
-            while len(list(segments_to_be.glob("*.q"))) < 2:
-                if time.monotonic() > deadline_s:
-                    raise TimeoutError(f"no segment was prepared within {PREPARE_TIMEOUT_S} s")
-                time.sleep(0.001)
-        writer.append_array(TYPE_ID, records, TIMESTAMP_NS)
 
 
 def _append_with_timestamp(writer: Any) -> float:

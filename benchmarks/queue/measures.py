@@ -17,12 +17,13 @@ import numpy as np
 
 from benchmarks.queue import everlog_jobs, jobs
 from benchmarks.queue.peers import Mode, Peer, Setup
+from benchmarks.queue.peers.everlog import segment_size_for
 from benchmarks.queue.processes import Child, run_together
 from benchmarks.queue.stats import MIB, percentile_us, rate_per_s
 
 PAYLOAD_BYTES = 64
 PAYLOAD_SIZES = {64: "64b", 1024: "1kib", 65_536: "64kib"}
-STREAM_BYTES_MAX = 256 * MIB
+STREAM_BYTES_MAX = 128 * MIB
 
 SPINNING_SAMPLES = 20_000
 # Contenders with a slow pace get as many samples as fit into this time.
@@ -81,7 +82,7 @@ def _latency(bench: Bench, peer: Peer, mode: Mode, samples: int, pace_ns: int) -
     warm_up = int(samples * WARM_UP_SHARE)
     count = samples + warm_up
     with bench.scratch() as scratch, peer.channel(scratch) as address:
-        setup = Setup(address, mode, PAYLOAD_BYTES)
+        setup = Setup(address, mode, PAYLOAD_BYTES, count)
         sent, received = bench.pair(
             (jobs.paced_sender, peer.name, setup, count, pace_ns),
             (jobs.timed_receiver, peer.name, setup, count),
@@ -116,7 +117,7 @@ def stream(bench: Bench, peer: Peer) -> Numbers:
     for payload_bytes, label in PAYLOAD_SIZES.items():
         count = bench.scaled(min(peer.stream_messages, STREAM_BYTES_MAX // payload_bytes))
         with bench.scratch() as scratch, peer.channel(scratch) as address:
-            setup = Setup(address, Mode.STREAM, payload_bytes)
+            setup = Setup(address, Mode.STREAM, payload_bytes, count)
             (started_ns, sender_memory), (ended_ns, receiver_memory) = bench.pair(
                 (jobs.stream_sender, peer.name, setup, count),
                 (jobs.stream_receiver, peer.name, setup, count),
@@ -152,7 +153,7 @@ def _batches(bench: Bench, count: int, segment_size: int, *, prepared: bool) -> 
 def batches_prepared(bench: Bench, peer: Peer) -> Numbers:
     """Batched throughput within one prepared segment."""
     count = bench.scaled(BATCH_MESSAGES_PREPARED)
-    segment_bytes = everlog_jobs.segment_size_for(count)
+    segment_bytes = segment_size_for(count, PAYLOAD_BYTES)
     return {"batched_per_s": _batches(bench, count, segment_bytes, prepared=True)}
 
 

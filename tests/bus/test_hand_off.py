@@ -69,3 +69,27 @@ def test_many_senders_never_exceed_the_capacity_and_lose_nothing() -> None:
         thread.join()
     for sender in range(senders):
         assert [number for who, number in received if who == sender] == list(range(per_sender))
+
+
+def test_the_last_free_place_goes_to_one_of_many_senders(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SlowLength(deque[int]):
+        """Lets another thread run between the count and what is done about it."""
+
+        def __len__(self) -> int:
+            length = super().__len__()
+            never.wait(0.01)
+            return length
+
+    never = threading.Event()  # waiting for it is the pause
+    hand_off: HandOff[int] = HandOff(1)
+    monkeypatch.setattr(hand_off, "_items", SlowLength())
+    accepted: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda number=number: accepted.append(hand_off.offer(number)))
+        for number in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(accepted) == [False, False, False, True]

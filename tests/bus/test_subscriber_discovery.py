@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from everlog.errors import InvalidConfig, ReaderAlreadyActive, SegmentMissing
 from everlog.queue import DisconnectReason, Queue, QueueReader
 from everlog.queue.layout import CONTROL_FILE, CTRL_INIT_STATE, INIT_STATE_INITIALIZING
 from tests.bus.conftest import Spawn
+from tests.support.files import hooked_fs
 from tests.support.holder import Holder
 
 HALF_A_SECOND_NS = NS_PER_S // 2
@@ -81,6 +83,24 @@ def test_a_queue_that_is_still_being_initialised_is_waited_for(
     control[CTRL_INIT_STATE] = INIT_STATE_INITIALIZING
     (path / CONTROL_FILE).write_bytes(control)
     assert discovery.poll(None) == [Waiting()]
+
+
+def test_at_every_step_of_the_creation_of_a_queue_it_waits_or_connects_but_never_fails(
+    discovery: SubscriberDiscovery, path: Path
+) -> None:
+    steps: list[type] = []
+
+    def look(operation: str, arguments: tuple[object, ...]) -> None:
+        if threading.current_thread() is threading.main_thread():  # the writer's workers have files too
+            [event] = discovery.poll(None)
+            steps.append(type(event))
+            if isinstance(event, Connected):
+                event.reader.close()
+
+    with Queue.open_publisher(path, segment_size=4096, fs=hooked_fs(look)):
+        connected = steps.count(Connected)
+        assert 0 < connected < len(steps)
+        assert steps == [Waiting] * (len(steps) - connected) + [Connected] * connected
 
 
 def test_a_queue_that_can_be_opened_is_connected_with_the_named_reader(

@@ -33,6 +33,7 @@ class Setup:
     address: Any
     mode: Mode
     payload_bytes: int
+    messages: int
 
 
 @dataclass(frozen=True)

@@ -314,9 +314,9 @@ cdef class RingWriter:
         cdef list items = list(payloads)
         cdef uint64_t largest = self.ring.segment_size - 2 * RING_HEADER_SIZE
         for item in items:
-            length = len(item) if PyBytes_CheckExact(item) else memoryview(item).nbytes
+            length = len(item) if PyBytes_CheckExact(item) else contiguous_size(item)
             if length > largest:
-                self.make_room(length)
+                self.make_room(length)  # raises PayloadTooLarge
         cdef uint64_t first = self.ring.next_seq
         if not items:
             return first
@@ -430,6 +430,15 @@ cdef int get_array(array, Py_buffer *view) except -1:
         PyBuffer_Release(view)
         raise Unsupported(f"need a one-dimensional array, got {ndim} dimensions")
     return 0
+
+
+cdef contiguous_size(payload):
+    """The bytes a payload will take, or the error that appending it would raise."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    size = view.len
+    PyBuffer_Release(&view)
+    return size
 
 
 cdef int refuse(int state, unsigned long fork_generation) except -1:

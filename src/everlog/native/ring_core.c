@@ -179,6 +179,9 @@ void ring_pad(uint8_t *segment, uint64_t segment_size, uint64_t offset)
 {
     ring_message *message = message_at(segment, offset);
     uint64_t length = segment_size - offset - RING_HEADER_SIZE;
+    /* A torn record may stand here, with readers looking at it: take it back first. */
+    atomic_store_explicit(&message->commit_len, 0, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
     memset((uint8_t *)message + sizeof message->commit_len, 0,
            RING_HEADER_SIZE - sizeof message->commit_len);
     memset((uint8_t *)message + RING_HEADER_SIZE, 0, length);
