@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import re
 from typing import Any
 
@@ -91,3 +92,12 @@ def test_unsupported_version_carries_the_version() -> None:
 def test_queue_full_counts_the_records_that_were_appended() -> None:
     assert errors.QueueFull("full", appended=3).appended == 3
     assert errors.QueueFull("full").appended == 0
+
+
+def test_every_error_survives_pickling_with_its_details() -> None:
+    """Errors cross process borders: a pool or a Spark task raises them in another process."""
+    original = errors.UnsupportedVersion("segment has version 9", 9)
+    copy = pickle.loads(pickle.dumps(original))
+    assert (type(copy), str(copy), copy.version) == (errors.UnsupportedVersion, "segment has version 9", 9)
+    full = pickle.loads(pickle.dumps(errors.QueueFull("full", appended=3)))
+    assert full.appended == 3

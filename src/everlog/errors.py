@@ -55,7 +55,7 @@ class UnsupportedVersion(EverlogError):
 
     code = "unsupported_version"
 
-    def __init__(self, message: str, version: int) -> None:
+    def __init__(self, message: str, version: int = 0) -> None:
         super().__init__(message)
         self.version = version
 

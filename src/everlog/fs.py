@@ -213,6 +213,19 @@ def replace_file(fs: Fs, path: str, data: bytes, *, durable: bool = True) -> Non
         fs.fsync_dir(os.path.dirname(path) or ".")
 
 
+def create_directory(fs: Fs, path: str) -> None:
+    """Create a directory and its parents so that they survive a power loss; existing ones are fine."""
+    missing: list[str] = []
+    ancestor = os.path.abspath(path)
+    while not fs.exists(ancestor):
+        missing.append(ancestor)
+        ancestor = os.path.dirname(ancestor)
+    if missing:
+        fs.makedirs(path)
+    for created in reversed(missing):
+        fs.fsync_dir(os.path.dirname(created))
+
+
 class PowerLoss(BaseException):
     """The simulated machine has no power: nothing after this call happens until `restore`.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from everlog.clock import Clock, SystemClock
 from everlog.errors import InvalidConfig
-from everlog.fs import Fs, OsFs
+from everlog.fs import Fs, OsFs, create_directory
 from everlog.queue.config import WriterConfig
 from everlog.queue.control import ControlBlock
 from everlog.queue.faults import io_errors
@@ -40,7 +40,7 @@ class Queue:
         wanted = (config or WriterConfig()).replace(**settings)
         files = fs or OsFs()
         with io_errors(f"create the queue directory {directory}"):
-            files.makedirs(directory)
+            create_directory(files, directory)
         return QueueWriter(directory, wanted, clock or SystemClock(), files)
 
     @staticmethod

@@ -375,9 +375,11 @@ class ReaderMetaFile:
 
     def _discard(self, fd: int, path: str) -> None:
         """Undo a creation as far as possible; the error that led here is the one to report."""
-        with contextlib.suppress(OSError):
-            self._fs.unlink(path)
-        self._close_quietly(fd)
+        try:
+            with contextlib.suppress(OSError):
+                self._fs.unlink(path)
+        finally:
+            self._close_quietly(fd)
 
     def _close_quietly(self, fd: int) -> None:
         """Close a file whose content does not matter; even a failing close closes."""
