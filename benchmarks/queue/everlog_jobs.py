@@ -123,7 +123,7 @@ def _iterate(reader: Any) -> float:
     for message in reader:  # noqa: B007 - the last one is looked at below
         pass
     elapsed_ns = time.perf_counter_ns() - started_ns
-    return elapsed_ns / (message.seq - first.seq)
+    return elapsed_ns / int(message.seq - first.seq)
 
 
 def _view_batch(reader: Any, *, verify: bool) -> float:

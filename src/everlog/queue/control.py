@@ -41,11 +41,21 @@ class ControlBlock:
 
     @classmethod
     def create(cls, fs: Fs, queue_path: str, segment_size: int) -> None:
-        """Create an initialised block. It appears under its name complete or not at all."""
+        """Create a block that says it is being initialised.
+
+        It appears under its name complete or not at all. Subscribers wait until the writer has
+        made the first segment and calls `mark_ready`.
+        """
         path = os.path.join(queue_path, layout.CONTROL_FILE)
         block = bytearray(layout.CTRL_SIZE)
         _PREFIX.pack_into(
-            block, 0, layout.CTRL_MAGIC, layout.CTRL_VERSION, layout.INIT_STATE_READY, 0, segment_size
+            block,
+            0,
+            layout.CTRL_MAGIC,
+            layout.CTRL_VERSION,
+            layout.INIT_STATE_INITIALIZING,
+            0,
+            segment_size,
         )
         struct.pack_into("<Q", block, layout.CTRL_WRITE_OFFSET, SEG_DATA_OFFSET)
         temp = path + ".tmp"
@@ -60,8 +70,13 @@ class ControlBlock:
         fs.fsync_dir(queue_path)
 
     @classmethod
-    def open(cls, fs: Fs, clock: Clock, queue_path: str, *, writable: bool = True) -> ControlBlock:
-        """Map the block, waiting up to a second for one that is still being initialised."""
+    def open(
+        cls, fs: Fs, clock: Clock, queue_path: str, *, writable: bool = True, wait_ready: bool = True
+    ) -> ControlBlock:
+        """Map the block, waiting up to a second for one that is still being initialised.
+
+        The writer does not wait: it is the one who finishes what a dead predecessor began.
+        """
         path = os.path.join(queue_path, layout.CONTROL_FILE)
         try:
             fd = fs.open(path, os.O_RDWR if writable else os.O_RDONLY)
@@ -72,7 +87,8 @@ class ControlBlock:
             if size < layout.CTRL_SIZE:
                 raise CorruptMetadata(f"{path} has {size} bytes, expected {layout.CTRL_SIZE}")
             mapping = native.Mapping(fd, layout.CTRL_SIZE, writable)
-            _wait_until_ready(clock, path, mapping)
+            if wait_ready:
+                _wait_until_ready(clock, path, mapping)
             _check(path, mapping)
             return cls(fs, path, fd, mapping)
         except BaseException:
@@ -132,6 +148,10 @@ class ControlBlock:
         native.publish_head(self.mapping, segment_id, offset)
         native.notify(self.mapping)
 
+    def mark_ready(self) -> None:
+        """Let subscribers in: there is a segment to read."""
+        self.mapping.store_u32(layout.CTRL_INIT_STATE, layout.INIT_STATE_READY)
+
     def sync(self) -> None:
         """Force the block to disk."""
         self._fs.msync(self.mapping, self._fd, 0, layout.CTRL_SIZE, True)
@@ -150,7 +170,7 @@ def _wait_until_ready(clock: Clock, path: str, mapping: native.Mapping) -> None:
             state = mapping.load_u32(layout.CTRL_INIT_STATE)
             raise CorruptMetadata(
                 f"{path} is not initialised after 1 s (init_state {state}, expected 2); "
-                "its writer died while creating it: remove the queue directory and create it anew"
+                "its writer died while creating it: open a publisher to finish it"
             )
         clock.sleep_ns(_READY_POLL_NS)
 

@@ -91,6 +91,7 @@ class QueueWriter(RingWriter):
         self._control.begin_epoch(self.epoch)
         self._control.beat(self._clock.wall_ns())
         self._control.publish_head(self._segment.segment_id, offset)
+        self._control.mark_ready()
         system = type(self._clock) in (SystemClock, AnchoredClock)
         anchored = self.config.clock_mode == "anchored" or isinstance(self._clock, AnchoredClock)
         self._attach(
@@ -407,4 +408,4 @@ def _open_control(fs: Fs, clock: Clock, path: str, segment_size: int) -> Control
                 "or move the segments away"
             )
         ControlBlock.create(fs, path, segment_size)
-    return ControlBlock.open(fs, clock, path)
+    return ControlBlock.open(fs, clock, path, wait_ready=False)
