@@ -43,6 +43,9 @@ cdef enum:
     HEARTBEAT_CHECK_EVERY = 8192
     # Records per stretch without the GIL: about 0.1 ms.
     ARRAY_CHUNK = 4096
+    # A reader that is this far behind maps a window of pages at once instead of faulting.
+    MAP_AHEAD_MIN = 1 << 16
+    MAP_AHEAD_MAX = 1 << 22
 
 
 cdef extern from "Python.h":
@@ -541,6 +544,8 @@ cdef class RingReader:
     cdef int state
     cdef unsigned long fork_generation
     cdef uint32_t until_heartbeat
+    cdef uint64_t mapped_ahead
+    cdef bint behind            # the last batch was full, so there is more
 
     def __cinit__(self, *args, **kwargs):
         self.state = CLOSED
@@ -567,7 +572,7 @@ cdef class RingReader:
         self.ring.segment = segment.base
         self.ring.segment_size = segment.length
         self.ring.segment_id = segment_id
-        self.ring.offset = offset
+        self.ring.offset = self.mapped_ahead = offset
         if self.state == CLOSED:
             self.state = IDLE
 
@@ -658,6 +663,16 @@ cdef class RingReader:
             raise StopIteration
         return view
 
+    cdef void map_ahead(self) noexcept nogil:
+        cdef uint64_t offset = self.ring.offset, written
+        # Asking how far the writer is takes the line it writes to; only one who is behind asks.
+        if not self.behind or offset < self.mapped_ahead:
+            return
+        written = ring_written_end(&self.ring)
+        if written >= offset + MAP_AHEAD_MIN:
+            self.mapped_ahead = min(written, offset + MAP_AHEAD_MAX)
+            self.segment.map_ahead(offset, self.mapped_ahead)
+
     def _take_run(self, uint64_t max_count, bint verify):
         """Consume up to `max_count` messages: (mapping, segment id, start, count, stride)."""
         cdef ring_run run
@@ -666,6 +681,7 @@ cdef class RingReader:
         while True:
             self.state = BUSY
             with nogil:
+                self.map_ahead()
                 status = ring_take_run(&self.ring, max_count, verify, &run)
             self.state = IDLE
             if status != RING_NEXT_SEGMENT:
@@ -673,6 +689,7 @@ cdef class RingReader:
             self.call_back(self._enter_next_segment)
         if status < 0:
             self.raise_damage(status)
+        self.behind = run.count == max_count
         if run.count > 0:
             self.look_at_heartbeat()
         return self.segment, self.ring.segment_id, run.start, run.count, run.stride

@@ -64,7 +64,7 @@ static inline uint32_t load_commit(const ring_message *message)
 /* Records lie one after the other, so the lines needed next are known long before. But close to
  * the head those lines are the ones the writer is about to fill, and fetching them would take
  * them away from it: only a reader that is behind may fetch ahead. */
-#define READ_AHEAD 1024
+#define READ_AHEAD 2048
 #define READ_AHEAD_AFTER 16
 #define WRITE_AHEAD 512
 
@@ -313,6 +313,15 @@ void ring_run_offsets(const uint8_t *segment, uint64_t start, uint64_t count, ui
         offsets[i] = start;
         start += ring_record_size(load_commit(const_message_at(segment, start)) - 1);
     }
+}
+
+/* How far into the reader's segment the writer has been, at least. */
+uint64_t ring_written_end(ring_reader *r)
+{
+    uint64_t written = atomic_load_explicit(&r->control->write_offset, memory_order_acquire);
+    if (atomic_load_explicit(&r->control->current_segment, memory_order_acquire) != r->segment_id)
+        return r->segment_size;
+    return written;
 }
 
 /* A consistent (segment, offset) pair, as the seqlock promises. */

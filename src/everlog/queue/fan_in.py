@@ -22,26 +22,42 @@ class FanInReader:
 
     def __init__(self, readers: Iterable[QueueReader] = ()) -> None:
         """Merge `readers`; their index is their place in the list."""
-        self._readers: list[QueueReader] = []
+        self._readers: dict[int, QueueReader] = {}
         self._pending: list[tuple[int, int, MessageView]] = []  # a heap; indexes are unique in it
         self._empty: set[int] = set()
-        self._delivered: list[tuple[int, int]] = []
+        self._delivered: dict[int, tuple[int, int]] = {}
+        self._next_index = 0
         for reader in readers:
             self.add(reader)
 
     def add(self, reader: QueueReader) -> int:
         """Add a source and return its index."""
-        self._readers.append(reader)
-        self._delivered.append(reader.position)
-        index = len(self._readers) - 1
+        index = self._next_index
+        self._next_index += 1
+        self._readers[index] = reader
+        self._delivered[index] = reader.position
         self._empty.add(index)
         return index
 
+    def remove(self, index: int) -> QueueReader:
+        """Take a source out and return its reader; its index is not used again.
+
+        A message that was buffered but not delivered was never committed: whoever reads on
+        from the committed position gets it again.
+        """
+        reader = self.reader(index)
+        del self._readers[index], self._delivered[index]
+        self._empty.discard(index)
+        self._pending = [entry for entry in self._pending if entry[1] != index]
+        heapq.heapify(self._pending)
+        return reader
+
     def reader(self, index: int) -> QueueReader:
         """Return a source."""
-        if not 0 <= index < len(self._readers):
-            raise Unsupported(f"there is no source {index}; there are {len(self._readers)}")
-        return self._readers[index]
+        try:
+            return self._readers[index]
+        except KeyError:
+            raise Unsupported(f"there is no source {index}; there are {sorted(self._readers)}") from None
 
     def next(self) -> tuple[int, MessageView] | None:
         """Return (source index, message) of the next message, None if no source has one."""
@@ -62,7 +78,7 @@ class FanInReader:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until any source has a message; the first source's wait strategy is used."""
         self._require_sources()
-        return bool(self._pending) or wait_any(self._readers, timeout_s)
+        return bool(self._pending) or wait_any(list(self._readers.values()), timeout_s)
 
     def commit(self, index: int, durable: bool = True) -> None:
         """Persist the position after the last message of this source that was delivered."""
@@ -70,7 +86,7 @@ class FanInReader:
 
     def commit_all(self, durable: bool = True) -> None:
         """Commit every source."""
-        for index in range(len(self._readers)):
+        for index in self._readers:
             self.commit(index, durable)
 
     def _fill(self) -> None:

@@ -284,7 +284,7 @@ class _Inspection:
 
 def _read_control(fs: Fs, path: str) -> ControlInfo:
     try:
-        fd = fs.open(path, os.O_RDONLY)
+        block, torn = _read_control_block(fs, path)
     except (FileNotFoundError, NotADirectoryError):
         raise QueueNotFound(
             f"no queue at {os.path.dirname(path)}: {CONTROL_FILE} is missing; "
@@ -292,15 +292,21 @@ def _read_control(fs: Fs, path: str) -> ControlInfo:
         ) from None
     except CorruptMetadata as error:
         raise CorruptMetadata(f"{path}: {error}") from None
+    _check_control(path, block)
+    return _control_info(path, block, torn=torn)
+
+
+def _read_control_block(fs: Fs, path: str) -> tuple[bytes, bool]:
+    """Return the bytes, and whether they were being changed during every attempt."""
+    fd = fs.open(path, os.O_RDONLY)
     try:
         for _ in range(_HEAD_ATTEMPTS_MAX):
             before = fs.pread(fd, _U32.size, layout.CTRL_SEGMENT_GEN)
             block = fs.pread(fd, layout.CTRL_SIZE, 0)
             after = fs.pread(fd, _U32.size, layout.CTRL_SEGMENT_GEN)
-            _check_control(path, block)
-            if before == after and not before[0] & 1:
-                return _control_info(path, block, torn=False)
-        return _control_info(path, block, torn=True)
+            if before == after and before and not before[0] & 1:
+                return block, False
+        return block, True
     finally:
         fs.close(fd)
 
@@ -363,19 +369,19 @@ def _segment_info(segment_id: int, length: int, start: bytes, segment_size: int)
         return SegmentInfo(segment_id, length, False, False, f"it has only {length} bytes")
     magic, version, found_id, flags = layout.SEGMENT_HEADER.unpack_from(start)
     commit_len, _, _, _, type_id, _, _ = layout.MESSAGE_HEADER.unpack_from(start, SEG_DATA_OFFSET)
-    error = None
+    problem: str | None = None
     if magic != layout.SEG_MAGIC:
-        error = f"it has magic {magic:#010x}, expected {layout.SEG_MAGIC:#010x}"
+        problem = f"it has magic {magic:#010x}, expected {layout.SEG_MAGIC:#010x}"
     elif version != layout.SEG_VERSION:
-        error = f"it has version {version}; this build knows {layout.SEG_VERSION}"
+        problem = f"it has version {version}; this build knows {layout.SEG_VERSION}"
     elif found_id != segment_id:
-        error = f"it says it is segment {found_id}; was it renamed?"
+        problem = f"it says it is segment {found_id}; was it renamed?"
     return SegmentInfo(
         segment_id,
         length,
         sealed=bool(flags & layout.SEG_FLAG_SEALED),
         has_records=commit_len > 0 and type_id != layout.PAD_TYPE_ID,
-        error=error,
+        error=problem,
     )
 
 

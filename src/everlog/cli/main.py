@@ -1,0 +1,34 @@
+"""The command `everlog`: nouns, then verbs. Owns the top level only; each noun has its own module."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import everlog
+from everlog.cli import output, queue
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(queue.app, name="queue")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"everlog {everlog.__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog="Example: everlog queue tail -f ./queue")
+def everlog_command(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Work with everlog's persisted message queues from the command line."""
+
+
+def main() -> None:
+    """Run `everlog`."""
+    output.run(app)

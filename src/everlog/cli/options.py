@@ -1,0 +1,64 @@
+"""Arguments and options that several commands share, so that they are called and explained alike."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from everlog.cli.tail import Start
+from everlog.queue import StartMode
+
+QueuePath = Annotated[
+    str, typer.Argument(metavar="QUEUE", help="Directory of the queue.", show_default=False)
+]
+RootPath = Annotated[
+    str, typer.Argument(metavar="ROOT", help="Directory to search for queues, itself included.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+
+Follow = Annotated[
+    bool,
+    typer.Option("--follow", "-f", help="Wait for more. Ctrl-C or SIGTERM ends it with exit code 0."),
+]
+ReaderName = Annotated[
+    str | None,
+    typer.Option(
+        "--reader",
+        metavar="NAME",
+        help="Read under this name: go on where it left off and commit what was printed; it counts for "
+        "retention. Without a name nothing is left behind.",
+    ),
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Stop after so many messages.")]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="earliest|latest|SEQ",
+        help="Where to start. Default: the oldest message, or where the named reader left off.",
+    ),
+]
+
+BenchPath = Annotated[
+    str | None,
+    typer.Option(
+        "--queue-path",
+        metavar="DIR",
+        help="New or empty directory to measure in. Default: a temporary one.",
+    ),
+]
+Messages = Annotated[int, typer.Option("--messages", min=1, help="How many messages of each size.")]
+ReadBack = Annotated[bool, typer.Option("--read", help="Also read the messages back and check them.")]
+Keep = Annotated[bool, typer.Option("--keep", help="Leave the queue for a closer look.")]
+
+
+def parse_start(value: str | None) -> Start:
+    """Parse the value of --from; anything else than a place or a seq is wrong usage."""
+    if value is None:
+        return None
+    if value in (StartMode.EARLIEST, StartMode.LATEST):
+        return StartMode(value)
+    if value.isascii() and value.isdigit():
+        return int(value)
+    raise typer.BadParameter(f"--from {value!r} is neither 'earliest', 'latest' nor a sequence number")

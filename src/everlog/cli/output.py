@@ -1,0 +1,223 @@
+"""How commands speak: tables on a terminal, plain text in a pipe, JSON on request; errors in one line.
+
+Owns standard output and standard error, the exit codes and the behaviour at signals and broken
+pipes. Knows nothing of queues.
+
+    exit 0    done; also when the reader of a pipe has seen enough
+    exit 1    an everlog error: one line "error: ..." (or one JSON object) on standard error
+    exit 2    wrong usage
+    exit 130  interrupted by Ctrl-C,   exit 143  by SIGTERM
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, NoReturn
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from everlog.clock import NS_PER_S
+from everlog.errors import EverlogError, Io
+
+_BARE_WORD = re.compile(r"[^\s\"\\\x00-\x1f\x7f-\x9f]+")
+_BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
+_STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan", "dead": "red", "alive": "green"}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns and rows of text. Columns whose header ends with '>' are aligned to the right."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def is_terminal() -> bool:
+    """Tell whether a person looks at standard output."""
+    return sys.stdout.isatty()
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document."""
+    print(json.dumps(document, indent=2))
+
+
+def json_line(record: Any) -> str:
+    """Return a JSON object as one line."""
+    return json.dumps(record, separators=(",", ":")) + "\n"
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """Print lines of plain text."""
+    for line in lines:
+        print(line)
+
+
+def print_fields(fields: Sequence[tuple[str, str]]) -> None:
+    """Print names and values, one pair a line, the values aligned."""
+    width = max((len(name) for name, _ in fields), default=0)
+    if not is_terminal():
+        print_lines([f"{name:<{width}}  {value}" for name, value in fields])
+        return
+    console = _console()
+    for name, value in fields:
+        console.print(Text.assemble((f"{name:<{width}}  ", "bold"), (value, _STYLES.get(value, ""))))
+
+
+def print_table(table: Table) -> None:
+    """Print a table: drawn by rich on a terminal, else aligned columns without any decoration.
+
+    Columns without any content are left out.
+    """
+    table = _without_empty_columns(table)
+    if not is_terminal():
+        print_lines(_plain_table(table))
+        return
+    drawn = RichTable(title=table.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    for column in table.columns:
+        drawn.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left")
+    for row in table.rows:
+        drawn.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    _console().print(drawn)
+
+
+def _without_empty_columns(table: Table) -> Table:
+    used = [place for place in range(len(table.columns)) if any(row[place] for row in table.rows)]
+    columns = [table.columns[place] for place in used]
+    return Table(table.title, columns, [[row[place] for place in used] for row in table.rows])
+
+
+def _plain_table(table: Table) -> list[str]:
+    rows = [[column.rstrip(">") for column in table.columns], *table.rows]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(table.columns))]
+    lines = [table.title]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if column.endswith(">") else cell.ljust(width)
+            for cell, width, column in zip(row, widths, table.columns, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _console() -> Console:
+    # Our own text is never markup or numbers to be coloured: paths may hold brackets.
+    return Console(file=sys.stdout, markup=False, highlight=False)
+
+
+def printable(text: str) -> str:
+    """Return `text` as one word that is safe on a terminal: as it is, or quoted as in JSON."""
+    return text if _BARE_WORD.fullmatch(text) else json.dumps(text)
+
+
+def visible_text(payload: bytes) -> str:
+    """Return a payload as text in which nothing can steer the terminal."""
+    text = payload.decode("utf-8", errors="backslashreplace")
+    return "".join(
+        character if character in "\n\t" or character.isprintable() else ascii(character)[1:-1]
+        for character in text
+    )
+
+
+def one_line(message: str) -> str:
+    """Return a message as one line that is safe on a terminal."""
+    return visible_text(message.encode("utf-8", "backslashreplace")).replace("\n", "\\n")
+
+
+def human_bytes(count: int) -> str:
+    """Return a number of bytes as a person reads it: 512 B, 1.5 MiB."""
+    if count < 1024:
+        return f"{count} B"
+    power = min((count.bit_length() - 1) // 10, len(_BINARY_UNITS))
+    return f"{count / 1024**power:.1f} {_BINARY_UNITS[power - 1]}"
+
+
+def human_age(then_ns: int, now_ns: int) -> str:
+    """Return how long ago a wall clock time was; 0 is never, the future is now."""
+    if then_ns == 0:
+        return "never"
+    return f"{max(0, now_ns - then_ns) / NS_PER_S:.1f} s ago"
+
+
+def print_error(error: EverlogError, *, as_json: bool) -> None:
+    """Print an error as one line on standard error."""
+    _print_problem("error", error.code, str(error), as_json=as_json)
+
+
+def print_warning(code: str, message: str, *, as_json: bool) -> None:
+    """Print, on standard error, something that the command got over by itself."""
+    _print_problem("warning", code, message, as_json=as_json)
+
+
+def _print_problem(kind: str, code: str, message: str, *, as_json: bool) -> None:
+    if as_json:
+        line = json.dumps({kind: {"code": code, "message": message}})
+    else:
+        line = f"{kind}: {one_line(message)}"
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def reporting(*, as_json: bool) -> Iterator[None]:
+    """Turn what a command raises into its report and exit code."""
+    try:
+        yield
+        sys.stdout.flush()
+    except EverlogError as error:
+        print_error(error, as_json=as_json)
+        raise typer.Exit(1) from None
+    except BrokenPipeError:
+        discard_output()
+        raise typer.Exit(0) from None
+    except OSError as error:
+        discard_output()
+        print_error(Io(f"cannot go on: {error}", error.errno), as_json=as_json)
+        raise typer.Exit(1) from None
+
+
+def discard_output() -> None:
+    """Let whatever is still buffered go nowhere: nobody reads it, and exiting must not block."""
+    try:
+        number = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return  # not a real file (a test captures the output)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, number)
+    os.close(null)
+
+
+def run(app: typer.Typer) -> NoReturn:
+    """Run a command line and exit."""
+    signal.signal(signal.SIGTERM, _terminated)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A path may hold bytes that are no text; showing them escaped beats failing.
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
+    try:
+        sys.stdout.flush()
+    except OSError:
+        discard_output()
+    sys.exit(code)
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

@@ -1,0 +1,474 @@
+"""The commands of `everlog queue`: ls, inspect, tail, doctor, bench.
+
+Owns what they print and the shape of their JSON. The looking itself is done by
+`everlog.queue.inspect` and `everlog.queue.doctor`, the loops by `tail` and `bench`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from everlog.cli import output
+from everlog.cli.bench import BenchRequest, BenchResult, Rate, bench
+from everlog.cli.options import (
+    AsJson,
+    BenchPath,
+    Follow,
+    From,
+    Keep,
+    Limit,
+    Messages,
+    QueuePath,
+    ReadBack,
+    ReaderName,
+    RootPath,
+    parse_start,
+)
+from everlog.cli.output import Table, human_age, human_bytes, printable, reporting
+from everlog.cli.tail import TailRequest, tail
+from everlog.clock import SystemClock
+from everlog.errors import EverlogError, QueueNotFound
+from everlog.fs import OsFs
+from everlog.native.ring import MessageView
+from everlog.queue import doctor, inspect
+from everlog.queue.doctor import QueueFindings, Severity
+from everlog.queue.inspect import LockInfo, QueueInfo, ReaderInfo, SegmentInfo
+
+FINDINGS_EXIT_CODE = 3
+SEGMENT_ROWS_MAX = 20
+HEX_ROW_BYTES = 16
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Look at memory-mapped queues, follow and measure them.",
+    epilog="Example: everlog queue inspect ./queue",
+)
+
+
+class PayloadFormat(StrEnum):
+    """How `tail` shows payloads."""
+
+    HEX = "hex"
+    TEXT = "text"
+    JSON = "json"
+
+
+# -- ls ------------------------------------------------------------------------------------
+
+
+@app.command("ls", epilog="Example: everlog queue ls /dev/shm/bus")
+def ls_command(root: RootPath = ".", as_json: AsJson = False) -> None:
+    """List the queues in and below a directory: head, size, writer, readers."""
+    with reporting(as_json=as_json):
+        infos = _look_at_all(root, as_json=as_json)
+        if as_json:
+            output.print_json({"root": root, "queues": [_listed_json(info) for info in infos]})
+        elif infos:
+            columns = ("queue", "head>", "segments>", "on disk>", "writer", "readers>")
+            output.print_table(Table(f"queues under {printable(root)}", columns, [_listed(i) for i in infos]))
+        else:
+            print(f"no queues found under {printable(root)}")
+
+
+def _look_at_all(root: str, *, as_json: bool) -> list[QueueInfo]:
+    fs, clock = OsFs(), SystemClock()
+    found = inspect.find_queues(fs, root)
+    problems = dict(found.unreadable)
+    infos = []
+    for path in found.paths:
+        try:
+            infos.append(inspect.inspect_queue(fs, clock, path))
+        except QueueNotFound:
+            continue  # removed since it was found
+        except EverlogError as error:
+            problems[path] = str(error)
+    for path, reason in problems.items():
+        output.print_warning("directory_unreadable", f"cannot look into {path}: {reason}", as_json=as_json)
+    return infos
+
+
+def _listed(info: QueueInfo) -> tuple[str, ...]:
+    head = f"{info.control.head_segment}:{info.control.head_offset}" if info.control else "unreadable"
+    return (
+        printable(info.path),
+        head,
+        str(len(info.segments)),
+        human_bytes(info.bytes_on_disk),
+        "alive" if info.writer_alive else "dead" if info.lock else "none",
+        str(len(info.readers)),
+    )
+
+
+def _listed_json(info: QueueInfo) -> dict[str, Any]:
+    return {
+        "queue": info.path,
+        "head_segment": info.control.head_segment if info.control else None,
+        "head_offset": info.control.head_offset if info.control else None,
+        "segments": len(info.segments),
+        "bytes_on_disk": info.bytes_on_disk,
+        "writer_alive": info.writer_alive,
+        "readers": len(info.readers),
+        "control_error": error_json(info.control_error),
+    }
+
+
+# -- inspect -------------------------------------------------------------------------------
+
+
+@app.command("inspect", epilog="Example: everlog queue inspect /dev/shm/bus/streams/raw/binance/queue")
+def inspect_command(queue: QueuePath, as_json: AsJson = False) -> None:
+    """Show head, writer, segments and readers of a queue. Changes nothing and never waits.
+
+    A damaged control block is reported (exit code 1) after everything else that can be read.
+    """
+    with reporting(as_json=as_json):
+        info = inspect.inspect_queue(OsFs(), SystemClock(), queue)
+        if as_json:
+            output.print_json(info_json(info))
+        else:
+            output.print_fields(_fields(info))
+            if info.segments:
+                output.print_table(_segment_table(info.segments))
+            if info.readers:
+                output.print_table(_reader_table(info))
+        if info.control_error is not None:
+            raise info.control_error
+
+
+def _fields(info: QueueInfo) -> list[tuple[str, str]]:
+    fields = [("queue", printable(info.path))]
+    control = info.control
+    if control is not None:
+        torn = " (half published: the writer died meanwhile)" if control.torn else ""
+        fields += [
+            ("head", f"segment {control.head_segment}, offset {control.head_offset}{torn}"),
+            ("position", str(control.head_pos)),
+            ("segment size", human_bytes(control.segment_size)),
+            ("writer epoch", str(control.writer_epoch)),
+            ("writer heartbeat", human_age(control.writer_heartbeat_ns, info.seen_ns)),
+            ("notify seq", str(control.notify_seq)),
+            ("waiters", str(control.waiters_pending)),
+        ]
+    if info.index is not None:
+        fields.append(("flushed up to", f"segment {info.index.segment_id}, offset {info.index.offset}"))
+    fields.append(("writer", _writer(info.lock)))
+    fields.append(("on disk", f"{human_bytes(info.bytes_on_disk)} in {len(info.segments)} segments"))
+    fields += [(name, f"unreadable: {reason}") for name, reason in info.unreadable.items()]
+    return fields
+
+
+def _writer(lock: LockInfo | None) -> str:
+    if lock is None:
+        return "none"
+    return f"process {lock.owner.pid}, epoch {lock.owner.epoch}, {'alive' if lock.alive else 'dead'}"
+
+
+def _segment_table(segments: list[SegmentInfo]) -> Table:
+    shown = segments[-SEGMENT_ROWS_MAX:]
+    title = "segments"
+    if len(shown) < len(segments):
+        title = f"segments (newest {len(shown)} of {len(segments)}; --json lists all)"
+    rows = [
+        (
+            str(segment.segment_id),
+            human_bytes(segment.length_bytes),
+            "sealed" if segment.sealed else "open",
+            segment.error or "",
+        )
+        for segment in shown
+    ]
+    return Table(title, ("segment>", "size>", "state", "problem"), rows)
+
+
+def _reader_table(info: QueueInfo) -> Table:
+    columns = ("reader", "segment>", "offset>", "lag>", "segments behind>", "heartbeat>", "problem")
+    return Table("readers", columns, [_reader_row(reader, info.seen_ns) for reader in info.readers])
+
+
+def _reader_row(reader: ReaderInfo, now_ns: int) -> tuple[str, ...]:
+    if reader.position is None:
+        return (printable(reader.name), "", "", "", "", "", output.one_line(reader.error or ""))
+    return (
+        printable(reader.name),
+        str(reader.position.segment_id),
+        str(reader.position.offset),
+        "" if reader.lag_bytes is None else human_bytes(reader.lag_bytes),
+        "" if reader.lag_segments is None else str(reader.lag_segments),
+        human_age(reader.position.heartbeat_ns, now_ns),
+        "",
+    )
+
+
+def error_json(error: EverlogError | None) -> dict[str, str] | None:
+    """Return an error as it appears in JSON documents."""
+    return None if error is None else {"code": error.code, "message": str(error)}
+
+
+def lock_json(lock: LockInfo | None) -> dict[str, Any] | None:
+    """Return the lock's owner as it appears in JSON documents."""
+    if lock is None:
+        return None
+    owner = lock.owner
+    return {"pid": owner.pid, "start_time": owner.start_ticks, "epoch": owner.epoch, "alive": lock.alive}
+
+
+def info_json(info: QueueInfo) -> dict[str, Any]:
+    """Return everything known of a queue as a JSON document."""
+    control = info.control
+    return {
+        "queue": info.path,
+        "head_segment": control.head_segment if control else None,
+        "head_offset": control.head_offset if control else None,
+        "head_pos": control.head_pos if control else None,
+        "head_torn": control.torn if control else None,
+        "segment_size": control.segment_size if control else None,
+        "writer_epoch": control.writer_epoch if control else None,
+        "writer_heartbeat_ns": control.writer_heartbeat_ns if control else None,
+        "notify_seq": control.notify_seq if control else None,
+        "waiters_pending": control.waiters_pending if control else None,
+        "control_error": error_json(info.control_error),
+        "index": {"segment": info.index.segment_id, "offset": info.index.offset} if info.index else None,
+        "lock": lock_json(info.lock),
+        "ready": info.ready,
+        "bytes_on_disk": info.bytes_on_disk,
+        "segments": [
+            {
+                "segment": segment.segment_id,
+                "bytes": segment.length_bytes,
+                "sealed": segment.sealed,
+                "error": segment.error,
+            }
+            for segment in info.segments
+        ],
+        "readers": [_reader_json(reader) for reader in info.readers],
+        "unreadable": info.unreadable,
+    }
+
+
+def _reader_json(reader: ReaderInfo) -> dict[str, Any]:
+    position = reader.position
+    return {
+        "name": reader.name,
+        "segment": position.segment_id if position else None,
+        "offset": position.offset if position else None,
+        "lag_bytes": reader.lag_bytes,
+        "lag_segments": reader.lag_segments,
+        "heartbeat_ns": position.heartbeat_ns if position else None,
+        "error": reader.error,
+    }
+
+
+# -- tail ----------------------------------------------------------------------------------
+
+
+@app.command("tail", epilog="Example: everlog queue tail -f --from latest --format text ./queue")
+def tail_command(
+    queue: QueuePath,
+    follow: Follow = False,
+    reader: ReaderName = None,
+    limit: Limit = None,
+    start: From = None,
+    payload_format: Annotated[
+        PayloadFormat,
+        typer.Option("--format", help="Payload as hex dump or text, or messages as JSON lines."),
+    ] = PayloadFormat.HEX,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a line; the same as --format json.")
+    ] = False,
+) -> None:
+    """Print the messages of a queue. It only looks: no message is taken away from any reader."""
+    if as_json:
+        payload_format = PayloadFormat.JSON
+    as_json = payload_format is PayloadFormat.JSON
+    request = TailRequest(queue, follow, reader, limit, parse_start(start), as_json)
+    with reporting(as_json=as_json):
+        tail(request, _RENDERERS[payload_format])
+
+
+def header_line(view: MessageView) -> str:
+    """Return the line above a payload."""
+    return f"seq={view.seq} ts={view.timestamp_ns} type={view.type_id} len={len(view)}\n"
+
+
+def render_hex(view: MessageView) -> str:
+    """Return a message as its header and rows of 16 bytes in hex."""
+    payload = bytes(view)
+    rows = [
+        f"{start:04x}: {payload[start : start + HEX_ROW_BYTES].hex(' ')}\n"
+        for start in range(0, len(payload), HEX_ROW_BYTES)
+    ]
+    return header_line(view) + "".join(rows)
+
+
+def render_text(view: MessageView) -> str:
+    """Return a message as its header and its payload as text."""
+    text = output.visible_text(bytes(view))
+    return header_line(view) + (text if not text or text.endswith("\n") else text + "\n")
+
+
+def render_json(view: MessageView) -> str:
+    """Return a message as one JSON line; `payload_text` is null unless the payload is UTF-8."""
+    payload = bytes(view)
+    try:
+        text = payload.decode("utf-8")
+    except UnicodeDecodeError:
+        text = None
+    record = {
+        "seq": view.seq,
+        "timestamp_ns": view.timestamp_ns,
+        "type_id": view.type_id,
+        "length": len(payload),
+        "payload_hex": payload.hex(),
+        "payload_text": text,
+    }
+    return output.json_line(record)
+
+
+_RENDERERS = {
+    PayloadFormat.HEX: render_hex,
+    PayloadFormat.TEXT: render_text,
+    PayloadFormat.JSON: render_json,
+}
+
+
+# -- doctor --------------------------------------------------------------------------------
+
+
+@app.command("doctor", epilog="Example: everlog queue doctor --check /dev/shm/bus")
+def doctor_command(
+    root: RootPath = ".",
+    check: Annotated[
+        bool,
+        typer.Option("--check", help=f"Exit with code {FINDINGS_EXIT_CODE} if there are warnings or errors."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find what is wrong with the queues in and below a directory. Changes nothing, never waits."""
+    with reporting(as_json=as_json):
+        results = doctor.examine(OsFs(), SystemClock(), root)
+        if as_json:
+            output.print_json({"root": root, "queues": [_findings_json(result) for result in results]})
+        elif not results:
+            print(f"no queues found under {printable(root)}")
+        else:
+            for result in results:
+                _print_findings(result)
+    findings = [finding for result in results for finding in result.findings]
+    if check and any(finding.severity is not Severity.INFO for finding in findings):
+        raise typer.Exit(FINDINGS_EXIT_CODE)
+
+
+def _print_findings(result: QueueFindings) -> None:
+    candidates = result.candidates
+    range_text = f", {candidates[0]} to {candidates[-1]}" if candidates else ""
+    fields = [
+        ("queue", printable(result.path)),
+        ("writer", _writer(result.lock)),
+        ("deletable segments", f"{len(candidates)}{range_text}"),
+    ]
+    if not result.findings:
+        fields.append(("findings", "none"))
+    output.print_fields(fields)
+    if result.findings:
+        rows = [
+            (str(finding.severity), finding.code, output.one_line(finding.message))
+            for finding in result.findings
+        ]
+        output.print_table(Table("findings", ("severity", "code", "what it is and what to do"), rows))
+    print()
+
+
+def _findings_json(result: QueueFindings) -> dict[str, Any]:
+    candidates = result.candidates
+    return {
+        "queue": result.path,
+        "lock": lock_json(result.lock),
+        "retention_candidates": {
+            "count": len(candidates),
+            "first": candidates[0] if candidates else None,
+            "last": candidates[-1] if candidates else None,
+        },
+        "control_error": error_json(result.control_error),
+        "findings": [
+            {
+                "code": finding.code,
+                "severity": str(finding.severity),
+                "subject": finding.subject,
+                "message": finding.message,
+            }
+            for finding in result.findings
+        ],
+    }
+
+
+# -- bench ---------------------------------------------------------------------------------
+
+
+@app.command("bench", epilog="Example: everlog queue bench --read --payload-bytes 64 --payload-bytes 1024")
+def bench_command(
+    queue_path: BenchPath = None,
+    messages: Messages = 100_000,
+    payload_bytes: Annotated[
+        list[int] | None, typer.Option(min=0, help="Payload size; may be repeated. Default: 256.")
+    ] = None,
+    read: ReadBack = False,
+    keep: Keep = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how fast this machine and disk append (and read) messages, one call each."""
+    request = BenchRequest(queue_path, messages, payload_bytes or [256], read, keep)
+    with reporting(as_json=as_json):
+        show_progress = output.is_terminal() and not as_json
+        result = bench(request, SystemClock(), show_progress=show_progress)
+        if as_json:
+            output.print_json(_bench_json(result))
+        else:
+            _print_bench(result)
+
+
+def _print_bench(result: BenchResult) -> None:
+    rows = []
+    for run in result.runs:
+        for what, rate in (("write", run.write), ("read", run.read)):
+            if rate is not None:
+                rows.append(
+                    (
+                        what,
+                        str(run.payload_bytes),
+                        str(rate.messages),
+                        f"{rate.elapsed_ms:.1f}",
+                        f"{rate.messages_per_s:,.0f}",
+                        f"{rate.megabytes_per_s:,.1f}",
+                    )
+                )
+    columns = ("what", "payload bytes>", "messages>", "elapsed ms>", "messages/s>", "MB/s>")
+    output.print_table(Table(f"queue at {printable(result.queue_path)}", columns, rows))
+    print("kept" if result.kept else "removed again")
+
+
+def _bench_json(result: BenchResult) -> dict[str, Any]:
+    return {
+        "queue_path": result.queue_path,
+        "runs": [
+            {
+                "payload_bytes": run.payload_bytes,
+                "messages": run.write.messages,
+                "write": _rate_json(run.write),
+                "read": _rate_json(run.read) if run.read else None,
+            }
+            for run in result.runs
+        ],
+        "cleanup": "kept" if result.kept else "removed",
+    }
+
+
+def _rate_json(rate: Rate) -> dict[str, float]:
+    return {
+        "elapsed_ms": round(rate.elapsed_ms, 3),
+        "msg_per_sec": round(rate.messages_per_s, 1),
+        "mb_per_sec": round(rate.megabytes_per_s, 3),
+    }
