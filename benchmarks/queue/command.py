@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     facts = machine.describe()
     results = _measure(bench, measures, [name for name in contenders if name not in missing], rounds)
     facts |= {
-        "steal": f"{machine.CpuTime.now().steal_percent_since(before):.1f} % of the processor time",
+        "noise": machine.CpuTime.now().noise_since(before),
         "pinned": f"sender on core {cores[0]}, receiver on core {cores[1]}",
         "rounds": f"median of {rounds}, interleaved" + (", quick run" if options.quick else ""),
         "queue files": f"{options.dir} ({machine.filesystem_of(options.dir)})",

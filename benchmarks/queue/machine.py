@@ -31,20 +31,36 @@ def filesystem_of(path: Path) -> str:
 
 @dataclass(frozen=True)
 class CpuTime:
-    """Processor ticks since boot, all cores."""
+    """Processor seconds so far, all cores together."""
 
-    total: int
-    steal: int
+    total_s: float
+    idle_s: float
+    steal_s: float
+    own_s: float
 
     @classmethod
     def now(cls) -> CpuTime:
-        """The counters at this moment."""
-        fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-        return cls(total=sum(fields), steal=fields[7])
+        """The counters at this moment; `own_s` is this process and its ended children."""
+        ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        per_s = os.sysconf("SC_CLK_TCK")
+        _, _, _, idle, wait, _, _, steal = ticks
+        return cls(
+            total_s=sum(ticks) / per_s,
+            idle_s=(idle + wait) / per_s,
+            steal_s=steal / per_s,
+            own_s=sum(os.times()[:4]),
+        )
 
-    def steal_percent_since(self, earlier: CpuTime) -> float:
-        """Share of the time since `earlier` that a hypervisor gave to somebody else."""
-        return 100.0 * (self.steal - earlier.steal) / max(1, self.total - earlier.total)
+    def noise_since(self, earlier: CpuTime) -> str:
+        """How much of the machine others had since `earlier`: its own processes, and its host."""
+        total_s = max(self.total_s - earlier.total_s, 1e-9)
+        stolen_s = self.steal_s - earlier.steal_s
+        busy_s = total_s - (self.idle_s - earlier.idle_s) - stolen_s
+        others_s = max(0.0, busy_s - (self.own_s - earlier.own_s))
+        return (
+            f"other processes used {100 * others_s / total_s:.0f} % of the processor time, "
+            f"the hypervisor took {100 * stolen_s / total_s:.1f} %"
+        )
 
 
 @dataclass(frozen=True)

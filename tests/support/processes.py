@@ -59,6 +59,7 @@ class Child:
 
     def __init__(self, function: Callable[..., None], *arguments: Any) -> None:
         self._name = function.__name__
+        self._arguments = arguments  # shared words would be given to somebody else if nobody held them
         self._channel, theirs = _context.Pipe()
         self._process = _context.Process(target=_run, args=(function, theirs, arguments), daemon=True)
         self._process.start()
@@ -85,11 +86,6 @@ class Child:
         if isinstance(value, _Failure):
             raise ChildFailed(f"{self._name} (process {self.pid}) raised:\n{value.trace}")
         return value
-
-    def ask(self, *request: object, timeout_s: float = PATIENCE_S) -> Any:
-        """Send a request and return the answer."""
-        self.send(request)
-        return self.receive(timeout_s)
 
     def check(self) -> None:
         """Raise if the child has failed or said something that nobody asked for."""

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from everlog.errors import Closed, EverlogError
 from everlog.fs import Fs, OsFs
 from everlog.queue import Queue, QueueReader, QueueWriter, SpinThenPark
 from tests.support.files import hooked_fs
@@ -141,7 +142,7 @@ class WriterPlan:
 
 
 def write_queue(channel: Connection, path: str, plan: WriterPlan, words: Any) -> None:
-    """Write until the plan's total; report to `words` as OPENED and ACKED say, and send next_seq at the end."""
+    """Write until the plan's total, telling `words` what OPENED and ACKED say; send next_seq at the end."""
     rng = random.Random(plan.seed)
     payloads = Payloads(plan.payload_seed, plan.length_max)
     with Queue.open_publisher(path, fs=_file_system(plan), **plan.settings) as writer:
@@ -211,6 +212,31 @@ def haunted_builder(content: bytes | None, pause: int) -> Callable[[memoryview],
         view[:] = content
 
     return build
+
+
+def write_and_fork(channel: Connection, path: str) -> None:
+    """Append, fork, and send the pid of the forked process and what it met when it tried to append."""
+    writer = Queue.open_publisher(path, segment_size=4096)
+    for _ in range(3):
+        writer.append(1, b"before the fork")
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            writer.append(1, b"from the forked process")
+        except Closed:
+            os.write(write_end, b"Closed")
+        finally:
+            os.close(write_end)
+            while channel.poll(None):  # until the test lets go of the other end
+                channel.recv()
+            os._exit(0)
+    os.close(write_end)
+    channel.send((pid, os.read(read_end, 100).decode()))
+    if channel.recv() == "close":
+        writer.close()
+        channel.send("closed")
+        channel.recv()
 
 
 # --- Reading ---------------------------------------------------------------------------------------------
@@ -287,3 +313,26 @@ def read_queue(channel: Connection, path: str, plan: ReaderPlan, words: Any) -> 
         if plan.name is not None:
             reader.commit()
     channel.send(total)
+
+
+def serve_reader(channel: Connection, path: str, name: str, start: str) -> None:
+    """Do with a reader what is asked: "read" (answers the seqs there are, or an error code), "commit"
+    and "heartbeat" (answer the committed position)."""
+    with Queue.open_subscriber(path, name, start) as reader:
+        channel.send("open")
+        while (request := channel.recv()) is not None:
+            if request == "read":
+                channel.send(_seqs_or_error(reader))
+            else:
+                getattr(reader, request)()
+                channel.send(reader.committed_position)
+
+
+def _seqs_or_error(reader: QueueReader) -> list[int] | str:
+    seqs: list[int] = []
+    try:
+        while (view := reader.next()) is not None:
+            seqs.append(view.seq)
+    except EverlogError as error:
+        return error.code
+    return seqs

@@ -15,9 +15,10 @@ import io
 import json
 import os
 import re
+import select
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -34,6 +35,7 @@ from everlog.errors import EverlogError, Io
 
 _BARE_WORD = re.compile(r"[^\s\"\\\x00-\x1f\x7f-\x9f]+")
 _BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
+_GIVE_UP_CHECK_MS = 100
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan", "dead": "red", "alive": "green"}
 
 
@@ -59,6 +61,29 @@ def print_json(document: Any) -> None:
 def json_line(record: Any) -> str:
     """Return a JSON object as one line."""
     return json.dumps(record, separators=(",", ":")) + "\n"
+
+
+def write_patiently(text: str, give_up: Callable[[], bool]) -> bool:
+    """Write and flush `text`; False if `give_up` said so while nobody took the output.
+
+    A blocked write cannot be told to stop, so this one writes only what fits at once. It gives up
+    only when the output is blocked: as long as somebody reads, the text is written to its end.
+    """
+    sys.stdout.flush()
+    try:
+        number = sys.stdout.fileno()
+    except (OSError, ValueError):
+        sys.stdout.write(text)  # not a real file: a test captures the output
+        return True
+    rest = memoryview(text.encode(sys.stdout.encoding, sys.stdout.errors or "backslashreplace"))
+    poll = select.poll()
+    poll.register(number, select.POLLOUT)
+    while rest:
+        if poll.poll(_GIVE_UP_CHECK_MS):
+            rest = rest[os.write(number, rest[: select.PIPE_BUF]) :]
+        elif give_up():
+            return False
+    return True
 
 
 def print_lines(lines: Sequence[str]) -> None:

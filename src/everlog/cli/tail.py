@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +18,8 @@ from types import FrameType
 
 import typer
 
-from everlog.cli.output import discard_output, print_warning
-from everlog.errors import SegmentMissing
+from everlog.cli.output import print_warning, write_patiently
+from everlog.errors import QueueNotFound, SegmentMissing
 from everlog.native.ring import MessageView
 from everlog.queue import Queue, QueueReader, Sleep, StartMode
 from everlog.queue.layout import CONTROL_FILE
@@ -52,10 +51,6 @@ class TailRequest:
     as_json: bool = False
 
 
-class _Interrupted(Exception):
-    """A signal came while output was blocked, for example by a full pipe."""
-
-
 def tail(request: TailRequest, render: Callable[[MessageView], str]) -> None:
     """Print messages until the limit, the present end (without `follow`) or a signal."""
     _Tail(request, render).run()
@@ -69,7 +64,6 @@ class _Tail:
         self._first_seq = request.start if isinstance(request.start, int) else 0
         self._next_seq = self._first_seq
         self._signal = 0
-        self._writing = False
 
     def run(self) -> None:
         request = self._request
@@ -79,8 +73,6 @@ class _Tail:
         try:
             with self._stopping_on_signals():
                 self._loop(end)
-        except _Interrupted:
-            discard_output()
         finally:
             self._reader.close()
         if self._signal and not request.follow:
@@ -142,15 +134,8 @@ class _Tail:
         return consumed
 
     def _emit(self, texts: list[str]) -> None:
-        self._writing = True
-        try:
-            # Asked after the flag is set: a signal from now on raises by itself.
-            if self._signal:
-                raise _Interrupted
-            sys.stdout.write("".join(texts))
-            sys.stdout.flush()
-        finally:
-            self._writing = False
+        if not write_patiently("".join(texts), give_up=lambda: self._signal != 0):
+            return  # a signal ended it while nobody took the output: not printed, so not committed
         if self._left is not None:
             self._left -= len(texts)
         if self._request.reader is not None:
@@ -175,11 +160,15 @@ class _Tail:
         identity = _identity(self._request.path)
         if identity is None or identity == self._identity:
             return
+        try:
+            reader = self._open(None)
+        except (QueueNotFound, SegmentMissing):
+            return  # still being created: look again after the next wait
         self._warn("queue_replaced", f"{self._request.path} was created anew; reading it from its start")
         self._reader.close()
+        self._reader = reader
         self._identity = identity
         self._first_seq = self._next_seq = 0
-        self._reader = self._open(None)
 
     def _with_advice(self, error: SegmentMissing) -> SegmentMissing:
         if self._request.reader is None:
@@ -191,13 +180,10 @@ class _Tail:
 
     @contextmanager
     def _stopping_on_signals(self) -> Iterator[None]:
-        """Let SIGINT and SIGTERM end the loop between two batches, or at once while output blocks."""
+        """Let SIGINT and SIGTERM end the loop between two batches, or while nobody takes the output."""
 
         def stop(number: int, frame: FrameType | None) -> None:
             self._signal = number
-            if self._writing:
-                self._writing = False
-                raise _Interrupted
 
         previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

@@ -1,0 +1,115 @@
+"""What the processes of the demonstration say to each other: payload layouts, type ids, places.
+
+Owns no state and opens nothing. Each payload has 64 bytes, so that a whole queue can be looked
+at as one NumPy array.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from everlog.bus import IpcLayout
+from everlog.queue import Queue, WriterConfig
+from everlog.queue.config import MIB
+
+VENUE = "demo_spot"
+STRATEGIES = ("arbitrage", "maker")
+
+TRADE_TYPE_ID = 0x1002
+SESSION_END_TYPE_ID = 0x3000
+BOOKED_TYPE_ID = 0x3001
+
+BUY, SELL = 1, 2
+
+# Messages between two commits of a reader: at most so many are read again after a crash.
+COMMIT_EVERY = 1000
+
+# `archive` deletes nothing, so that the audit can read everything again. Small segments, so that
+# a few seconds roll several times; sealed ones are synced by a worker, not inside an append.
+CONFIG = WriterConfig.archive().replace(segment_size=1 * MIB, defer_seal_sync=True)
+
+
+class Record:
+    """One payload layout, for single messages (`pack`, `unpack`) and for arrays (`dtype`)."""
+
+    def __init__(self, **fields: str) -> None:
+        """Take the fields in order; `Q` is an unsigned 64-bit integer, `d` a 64-bit float."""
+        layout = struct.Struct("<" + "".join(fields.values()))
+        if layout.size != 64:
+            raise ValueError(f"a record of the demonstration has 64 bytes, these fields have {layout.size}")
+        self.pack = layout.pack
+        self.unpack = layout.unpack
+        self.dtype = np.dtype([(name, f"<{code}") for name, code in fields.items()])
+
+
+# A trade as the venue reports it. `trade_id` counts from 0, like the seq of its queue.
+TRADE = Record(
+    exchange_timestamp_ns="Q",
+    price="d",
+    quantity="d",
+    trade_id="Q",
+    buyer_order_id="Q",
+    seller_order_id="Q",
+    buyer_is_maker="Q",
+    symbol_hash="Q",
+)
+
+# `order_id` is the seq of the tick that caused the order: whoever reads that tick again sends the
+# same id again, and the router knows it. `run` counts how often the strategy was started.
+ORDER = Record(
+    order_id="Q",
+    tick_timestamp_ns="Q",
+    received_ns="Q",
+    run="Q",
+    catching_up="Q",
+    side="Q",
+    price="d",
+    quantity="d",
+)
+
+FILL = Record(
+    order_id="Q",
+    order_seq="Q",
+    order_timestamp_ns="Q",
+    received_ns="Q",
+    catching_up="Q",
+    side="Q",
+    price="d",
+    quantity="d",
+)
+
+# The strategy's books: one record for each fill it received. `applied` is 0 if the fill had been
+# booked before, and `position` is what the strategy holds afterwards.
+BOOKED = Record(
+    fill_seq="Q",
+    order_id="Q",
+    fill_timestamp_ns="Q",
+    received_ns="Q",
+    catching_up="Q",
+    applied="Q",
+    run="Q",
+    position="d",
+)
+
+
+def ticks_dir(layout: IpcLayout) -> Path:
+    """Return the queue the feed writes."""
+    return layout.streams().raw_queue_dir(VENUE)
+
+
+def books_dir(layout: IpcLayout, strategy: str) -> Path:
+    """Return the queue in which a strategy keeps its books."""
+    return layout.root / "books" / strategy / "queue"
+
+
+def last_payload(path: str | Path, next_seq: int) -> bytes | None:
+    """Return the newest payload of a queue whose next seq is `next_seq`; None if it is empty."""
+    if next_seq == 0:
+        return None
+    with Queue.open_subscriber(path, None) as reader:
+        reader.seek_seq(next_seq - 1)
+        message = reader.next()
+        return None if message is None else bytes(message)

@@ -1,0 +1,125 @@
+"""Spec 1.3 to 1.5: C and Python mean the same bytes by the same names."""
+
+import struct
+import zlib
+from typing import Any
+
+import pytest
+
+from everlog.native import mapping as native
+from everlog.native.ring import RingReader, RingWriter
+from everlog.queue import layout
+from tests.support.mappings import bytes_of, map_bytes
+
+SEQ = 0x1122334455667788
+STAMP = 0x99AABBCCDDEEFF01
+TYPE = 0xBEEF
+
+
+def attached_writer(segment: native.Mapping, control: native.Mapping, **changes: Any) -> RingWriter:
+    """A writer at the start of a segment, without a queue around it."""
+    writer = RingWriter()
+    settings = {"offset": 64, "next_seq": SEQ, "index_stride": 1, "wall_ns": lambda: STAMP, "anchored": False}
+    writer._attach(control, segment, **{**settings, **changes})
+    return writer
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("header_size", layout.HEADER_SIZE),
+        ("data_offset", layout.SEG_DATA_OFFSET),
+        ("max_payload", layout.MAX_PAYLOAD_LEN),
+        ("pad_type", layout.PAD_TYPE_ID),
+    ],
+)
+def test_a_constant_of_the_core_is_the_one_of_the_layout(name: str, value: int) -> None:
+    assert native.LAYOUT[name] == value
+
+
+def test_the_core_exports_no_constant_that_is_not_compared() -> None:
+    assert set(native.LAYOUT) == {"header_size", "data_offset", "max_payload", "pad_type"}
+
+
+def test_the_constants_are_those_of_the_specification() -> None:
+    assert (layout.HEADER_SIZE, layout.RECORD_ALIGN, layout.SEG_DATA_OFFSET) == (64, 64, 64)
+    assert layout.MAX_PAYLOAD_LEN == 2**32 - 2
+    assert (layout.PAD_TYPE_ID, layout.MSG_VERSION) == (0xFFFF, 1)
+    assert (layout.CTRL_MAGIC, layout.CTRL_VERSION, layout.CTRL_SIZE) == (0x4348524E, 3, 512)
+    assert (layout.SEG_MAGIC, layout.SEG_VERSION, layout.SEG_FLAG_SEALED) == (0x53454730, 2, 1)
+    assert layout.SEGMENT_SIZE_MIN == 128
+
+
+def test_a_message_header_written_by_the_core_has_every_field_at_its_offset() -> None:
+    segment, control = map_bytes(b"\xee" * 1024), map_bytes(bytes(512))
+    assert attached_writer(segment, control).append(TYPE, b"payload") == SEQ
+    record = bytes_of(segment)[64:192]
+    assert struct.unpack_from("<I", record, layout.MSG_COMMIT_LEN) == (len(b"payload") + 1,)
+    assert record[layout.MSG_VERSION_OFFSET] == 1
+    assert record[5:8] == bytes(3)
+    assert struct.unpack_from("<Q", record, layout.MSG_SEQ) == (SEQ,)
+    assert struct.unpack_from("<Q", record, layout.MSG_TIMESTAMP_NS) == (STAMP,)
+    assert struct.unpack_from("<H", record, layout.MSG_TYPE_ID) == (TYPE,)
+    assert struct.unpack_from("<H", record, layout.MSG_FLAGS) == (0,)
+    assert struct.unpack_from("<I", record, layout.MSG_CHECKSUM) == (zlib.crc32(b"payload"),)
+    assert record[32:64] == bytes(32)
+    assert record[64:71] == b"payload"
+    assert layout.MESSAGE_HEADER.unpack_from(record) == (8, 1, SEQ, STAMP, TYPE, 0, zlib.crc32(b"payload"))
+    assert bytes_of(segment)[192:196] == bytes(4), "the commit word that follows must read as not committed"
+    assert bytes_of(segment)[196:] == b"\xee" * (1024 - 196), "nothing else may be touched"
+
+
+def test_an_append_touches_these_words_of_the_control_block_and_no_others() -> None:
+    segment, control = map_bytes(bytes(1024)), map_bytes(bytes(512))
+    attached_writer(segment, control).append(TYPE, b"payload")
+    expected = bytearray(512)
+    struct.pack_into("<QQ", expected, layout.CTRL_WRITE_OFFSET, 192, STAMP)
+    struct.pack_into("<I", expected, layout.CTRL_NOTIFY_SEQ, 1)
+    assert layout.CTRL_WRITER_HEARTBEAT_NS == layout.CTRL_WRITE_OFFSET + 8
+    assert bytes_of(control) == expected
+
+
+def test_publishing_the_head_touches_the_words_of_the_seqlock() -> None:
+    control = map_bytes(bytes(512))
+    native.publish_head(control, 0xA1B2C3D4, 0x0102030405060708)
+    expected = bytearray(512)
+    struct.pack_into("<I", expected, layout.CTRL_SEGMENT_GEN, 2)
+    struct.pack_into("<I", expected, layout.CTRL_CURRENT_SEGMENT, 0xA1B2C3D4)
+    struct.pack_into("<Q", expected, layout.CTRL_WRITE_OFFSET, 0x0102030405060708)
+    assert bytes_of(control) == expected
+    assert native.read_head(control) == (0xA1B2C3D4, 0x0102030405060708)
+
+
+def test_notifying_touches_the_futex_word_only() -> None:
+    control = map_bytes(bytes(512))
+    native.notify(control)
+    expected = bytearray(512)
+    struct.pack_into("<I", expected, layout.CTRL_NOTIFY_SEQ, 1)
+    assert bytes_of(control) == expected
+
+
+def test_sealing_sets_bit_0_of_the_flags_and_nothing_else() -> None:
+    header = layout.SEGMENT_HEADER.pack(layout.SEG_MAGIC, layout.SEG_VERSION, 7, 0x80000000)
+    segment = map_bytes(header + bytes(64))
+    native.seal_segment(segment)
+    assert layout.SEGMENT_HEADER.unpack(bytes_of(segment)[:64])[3] == 0x80000001
+    assert bytes_of(segment) == header[:12] + b"\x01\0\0\x80" + bytes(48) + bytes(64)
+    native.seal_segment(segment)
+    assert bytes_of(segment)[12:16] == b"\x01\0\0\x80", "sealing twice is sealing"
+
+
+def test_a_waiting_reader_registers_in_the_word_for_waiters() -> None:
+    """The reader leaves the count as it found it, and may not lower a count that was reset meanwhile."""
+
+    class WaitingReader(RingReader):
+        def _check_heartbeat(self) -> None:
+            control.store_u32(layout.CTRL_WAITERS_PENDING, 0)
+
+    segment, control = map_bytes(bytes(1024)), map_bytes(bytes(512))
+    control.store_u32(layout.CTRL_WAITERS_PENDING, 5)
+    reader = WaitingReader()
+    reader._attach(control, True, 1, 0, 0)
+    reader._stand(segment, 0, 64)
+    assert reader.wait(0.01) is False
+    assert control.load_u32(layout.CTRL_WAITERS_PENDING) == 0
+    assert bytes_of(control) == bytes(512)

@@ -1,0 +1,313 @@
+"""Rounds of killing: a writer or reader dies by SIGKILL, and what is there afterwards is checked.
+
+Owns when to kill and what must hold then. Writers acknowledge every call that returned in shared
+memory; whatever is acknowledged must be there, and what is there beyond can only be the one call that
+was under way.
+"""
+
+import dataclasses
+import itertools
+import os
+import random
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from everlog.queue import Queue, SpinThenPark
+from tests.support.processes import Child, eventually, shared_words
+from tests.support.workloads import (
+    ABORTED,
+    ACKED,
+    ALL_KINDS,
+    APPEND,
+    ARRAY,
+    IN_PLACE,
+    MANY,
+    OPENED,
+    Checker,
+    Payloads,
+    ReaderPlan,
+    UnsyncedFs,
+    WriterPlan,
+    read_queue,
+    write_once,
+    write_queue,
+)
+
+
+@dataclass(frozen=True)
+class CrashCase:
+    """One kind of writer to kill."""
+
+    name: str
+    kinds: tuple[str, ...]
+    length_max: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    flush_every: int = 0
+    synced: bool = False
+    batch_max: int = 40
+    while_preparing: bool = False
+    """Kill when a segment is just being prepared."""
+
+    def plan(self, payload_seed: int, seed: int) -> WriterPlan:
+        """Return the plan of one writer."""
+        return WriterPlan(
+            payload_seed,
+            self.length_max,
+            seed,
+            self.kinds,
+            batch_max=self.batch_max,
+            flush_every=self.flush_every,
+            synced=self.synced,
+            settings=self.settings,
+        )
+
+
+WRITER_CASES = [
+    CrashCase(
+        "rolling", ALL_KINDS, 300, {"segment_size": 512, "retention_check_interval_s": 0.001}, batch_max=10
+    ),
+    CrashCase(
+        "flushing", (APPEND, MANY), 1000, {"segment_size": 16384}, flush_every=1, synced=True, batch_max=10
+    ),
+    CrashCase("building in place", (IN_PLACE, ABORTED), 3000, {"segment_size": 16384}),
+    CrashCase("preparing", (APPEND,), 16000, {"segment_size": 1 << 20}, while_preparing=True),
+    CrashCase("appending arrays", (ARRAY,), 100, {"segment_size": 8192}, batch_max=500),
+    CrashCase(
+        "syncing late",
+        ALL_KINDS,
+        1000,
+        {"segment_size": 4096, "defer_seal_sync": True, "index_stride": 2, "index_flush_records": 3},
+        synced=True,
+    ),
+]
+
+
+@dataclass
+class Outcome:
+    """How many records are known to be there, at least and at most, and what the kills hit."""
+
+    lowest: int = 0
+    highest: int = 0
+    before_open: int = 0
+    in_flight: int = 0
+    torn: int = 0
+
+    def check_open(self, next_seq: int, where: str) -> None:
+        """A writer has opened the queue: nothing acknowledged may be missing, nothing may be invented."""
+        assert self.lowest <= next_seq <= self.highest, (
+            f"{where}: {self.lowest} records were acknowledged and at most {self.highest - self.lowest} "
+            f"under way, but the writer found {next_seq}"
+        )
+        self.in_flight += next_seq > self.lowest
+        self.lowest = self.highest = next_seq
+
+
+def crash_writers(queue: Path, case: CrashCase, rounds: int, seed: int) -> Outcome:
+    """Kill one writer after the other while a reader in another process reads on."""
+    rng = random.Random(seed)
+    path = str(queue)
+    outcome = Outcome()
+    Queue.open_publisher(path, fs=UnsyncedFs(), **case.settings).close()
+    reading = ReaderPlan(seed, case.length_max, "witness", "batch", commit_every=200, spin_us=0)
+    with Child(read_queue, path, reading, shared_words(1)) as witness:
+        assert witness.receive() == "open"
+        for number in range(rounds):
+            where = f"TEST_SEED={seed} {case.name} round {number}"
+            _kill_one_writer(path, case.plan(seed, rng.randrange(2**32)), case, rng, outcome, where)
+            if rng.random() < 0.5:
+                _recover_here(path, case, outcome, where)
+            witness.check()
+        _recover_here(path, case, outcome, f"TEST_SEED={seed} {case.name} at the end")
+        witness.send(outcome.lowest)
+        assert witness.receive() == outcome.lowest
+    return outcome
+
+
+def _kill_one_writer(
+    path: str, plan: WriterPlan, case: CrashCase, rng: random.Random, outcome: Outcome, where: str
+) -> None:
+    words = shared_words(2)
+    with Child(write_queue, path, plan, words) as writer:
+        if rng.random() < 0.8:
+            eventually(f"{where}: the writer opens the queue", lambda: words[OPENED] or writer.check())
+            if case.while_preparing:
+                _await_preparation(path, time.monotonic() + 0.1)
+            else:
+                time.sleep(rng.random() ** 2 * 0.02)
+        else:
+            time.sleep(rng.random() * 0.015)
+        writer.kill()
+    if words[OPENED] == 0:
+        # It may have died at any point of recovery, which publishes no record.
+        outcome.before_open += 1
+        return
+    outcome.check_open(words[OPENED] - 1, where)
+    outcome.lowest = max(outcome.lowest, words[ACKED])
+    outcome.highest = outcome.lowest + plan.in_flight_max
+
+
+def _await_preparation(path: str, until_s: float) -> None:
+    while time.monotonic() < until_s and not any(name.endswith(".q.tmp") for name in os.listdir(path)):
+        pass
+
+
+def _recover_here(path: str, case: CrashCase, outcome: Outcome, where: str) -> None:
+    with Queue.open_publisher(path, fs=UnsyncedFs(), **case.settings) as writer:
+        outcome.check_open(writer.next_seq, where)
+        assert writer.recovery.damage == [], where
+        outcome.torn += len(writer.recovery.torn_tails)
+
+
+def check_no_leftovers(queue: Path) -> None:
+    """No temporary file outlives the next open of the writer, and no index its segment."""
+    assert [file.name for file in queue.rglob("*.tmp")] == []
+    segments = {file.stem for file in queue.glob("*.q")}
+    assert {file.stem for file in queue.glob("*.idx")} - segments == set()
+
+
+def check_whole_queue(queue: Path, payload_seed: int, length_max: int, total: int) -> None:
+    """Everything from the oldest segment on is there once, in order and intact, up to `total`."""
+    with Queue.open_subscriber(queue, None, "earliest") as reader:
+        checker: Checker | None = None
+        for view in reader:
+            checker = checker or Checker(Payloads(payload_seed, length_max), view.seq)
+            checker.see(view)
+        assert total == (checker.next_seq if checker else 0)
+
+
+# --- A writer that dies at a chosen call of the file system ----------------------------------------------
+
+
+def die_at_call(queue: Path, plan: WriterPlan, outcome: Outcome) -> bool:
+    """Let a writer run that kills itself at the plan's call; tell whether it came that far."""
+    where = f"{queue.name}, TEST_SEED={plan.payload_seed}, killed at call {plan.kill_at_call}"
+    words = shared_words(2)
+    with Child(write_queue, str(queue), plan, words) as writer:
+        died = writer.wait_for_death() == -9
+        if not died:
+            assert writer.receive() == plan.total
+    if words[OPENED]:
+        outcome.check_open(words[OPENED] - 1, where)
+        outcome.lowest = max(outcome.lowest, words[ACKED])
+        outcome.highest = outcome.lowest + plan.in_flight_max if died else outcome.lowest
+    return died
+
+
+def check_what_is_left(queue: Path, plan: WriterPlan, outcome: Outcome) -> None:
+    """A subscriber may come at once; a writer recovers, goes on, and everything is there."""
+    where = f"TEST_SEED={plan.payload_seed}, killed at call {plan.kill_at_call}"
+    early = Queue.try_open_subscriber(queue, None, "earliest")
+    payloads = Payloads(plan.payload_seed, plan.length_max)
+    checker = Checker(payloads)
+    for view in early or ():
+        checker.see(view)
+    assert checker.next_seq >= outcome.lowest, f"{where}: a reader that came before the writer missed some"
+    with Queue.open_publisher(queue, fs=UnsyncedFs(), **plan.settings) as writer:
+        outcome.check_open(writer.next_seq, where)
+        assert writer.recovery.damage == [], where
+        rng = random.Random(plan.seed)
+        endless = dataclasses.replace(plan, total=None)
+        while writer.next_seq < outcome.lowest + 20:
+            write_once(writer, rng.choice(plan.kinds), payloads, rng, endless)
+        total = writer.next_seq
+        check_whole_queue(queue, plan.payload_seed, plan.length_max, total)
+        if early is not None:
+            for view in early:
+                checker.see(view)
+            assert checker.next_seq == total, f"{where}: a reader that came before the writer stopped"
+            early.close()
+    outcome.lowest = outcome.highest = total
+
+
+def crash_at_calls(root: Path, seed: int, step: int) -> int:
+    """Kill writers at every `step`-th call between open and close; return how many calls that takes.
+
+    Each dies once on a queue of its own, which it has just created, and once on a queue that a reader
+    in another process reads all the time.
+    """
+    settings = {"segment_size": 1024}
+    fresh = WriterPlan(seed, 300, seed, batch_max=5, total=20, flush_every=6, settings=settings)
+    shared, so_far = root / "shared", Outcome()
+    Queue.open_publisher(shared, fs=UnsyncedFs(), **settings).close()
+    reading = ReaderPlan(seed, fresh.length_max, "witness", commit_every=20, spin_us=0)
+    with Child(read_queue, str(shared), reading, shared_words(1)) as witness:
+        assert witness.receive() == "open"
+        for call in itertools.count(1 + seed % step, step):
+            queue, outcome = root / str(call), Outcome()
+            plan = dataclasses.replace(fresh, kill_at_call=call)
+            died = die_at_call(queue, plan, outcome)
+            check_what_is_left(queue, plan, outcome)
+            plan = dataclasses.replace(plan, seed=call, total=so_far.highest + 20)
+            died_too = die_at_call(shared, plan, so_far)
+            witness.check()
+            if not died and not died_too:
+                break
+        with Queue.open_publisher(shared, fs=UnsyncedFs()) as writer:
+            so_far.check_open(writer.next_seq, f"TEST_SEED={seed} at the end")
+        witness.send(so_far.lowest)
+        assert witness.receive() == so_far.lowest
+    return call
+
+
+# --- Readers that die ------------------------------------------------------------------------------------
+
+DELIVERED, COMMITTING, COMMITTED, RESUMED = 0, 1, 2, 3
+"""Words a mortal reader shares: next seq after the last delivered message, before and after the last
+commit, and the first seq it was given + 1 (0: none yet)."""
+
+
+def read_and_commit(channel: Connection, path: str, plan: ReaderPlan, seed: int, words: Any) -> None:
+    """Read for ever and commit now and then, telling in `words` what happened."""
+    rng = random.Random(seed)
+    payloads = Payloads(plan.payload_seed, plan.length_max)
+    checker: Checker | None = None
+    with Queue.open_subscriber(path, plan.name, wait_strategy=SpinThenPark(spin_us=0)) as reader:
+        channel.send("open")
+        while True:
+            reader.wait()
+            for view in reader:
+                if checker is None:
+                    checker = Checker(payloads, view.seq)
+                    words[RESUMED] = view.seq + 1
+                checker.see(view)
+                words[DELIVERED] = checker.next_seq
+                if rng.random() < 0.1:
+                    words[COMMITTING] = checker.next_seq
+                    reader.commit(durable=rng.random() < 0.2)
+                    words[COMMITTED] = checker.next_seq
+
+
+def crash_readers(queue: Path, rounds: int, seed: int) -> int:
+    """Kill one reader of the same name after the other while a writer writes; return the last commit."""
+    rng = random.Random(seed)
+    path = str(queue)
+    committed = committing = delivered = 0
+    limits = {"max_segments": 8, "backpressure": "block", "block_timeout_s": 60.0}
+    plan = WriterPlan(seed, 500, seed, batch_max=10, settings={"segment_size": 4096, **limits})
+    reading = ReaderPlan(seed, plan.length_max, "mortal")
+    Queue.open_publisher(path, fs=UnsyncedFs(), **plan.settings).close()
+    Queue.open_subscriber(path, "mortal").close()  # known before the first record could be deleted
+    with Child(write_queue, path, plan, shared_words(2)) as writer:
+        for number in range(rounds):
+            where = f"TEST_SEED={seed} round {number}"
+            words = shared_words(4)
+            with Child(read_and_commit, path, reading, rng.randrange(2**32), words) as reader:
+                assert reader.receive() == "open"
+                time.sleep(rng.random() ** 2 * 0.02)
+                reader.check()
+                reader.kill()
+            writer.check()
+            if words[RESUMED] == 0:
+                continue
+            resumed = words[RESUMED] - 1
+            assert resumed in (committed, committing), (
+                f"{where}: resumed at seq {resumed}, but {committed} was committed and {committing} the last "
+                f"that may have been; {delivered} were delivered"
+            )
+            committed = max(resumed, words[COMMITTED])
+            committing = max(committed, words[COMMITTING])
+            delivered = max(delivered, words[DELIVERED])
+    return committed
