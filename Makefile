@@ -24,7 +24,7 @@ help: ## List the targets
 setup: $(SETUP_STAMP) ## Create .venv, install the pinned versions and build the native code
 
 demo: setup ## Run the demonstration
-	$(BIN)/python examples/demo.py
+	$(BIN)/python -m examples.demo
 
 test: lint docs ## Everything a change must pass: lint, docs, tests
 	$(BIN)/python -m pytest

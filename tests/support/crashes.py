@@ -10,6 +10,8 @@ import itertools
 import os
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -162,20 +164,19 @@ def _recover_here(path: str, case: CrashCase, outcome: Outcome, where: str) -> N
 
 
 def check_no_leftovers(queue: Path) -> None:
-    """No temporary file outlives the next open of the writer, and no index its segment."""
-    assert [file.name for file in queue.rglob("*.tmp")] == []
+    """Nothing that was half made for a segment outlives the next open of a writer, and no index its segment."""
+    assert sorted(file.name for file in queue.glob("[0-9]*.tmp")) == []
     segments = {file.stem for file in queue.glob("*.q")}
     assert {file.stem for file in queue.glob("*.idx")} - segments == set()
 
 
 def check_whole_queue(queue: Path, payload_seed: int, length_max: int, total: int) -> None:
-    """Everything from the oldest segment on is there once, in order and intact, up to `total`."""
+    """Everything from the very first record on is there once, in order and intact, up to `total`."""
     with Queue.open_subscriber(queue, None, "earliest") as reader:
-        checker: Checker | None = None
+        checker = Checker(Payloads(payload_seed, length_max))
         for view in reader:
-            checker = checker or Checker(Payloads(payload_seed, length_max), view.seq)
             checker.see(view)
-        assert total == (checker.next_seq if checker else 0)
+        assert checker.next_seq == total
 
 
 # --- A writer that dies at a chosen call of the file system ----------------------------------------------
@@ -280,34 +281,62 @@ def read_and_commit(channel: Connection, path: str, plan: ReaderPlan, seed: int,
                     words[COMMITTED] = checker.next_seq
 
 
+class MortalReader:
+    """A reader that lives several lives under one name; each must resume where the last one committed."""
+
+    def __init__(self, path: str, plan: ReaderPlan, rng: random.Random) -> None:
+        self._path = path
+        self._plan = plan
+        self._rng = rng
+        self._words = shared_words(4)
+        self._committed = 0
+        self._committing = 0
+        self.lives = 0
+        Queue.open_subscriber(path, plan.name).close()  # known before anything could be deleted
+
+    @property
+    def delivered(self) -> int:
+        """The seq after the last message of this life."""
+        return self._words[DELIVERED]
+
+    @property
+    def committed(self) -> int:
+        """The seq after the last message that is known to be committed."""
+        return self._committed
+
+    @contextmanager
+    def living(self) -> Iterator[Child]:
+        """One life, from opening to SIGKILL; what it did is checked at the end."""
+        self.lives += 1
+        self._words = shared_words(4)
+        seed = self._rng.randrange(2**32)
+        with Child(read_and_commit, self._path, self._plan, seed, self._words) as reader:
+            assert reader.receive() == "open"
+            yield reader
+            reader.check()
+            reader.kill()
+        words = self._words
+        if words[RESUMED] == 0:
+            return
+        resumed = words[RESUMED] - 1
+        assert resumed in (self._committed, self._committing), (
+            f"TEST_SEED={self._plan.payload_seed}, life {self.lives}: resumed at seq {resumed}, but "
+            f"{self._committed} was committed and {self._committing} the last that may have been"
+        )
+        self._committed = max(resumed, words[COMMITTED])
+        self._committing = max(self._committed, words[COMMITTING])
+
+
 def crash_readers(queue: Path, rounds: int, seed: int) -> int:
     """Kill one reader of the same name after the other while a writer writes; return the last commit."""
     rng = random.Random(seed)
-    path = str(queue)
-    committed = committing = delivered = 0
     limits = {"max_segments": 8, "backpressure": "block", "block_timeout_s": 60.0}
     plan = WriterPlan(seed, 500, seed, batch_max=10, settings={"segment_size": 4096, **limits})
-    reading = ReaderPlan(seed, plan.length_max, "mortal")
-    Queue.open_publisher(path, fs=UnsyncedFs(), **plan.settings).close()
-    Queue.open_subscriber(path, "mortal").close()  # known before the first record could be deleted
-    with Child(write_queue, path, plan, shared_words(2)) as writer:
-        for number in range(rounds):
-            where = f"TEST_SEED={seed} round {number}"
-            words = shared_words(4)
-            with Child(read_and_commit, path, reading, rng.randrange(2**32), words) as reader:
-                assert reader.receive() == "open"
+    Queue.open_publisher(queue, fs=UnsyncedFs(), **plan.settings).close()
+    mortal = MortalReader(str(queue), ReaderPlan(seed, plan.length_max, "mortal"), rng)
+    with Child(write_queue, str(queue), plan, shared_words(2)) as writer:
+        for _ in range(rounds):
+            with mortal.living():
                 time.sleep(rng.random() ** 2 * 0.02)
-                reader.check()
-                reader.kill()
             writer.check()
-            if words[RESUMED] == 0:
-                continue
-            resumed = words[RESUMED] - 1
-            assert resumed in (committed, committing), (
-                f"{where}: resumed at seq {resumed}, but {committed} was committed and {committing} the last "
-                f"that may have been; {delivered} were delivered"
-            )
-            committed = max(resumed, words[COMMITTED])
-            committing = max(committed, words[COMMITTING])
-            delivered = max(delivered, words[DELIVERED])
-    return committed
+    return mortal.committed

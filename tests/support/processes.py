@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 PATIENCE_S = 60.0
 """How long anything may take that should take milliseconds; beyond, the test fails."""
@@ -148,6 +148,20 @@ def sleeps(pid: int) -> bool:
     """Tell whether the (only) thread of a process sleeps in the kernel."""
     with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
         return file.read().rpartition(")")[2].split()[0] == "S"
+
+
+class Resources(NamedTuple):
+    """What a process holds."""
+
+    descriptors: int
+    resident_bytes: int
+
+
+def resources_of(pid: int) -> Resources:
+    """Return what a process holds now."""
+    with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+        pages = int(file.read().split()[1])
+    return Resources(len(os.listdir(f"/proc/{pid}/fd")), pages * os.sysconf("SC_PAGE_SIZE"))
 
 
 def fresh_seed(name: str) -> int:

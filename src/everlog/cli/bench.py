@@ -18,9 +18,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from everlog.clock import NS_PER_S, Clock
-from everlog.errors import Corrupt, Unsupported
+from everlog.errors import Corrupt, PayloadTooLarge, Unsupported
 from everlog.queue import Queue, QueueReader, QueueWriter
 from everlog.queue.faults import io_errors
+from everlog.queue.layout import HEADER_SIZE, SEG_DATA_OFFSET
 
 TYPE_ID = 1
 MEGABYTE = 1_000_000
@@ -117,7 +118,15 @@ def _chunks(messages: int) -> Iterator[int]:
 
 
 def _write(writer: QueueWriter, messages: int, payload_bytes: int, advance: Advance) -> None:
-    payload = bytes(place % 251 for place in range(payload_bytes))
+    payload_bytes_max = writer.segment_size - SEG_DATA_OFFSET - HEADER_SIZE
+    if payload_bytes > payload_bytes_max:
+        # Before the payload is made: it may be larger than the memory.
+        raise PayloadTooLarge(
+            f"a payload of {payload_bytes} bytes does not fit into a segment of {writer.segment_size} bytes; "
+            f"use at most {payload_bytes_max}"
+        )
+    payload = bytes(range(256)) * (payload_bytes // 256 + 1)
+    payload = payload[:payload_bytes]
     append = writer.append
     for chunk in _chunks(messages):
         for _ in range(chunk):

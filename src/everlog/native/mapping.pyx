@@ -38,11 +38,34 @@ ring_init()
 cdef enum:
     PAGE = 4096
 
+cdef extern from *:
+    """
+    #define MESSAGE_AT(field) offsetof(ring_message, field)
+    #define CONTROL_AT(field) offsetof(ring_control, field)
+    static const size_t layout_offsets[] = {
+        MESSAGE_AT(commit_len), MESSAGE_AT(version), MESSAGE_AT(seq), MESSAGE_AT(timestamp_ns),
+        MESSAGE_AT(type_id), MESSAGE_AT(flags), MESSAGE_AT(checksum),
+        offsetof(ring_segment, flags),
+        CONTROL_AT(magic), CONTROL_AT(version), CONTROL_AT(init_state), CONTROL_AT(writer_epoch),
+        CONTROL_AT(segment_size), CONTROL_AT(segment_gen), CONTROL_AT(current_segment),
+        CONTROL_AT(write_offset), CONTROL_AT(writer_heartbeat_ns), CONTROL_AT(notify_seq),
+        CONTROL_AT(waiters_pending)};
+    """
+    const size_t *layout_offsets
+
+cdef tuple LAYOUT_NAMES = (
+    "MSG_COMMIT_LEN", "MSG_VERSION_OFFSET", "MSG_SEQ", "MSG_TIMESTAMP_NS", "MSG_TYPE_ID",
+    "MSG_FLAGS", "MSG_CHECKSUM", "SEG_FLAGS", "CTRL_MAGIC_OFFSET", "CTRL_VERSION_OFFSET",
+    "CTRL_INIT_STATE", "CTRL_WRITER_EPOCH", "CTRL_SEGMENT_SIZE", "CTRL_SEGMENT_GEN",
+    "CTRL_CURRENT_SEGMENT", "CTRL_WRITE_OFFSET", "CTRL_WRITER_HEARTBEAT_NS", "CTRL_NOTIFY_SEQ",
+    "CTRL_WAITERS_PENDING",
+)
 LAYOUT = {
-    "header_size": RING_HEADER_SIZE,
-    "data_offset": RING_DATA_OFFSET,
-    "max_payload": RING_MAX_PAYLOAD,
-    "pad_type": RING_PAD_TYPE,
+    "HEADER_SIZE": RING_HEADER_SIZE,
+    "SEG_DATA_OFFSET": RING_DATA_OFFSET,
+    "MAX_PAYLOAD_LEN": RING_MAX_PAYLOAD,
+    "PAD_TYPE_ID": RING_PAD_TYPE,
+    **{name: layout_offsets[place] for place, name in enumerate(LAYOUT_NAMES)},
 }
 
 
@@ -87,7 +110,7 @@ cdef class Mapping:
         return self.length
 
     cdef int check(self, uint64_t offset, uint64_t size, bint write) except -1:
-        if offset + size > self.length or (size < 9 and offset % size != 0):
+        if offset > self.length or size > self.length - offset or (size < 9 and offset % size != 0):
             raise IndexError(f"offset {offset} of {size} bytes is not inside {self.length} bytes")
         if write and not self.writable:
             raise Unsupported("this mapping is read-only")
@@ -175,6 +198,12 @@ def notify(Mapping control) -> None:
     """Bump the futex word and wake every sleeper."""
     control.check(0, 512, True)
     ring_notify(<ring_control *>control.base)
+
+
+def wake_all(Mapping control) -> None:
+    """Bump the futex word and wake every sleeper, counted or not."""
+    control.check(0, 512, True)
+    ring_wake_all(<ring_control *>control.base)
 
 
 def pad_segment(Mapping segment, uint64_t offset) -> None:

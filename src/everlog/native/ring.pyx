@@ -39,8 +39,10 @@ cdef enum:
     CLOSED = 2
     # A signal that another thread received must not wait for the end of a long spin.
     SPIN_SLICE_NS = 50_000_000
-    # How many messages pass between two looks at the heartbeat.
-    HEARTBEAT_CHECK_EVERY = 8192
+    # How many messages pass between two looks at the clock, and how long is too long for that.
+    LOOK_EVERY = 8
+    LOOK_SLOW_NS = 100_000_000
+    HEARTBEAT_INTERVAL_NS = 1_000_000_000
     # Records per stretch without the GIL: about 0.1 ms.
     ARRAY_CHUNK = 4096
     # A reader that is this far behind maps a window of pages at once instead of faulting.
@@ -93,6 +95,24 @@ cdef uint16_t unusual_type_id(value) except? 0:
     return <uint16_t>number
 
 
+@cython.final
+@cython.no_gc
+cdef class PayloadSlot:
+    """The payload under construction: a writable buffer that knows who still looks at it."""
+
+    cdef Mapping mapping
+    cdef uint8_t *data
+    cdef uint64_t length
+    cdef int exports
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.data, self.length, 0, flags)
+        self.exports += 1
+
+    def __releasebuffer__(self, Py_buffer *buffer):
+        self.exports -= 1
+
+
 cdef class RingWriter:
     """The hot half of `QueueWriter`: appends into the mapped segment.
 
@@ -111,6 +131,10 @@ cdef class RingWriter:
     cdef bint anchored
     cdef uint64_t due_bytes
     cdef uint64_t due_seq
+    cdef PayloadSlot kept_slot  # a view of the next payload that a builder did not let go
+    cdef uint64_t kept_limit
+    cdef readonly object current  # what `_enter` was told this segment is called
+    cdef readonly bint partial    # entered in the middle: earlier records are not in the index
 
     def __cinit__(self, *args, **kwargs):
         self.state = CLOSED
@@ -121,9 +145,9 @@ cdef class RingWriter:
 
     # -- set-up, called by the subclass ------------------------------------------------
 
-    def _attach(self, Mapping control, Mapping segment, uint64_t offset, uint64_t next_seq,
-                uint64_t index_stride, wall_ns, bint anchored) -> None:
-        """Begin appending at `offset` of `segment`."""
+    def _attach(self, Mapping control, Mapping segment, current, uint64_t offset,
+                uint64_t next_seq, uint64_t index_stride, wall_ns, bint anchored) -> None:
+        """Begin appending at `offset` of `segment`, which the caller knows as `current`."""
         control.check(0, 512, True)
         segment.check(0, RING_DATA_OFFSET, True)
         check_record_offset(segment, offset)
@@ -140,11 +164,26 @@ cdef class RingWriter:
         self.anchored = anchored
         self.anchor_ns = <int64_t>ring_wall_ns() - ring_monotonic_ns()
         self.due_bytes = self.due_seq = <uint64_t>-1
-        self._enter(segment, offset)
+        self.enter(segment, current, offset)
         self.state = IDLE
 
-    def _enter(self, Mapping segment, uint64_t offset) -> None:
-        """Stand at `offset` of another segment, with an empty seek index."""
+    def _roll_to(self, Mapping segment, current, uint32_t segment_id) -> None:
+        """Pad and seal this segment and stand at the start of the next.
+
+        One native call, because a signal handler may raise between any two lines of Python,
+        and a roll must happen as a whole or not at all.
+        """
+        segment.check(0, RING_DATA_OFFSET, True)
+        if self.ring.offset + RING_HEADER_SIZE <= self.ring.segment_size:
+            ring_pad(self.ring.segment, self.ring.segment_size, self.ring.offset)
+        ring_publish_head(self.ring.control, segment_id, RING_DATA_OFFSET)
+        ring_seal(self.ring.segment)
+        ring_notify(self.ring.control)
+        self.enter(segment, current, RING_DATA_OFFSET)
+
+    cdef void enter(self, Mapping segment, current, uint64_t offset):
+        self.current = current
+        self.partial = offset > RING_DATA_OFFSET
         self.segment = segment
         self.ring.segment = segment.base
         self.ring.segment_size = segment.length
@@ -159,6 +198,7 @@ cdef class RingWriter:
         self.ring.control = NULL
         self.segment = None
         self.control = None
+        self.kept_slot = None
 
     def _set_limit(self, uint64_t limit) -> None:
         """No record may end beyond `limit` in this segment until room was made."""
@@ -170,7 +210,7 @@ cdef class RingWriter:
         self.due_seq = seq
 
     def _index_state(self):
-        """Return (entries, first_seq, last_seq, min_ts_ns, max_ts_ns, records) of this segment.
+        """Return (entries, first_seq, last_seq, min_ts_ns, max_ts_ns, records, current, partial).
 
         The entries are the raw bytes of (seq, timestamp_ns, offset) triples. None while the
         writer's thread is appending without the GIL.
@@ -180,7 +220,7 @@ cdef class RingWriter:
         entries = PyBytes_FromStringAndSize(
             <char *>self.ring.entries, self.ring.entry_count * sizeof(ring_index_entry))
         return (entries, self.ring.first_seq, self.ring.next_seq - 1, self.ring.min_ts_ns,
-                self.ring.max_ts_ns, self.ring.records)
+                self.ring.max_ts_ns, self.ring.records, self.current, self.partial)
 
     # -- guards --------------------------------------------------------------------------
 
@@ -196,7 +236,10 @@ cdef class RingWriter:
 
     def _end_exclusive(self) -> None:
         """Undo `_begin_exclusive`."""
-        if self.state == BUSY:
+        self.leave_call()
+
+    cdef inline void leave_call(self) noexcept:
+        if self.state == BUSY:  # not if it was closed meanwhile
             self.state = IDLE
 
     cdef inline uint64_t now(self) except? 0:
@@ -217,13 +260,27 @@ cdef class RingWriter:
                 f"payload of {length} bytes; the largest this queue can hold is "
                 f"{min(RING_MAX_PAYLOAD, self.ring.segment_size - 128)} bytes "
                 f"(segment_size {self.ring.segment_size})")
+        if self.kept_slot is not None:
+            self.forget_kept_slot()
+            if self.ring.offset + size <= self.ring.limit:
+                return 0
         self.state = BUSY
         try:
             self._make_room(size)
         finally:
-            self.state = IDLE
+            self.leave_call()
         if self.ring.offset + size > self.ring.limit:
             raise SystemError("no room after a roll")
+        return 0
+
+    cdef int forget_kept_slot(self) except -1:
+        """Lift the block that a kept view of the next payload has put on the writer."""
+        if self.kept_slot.exports != 0:
+            raise Unsupported(
+                "the view that an in-place builder kept still reaches into the next record; let go "
+                "of it (and of arrays made from it) before appending")
+        self.kept_slot = None
+        self.ring.limit = self.kept_limit
         return 0
 
     cdef inline int finish(self, uint64_t heartbeat_ns) except -1:
@@ -233,7 +290,7 @@ cdef class RingWriter:
             try:
                 self._on_due()
             finally:
-                self.state = IDLE
+                self.leave_call()
         return 0
 
     # -- appends -------------------------------------------------------------------------
@@ -295,7 +352,10 @@ cdef class RingWriter:
                 with suppress(BufferError):  # somebody holds on to it: told below
                     view.release()
         finally:
-            self.state = IDLE
+            self.leave_call()
+            if slot.exports != 0:
+                # Nothing may be written where the kept view could still change it.
+                self.kept_slot, self.kept_limit, self.ring.limit = slot, self.ring.limit, 0
         if slot.exports != 0:
             raise Unsupported(
                 "the builder kept a view of the payload; nothing was published. Copy what you need "
@@ -384,7 +444,7 @@ cdef class RingWriter:
                         &self.ring, kind, base + <int64_t>done * stride, size, stride, chunk,
                         stamps + <int64_t>done * stamp_stride, stamp_stride)
                 self.appending = False
-                self.state = IDLE
+                self.leave_call()
                 self.finish(self.heartbeat_now())
         except Exception as error:
             if hasattr(error, "appended"):
@@ -408,30 +468,15 @@ cdef class RingWriter:
         return self.ring.bytes_written
 
 
-@cython.final
-@cython.no_gc
-cdef class PayloadSlot:
-    """The payload under construction: a writable buffer that knows who still looks at it."""
-
-    cdef Mapping mapping
-    cdef uint8_t *data
-    cdef uint64_t length
-    cdef int exports
-
-    def __getbuffer__(self, Py_buffer *buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self.data, self.length, 0, flags)
-        self.exports += 1
-
-    def __releasebuffer__(self, Py_buffer *buffer):
-        self.exports -= 1
-
-
 cdef int get_array(array, Py_buffer *view) except -1:
     PyObject_GetBuffer(array, view, PyBUF_STRIDES | PyBUF_FORMAT)
     if view.ndim != 1:
         ndim = view.ndim
         PyBuffer_Release(view)
         raise Unsupported(f"need a one-dimensional array, got {ndim} dimensions")
+    if view.format != NULL and b"O" in <bytes>view.format:
+        PyBuffer_Release(view)
+        raise Unsupported("an array of Python objects holds pointers, not data; give it a plain dtype")
     return 0
 
 
@@ -528,6 +573,7 @@ cdef inline MessageView view_of(Mapping mapping, const ring_message *message, ui
 def view_at(Mapping mapping, uint32_t segment_id, uint64_t offset) -> MessageView:
     """A view of the committed record at `offset`."""
     check_record_offset(mapping, offset)
+    mapping.check(offset, RING_HEADER_SIZE, False)
     return view_of(mapping, <const ring_message *>(mapping.base + offset), segment_id)
 
 
@@ -543,24 +589,31 @@ cdef class RingReader:
     cdef Mapping segment
     cdef int state
     cdef unsigned long fork_generation
-    cdef uint32_t until_heartbeat
+    cdef uint32_t until_look    # messages until the next look at the clock
+    cdef int64_t looked_ns
+    cdef int64_t asked_ns       # when `_check_heartbeat` was last called
+    cdef bint own_clock         # the subclass brings a clock: ask it at every look
     cdef uint64_t mapped_ahead
     cdef bint behind            # the last batch was full, so there is more
 
     def __cinit__(self, *args, **kwargs):
         self.state = CLOSED
         self.fork_generation = ring_fork_generation
-        self.until_heartbeat = HEARTBEAT_CHECK_EVERY
+        self.until_look = 1
 
     # -- set-up, called by the subclass ------------------------------------------------
 
-    def _attach(self, Mapping control, bint verify, int wait_kind, int64_t spin_ns,
-                int64_t sleep_ns) -> None:
+    def _attach(self, Mapping control, bint verify, bint own_clock, int wait_kind,
+                int64_t spin_ns, int64_t sleep_ns) -> None:
         """Take the control block; `_stand` must follow."""
         control.check(0, 512, False)
+        if wait_kind == RING_SPIN_THEN_PARK and not control.writable:
+            raise Unsupported("a reader that cannot write to the control block cannot park")
         self.control = control
         self.ring.control = <ring_control *>control.base
         self.ring.verify = verify
+        self.own_clock = own_clock
+        self.asked_ns = ring_monotonic_coarse_ns()
         self.strategy.kind = <ring_wait_kind>wait_kind
         self.strategy.spin_ns = spin_ns
         self.strategy.sleep_ns = sleep_ns
@@ -598,20 +651,31 @@ cdef class RingReader:
 
     def _end_exclusive(self) -> None:
         """Undo `_begin_exclusive`."""
-        if self.state == BUSY:
+        self.leave_call()
+
+    cdef inline void leave_call(self) noexcept:
+        if self.state == BUSY:  # not if it was closed meanwhile
             self.state = IDLE
 
     cdef int call_back(self, method) except -1:
+        cdef int before = self.state
         self.state = BUSY
         try:
             method()
         finally:
-            self._end_exclusive()
+            if self.state == BUSY:
+                self.state = before
         return 0
 
-    cdef int look_at_heartbeat(self) except -1:
-        self.until_heartbeat = HEARTBEAT_CHECK_EVERY
-        return self.call_back(self._check_heartbeat)
+    cdef int look_at_clock(self) except -1:
+        """Ask the subclass for a heartbeat about once a second, however slowly messages pass."""
+        cdef int64_t now_ns = ring_monotonic_coarse_ns()
+        self.until_look = 1 if now_ns - self.looked_ns > LOOK_SLOW_NS else LOOK_EVERY
+        self.looked_ns = now_ns
+        if self.own_clock or now_ns - self.asked_ns >= HEARTBEAT_INTERVAL_NS:
+            self.asked_ns = now_ns
+            return self.call_back(self._check_heartbeat)
+        return 0
 
     cdef int raise_damage(self, ring_status status) except -1:
         cdef const ring_message *message = <const ring_message *>(self.ring.segment + self.ring.offset)
@@ -624,7 +688,7 @@ cdef class RingReader:
                 f"{where} claims {message_commit(message) - 1} bytes of payload, which leaves the "
                 f"segment of {self.ring.segment_size} bytes")
         raise Corrupt(
-            f"{where} fails its checksum; skip_corrupt() steps over it, everything after it is intact")
+            f"{where} fails its checksum; skip_corrupt() steps over it")
 
     # -- reading -------------------------------------------------------------------------
 
@@ -641,14 +705,15 @@ cdef class RingReader:
     cdef inline MessageView take(self):
         cdef const ring_message *message = NULL
         self.enter_call()
+        # Before anything is consumed: if it fails, no message is lost with it.
+        self.until_look -= 1
+        if self.until_look == 0:
+            self.look_at_clock()
         if ring_step(&self.ring, &message) != RING_RECORD \
                 and self.advance(&message) != RING_RECORD:
+            self.until_look = 1
             return None
-        self.until_heartbeat -= 1
-        cdef MessageView view = view_of(self.segment, message, self.ring.segment_id)
-        if self.until_heartbeat == 0:
-            self.look_at_heartbeat()
-        return view
+        return view_of(self.segment, message, self.ring.segment_id)
 
     def next(self):
         """Return the next message, or None if none is committed yet."""
@@ -678,20 +743,19 @@ cdef class RingReader:
         cdef ring_run run
         cdef ring_status status
         self.enter_call()
+        self.look_at_clock()
         while True:
             self.state = BUSY
             with nogil:
                 self.map_ahead()
                 status = ring_take_run(&self.ring, max_count, verify, &run)
-            self.state = IDLE
+            self.leave_call()
             if status != RING_NEXT_SEGMENT:
                 break
             self.call_back(self._enter_next_segment)
         if status < 0:
             self.raise_damage(status)
         self.behind = run.count == max_count
-        if run.count > 0:
-            self.look_at_heartbeat()
         return self.segment, self.ring.segment_id, run.start, run.count, run.stride
 
     cdef bint settle(self) except -1:
@@ -713,15 +777,17 @@ cdef class RingReader:
         return wait_for_any([self], timeout_s, &self.strategy)
 
     def _skip(self) -> bool:
-        """Step over the record at the present offset if its length is valid."""
-        cdef const ring_message *message = <const ring_message *>(self.ring.segment + self.ring.offset)
+        """Step over a damaged record whose length is valid; False if there is none to step over."""
+        cdef const ring_message *message = NULL
+        cdef ring_reader probe = self.ring
+        cdef ring_status status
         self.enter_call()
-        if self.ring.offset + RING_HEADER_SIZE > self.ring.segment_size:
+        probe.verify = True
+        status = ring_step(&probe, &message)
+        if status != RING_BAD_CHECKSUM and status != RING_BAD_VERSION:
             return False
-        cdef uint32_t commit = message_commit(message)
-        if commit == 0 or self.ring.offset + ring_record_size(commit - 1) > self.ring.segment_size:
-            return False
-        self.ring.offset += ring_record_size(commit - 1)
+        message = <const ring_message *>(self.ring.segment + probe.offset)
+        self.ring.offset = probe.offset + ring_record_size(message_commit(message) - 1)
         return True
 
     @property
@@ -731,50 +797,52 @@ cdef class RingReader:
 
 
 cdef bint wait_for_any(list readers, timeout_s, ring_wait_strategy *strategy) except -1:
-    """Sleep until one of the readers has something; each has been settled by the caller."""
+    """Sleep until one of the readers has something; each has been settled by the caller.
+
+    The readers stay busy throughout: neither a signal handler nor a callback may close one.
+    """
     cdef size_t count = len(readers), i
     cdef ring_reader **rings = <ring_reader **>calloc(count, sizeof(ring_reader *))
-    cdef int64_t slice_ns = SPIN_SLICE_NS if strategy.kind == RING_BUSY_SPIN else RING_WAIT_SLICE_NS
-    cdef int64_t deadline_ns = -1, rest_ns = slice_ns
-    cdef int outcome
+    cdef int64_t deadline_ns = -1
     if rings == NULL:
         raise MemoryError
     if timeout_s is not None:
         deadline_ns = ring_monotonic_ns() + <int64_t>(min(max(<double>timeout_s, 0.0), 1e9) * 1e9)
     try:
         for i in range(count):
+            (<RingReader>readers[i]).state = BUSY
             rings[i] = &(<RingReader>readers[i]).ring
-        while True:
-            if deadline_ns >= 0:
-                rest_ns = min(slice_ns, deadline_ns - ring_monotonic_ns())
-                if rest_ns <= 0:
-                    return False
-            outcome = wait_slice(readers, rings, count, strategy, rest_ns)
-            PyErr_CheckSignals()
-            for reader in readers:
-                if (<RingReader>reader).settle():
-                    return True
-                (<RingReader>reader).look_at_heartbeat()
+        return wait_until(readers, rings, strategy, deadline_ns)
     finally:
+        for reader in readers:
+            (<RingReader>reader).leave_call()
         free(rings)
 
 
-cdef int wait_slice(list readers, ring_reader **rings, size_t count,
-                    ring_wait_strategy *strategy, int64_t rest_ns) except -2:
-    cdef int outcome
-    for reader in readers:
-        (<RingReader>reader).state = BUSY
-    try:
+cdef bint wait_until(list readers, ring_reader **rings, ring_wait_strategy *strategy,
+                     int64_t deadline_ns) except -1:
+    cdef int64_t slice_ns = SPIN_SLICE_NS if strategy.kind == RING_BUSY_SPIN else RING_WAIT_SLICE_NS
+    cdef int64_t rest_ns = slice_ns
+    cdef size_t count = len(readers)
+    while True:
+        if deadline_ns >= 0:
+            rest_ns = min(slice_ns, deadline_ns - ring_monotonic_ns())
+            if rest_ns <= 0:
+                return False
         with nogil:
-            outcome = ring_wait_any(rings, count, strategy, rest_ns)
-    finally:
+            ring_wait_any(rings, count, strategy, rest_ns)
+        PyErr_CheckSignals()
         for reader in readers:
-            (<RingReader>reader).state = IDLE
-    return outcome
+            if (<RingReader>reader).settle():
+                return True
+            (<RingReader>reader).look_at_clock()
 
 
 def wait_any(list readers, timeout_s=None) -> bool:
-    """Wait until any of the readers has something to read; the first one's strategy is used."""
+    """Wait until any of the readers has something to read; the first one's strategy is used.
+
+    If one of them cannot park (its queue is read-only here), all are polled.
+    """
     cdef ring_wait_strategy strategy
     for reader in readers:
         (<RingReader?>reader).enter_call()
@@ -782,4 +850,7 @@ def wait_any(list readers, timeout_s=None) -> bool:
         if (<RingReader>reader).settle():
             return True
     strategy = (<RingReader>readers[0]).strategy
+    for reader in readers:
+        if strategy.kind == RING_SPIN_THEN_PARK and not (<RingReader>reader).control.writable:
+            strategy = (<RingReader>reader).strategy
     return wait_for_any(readers, timeout_s, &strategy)

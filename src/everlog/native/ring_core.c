@@ -43,6 +43,11 @@ int64_t ring_monotonic_ns(void)
     return (int64_t)clock_ns(CLOCK_MONOTONIC);
 }
 
+int64_t ring_monotonic_coarse_ns(void)
+{
+    return (int64_t)clock_ns(CLOCK_MONOTONIC_COARSE);
+}
+
 /* ---- writer ---------------------------------------------------------------------------- */
 
 static inline ring_message *message_at(uint8_t *segment, uint64_t offset)

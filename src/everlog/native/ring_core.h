@@ -133,6 +133,7 @@ void ring_init(void);
 uint64_t ring_wall_ns(void);
 uint64_t ring_wall_coarse_ns(void);
 int64_t ring_monotonic_ns(void);
+int64_t ring_monotonic_coarse_ns(void);
 
 static inline uint64_t ring_record_size(uint64_t payload_length)
 {
@@ -151,6 +152,7 @@ void ring_pad(uint8_t *segment, uint64_t segment_size, uint64_t offset);
 void ring_publish_head(ring_control *control, uint32_t segment_id, uint64_t offset);
 void ring_seal(uint8_t *segment);
 void ring_notify(ring_control *control);
+void ring_wake_all(ring_control *control);
 
 /* Reader. */
 ring_status ring_peek(ring_reader *r);

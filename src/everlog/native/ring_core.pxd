@@ -86,6 +86,7 @@ cdef extern from "ring_core.h" nogil:
     uint64_t ring_wall_ns()
     uint64_t ring_wall_coarse_ns()
     int64_t ring_monotonic_ns()
+    int64_t ring_monotonic_coarse_ns()
     uint64_t ring_record_size(uint64_t payload_length)
     int ring_append(ring_writer *w, uint16_t type_id, const void *payload, uint64_t length,
                     uint64_t timestamp_ns)
@@ -98,6 +99,7 @@ cdef extern from "ring_core.h" nogil:
     void ring_publish_head(ring_control *control, uint32_t segment_id, uint64_t offset)
     void ring_seal(uint8_t *segment)
     void ring_notify(ring_control *control)
+    void ring_wake_all(ring_control *control)
     ring_status ring_peek(ring_reader *r)
     ring_status ring_step(ring_reader *r, const ring_message **message)
     ring_status ring_take_run(ring_reader *r, uint64_t max, int verify, ring_run *run)
@@ -131,5 +133,3 @@ cdef extern from *:
     uint64_t word_load_u64(const void *p) nogil
     void word_store_u64(void *p, uint64_t v) nogil
     uint32_t message_commit(const ring_message *m) nogil
-
-ring_init()

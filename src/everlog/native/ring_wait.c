@@ -55,6 +55,13 @@ void ring_notify(ring_control *control)
         syscall(SYS_futex, &control->notify_seq, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
+/* Wake every sleeper whatever the count says. */
+void ring_wake_all(ring_control *control)
+{
+    atomic_fetch_add_explicit(&control->notify_seq, 1, memory_order_seq_cst);
+    syscall(SYS_futex, &control->notify_seq, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
 /* Something to consume, or a sealed segment to leave. SEALED alone is not enough: before the
  * new head is published there is nowhere to go. */
 static inline int ready(ring_reader *r)

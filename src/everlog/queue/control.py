@@ -139,9 +139,8 @@ class ControlBlock:
         that is reset here sleeps at most a second longer.
         """
         self.mapping.store_u64(layout.CTRL_WRITER_EPOCH, epoch)
-        native.notify(self.mapping)
         self.mapping.store_u32(layout.CTRL_WAITERS_PENDING, 0)
-        native.notify(self.mapping)
+        native.wake_all(self.mapping)
 
     def publish_head(self, segment_id: int, offset: int) -> None:
         """Publish where the writer stands and wake everybody who waits."""

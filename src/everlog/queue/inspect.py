@@ -324,7 +324,7 @@ def _check_control(path: str, block: bytes) -> None:
     if magic == 0 or init_state != layout.INIT_STATE_READY:
         raise CorruptMetadata(
             f"{path} is not initialised (init_state {init_state}, expected {layout.INIT_STATE_READY}): its "
-            "writer is creating it now or died doing so; look again, then remove the queue and create it anew"
+            "writer is creating it now or died doing so; look again, then open a publisher to finish it"
         )
     if version != layout.CTRL_VERSION:
         raise UnsupportedVersion(

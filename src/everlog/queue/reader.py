@@ -13,8 +13,8 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Self
 
-from everlog.clock import Clock
-from everlog.errors import Corrupt, CorruptMetadata, SegmentMissing, Unsupported
+from everlog.clock import Clock, SystemClock
+from everlog.errors import CorruptMetadata, SegmentMissing, Unsupported
 from everlog.fs import Fs
 from everlog.native import mapping as native
 from everlog.native.ring import MessageView, RingReader
@@ -76,7 +76,8 @@ class QueueReader(RingReader):
                 self._meta = ReaderMetaFile.open(fs, path, name)
                 undo.callback(self._meta.close)
             strategy = Sleep() if polls else wait_strategy
-            self._attach(self._control.mapping, verify, *native_arguments(strategy))
+            own_clock = type(clock) is not SystemClock
+            self._attach(self._control.mapping, verify, own_clock, *native_arguments(strategy))
             self._take_start_position(start)
             undo.pop_all()
         self._beaten_ns = clock.monotonic_ns()
@@ -219,9 +220,9 @@ class QueueReader(RingReader):
         """Step over the damaged record that the last read complained about."""
         if not self._skip():
             segment_id, offset = self.position
-            raise Corrupt(
-                f"the record at offset {offset} of segment {segment_id} has no usable length, so there is "
-                "nothing to step over; seek_seq() or seek_timestamp() to a later segment instead"
+            raise Unsupported(
+                f"no damaged record of usable length stands at offset {offset} of segment {segment_id}; "
+                "if the last read raised Corrupt for its length, seek_seq() to a later one instead"
             )
 
     # -- position ------------------------------------------------------------------------
@@ -254,11 +255,11 @@ class QueueReader(RingReader):
 
     def seek_seq(self, seq: int) -> bool:
         """Stand before the first message with at least this seq; False: none, stand at the end."""
-        return self._seek(lambda seeker: seeker.by_seq(max(0, seq)))
+        return self._seek(lambda seeker: seeker.by_seq(_as_u64(seq)))
 
     def seek_timestamp(self, timestamp_ns: int) -> bool:
         """Stand before the first message at or after this time; False: none, stand at the end."""
-        return self._seek(lambda seeker: seeker.by_timestamp(max(0, timestamp_ns)))
+        return self._seek(lambda seeker: seeker.by_timestamp(_as_u64(timestamp_ns)))
 
     def _seek(self, search: Callable[[Seeker], Place | None]) -> bool:
         with self._exclusive(), io_errors(f"seek in {self.path}"):
@@ -330,6 +331,10 @@ class QueueReader(RingReader):
     ) -> None:
         """Close the reader."""
         self.close()
+
+
+def _as_u64(value: int) -> int:
+    return max(0, min(value, 2**64 - 1))
 
 
 def _open_control(fs: Fs, clock: Clock, path: str, *, anonymous: bool) -> tuple[ControlBlock, bool]:

@@ -11,12 +11,13 @@ import contextlib
 import os
 from dataclasses import dataclass, field
 
-from everlog.errors import UnsupportedVersion
+from everlog.errors import CorruptMetadata, UnsupportedVersion
 from everlog.fs import Fs
 from everlog.native import mapping as native
 from everlog.queue import index_meta, layout
 from everlog.queue.control import ControlBlock
 from everlog.queue.layout import HEADER_SIZE, SEG_DATA_OFFSET
+from everlog.queue.reader_meta import ReaderPosition, list_readers
 from everlog.queue.segment import (
     Segment,
     list_segments,
@@ -25,6 +26,9 @@ from everlog.queue.segment import (
     remove_leftovers,
     segment_path,
 )
+
+READER_AHEAD_SEGMENTS_MAX = 1024
+"""How far a reader may stand beyond what a power loss has left; more is a damaged meta file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +74,21 @@ class _Recovery:
         self.first_id = self._first_segment(control)
 
     def _first_segment(self, control: ControlBlock) -> int:
-        head_id, _ = control.head()
+        """The newest segment that control block or checkpoint know of, or the next that exists.
+
+        After a power loss the control block may be old, and the segment it names may have been
+        deleted since; what comes after it is still there.
+        """
+        known = control.head()[0]
         if self.fs.exists(segment_path(self.queue_path, self.checkpoint.segment_id)):
-            return max(head_id, self.checkpoint.segment_id)
-        return head_id
+            known = max(known, self.checkpoint.segment_id)
+        return min((i for i in list_segments(self.fs, self.queue_path) if i >= known), default=known)
 
     def run(self) -> Recovered:
         remove_leftovers(self.fs, self.queue_path)
-        self._finish_predecessor(self.first_id - 1)
+        for segment_id in list_segments(self.fs, self.queue_path):
+            if segment_id < self.first_id:
+                self._finish(segment_id)
         segment_id = self.first_id
         while True:
             segment = open_or_create_segment(
@@ -85,18 +96,47 @@ class _Recovery:
             )
             try:
                 offset = self._append_offset(segment)
-                if offset is not None and not self._holds_data(segment_id + 1):
+                following = self._following(segment_id, offset)
+                if offset is not None and following is None:
                     next_seq, record_segment = self._next_seq(segment_id)
+                    self._drop_index(segment_id)
                     return Recovered(segment, offset, next_seq, record_segment, self.report)
                 if offset is not None:
-                    # A stale control block hid the successor; nothing may be added here.
                     native.pad_segment(segment.mapping, offset)
                 self._seal(segment)
             except BaseException:
                 segment.close(self.fs)
                 raise
             segment.close(self.fs)
-            segment_id += 1
+            segment_id = segment_id + 1 if following is None else following
+
+    def _following(self, segment_id: int, offset: int | None) -> int | None:
+        """Return the segment to go on with although this one has room; None: stay or just roll."""
+        later = [i for i in list_segments(self.fs, self.queue_path) if i > segment_id]
+        if any(self._holds_data(i) for i in later):
+            return later[0]  # a stale control block hid them
+        if offset is not None and self._reader_is_beyond(segment_id, offset):
+            return segment_id + 1
+        return None
+
+    def _reader_is_beyond(self, segment_id: int, offset: int) -> bool:
+        """Tell whether a reader has committed past the last record that survived.
+
+        Commits are synced and appends are not. New records must not be put where such a reader
+        has already been.
+        """
+        positions = {
+            name: (position.segment_id, position.offset)
+            for name, position in (list_readers(self.fs, self.queue_path) or {}).items()
+            if isinstance(position, ReaderPosition)
+        }
+        for name, (reader_segment, _) in positions.items():
+            if reader_segment > segment_id + READER_AHEAD_SEGMENTS_MAX:
+                raise CorruptMetadata(
+                    f"reader {name!r} of {self.queue_path} stands in segment {reader_segment}, far beyond "
+                    f"the last one, {segment_id}; delete its meta file if it is wrong"
+                )
+        return any(position > (segment_id, offset) for position in positions.values())
 
     def _append_offset(self, segment: Segment) -> int | None:
         """Return where records may be added, None if the segment is full, sealed or torn."""
@@ -130,12 +170,12 @@ class _Recovery:
             self.report.damage.append(Damage(segment.segment_id, scan["first_bad"], scan["bad"]))
         return scan
 
-    def _finish_predecessor(self, segment_id: int) -> None:
-        """Pad and seal the segment before the first, if the crash came before its seal."""
-        if segment_id < 0 or not self.fs.exists(segment_path(self.queue_path, segment_id)):
-            return
+    def _finish(self, segment_id: int) -> None:
+        """Pad and seal an older segment whose seal a crash or a power loss has cost."""
         segment = open_segment(self.fs, self.queue_path, segment_id, self.size, writable=True)
         try:
+            if segment.sealed:
+                return
             offset = self._append_offset(segment)
             if offset is not None:
                 native.pad_segment(segment.mapping, offset)
@@ -149,9 +189,12 @@ class _Recovery:
         native.seal_segment(segment.mapping)
         self.fs.fsync(segment.fd)
         self.report.sealed_segments.append(segment.segment_id)
-        # Its seek index, if any, was flushed before the last records came.
+        self._drop_index(segment.segment_id)
+
+    def _drop_index(self, segment_id: int) -> None:
+        """Delete a seek index that was flushed before the last records came."""
         with contextlib.suppress(FileNotFoundError):
-            self.fs.unlink(os.path.join(self.queue_path, layout.seek_index_name(segment.segment_id)))
+            self.fs.unlink(os.path.join(self.queue_path, layout.seek_index_name(segment_id)))
 
     def _holds_data(self, segment_id: int) -> bool:
         """Tell whether an existing segment is more than merely prepared."""
@@ -160,8 +203,7 @@ class _Recovery:
         except FileNotFoundError:
             return False
         segment.close(self.fs)
-        first_slot = bytes(memoryview(segment.mapping)[SEG_DATA_OFFSET : SEG_DATA_OFFSET + HEADER_SIZE])
-        return segment.sealed or any(first_slot)
+        return not segment.pristine
 
     def _next_seq(self, current_id: int) -> tuple[int, int]:
         """Return the seq after the last committed record, and the segment that record is in."""
@@ -169,10 +211,13 @@ class _Recovery:
             if segment_id > current_id:
                 continue
             segment = open_segment(self.fs, self.queue_path, segment_id, self.size, writable=False)
-            segment.close(self.fs)
-            scan = native.scan_segment(segment.mapping, SEG_DATA_OFFSET)
-            if scan["records"]:
-                return scan["last_seq"] + 1, segment_id
+            try:
+                scan = native.scan_segment(segment.mapping, SEG_DATA_OFFSET)
+                if scan["records"]:
+                    self.fs.fsync(segment.fd)  # retention relies on finding this record again
+                    return scan["last_seq"] + 1, segment_id
+            finally:
+                segment.close(self.fs)
         return 0, current_id
 
 

@@ -89,7 +89,9 @@ class Seeker:
             if by_timestamp and index.max_ts_ns < target and not index.partial and _sealed(mapping):
                 return None
             lookup = index.entry_before_timestamp if by_timestamp else index.entry_at_or_before_seq
-            start = lookup(target) or SEG_DATA_OFFSET
+            entry_offset = lookup(target)
+            if entry_offset is not None and _entry_holds(mapping, index, entry_offset):
+                start = entry_offset
         offset = native.find_record(mapping, start, target, by_timestamp=by_timestamp)
         return Place(mapping, segment_id, offset) if offset else None
 
@@ -98,6 +100,16 @@ class Seeker:
             return map_segment(self._fs, self._queue_path, segment_id, self._segment_size)
         except FileNotFoundError:
             return None
+
+
+def _entry_holds(mapping: native.Mapping, index: seek_index.SeekIndex, offset: int) -> bool:
+    """Tell whether the record an entry points to is there; an old index may outlive its segment."""
+    entry = index.entries[index.entries["offset"] == offset][0]
+    return (
+        mapping.load_u32(offset + layout.MSG_COMMIT_LEN) != 0
+        and mapping.load_u64(offset + layout.MSG_SEQ) == entry["seq"]
+        and mapping.load_u64(offset + layout.MSG_TIMESTAMP_NS) == entry["timestamp_ns"]
+    )
 
 
 def _seq_at(place: Place) -> int:

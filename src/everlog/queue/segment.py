@@ -32,6 +32,12 @@ class Segment:
         """Tell whether no record will ever be added."""
         return bool(self.mapping.load_u32(layout.SEG_FLAGS) & layout.SEG_FLAG_SEALED)
 
+    @property
+    def pristine(self) -> bool:
+        """Tell whether nothing was ever written behind the header."""
+        end = min(layout.SEG_DATA_OFFSET + layout.HEADER_SIZE, len(self.mapping))
+        return not self.sealed and not any(bytes(memoryview(self.mapping)[layout.SEG_DATA_OFFSET : end]))
+
     def close(self, fs: Fs) -> None:
         """Close the descriptor; the mapping lives as long as somebody uses it."""
         if self.fd >= 0:
@@ -56,7 +62,10 @@ def create_segment(
     """Create a segment, or open the one that has appeared under its name meanwhile."""
     path = segment_path(queue_path, segment_id)
     temp = path + TEMP_SUFFIX
-    fd = fs.open(temp, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    # A leftover is removed, never cut: somebody may still have it mapped.
+    with contextlib.suppress(FileNotFoundError):
+        fs.unlink(temp)
+    fd = fs.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         fs.allocate(fd, size)
         fs.pwrite(fd, layout.SEGMENT_HEADER.pack(layout.SEG_MAGIC, layout.SEG_VERSION, segment_id, 0), 0)
@@ -125,12 +134,16 @@ def remove_segment(fs: Fs, queue_path: str, segment_id: int) -> None:
 
 
 def remove_leftovers(fs: Fs, queue_path: str) -> None:
-    """Delete segments whose preparation was interrupted."""
-    for name in fs.listdir(queue_path):
-        if (
-            name.endswith(TEMP_SUFFIX)
-            and layout.parse_segment_name(name.removesuffix(TEMP_SUFFIX)) is not None
-        ):
+    """Delete what an interrupted writer left: half-prepared files, indexes without a segment."""
+    names = set(fs.listdir(queue_path))
+    for name in sorted(names):
+        final = name.removesuffix(TEMP_SUFFIX)
+        index_id = layout.parse_seek_index_name(final)
+        if name != final:
+            leftover = index_id is not None or layout.parse_segment_name(final) is not None
+        else:
+            leftover = index_id is not None and layout.segment_name(index_id) not in names
+        if leftover:
             fs.unlink(os.path.join(queue_path, name))
 
 

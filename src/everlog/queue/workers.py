@@ -45,7 +45,8 @@ class _Worker:
         """Stop the thread and wait for its present turn to end."""
         self._stopping = True
         self._wake.set()
-        if self._thread.is_alive():
+        # A forgotten writer may be closed by the collector, in this very thread.
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _run(self) -> None:
@@ -74,12 +75,14 @@ class PrepareWorker(_Worker):
         self._lock = threading.Condition()
         self._wanted: int | None = None
         self._building = False
+        self._suspended = False
         self._ready: Segment | None = None
 
     def request(self, segment_id: int) -> None:
         """Ask for a segment; a later request replaces one that has not begun."""
         with self._lock:
             self._wanted = segment_id
+            self._suspended = False
         self._wake.set()
 
     def take(self, segment_id: int, wait_s: float) -> Segment | None:
@@ -97,6 +100,7 @@ class PrepareWorker(_Worker):
         """
         with self._lock:
             self._wanted = None
+            self._suspended = True
             self._lock.wait_for(lambda: not self._building)
             return self._hand_over(segment_id)
 
@@ -125,13 +129,18 @@ class PrepareWorker(_Worker):
         with self._lock:
             stale, self._ready = self._ready, segment
             self._building = False
-            if segment is None and self._wanted is None:
-                self._wanted = wanted
+            if segment is None:
+                self._want_again(wanted)
             self._lock.notify_all()
         if stale is not None:
             stale.close(self._fs)
         if segment is None:
             self._wait(_ERROR_PAUSE_NS)
+
+    def _want_again(self, segment_id: int) -> None:
+        # Unless something newer is wanted, or the writer has taken matters into its own hands.
+        if self._wanted is None and not self._suspended:
+            self._wanted = segment_id
 
     def _build(self, segment_id: int) -> Segment | None:
         try:
@@ -149,10 +158,15 @@ class PrepareWorker(_Worker):
 
 
 class SyncWorker(_Worker):
-    """Syncs sealed segments, so that a roll need not wait for the disk."""
+    """Syncs sealed segments, so that a roll need not wait for the disk.
+
+    A sync that failed is not tried again: the kernel has forgotten which pages are missing, and
+    a second attempt would succeed without having written them. `failure` stays set.
+    """
 
     def __init__(self, fs: Fs, clock: Clock) -> None:
         super().__init__("sync", clock)
+        self.failure: OSError | None = None
         self._fs = fs
         self._lock = threading.Lock()
         self._pending: list[Segment] = []
@@ -164,29 +178,25 @@ class SyncWorker(_Worker):
         self._wake.set()
 
     def drain(self) -> None:
-        """Sync everything submitted so far; a failure raises and stays pending."""
+        """Sync everything submitted so far."""
         with self._lock:
             while self._pending:
-                self._fs.fsync(self._pending[0].fd)
-                self._pending.pop(0).close(self._fs)
+                segment = self._pending[0]
+                try:
+                    self._fs.fsync(segment.fd)
+                except OSError as error:
+                    self.errors += 1
+                    self.failure = error
+                self._pending.pop(0)
+                segment.close(self._fs)
 
     def close(self) -> None:
-        """Stop after one more attempt to sync what is pending."""
+        """Stop when everything pending was synced."""
         super().close()
-        try:
-            self.drain()
-        except OSError:
-            self.errors += 1
-        for segment in self._pending:
-            segment.close(self._fs)
+        self.drain()
 
     def _turn(self) -> None:
-        try:
-            self.drain()
-        except OSError:
-            self.errors += 1
-            self._wait(_ERROR_PAUSE_NS)
-            return
+        self.drain()
         self._wait(_IDLE_WAIT_NS)
 
 

@@ -18,16 +18,15 @@ from typing import Self
 import numpy as np
 
 from everlog.clock import AnchoredClock, Clock, SystemClock
-from everlog.errors import Closed, CorruptMetadata, QueueFull, SegmentNotPrepared, Unsupported
+from everlog.errors import Closed, Corrupt, CorruptMetadata, QueueFull, SegmentNotPrepared, Unsupported
 from everlog.fs import Fs
-from everlog.native import mapping as native
 from everlog.native.ring import RingWriter
 from everlog.queue import index_meta, layout, retention, seek_index
 from everlog.queue.config import WriterConfig
 from everlog.queue.control import ControlBlock
 from everlog.queue.faults import io_errors
 from everlog.queue.layout import SEG_DATA_OFFSET
-from everlog.queue.recovery import RecoveryReport, recover
+from everlog.queue.recovery import Recovered, RecoveryReport, recover
 from everlog.queue.seek_index import SeekIndex
 from everlog.queue.segment import Segment, list_segments, open_or_create_segment
 from everlog.queue.workers import PrepareWorker, RetentionWorker, SyncWorker
@@ -64,8 +63,8 @@ class QueueWriter(RingWriter):
         self._fs = fs
         self._opened = False
         self._rolls = 0
-        self._seal_errors = 0
-        self._unsynced: list[Segment] = []
+        self._left: list[Segment] = []  # rolled away from, not yet handed to the sync worker
+        self._flushed: tuple[int, int] = (0, 0)  # (segment id, offset) of the last flush
         self._index_lock = threading.Lock()  # the retention worker flushes the index too
         with contextlib.ExitStack() as undo, io_errors(f"open {path} for writing"):
             self._lock = WriterLock.acquire(fs, clock, path)
@@ -74,34 +73,32 @@ class QueueWriter(RingWriter):
             undo.callback(self._control.close)
             self.config = config.replace(segment_size=self._control.segment_size)
             recovered = recover(fs, path, self._control, memlock=config.memlock)
-            self._segment = recovered.segment
-            undo.callback(self._segment.close, fs)
+            undo.callback(recovered.segment.close, fs)
             self.recovery: RecoveryReport = recovered.report
             self.epoch = max(self._control.writer_epoch, self._lock.previous_epoch) + 1
             self._lock.record_epoch(self.epoch)
-            self._publish(recovered.offset, recovered.next_seq)
+            self._publish(recovered)
             self._start_workers(recovered.record_segment)
             undo.pop_all()
         self._opened = True
 
-    def _publish(self, offset: int, next_seq: int) -> None:
+    def _publish(self, recovered: Recovered) -> None:
         """Recovery's last step: let the world know where this writer stands."""
-        self._partial = offset > SEG_DATA_OFFSET
-        self._flushed_offset = 0
+        segment, offset = recovered.segment, recovered.offset
         self._control.begin_epoch(self.epoch)
         self._control.beat(self._clock.wall_ns())
-        self._control.publish_head(self._segment.segment_id, offset)
+        self._control.publish_head(segment.segment_id, offset)
         self._control.mark_ready()
         system = type(self._clock) in (SystemClock, AnchoredClock)
-        anchored = self.config.clock_mode == "anchored" or isinstance(self._clock, AnchoredClock)
         self._attach(
             self._control.mapping,
-            self._segment.mapping,
+            segment.mapping,
+            segment,
             offset,
-            next_seq,
+            recovered.next_seq,
             self.config.index_stride,
             None if system else self._clock.wall_ns,
-            anchored,
+            self.config.clock_mode == "anchored" or isinstance(self._clock, AnchoredClock),
         )
 
     def _start_workers(self, record_segment: int) -> None:
@@ -180,54 +177,45 @@ class QueueWriter(RingWriter):
                 f"{self.path} has used up its {layout.SEGMENT_ID_MAX} segments; start a new queue"
             )
         following = self._take_segment(next_id)
-        leaving = self._segment
         with self._index_lock:
             with contextlib.suppress(OSError):  # a missing index only makes seeks scan
                 self._store_index(durable=False)
-            if self._records:
-                self._retention.record_segment = leaving.segment_id
-            native.pad_segment(leaving.mapping, self.offset)
-            native.publish_head(self._control.mapping, next_id, SEG_DATA_OFFSET)
-            native.seal_segment(leaving.mapping)
-            self._segment = following
-            self._partial = False
-            self._flushed_offset = 0
-            self._enter(following.mapping, SEG_DATA_OFFSET)
+            self._left.append(self.current)  # before the roll: an interrupt must not lose its sync
+            self._roll_to(following.mapping, following, next_id)
         self._rolls += 1
-        self._sync_sealed(leaving)
+        self._sync_left()
         self._control.beat(self._clock.wall_ns())
-        native.notify(self._control.mapping)
         self._prepare.request(next_id + 1)
         self._prepare_requested = True
         self._retention.wake()
 
     def _take_segment(self, segment_id: int) -> Segment:
         wait_s = self.config.prealloc_wait_s
-        prepared = self._prepare.take(segment_id, wait_s)
-        if prepared is not None:
-            return prepared
-        if self.config.require_prealloc:
+        segment = self._prepare.take(segment_id, wait_s)
+        if segment is None and self.config.require_prealloc:
             self._prepare.request(segment_id)
             raise SegmentNotPrepared(
                 f"segment {segment_id} of {self.path} was not prepared within {wait_s} s and "
                 "require_prealloc is set; nothing was written, retry"
             )
-        return self._prepare.take_over(segment_id) or open_or_create_segment(
-            self._fs, self.path, segment_id, self.segment_size, memlock=self.config.memlock
-        )
+        if segment is None:
+            segment = self._prepare.take_over(segment_id) or open_or_create_segment(
+                self._fs, self.path, segment_id, self.segment_size, memlock=self.config.memlock
+            )
+        if not segment.pristine:
+            segment.close(self._fs)
+            raise Corrupt(
+                f"{segment.path} already holds records; was it copied there? Move it away and retry"
+            )
+        return segment
 
-    def _sync_sealed(self, segment: Segment) -> None:
-        if self.config.defer_seal_sync:
+    def _sync_left(self) -> None:
+        """Hand segments that the writer has left to the sync worker, or sync them here."""
+        for segment in [segment for segment in self._left if segment is not self.current]:
             self._sync.submit(segment)
-            return
-        try:
-            self._fs.fsync(segment.fd)
-        except OSError:
-            # The roll has happened and its records are visible; flush_sync tries again and raises.
-            self._seal_errors += 1
-            self._unsynced.append(segment)
-            return
-        segment.close(self._fs)
+            self._left.remove(segment)
+        if not self.config.defer_seal_sync:
+            self._sync.drain()
 
     # -- what is due now and then --------------------------------------------------------
 
@@ -254,19 +242,29 @@ class QueueWriter(RingWriter):
 
     def _tick(self) -> None:
         """Called by the retention worker, in its thread, every check interval."""
-        if self._records:
-            self._retention.record_segment = self.segment_id
+        self._anchor_seq()
         interval_s = self.config.index_flush_interval_s
         now_ns = self._clock.monotonic_ns()
         if interval_s is not None and now_ns - self._index_flushed_ns >= interval_s * 1e9:
             self._index_flushed_ns = now_ns
             self._flush_index()
 
-    @property
-    def _records(self) -> int:
-        """Records appended to the current segment by this writer; 0 while nobody can tell."""
+    def _anchor_seq(self) -> None:
+        """Let retention delete everything before the current segment once that one can tell the seq.
+
+        After a restart seq continues after the last record found. So the last record on disk
+        must not be deleted before a later one is on disk too.
+        """
         state = self._index_state()
-        return state[5] if state is not None else 0
+        if state is None or state[5] == 0 or state[6].segment_id == self._retention.record_segment:
+            return
+        segment: Segment = state[6]
+        try:
+            self._fs.msync(segment.mapping, segment.fd, 0, min(self.offset, self.segment_size), True)
+        except OSError as error:
+            self._sync.failure = error
+            return
+        self._retention.record_segment = segment.segment_id
 
     def _flush_index(self) -> None:
         # A missing or old index only makes seeks scan.
@@ -277,12 +275,12 @@ class QueueWriter(RingWriter):
         state = self._index_state()
         if state is None or state[5] == 0:
             return
-        entries, first_seq, last_seq, min_ts_ns, max_ts_ns, _ = state
+        entries, first_seq, last_seq, min_ts_ns, max_ts_ns, _, segment, partial = state
         index = SeekIndex(
-            segment_id=self.segment_id,
+            segment_id=segment.segment_id,
             segment_size=self.segment_size,
             entry_stride=self.config.index_stride,
-            partial=self._partial,
+            partial=partial,
             min_seq=first_seq,
             max_seq=last_seq,
             min_ts_ns=min_ts_ns,
@@ -299,23 +297,32 @@ class QueueWriter(RingWriter):
             self._msync(wait=False)
 
     def flush_sync(self) -> None:
-        """Return when everything appended so far survives a power loss."""
+        """Return when everything appended so far survives a power loss.
+
+        After a sync has failed this raises for ever: the kernel does not tell which data is
+        missing on disk. Reopening the writer looks at what is there.
+        """
         with self._exclusive(), io_errors(f"flush {self.path} to disk"):
+            self._sync_left()
             self._sync.drain()
-            while self._unsynced:
-                self._fs.fsync(self._unsynced[0].fd)
-                self._unsynced.pop(0).close(self._fs)
-            self._msync(wait=True)
-            self._flushed_offset = self.offset
-            self._control.sync()
+            if self._sync.failure is not None:
+                raise self._sync.failure
+            try:
+                self._msync(wait=True)
+                self._control.sync()
+            except OSError as error:
+                self._sync.failure = error
+                raise
+            self._flushed = (self.segment_id, self.offset)
             with self._index_lock:
                 self._store_index(durable=True)
             index_meta.store(self._fs, self.path, self.segment_id, self.offset)
 
     def _msync(self, *, wait: bool) -> None:
-        start = self._flushed_offset
+        segment: Segment = self.current
+        start = self._flushed[1] if self._flushed[0] == segment.segment_id else 0
         if self.offset > start:
-            self._fs.msync(self._segment.mapping, self._segment.fd, start, self.offset - start, wait)
+            self._fs.msync(segment.mapping, segment.fd, start, self.offset - start, wait)
 
     def heartbeat(self) -> None:
         """Give a sign of life; the retention worker does so every second anyway."""
@@ -335,7 +342,8 @@ class QueueWriter(RingWriter):
     @property
     def segment_id(self) -> int:
         """The segment that records go to."""
-        return self._segment.segment_id
+        segment: Segment = self.current
+        return segment.segment_id
 
     @property
     def segment_size(self) -> int:
@@ -349,7 +357,7 @@ class QueueWriter(RingWriter):
             rolls=self._rolls,
             bytes_written=self.bytes_written,
             prealloc_errors=self._prepare.errors,
-            seal_errors=self._seal_errors + self._sync.errors,
+            seal_errors=self._sync.errors,
             retention_errors=self._retention.errors,
         )
 
@@ -357,17 +365,18 @@ class QueueWriter(RingWriter):
         """Stop the workers, flush the seek index and release the lock. Closing twice is fine."""
         if not self._opened:
             return
-        self._begin_exclusive()
-        self._end_exclusive()
+        self._begin_exclusive()  # and stay so until there is nothing left to use
         self._opened = False
-        for worker in (self._prepare, self._retention, self._sync):
-            worker.close()
-        self._flush_index()
-        self._detach()
-        for segment in (self._segment, *self._unsynced):
-            segment.close(self._fs)
-        self._control.close()
-        self._lock.close()
+        try:
+            self._sync_left()
+            for worker in (self._prepare, self._retention, self._sync):
+                worker.close()
+            self._flush_index()
+        finally:
+            self._detach()
+            self.current.close(self._fs)
+            self._control.close()
+            self._lock.close()
 
     def __del__(self) -> None:
         """Close a writer that was forgotten, and say so."""

@@ -1,0 +1,83 @@
+"""Every command and option explains itself, and every example works."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from everlog.cli import chron_cli, main
+from everlog.queue import doctor
+
+
+def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """A command line and everything below it."""
+    yield path, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands(below, f"{path} {name}")
+
+
+EVERLOG = typer.main.get_command(main.app)
+CHRON_CLI = typer.main.get_command(chron_cli.app)
+ALL = dict([*commands(EVERLOG, "everlog"), *commands(CHRON_CLI, "chron-cli")])
+
+
+def test_the_commands_are_these() -> None:
+    assert set(ALL) == {
+        "everlog",
+        "everlog queue",
+        "everlog queue ls",
+        "everlog queue inspect",
+        "everlog queue tail",
+        "everlog queue doctor",
+        "everlog queue bench",
+        "chron-cli",
+        "chron-cli inspect",
+        "chron-cli tail",
+        "chron-cli doctor",
+        "chron-cli bench",
+    }
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_the_command_and_each_of_its_options_has_a_help_text_and_an_example(path: str) -> None:
+    command = ALL[path]
+    assert command.help
+    assert command.epilog.startswith(f"Example: {path.split(maxsplit=1)[0]} ")
+    for parameter in command.params:
+        assert parameter.help, parameter.name
+
+
+@pytest.mark.parametrize("path", [path for path, command in ALL.items() if not hasattr(command, "commands")])
+def test_the_example_is_a_valid_command_line(path: str) -> None:
+    command = ALL[path]
+    words = shlex.split(command.epilog.removeprefix("Example: "))
+    assert words[: len(path.split())] == path.split()
+    command.make_context(path, words[len(path.split()) :])
+
+
+@pytest.mark.parametrize("path", [path for path in ALL if path.startswith("everlog queue ")])
+def test_json_is_offered_everywhere(path: str) -> None:
+    assert any("--json" in parameter.opts for parameter in ALL[path].params)
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_help_can_be_shown(path: str) -> None:
+    app = main.app if path.startswith("everlog") else chron_cli.app
+    result = CliRunner().invoke(app, [*path.split()[1:], "--help"])
+    assert result.exit_code == 0
+    assert "Example: " in result.stdout
+
+
+def test_the_guide_explains_every_command_and_every_finding() -> None:
+    guide = (Path(__file__).parents[2] / "docs/guide/cli.md").read_text(encoding="utf-8")
+    codes = re.findall(r"^    (\w+)  +\w", doctor.__doc__ or "", re.MULTILINE)
+    assert codes
+    assert re.findall(r"^\| `([a-z_]+)` \| (?:error|warning|info) \|", guide, re.MULTILINE) == codes
+    for path in ALL:
+        if path.startswith("everlog queue "):
+            assert f"`{path}" in guide

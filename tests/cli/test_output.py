@@ -1,0 +1,108 @@
+"""How commands print: plain tables, safe words, human numbers, output that nobody takes."""
+
+import os
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everlog.cli.output import (
+    Table,
+    human_age,
+    human_bytes,
+    one_line,
+    print_table,
+    printable,
+    visible_text,
+    write_patiently,
+)
+from everlog.clock import NS_PER_S
+
+
+def test_a_plain_table_is_aligned_and_leaves_out_empty_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(Table("title", ("name", "number>", "problem"), [("a", "1", ""), ("long", "234", "")]))
+    assert capsys.readouterr().out.splitlines() == ["title", "name  number", "a          1", "long     234"]
+    print_table(Table("title", ("name", "problem"), [("a", "bad")]))
+    assert capsys.readouterr().out.splitlines() == ["title", "name  problem", "a     bad"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (128 << 20, "128.0 MiB"),
+        (10 << 30, "10.0 GiB"),
+        (3 << 40, "3.0 TiB"),
+        (5 << 50, "5120.0 TiB"),
+    ],
+)
+def test_bytes_for_people(count: int, text: str) -> None:
+    assert human_bytes(count) == text
+
+
+def test_ages_for_people() -> None:
+    now_ns = 100 * NS_PER_S
+    assert human_age(0, now_ns) == "never"
+    assert human_age(now_ns - 2_500_000_000, now_ns) == "2.5 s ago"
+    assert human_age(now_ns + 1, now_ns) == "0.0 s ago"
+
+
+@given(st.text(min_size=1))
+def test_a_printable_word_never_holds_blanks_or_control_characters_unquoted(text: str) -> None:
+    word = printable(text)
+    assert "\n" not in word
+    assert "\x1b" not in word
+    if not word.startswith('"'):
+        assert word == text
+        assert len(word.split()) == 1
+
+
+@given(st.binary())
+def test_visible_text_cannot_steer_a_terminal(payload: bytes) -> None:
+    assert all(character in "\n\t" or character.isprintable() for character in visible_text(payload))
+    assert "\n" not in one_line(payload.decode("utf-8", "surrogateescape"))
+
+
+def test_visible_text_keeps_what_can_be_seen() -> None:
+    assert visible_text("grün\t\n".encode()) == "grün\t\n"
+    assert visible_text(b"\xff\x07") == "\\xff\\x07"
+
+
+def test_everything_is_written_to_a_slow_reader_even_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.pipe()
+    received = bytearray()
+
+    def read_slowly() -> None:
+        while data := os.read(ours, 1000):
+            received.extend(data)
+
+    reader = threading.Thread(target=read_slowly)
+    reader.start()
+    text = "0123456789" * 50_000
+    with os.fdopen(theirs, "w", encoding="ascii") as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        assert write_patiently(text, give_up=lambda: True)
+        monkeypatch.undo()
+    reader.join()
+    os.close(ours)
+    assert received.decode() == text
+
+
+def test_output_that_nobody_takes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.pipe()
+    asked = []
+
+    def give_up() -> bool:
+        asked.append(1)
+        return len(asked) == 3
+
+    with os.fdopen(theirs, "w", encoding="ascii") as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        assert not write_patiently("x" * 1_000_000, give_up)
+        monkeypatch.undo()
+    os.close(ours)
+    assert len(asked) == 3
