@@ -111,7 +111,7 @@ def _measure(bench: Bench, measures: Sequence[Measure], contenders: Sequence[str
         for name in contenders
         if name == EVERLOG or not measure.everlog_only
     ]
-    results = Results()
+    results = Results(rounds_planned=rounds)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=rounds * len(steps))
         for number in range(1, rounds + 1):

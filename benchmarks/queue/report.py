@@ -166,6 +166,7 @@ NOTES = (
 class Results:
     """All numbers of all rounds: name of the number, then contender, then one value a round."""
 
+    rounds_planned: int
     rounds: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
@@ -187,6 +188,12 @@ class Results:
         other = median(by_contender[row.versus])
         higher_is_better = row.number.endswith("_per_s")
         return value / other if higher_is_better else other / value
+
+    def rounds_of(self, row: Row, contender: str) -> int:
+        """How many rounds a cell stands on; fewer than planned when some failed."""
+        values = self.rounds.get(row.number, {})
+        contenders = [contender] if row.versus is None else [contender, row.versus]
+        return min(len(values.get(name, [])) for name in contenders)
 
     def verdict(self, row: Row) -> Verdict:
         """Whether everlog meets the row's target."""
@@ -268,7 +275,16 @@ def _cells(results: Results, row: Row, contenders: Sequence[str], missing: Seque
     verdict = results.verdict(row)
     cells: list[str | Text] = [f"  {row.label}", row.unit, row.target.text(row) if row.target else ""]
     for contender in contenders:
-        value = results.value(row, contender)
-        cells.append("not installed" if contender in missing else "-" if value is None else row.format(value))
+        cells.append("not installed" if contender in missing else _cell(results, row, contender))
     cells.append(Text(verdict.value, style="bold red" if verdict is Verdict.MISSED else "green"))
     return cells
+
+
+def _cell(results: Results, row: Row, contender: str) -> str:
+    value = results.value(row, contender)
+    if value is None:
+        return "-"
+    rounds = results.rounds_of(row, contender)
+    # A median of fewer rounds than the heading says must say so itself.
+    partial = f" ({rounds}/{results.rounds_planned})" if rounds < results.rounds_planned else ""
+    return row.format(value) + partial

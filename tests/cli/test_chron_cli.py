@@ -185,9 +185,18 @@ def test_an_error_is_one_line_on_standard_error_and_exit_code_1(tmp_path: Path) 
 
 
 def test_wrong_usage_is_exit_code_2_and_monitor_is_not_offered(tmp_path: Path) -> None:
-    wrong = ([], ["inspect"], ["nonsense"], ["monitor", tmp_path], ["tail", "--limit", 0, tmp_path])
-    for arguments in (*wrong, ["tail", "--from", "yesterday", tmp_path], ["bench", "--messages", "many"]):
-        assert run("chron-cli", *arguments).returncode == 2
+    wrong: list[list[object]] = [
+        [],
+        ["inspect"],
+        ["nonsense"],
+        ["monitor", tmp_path],
+        ["tail", "--limit", 0, tmp_path],
+        ["tail", "--from", "yesterday", tmp_path],
+        ["bench", "--messages", "many"],
+    ]
+    for arguments in wrong:
+        assert CliRunner().invoke(app, [str(argument) for argument in arguments]).exit_code == 2
+    assert run("chron-cli", "monitor", tmp_path).returncode == 2
 
 
 def test_the_installed_command_prints_the_same_as_the_one_tested_here(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def hide_lock(queue: Path) -> None:
     os.mkfifo(queue / layout.LOCK_FILE)
 
 
-INJECTIONS: dict[str, tuple[Callable[[Path], None], Severity]] = {
+INJECTIONS: dict[str, tuple[Callable[[Path], object], Severity]] = {
     "control_error": (break_control, Severity.ERROR),
     "control_torn": (tear_control, Severity.WARNING),
     "segment_missing": (lose_segment, Severity.ERROR),
