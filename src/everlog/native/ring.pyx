@@ -586,7 +586,7 @@ cdef class RingReader:
     cdef ring_reader ring
     cdef ring_wait_strategy strategy
     cdef Mapping control
-    cdef Mapping segment
+    cdef readonly Mapping segment
     cdef int state
     cdef unsigned long fork_generation
     cdef uint32_t until_look    # messages until the next look at the clock

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from everlog.clock import Clock, SystemClock
-from everlog.errors import CorruptMetadata, SegmentMissing, Unsupported
+from everlog.errors import Corrupt, CorruptMetadata, SegmentMissing, Unsupported
 from everlog.fs import Fs
 from everlog.native import mapping as native
 from everlog.native.ring import MessageView, RingReader
@@ -22,7 +22,7 @@ from everlog.queue import liveness
 from everlog.queue.batch import Batch
 from everlog.queue.control import ControlBlock
 from everlog.queue.faults import io_errors
-from everlog.queue.layout import RECORD_ALIGN, SEG_DATA_OFFSET
+from everlog.queue.layout import HEADER_SIZE, MSG_SEQ, RECORD_ALIGN, SEG_DATA_OFFSET
 from everlog.queue.liveness import DisconnectReason, WriterStatus
 from everlog.queue.message import Message, copy_message
 from everlog.queue.reader_meta import ReaderMetaFile, ReaderPosition
@@ -168,7 +168,27 @@ class QueueReader(RingReader):
         except OSError as error:
             with io_errors(f"open segment {segment_id} of {self.path}"):
                 raise error
+        self._refuse_hole(mapping, segment_id)
         self._stand(mapping, segment_id, SEG_DATA_OFFSET)
+
+    def _refuse_hole(self, following: native.Mapping, segment_id: int) -> None:
+        """Raise if records are missing between here and the next segment.
+
+        A writer leaves no sealed segment without padding. If one ends early all the same, a
+        power loss has taken pages from its middle, and the seqs tell which records are gone.
+        """
+        offset = self.position[1]
+        first = native.find_record(following, SEG_DATA_OFFSET, 0, by_timestamp=False)
+        if offset + HEADER_SIZE > self.segment_size or not first:
+            return
+        scan = native.scan_segment(self.segment, SEG_DATA_OFFSET, verify=False)
+        expected = scan["last_seq"] + 1
+        found = following.load_u64(first + MSG_SEQ)
+        if scan["records"] and found > expected:
+            raise Corrupt(
+                f"segment {segment_id - 1} of {self.path} ends at offset {offset} without padding: records "
+                f"{expected} to {found - 1} are missing; seek_seq({found}) goes on behind the gap"
+            )
 
     def _check_heartbeat(self) -> None:
         now_ns = self._clock.monotonic_ns()
