@@ -25,7 +25,8 @@ COMPILE_FLAGS = [
 # Module name -> its Cython source and the plain C sources linked with it, all under NATIVE.
 EXTENSIONS = {
     "everlog.native.mapping": ("mapping.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
-    "everlog.native.ring": ("ring.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
+    "everlog.native.ring_reader": ("ring_reader.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
+    "everlog.native.ring_writer": ("ring_writer.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
 }
 
 

@@ -28,7 +28,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Syncable(Protocol):
-    """A memory mapping that can be written back (`native.ring.Mapping`)."""
+    """A memory mapping that can be written back (`native.mapping.Mapping`)."""
 
     def msync(self, offset: int, length: int, wait: bool) -> None:
         """Write back the pages that hold `offset .. offset + length`."""

@@ -1,44 +1,30 @@
 """Spec 1.3 to 1.5: C and Python mean the same bytes by the same names."""
 
 import struct
+import threading
 import zlib
-from typing import Any
 
 import pytest
 
 from everlog.native import mapping as native
-from everlog.native.ring import RingReader, RingWriter
 from everlog.queue import layout
-from tests.support.mappings import bytes_of, map_bytes
+from tests.support.mappings import attach_reader, attach_writer, bytes_of, map_bytes
+from tests.support.small_queues import wait_until
 
 SEQ = 0x1122334455667788
 STAMP = 0x99AABBCCDDEEFF01
 TYPE = 0xBEEF
 
 
-def attached_writer(segment: native.Mapping, control: native.Mapping, **changes: Any) -> RingWriter:
-    """A writer at the start of a segment, without a queue around it."""
-    writer = RingWriter()
-    settings = {"offset": 64, "next_seq": SEQ, "index_stride": 1, "wall_ns": lambda: STAMP, "anchored": False}
-    writer._attach(control, segment, **{**settings, **changes})
-    return writer
+@pytest.mark.parametrize("name", native.LAYOUT)
+def test_a_number_of_the_core_is_the_one_of_the_layout(name: str) -> None:
+    assert native.LAYOUT[name] == getattr(layout, name)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("header_size", layout.HEADER_SIZE),
-        ("data_offset", layout.SEG_DATA_OFFSET),
-        ("max_payload", layout.MAX_PAYLOAD_LEN),
-        ("pad_type", layout.PAD_TYPE_ID),
-    ],
-)
-def test_a_constant_of_the_core_is_the_one_of_the_layout(name: str, value: int) -> None:
-    assert native.LAYOUT[name] == value
-
-
-def test_the_core_exports_no_constant_that_is_not_compared() -> None:
-    assert set(native.LAYOUT) == {"header_size", "data_offset", "max_payload", "pad_type"}
+def test_the_core_tells_every_offset_that_it_shares() -> None:
+    offsets = {name for name in vars(layout) if name.startswith(("MSG_", "CTRL_"))}
+    offsets -= {"MSG_VERSION", "CTRL_MAGIC", "CTRL_VERSION", "CTRL_SIZE"}
+    assert offsets <= set(native.LAYOUT)
 
 
 def test_the_constants_are_those_of_the_specification() -> None:
@@ -52,7 +38,8 @@ def test_the_constants_are_those_of_the_specification() -> None:
 
 def test_a_message_header_written_by_the_core_has_every_field_at_its_offset() -> None:
     segment, control = map_bytes(b"\xee" * 1024), map_bytes(bytes(512))
-    assert attached_writer(segment, control).append(TYPE, b"payload") == SEQ
+    writer = attach_writer(control, segment, next_seq=SEQ, wall_ns=lambda: STAMP)
+    assert writer.append(TYPE, b"payload") == SEQ
     record = bytes_of(segment)[64:192]
     assert struct.unpack_from("<I", record, layout.MSG_COMMIT_LEN) == (len(b"payload") + 1,)
     assert record[layout.MSG_VERSION_OFFSET] == 1
@@ -71,7 +58,7 @@ def test_a_message_header_written_by_the_core_has_every_field_at_its_offset() ->
 
 def test_an_append_touches_these_words_of_the_control_block_and_no_others() -> None:
     segment, control = map_bytes(bytes(1024)), map_bytes(bytes(512))
-    attached_writer(segment, control).append(TYPE, b"payload")
+    attach_writer(control, segment, wall_ns=lambda: STAMP).append(TYPE, b"payload")
     expected = bytearray(512)
     struct.pack_into("<QQ", expected, layout.CTRL_WRITE_OFFSET, 192, STAMP)
     struct.pack_into("<I", expected, layout.CTRL_NOTIFY_SEQ, 1)
@@ -108,18 +95,22 @@ def test_sealing_sets_bit_0_of_the_flags_and_nothing_else() -> None:
     assert bytes_of(segment)[12:16] == b"\x01\0\0\x80", "sealing twice is sealing"
 
 
-def test_a_waiting_reader_registers_in_the_word_for_waiters() -> None:
-    """The reader leaves the count as it found it, and may not lower a count that was reset meanwhile."""
-
-    class WaitingReader(RingReader):
-        def _check_heartbeat(self) -> None:
-            control.store_u32(layout.CTRL_WAITERS_PENDING, 0)
-
+def test_a_waiting_reader_leaves_the_count_of_waiters_as_it_found_it() -> None:
     segment, control = map_bytes(bytes(1024)), map_bytes(bytes(512))
     control.store_u32(layout.CTRL_WAITERS_PENDING, 5)
-    reader = WaitingReader()
-    reader._attach(control, True, 1, 0, 0)
-    reader._stand(segment, 0, 64)
-    assert reader.wait(0.01) is False
+    assert attach_reader(control, segment).wait(0.01) is False
+    assert control.load_u32(layout.CTRL_WAITERS_PENDING) == 5
+    control.store_u32(layout.CTRL_WAITERS_PENDING, 0)
+    assert bytes_of(control) == bytes(512), "and touches nothing else"
+
+
+def test_a_count_of_waiters_that_was_reset_meanwhile_does_not_go_below_0() -> None:
+    segment, control = map_bytes(bytes(1024)), map_bytes(bytes(512))
+    reader = attach_reader(control, segment)
+    waiter = threading.Thread(target=reader.wait, args=(60,))
+    waiter.start()
+    wait_until(lambda: control.load_u32(layout.CTRL_WAITERS_PENDING) == 1, "the reader to sleep")
+    control.store_u32(layout.CTRL_WAITERS_PENDING, 0)
+    attach_writer(control, segment).append(1, b"x")
+    waiter.join()
     assert control.load_u32(layout.CTRL_WAITERS_PENDING) == 0
-    assert bytes_of(control) == bytes(512)

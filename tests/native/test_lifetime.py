@@ -202,3 +202,38 @@ def test_an_interpreter_that_does_everything_wrong_survives(tmp_path: Path) -> N
 def test_an_interpreter_that_ends_with_everything_open_ends_well(tmp_path: Path) -> None:
     assert assert_survives(AT_EXIT, tmp_path / "q") == "alive\n"
     assert os.path.exists(tmp_path / "q/readers/alpha.meta")
+
+
+DAMAGED_LATER = """
+import sys
+import numpy as np
+from everlog.queue import Queue
+path = sys.argv[1]
+with Queue.open_publisher(path, segment_size=4096) as writer:
+    writer.append_many(1, [b"one", b"two" * 40, b"three"])
+with Queue.open_subscriber(path, None, "earliest") as reader:
+    views = list(reader)
+    reader.seek_seq(0)
+    batch = reader.read_batch()
+with open(path + "/000000000.q", "r+b") as file:
+    for offset in (64, 128, 192, 256, 320, 384):
+        file.seek(offset)
+        file.write(bytes.fromhex(sys.argv[2]))
+for item in (*views, batch):
+    for look in (bytes, len, list, repr, lambda item: item.payload, lambda item: bytes(item.payload),
+                 lambda item: item.end_offset, lambda item: item.offset, lambda item: item.length,
+                 lambda item: item.payloads.tobytes(), lambda item: item.seq,
+                 lambda item: [bytes(view) for view in item]):
+        try:
+            look(item)
+        except Exception as error:
+            pass
+print("alive")
+"""
+
+
+@pytest.mark.parametrize("commit_len", ["00000000", "ffffffff", "00000080", "00100000"])
+def test_damage_that_comes_after_a_view_was_taken_cannot_end_the_interpreter(
+    tmp_path: Path, commit_len: str
+) -> None:
+    assert assert_survives(DAMAGED_LATER, tmp_path / "q", commit_len) == "alive\n"

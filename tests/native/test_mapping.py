@@ -9,8 +9,8 @@ import pytest
 
 from everlog.errors import Unsupported
 from everlog.native import mapping as native
-from everlog.native.ring import RingReader, RingWriter, view_at
-from tests.support.mappings import bytes_of, map_bytes
+from everlog.native.ring_reader import view_at
+from tests.support.mappings import attach_reader, attach_writer, bytes_of, map_bytes
 from tests.support.small_queues import assert_survives
 
 SIZE = 1024
@@ -74,7 +74,7 @@ def test_a_read_only_mapping_cannot_be_written_by_any_way() -> None:
         lambda: native.notify(mapping),
         lambda: native.pad_segment(mapping, 64),
         lambda: native.seal_segment(mapping),
-        lambda: RingWriter()._attach(mapping, mapping, 64, 0, 1, None, False),
+        lambda: attach_writer(mapping, mapping),
     ]
     for write in writes:
         with pytest.raises(Unsupported, match="read-only"):
@@ -107,8 +107,8 @@ def test_a_control_block_that_is_too_short_is_refused() -> None:
         lambda: native.read_head(short),
         lambda: native.publish_head(short, 0, 64),
         lambda: native.notify(short),
-        lambda: RingReader()._attach(short, True, 0, 0, 0),
-        lambda: RingWriter()._attach(short, map_bytes(bytes(SIZE)), 64, 0, 1, None, False),
+        lambda: attach_reader(short, map_bytes(bytes(SIZE))),
+        lambda: attach_writer(short, map_bytes(bytes(SIZE))),
     ]
     for use in uses:
         with pytest.raises(IndexError):
@@ -123,8 +123,8 @@ def test_no_kernel_starts_where_no_record_can_start(offset: int) -> None:
         lambda: native.scan_segment(segment, offset),
         lambda: native.find_record(segment, offset, 0, by_timestamp=False),
         lambda: native.run_offsets(segment, offset, 1, np.zeros(1, np.uint64)),
-        lambda: RingReader()._stand(segment, 0, offset),
-        lambda: RingWriter()._attach(control, segment, offset, 0, 1, None, False),
+        lambda: attach_reader(control, segment, offset),
+        lambda: attach_writer(control, segment, offset),
         lambda: view_at(segment, 0, offset),
     ]
     for start in starts:
@@ -181,7 +181,7 @@ import sys, os
 from array import array
 from everlog.errors import EverlogError
 from everlog.native import mapping as native
-from everlog.native.ring import view_at
+from everlog.native.ring_reader import view_at
 fd = os.memfd_create("probe")
 os.ftruncate(fd, 8192)
 mapping = native.Mapping(fd, 8192, True)

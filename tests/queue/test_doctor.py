@@ -375,6 +375,7 @@ def test_what_a_second_look_does_not_confirm_is_not_reported(queue: Path) -> Non
                 sealed = struct.pack("<I", layout.SEG_FLAG_SEALED)
                 overwrite(queue / layout.segment_name(HEAD - 1), layout.SEG_FLAGS, sealed)
                 (queue / f"{layout.segment_name(HEAD + 1)}.tmp").unlink()
+                orphan_index(queue)  # seen once as well, by the second look
 
     result = examine_queue(hooked_fs(before), SystemClock(), str(queue))
     assert len(looks) == 2

@@ -29,7 +29,7 @@ from tests.support.wakes import (
 from tests.support.workloads import UnsyncedFs
 
 ROUND_TRIPS = 5_000
-POKES = 40_000
+POKES = 25_000
 DOZE_NS_MAX = 8_000
 """Longer than a reader needs from its last answer until it sleeps."""
 

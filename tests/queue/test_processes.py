@@ -57,10 +57,10 @@ def create(path: str, segment_size: int = SEGMENT) -> None:
 @pytest.mark.parametrize(
     ("kinds", "how", "total"),
     [
-        ((APPEND,), "next", 7_000),
-        ((IN_PLACE, ABORTED), "iterate", 6_000),
-        ((MANY,), "drain", 6_000),
-        ((ARRAY,), "batch", 25_000),
+        ((APPEND,), "next", 5_000),
+        ((IN_PLACE, ABORTED), "iterate", 4_500),
+        ((MANY,), "drain", 4_500),
+        ((ARRAY,), "batch", 18_000),
     ],
 )
 def test_a_reader_in_another_process_sees_every_record_through_hundreds_of_rolls(
@@ -79,15 +79,15 @@ def test_a_reader_in_another_process_sees_every_record_through_hundreds_of_rolls
         reader.send(total)
         assert writer.receive() == total
         assert reader.receive() == total
-    assert newest_segment(queue) > 700
+    assert newest_segment(queue) > 400
 
 
-def test_four_readers_see_every_record_through_thousands_of_rolls_while_segments_are_deleted_behind_them(
+def test_four_readers_see_every_record_through_a_thousand_rolls_while_segments_are_deleted_behind_them(
     tmp_path: Path,
 ) -> None:
     seed = fresh_seed("four readers")
     queue = tmp_path / "queue"
-    total = 12_000
+    total = 8_000
     limits = {"max_segments": 40, "backpressure": "block", "block_timeout_s": 60.0}
     writing = WriterPlan(
         seed, 700, seed, ALL_KINDS, total=total, settings={**limits, "retention_check_interval_s": 0.001}
@@ -105,7 +105,7 @@ def test_four_readers_see_every_record_through_thousands_of_rolls_while_segments
         for reader in readers:
             with reader:
                 assert reader.receive() == total
-    assert newest_segment(queue) > 2_000
+    assert newest_segment(queue) > 1_000
     assert len(list(queue.glob("*.q"))) < 100
 
 
@@ -124,7 +124,7 @@ def test_a_killed_reader_resumes_at_its_last_commit(tmp_path: Path) -> None:
 def test_a_writer_killed_at_any_step_leaves_a_queue_that_goes_on_and_a_waiting_reader_too(
     tmp_path: Path,
 ) -> None:
-    crash_at_calls(tmp_path, fresh_seed("calls"), step=9)
+    crash_at_calls(tmp_path, fresh_seed("calls"), step=15)
 
 
 def test_killed_writers_leave_neither_temporary_files_nor_indexes_without_a_segment(tmp_path: Path) -> None:

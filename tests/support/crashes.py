@@ -164,7 +164,7 @@ def _recover_here(path: str, case: CrashCase, outcome: Outcome, where: str) -> N
 
 
 def check_no_leftovers(queue: Path) -> None:
-    """Nothing that was half made for a segment outlives the next open of a writer, and no index its segment."""
+    """No half-made file of a segment outlives the next open of a writer, and no index its segment."""
     assert sorted(file.name for file in queue.glob("[0-9]*.tmp")) == []
     segments = {file.stem for file in queue.glob("*.q")}
     assert {file.stem for file in queue.glob("*.idx")} - segments == set()

@@ -87,6 +87,10 @@ class Child:
             raise ChildFailed(f"{self._name} (process {self.pid}) raised:\n{value.trace}")
         return value
 
+    def has_answered(self) -> bool:
+        """Tell whether `receive` would return at once."""
+        return self._channel.poll()
+
     def check(self) -> None:
         """Raise if the child has failed or said something that nobody asked for."""
         if self._channel.poll():
@@ -145,7 +149,7 @@ def eventually(what: str, condition: Callable[[], object], timeout_s: float = PA
 
 
 def sleeps(pid: int) -> bool:
-    """Tell whether the (only) thread of a process sleeps in the kernel."""
+    """Tell whether the main thread of a process sleeps in the kernel."""
     with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
         return file.read().rpartition(")")[2].split()[0] == "S"
 

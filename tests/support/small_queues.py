@@ -101,6 +101,22 @@ def flip(file: Path, offset: int, mask: int = 0xFF) -> None:
     overwrite(file, offset, bytes([file.read_bytes()[offset] ^ mask]))
 
 
+def register(path: Path, name: str, meta: bytes) -> None:
+    """Let a meta file with this content appear in one step, together with `readers/` if need be.
+
+    An empty `readers/` allows everything below the head to be deleted, so it must never be seen.
+    """
+    directory = path / "readers"
+    if directory.exists():
+        (directory / f"{name}.tmp").write_bytes(meta)
+        (directory / f"{name}.tmp").rename(directory / f"{name}.meta")
+        return
+    staging = path / "readers.staging"
+    staging.mkdir()
+    (staging / f"{name}.meta").write_bytes(meta)
+    staging.rename(directory)
+
+
 def kill_image(path: Path, target: Path) -> Path:
     """Copy what would be found if every process of the queue were killed right now.
 

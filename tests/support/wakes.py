@@ -15,6 +15,7 @@ from typing import Any
 
 from everlog.queue import FanInReader, Queue, QueueReader, QueueWriter, SpinThenPark
 from tests.support.files import hooked_fs
+from tests.support.stepping import allow_tracing
 from tests.support.workloads import UnsyncedFs
 
 LOST_AFTER_NS = 500_000_000
@@ -161,11 +162,45 @@ def sleep_in_fan_in(channel: Connection, paths: list[str]) -> None:
 
 def roll_and_die(channel: Connection, path: str, payload: bytes) -> None:
     """Append a record that needs a roll; die when the roll is visible but nobody was told."""
+    rolling = False
 
     def before(name: str, arguments: tuple[Any, ...]) -> None:
-        if name == "fsync" and os.readlink(f"/proc/self/fd/{arguments[0]}").endswith(".q"):
+        sealed = name == "fsync" and os.readlink(f"/proc/self/fd/{arguments[0]}").endswith(".q")
+        if rolling and sealed:
             os.kill(os.getpid(), signal.SIGKILL)
 
     writer = Queue.open_publisher(path, fs=hooked_fs(before))
     channel.send("open")
+    rolling = True
     writer.append(1, payload)
+
+
+# --- Stopped at a chosen instruction ---------------------------------------------------------------------
+
+
+def sleep_in_steps(channel: Connection, path: str) -> None:
+    """For each request, stop (so that a tracer can take over) and wait for a message.
+
+    Answers its seq, and whether it was there long before the reader woke.
+    """
+    allow_tracing()
+    with open_sleeper(path) as reader:
+        channel.send("open")
+        while channel.recv():
+            signal.raise_signal(signal.SIGSTOP)
+            reader.wait(_TURN_S)
+            woken_ns = time.monotonic_ns()
+            view = reader.next()
+            channel.send((view.seq, woken_ns - view.timestamp_ns >= LOST_AFTER_NS))
+
+
+def append_in_steps(channel: Connection, path: str) -> None:
+    """For each request, stop (so that a tracer can take over) and append a message."""
+    allow_tracing()
+    with Queue.open_publisher(path, fs=UnsyncedFs()) as writer:
+        channel.send("open")
+        while channel.recv():
+            stamp_ns = time.monotonic_ns()
+            signal.raise_signal(signal.SIGSTOP)
+            writer.append(1, b"", stamp_ns)
+            channel.send("appended")

@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import os
 import random
+import select
 import signal
 import struct
 from collections.abc import Callable
@@ -228,8 +229,9 @@ def write_and_fork(channel: Connection, path: str) -> None:
             os.write(write_end, b"Closed")
         finally:
             os.close(write_end)
-            while channel.poll(None):  # until the test lets go of the other end
-                channel.recv()
+            hang_up = select.poll()
+            hang_up.register(channel.fileno(), 0)
+            hang_up.poll()  # until the test lets go of the other end
             os._exit(0)
     os.close(write_end)
     channel.send((pid, os.read(read_end, 100).decode()))

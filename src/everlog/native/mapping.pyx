@@ -163,7 +163,7 @@ cdef class Mapping:
         """Write back the pages that hold `offset .. offset + length`."""
         cdef uint64_t start = offset & ~<uint64_t>(PAGE - 1)
         cdef int result
-        if offset + length > self.length:
+        if offset > self.length or length > self.length - offset:
             raise IndexError(f"range {offset}+{length} is not inside {self.length} bytes")
         with nogil:
             result = c_msync(self.base + start, offset + length - start, MS_SYNC if wait else MS_ASYNC)
@@ -208,6 +208,7 @@ def wake_all(Mapping control) -> None:
 
 def pad_segment(Mapping segment, uint64_t offset) -> None:
     """Fill the segment from `offset` to its end with one padding record, if a header fits."""
+    check_record_offset(segment, offset)
     if offset + RING_HEADER_SIZE <= segment.length:
         segment.check(offset, RING_HEADER_SIZE, True)
         with nogil:
@@ -249,5 +250,5 @@ def run_offsets(Mapping segment, uint64_t start, uint64_t count, uint64_t[::1] o
     check_record_offset(segment, start)
     if offsets.shape[0] < <Py_ssize_t>count:
         raise IndexError(f"{offsets.shape[0]} places cannot hold {count} offsets")
-    if count > 0:
-        ring_run_offsets(segment.base, start, count, &offsets[0])
+    if count > 0 and ring_run_offsets(segment.base, segment.length, start, count, &offsets[0]) != count:
+        raise IndexError(f"there are fewer than {count} records from offset {start} on")

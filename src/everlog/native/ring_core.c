@@ -269,9 +269,12 @@ ring_status ring_step(ring_reader *r, const ring_message **out)
         return status;
     const ring_message *message = const_message_at(r->segment, r->offset);
     uint64_t length = load_commit(message) - 1;
+    if (r->offset + ring_record_size(length) > r->segment_size)
+        return RING_BAD_LENGTH;
     if (r->verify && !checksum_matches(message, length))
         return RING_BAD_CHECKSUM;
     r->offset += ring_record_size(length);
+    r->length = (uint32_t)length;
     *out = message;
     return RING_RECORD;
 }
@@ -312,12 +315,20 @@ ring_status ring_take_run(ring_reader *r, uint64_t max, int verify, ring_run *ru
     return run->count > 0 ? RING_RECORD : status;
 }
 
-void ring_run_offsets(const uint8_t *segment, uint64_t start, uint64_t count, uint64_t *offsets)
+/* Where each of `count` records starts; returns how many there really are. */
+uint64_t ring_run_offsets(const uint8_t *segment, uint64_t segment_size, uint64_t start,
+                          uint64_t count, uint64_t *offsets)
 {
     for (uint64_t i = 0; i < count; i++) {
+        uint32_t commit = 0;
+        if (header_fits(start, segment_size))
+            commit = load_commit(const_message_at(segment, start));
+        if (commit == 0 || start + ring_record_size(commit - 1) > segment_size)
+            return i;
         offsets[i] = start;
-        start += ring_record_size(load_commit(const_message_at(segment, start)) - 1);
+        start += ring_record_size(commit - 1);
     }
+    return count;
 }
 
 /* How far into the reader's segment the writer has been, at least. */

@@ -91,6 +91,7 @@ typedef struct {
     uint64_t segment_size;
     uint64_t offset;
     uint32_t segment_id;
+    uint32_t length; /* payload of the message that ring_step returned */
     int verify;
 } ring_reader;
 
@@ -160,7 +161,8 @@ ring_status ring_step(ring_reader *r, const ring_message **message);
 ring_status ring_take_run(ring_reader *r, uint64_t max, int verify, ring_run *run);
 void ring_read_head(ring_control *control, uint32_t *segment_id, uint64_t *offset);
 uint64_t ring_written_end(ring_reader *r);
-void ring_run_offsets(const uint8_t *segment, uint64_t start, uint64_t count, uint64_t *offsets);
+uint64_t ring_run_offsets(const uint8_t *segment, uint64_t segment_size, uint64_t start,
+                          uint64_t count, uint64_t *offsets);
 
 /* Returns 1 when something may be readable, 0 on timeout, -1 when a signal came in. */
 int ring_wait(ring_reader *r, const ring_wait_strategy *strategy, int64_t timeout_ns);

@@ -49,6 +49,7 @@ cdef extern from "ring_core.h" nogil:
         uint64_t segment_size
         uint64_t offset
         uint32_t segment_id
+        uint32_t length
         int verify
     ctypedef enum ring_status:
         RING_EMPTY
@@ -105,8 +106,8 @@ cdef extern from "ring_core.h" nogil:
     ring_status ring_take_run(ring_reader *r, uint64_t max, int verify, ring_run *run)
     void ring_read_head(ring_control *control, uint32_t *segment_id, uint64_t *offset)
     uint64_t ring_written_end(ring_reader *r)
-    void ring_run_offsets(const uint8_t *segment, uint64_t start, uint64_t count,
-                          uint64_t *offsets)
+    uint64_t ring_run_offsets(const uint8_t *segment, uint64_t segment_size, uint64_t start,
+                              uint64_t count, uint64_t *offsets)
     int ring_wait(ring_reader *r, const ring_wait_strategy *strategy, int64_t timeout_ns)
     int ring_wait_any(ring_reader **readers, size_t count, const ring_wait_strategy *strategy,
                       int64_t timeout_ns)

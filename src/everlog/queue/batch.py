@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from everlog.errors import Closed, Unsupported
 from everlog.native.mapping import Mapping, run_offsets
-from everlog.native.ring import MessageView, view_at
+from everlog.native.ring_reader import MessageView, view_at
 from everlog.queue.layout import (
     HEADER_SIZE,
     MSG_COMMIT_LEN,

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from everlog.fs import Fs
 from everlog.native import mapping as native
-from everlog.native.ring import view_at
 from everlog.queue import layout, seek_index
 from everlog.queue.layout import SEG_DATA_OFFSET
 from everlog.queue.segment import list_segments, map_segment
@@ -35,24 +34,25 @@ class Seeker:
 
     def by_seq(self, seq: int) -> Place | None:
         """Return the first record with at least this seq."""
-        low, high = 0, len(self._ids)  # the wanted segment is the last whose first seq is <= seq
-        while high - low > 1:
-            middle = (low + high) // 2
-            first = self._first_record(middle)
-            if first is not None and _seq_at(first) <= seq:
-                low = self._ids.index(first.segment_id)
-            else:
-                high = middle
-        for place in range(low, len(self._ids)):
-            found = self._find(place, seq, by_timestamp=False)
-            if found is not None:
-                return found
-        return None
+        return self._search(seq, by_timestamp=False)
 
     def by_timestamp(self, timestamp_ns: int) -> Place | None:
         """Return the first record at or after this time; best effort where time went back."""
-        for place in range(len(self._ids)):
-            found = self._find(place, timestamp_ns, by_timestamp=True)
+        return self._search(timestamp_ns, by_timestamp=True)
+
+    def _search(self, target: int, *, by_timestamp: bool) -> Place | None:
+        key_offset = layout.MSG_TIMESTAMP_NS if by_timestamp else layout.MSG_SEQ
+        # Bisect for the last segment whose first record lies before the target.
+        low, high = 0, len(self._ids)
+        while high - low > 1:
+            middle = (low + high) // 2
+            first = self._first_record(middle)
+            if first is not None and first.mapping.load_u64(first.offset + key_offset) < target:
+                low = middle
+            else:
+                high = middle
+        for place in range(low, len(self._ids)):
+            found = self._find(place, target, by_timestamp=by_timestamp)
             if found is not None:
                 return found
         return None
@@ -86,8 +86,6 @@ class Seeker:
         start = SEG_DATA_OFFSET
         index = seek_index.load(self._fs, self._queue_path, segment_id, self._segment_size)
         if index is not None:
-            if by_timestamp and index.max_ts_ns < target and not index.partial and _sealed(mapping):
-                return None
             lookup = index.entry_before_timestamp if by_timestamp else index.entry_at_or_before_seq
             entry_offset = lookup(target)
             if entry_offset is not None and _entry_holds(mapping, index, entry_offset):
@@ -110,11 +108,3 @@ def _entry_holds(mapping: native.Mapping, index: seek_index.SeekIndex, offset: i
         and mapping.load_u64(offset + layout.MSG_SEQ) == entry["seq"]
         and mapping.load_u64(offset + layout.MSG_TIMESTAMP_NS) == entry["timestamp_ns"]
     )
-
-
-def _seq_at(place: Place) -> int:
-    return view_at(place.mapping, place.segment_id, place.offset).seq
-
-
-def _sealed(mapping: native.Mapping) -> bool:
-    return bool(mapping.load_u32(layout.SEG_FLAGS) & layout.SEG_FLAG_SEALED)

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Thin shims over ring_core.c: the writer's and the reader's hot half, and message views.
+"""Thin shims over ring_core.c for the writer: the hot half of `QueueWriter`.
 
-Owns the rule that one object is used by one thread at a time. Opens no file and decides
-nothing: `everlog.queue` does.
+Owns the rule that a writer is used by one thread at a time. Opens no file and decides nothing:
+`everlog.queue.writer` does.
 """
 
 cimport cython
@@ -13,41 +13,26 @@ from cpython.buffer cimport (
 from cpython.bytes cimport (
     PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
 )
-from cpython.exc cimport PyErr_CheckSignals, PyErr_Clear
+from cpython.exc cimport PyErr_Clear
 from cpython.long cimport PyLong_CheckExact
 from cpython.memoryview cimport PyMemoryView_FromObject
 from cpython.number cimport PyNumber_Index
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
+from everlog.native.guard cimport BUSY, CLOSED, IDLE, refuse
 from everlog.native.mapping cimport Mapping, check_record_offset
 from everlog.native.ring_core cimport *
 
 from contextlib import suppress
 
-from everlog.errors import (
-    Closed, ConcurrentUse, Corrupt, InvalidTimestamp, InvalidTypeId, PayloadTooLarge, Unsupported,
-    UnsupportedVersion,
-)
+from everlog.errors import InvalidTimestamp, InvalidTypeId, PayloadTooLarge, Unsupported
 
 ring_init()
 
 cdef enum:
-    # States of a reader or writer.
-    IDLE = 0
-    BUSY = 1
-    CLOSED = 2
-    # A signal that another thread received must not wait for the end of a long spin.
-    SPIN_SLICE_NS = 50_000_000
-    # How many messages pass between two looks at the clock, and how long is too long for that.
-    LOOK_EVERY = 8
-    LOOK_SLOW_NS = 100_000_000
-    HEARTBEAT_INTERVAL_NS = 1_000_000_000
     # Records per stretch without the GIL: about 0.1 ms.
     ARRAY_CHUNK = 4096
-    # A reader that is this far behind maps a window of pages at once instead of faulting.
-    MAP_AHEAD_MIN = 1 << 16
-    MAP_AHEAD_MAX = 1 << 22
 
 
 cdef extern from "Python.h":
@@ -226,7 +211,7 @@ cdef class RingWriter:
 
     cdef inline int enter_call(self) except -1:
         if self.state != IDLE or self.fork_generation != ring_fork_generation:
-            refuse(self.state, self.fork_generation)
+            refuse(self.state, self.fork_generation != ring_fork_generation)
         return 0
 
     def _begin_exclusive(self) -> None:
@@ -414,7 +399,7 @@ cdef class RingWriter:
                 get_array(timestamp_ns, &stamps)
                 try:
                     if stamps.itemsize != 8 or stamps.shape[0] != items.shape[0] \
-                            or timestamp_ns.dtype.str != "<u8":
+                            or bytes(stamps.format) not in U64_FORMATS:
                         raise InvalidTimestamp(
                             f"timestamp_ns must be a uint64 array of {items.shape[0]} values")
                     return self.put_array(kind, &items, <const uint8_t *>stamps.buf, stamps.strides[0])
@@ -468,6 +453,9 @@ cdef class RingWriter:
         return self.ring.bytes_written
 
 
+cdef tuple U64_FORMATS = (b"Q", b"L", b"<Q", b"=Q", b"=L")
+
+
 cdef int get_array(array, Py_buffer *view) except -1:
     PyObject_GetBuffer(array, view, PyBUF_STRIDES | PyBUF_FORMAT)
     if view.ndim != 1:
@@ -487,370 +475,3 @@ cdef contiguous_size(payload):
     size = view.len
     PyBuffer_Release(&view)
     return size
-
-
-cdef int refuse(int state, unsigned long fork_generation) except -1:
-    """Say why this object cannot be used now."""
-    if fork_generation != ring_fork_generation:
-        raise Closed("this object belongs to the parent process; open a new one after fork")
-    if state == CLOSED:
-        raise Closed("this object is closed")
-    raise ConcurrentUse(
-        "another thread or a callback is using this object; give each thread its own")
-
-
-@cython.final
-@cython.no_gc
-@cython.freelist(256)
-cdef class MessageView:
-    """One message where it lies in the mapping; a read-only buffer over its payload.
-
-    Holds the mapping alive: it stays valid however long it is kept.
-    """
-
-    cdef Mapping mapping
-    cdef const ring_message *message
-    cdef readonly uint32_t segment_id
-
-    def __init__(self):
-        raise TypeError("message views come from a reader")
-
-    def __getbuffer__(self, Py_buffer *buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, <uint8_t *>self.message + RING_HEADER_SIZE,
-                          message_commit(self.message) - 1, 1, flags)
-
-    def __len__(self):
-        return message_commit(self.message) - 1
-
-    @property
-    def seq(self) -> int:
-        """Position in the queue's total order."""
-        return self.message.seq
-
-    @property
-    def timestamp_ns(self) -> int:
-        """Ingest time the writer stamped, nanoseconds since the epoch."""
-        return self.message.timestamp_ns
-
-    @property
-    def type_id(self) -> int:
-        """What kind of message this is; the application's choice."""
-        return self.message.type_id
-
-    @property
-    def flags(self) -> int:
-        """Reserved flag bits of the header."""
-        return self.message.flags
-
-    @property
-    def payload(self) -> memoryview:
-        """The payload without a copy; `bytes(view)` copies."""
-        return PyMemoryView_FromObject(self)
-
-    @property
-    def offset(self) -> int:
-        """Where in its segment the record starts."""
-        return <const uint8_t *>self.message - self.mapping.base
-
-    @property
-    def end_offset(self) -> int:
-        """Where in its segment the record ends."""
-        return self.offset + ring_record_size(message_commit(self.message) - 1)
-
-    def __repr__(self):
-        return (f"MessageView(seq={self.seq}, timestamp_ns={self.timestamp_ns}, "
-                f"type_id={self.type_id}, length={len(self)})")
-
-
-cdef inline MessageView view_of(Mapping mapping, const ring_message *message, uint32_t segment_id):
-    cdef MessageView view = MessageView.__new__(MessageView)
-    view.mapping = mapping
-    view.message = message
-    view.segment_id = segment_id
-    return view
-
-
-def view_at(Mapping mapping, uint32_t segment_id, uint64_t offset) -> MessageView:
-    """A view of the committed record at `offset`."""
-    check_record_offset(mapping, offset)
-    mapping.check(offset, RING_HEADER_SIZE, False)
-    return view_of(mapping, <const ring_message *>(mapping.base + offset), segment_id)
-
-
-cdef class RingReader:
-    """The hot half of `QueueReader`: steps through the mapped segments.
-
-    The subclass supplies `_enter_next_segment()` and `_check_heartbeat()`.
-    """
-
-    cdef ring_reader ring
-    cdef ring_wait_strategy strategy
-    cdef Mapping control
-    cdef readonly Mapping segment
-    cdef int state
-    cdef unsigned long fork_generation
-    cdef uint32_t until_look    # messages until the next look at the clock
-    cdef int64_t looked_ns
-    cdef int64_t asked_ns       # when `_check_heartbeat` was last called
-    cdef bint own_clock         # the subclass brings a clock: ask it at every look
-    cdef uint64_t mapped_ahead
-    cdef bint behind            # the last batch was full, so there is more
-
-    def __cinit__(self, *args, **kwargs):
-        self.state = CLOSED
-        self.fork_generation = ring_fork_generation
-        self.until_look = 1
-
-    # -- set-up, called by the subclass ------------------------------------------------
-
-    def _attach(self, Mapping control, bint verify, bint own_clock, int wait_kind,
-                int64_t spin_ns, int64_t sleep_ns) -> None:
-        """Take the control block; `_stand` must follow."""
-        control.check(0, 512, False)
-        if wait_kind == RING_SPIN_THEN_PARK and not control.writable:
-            raise Unsupported("a reader that cannot write to the control block cannot park")
-        self.control = control
-        self.ring.control = <ring_control *>control.base
-        self.ring.verify = verify
-        self.own_clock = own_clock
-        self.asked_ns = ring_monotonic_coarse_ns()
-        self.strategy.kind = <ring_wait_kind>wait_kind
-        self.strategy.spin_ns = spin_ns
-        self.strategy.sleep_ns = sleep_ns
-
-    def _stand(self, Mapping segment, uint32_t segment_id, uint64_t offset) -> None:
-        """Stand at `offset` of `segment`."""
-        check_record_offset(segment, offset)
-        self.segment = segment
-        self.ring.segment = segment.base
-        self.ring.segment_size = segment.length
-        self.ring.segment_id = segment_id
-        self.ring.offset = self.mapped_ahead = offset
-        if self.state == CLOSED:
-            self.state = IDLE
-
-    def _detach(self) -> None:
-        """Let go of the mappings; every later call raises Closed. Views stay valid."""
-        self.state = CLOSED
-        self.ring.segment = NULL
-        self.ring.control = NULL
-        self.segment = None
-        self.control = None
-
-    # -- guards --------------------------------------------------------------------------
-
-    cdef inline int enter_call(self) except -1:
-        if self.state != IDLE or self.fork_generation != ring_fork_generation:
-            refuse(self.state, self.fork_generation)
-        return 0
-
-    def _begin_exclusive(self) -> None:
-        """Mark the reader busy: until `_end_exclusive` every other call raises ConcurrentUse."""
-        self.enter_call()
-        self.state = BUSY
-
-    def _end_exclusive(self) -> None:
-        """Undo `_begin_exclusive`."""
-        self.leave_call()
-
-    cdef inline void leave_call(self) noexcept:
-        if self.state == BUSY:  # not if it was closed meanwhile
-            self.state = IDLE
-
-    cdef int call_back(self, method) except -1:
-        cdef int before = self.state
-        self.state = BUSY
-        try:
-            method()
-        finally:
-            if self.state == BUSY:
-                self.state = before
-        return 0
-
-    cdef int look_at_clock(self) except -1:
-        """Ask the subclass for a heartbeat about once a second, however slowly messages pass."""
-        cdef int64_t now_ns = ring_monotonic_coarse_ns()
-        self.until_look = 1 if now_ns - self.looked_ns > LOOK_SLOW_NS else LOOK_EVERY
-        self.looked_ns = now_ns
-        if self.own_clock or now_ns - self.asked_ns >= HEARTBEAT_INTERVAL_NS:
-            self.asked_ns = now_ns
-            return self.call_back(self._check_heartbeat)
-        return 0
-
-    cdef int raise_damage(self, ring_status status) except -1:
-        cdef const ring_message *message = <const ring_message *>(self.ring.segment + self.ring.offset)
-        where = f"record at offset {self.ring.offset} of segment {self.ring.segment_id}"
-        if status == RING_BAD_VERSION:
-            raise UnsupportedVersion(
-                f"{where} has message version {message.version}; this build knows 1", message.version)
-        if status == RING_BAD_LENGTH:
-            raise Corrupt(
-                f"{where} claims {message_commit(message) - 1} bytes of payload, which leaves the "
-                f"segment of {self.ring.segment_size} bytes")
-        raise Corrupt(
-            f"{where} fails its checksum; skip_corrupt() steps over it")
-
-    # -- reading -------------------------------------------------------------------------
-
-    cdef ring_status advance(self, const ring_message **message) except? RING_EMPTY:
-        """The slow half of a step: everything but a plain message."""
-        cdef ring_status status = ring_step(&self.ring, message)
-        while status == RING_NEXT_SEGMENT:
-            self.call_back(self._enter_next_segment)
-            status = ring_step(&self.ring, message)
-        if status < 0:
-            self.raise_damage(status)
-        return status
-
-    cdef inline MessageView take(self):
-        cdef const ring_message *message = NULL
-        self.enter_call()
-        # Before anything is consumed: if it fails, no message is lost with it.
-        self.until_look -= 1
-        if self.until_look == 0:
-            self.look_at_clock()
-        if ring_step(&self.ring, &message) != RING_RECORD \
-                and self.advance(&message) != RING_RECORD:
-            self.until_look = 1
-            return None
-        return view_of(self.segment, message, self.ring.segment_id)
-
-    def next(self):
-        """Return the next message, or None if none is committed yet."""
-        return self.take()
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        view = self.take()
-        if view is None:
-            raise StopIteration
-        return view
-
-    cdef void map_ahead(self) noexcept nogil:
-        cdef uint64_t offset = self.ring.offset, written
-        # Asking how far the writer is takes the line it writes to; only one who is behind asks.
-        if not self.behind or offset < self.mapped_ahead:
-            return
-        written = ring_written_end(&self.ring)
-        if written >= offset + MAP_AHEAD_MIN:
-            self.mapped_ahead = min(written, offset + MAP_AHEAD_MAX)
-            self.segment.map_ahead(offset, self.mapped_ahead)
-
-    def _take_run(self, uint64_t max_count, bint verify):
-        """Consume up to `max_count` messages: (mapping, segment id, start, count, stride)."""
-        cdef ring_run run
-        cdef ring_status status
-        self.enter_call()
-        self.look_at_clock()
-        while True:
-            self.state = BUSY
-            with nogil:
-                self.map_ahead()
-                status = ring_take_run(&self.ring, max_count, verify, &run)
-            self.leave_call()
-            if status != RING_NEXT_SEGMENT:
-                break
-            self.call_back(self._enter_next_segment)
-        if status < 0:
-            self.raise_damage(status)
-        self.behind = run.count == max_count
-        return self.segment, self.ring.segment_id, run.start, run.count, run.stride
-
-    cdef bint settle(self) except -1:
-        """Step over padding and into fresh segments; True if a message (or damage) is next."""
-        cdef ring_status status = ring_peek(&self.ring)
-        while status == RING_NEXT_SEGMENT:
-            self.call_back(self._enter_next_segment)
-            status = ring_peek(&self.ring)
-        return status != RING_EMPTY
-
-    def wait(self, timeout_s=None) -> bool:
-        """Wait until there is something to read (True) or `timeout_s` has passed (False).
-
-        The GIL is released while spinning or sleeping. None waits without limit.
-        """
-        self.enter_call()
-        if self.settle():
-            return True
-        return wait_for_any([self], timeout_s, &self.strategy)
-
-    def _skip(self) -> bool:
-        """Step over a damaged record whose length is valid; False if there is none to step over."""
-        cdef const ring_message *message = NULL
-        cdef ring_reader probe = self.ring
-        cdef ring_status status
-        self.enter_call()
-        probe.verify = True
-        status = ring_step(&probe, &message)
-        if status != RING_BAD_CHECKSUM and status != RING_BAD_VERSION:
-            return False
-        message = <const ring_message *>(self.ring.segment + probe.offset)
-        self.ring.offset = probe.offset + ring_record_size(message_commit(message) - 1)
-        return True
-
-    @property
-    def position(self) -> tuple[int, int]:
-        """(segment id, offset) of the next message to read."""
-        return self.ring.segment_id, self.ring.offset
-
-
-cdef bint wait_for_any(list readers, timeout_s, ring_wait_strategy *strategy) except -1:
-    """Sleep until one of the readers has something; each has been settled by the caller.
-
-    The readers stay busy throughout: neither a signal handler nor a callback may close one.
-    """
-    cdef size_t count = len(readers), i
-    cdef ring_reader **rings = <ring_reader **>calloc(count, sizeof(ring_reader *))
-    cdef int64_t deadline_ns = -1
-    if rings == NULL:
-        raise MemoryError
-    if timeout_s is not None:
-        deadline_ns = ring_monotonic_ns() + <int64_t>(min(max(<double>timeout_s, 0.0), 1e9) * 1e9)
-    try:
-        for i in range(count):
-            (<RingReader>readers[i]).state = BUSY
-            rings[i] = &(<RingReader>readers[i]).ring
-        return wait_until(readers, rings, strategy, deadline_ns)
-    finally:
-        for reader in readers:
-            (<RingReader>reader).leave_call()
-        free(rings)
-
-
-cdef bint wait_until(list readers, ring_reader **rings, ring_wait_strategy *strategy,
-                     int64_t deadline_ns) except -1:
-    cdef int64_t slice_ns = SPIN_SLICE_NS if strategy.kind == RING_BUSY_SPIN else RING_WAIT_SLICE_NS
-    cdef int64_t rest_ns = slice_ns
-    cdef size_t count = len(readers)
-    while True:
-        if deadline_ns >= 0:
-            rest_ns = min(slice_ns, deadline_ns - ring_monotonic_ns())
-            if rest_ns <= 0:
-                return False
-        with nogil:
-            ring_wait_any(rings, count, strategy, rest_ns)
-        PyErr_CheckSignals()
-        for reader in readers:
-            if (<RingReader>reader).settle():
-                return True
-            (<RingReader>reader).look_at_clock()
-
-
-def wait_any(list readers, timeout_s=None) -> bool:
-    """Wait until any of the readers has something to read; the first one's strategy is used.
-
-    If one of them cannot park (its queue is read-only here), all are polled.
-    """
-    cdef ring_wait_strategy strategy
-    for reader in readers:
-        (<RingReader?>reader).enter_call()
-    for reader in readers:
-        if (<RingReader>reader).settle():
-            return True
-    strategy = (<RingReader>readers[0]).strategy
-    for reader in readers:
-        if strategy.kind == RING_SPIN_THEN_PARK and not (<RingReader>reader).control.writable:
-            strategy = (<RingReader>reader).strategy
-    return wait_for_any(readers, timeout_s, &strategy)

@@ -1,0 +1,75 @@
+"""Spec section 3, instruction by instruction: whatever the other side does in between, no wake is lost.
+
+A stress meets a window of a few nanoseconds only by luck. Here one side is stopped after each machine
+instruction of its way, in turn, and the other side does all of its part.
+"""
+
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+
+from everlog.clock import SystemClock
+from everlog.fs import OsFs
+from everlog.native import ring
+from everlog.queue import Queue
+from everlog.queue.control import ControlBlock
+from tests.support.processes import Child, eventually, sleeps
+from tests.support.stepping import Stepper
+from tests.support.wakes import append_in_steps, sleep_in_steps, sleep_until_woken
+from tests.support.workloads import UnsyncedFs
+
+pytestmark = pytest.mark.crash
+
+
+def test_a_message_that_comes_at_any_instruction_of_falling_asleep_wakes_the_reader(tmp_path: Path) -> None:
+    path = str(tmp_path / "queue")
+    with (
+        Queue.open_publisher(path, fs=UnsyncedFs(), segment_size=65536) as writer,
+        Child(sleep_in_steps, path) as sleeper,
+    ):
+        assert sleeper.receive() == "open"
+        with Stepper(sleeper.pid, ring.__file__) as stepper:
+            for instruction in itertools.count():
+                sleeper.send("wait")
+                stepper.await_mark()
+                awake = stepper.step_inside(instruction)
+                seq = writer.append(1, b"", time.monotonic_ns())
+                if awake:
+                    stepper.run()
+                else:
+                    stepper.run_when_woken()
+                assert sleeper.receive() == (seq, False), f"a wake was lost at instruction {instruction}"
+                if not awake:
+                    break
+    print(f"{instruction} instructions until the reader sleeps")
+    assert instruction > 100, "the way to sleep is longer than that"
+
+
+def test_a_reader_that_falls_asleep_at_any_instruction_of_an_append_is_woken(tmp_path: Path) -> None:
+    path = str(tmp_path / "queue")
+    Queue.open_publisher(path, fs=UnsyncedFs(), segment_size=65536).close()
+    control = ControlBlock.open(OsFs(), SystemClock(), path)
+    with Child(append_in_steps, path) as writer, Child(sleep_until_woken, path, None) as sleeper:
+        assert writer.receive() == sleeper.receive() == "open"
+        with Stepper(writer.pid, ring.__file__) as stepper:
+            for instruction in itertools.count():
+                writer.send("append")
+                stepper.await_mark()
+                unfinished = stepper.step_inside(instruction)
+                sleeper.send("wait")
+                eventually(
+                    "the reader sleeps or has its message",
+                    lambda: sleeper.has_answered() or (control.waiters_pending and sleeps(sleeper.pid)),
+                )
+                if unfinished:
+                    stepper.run()
+                assert writer.receive() == "appended"
+                seq, report = sleeper.receive()
+                assert (seq, report.lost_wakes) == (instruction, 0), f"lost at instruction {instruction}"
+                if not unfinished:
+                    break
+    control.close()
+    print(f"{instruction} instructions of an append")
+    assert instruction > 100, "an append is longer than that"
