@@ -157,6 +157,8 @@ NOTES = (
     "Latency: from just before the send call to the message in hand; paced, so that none waits for another.",
     "Spinning: everlog wait() with BusySpin, then next(); in a loop iceoryx2 receive(), pyzmq recv(NOBLOCK),",
     "Pipe poll(), Redis XREAD. Asleep: everlog SpinThenPark(spin_us=0), iceoryx2 listener; the others block.",
+    "Spinning has 20,000 samples a round, pyzmq 4,000 and Redis 2,000 (slower pace); asleep has 800.",
+    "Cost of a call: median chunk of 4,096 messages, each chunk read right after it was written (in cache).",
     "everlog uses prepared segments except in the row that says fresh, and persists every message; the peers",
     "persist none. The packed row is the 64 KiB run: its records have no seq, timestamp or CRC each.",
 )

@@ -15,8 +15,7 @@ from everlog.cli.tail import BATCH_MAX, TailRequest, tail
 from everlog.clock import SystemClock
 from everlog.errors import Corrupt, SegmentMissing
 from everlog.fs import OsFs
-from everlog.queue import MessageView
-from everlog.queue import Queue, StartMode, layout
+from everlog.queue import MessageView, Queue, StartMode, layout
 from everlog.queue.inspect import inspect_queue
 from everlog.queue.segment import remove_segment
 from tests.support.command_lines import Started, run, started

@@ -1,4 +1,4 @@
-"""Spec section 3, instruction by instruction: whatever the other side does in between, no wake is lost.
+"""Sections 2.3 and 3 of the spec, instruction by instruction: nothing is lost, no wake and no record.
 
 A stress meets a window of a few nanoseconds only by luck. Here one side is stopped after each machine
 instruction of its way, in turn, and the other side does all of its part.
@@ -12,12 +12,12 @@ import pytest
 
 from everlog.clock import SystemClock
 from everlog.fs import OsFs
-from everlog.native import ring
+from everlog.native import ring_reader, ring_writer
 from everlog.queue import Queue
 from everlog.queue.control import ControlBlock
 from tests.support.processes import Child, eventually, sleeps
 from tests.support.stepping import Stepper
-from tests.support.wakes import append_in_steps, sleep_in_steps, sleep_until_woken
+from tests.support.wakes import append_in_steps, read_in_steps, sleep_in_steps, sleep_until_woken
 from tests.support.workloads import UnsyncedFs
 
 pytestmark = pytest.mark.crash
@@ -30,7 +30,7 @@ def test_a_message_that_comes_at_any_instruction_of_falling_asleep_wakes_the_rea
         Child(sleep_in_steps, path) as sleeper,
     ):
         assert sleeper.receive() == "open"
-        with Stepper(sleeper.pid, ring.__file__) as stepper:
+        with Stepper(sleeper.pid, ring_reader.__file__) as stepper:
             for instruction in itertools.count():
                 sleeper.send("wait")
                 stepper.await_mark()
@@ -53,7 +53,7 @@ def test_a_reader_that_falls_asleep_at_any_instruction_of_an_append_is_woken(tmp
     control = ControlBlock.open(OsFs(), SystemClock(), path)
     with Child(append_in_steps, path) as writer, Child(sleep_until_woken, path, None) as sleeper:
         assert writer.receive() == sleeper.receive() == "open"
-        with Stepper(writer.pid, ring.__file__) as stepper:
+        with Stepper(writer.pid, ring_writer.__file__) as stepper:
             for instruction in itertools.count():
                 writer.send("append")
                 stepper.await_mark()
@@ -73,3 +73,31 @@ def test_a_reader_that_falls_asleep_at_any_instruction_of_an_append_is_woken(tmp
     control.close()
     print(f"{instruction} instructions of an append")
     assert instruction > 100, "an append is longer than that"
+
+
+def test_records_and_a_roll_that_come_at_any_instruction_of_a_read_are_not_missed(tmp_path: Path) -> None:
+    path = str(tmp_path / "queue")
+    burst = 10  # more than a segment holds
+    with (
+        Queue.open_publisher(path, fs=UnsyncedFs(), segment_size=1024) as writer,
+        Child(read_in_steps, path) as reader,
+    ):
+        assert reader.receive() == "open"
+        with Stepper(reader.pid, ring_reader.__file__) as stepper:
+            for instruction in itertools.count():
+                reader.send("read")
+                stepper.await_mark()
+                unfinished = stepper.step_inside(instruction)
+                first = writer.append_many(1, [bytes(64)] * burst)
+                if not unfinished:
+                    break
+                stepper.run()
+                seen = reader.receive()
+                if not seen:  # the look was over before the records came
+                    reader.send("read")
+                    stepper.await_mark()
+                    stepper.run()
+                    seen = reader.receive()
+                assert seen == list(range(first, first + burst)), f"at instruction {instruction}"
+    print(f"{instruction} instructions of a read that finds nothing")
+    assert instruction > 30, "a read is longer than that"

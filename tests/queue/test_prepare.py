@@ -166,9 +166,7 @@ def test_errors_of_the_worker_are_counted_and_its_temp_file_is_removed(tmp_path:
     assert payloads(tmp_path / "q") == [bytes(BIG), b"x"]
 
 
-@pytest.mark.parametrize(
-    "operation", ["open", "allocate", "pwrite", "fsync", "rename_noreplace", "fsync_dir"]
-)
+@pytest.mark.parametrize("operation", ["open", "allocate", "pwrite", "fsync", "rename_noreplace"])
 def test_a_roll_that_cannot_make_its_segment_changes_nothing_and_can_be_repeated(
     tmp_path: Path, operation: str
 ) -> None:

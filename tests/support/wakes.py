@@ -194,6 +194,17 @@ def sleep_in_steps(channel: Connection, path: str) -> None:
             channel.send((view.seq, woken_ns - view.timestamp_ns >= LOST_AFTER_NS))
 
 
+def read_in_steps(channel: Connection, path: str) -> None:
+    """For each request, stop (so that a tracer can take over) and read; answers the seqs that came."""
+    allow_tracing()
+    with open_sleeper(path) as reader:
+        channel.send("open")
+        while channel.recv():
+            signal.raise_signal(signal.SIGSTOP)
+            first = reader.next()
+            channel.send([view.seq for view in (first, *reader) if view is not None])
+
+
 def append_in_steps(channel: Connection, path: str) -> None:
     """For each request, stop (so that a tracer can take over) and append a message."""
     allow_tracing()

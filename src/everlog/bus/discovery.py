@@ -15,12 +15,13 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from everlog.bus.layout import ORDERS_OUT, IpcLayout
-from everlog.bus.markers import READY_NAME, is_ready
+from everlog.bus.markers import is_ready
 from everlog.bus.watch import DirectoryWatches
 from everlog.clock import NS_PER_S, Clock, SystemClock
 from everlog.errors import Closed, InvalidConfig, InvalidName, Io
 from everlog.fs import Fs, OsFs
 from everlog.queue import DisconnectReason, Queue, QueueReader, StartMode, WaitStrategy
+from everlog.queue.layout import READY_FILE
 
 RESCAN_INTERVAL_S = 0.5
 POLL_INTERVAL_S = 0.5
@@ -169,7 +170,7 @@ class RouterDiscovery:
             except InvalidName:
                 continue  # no strategy can have this id, so this entry is none
             self._watches.watch(os.fspath(orders_out.parent), ORDERS_OUT)
-            self._watches.watch(os.fspath(orders_out), READY_NAME)
+            self._watches.watch(os.fspath(orders_out), READY_FILE)
             if is_ready(orders_out):
                 ready[strategy] = orders_out
         self._watches.end()

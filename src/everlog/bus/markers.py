@@ -20,9 +20,7 @@ from dataclasses import dataclass
 
 from everlog.errors import CorruptMetadata, Io
 from everlog.fs import Fs, OsFs, replace_file
-
-READY_NAME = "READY"
-LEASE_NAME = "LEASE"
+from everlog.queue.layout import LEASE_FILE, READY_FILE
 
 # Answers of the kernel that mean "no such thing here" for whoever only looks. What may not even
 # be looked at counts as absent too, since it could not be opened as a queue either.
@@ -43,12 +41,12 @@ class Lease:
 
 def mark_ready(directory: str | os.PathLike[str], *, fs: Fs | None = None) -> None:
     """Announce that the queue in `directory` can be opened. Call it once that is true."""
-    _replace(directory, READY_NAME, b"", fs)
+    _replace(directory, READY_FILE, b"", fs)
 
 
 def is_ready(directory: str | os.PathLike[str]) -> bool:
     """Tell whether `directory` holds a READY marker: a regular file, not a link or a directory."""
-    path = os.path.join(directory, READY_NAME)
+    path = os.path.join(directory, READY_FILE)
     try:
         # Asked directly: the file system seam knows existence, not the kind of a file.
         mode = os.lstat(path).st_mode
@@ -61,7 +59,7 @@ def is_ready(directory: str | os.PathLike[str]) -> bool:
 
 def clear_ready(directory: str | os.PathLike[str], *, fs: Fs | None = None) -> bool:
     """Withdraw the READY marker; False if there was none."""
-    path = os.path.join(directory, READY_NAME)
+    path = os.path.join(directory, READY_FILE)
     try:
         (fs or OsFs()).unlink(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -80,12 +78,12 @@ def write_lease(
         if not _is_count(value):
             raise ValueError(f"lease field {name} must be an integer of at least 0, not {value!r}")
     line = json.dumps(fields, separators=(",", ":")) + "\n"
-    _replace(directory, LEASE_NAME, line.encode("ascii"), fs)
+    _replace(directory, LEASE_FILE, line.encode("ascii"), fs)
 
 
 def read_lease(directory: str | os.PathLike[str], *, fs: Fs | None = None) -> Lease | None:
     """Return the lease of `directory`, None if there is none; `CorruptMetadata` if it is garbage."""
-    path = os.path.join(directory, LEASE_NAME)
+    path = os.path.join(directory, LEASE_FILE)
     try:
         data = _read(fs or OsFs(), path)
     except (FileNotFoundError, NotADirectoryError):

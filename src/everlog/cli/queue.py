@@ -32,8 +32,7 @@ from everlog.cli.tail import TailRequest, tail
 from everlog.clock import SystemClock
 from everlog.errors import EverlogError, QueueNotFound
 from everlog.fs import OsFs
-from everlog.queue import MessageView
-from everlog.queue import doctor, inspect
+from everlog.queue import MessageView, doctor, inspect
 from everlog.queue.doctor import QueueFindings, Severity
 from everlog.queue.inspect import LockInfo, QueueInfo, ReaderInfo, SegmentInfo
 

@@ -20,8 +20,7 @@ import typer
 
 from everlog.cli.output import print_warning, write_patiently
 from everlog.errors import QueueNotFound, SegmentMissing
-from everlog.queue import MessageView
-from everlog.queue import Queue, QueueReader, Sleep, StartMode
+from everlog.queue import MessageView, Queue, QueueReader, Sleep, StartMode
 from everlog.queue.layout import CONTROL_FILE
 
 BATCH_MAX = 256

@@ -10,7 +10,6 @@ cdef class Mapping:
     cdef readonly bint writable
 
     cdef int check(self, uint64_t offset, uint64_t size, bint write) except -1
-    cdef void map_ahead(self, uint64_t start, uint64_t end) noexcept nogil
 
 
 cdef int check_record_offset(Mapping segment, uint64_t offset) except -1

@@ -116,11 +116,6 @@ cdef class Mapping:
             raise Unsupported("this mapping is read-only")
         return 0
 
-    cdef void map_ahead(self, uint64_t start, uint64_t end) noexcept nogil:
-        """Map the pages of a range for reading in one call. A kernel that cannot faults one by one."""
-        start &= ~<uint64_t>(PAGE - 1)
-        madvise(self.base + start, min(end, self.length) - start, MADV_POPULATE_READ)
-
     def load_u32(self, uint64_t offset) -> int:
         """Acquire load."""
         self.check(offset, 4, False)

@@ -284,7 +284,7 @@ ring_status ring_step(ring_reader *r, const ring_message **out)
 ring_status ring_take_run(ring_reader *r, uint64_t max, int verify, ring_run *run)
 {
     ring_status status = ring_peek(r);
-    *run = (ring_run){r->offset, 0, 0};
+    *run = (ring_run){r->offset, 0, 0, 0};
     if (status != RING_RECORD)
         return status;
     uint64_t offset = r->offset;
@@ -304,10 +304,14 @@ ring_status ring_take_run(ring_reader *r, uint64_t max, int verify, ring_run *ru
             break;
         if (run->count >= READ_AHEAD_AFTER)
             read_ahead(r->segment, offset);
-        if (run->count == 0)
+        if (run->count == 0) {
             run->stride = size;
-        else if (run->stride != size)
-            run->stride = 0;
+            run->length = commit - 1;
+        } else if (run->length != commit - 1) {
+            run->length = RING_MIXED;
+            if (run->stride != size)
+                run->stride = 0;
+        }
         run->count++;
         offset += size;
     }
@@ -329,15 +333,6 @@ uint64_t ring_run_offsets(const uint8_t *segment, uint64_t segment_size, uint64_
         start += ring_record_size(commit - 1);
     }
     return count;
-}
-
-/* How far into the reader's segment the writer has been, at least. */
-uint64_t ring_written_end(ring_reader *r)
-{
-    uint64_t written = atomic_load_explicit(&r->control->write_offset, memory_order_acquire);
-    if (atomic_load_explicit(&r->control->current_segment, memory_order_acquire) != r->segment_id)
-        return r->segment_size;
-    return written;
 }
 
 /* A consistent (segment, offset) pair, as the seqlock promises. */

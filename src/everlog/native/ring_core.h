@@ -104,9 +104,11 @@ typedef enum {
     RING_BAD_CHECKSUM = -3,
 } ring_status;
 
-/* A run of records inside one segment. stride is their common size, 0 if sizes differ. */
+/* A run of records inside one segment. stride is their common size, 0 if sizes differ; length is
+ * their common payload length, RING_MIXED if lengths differ. */
+#define RING_MIXED UINT64_MAX
 typedef struct {
-    uint64_t start, count, stride;
+    uint64_t start, count, stride, length;
 } ring_run;
 
 typedef struct {
@@ -160,7 +162,6 @@ ring_status ring_peek(ring_reader *r);
 ring_status ring_step(ring_reader *r, const ring_message **message);
 ring_status ring_take_run(ring_reader *r, uint64_t max, int verify, ring_run *run);
 void ring_read_head(ring_control *control, uint32_t *segment_id, uint64_t *offset);
-uint64_t ring_written_end(ring_reader *r);
 uint64_t ring_run_offsets(const uint8_t *segment, uint64_t segment_size, uint64_t start,
                           uint64_t count, uint64_t *offsets);
 

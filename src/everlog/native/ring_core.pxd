@@ -11,6 +11,7 @@ cdef extern from "ring_core.h" nogil:
     unsigned long ring_fork_generation
     uint64_t RING_MAX_PAYLOAD, RING_HEADER_SIZE, RING_DATA_OFFSET
     uint32_t RING_PAD_TYPE
+    uint64_t RING_MIXED
     int64_t RING_WAIT_SLICE_NS
 
     ctypedef struct ring_message:
@@ -62,6 +63,7 @@ cdef extern from "ring_core.h" nogil:
         uint64_t start
         uint64_t count
         uint64_t stride
+        uint64_t length
     ctypedef struct ring_scan:
         uint64_t end
         uint64_t good_end
@@ -105,7 +107,6 @@ cdef extern from "ring_core.h" nogil:
     ring_status ring_step(ring_reader *r, const ring_message **message)
     ring_status ring_take_run(ring_reader *r, uint64_t max, int verify, ring_run *run)
     void ring_read_head(ring_control *control, uint32_t *segment_id, uint64_t *offset)
-    uint64_t ring_written_end(ring_reader *r)
     uint64_t ring_run_offsets(const uint8_t *segment, uint64_t segment_size, uint64_t start,
                               uint64_t count, uint64_t *offsets)
     int ring_wait(ring_reader *r, const ring_wait_strategy *strategy, int64_t timeout_ns)

@@ -27,9 +27,6 @@ cdef enum:
     LOOK_EVERY = 8
     LOOK_SLOW_NS = 100_000_000
     HEARTBEAT_INTERVAL_NS = 1_000_000_000
-    # A reader that is this far behind maps a window of pages at once instead of faulting.
-    MAP_AHEAD_MIN = 1 << 16
-    MAP_AHEAD_MAX = 1 << 22
 
 
 @cython.final
@@ -133,8 +130,6 @@ cdef class RingReader:
     cdef int64_t looked_ns
     cdef int64_t asked_ns       # when `_check_heartbeat` was last called
     cdef bint own_clock         # the subclass brings a clock: ask it at every look
-    cdef uint64_t mapped_ahead
-    cdef bint behind            # the last batch was full, so there is more
 
     def __cinit__(self, *args, **kwargs):
         self.state = CLOSED
@@ -165,7 +160,7 @@ cdef class RingReader:
         self.ring.segment = segment.base
         self.ring.segment_size = segment.length
         self.ring.segment_id = segment_id
-        self.ring.offset = self.mapped_ahead = offset
+        self.ring.offset = offset
         if self.state == CLOSED:
             self.state = IDLE
 
@@ -268,18 +263,11 @@ cdef class RingReader:
             raise StopIteration
         return view
 
-    cdef void map_ahead(self) noexcept nogil:
-        cdef uint64_t offset = self.ring.offset, written
-        # Asking how far the writer is takes the line it writes to; only one who is behind asks.
-        if not self.behind or offset < self.mapped_ahead:
-            return
-        written = ring_written_end(&self.ring)
-        if written >= offset + MAP_AHEAD_MIN:
-            self.mapped_ahead = min(written, offset + MAP_AHEAD_MAX)
-            self.segment.map_ahead(offset, self.mapped_ahead)
-
     def _take_run(self, uint64_t max_count, bint verify):
-        """Consume up to `max_count` messages: (mapping, segment id, start, count, stride)."""
+        """Consume up to `max_count` messages: (mapping, segment id, start, count, stride, length).
+
+        stride is 0 if record sizes differ, length is None if payload lengths differ.
+        """
         cdef ring_run run
         cdef ring_status status
         self.enter_call()
@@ -287,7 +275,6 @@ cdef class RingReader:
         while True:
             self.state = BUSY
             with nogil:
-                self.map_ahead()
                 status = ring_take_run(&self.ring, max_count, verify, &run)
             self.leave_call()
             if status != RING_NEXT_SEGMENT:
@@ -295,8 +282,8 @@ cdef class RingReader:
             self.call_back(self._enter_next_segment)
         if status < 0:
             self.raise_damage(status)
-        self.behind = run.count == max_count
-        return self.segment, self.ring.segment_id, run.start, run.count, run.stride
+        length = None if run.length == RING_MIXED else run.length
+        return self.segment, self.ring.segment_id, run.start, run.count, run.stride, length
 
     cdef bint settle(self) except -1:
         """Step over padding and into fresh segments; True if a message (or damage) is next."""
@@ -314,7 +301,23 @@ cdef class RingReader:
         self.enter_call()
         if self.settle():
             return True
-        return wait_for_any([self], timeout_s, &self.strategy)
+        cdef int64_t deadline_ns = deadline_of(timeout_s), rest_ns
+        self.state = BUSY
+        try:
+            while True:
+                rest_ns = next_slice(&self.strategy, deadline_ns)
+                if rest_ns <= 0:
+                    return False
+                with nogil:
+                    ring_wait(&self.ring, &self.strategy, rest_ns)
+                if ring_peek(&self.ring) == RING_RECORD:
+                    return True  # what a spinning reader is here for: nothing more to do
+                PyErr_CheckSignals()
+                if self.settle():
+                    return True
+                self.look_at_clock()
+        finally:
+            self.leave_call()
 
     def _skip(self) -> bool:
         """Step over a damaged record whose length is valid; False if there is none to step over."""
@@ -336,46 +339,48 @@ cdef class RingReader:
         return self.ring.segment_id, self.ring.offset
 
 
+cdef int64_t deadline_of(timeout_s) except? -2:
+    """When to give up, on the monotonic clock; -1: never."""
+    if timeout_s is None:
+        return -1
+    return ring_monotonic_ns() + <int64_t>(min(max(<double>timeout_s, 0.0), 1e9) * 1e9)
+
+
+cdef int64_t next_slice(const ring_wait_strategy *strategy, int64_t deadline_ns) noexcept:
+    """How long to stay in the core before signals and heartbeats are looked after."""
+    cdef int64_t slice_ns = SPIN_SLICE_NS if strategy.kind == RING_BUSY_SPIN else RING_WAIT_SLICE_NS
+    return slice_ns if deadline_ns < 0 else min(slice_ns, deadline_ns - ring_monotonic_ns())
+
+
 cdef bint wait_for_any(list readers, timeout_s, ring_wait_strategy *strategy) except -1:
     """Sleep until one of the readers has something; each has been settled by the caller.
 
     The readers stay busy throughout: neither a signal handler nor a callback may close one.
     """
     cdef size_t count = len(readers), i
+    cdef int64_t deadline_ns = deadline_of(timeout_s), rest_ns
     cdef ring_reader **rings = <ring_reader **>calloc(count, sizeof(ring_reader *))
-    cdef int64_t deadline_ns = -1
     if rings == NULL:
         raise MemoryError
-    if timeout_s is not None:
-        deadline_ns = ring_monotonic_ns() + <int64_t>(min(max(<double>timeout_s, 0.0), 1e9) * 1e9)
     try:
         for i in range(count):
             (<RingReader>readers[i]).state = BUSY
             rings[i] = &(<RingReader>readers[i]).ring
-        return wait_until(readers, rings, strategy, deadline_ns)
+        while True:
+            rest_ns = next_slice(strategy, deadline_ns)
+            if rest_ns <= 0:
+                return False
+            with nogil:
+                ring_wait_any(rings, count, strategy, rest_ns)
+            PyErr_CheckSignals()
+            for reader in readers:
+                if (<RingReader>reader).settle():
+                    return True
+                (<RingReader>reader).look_at_clock()
     finally:
         for reader in readers:
             (<RingReader>reader).leave_call()
         free(rings)
-
-
-cdef bint wait_until(list readers, ring_reader **rings, ring_wait_strategy *strategy,
-                     int64_t deadline_ns) except -1:
-    cdef int64_t slice_ns = SPIN_SLICE_NS if strategy.kind == RING_BUSY_SPIN else RING_WAIT_SLICE_NS
-    cdef int64_t rest_ns = slice_ns
-    cdef size_t count = len(readers)
-    while True:
-        if deadline_ns >= 0:
-            rest_ns = min(slice_ns, deadline_ns - ring_monotonic_ns())
-            if rest_ns <= 0:
-                return False
-        with nogil:
-            ring_wait_any(rings, count, strategy, rest_ns)
-        PyErr_CheckSignals()
-        for reader in readers:
-            if (<RingReader>reader).settle():
-                return True
-            (<RingReader>reader).look_at_clock()
 
 
 def wait_any(list readers, timeout_s=None) -> bool:

@@ -13,7 +13,6 @@ from cpython.buffer cimport (
 from cpython.bytes cimport (
     PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
 )
-from cpython.exc cimport PyErr_Clear
 from cpython.long cimport PyLong_CheckExact
 from cpython.memoryview cimport PyMemoryView_FromObject
 from cpython.number cimport PyNumber_Index
@@ -37,18 +36,16 @@ cdef enum:
 
 cdef extern from "Python.h":
     long PyLong_AsLongAndOverflow(object value, int *overflow) except? -1
-    unsigned long long PyLong_AsUnsignedLongLong(object value)
-    void *PyErr_Occurred()
 
 
 cdef inline uint64_t timestamp_of(value) except? 0:
     """An explicit timestamp as u64, or an error that names it."""
-    cdef unsigned long long number
+    cdef int overflow = 0
+    cdef long number
     if PyLong_CheckExact(value):
-        number = PyLong_AsUnsignedLongLong(value)
-        if number != <unsigned long long>-1 or PyErr_Occurred() == NULL:
-            return number
-        PyErr_Clear()
+        number = PyLong_AsLongAndOverflow(value, &overflow)
+        if number >= 0 and overflow == 0:
+            return <uint64_t>number
     return unusual_timestamp(value)
 
 

@@ -34,15 +34,18 @@ class Batch:
     batch's own hold on the mapping.
     """
 
-    __slots__ = ("_count", "_mapping", "_segment_id", "_start", "_stride")
+    __slots__ = ("_count", "_length", "_mapping", "_segment_id", "_start", "_stride")
 
-    def __init__(self, mapping: Mapping, segment_id: int, start: int, count: int, stride: int) -> None:
+    def __init__(
+        self, mapping: Mapping, segment_id: int, start: int, count: int, stride: int, length: int | None
+    ) -> None:
         """Made by `QueueReader.read_batch`."""
         self._mapping: Mapping | None = mapping
         self._segment_id = segment_id
         self._start = start
         self._count = count
         self._stride = stride
+        self._length = length
 
     def __len__(self) -> int:
         """Return the number of messages."""
@@ -153,12 +156,10 @@ class Batch:
         return gathered
 
     def _common_length(self) -> int:
-        lengths = self.length
-        if self._count == 0:
-            return 0
-        shortest, longest = int(lengths.min()), int(lengths.max())
-        if shortest != longest or not self._stride:
+        if self._length is None:
+            lengths = self.length
             raise Unsupported(
-                f"payloads are {shortest} to {longest} bytes long; iterate, or split the batch by length"
+                f"payloads are {int(lengths.min())} to {int(lengths.max())} bytes long; iterate, or split "
+                "the batch by length"
             )
-        return longest
+        return self._length

@@ -35,7 +35,6 @@ from everlog.fs import Fs
 from everlog.queue import layout, retention
 from everlog.queue.config import WriterConfig
 from everlog.queue.inspect import (
-    READY_FILE,
     ControlInfo,
     LockInfo,
     QueueInfo,
@@ -320,7 +319,7 @@ def _judge_writer(info: QueueInfo) -> Iterator[Finding]:
         yield Finding(
             "ready_without_writer",
             Severity.WARNING,
-            READY_FILE,
+            layout.READY_FILE,
             f"READY promises a served queue, but no writer lives ({_last_sign(info)}); start the writer, or "
             "remove READY",
         )

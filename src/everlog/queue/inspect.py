@@ -27,8 +27,6 @@ from everlog.queue.retention import byte_position
 from everlog.queue.segment import segment_path
 from everlog.queue.writer_lock import LockOwner, owner_alive, read_owner
 
-READY_FILE = "READY"
-
 _CONTROL_PREFIX = struct.Struct("<III4xQQ")
 _U32 = struct.Struct("<I")
 _CURRENT_SEGMENT = struct.Struct("<II")
@@ -238,7 +236,7 @@ class _Inspection:
             stored=stored,
             readers=_readers(stored, control),
             names=names,
-            ready=_is_regular(os.path.join(self.path, READY_FILE)),
+            ready=_is_regular(os.path.join(self.path, layout.READY_FILE)),
             bytes_on_disk=_bytes_on_disk(self.path, names),
             unreadable=self.unreadable,
         )

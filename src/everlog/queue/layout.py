@@ -112,6 +112,8 @@ LOCK_FILE = "writer.lock"
 INDEX_META_FILE = "index.meta"
 READERS_DIR = "readers"
 READER_META_SUFFIX = ".meta"
+READY_FILE = "READY"
+LEASE_FILE = "LEASE"
 
 assert MESSAGE_HEADER.size == HEADER_SIZE
 assert SEGMENT_HEADER.size == SEG_DATA_OFFSET
