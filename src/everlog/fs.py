@@ -106,6 +106,10 @@ class Fs(Protocol):
         """Take an exclusive flock without waiting; False if somebody else holds it."""
         ...
 
+    def unlock(self, fd: int) -> None:
+        """Give the flock back, also if a forked child has inherited the descriptor."""
+        ...
+
 
 class OsFs:
     """The file system of the operating system."""
@@ -202,6 +206,10 @@ class OsFs:
             return False
         return True
 
+    def unlock(self, fd: int) -> None:
+        """See `Fs.unlock`."""
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
 
 def replace_file(fs: Fs, path: str, data: bytes, *, durable: bool = True) -> None:
     """Write `path` by temp file and rename: a reader sees the old bytes or the new, never a mix."""
@@ -216,6 +224,14 @@ def replace_file(fs: Fs, path: str, data: bytes, *, durable: bool = True) -> Non
     fs.rename(temp, path)
     if durable:
         fs.fsync_dir(os.path.dirname(path) or ".")
+
+
+def close_locked(fs: Fs, fd: int) -> None:
+    """Unlock and close: closing alone would leave the lock with a forked child that has the file."""
+    try:
+        fs.unlock(fd)
+    finally:
+        fs.close(fd)
 
 
 def create_directory(fs: Fs, path: str) -> None:
@@ -717,3 +733,8 @@ class FaultFs:
         """See `Fs.try_lock`."""
         with self._call("try_lock", fd):
             return self._inner.try_lock(fd)
+
+    def unlock(self, fd: int) -> None:
+        """See `Fs.unlock`."""
+        with self._call("unlock", fd):
+            self._inner.unlock(fd)

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import os
 import random
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from typing import Any
 
 from everlog.queue import Queue, SpinThenPark
 from tests.support.processes import Child, eventually, shared_words
+from tests.support.stepping import allow_tracing
 from tests.support.workloads import (
     ABORTED,
     ACKED,
@@ -33,6 +35,7 @@ from tests.support.workloads import (
     ReaderPlan,
     UnsyncedFs,
     WriterPlan,
+    prepared_call,
     read_queue,
     write_once,
     write_queue,
@@ -159,15 +162,17 @@ def _await_preparation(path: str, until_s: float) -> None:
 def _recover_here(path: str, case: CrashCase, outcome: Outcome, where: str) -> None:
     with Queue.open_publisher(path, fs=UnsyncedFs(), **case.settings) as writer:
         outcome.check_open(writer.next_seq, where)
-        assert writer.recovery.damage == [], where
+        assert writer.recovery.damage == [], f"{where}: {writer.recovery.damage}"
         outcome.torn += len(writer.recovery.torn_tails)
 
 
 def check_no_leftovers(queue: Path) -> None:
     """No half-made file of a segment outlives the next open of a writer, and no index its segment."""
-    assert sorted(file.name for file in queue.glob("[0-9]*.tmp")) == []
+    half_made = sorted(file.name for file in queue.glob("[0-9]*.tmp"))
+    assert half_made == [], f"left behind: {half_made}"
     segments = {file.stem for file in queue.glob("*.q")}
-    assert {file.stem for file in queue.glob("*.idx")} - segments == set()
+    orphans = {file.stem for file in queue.glob("*.idx")} - segments
+    assert orphans == set(), f"indexes without a segment: {sorted(orphans)}"
 
 
 def check_whole_queue(queue: Path, payload_seed: int, length_max: int, total: int) -> None:
@@ -176,7 +181,9 @@ def check_whole_queue(queue: Path, payload_seed: int, length_max: int, total: in
         checker = Checker(Payloads(payload_seed, length_max))
         for view in reader:
             checker.see(view)
-        assert checker.next_seq == total
+        assert checker.next_seq == total, (
+            f"TEST_SEED={payload_seed}: {total} records were written, {checker.next_seq} can be read"
+        )
 
 
 # --- A writer that dies at a chosen call of the file system ----------------------------------------------
@@ -197,8 +204,11 @@ def die_at_call(queue: Path, plan: WriterPlan, outcome: Outcome) -> bool:
     return died
 
 
-def check_what_is_left(queue: Path, plan: WriterPlan, outcome: Outcome) -> None:
-    """A subscriber may come at once; a writer recovers, goes on, and everything is there."""
+def check_what_is_left(queue: Path, plan: WriterPlan, outcome: Outcome) -> int:
+    """A subscriber may come at once; a writer recovers, goes on, and everything is there.
+
+    Returns how many records the dead writer has left.
+    """
     where = f"TEST_SEED={plan.payload_seed}, killed at call {plan.kill_at_call}"
     early = Queue.try_open_subscriber(queue, None, "earliest")
     payloads = Payloads(plan.payload_seed, plan.length_max)
@@ -207,11 +217,12 @@ def check_what_is_left(queue: Path, plan: WriterPlan, outcome: Outcome) -> None:
         checker.see(view)
     assert checker.next_seq >= outcome.lowest, f"{where}: a reader that came before the writer missed some"
     with Queue.open_publisher(queue, fs=UnsyncedFs(), **plan.settings) as writer:
-        outcome.check_open(writer.next_seq, where)
-        assert writer.recovery.damage == [], where
+        left = writer.next_seq
+        outcome.check_open(left, where)
+        assert writer.recovery.damage == [], f"{where}: {writer.recovery.damage}"
         rng = random.Random(plan.seed)
         endless = dataclasses.replace(plan, total=None)
-        while writer.next_seq < outcome.lowest + 20:
+        while writer.next_seq < left + 20:
             write_once(writer, rng.choice(plan.kinds), payloads, rng, endless)
         total = writer.next_seq
         check_whole_queue(queue, plan.payload_seed, plan.length_max, total)
@@ -220,7 +231,7 @@ def check_what_is_left(queue: Path, plan: WriterPlan, outcome: Outcome) -> None:
                 checker.see(view)
             assert checker.next_seq == total, f"{where}: a reader that came before the writer stopped"
             early.close()
-    outcome.lowest = outcome.highest = total
+    return left
 
 
 def crash_at_calls(root: Path, seed: int, step: int) -> int:
@@ -251,6 +262,20 @@ def crash_at_calls(root: Path, seed: int, step: int) -> int:
         witness.send(so_far.lowest)
         assert witness.receive() == so_far.lowest
     return call
+
+
+def write_in_steps(channel: Connection, path: str, plan: WriterPlan) -> None:
+    """For each request (a kind and how many records), stop and make that call; answers next_seq."""
+    allow_tracing()
+    payloads = Payloads(plan.payload_seed, plan.length_max)
+    with Queue.open_publisher(path, fs=UnsyncedFs(), **plan.settings) as writer:
+        channel.send(writer.next_seq)
+        while (request := channel.recv()) is not None:
+            kind, count = request
+            call = prepared_call(writer, kind, payloads, count)
+            signal.raise_signal(signal.SIGSTOP)
+            call()
+            channel.send(writer.next_seq)
 
 
 # --- Readers that die ------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 NOBODY = 65534
+"""A user without rights; every Linux has it."""
 
 
 class CannotMount(Exception):
@@ -39,11 +40,6 @@ def open_to_everybody() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="everlog-test-") as name:
         os.chmod(name, 0o755)
         yield Path(name)
-
-
-def as_nobody() -> dict[str, object]:
-    """Options for `subprocess.run` that take away the rights of root; none needed for other users."""
-    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
 
 
 def _run(*command: str) -> str | None:

@@ -1,7 +1,7 @@
 """Runs another process one machine instruction at a time (ptrace), to stop it at every point of its way.
 
-Owns the tracing; knows nothing of queues. Only instructions of one library count as points: the
-interpreter around it has thousands, and they do not touch what is shared.
+Owns the tracing; knows nothing of queues. Only instructions of chosen libraries count as points: the
+interpreter around them has thousands, and they do not touch what is shared.
 """
 
 import ctypes
@@ -10,7 +10,8 @@ import platform
 import signal
 import struct
 import time
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from types import ModuleType, TracebackType
 from typing import Self
 
 from tests.support.processes import sleeps
@@ -52,11 +53,12 @@ def _trace(request: int, pid: int, address: int = 0, data: object = 0) -> None:
 class Stepper:
     """Traces the main thread of a process; it runs freely until it raises SIGSTOP."""
 
-    def __init__(self, pid: int, library: str) -> None:
+    def __init__(self, pid: int, *libraries: ModuleType) -> None:
         self._pid = pid
-        self._code = _code_of(pid, library)
+        self._code = [_code_of(pid, str(library.__file__)) for library in libraries]
         self._registers = ctypes.create_string_buffer(1024)
         self._stopped = False
+        self._blocked = False
         _trace(_TRACE_ATTACH, pid)
         self._await_stop()
         self.run()
@@ -72,20 +74,49 @@ class Stepper:
         self.run()
 
     def await_mark(self) -> None:
-        """Wait until the process raises SIGSTOP."""
+        """Wait until the process raises SIGSTOP; one that blocked within a step must have been woken."""
+        if self._blocked:
+            self.run_when_woken()
         if self._await_stop() != signal.SIGSTOP:
             raise AssertionError(f"process {self._pid} was stopped by something else than SIGSTOP")
 
     def step_inside(self, count: int) -> bool:
-        """Step until `count` instructions of the library are done; False if the process blocks before."""
+        """Step until `count` instructions of the libraries are done; False if the process blocks before."""
         while count > 0:
-            if self._instruction() in self._code:
-                count -= 1
-            _trace(_TRACE_STEP, self._pid)
-            self._stopped = False
-            if not self._await_step():
+            count -= self._is_inside()
+            if not self._step():
                 return False
         return True
+
+    def steps_inside(self, has_ended: Callable[[], bool]) -> Iterator[None]:
+        """Yield after every instruction of the libraries, until the process blocks and `has_ended`."""
+        while True:
+            inside = self._is_inside()
+            if not self._step():
+                if has_ended():
+                    return
+                self._await_stop()  # it waits for another of its threads
+            if inside:
+                yield
+
+    def _step(self) -> bool:
+        """Do one instruction; False if it sleeps in the kernel."""
+        _trace(_TRACE_STEP, self._pid)
+        self._stopped = False
+        look_s = time.monotonic() + _STEP_S
+        while True:
+            pid, status = os.waitpid(self._pid, _WAIT_ALL | os.WNOHANG)
+            if pid:
+                self._note(status)
+                return True
+            if time.monotonic() >= look_s and sleeps(self._pid):
+                self._blocked = True
+                return False
+
+    def _is_inside(self) -> bool:
+        """Tell whether the next instruction is one of the libraries."""
+        address = self._instruction()
+        return any(address in code for code in self._code)
 
     def _instruction(self) -> int:
         """The address of the next instruction."""
@@ -98,21 +129,11 @@ class Stepper:
         _, status = os.waitpid(self._pid, _WAIT_ALL)
         return self._note(status)
 
-    def _await_step(self) -> bool:
-        """Wait for the end of a step; False if it sleeps in the kernel."""
-        look_s = time.monotonic() + _STEP_S
-        while True:
-            pid, status = os.waitpid(self._pid, _WAIT_ALL | os.WNOHANG)
-            if pid:
-                self._note(status)
-                return True
-            if time.monotonic() >= look_s and sleeps(self._pid):
-                return False
-
     def _note(self, status: int) -> int:
         if not os.WIFSTOPPED(status):
             raise AssertionError(f"process {self._pid} ended while it was traced")
         self._stopped = True
+        self._blocked = False
         return os.WSTOPSIG(status)
 
     def __enter__(self) -> Self:

@@ -13,6 +13,7 @@ import signal
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -62,6 +63,7 @@ class Payloads:
     """The content of every record of a test, as a function of its seq."""
 
     def __init__(self, seed: int, length_max: int) -> None:
+        self.length_max = length_max
         rng = random.Random(seed)
         self._noise = rng.randbytes(_NOISE_LENGTH + length_max)
         edges = [length for length in (0, 1, 63, 64, 65, 128, length_max) if length <= length_max]
@@ -177,25 +179,37 @@ def write_once(
     """One call of the writer of the given kind."""
     seq = writer.next_seq
     room = plan.batch_max if plan.total is None else min(plan.batch_max, plan.total - seq)
-    count = rng.randint(1, room)
-    if kind == APPEND:
-        returned = writer.append(TYPE_IDS[APPEND], payloads.payload(seq), Payloads.stamp(seq))
-    elif kind == IN_PLACE:
-        content = payloads.payload(seq)
-        builder = haunted_builder(content, pause=rng.randint(0, 200))
-        returned = writer.append_in_place(TYPE_IDS[IN_PLACE], len(content), builder, Payloads.stamp(seq))
-    elif kind == MANY:
-        many = (payloads.payload(number) for number in range(seq, seq + count))
-        returned = writer.append_many(TYPE_IDS[MANY], many)
-    elif kind == ARRAY:
-        stamps = np.arange(count, dtype=np.uint64) + np.uint64(Payloads.stamp(seq))
-        returned = writer.append_array(TYPE_IDS[ARRAY], payloads.items(seq, count), stamps)
-    else:
-        with contextlib.suppress(Aborted):
-            writer.append_in_place(TYPE_IDS[IN_PLACE], plan.length_max, haunted_builder(None, pause=0))
-        returned = seq
+    call = prepared_call(writer, kind, payloads, rng.randint(1, room), pause=rng.randint(0, 200))
+    returned = call()
     if returned != seq:
         raise AssertionError(f"{kind} returned seq {returned}, next_seq was {seq}")
+
+
+def prepared_call(
+    writer: QueueWriter, kind: str, payloads: Payloads, count: int, pause: int = 0
+) -> Callable[[], int]:
+    """Make everything ready for one call of the writer, which returns the first seq it was for."""
+    seq = writer.next_seq
+    stamp = Payloads.stamp(seq)
+    if kind == APPEND:
+        return partial(writer.append, TYPE_IDS[APPEND], payloads.payload(seq), stamp)
+    if kind == IN_PLACE:
+        content = payloads.payload(seq)
+        builder = haunted_builder(content, pause)
+        return partial(writer.append_in_place, TYPE_IDS[IN_PLACE], len(content), builder, stamp)
+    if kind == MANY:
+        many = [payloads.payload(number) for number in range(seq, seq + count)]
+        return partial(writer.append_many, TYPE_IDS[MANY], many)
+    if kind == ARRAY:
+        stamps = np.arange(count, dtype=np.uint64) + np.uint64(stamp)
+        return partial(writer.append_array, TYPE_IDS[ARRAY], payloads.items(seq, count), stamps)
+
+    def abort() -> int:
+        with contextlib.suppress(Aborted):
+            writer.append_in_place(TYPE_IDS[IN_PLACE], payloads.length_max, haunted_builder(None, pause))
+        return seq
+
+    return abort
 
 
 def haunted_builder(content: bytes | None, pause: int) -> Callable[[memoryview], None]:

@@ -343,6 +343,8 @@ cdef int64_t deadline_of(timeout_s) except? -2:
     """When to give up, on the monotonic clock; -1: never."""
     if timeout_s is None:
         return -1
+    if timeout_s != timeout_s:
+        raise ValueError("a timeout must be a number of seconds or None, got nan")
     return ring_monotonic_ns() + <int64_t>(min(max(<double>timeout_s, 0.0), 1e9) * 1e9)
 
 

@@ -24,7 +24,7 @@ import zlib
 from dataclasses import dataclass
 
 from everlog.errors import Closed, CorruptMetadata, ReaderAlreadyActive
-from everlog.fs import Fs
+from everlog.fs import Fs, close_locked
 from everlog.queue.layout import (
     READER_META_SIZE,
     READER_META_SUFFIX,
@@ -239,7 +239,7 @@ class ReaderMetaFile:
         self._closed = True
         if self._fd is not None:
             fd, self._fd = self._fd, None
-            self._fs.close(fd)
+            close_locked(self._fs, fd)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -319,7 +319,10 @@ class ReaderMetaFile:
         """Create `readers/` with the file in it, in one step as seen by retention."""
         staging = f"{self._directory}.{self.name}{READER_META_SUFFIX}{_TEMP_SUFFIX}"
         file_name = self.name + READER_META_SUFFIX
-        self._fs.makedirs(staging)
+        try:
+            self._fs.makedirs(staging)
+        except FileExistsError:  # it was there and went away: another reader is at it
+            return False
         try:
             fd = self._write_locked(os.path.join(staging, file_name), position)
         except OSError:  # and not ReaderAlreadyActive: then the directory is the other reader's

@@ -168,7 +168,8 @@ class SyncWorker(_Worker):
         super().__init__("sync", clock)
         self.failure: OSError | None = None
         self._fs = fs
-        self._lock = threading.Lock()
+        # Reentrant: the collector may close a forgotten writer in the middle of `drain`.
+        self._lock = threading.RLock()
         self._pending: list[Segment] = []
 
     def submit(self, segment: Segment) -> None:
@@ -181,13 +182,12 @@ class SyncWorker(_Worker):
         """Sync everything submitted so far."""
         with self._lock:
             while self._pending:
-                segment = self._pending[0]
+                segment = self._pending.pop(0)
                 try:
                     self._fs.fsync(segment.fd)
                 except OSError as error:
                     self.errors += 1
                     self.failure = error
-                self._pending.pop(0)
                 segment.close(self._fs)
 
     def close(self) -> None:
@@ -225,7 +225,7 @@ class RetentionWorker(_Worker):
         self._config = config
         self._on_tick = on_tick
         self._liveness = retention.ReaderLiveness(clock, int(config.reader_ttl_s * 1e9))
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._oldest = min(list_segments(fs, queue_path), default=0)
         self._beaten_ns = clock.monotonic_ns()
         self._interval_ns = int(config.retention_check_interval_s * 1e9)

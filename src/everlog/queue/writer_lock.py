@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from everlog.clock import Clock
 from everlog.errors import WriterAlreadyActive
-from everlog.fs import Fs
+from everlog.fs import Fs, close_locked
 from everlog.queue.layout import LOCK_FILE
 
 STALE_RETRY_NS_MAX = 100_000_000
@@ -134,7 +134,7 @@ class WriterLock:
         """Release the lock; the record stays. Closing twice is fine."""
         if self._fd is not None:
             fd, self._fd = self._fd, None
-            self._fs.close(fd)
+            close_locked(self._fs, fd)
 
     def _write(self, epoch: int) -> int:
         assert self._fd is not None, "the writer lock is closed"
