@@ -4,9 +4,7 @@ A stress meets a window of a few nanoseconds only by luck. Here one side is stop
 instruction of its way, in turn, and the other side does all of its part.
 """
 
-import dataclasses
 import itertools
-import shutil
 import time
 from pathlib import Path
 
@@ -17,8 +15,7 @@ from everlog.fs import OsFs
 from everlog.native import mapping, ring_reader, ring_writer
 from everlog.queue import Queue
 from everlog.queue.control import ControlBlock
-from tests.support.crashes import Outcome, check_what_is_left, write_in_steps
-from tests.support.files import tree
+from tests.support.crashes import kill_at_every_instruction
 from tests.support.processes import Child, eventually, fresh_seed, sleeps
 from tests.support.stepping import Stepper
 from tests.support.wakes import append_in_steps, read_in_steps, sleep_in_steps, sleep_until_woken
@@ -110,29 +107,9 @@ def test_records_and_a_roll_that_come_at_any_instruction_of_a_read_are_not_misse
 def test_a_writer_killed_at_any_instruction_of_an_append_or_roll_leaves_what_it_had_committed(
     tmp_path: Path,
 ) -> None:
-    # A killed process leaves its files as they are at that moment, so a copy of them stands for the kill.
     seed = fresh_seed("every instruction")
-    queue = tmp_path / "queue"
     plan = WriterPlan(seed, 300, batch_max=5, settings={"segment_size": 1024, "retention": False})
-    states = 0
-    with Child(write_in_steps, str(queue), plan) as writer:
-        next_seq = writer.receive()
-        with Stepper(writer.pid, ring_writer, mapping) as stepper:
-            for kind in (APPEND, ABORTED, MANY, IN_PLACE, ARRAY):
-                writer.send((kind, plan.batch_max))
-                stepper.await_mark()
-                outcome = Outcome(lowest=next_seq, highest=next_seq + plan.batch_max)
-                left = tree(queue)
-                for _ in stepper.steps_inside(writer.has_answered):
-                    if (now := tree(queue)) != left:
-                        left = now
-                        states += 1
-                        copy = tmp_path / str(states)
-                        shutil.copytree(queue, copy)
-                        # What was there once is there for ever.
-                        outcome.lowest = check_what_is_left(copy, plan, dataclasses.replace(outcome))
-                        shutil.rmtree(copy)
-                next_seq = writer.receive()
-                assert outcome.lowest == next_seq
-    print(f"{states} states, {next_seq} records")
-    assert states > 50, "an append or roll changes the files more often than that"
+    kinds = (APPEND, ABORTED, MANY, IN_PLACE, ARRAY)
+    states = kill_at_every_instruction(tmp_path / "queue", plan, kinds, (ring_writer, mapping))
+    print(f"{states} states")
+    assert states > 50, "appends and rolls change the files more often than that"

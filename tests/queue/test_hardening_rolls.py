@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,8 +77,11 @@ def interrupt_a_roll(root: Path, point: int, case: tuple[list[bytes], bytes], de
     return where
 
 
-@pytest.mark.parametrize("deferred", [False, True], ids=["synced inline", "synced later"])
-@pytest.mark.parametrize("case", [PREPARED, CREATED], ids=["prepared", "created"])
+@pytest.mark.parametrize(
+    ("case", "deferred"),
+    [(PREPARED, True), (CREATED, False)],
+    ids=["prepared, synced later", "created, synced at once"],
+)
 def test_a_roll_interrupted_at_any_point_happens_as_a_whole_or_not_at_all_and_its_sync_is_not_lost(
     tmp_path: Path, case: tuple[list[bytes], bytes], deferred: bool
 ) -> None:
@@ -118,6 +122,42 @@ def test_a_roll_interrupted_at_any_point_lifts_no_capacity_limit(tmp_path: Path)
         point += 1
     assert failures == [], "\n".join(failures)
     assert point > POINTS_MIN
+
+
+def test_a_segment_left_while_the_retention_thread_looks_at_it_spoils_no_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention syncs the current segment to keep its seq; a roll may take it away in between."""
+    looking, go_on, looked = threading.Event(), threading.Event(), threading.Event()
+    state_of, anchor = QueueWriter._index_state, QueueWriter._anchor_seq
+
+    def slow_state(writer: QueueWriter) -> Any:
+        state = state_of(writer)
+        in_worker = threading.current_thread().name == "everlog-retention"
+        if in_worker and state is not None and state[6].segment_id == 1 and not looking.is_set():
+            looking.set()
+            go_on.wait()
+        return state
+
+    def watched_anchor(writer: QueueWriter) -> None:
+        anchor(writer)
+        if go_on.is_set():
+            looked.set()
+
+    monkeypatch.setattr(QueueWriter, "_index_state", slow_state, raising=False)
+    monkeypatch.setattr(QueueWriter, "_anchor_seq", watched_anchor)
+    fs = FaultFs(tmp_path, inner=QuickFs())
+    settings = {"retention_check_interval_s": 0.001, "retention": False}
+    with open_writer(tmp_path / "q", fs=fs, **settings) as writer:
+        for _ in range(2):
+            writer.append(1, bytes(800))
+        writer._retention.wake()
+        assert looking.wait(30)
+        writer.append(1, bytes(800))
+        go_on.set()
+        writer._retention.wake()
+        assert looked.wait(30)
+        writer.flush_sync()
 
 
 def test_a_full_disk_at_a_roll_changes_nothing_and_the_append_can_be_repeated(tmp_path: Path) -> None:

@@ -285,3 +285,32 @@ def test_a_damaged_file_in_the_way_of_a_roll_is_reported(
             writer.append(1, bytes(BIG))
         assert writer.append(1, b"still fits") == 1
     assert payloads(tmp_path / "q") == [b"x", b"still fits"]
+
+
+def test_a_worker_that_dies_does_not_hold_up_the_writer_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever ends the worker in the middle of a build, a roll must go on or raise."""
+    building = threading.Event()
+
+    def before(name: str, arguments: tuple[Any, ...]) -> None:
+        if name == "allocate" and threading.current_thread().name == "everlog-prepare":
+            building.set()
+            raise MemoryError("no memory for the worker")
+
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)  # its death is no news
+    writer = open_writer(tmp_path / "q", fs=hooked_fs(before), retention=False)
+    outcome: list[int] = []
+
+    def append() -> None:
+        outcome.append(writer.append(1, bytes(BIG)))
+        building.wait()
+        outcome.append(writer.append(1, b"x"))
+
+    thread = threading.Thread(target=append, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive(), "the roll waits for a worker that is dead"
+    assert outcome == [0, 1]
+    writer.close()
+    assert payloads(tmp_path / "q") == [bytes(BIG), b"x"]

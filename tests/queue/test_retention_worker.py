@@ -1,14 +1,22 @@
 """Spec 7, end to end: which segments a running writer deletes, and which it keeps."""
 
+import gc
+import os
 import struct
+import sys
+import threading
+import warnings
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from everlog.clock import NS_PER_S, TestClock
+from everlog.errors import WriterAlreadyActive
 from everlog.fs import FaultFs
 from everlog.queue import Queue, QueueWriter
+from tests.support.files import hooked_fs
 from tests.support.small_queues import (
     SMALL,
     QuickFs,
@@ -230,15 +238,12 @@ def test_with_retention_off_nothing_is_deleted(tmp_path: Path) -> None:
 def test_the_newest_record_stays_so_that_seq_can_continue(tmp_path: Path) -> None:
     """The head is empty and everything was read: the segment before it holds the last seq."""
 
-    def fail(view: memoryview) -> None:
-        raise LookupError
-
     scene = Scene(tmp_path / "q")
     with scene.writer, open_reader(scene.path, clock=scene.clock) as reader:
         scene.writer.append_many(1, [b"x"] * 2 * PER_SEGMENT)
         scene.passes()
         with pytest.raises(LookupError):
-            scene.writer.append_in_place(1, SMALL - 128, fail)
+            scene.writer.append_in_place(1, SMALL - 128, failing_builder)
         assert (scene.writer.segment_id, scene.writer.offset) == (2, 64)
         reader.drain(1000)
         reader.next()
@@ -313,3 +318,78 @@ def test_reading_ahead_and_seeking_free_nothing(scene: Scene) -> None:
             reader.heartbeat()
             scene.passes()
         assert scene.kept() == [0, 1, 2, 3]
+
+
+def test_the_worker_never_uses_a_descriptor_that_a_roll_has_closed(tmp_path: Path) -> None:
+    """It syncs the current segment now and then, while the writer may be leaving it."""
+    syncing, rolled = threading.Event(), threading.Event()
+    targets: list[str] = []
+
+    def before(name: str, arguments: tuple[Any, ...]) -> None:
+        if name == "msync" and threading.current_thread().name == "everlog-retention" and not targets:
+            expected = os.path.join(tmp_path, "q", f"{writer.segment_id:09d}.q")
+            syncing.set()
+            rolled.wait(0.3)  # the roll may have to wait for this sync: that is fine too
+            try:
+                targets.append(os.readlink(f"/proc/self/fd/{arguments[1]}"))
+            except OSError:
+                targets.append("closed")
+            targets.append(expected)
+
+    with open_writer(tmp_path / "q", fs=hooked_fs(before), retention=False) as writer:
+        with pytest.raises(LookupError):
+            writer.append_in_place(1, SMALL - 128, failing_builder)
+        writer.append(1, bytes(SMALL - 192))
+        writer.append(1, b"the first of segment 1")
+        wait_until(lambda: writer._retention.wake() or syncing.is_set(), "the worker to sync")
+        writer.append(1, bytes(SMALL - 128))
+        rolled.set()
+        wait_until(lambda: len(targets) == 2, "the worker to have synced")
+        assert targets[0] == targets[1]
+        writer.flush_sync()
+
+
+def failing_builder(view: memoryview) -> None:
+    raise LookupError
+
+
+def test_a_writer_forgotten_while_its_worker_runs_still_lets_go_of_the_queue(tmp_path: Path) -> None:
+    """The worker may hold the last reference, so that the writer ends in the worker's own thread."""
+    in_tick, forgotten = threading.Event(), threading.Event()
+
+    class HoldingClock(TestClock):
+        def monotonic_ns(self) -> int:
+            if threading.current_thread().name == "everlog-retention" and called_by("_tick"):
+                in_tick.set()
+                forgotten.wait(30)
+            return super().monotonic_ns()
+
+    writer = open_writer(tmp_path / "q", clock=HoldingClock())
+    writer.append(1, b"x")
+    worker = writer._retention
+    wait_until(lambda: worker.wake() or in_tick.is_set(), "a tick")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        del writer
+        gc.collect()
+        forgotten.set()
+        wait_until(lambda: reopened(tmp_path / "q"), "the queue to be free", timeout_s=5)
+
+
+def called_by(name: str) -> bool:
+    """Whether a function is on the stack of this thread."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == name:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def reopened(path: Path) -> bool:
+    """Whether another writer can take over by now."""
+    try:
+        open_writer(path).close()
+    except WriterAlreadyActive:
+        return False
+    return True

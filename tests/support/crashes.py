@@ -9,18 +9,21 @@ import dataclasses
 import itertools
 import os
 import random
+import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from everlog.queue import Queue, SpinThenPark
+from tests.support.files import tree
 from tests.support.processes import Child, eventually, shared_words
-from tests.support.stepping import allow_tracing
+from tests.support.stepping import Stepper, allow_tracing
 from tests.support.workloads import (
     ABORTED,
     ACKED,
@@ -194,7 +197,7 @@ def die_at_call(queue: Path, plan: WriterPlan, outcome: Outcome) -> bool:
     where = f"{queue.name}, TEST_SEED={plan.payload_seed}, killed at call {plan.kill_at_call}"
     words = shared_words(2)
     with Child(write_queue, str(queue), plan, words) as writer:
-        died = writer.wait_for_death() == -9
+        died = writer.wait_for_death() == -signal.SIGKILL
         if not died:
             assert writer.receive() == plan.total
     if words[OPENED]:
@@ -276,6 +279,54 @@ def write_in_steps(channel: Connection, path: str, plan: WriterPlan) -> None:
             signal.raise_signal(signal.SIGSTOP)
             call()
             channel.send(writer.next_seq)
+
+
+def kill_at_every_instruction(
+    queue: Path, plan: WriterPlan, kinds: Sequence[str], libraries: Sequence[ModuleType]
+) -> int:
+    """Step through one call of each kind; what a kill would leave is checked whenever it has changed.
+
+    A killed process leaves its files as they are at that moment, so a copy of them stands for the kill.
+    Returns how many different states were checked.
+    """
+    states = 0
+    with Child(write_in_steps, str(queue), plan) as writer:
+        next_seq = writer.receive()
+        with Stepper(writer.pid, *libraries) as stepper:
+            for kind in kinds:
+                writer.send((kind, plan.batch_max))
+                stepper.await_mark()
+                outcome = Outcome(lowest=next_seq, highest=next_seq + plan.batch_max)
+                left = _files_of(queue)
+                for _ in stepper.steps_inside(writer.has_answered):
+                    now = _files_of(queue)
+                    if now != left:
+                        left = now
+                        states += 1
+                        # What was there once is there for ever.
+                        outcome.lowest = _check_copy(queue, now, plan, outcome)
+                next_seq = writer.receive()
+                assert outcome.lowest == next_seq, f"{kind} returned {next_seq}, {outcome.lowest} were there"
+    return states
+
+
+def _files_of(queue: Path) -> dict[str, bytes | None]:
+    while True:
+        try:
+            return tree(queue)
+        except FileNotFoundError:
+            continue  # a worker of the writer has renamed it meanwhile
+
+
+def _check_copy(queue: Path, files: dict[str, bytes | None], plan: WriterPlan, outcome: Outcome) -> int:
+    copy = queue.with_name(queue.name + "-copy")
+    copy.mkdir()
+    for name, content in files.items():
+        if content is not None:
+            (copy / name).write_bytes(content)
+    left = check_what_is_left(copy, plan, dataclasses.replace(outcome))
+    shutil.rmtree(copy)
+    return left
 
 
 # --- Readers that die ------------------------------------------------------------------------------------

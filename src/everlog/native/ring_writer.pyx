@@ -173,7 +173,7 @@ cdef class RingWriter:
         self.ring.segment_size = segment.length
         self.ring.offset = offset
         self.ring.entry_count = self.ring.until_entry = self.ring.records = 0
-        self.ring.limit = segment.length
+        self.ring.limit = offset  # no room until `_set_limit` says how much capacity allows
 
     def _detach(self) -> None:
         """Let go of the mappings; every later call raises Closed."""

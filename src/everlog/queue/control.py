@@ -110,6 +110,11 @@ class ControlBlock:
         return len(state) < 4 or state == struct.pack("<I", layout.INIT_STATE_READY)
 
     @property
+    def ready(self) -> bool:
+        """Tell whether a writer has ever finished creating the queue."""
+        return self.mapping.load_u32(layout.CTRL_INIT_STATE) == layout.INIT_STATE_READY
+
+    @property
     def writer_epoch(self) -> int:
         """How often a writer has opened this queue."""
         return self.mapping.load_u64(layout.CTRL_WRITER_EPOCH)

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from everlog.clock import Clock, SystemClock
-from everlog.errors import Corrupt, CorruptMetadata, SegmentMissing, Unsupported
+from everlog.errors import Corrupt, CorruptMetadata, EverlogError, SegmentMissing, Unsupported
 from everlog.fs import Fs
 from everlog.native import mapping as native
 from everlog.native.ring_reader import MessageView, RingReader
@@ -184,7 +184,8 @@ class QueueReader(RingReader):
         scan = native.scan_segment(self.segment, SEG_DATA_OFFSET, verify=False)
         expected = scan["last_seq"] + 1
         found = following.load_u64(first + MSG_SEQ)
-        if scan["records"] and found > expected:
+        # One who stands elsewhere has read what is now gone, and misses nothing.
+        if scan["records"] and scan["end"] == offset and found > expected:
             raise Corrupt(
                 f"segment {segment_id - 1} of {self.path} ends at offset {offset} without padding: records "
                 f"{expected} to {found - 1} are missing; seek_seq({found}) goes on behind the gap"
@@ -218,8 +219,13 @@ class QueueReader(RingReader):
     def drain_available(self, max: int) -> list[Message]:
         """Consume up to `max` messages that are there now and return owned copies."""
         messages: list[Message] = []
-        while len(messages) < max and (view := self.next()) is not None:
-            messages.append(copy_message(view))
+        try:
+            while len(messages) < max and (view := self.next()) is not None:
+                messages.append(copy_message(view))
+        except EverlogError:
+            # What was consumed must reach the caller; the next call meets the same trouble again.
+            if not messages:
+                raise
         return messages
 
     drain = drain_available
@@ -331,10 +337,11 @@ class QueueReader(RingReader):
             return
         self._begin_exclusive()
         self._opened = False
-        self._detach()
-        self._control.close()
-        if self._meta is not None:
-            self._meta.close()
+        with io_errors(f"close reader {self.name!r} of {self.path}"), contextlib.ExitStack() as steps:
+            if self._meta is not None:
+                steps.callback(self._meta.close)
+            steps.callback(self._control.close)
+            self._detach()
 
     def __del__(self) -> None:
         """Free the name of a reader that was forgotten."""

@@ -11,7 +11,7 @@ import contextlib
 import os
 from dataclasses import dataclass, field
 
-from everlog.errors import CorruptMetadata, UnsupportedVersion
+from everlog.errors import Corrupt, CorruptMetadata, UnsupportedVersion
 from everlog.fs import Fs
 from everlog.native import mapping as native
 from everlog.queue import index_meta, layout
@@ -82,7 +82,13 @@ class _Recovery:
         known = control.head()[0]
         if self.fs.exists(segment_path(self.queue_path, self.checkpoint.segment_id)):
             known = max(known, self.checkpoint.segment_id)
-        return min((i for i in list_segments(self.fs, self.queue_path) if i >= known), default=known)
+        later = [i for i in list_segments(self.fs, self.queue_path) if i >= known]
+        if not later and control.ready:
+            raise Corrupt(
+                f"{segment_path(self.queue_path, known)} is missing, and the head of the queue is in it; "
+                "restore it, or move the queue away and start a new one"
+            )
+        return min(later, default=known)
 
     def run(self) -> Recovered:
         remove_leftovers(self.fs, self.queue_path)

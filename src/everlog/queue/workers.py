@@ -44,10 +44,12 @@ class _Worker:
     def close(self) -> None:
         """Stop the thread and wait for its present turn to end."""
         self._stopping = True
-        self._wake.set()
-        # A forgotten writer may be closed by the collector, in this very thread.
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
+        # A forgotten writer may be closed by the collector in this very thread, perhaps in the
+        # middle of using the event; the thread sees the flag by itself.
+        if self._thread is not threading.current_thread():
+            self._wake.set()
+            if self._thread.is_alive():
+                self._thread.join()
 
     def _run(self) -> None:
         while not self._stopping:
@@ -182,13 +184,22 @@ class SyncWorker(_Worker):
         """Sync everything submitted so far."""
         with self._lock:
             while self._pending:
-                segment = self._pending.pop(0)
-                try:
-                    self._fs.fsync(segment.fd)
-                except OSError as error:
-                    self.errors += 1
-                    self.failure = error
-                segment.close(self._fs)
+                segment = self._pending[0]
+                self._sync(segment)
+                # An interrupt before this line repeats the turn, which finds it closed.
+                if self._pending and self._pending[0] is segment:
+                    self._pending.pop(0)
+
+    def _sync(self, segment: Segment) -> None:
+        if segment.fd < 0:
+            return
+        try:
+            self._fs.fsync(segment.fd)
+            segment.close(self._fs)
+        except OSError as error:
+            self.errors += 1
+            self.failure = error
+            segment.fd = -1
 
     def close(self) -> None:
         """Stop when everything pending was synced."""

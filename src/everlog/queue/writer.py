@@ -367,16 +367,16 @@ class QueueWriter(RingWriter):
             return
         self._begin_exclusive()  # and stay so until there is nothing left to use
         self._opened = False
-        try:
+        with io_errors(f"close {self.path}"), contextlib.ExitStack() as steps:
+            # Last in, first out; whatever fails, the rest is done and the lock is released.
+            steps.callback(self._lock.close)
+            steps.callback(self._control.close)
+            steps.callback(self.current.close, self._fs)
+            steps.callback(self._detach)
+            steps.callback(self._flush_index)
+            for worker in (self._sync, self._retention, self._prepare):
+                steps.callback(worker.close)
             self._sync_left()
-            for worker in (self._prepare, self._retention, self._sync):
-                worker.close()
-            self._flush_index()
-        finally:
-            self._detach()
-            self.current.close(self._fs)
-            self._control.close()
-            self._lock.close()
 
     def __del__(self) -> None:
         """Close a writer that was forgotten, and say so."""
