@@ -262,7 +262,8 @@ class QueueWriter(RingWriter):
         try:
             self._fs.msync(segment.mapping, segment.fd, 0, min(self.offset, self.segment_size), True)
         except OSError as error:
-            self._sync.failure = error
+            if segment is self.current:  # else the writer has rolled and closed it meanwhile
+                self._sync.failure = error
             return
         self._retention.record_segment = segment.segment_id
 
