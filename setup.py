@@ -24,6 +24,7 @@ COMPILE_FLAGS = [
 
 # Module name -> its Cython source and the plain C sources linked with it, all under NATIVE.
 EXTENSIONS = {
+    "everlog.native.guard": ("guard.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
     "everlog.native.mapping": ("mapping.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
     "everlog.native.ring_reader": ("ring_reader.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
     "everlog.native.ring_writer": ("ring_writer.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),

@@ -88,7 +88,8 @@ def test_a_heartbeat_that_cannot_be_stored_raises_and_loses_no_message(tmp_path:
                     assert found, f"after {seen}"
                     seen += found
             assert seen == list(range(count))
-            assert failures == (1 if fails_after < count - 8 else failures)
+            if fails_after < count - 8 and way != "drain":  # a drain hands over what it has instead
+                assert failures == 1
 
 
 def test_a_heartbeat_that_cannot_be_stored_during_a_wait_raises_and_the_reader_can_be_used(

@@ -4,6 +4,7 @@ What used to kill the interpreter runs in one of its own.
 """
 
 import gc
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -362,6 +363,8 @@ def test_a_forgotten_writer_whose_last_user_is_its_retention_thread_releases_the
 ) -> None:
     inside, go_on = threading.Event(), threading.Event()
     tick = QueueWriter._tick
+    troubles: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", troubles.append)
 
     def slow_tick(writer: QueueWriter) -> None:
         inside.set()
@@ -378,7 +381,8 @@ def test_a_forgotten_writer_whose_last_user_is_its_retention_thread_releases_the
         del writer
         go_on.set()
         assert_free(tmp_path / "q")
-    assert (ResourceWarning, f"writer of {tmp_path / 'q'} was not closed") in warnings_of(caught)
+    assert warnings_of(caught) == [(ResourceWarning, f"writer of {tmp_path / 'q'} was not closed")]
+    assert troubles == [], "closing in that thread is no special case"
     assert payloads(tmp_path / "q") == [b"kept"]
 
 
@@ -389,6 +393,7 @@ from everlog.queue import Queue, writer as writer_module
 
 directory, thread_name = sys.argv[1:]
 gc.disable()
+sys.unraisablehook = lambda trouble: print("trouble:", trouble.exc_value)
 writer_module._tick_of = lambda writer: lambda: None  # or the retention thread holds it for a moment
 inside, forgotten, collected = threading.Event(), threading.Event(), threading.Event()
 

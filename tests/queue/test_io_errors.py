@@ -53,7 +53,7 @@ def count_calls(root: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("error", "first", "step"), [(errno.EIO, 1, 2), (errno.ENOSPC, 2, 6), (errno.EACCES, 4, 6)]
+    ("error", "first", "step"), [(errno.EIO, 1, 3), (errno.ENOSPC, 2, 9), (errno.EACCES, 6, 9)]
 )
 def test_a_failure_of_any_operation_is_an_io_error_and_loses_nothing(
     tmp_path: Path, error: int, first: int, step: int

@@ -315,5 +315,5 @@ class QueueMachine(RuleBasedStateMachine):
         assert reader.position == before
 
 
-QueueMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+QueueMachine.TestCase.settings = settings(max_examples=45, stateful_step_count=40)
 TestQueueAgainstAList = QueueMachine.TestCase

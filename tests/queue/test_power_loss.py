@@ -138,7 +138,8 @@ def try_life(root: Path, number: int, seed: int, settings: dict[str, Any], *, re
         life.live(root / "q", fs, settings, reads=reads)
     except PowerLoss:
         lost = True
-    life.end()
+    finally:
+        life.end()
     fs.restore(generator)
     check(root / "q", life, settings)
     return lost
@@ -159,7 +160,7 @@ CASES = [
 
 def numbers(variant: str) -> Iterator[int]:
     """The calls to lose power at; each variant begins elsewhere and no two runs take the same."""
-    step = 10
+    step = 12
     yield from range(1 + (SEED + list(VARIANTS).index(variant)) % step, 10_000, step)
 
 

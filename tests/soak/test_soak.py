@@ -64,9 +64,9 @@ def test_nothing_is_lost_over_a_long_time_of_crashes_and_restarts(tmp_path: Path
             assert writer.next_seq >= written
             total = writer.next_seq
             with mortal.living():
-                steady.send(total)
-                eventually("both readers have read everything", lambda: mortal.delivered == total)
+                eventually("the mortal reader has read everything", lambda: mortal.delivered == total)
                 now = resources_of(steady.pid)
+                steady.send(total)
                 assert steady.receive() == total
         print(f"{total} messages, {mortal.lives} lives of a reader, resources {resources} -> {now}")
     assert resources is not None

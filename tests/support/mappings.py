@@ -54,6 +54,7 @@ def attach_writer(
     """A writer at `offset` of a segment."""
     writer = LoneWriter()
     writer._attach(control, segment, None, offset, next_seq, index_stride, wall_ns, False)
+    writer._set_limit(len(segment))
     return writer
 
 

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""One object, one thread: the states of a reader or writer, and why a call is refused."""
+"""What other native modules may know of the one-thread rule."""
 
 
 cdef enum:
@@ -8,13 +8,17 @@ cdef enum:
     CLOSED = 2
 
 
-cdef inline int refuse(int state, bint after_fork) except -1:
-    """Say why this object cannot be used now."""
-    from everlog.errors import Closed, ConcurrentUse
+cdef class OneThread:
+    cdef int state
+    cdef unsigned long fork_generation       # of the process that opened the object
+    cdef const unsigned long *fork_generation_now
 
-    if after_fork:
-        raise Closed("this object belongs to the parent process; open a new one after fork")
-    if state == CLOSED:
-        raise Closed("this object is closed")
-    raise ConcurrentUse(
-        "another thread or a callback is using this object; give each thread its own")
+    cdef int enter_call(self) except -1
+    cdef void leave_call(self) noexcept
+
+
+cdef inline int enter_hot(OneThread target) except -1:
+    """`enter_call` for the paths where even a virtual call counts."""
+    if target.state == IDLE and target.fork_generation == target.fork_generation_now[0]:
+        return 0
+    return target.enter_call()

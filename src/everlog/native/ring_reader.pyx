@@ -12,7 +12,7 @@ from cpython.memoryview cimport PyMemoryView_FromObject
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from everlog.native.guard cimport BUSY, CLOSED, IDLE, refuse
+from everlog.native.guard cimport BUSY, CLOSED, IDLE, OneThread, enter_hot
 from everlog.native.mapping cimport Mapping, check_record_offset
 from everlog.native.ring_core cimport *
 
@@ -114,7 +114,7 @@ def view_at(Mapping mapping, uint32_t segment_id, uint64_t offset) -> MessageVie
     return view_of(mapping, message, commit - 1, segment_id)
 
 
-cdef class RingReader:
+cdef class RingReader(OneThread):
     """The hot half of `QueueReader`: steps through the mapped segments.
 
     The subclass supplies `_enter_next_segment()` and `_check_heartbeat()`.
@@ -124,16 +124,12 @@ cdef class RingReader:
     cdef ring_wait_strategy strategy
     cdef Mapping control
     cdef readonly Mapping segment
-    cdef int state
-    cdef unsigned long fork_generation
     cdef uint32_t until_look    # messages until the next look at the clock
     cdef int64_t looked_ns
     cdef int64_t asked_ns       # when `_check_heartbeat` was last called
     cdef bint own_clock         # the subclass brings a clock: ask it at every look
 
     def __cinit__(self, *args, **kwargs):
-        self.state = CLOSED
-        self.fork_generation = ring_fork_generation
         self.until_look = 1
 
     # -- set-up, called by the subclass ------------------------------------------------
@@ -173,24 +169,6 @@ cdef class RingReader:
         self.control = None
 
     # -- guards --------------------------------------------------------------------------
-
-    cdef inline int enter_call(self) except -1:
-        if self.state != IDLE or self.fork_generation != ring_fork_generation:
-            refuse(self.state, self.fork_generation != ring_fork_generation)
-        return 0
-
-    def _begin_exclusive(self) -> None:
-        """Mark the reader busy: until `_end_exclusive` every other call raises ConcurrentUse."""
-        self.enter_call()
-        self.state = BUSY
-
-    def _end_exclusive(self) -> None:
-        """Undo `_begin_exclusive`."""
-        self.leave_call()
-
-    cdef inline void leave_call(self) noexcept:
-        if self.state == BUSY:  # not if it was closed meanwhile
-            self.state = IDLE
 
     cdef int call_back(self, method) except -1:
         cdef int before = self.state
@@ -239,7 +217,7 @@ cdef class RingReader:
 
     cdef inline MessageView take(self):
         cdef const ring_message *message = NULL
-        self.enter_call()
+        enter_hot(self)
         # Before anything is consumed: if it fails, no message is lost with it.
         self.until_look -= 1
         if self.until_look == 0:

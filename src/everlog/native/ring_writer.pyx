@@ -19,7 +19,7 @@ from cpython.number cimport PyNumber_Index
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from everlog.native.guard cimport BUSY, CLOSED, IDLE, refuse
+from everlog.native.guard cimport BUSY, CLOSED, IDLE, OneThread, enter_hot
 from everlog.native.mapping cimport Mapping, check_record_offset
 from everlog.native.ring_core cimport *
 
@@ -97,7 +97,7 @@ cdef class PayloadSlot:
         self.exports -= 1
 
 
-cdef class RingWriter:
+cdef class RingWriter(OneThread):
     """The hot half of `QueueWriter`: appends into the mapped segment.
 
     The subclass supplies `_make_room(record_size)`, which rolls or raises, and `_on_due()`,
@@ -107,9 +107,7 @@ cdef class RingWriter:
     cdef ring_writer ring
     cdef Mapping control
     cdef Mapping segment
-    cdef int state
     cdef bint appending         # inside ring_append_array, without the GIL
-    cdef unsigned long fork_generation
     cdef object clock_wall_ns   # None: the system's wall clock, read in C
     cdef int64_t anchor_ns      # added to the monotonic clock when `anchored`
     cdef bint anchored
@@ -120,9 +118,6 @@ cdef class RingWriter:
     cdef readonly object current  # what `_enter` was told this segment is called
     cdef readonly bint partial    # entered in the middle: earlier records are not in the index
 
-    def __cinit__(self, *args, **kwargs):
-        self.state = CLOSED
-        self.fork_generation = ring_fork_generation
 
     def __dealloc__(self):
         free(self.ring.entries)
@@ -206,25 +201,7 @@ cdef class RingWriter:
         return (entries, self.ring.first_seq, self.ring.next_seq - 1, self.ring.min_ts_ns,
                 self.ring.max_ts_ns, self.ring.records, self.current, self.partial)
 
-    # -- guards --------------------------------------------------------------------------
-
-    cdef inline int enter_call(self) except -1:
-        if self.state != IDLE or self.fork_generation != ring_fork_generation:
-            refuse(self.state, self.fork_generation != ring_fork_generation)
-        return 0
-
-    def _begin_exclusive(self) -> None:
-        """Mark the writer busy: until `_end_exclusive` every other call raises ConcurrentUse."""
-        self.enter_call()
-        self.state = BUSY
-
-    def _end_exclusive(self) -> None:
-        """Undo `_begin_exclusive`."""
-        self.leave_call()
-
-    cdef inline void leave_call(self) noexcept:
-        if self.state == BUSY:  # not if it was closed meanwhile
-            self.state = IDLE
+    # -- clocks and room -----------------------------------------------------------------
 
     cdef inline uint64_t now(self) except? 0:
         if self.clock_wall_ns is not None:
@@ -298,7 +275,7 @@ cdef class RingWriter:
 
     def append(self, type_id, payload, timestamp_ns=None):
         """Append one message and return its seq. Without a timestamp the clock is read."""
-        self.enter_call()
+        enter_hot(self)
         cdef uint16_t kind = type_id_of(type_id)
         cdef uint64_t stamp, heartbeat_ns
         if timestamp_ns is None:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import StrEnum
-from types import TracebackType
-from typing import Self
 
 from everlog.clock import Clock, SystemClock
 from everlog.errors import Corrupt, CorruptMetadata, EverlogError, SegmentMissing, Unsupported
@@ -323,14 +321,6 @@ class QueueReader(RingReader):
 
     # -- the rest ------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        self._begin_exclusive()
-        try:
-            yield
-        finally:
-            self._end_exclusive()
-
     def close(self) -> None:
         """Release the name and the mappings. Commits nothing; views and arrays stay valid."""
         if not self._opened:
@@ -348,16 +338,6 @@ class QueueReader(RingReader):
         if getattr(self, "_opened", False):
             with contextlib.suppress(Exception):
                 self.close()
-
-    def __enter__(self) -> Self:
-        """Return the reader."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the reader."""
-        self.close()
 
 
 def _as_u64(value: int) -> int:

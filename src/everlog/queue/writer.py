@@ -10,10 +10,8 @@ import contextlib
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
@@ -332,14 +330,6 @@ class QueueWriter(RingWriter):
 
     # -- the rest ------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        self._begin_exclusive()
-        try:
-            yield
-        finally:
-            self._end_exclusive()
-
     @property
     def segment_id(self) -> int:
         """The segment that records go to."""
@@ -385,16 +375,6 @@ class QueueWriter(RingWriter):
             warnings.warn(f"writer of {self.path} was not closed", ResourceWarning, stacklevel=1)
             with contextlib.suppress(Closed):
                 self.close()
-
-    def __enter__(self) -> Self:
-        """Return the writer."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the writer."""
-        self.close()
 
 
 def _tick_of(writer: QueueWriter) -> Callable[[], None]:
