@@ -20,7 +20,7 @@ IGNORED_FOLDERS = {".git", ".venv", "build", "dist", "__pycache__", ".hypothesis
 MAX_FUNCTION_LINES = 70
 MAX_FILE_LINES = 800
 
-CYTHON_FUNCTION = re.compile(r"^(\s*)(?:async\s+)?(?:def|cdef|cpdef)\s[^=]*?(\w+)\s*\(")
+CYTHON_FUNCTION = re.compile(r"^(\s*)(?:async\s+)?(?:def|cdef|cpdef)\s+(?!class\b)[^=]*?(\w+)\s*\(")
 CYTHON_IMPORT = re.compile(
     r"^[ \t]*(?:from\s+([\w.]+)\s+c?import[ \t]+\(?([\w \t,]*)|c?import\s+([\w.]+))", re.MULTILINE
 )

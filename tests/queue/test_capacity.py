@@ -141,10 +141,17 @@ def test_a_reader_that_closed_counts_until_its_ttl_is_over(tmp_path: Path) -> No
         writer.append_many(1, [b"x"] * 100)
 
 
-def test_a_reader_too_far_behind_no_longer_counts(tmp_path: Path) -> None:
-    limits = {"max_bytes": 2048, "max_reader_lag_bytes": 512}
+def test_a_reader_exactly_at_the_lag_limit_still_counts(tmp_path: Path) -> None:
+    limits = {"max_bytes": 512, "max_reader_lag_bytes": 512}
     with open_writer(tmp_path / "q", **limits) as writer, open_reader(tmp_path / "q"):
-        writer.append_many(1, [b"x"] * 100)
+        assert append_until_full(writer) == 4
+
+
+def test_a_reader_too_far_behind_no_longer_counts(tmp_path: Path) -> None:
+    limits = {"max_bytes": 512, "max_reader_lag_bytes": 511}
+    with open_writer(tmp_path / "q", **limits) as writer, open_reader(tmp_path / "q"):
+        for seq in range(100):
+            assert writer.append(1, b"x") == seq
 
 
 def test_a_legacy_reader_counts_for_ever(tmp_path: Path) -> None:

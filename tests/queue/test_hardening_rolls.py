@@ -33,8 +33,8 @@ PREPARED = ([bytes([number]) * 60 for number in range(6)], b"r" * 200)
 """Payloads that fill a segment so far that the next is asked for, and one that needs it."""
 CREATED = ([b"a"], b"r" * 850)
 """The same, but the next segment has not been asked for: the roll makes it itself."""
-LATER = [bytes([0x40 + number]) * 200 for number in range(9)]
-"""Appended after the interrupt; they need two more rolls."""
+LATER = [bytes([0x40 + number]) * 200 for number in range(5)]
+"""Appended after the interrupt; they need at least one more roll."""
 POINTS_MIN = 40
 """A roll has more points than that; fewer would mean that nothing is traced."""
 

@@ -308,9 +308,12 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     damage=st.lists(st.tuples(st.integers(0, 80 + 24 * 2 - 1), st.integers(1, 255)), min_size=1, max_size=2),
     seq=st.integers(0, 12),
 )
-@example(
-    segment_id=0, damage=[(64, 0x18)], seq=4
-)  # the latest timestamp of the segment, made a little earlier
+# The latest timestamp a little earlier; an entry that points into a payload; entries that claim the seq and
+# the time of an earlier record.
+@example(segment_id=0, damage=[(64, 0x18)], seq=4)
+@example(segment_id=0, damage=[(120, 0x40)], seq=3)
+@example(segment_id=0, damage=[(104, 0x02)], seq=1)
+@example(segment_id=0, damage=[(112, 0xEA), (113, 0x07)], seq=1)
 def test_no_damage_to_an_index_changes_where_a_seek_lands(
     original: Path,
     tmp_path_factory: pytest.TempPathFactory,

@@ -104,16 +104,21 @@ static struct timespec timespec_of(int64_t ns)
     return (struct timespec){.tv_sec = ns / NS_PER_S, .tv_nsec = ns % NS_PER_S};
 }
 
-/* R1 and its fence. */
-static void enter_waiting(ring_reader *r)
+/* R1 and its fence. Returns the writer's epoch under which the reader is counted. */
+static uint64_t enter_waiting(ring_reader *r)
 {
+    uint64_t epoch = atomic_load_explicit(&r->control->writer_epoch, memory_order_acquire);
     atomic_fetch_add_explicit(&r->control->waiters_pending, 1, memory_order_seq_cst);
     full_fence_after_rmw();
+    return epoch;
 }
 
-/* R5. Never below zero: a writer that opened meanwhile has reset the count. */
-static void leave_waiting(ring_reader *r)
+/* R5. A writer that opened meanwhile has reset the count: then there is nothing to take back, or
+ * the registration of another reader would be. Never below zero, whatever happens. */
+static void leave_waiting(ring_reader *r, uint64_t epoch)
 {
+    if (atomic_load_explicit(&r->control->writer_epoch, memory_order_acquire) != epoch)
+        return;
     uint32_t count = atomic_load_explicit(&r->control->waiters_pending, memory_order_relaxed);
     while (count > 0 && !atomic_compare_exchange_weak_explicit(
                             &r->control->waiters_pending, &count, count - 1, memory_order_relaxed,
@@ -159,9 +164,10 @@ static int sleep_on_many(ring_reader **readers, size_t count, const uint32_t *sa
 static int park(ring_reader **readers, size_t count, int64_t until_ns)
 {
     uint32_t sampled[RING_WAITV_MAX];
+    uint64_t epochs[RING_WAITV_MAX];
     int interrupted = 0;
     for (size_t i = 0; i < count; i++)
-        enter_waiting(readers[i]);
+        epochs[i] = enter_waiting(readers[i]);
     for (size_t i = 0; i < count; i++) /* R2, before R3 */
         sampled[i] =
             atomic_load_explicit(&readers[i]->control->notify_seq, memory_order_acquire);
@@ -169,7 +175,7 @@ static int park(ring_reader **readers, size_t count, int64_t until_ns)
         interrupted = count == 1 ? sleep_on_one(readers[0], sampled[0], until_ns)
                                  : sleep_on_many(readers, count, sampled, until_ns);
     for (size_t i = 0; i < count; i++)
-        leave_waiting(readers[i]);
+        leave_waiting(readers[i], epochs[i]);
     return interrupted;
 }
 

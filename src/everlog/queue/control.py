@@ -138,13 +138,14 @@ class ControlBlock:
         self.mapping.store_u64(layout.CTRL_WRITER_HEARTBEAT_NS, wall_ns)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Start a writer's life: new epoch, no waiters known, and wake whoever sleeps.
+        """Start a writer's life: no waiters known, new epoch, and wake whoever sleeps.
 
-        A reader killed in its sleep has left `waiters_pending` too high for ever; a live one
-        that is reset here sleeps at most a second longer.
+        A reader killed in its sleep has left `waiters_pending` too high for ever. One that
+        sleeps now sees from the epoch that its registration is gone; one that was just going
+        to sleep may do so for a second.
         """
-        self.mapping.store_u64(layout.CTRL_WRITER_EPOCH, epoch)
         self.mapping.store_u32(layout.CTRL_WAITERS_PENDING, 0)
+        self.mapping.store_u64(layout.CTRL_WRITER_EPOCH, epoch)
         native.wake_all(self.mapping)
 
     def publish_head(self, segment_id: int, offset: int) -> None:

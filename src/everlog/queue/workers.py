@@ -201,6 +201,19 @@ class SyncWorker(_Worker):
             self.failure = error
             segment.fd = -1
 
+    def sync_start(self, segment: Segment, length: int) -> bool:
+        """Sync the first bytes of a segment that is still open; False if it is not, or on failure."""
+        with self._lock:  # segments are closed under it
+            if segment.fd < 0:
+                return False
+            try:
+                self._fs.msync(segment.mapping, segment.fd, 0, length, True)
+            except OSError as error:
+                self.errors += 1
+                self.failure = error
+                return False
+            return True
+
     def close(self) -> None:
         """Stop when everything pending was synced."""
         super().close()
@@ -262,21 +275,21 @@ class RetentionWorker(_Worker):
     def run_pass(self) -> None:
         """One pass: look at the readers, delete what may go (a few segments at a time)."""
         with self._lock:
-            counting = self._look()
-            if not self._config.retention:
-                return
-            head_segment, _ = self._control.head()
-            deletable = retention.deletable_segments(
-                range(self._oldest, head_segment),
-                counting,
-                head_segment=head_segment,
-                keep_from=self.record_segment,
-            )
-            for segment_id in deletable[:DELETE_BATCH_MAX]:
-                remove_segment(self._fs, self._queue_path, segment_id)
-                self._oldest = segment_id + 1
-            if len(deletable) > DELETE_BATCH_MAX:
-                self._wake.set()
+            for _ in range(DELETE_BATCH_MAX):
+                # Looked at before every deletion: a reader may just be opening at the oldest.
+                counting = self._look()
+                head_segment, _ = self._control.head()
+                deletable = retention.deletable_segments(
+                    range(self._oldest, head_segment),
+                    counting,
+                    head_segment=head_segment,
+                    keep_from=self.record_segment,
+                )
+                if not deletable or not self._config.retention:
+                    return
+                remove_segment(self._fs, self._queue_path, deletable[0])
+                self._oldest = deletable[0] + 1
+            self._wake.set()
 
     def _look(self) -> dict[str, ReaderPosition] | None:
         readers = list_readers(self._fs, self._queue_path)

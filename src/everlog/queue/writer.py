@@ -257,13 +257,8 @@ class QueueWriter(RingWriter):
         if state is None or state[5] == 0 or state[6].segment_id == self._retention.record_segment:
             return
         segment: Segment = state[6]
-        try:
-            self._fs.msync(segment.mapping, segment.fd, 0, min(self.offset, self.segment_size), True)
-        except OSError as error:
-            if segment is self.current:  # else the writer has rolled and closed it meanwhile
-                self._sync.failure = error
-            return
-        self._retention.record_segment = segment.segment_id
+        if self._sync.sync_start(segment, min(self.offset, self.segment_size)):
+            self._retention.record_segment = segment.segment_id
 
     def _flush_index(self) -> None:
         # A missing or old index only makes seeks scan.
