@@ -11,7 +11,7 @@ import pytest
 
 from everlog.clock import SystemClock
 from everlog.errors import Io, QueueFull
-from everlog.fs import FaultFs, OsFs
+from everlog.fs import FaultFs, OsFs, Syncable
 from everlog.queue import QueueReader, QueueWriter
 from everlog.queue.segment import create_segment
 from everlog.queue.workers import PrepareWorker
@@ -28,6 +28,14 @@ from tests.support.small_queues import (
 )
 
 # -- a roll that is interrupted --------------------------------------------------------------
+
+
+class UnsyncedFs(QuickFs):
+    """Waits for the disk in no way at all; what would be on it is simulated by `FaultFs`."""
+
+    def msync(self, mapping: Syncable, fd: int, offset: int, length: int, wait: bool) -> None:
+        """Do not wait."""
+
 
 PREPARED = ([bytes([number]) * 60 for number in range(6)], b"r" * 200)
 """Payloads that fill a segment so far that the next is asked for, and one that needs it."""
@@ -58,7 +66,7 @@ def append_on(writer: QueueWriter, reader: QueueReader, appended: list[bytes]) -
 def interrupt_a_roll(root: Path, point: int, case: tuple[list[bytes], bytes], deferred: bool) -> str | None:
     """Interrupt one roll, append on, and lose power; returns where, None if there is no such point."""
     before, rolling = case
-    fs = FaultFs(root, inner=QuickFs(), page_size=64)
+    fs = FaultFs(root, inner=UnsyncedFs(), page_size=64)
     settings = {"retention": False, "defer_seal_sync": deferred, "index_stride": 1}
     where: str | None = "not at all"
     try:
@@ -108,7 +116,8 @@ def test_a_roll_interrupted_at_any_point_lifts_no_capacity_limit(tmp_path: Path)
     point = 0
     while where is not None:
         path = tmp_path / str(point)
-        with open_writer(path, max_bytes=max_bytes, retention=False) as writer, open_reader(path):
+        settings = {"max_bytes": max_bytes, "retention": False, "fs": UnsyncedFs()}
+        with open_writer(path, **settings) as writer, open_reader(path):
             for payload in before:
                 writer.append(1, payload)
             await_prepared(writer)

@@ -25,7 +25,7 @@ from everlog.native.ring_core cimport *
 
 from contextlib import suppress
 
-from numpy import ndarray
+from numpy import asarray, ndarray
 
 from everlog.errors import InvalidTimestamp, InvalidTypeId, PayloadTooLarge, Unsupported
 
@@ -433,12 +433,13 @@ cdef tuple U64_FORMATS = (b"Q", b"L", b"<Q", b"=Q", b"=L")
 
 
 cdef int get_array(array, Py_buffer *view) except -1:
-    if isinstance(array, ndarray):
-        if array.dtype.hasobject:
-            raise Unsupported(
-                "an array of Python objects holds pointers, not data; give it a plain dtype")
-        if array.ndim == 1 and array.dtype.kind in "VMm":
-            array = array.view(f"V{array.dtype.itemsize}")  # dates have no buffer format
+    if not isinstance(array, ndarray):
+        array = asarray(memoryview(array))
+    if array.dtype.hasobject:
+        raise Unsupported(
+            "an array of Python objects holds pointers, not data; give it a plain dtype")
+    if array.ndim == 1 and array.dtype.kind in "VMm":
+        array = array.view(f"V{array.dtype.itemsize}")  # dates have no buffer format
     PyObject_GetBuffer(array, view, PyBUF_STRIDES | PyBUF_FORMAT)
     if view.ndim != 1:
         ndim = view.ndim
