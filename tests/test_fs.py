@@ -285,6 +285,7 @@ def operations(fs: FaultFs, root: Path) -> Iterator[dict[str, Callable[[], objec
             "listdir": lambda: fs.listdir(str(root)),
             "exists": lambda: fs.exists(file),
             "try_lock": lambda: fs.try_lock(fd),
+            "unlock": lambda: fs.unlock(fd),
         }
         assert (tree(root), descriptors_below(root)) == before
     finally:
@@ -292,8 +293,7 @@ def operations(fs: FaultFs, root: Path) -> Iterator[dict[str, Callable[[], objec
 
 
 def failing_calls(fs: FaultFs, count: int) -> list[int]:
-    """Make `count` calls of `exists`; return the numbers of those that failed."""
-    failed = []
+    failed = []  # the numbers of those of `count` calls of `exists` that fail
     for _ in range(count):
         try:
             fs.exists("x")

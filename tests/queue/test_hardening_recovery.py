@@ -408,10 +408,7 @@ def test_while_the_newer_segment_cannot_be_synced_the_older_ones_stay_and_flush_
             writer.append(1, b"x")
         assert len(seqs(reader)) == writer.next_seq
         reader.commit()
-        tried = next(iter(fs.log)).number
-        wait_until(
-            lambda: any(fails(call) and call.number > tried for call in fs.log), "retention to try the sync"
-        )
+        wait_until(lambda: any(fails(call) for call in fs.log), "retention to try the sync")
         writer._retention.run_pass()
         assert segment_ids(path)[0] == 0
         with pytest.raises(Io, match="Input/output error"):
@@ -442,7 +439,7 @@ def test_opening_removes_what_an_interrupted_writer_left_and_nothing_else(tmp_pa
 
 @pytest.mark.parametrize("below", ["q", "a/b/q"])
 def test_a_new_queue_directory_survives_a_power_loss_after_flush_sync(tmp_path: Path, below: str) -> None:
-    for seed in range(15):
+    for seed in range(10):
         root = tmp_path / str(seed)
         root.mkdir()
         fs = FaultFs(root, seed=seed, inner=QuickFs())

@@ -377,6 +377,7 @@ def test_a_forgotten_writer_whose_last_user_is_its_retention_thread_releases_the
         monkeypatch.setattr(QueueWriter, "_tick", slow_tick)
         writer = open_writer(tmp_path / "q")
         writer.append(1, b"kept")
+        writer._retention.wake()
         assert inside.wait(30)
         monkeypatch.setattr(QueueWriter, "_tick", tick)
         del writer

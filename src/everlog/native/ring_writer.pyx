@@ -267,6 +267,7 @@ cdef class RingWriter(OneThread):
         cdef Py_buffer view
         if PyBytes_CheckExact(payload):
             return self.put(kind, PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload), timestamp_ns)
+        refuse_objects(payload)
         PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
         try:
             return self.put(kind, view.buf, view.len, timestamp_ns)
@@ -432,12 +433,17 @@ cdef class RingWriter(OneThread):
 cdef tuple U64_FORMATS = (b"Q", b"L", b"<Q", b"=Q", b"=L")
 
 
+cdef int refuse_objects(payload) except -1:
+    if isinstance(payload, ndarray) and payload.dtype.hasobject:
+        raise Unsupported(
+            "an array of Python objects holds pointers, not data; give it a plain dtype")
+    return 0
+
+
 cdef int get_array(array, Py_buffer *view) except -1:
     if not isinstance(array, ndarray):
         array = asarray(memoryview(array))
-    if array.dtype.hasobject:
-        raise Unsupported(
-            "an array of Python objects holds pointers, not data; give it a plain dtype")
+    refuse_objects(array)
     if array.ndim == 1 and array.dtype.kind in "VMm":
         array = array.view(f"V{array.dtype.itemsize}")  # dates have no buffer format
     PyObject_GetBuffer(array, view, PyBUF_STRIDES | PyBUF_FORMAT)
@@ -451,6 +457,7 @@ cdef int get_array(array, Py_buffer *view) except -1:
 cdef contiguous_size(payload):
     """The bytes a payload will take, or the error that appending it would raise."""
     cdef Py_buffer view
+    refuse_objects(payload)
     PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
     size = view.len
     PyBuffer_Release(&view)

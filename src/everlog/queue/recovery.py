@@ -33,7 +33,10 @@ READER_AHEAD_SEGMENTS_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Records with a wrong checksum that sound records follow: left as they are."""
+    """Records with a wrong checksum that sound records follow: left as they are.
+
+    Offset and count are 0 if the whole of an older segment cannot be read.
+    """
 
     segment_id: int
     first_offset: int
@@ -94,7 +97,11 @@ class _Recovery:
         remove_leftovers(self.fs, self.queue_path)
         for segment_id in list_segments(self.fs, self.queue_path):
             if segment_id < self.first_id:
-                self._finish(segment_id)
+                try:
+                    self._finish(segment_id)
+                except (Corrupt, UnsupportedVersion):
+                    # Readers of this segment will be told; everybody else may go on.
+                    self.report.damage.append(Damage(segment_id, first_offset=0, records=0))
         segment_id = self.first_id
         while True:
             segment = open_or_create_segment(

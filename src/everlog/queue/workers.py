@@ -127,13 +127,16 @@ class PrepareWorker(_Worker):
         if wanted is None:
             self._wait(_IDLE_WAIT_NS)
             return
-        segment = self._build(wanted)
-        with self._lock:
-            stale, self._ready = self._ready, segment
-            self._building = False
-            if segment is None:
-                self._want_again(wanted)
-            self._lock.notify_all()
+        segment = None
+        try:
+            segment = self._build(wanted)
+        finally:  # even if the thread dies here, the writer must not wait for it
+            with self._lock:
+                stale, self._ready = self._ready, segment
+                self._building = False
+                if segment is None:
+                    self._want_again(wanted)
+                self._lock.notify_all()
         if stale is not None:
             stale.close(self._fs)
         if segment is None:
@@ -154,7 +157,7 @@ class PrepareWorker(_Worker):
                 prefault=True,
                 memlock=self._memlock,
             )
-        except (OSError, EverlogError):
+        except Exception:  # the roll creates the segment itself then, and says what is wrong
             self.errors += 1
             return None
 
