@@ -63,6 +63,8 @@ class Recovered:
     next_seq: int
     record_segment: int
     """Newest segment that holds a record (or the current one): retention must keep it."""
+    inherited: list[int]
+    """Older segments that earlier writers may have left without a sync."""
     report: RecoveryReport
 
 
@@ -85,7 +87,7 @@ class _Recovery:
         known = control.head()[0]
         if self.fs.exists(segment_path(self.queue_path, self.checkpoint.segment_id)):
             known = max(known, self.checkpoint.segment_id)
-        later = [i for i in list_segments(self.fs, self.queue_path) if i >= known]
+        later = [i for i in self._known_ids() if i >= known]
         if not later and control.ready:
             raise Corrupt(
                 f"{segment_path(self.queue_path, known)} is missing, and the head of the queue is in it; "
@@ -95,7 +97,7 @@ class _Recovery:
 
     def run(self) -> Recovered:
         remove_leftovers(self.fs, self.queue_path)
-        for segment_id in list_segments(self.fs, self.queue_path):
+        for segment_id in self._known_ids():
             if segment_id < self.first_id:
                 try:
                     self._finish(segment_id)
@@ -113,7 +115,8 @@ class _Recovery:
                 if offset is not None and following is None:
                     next_seq, record_segment = self._next_seq(segment_id)
                     self._drop_index(segment_id)
-                    return Recovered(segment, offset, next_seq, record_segment, self.report)
+                    inherited = [i for i in self._known_ids() if self.checkpoint.segment_id <= i < segment_id]
+                    return Recovered(segment, offset, next_seq, record_segment, inherited, self.report)
                 if offset is not None:
                     native.pad_segment(segment.mapping, offset)
                 self._seal(segment)
@@ -123,9 +126,12 @@ class _Recovery:
             segment.close(self.fs)
             segment_id = segment_id + 1 if following is None else following
 
+    def _known_ids(self) -> list[int]:
+        return list_segments(self.fs, self.queue_path)
+
     def _following(self, segment_id: int, offset: int | None) -> int | None:
         """Return the segment to go on with although this one has room; None: stay or just roll."""
-        later = [i for i in list_segments(self.fs, self.queue_path) if i > segment_id]
+        later = [i for i in self._known_ids() if i > segment_id]
         if any(self._holds_data(i) for i in later):
             return later[0]  # a stale control block hid them
         if offset is not None and self._reader_is_beyond(segment_id, offset):
@@ -220,7 +226,7 @@ class _Recovery:
 
     def _next_seq(self, current_id: int) -> tuple[int, int]:
         """Return the seq after the last committed record, and the segment that record is in."""
-        for segment_id in reversed(list_segments(self.fs, self.queue_path)):
+        for segment_id in reversed(self._known_ids()):
             if segment_id > current_id:
                 continue
             segment = open_segment(self.fs, self.queue_path, segment_id, self.size, writable=False)

@@ -26,7 +26,7 @@ from everlog.queue.faults import io_errors
 from everlog.queue.layout import SEG_DATA_OFFSET
 from everlog.queue.recovery import Recovered, RecoveryReport, recover
 from everlog.queue.seek_index import SeekIndex
-from everlog.queue.segment import Segment, list_segments, open_or_create_segment
+from everlog.queue.segment import Segment, list_segments, open_or_create_segment, sync_segment
 from everlog.queue.workers import PrepareWorker, RetentionWorker, SyncWorker
 from everlog.queue.writer_lock import WriterLock
 
@@ -73,6 +73,7 @@ class QueueWriter(RingWriter):
             recovered = recover(fs, path, self._control, memlock=config.memlock)
             undo.callback(recovered.segment.close, fs)
             self.recovery: RecoveryReport = recovered.report
+            self._inherited = recovered.inherited
             self.epoch = max(self._control.writer_epoch, self._lock.previous_epoch) + 1
             self._lock.record_epoch(self.epoch)
             self._publish(recovered)
@@ -302,6 +303,9 @@ class QueueWriter(RingWriter):
             if self._sync.failure is not None:
                 raise self._sync.failure
             try:
+                while self._inherited:
+                    sync_segment(self._fs, self.path, self._inherited[0])
+                    self._inherited.pop(0)
                 self._msync(wait=True)
                 self._control.sync()
             except OSError as error:
