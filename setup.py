@@ -12,6 +12,9 @@ COMPILE_FLAGS = [
     "-std=c11",
     "-O3",
     "-fno-plt",
+    # The core and its shims are one program; only the module's entry point is visible outside.
+    "-flto",
+    "-fvisibility=hidden",
     "-Wall",
     "-Wextra",
     # The C that Cython generates leaves parameters and helpers unused and mixes signedness.
@@ -41,6 +44,7 @@ def native_extensions() -> list[Extension]:
             depends=headers,
             include_dirs=[str(NATIVE)],
             extra_compile_args=COMPILE_FLAGS,
+            extra_link_args=["-flto", "-O3"],
         )
         for name, (cython_source, _) in EXTENSIONS.items()
     ]

