@@ -201,7 +201,7 @@ def _check_words(words: NDArray[Any], want: NDArray[Any], first: int) -> None:
     # The checksum of each record was compared over all of its bytes; the first and the last word
     # tell that it is the right record, in the right place.
     for column in (0, WORDS - 1):
-        if not np.array_equal(words[:, column], want):
+        if not (words[:, column] == want).all():
             raise WrongMessage(f"word {column} is wrong in the batch that begins with message {first}")
 
 
