@@ -90,7 +90,7 @@ class FanInReader:
             self.commit(index, durable)
 
     def _fill(self) -> None:
-        for index in sorted(self._empty):
+        for index in tuple(self._empty):  # in any order: the heap decides who is next
             view = self._readers[index].next()
             if view is not None:
                 self._empty.discard(index)
