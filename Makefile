@@ -11,12 +11,13 @@ NATIVE_SOURCES := $(foreach kind,pyx pxd c h,$(wildcard src/everlog/native/*.$(k
 
 CRASH_ROUNDS ?= 300
 CRASH_TIMEOUT_S ?= 7200
+SEEDS ?= 0..199
 SOAK_SECONDS ?= 600
 SOAK_MARGIN_S := 300
 export CRASH_ROUNDS SOAK_SECONDS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench bench-queue crash soak docs clean
+.PHONY: help setup demo test lint bench bench-queue bench-engine crash sim soak docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,13 +36,19 @@ lint: setup ## Style, formatting, types and import layers
 	$(BIN)/mypy --strict src
 	$(BIN)/lint-imports
 
-bench: bench-queue ## All benchmarks
+bench: bench-queue bench-engine ## All benchmarks
 
 bench-queue: $(BENCH_STAMP) ## The queue side by side with its peers
 	$(BIN)/python -m benchmarks.queue
 
+bench-engine: setup ## The topics engine inside one process
+	$(BIN)/python -m benchmarks.engine
+
 crash: setup ## Kill processes CRASH_ROUNDS times and check what survives
-	$(BIN)/python -m pytest tests/crash -m crash --timeout=$(CRASH_TIMEOUT_S)
+	$(BIN)/python -m pytest tests/crash tests/simulation -m crash --timeout=$(CRASH_TIMEOUT_S)
+
+sim: setup ## Simulate the topics engine with faults and power losses, SEEDS=FIRST..LAST
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 soak: setup ## Two processes under load for SOAK_SECONDS
 	$(BIN)/python -m pytest tests -m soak --timeout=$$(( $(SOAK_SECONDS) + $(SOAK_MARGIN_S) ))

@@ -27,10 +27,14 @@ COMPILE_FLAGS = [
 
 # Module name -> its Cython source and the plain C sources linked with it, all under NATIVE.
 EXTENSIONS = {
+    "everlog.native.frames": ("frames.pyx", ["frames.c"]),
     "everlog.native.guard": ("guard.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
+    "everlog.native.log_replay": ("log_replay.pyx", ["log_index.c", "tag_index.c", "frames.c"]),
     "everlog.native.mapping": ("mapping.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
+    "everlog.native.record_batch": ("record_batch.pyx", ["frames.c"]),
     "everlog.native.ring_reader": ("ring_reader.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
     "everlog.native.ring_writer": ("ring_writer.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
+    "everlog.native.topic_log": ("topic_log.pyx", ["log_index.c", "tag_index.c", "render.c", "frames.c"]),
 }
 
 

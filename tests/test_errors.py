@@ -34,10 +34,30 @@ CODES = {
     "InvalidConfig": "invalid_config",
     "ConcurrentUse": "concurrent_use",
     "Closed": "closed",
+    "StorageFailed": "storage_failed",
+    "ReadOnly": "read_only",
+    "DataDirInUse": "data_dir_in_use",
+    "InvalidRequest": "invalid_request",
+    "InvalidRecord": "invalid_record",
+    "BatchTooLarge": "batch_too_large",
+    "RecordTooLarge": "record_too_large",
+    "TopicNotFound": "topic_not_found",
+    "TopicIncompatible": "topic_exists_incompatible",
+    "TopicNotEmpty": "topic_not_empty",
+    "TopicFull": "topic_full",
+    "LimitReached": "throttled",
 }
 
 # Which `except` clause catches what besides `except EverlogError`.
-PARENTS = {"QueueNotFound": "Io", "CorruptMetadata": "Corrupt"}
+PARENTS = {
+    "QueueNotFound": "Io",
+    "CorruptMetadata": "Corrupt",
+    "StorageFailed": "Io",
+    "ReadOnly": "StorageFailed",
+    "InvalidRecord": "InvalidRequest",
+    "BatchTooLarge": "InvalidRequest",
+    "RecordTooLarge": "InvalidRequest",
+}
 
 
 def error_classes() -> list[Any]:

@@ -144,3 +144,85 @@ class Closed(EverlogError):
     """The object was closed, or belongs to the parent of this forked process."""
 
     code = "closed"
+
+
+class StorageFailed(Io):
+    """The topics log could not be written or synced; what was being committed is not kept."""
+
+    code = "storage_failed"
+
+
+class ReadOnly(StorageFailed):
+    """A sync of this part of the topics log failed, so nothing more is accepted until a restart."""
+
+    code = "read_only"
+
+
+class DataDirInUse(EverlogError):
+    """Another process has this topics data directory open."""
+
+    code = "data_dir_in_use"
+
+
+class InvalidRequest(EverlogError):
+    """An argument of a topics operation is out of range or malformed; nothing changed."""
+
+    code = "invalid_request"
+
+
+class InvalidRecord(InvalidRequest):
+    """A record of a batch breaks a limit other than its size; nothing of the batch was kept."""
+
+    code = "invalid_record"
+
+
+class BatchTooLarge(InvalidRequest):
+    """More records than one append may carry."""
+
+    code = "batch_too_large"
+
+
+class RecordTooLarge(InvalidRequest):
+    """Data and meta of a record are too long, or a batch can never fit into a `reject` topic."""
+
+    code = "record_too_large"
+
+
+class TopicNotFound(EverlogError):
+    """There is no topic of this name."""
+
+    code = "topic_not_found"
+
+
+class TopicIncompatible(EverlogError):
+    """The topic exists with another type, which cannot be changed."""
+
+    code = "topic_exists_incompatible"
+
+    def __init__(self, message: str, existing: str = "", requested: str = "") -> None:
+        super().__init__(message)
+        self.existing = existing
+        self.requested = requested
+
+
+class TopicNotEmpty(EverlogError):
+    """The topic still has live records and was to be deleted only if empty."""
+
+    code = "topic_not_empty"
+
+
+class TopicFull(EverlogError):
+    """The topic is at its cap and set to refuse; nothing was appended."""
+
+    code = "topic_full"
+
+
+class LimitReached(EverlogError):
+    """A resource cap of the engine is reached; existing things still work."""
+
+    code = "throttled"
+
+    def __init__(self, message: str, limit: str = "", maximum: int = 0) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.maximum = maximum

@@ -33,6 +33,7 @@ def test_the_commands_are_these() -> None:
         "everlog queue ls",
         "everlog queue inspect",
         "everlog queue tail",
+        "everlog verify",
         "everlog queue doctor",
         "everlog queue bench",
         "chron-cli",

@@ -17,7 +17,8 @@ import everlog.queue.doctor
 from everlog.bus.markers import mark_ready
 from everlog.clock import NS_PER_S, SystemClock, TestClock
 from everlog.errors import CorruptMetadata, Io
-from everlog.fs import FaultFs, OsFs
+from everlog.fault_fs import FaultFs
+from everlog.fs import OsFs
 from everlog.queue import Queue, layout
 from everlog.queue.doctor import (
     MAX_READER_LAG_BYTES,

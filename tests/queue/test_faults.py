@@ -23,7 +23,7 @@ from everlog.errors import (
     UnsupportedVersion,
     WriterAlreadyActive,
 )
-from everlog.fs import FaultFs
+from everlog.fault_fs import FaultFs
 from everlog.queue import DisconnectReason, Queue
 from everlog.queue.writer_lock import process_start_ticks
 from tests.support.files import tree

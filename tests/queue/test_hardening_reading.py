@@ -12,7 +12,7 @@ import pytest
 
 from everlog.clock import NS_PER_S, TestClock
 from everlog.errors import Corrupt, Io, Unsupported
-from everlog.fs import FaultFs
+from everlog.fault_fs import FaultFs
 from everlog.queue import FanInReader, QueueReader, layout, seek_index
 from everlog.queue.layout import CTRL_WAITERS_PENDING
 from everlog.queue.reader_meta import list_readers

@@ -14,7 +14,7 @@ import pytest
 
 from everlog.clock import TestClock
 from everlog.errors import Corrupt, CorruptMetadata, Io
-from everlog.fs import Call, FaultFs, PowerLoss
+from everlog.fault_fs import Call, FaultFs, PowerLoss
 from everlog.queue import Queue, QueueReader, layout, recovery
 from everlog.queue.layout import CTRL_INIT_STATE
 from everlog.queue.reader_meta import ReaderMetaFile

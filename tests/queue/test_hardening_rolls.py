@@ -11,7 +11,8 @@ import pytest
 
 from everlog.clock import SystemClock
 from everlog.errors import Io, QueueFull
-from everlog.fs import FaultFs, OsFs, Syncable
+from everlog.fault_fs import FaultFs
+from everlog.fs import OsFs, Syncable
 from everlog.queue import QueueReader, QueueWriter
 from everlog.queue.segment import create_segment
 from everlog.queue.workers import PrepareWorker

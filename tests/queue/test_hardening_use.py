@@ -208,7 +208,7 @@ def test_a_writer_closed_while_another_thread_appends_closes_or_refuses_and_lose
 
 FAN_IN_OVER_A_READ_ONLY_QUEUE = """
 import errno, os, sys, threading
-from everlog.fs import FaultFs
+from everlog.fault_fs import FaultFs
 from everlog.queue import FanInReader, Queue, SpinThenPark
 
 def wait_for(directory, read_only, source):

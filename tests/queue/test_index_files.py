@@ -9,7 +9,7 @@ import pytest
 
 from everlog.clock import NS_PER_S, TestClock
 from everlog.errors import Io
-from everlog.fs import FaultFs
+from everlog.fault_fs import FaultFs
 from everlog.queue import QueueWriter
 from tests.support.small_queues import SMALL, QuickFs, kill_image, open_writer, payloads, wait_until
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlog.fs import FaultFs, OsFs, PowerLoss
+from everlog.fault_fs import FaultFs, PowerLoss
+from everlog.fs import OsFs
 from everlog.queue import index_meta
 from everlog.queue.index_meta import START, IndexPosition
 from tests.support.files import tree

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from everlog.clock import TestClock
 from everlog.errors import CorruptMetadata, Io, QueueNotFound, UnsupportedVersion
-from everlog.fs import FaultFs, OsFs
+from everlog.fault_fs import FaultFs
+from everlog.fs import OsFs
 from everlog.queue import Queue, layout
 from everlog.queue.inspect import QueueInfo, find_queues, inspect_queue
 from everlog.queue.reader_meta import list_readers

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from everlog.errors import EverlogError
-from everlog.fs import Call, FaultFs
+from everlog.fault_fs import Call, FaultFs
 from everlog.queue import Queue
 from tests.support.small_queues import SMALL, QuickFs, open_reader, open_writer, payloads, read_all
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from everlog.errors import Corrupt, Unsupported
-from everlog.fs import FaultFs, PowerLoss
+from everlog.fault_fs import FaultFs, PowerLoss
 from everlog.queue import Queue, QueueReader
 from tests.support.small_queues import QuickFs, segment_ids
 

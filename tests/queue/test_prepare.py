@@ -11,7 +11,7 @@ import pytest
 
 from everlog.clock import TestClock
 from everlog.errors import Corrupt, Io, SegmentNotPrepared
-from everlog.fs import FaultFs
+from everlog.fault_fs import FaultFs
 from everlog.queue import QueueWriter, WriterConfig
 from everlog.queue.layout import SEGMENT_HEADER
 from tests.support.files import hooked_fs

@@ -17,7 +17,8 @@ from everlog.errors import (
     Unsupported,
     UnsupportedVersion,
 )
-from everlog.fs import FaultFs, OsFs
+from everlog.fault_fs import FaultFs
+from everlog.fs import OsFs
 from everlog.queue import Message, MessageView, QueueReader
 from everlog.queue.reader_meta import ReaderPosition, list_readers
 from tests.support.files import tree

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlog.errors import Closed, CorruptMetadata, InvalidName, ReaderAlreadyActive
-from everlog.fs import FaultFs, Fs, OsFs, PowerLoss
+from everlog.fault_fs import FaultFs, PowerLoss
+from everlog.fs import Fs, OsFs
 from everlog.queue import reader_meta
 from everlog.queue.reader_meta import ReaderMetaFile, ReaderPosition, list_readers
 from tests.support.files import descriptors_below, hooked_fs, interrupting_fs, tree

@@ -14,7 +14,7 @@ import pytest
 
 from everlog.clock import NS_PER_S, TestClock
 from everlog.errors import WriterAlreadyActive
-from everlog.fs import FaultFs
+from everlog.fault_fs import FaultFs
 from everlog.queue import Queue, QueueWriter
 from tests.support.files import hooked_fs
 from tests.support.small_queues import (

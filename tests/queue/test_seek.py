@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from everlog.errors import Corrupt, SegmentMissing
-from everlog.fs import FaultFs
+from everlog.fault_fs import FaultFs
 from everlog.queue import QueueReader
 from tests.support import ring_twin
 from tests.support.queues import overwrite

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everlog.errors import Corrupt
-from everlog.fs import FaultFs, OsFs, PowerLoss
+from everlog.fault_fs import FaultFs, PowerLoss
+from everlog.fs import OsFs
 from everlog.queue import seek_index
 from everlog.queue.seek_index import ENTRY_DTYPE, SeekIndex
 from tests.support.files import tree

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from everlog.clock import NS_PER_S, AnchoredClock, TestClock
 from everlog.errors import Closed, InvalidTimestamp, InvalidTypeId, Io, PayloadTooLarge, Unsupported
-from everlog.fs import FaultFs
+from everlog.fault_fs import FaultFs
 from everlog.queue import QueueWriter
 from everlog.queue.layout import CTRL_NOTIFY_SEQ, CTRL_WRITE_OFFSET, CTRL_WRITER_HEARTBEAT_NS
 from tests.support import ring_twin

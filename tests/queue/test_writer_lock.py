@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from everlog.clock import SystemClock, TestClock
 from everlog.errors import WriterAlreadyActive
-from everlog.fs import FaultFs, Fs, OsFs
+from everlog.fault_fs import FaultFs
+from everlog.fs import Fs, OsFs
 from everlog.queue import writer_lock
 from everlog.queue.writer_lock import LockOwner, WriterLock
 from tests.support.files import descriptors_below, tree

@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 import everlog
-from everlog.cli import output, queue
+from everlog.cli import output, queue, verify
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(queue.app, name="queue")
+app.command("verify", epilog="Example: everlog verify ./topics-data")(verify.verify_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,436 @@
+/* Frames, JSON compaction and the UTF-8 check; see frames.h for the layouts.
+ *
+ * Writers trust their caller, readers trust nothing: every length is compared with the bytes there
+ * are before it is used. Words are moved by memcpy of a fixed size, which compiles to one unaligned
+ * access and is defined for any address. */
+#include "frames.h"
+
+#include <string.h>
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "words are copied as they are");
+_Static_assert(LOG_AT_DATA_LEN + 4 == LOG_HEADER_SIZE, "the log header ends after data_len");
+_Static_assert(SEGMENT_AT_DATA_LEN + 4 == SEGMENT_HEADER_SIZE, "the segment header ends after data_len");
+
+#define FRAME_LEN_SIZE 4u
+#define CHECKSUM_SIZE 8u
+#define REPEATED(byte) (0x0101010101010101u * (byte))
+#define HIGH_BITS REPEATED(0x80u)
+
+static frame_hash hash_of;
+
+void frames_set_hash(frame_hash hash)
+{
+    hash_of = hash;
+}
+
+uint64_t frames_checksum(const void *data, size_t length)
+{
+    return hash_of(data, length);
+}
+
+static inline uint16_t load_u16(const uint8_t *at)
+{
+    uint16_t value;
+    memcpy(&value, at, sizeof value);
+    return value;
+}
+
+static inline uint32_t load_u32(const uint8_t *at)
+{
+    uint32_t value;
+    memcpy(&value, at, sizeof value);
+    return value;
+}
+
+static inline uint64_t load_u64(const uint8_t *at)
+{
+    uint64_t value;
+    memcpy(&value, at, sizeof value);
+    return value;
+}
+
+static inline void store_u16(uint8_t *at, uint16_t value)
+{
+    memcpy(at, &value, sizeof value);
+}
+
+static inline void store_u32(uint8_t *at, uint32_t value)
+{
+    memcpy(at, &value, sizeof value);
+}
+
+static inline void store_u64(uint8_t *at, uint64_t value)
+{
+    memcpy(at, &value, sizeof value);
+}
+
+/* Copy and return the end; an absent part may be NULL, which memcpy must never see. */
+static inline uint8_t *put_bytes(uint8_t *out, const uint8_t *bytes, size_t length)
+{
+    if (length > 0)
+        memcpy(out, bytes, length);
+    return out + length;
+}
+
+/* Close a frame whose checksum starts at `end`. */
+static inline void put_checksum(uint8_t *out, uint8_t *end)
+{
+    store_u64(end, hash_of(out + FRAME_LEN_SIZE, (size_t)(end - out) - FRAME_LEN_SIZE));
+}
+
+size_t log_frame_write(uint8_t *out, const frame_view *frame, const uint8_t *meta, uint32_t meta_len)
+{
+    size_t size = log_frame_size(frame->node_len, frame->tag_len, frame->data_len);
+    uint32_t text_len = frame->data_len;
+    store_u32(out, (uint32_t)(size - FRAME_LEN_SIZE));
+    out[LOG_AT_TYPE] = frame->type;
+    out[LOG_AT_FLAGS] = frame->flags;
+    store_u64(out + LOG_AT_TOPIC_ID, frame->topic_id);
+    store_u64(out + LOG_AT_SEQ, frame->seq);
+    store_u64(out + LOG_AT_TS, frame->ts);
+    store_u16(out + LOG_AT_NODE_LEN, frame->node_len);
+    store_u16(out + LOG_AT_TAG_LEN, frame->tag_len);
+    store_u32(out + LOG_AT_DATA_LEN, frame->data_len);
+
+    uint8_t *end = put_bytes(out + LOG_HEADER_SIZE, frame->node, frame->node_len);
+    end = put_bytes(end, frame->tag, frame->tag_len);
+    if (meta != NULL) {
+        store_u32(end, meta_len);
+        end = put_bytes(end + FRAME_META_LEN_SIZE, meta, meta_len);
+        text_len -= FRAME_META_LEN_SIZE + meta_len;
+    }
+    put_checksum(out, put_bytes(end, frame->data, text_len));
+    return size;
+}
+
+size_t segment_frame_write(uint8_t *out, const frame_view *frame)
+{
+    size_t size = segment_frame_size(frame);
+    store_u32(out, (uint32_t)(size - FRAME_LEN_SIZE));
+    out[SEGMENT_AT_FLAGS] = frame->flags;
+    store_u64(out + SEGMENT_AT_SEQ, frame->seq);
+    store_u64(out + SEGMENT_AT_TS, frame->ts);
+    store_u16(out + SEGMENT_AT_NODE_LEN, frame->node_len);
+    store_u16(out + SEGMENT_AT_TAG_LEN, frame->tag_len);
+    store_u32(out + SEGMENT_AT_DATA_LEN, frame->data_len);
+
+    uint8_t *end = put_bytes(out + SEGMENT_HEADER_SIZE, frame->node, frame->node_len);
+    end = put_bytes(end, frame->tag, frame->tag_len);
+    end = put_bytes(end, frame->data, frame->data_len);
+    put_checksum(out, end);
+    end[CHECKSUM_SIZE] = frame->deleted ? SEGMENT_DELETED : 0;
+    return size;
+}
+
+/* Whether a frame can start here at all; FRAME_OK promises that its whole header may be read. */
+static inline int check_frame_len(const uint8_t *at, size_t available, uint32_t overhead, uint32_t *frame_len)
+{
+    if (available < FRAME_LEN_SIZE)
+        return FRAME_END;
+    *frame_len = load_u32(at);
+    if (*frame_len == 0)
+        return FRAME_END;
+    if (*frame_len > available - FRAME_LEN_SIZE)
+        return FRAME_TORN;
+    /* The upper bound: `size` of the view has 32 bits. */
+    if (*frame_len < overhead - FRAME_LEN_SIZE || *frame_len > UINT32_MAX - FRAME_LEN_SIZE)
+        return FRAME_CORRUPT;
+    return FRAME_OK;
+}
+
+/* Point into the body that starts at `body` and compare its parts with the length of the whole. */
+static inline int set_parts(frame_view *frame, const uint8_t *body, uint32_t overhead)
+{
+    uint64_t parts = (uint64_t)frame->node_len + frame->tag_len + frame->data_len;
+    if (parts != frame->size - overhead)
+        return FRAME_CORRUPT;
+    if ((frame->flags & FRAME_HAS_META) && frame->data_len < FRAME_META_LEN_SIZE)
+        return FRAME_CORRUPT;
+    frame->node = body;
+    frame->tag = body + frame->node_len;
+    frame->data = frame->tag + frame->tag_len;
+    return FRAME_OK;
+}
+
+static inline int checksum_matches(const uint8_t *at, const frame_view *frame)
+{
+    const uint8_t *end = frame->data + frame->data_len;
+    return hash_of(at + FRAME_LEN_SIZE, (size_t)(end - at) - FRAME_LEN_SIZE) == load_u64(end);
+}
+
+int log_frame_read(const uint8_t *at, size_t available, frame_view *frame, int verify)
+{
+    const uint32_t overhead = LOG_HEADER_SIZE + LOG_TRAILER_SIZE;
+    uint32_t frame_len;
+    int outcome = check_frame_len(at, available, overhead, &frame_len);
+    if (outcome != FRAME_OK)
+        return outcome;
+    frame->size = frame_len + FRAME_LEN_SIZE;
+    frame->type = at[LOG_AT_TYPE];
+    frame->flags = at[LOG_AT_FLAGS];
+    frame->topic_id = load_u64(at + LOG_AT_TOPIC_ID);
+    frame->seq = load_u64(at + LOG_AT_SEQ);
+    frame->ts = load_u64(at + LOG_AT_TS);
+    frame->node_len = load_u16(at + LOG_AT_NODE_LEN);
+    frame->tag_len = load_u16(at + LOG_AT_TAG_LEN);
+    frame->data_len = load_u32(at + LOG_AT_DATA_LEN);
+    frame->deleted = 0;
+    outcome = set_parts(frame, at + LOG_HEADER_SIZE, overhead);
+    if (outcome == FRAME_OK && verify && !checksum_matches(at, frame))
+        return FRAME_CORRUPT;
+    return outcome;
+}
+
+int segment_frame_read(const uint8_t *at, size_t available, frame_view *frame, int verify)
+{
+    const uint32_t overhead = SEGMENT_HEADER_SIZE + SEGMENT_TRAILER_SIZE;
+    uint32_t frame_len;
+    int outcome = check_frame_len(at, available, overhead, &frame_len);
+    if (outcome != FRAME_OK)
+        return outcome;
+    frame->size = frame_len + FRAME_LEN_SIZE;
+    frame->type = FRAME_TYPE_APPEND;
+    frame->flags = at[SEGMENT_AT_FLAGS];
+    frame->topic_id = 0;
+    frame->seq = load_u64(at + SEGMENT_AT_SEQ);
+    frame->ts = load_u64(at + SEGMENT_AT_TS);
+    frame->node_len = load_u16(at + SEGMENT_AT_NODE_LEN);
+    frame->tag_len = load_u16(at + SEGMENT_AT_TAG_LEN);
+    frame->data_len = load_u32(at + SEGMENT_AT_DATA_LEN);
+    outcome = set_parts(frame, at + SEGMENT_HEADER_SIZE, overhead);
+    if (outcome != FRAME_OK)
+        return outcome;
+    /* The mark is outside the checksum, so only its exact value counts: any other means alive. */
+    frame->deleted = frame->data[frame->data_len + CHECKSUM_SIZE] == SEGMENT_DELETED;
+    return verify && !checksum_matches(at, frame) ? FRAME_CORRUPT : FRAME_OK;
+}
+
+typedef int (*frame_reader)(const uint8_t *at, size_t available, frame_view *frame, int verify);
+
+static inline void scan(frame_reader read, const uint8_t *base, size_t length, size_t start, int verify,
+                        frame_scan *result)
+{
+    frame_view frame;
+    uint64_t frames = 0;
+    size_t at = start;
+    int outcome;
+    while ((outcome = read(base + at, length - at, &frame, verify)) == FRAME_OK) {
+        at += frame.size;
+        frames++;
+        frames_prefetch(base + at);
+    }
+    *result = (frame_scan){.frames = frames, .end = at, .outcome = outcome};
+}
+
+void log_frames_scan(const uint8_t *base, size_t length, size_t start, int verify, frame_scan *result)
+{
+    scan(log_frame_read, base, length, start, verify, result);
+}
+
+void segment_frames_scan(const uint8_t *base, size_t length, size_t start, int verify, frame_scan *result)
+{
+    scan(segment_frame_read, base, length, start, verify, result);
+}
+
+int frame_split(const frame_view *frame, const uint8_t **meta, uint32_t *meta_len, const uint8_t **text,
+                uint32_t *text_len)
+{
+    *meta = NULL;
+    *meta_len = 0;
+    *text = frame->data;
+    *text_len = frame->data_len;
+    if (!(frame->flags & FRAME_HAS_META))
+        return 0;
+    if (frame->data_len < FRAME_META_LEN_SIZE)
+        return -1;
+    uint32_t length = load_u32(frame->data);
+    uint32_t room = frame->data_len - FRAME_META_LEN_SIZE;
+    if (length > room)
+        return -1;
+    *meta = frame->data + FRAME_META_LEN_SIZE;
+    *meta_len = length;
+    *text = *meta + length;
+    *text_len = room - length;
+    return 0;
+}
+
+static inline int is_white(uint8_t byte)
+{
+    return byte == ' ' || byte == '\n' || byte == '\r' || byte == '\t';
+}
+
+/* In blocks without an early exit inside, which the compiler turns into wide compares. */
+static int has_white(const uint8_t *text, size_t length)
+{
+    enum { BLOCK = 32 };
+    while (length >= BLOCK) {
+        uint8_t found = 0;
+        for (int i = 0; i < BLOCK; i++)
+            found |= (uint8_t)((text[i] == ' ') | (text[i] == '\n') | (text[i] == '\r') | (text[i] == '\t'));
+        if (found)
+            return 1;
+        text += BLOCK;
+        length -= BLOCK;
+    }
+    for (size_t i = 0; i < length; i++)
+        if (is_white(text[i]))
+            return 1;
+    return 0;
+}
+
+/* The high bit of every byte of `word` that equals `byte`; exact up to and including the lowest one. */
+static inline uint64_t equal_bytes(uint64_t word, uint8_t byte)
+{
+    uint64_t zero = word ^ REPEATED(byte);
+    return (zero - REPEATED(1u)) & ~zero & HIGH_BITS;
+}
+
+/* The byte after the closing quote of the string whose text starts at `at`; `end` if it never closes. */
+static const uint8_t *skip_string(const uint8_t *at, const uint8_t *end)
+{
+    while (at < end) {
+        if (end - at >= 8) {
+            uint64_t word = load_u64(at);
+            uint64_t found = equal_bytes(word, '"') | equal_bytes(word, '\\');
+            if (found == 0) {
+                at += 8;
+                continue;
+            }
+            at += __builtin_ctzll(found) / 8;
+        }
+        if (*at == '"')
+            return at + 1;
+        if (*at == '\\' && end - at > 1)
+            at++; /* whatever is escaped, a quote too, is no end */
+        at++;
+    }
+    return end;
+}
+
+size_t json_compact(uint8_t *out, const uint8_t *text, size_t length)
+{
+    if (!has_white(text, length)) {
+        put_bytes(out, text, length);
+        return length;
+    }
+    const uint8_t *at = text, *end = text + length;
+    const uint8_t *kept = text; /* from here to `at` all bytes stay and are copied in one piece */
+    uint8_t *out_end = out;
+    while (at < end) {
+        if (*at == '"') {
+            at = skip_string(at + 1, end);
+        } else if (is_white(*at)) {
+            out_end = put_bytes(out_end, kept, (size_t)(at - kept));
+            do
+                at++;
+            while (at < end && is_white(*at));
+            kept = at;
+        } else {
+            at++;
+        }
+    }
+    out_end = put_bytes(out_end, kept, (size_t)(end - kept));
+    return (size_t)(out_end - out);
+}
+
+static inline int is_continuation(uint8_t byte)
+{
+    return (byte & 0xC0) == 0x80;
+}
+
+/* Length of the well-formed sequence of a character beyond ASCII, 0 if it is none. */
+static size_t sequence_length(const uint8_t *at, size_t left)
+{
+    uint8_t lead = at[0];
+    if (left < 2 || lead < 0xC2 || lead > 0xF4 || !is_continuation(at[1]))
+        return 0;
+    if (lead < 0xE0)
+        return 2;
+    if (left < 3 || !is_continuation(at[2]))
+        return 0;
+    if (lead < 0xF0) /* E0 below A0 is overlong, ED from A0 on a surrogate */
+        return (lead == 0xE0 && at[1] < 0xA0) || (lead == 0xED && at[1] >= 0xA0) ? 0 : 3;
+    if (left < 4 || !is_continuation(at[3]))
+        return 0;
+    /* F0 below 90 is overlong, F4 from 90 on is beyond U+10FFFF. */
+    return (lead == 0xF0 && at[1] < 0x90) || (lead == 0xF4 && at[1] >= 0x90) ? 0 : 4;
+}
+
+int utf8_valid(const uint8_t *text, size_t length)
+{
+    const uint8_t *at = text, *end = text + length;
+    while (at < end) {
+        if (end - at >= 8 && (load_u64(at) & HIGH_BITS) == 0) {
+            at += 8;
+        } else if (*at < 0x80) {
+            at++;
+        } else {
+            size_t size = sequence_length(at, (size_t)(end - at));
+            if (size == 0)
+                return 0;
+            at += size;
+        }
+    }
+    return 1;
+}
+
+/* The 16 bits of the escape \\uXXXX that begins at `at`, -1 if there is none. */
+static int32_t escaped_unit(const uint8_t *text, size_t length, size_t at)
+{
+    int32_t unit = 0;
+    if (length < 6 || at > length - 6 || text[at] != '\\' || text[at + 1] != 'u')
+        return -1;
+    for (size_t digit = at + 2; digit < at + 6; digit++) {
+        uint8_t byte = text[digit], letter = (uint8_t)((byte | 0x20) - 'a');
+        if (byte >= '0' && byte <= '9')
+            unit = unit * 16 + (byte - '0');
+        else if (letter < 6)
+            unit = unit * 16 + letter + 10;
+        else
+            return -1;
+    }
+    return unit;
+}
+
+/* Where the string whose first character is at `at` has ended, SIZE_MAX if it has half a surrogate pair. */
+static size_t check_string(const uint8_t *text, size_t length, size_t at)
+{
+    while (at < length && text[at] != '"') {
+        if (text[at] != '\\') {
+            at++;
+            continue;
+        }
+        int32_t unit = escaped_unit(text, length, at);
+        if (unit >= 0xD800 && unit <= 0xDFFF) {
+            int32_t low = unit < 0xDC00 ? escaped_unit(text, length, at + 6) : -1;
+            if (low < 0xDC00 || low > 0xDFFF)
+                return SIZE_MAX;
+            at += 12;
+        } else {
+            at += 2;
+        }
+    }
+    return at + 1;
+}
+
+int json_check(const uint8_t *text, size_t length, uint32_t max_depth)
+{
+    uint32_t depth = 0;
+    size_t at = 0;
+    if (!utf8_valid(text, length))
+        return JSON_NOT_UTF8;
+    while (at < length) {
+        uint8_t byte = text[at++];
+        if (byte == '"') {
+            at = check_string(text, length, at);
+            if (at == SIZE_MAX)
+                return JSON_LONE_SURROGATE;
+        } else if (byte == '{' || byte == '[') {
+            if (++depth > max_depth)
+                return JSON_TOO_DEEP;
+        } else if (byte == '}' || byte == ']') {
+            depth -= depth > 0;
+        }
+    }
+    return JSON_SOUND;
+}

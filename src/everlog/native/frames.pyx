@@ -1,0 +1,441 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Frames of the topics plane: writing them into a growing buffer, reading and scanning them.
+
+Owns the buffer's memory and chooses the hash. Opens no file and knows no topic; which bytes mean
+what is said in frames.h.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.object cimport PyObject
+from libc.stdint cimport UINT16_MAX, UINT32_MAX, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy
+
+from typing import NamedTuple
+
+import xxhash
+
+from everlog.errors import Corrupt
+from everlog.native import xxh3
+
+
+cdef extern from "Python.h":
+    void Py_FatalError(const char *message) noexcept
+    int PyBUF_READ
+    Py_ssize_t PY_SSIZE_T_MAX
+
+cdef enum:
+    SMALLEST_CAPACITY = 4096
+    KEPT_CAPACITY = 1048576
+
+LAYOUT = {
+    "LOG_TYPE": LOG_AT_TYPE,
+    "LOG_FLAGS": LOG_AT_FLAGS,
+    "LOG_TOPIC_ID": LOG_AT_TOPIC_ID,
+    "LOG_SEQ": LOG_AT_SEQ,
+    "LOG_TS": LOG_AT_TS,
+    "LOG_NODE_LEN": LOG_AT_NODE_LEN,
+    "LOG_TAG_LEN": LOG_AT_TAG_LEN,
+    "LOG_DATA_LEN": LOG_AT_DATA_LEN,
+    "LOG_HEADER_SIZE": LOG_HEADER_SIZE,
+    "LOG_TRAILER_SIZE": LOG_TRAILER_SIZE,
+    "SEGMENT_FLAGS": SEGMENT_AT_FLAGS,
+    "SEGMENT_SEQ": SEGMENT_AT_SEQ,
+    "SEGMENT_TS": SEGMENT_AT_TS,
+    "SEGMENT_NODE_LEN": SEGMENT_AT_NODE_LEN,
+    "SEGMENT_TAG_LEN": SEGMENT_AT_TAG_LEN,
+    "SEGMENT_DATA_LEN": SEGMENT_AT_DATA_LEN,
+    "SEGMENT_HEADER_SIZE": SEGMENT_HEADER_SIZE,
+    "SEGMENT_TRAILER_SIZE": SEGMENT_TRAILER_SIZE,
+    "SEGMENT_DELETED": SEGMENT_DELETED,
+    "META_LEN_SIZE": FRAME_META_LEN_SIZE,
+    "FLAG_HAS_TAG": FRAME_HAS_TAG,
+    "FLAG_HAS_NODE": FRAME_HAS_NODE,
+    "FLAG_DURABLE": FRAME_DURABLE,
+    "FLAG_HAS_META": FRAME_HAS_META,
+    "FLAG_BATCH_CONTINUES": FRAME_BATCH_CONTINUES,
+    "TYPE_APPEND": FRAME_TYPE_APPEND,
+}
+
+
+class LogFrame(NamedTuple):
+    """One frame of the log, its parts copied out."""
+
+    size: int
+    type: int
+    flags: int
+    topic_id: int
+    seq: int
+    ts: int
+    node: bytes
+    tag: bytes
+    data: bytes
+
+
+class SegmentFrame(NamedTuple):
+    """One record of a segment, its parts copied out."""
+
+    size: int
+    flags: int
+    seq: int
+    ts: int
+    node: bytes
+    tag: bytes
+    data: bytes
+    deleted: bool
+
+
+class FrameScan(NamedTuple):
+    """A walk over frames: how many are sound, where it stopped and why ("end", "torn", "corrupt")."""
+
+    frames: int
+    end: int
+    outcome: str
+
+
+# --- The hash ---------------------------------------------------------------------------------------------
+
+
+cdef object python_hash = xxhash.xxh3_64_intdigest
+
+
+cdef uint64_t hash_by_callback(const void *data, size_t length) noexcept with gil:
+    cdef uint64_t digest = 0
+    try:
+        digest = python_hash(PyMemoryView_FromMemory(<char *>data, <Py_ssize_t>length, PyBUF_READ))
+    except BaseException:
+        # C has no way to say "no hash", and a wrong one would be written as if it were right.
+        Py_FatalError("everlog: the checksum of a frame could not be computed")
+    return digest
+
+
+def hash_pointer() -> int:
+    """Address of the hash in use, for `frames_set_hash` of another native module."""
+    if xxh3.address != 0:
+        return xxh3.address
+    return <size_t>&hash_by_callback
+
+
+def hash_source() -> str:
+    """Where checksums come from: "xxhash wheel", or "python callback" where the wheel hides its function."""
+    return "xxhash wheel" if xxh3.address != 0 else "python callback"
+
+
+frames_set_hash(<frame_hash><size_t>hash_pointer())
+
+
+# --- Bytes in, answer out ---------------------------------------------------------------------------------
+
+
+def checksum(data) -> int:
+    """XXH3-64 of a buffer, as stored in frames."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        return frames_checksum(view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+
+
+def compact_json(text) -> bytes:
+    """Return JSON text without the white space between its tokens; strings stay as they are."""
+    cdef Py_buffer view
+    cdef bytes compact
+    cdef size_t length
+    PyObject_GetBuffer(text, &view, PyBUF_SIMPLE)
+    try:
+        compact = PyBytes_FromStringAndSize(NULL, view.len)
+        length = json_compact(<uint8_t *>PyBytes_AS_STRING(compact), <const uint8_t *>view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+    return compact if length == <size_t>len(compact) else compact[:length]
+
+
+def is_utf8(text) -> bool:
+    """Whether a buffer holds well-formed UTF-8."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(text, &view, PyBUF_SIMPLE)
+    try:
+        return utf8_valid(<const uint8_t *>view.buf, view.len) != 0
+    finally:
+        PyBuffer_Release(&view)
+
+
+def json_fault(text, uint32_t max_depth) -> str | None:
+    """Return why this JSON text may not be stored though a parser accepts it, None if it may."""
+    cdef Py_buffer view
+    cdef int found
+    PyObject_GetBuffer(text, &view, PyBUF_SIMPLE)
+    try:
+        found = json_check(<const uint8_t *>view.buf, view.len, max_depth)
+    finally:
+        PyBuffer_Release(&view)
+    if found == JSON_SOUND:
+        return None
+    if found == JSON_NOT_UTF8:
+        return "it is not UTF-8"
+    if found == JSON_TOO_DEEP:
+        return f"it is nested deeper than {max_depth} levels"
+    return "it has an escape of half a surrogate pair"
+
+
+# --- Reading ----------------------------------------------------------------------------------------------
+
+
+ctypedef void (*scan_kernel)(const uint8_t *base, size_t length, size_t start, int verify,
+                             frame_scan *result) noexcept nogil
+ctypedef int (*read_kernel)(const uint8_t *at, size_t available, frame_view *frame, int verify) noexcept nogil
+
+cdef dict OUTCOMES = {FRAME_END: "end", FRAME_TORN: "torn", FRAME_CORRUPT: "corrupt"}
+
+
+cdef object scan_frames(scan_kernel kernel, object buffer, size_t start, bint verify):
+    cdef Py_buffer view
+    cdef frame_scan result
+    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+    try:
+        if start > <size_t>view.len:
+            raise IndexError(f"a scan cannot start at offset {start} of {view.len} bytes")
+        with nogil:
+            kernel(<const uint8_t *>view.buf, view.len, start, verify, &result)
+    finally:
+        PyBuffer_Release(&view)
+    return FrameScan(result.frames, result.end, OUTCOMES[result.outcome])
+
+
+def scan_log_frames(buffer, size_t start=0, *, bint verify=True):
+    """Walk log frames from `start` until one cannot be read; the GIL is released meanwhile."""
+    return scan_frames(log_frames_scan, buffer, start, verify)
+
+
+def scan_segment_frames(buffer, size_t start=0, *, bint verify=True):
+    """Walk segment frames from `start` until one cannot be read; the GIL is released meanwhile."""
+    return scan_frames(segment_frames_scan, buffer, start, verify)
+
+
+cdef int read_frame(read_kernel kernel, str kind, Py_buffer *view, size_t offset, bint verify,
+                    frame_view *frame) except -1:
+    cdef size_t length = view.len
+    cdef int outcome = FRAME_TORN
+    if offset <= length:
+        outcome = kernel(<const uint8_t *>view.buf + offset, length - offset, frame, verify)
+    if outcome == FRAME_OK:
+        return 0
+    where = f"no {kind} frame can be read at offset {offset} of {length} bytes: "
+    if outcome == FRAME_END:
+        raise Corrupt(f"{where}nothing was written there; the offset is wrong or the bytes were lost")
+    if outcome == FRAME_TORN:
+        raise Corrupt(f"{where}it reaches beyond the end; the bytes were cut or never written in full")
+    raise Corrupt(f"{where}its lengths or its checksum do not match; the bytes are damaged")
+
+
+cdef bytes copy_part(const uint8_t *part, size_t length):
+    return PyBytes_FromStringAndSize(<const char *>part, length)
+
+
+def read_log_frame(buffer, size_t offset, *, bint verify=True):
+    """Return the log frame at `offset`; raises Corrupt if there is no sound one."""
+    cdef Py_buffer view
+    cdef frame_view frame
+    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+    try:
+        read_frame(log_frame_read, "log", &view, offset, verify, &frame)
+        return LogFrame(
+            frame.size, frame.type, frame.flags, frame.topic_id, frame.seq, frame.ts,
+            copy_part(frame.node, frame.node_len), copy_part(frame.tag, frame.tag_len),
+            copy_part(frame.data, frame.data_len),
+        )
+    finally:
+        PyBuffer_Release(&view)
+
+
+def read_segment_frame(buffer, size_t offset, *, bint verify=True):
+    """Return the segment frame at `offset`; raises Corrupt if there is no sound one."""
+    cdef Py_buffer view
+    cdef frame_view frame
+    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+    try:
+        read_frame(segment_frame_read, "segment", &view, offset, verify, &frame)
+        return SegmentFrame(
+            frame.size, frame.flags, frame.seq, frame.ts,
+            copy_part(frame.node, frame.node_len), copy_part(frame.tag, frame.tag_len),
+            copy_part(frame.data, frame.data_len), frame.deleted != 0,
+        )
+    finally:
+        PyBuffer_Release(&view)
+
+
+# --- Writing ----------------------------------------------------------------------------------------------
+
+
+cdef int check_frame_size(size_t size) except -1:
+    if size > UINT32_MAX:
+        raise ValueError(f"a frame of {size} bytes cannot be written; the largest has {UINT32_MAX}")
+    return 0
+
+
+cdef void set_part(const uint8_t **part, bytes source) noexcept:
+    part[0] = <const uint8_t *>PyBytes_AS_STRING(source)
+
+
+cdef int describe(frame_view *frame, size_t size, uint8_t flags, uint64_t seq, uint64_t ts,
+                  bytes node, bytes tag, bytes data) except -1:
+    cdef const uint8_t *unused
+    cdef uint32_t unused_len
+    check_frame_size(size)
+    for name, part in (("node", node), ("tag", tag)):
+        if len(part) > UINT16_MAX:
+            raise ValueError(f"a {name} of {len(part)} bytes cannot be written; the longest has {UINT16_MAX}")
+    set_part(&frame.node, node)
+    set_part(&frame.tag, tag)
+    set_part(&frame.data, data)
+    frame.node_len, frame.tag_len, frame.data_len = len(node), len(tag), len(data)
+    frame.flags, frame.seq, frame.ts = flags, seq, ts
+    frame.deleted = 0
+    if frame_split(frame, &unused, &unused_len, &unused, &unused_len) != 0:
+        raise ValueError(f"flags {flags} promise a meta part, which {len(data)} bytes of data do not hold")
+    return 0
+
+
+@cython.final
+@cython.no_gc
+cdef class FrameBuffer:
+    """A growing run of bytes in native memory, to which frames are appended.
+
+    It exports a read-only view of the bytes it holds at that moment. While a view is out the
+    memory stays where it is: appending within the capacity works, growing raises BufferError.
+    """
+
+    def __cinit__(self, size_t capacity=0):
+        if capacity > 0:
+            self.room(capacity)
+
+    def __dealloc__(self):
+        free(self.base)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        # An empty buffer has no memory yet, but a view must not point to nothing.
+        cdef char *start = <char *>self.base if self.base != NULL else <char *>""
+        PyBuffer_FillInfo(buffer, self, start, self.length, 1, flags)
+        self.exports += 1
+
+    def __releasebuffer__(self, Py_buffer *buffer):
+        self.exports -= 1
+
+    def __len__(self):
+        return self.length
+
+    cdef int room(self, size_t more) except -1:
+        cdef size_t limit = <size_t>PY_SSIZE_T_MAX
+        cdef size_t wanted
+        cdef void *grown
+        if more <= self.capacity - self.length:
+            return 0
+        if self.exports > 0:
+            raise BufferError(f"cannot grow by {more} bytes while a view is in use; release it first")
+        if more > limit - self.length:
+            raise MemoryError(f"{more} bytes more than {self.length} are too many")
+        wanted = max(self.length + more, <size_t>SMALLEST_CAPACITY)
+        if self.capacity <= limit // 2:
+            wanted = max(wanted, 2 * self.capacity)
+        grown = realloc(self.base, wanted)
+        if grown == NULL:
+            raise MemoryError(f"no memory for a buffer of {wanted} bytes")
+        self.base = <uint8_t *>grown
+        self.capacity = wanted
+        return 0
+
+    def append_control(self, uint8_t type, uint8_t flags, uint64_t topic_id, uint64_t seq, uint64_t ts,
+                       bytes data not None) -> int:
+        """Append a log frame without node and tag; returns its size."""
+        return self.append_log(type, flags, topic_id, seq, ts, b"", b"", data)
+
+    def append_log(self, uint8_t type, uint8_t flags, uint64_t topic_id, uint64_t seq, uint64_t ts,
+                   bytes node not None, bytes tag not None, bytes data not None) -> int:
+        """Append a log frame of these parts, as they are; returns its size."""
+        cdef frame_view frame
+        cdef size_t size = log_frame_size(len(node), len(tag), len(data))
+        frame.type = type
+        frame.topic_id = topic_id
+        describe(&frame, size, flags, seq, ts, node, tag, data)
+        self.room(size)
+        self.length += log_frame_write(self.base + self.length, &frame, NULL, 0)
+        return size
+
+    def append_segment(self, uint8_t flags, uint64_t seq, uint64_t ts, bytes node not None,
+                       bytes tag not None, bytes data not None, *, bint deleted=False) -> int:
+        """Append a segment frame of these parts, as they are; returns its size."""
+        cdef frame_view frame
+        cdef size_t body = <size_t>len(node) + len(tag) + len(data)
+        cdef size_t size = SEGMENT_HEADER_SIZE + body + SEGMENT_TRAILER_SIZE
+        describe(&frame, size, flags, seq, ts, node, tag, data)
+        frame.deleted = deleted
+        self.room(size)
+        self.length += segment_frame_write(self.base + self.length, &frame)
+        return size
+
+    def append_records(self, uint64_t topic_id, uint64_t first_seq, uint64_t ts,
+                       list payloads not None) -> int:
+        """Append one Append frame per payload, without node, tag and meta; returns the bytes added.
+
+        The payloads are taken as they are (compact JSON text) and get the seqs from `first_seq` on.
+        """
+        cdef frame_view frame
+        cdef size_t total = 0, size
+        cdef PyObject *payload
+        cdef Py_ssize_t place
+        for place in range(PyList_GET_SIZE(payloads)):
+            payload = PyList_GET_ITEM(payloads, place)
+            if not PyBytes_CheckExact(<object>payload):
+                raise TypeError(f"payload {place} is no bytes object")
+            size = log_frame_size(0, 0, PyBytes_GET_SIZE(<object>payload))
+            check_frame_size(size)
+            total += size
+        self.room(total)
+        frame.type, frame.flags = FRAME_TYPE_APPEND, 0
+        frame.topic_id, frame.seq, frame.ts = topic_id, first_seq, ts
+        frame.node = frame.tag = NULL
+        frame.node_len = frame.tag_len = 0
+        for place in range(PyList_GET_SIZE(payloads)):
+            payload = PyList_GET_ITEM(payloads, place)
+            frame.data = <const uint8_t *>PyBytes_AS_STRING(<object>payload)
+            frame.data_len = PyBytes_GET_SIZE(<object>payload)
+            self.length += log_frame_write(self.base + self.length, &frame, NULL, 0)
+            frame.seq += 1
+        return total
+
+    def append_bytes(self, data) -> None:
+        """Append the bytes of a buffer as they are."""
+        cdef Py_buffer view
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            self.room(view.len)
+            if view.len > 0:
+                memcpy(self.base + self.length, view.buf, view.len)
+                self.length += view.len
+        finally:
+            PyBuffer_Release(&view)
+
+    def truncate(self, size_t length) -> None:
+        """Drop everything from `length` on; views taken before show what is appended there later."""
+        if length > self.length:
+            raise ValueError(f"cannot truncate to {length} bytes: there are only {self.length}")
+        self.length = length
+
+    def clear(self) -> None:
+        """Drop everything and give memory beyond 1 MiB back, unless a view still points to it."""
+        cdef void *shrunk
+        self.length = 0
+        if self.capacity > KEPT_CAPACITY and self.exports == 0:
+            shrunk = realloc(self.base, KEPT_CAPACITY)
+            if shrunk != NULL:
+                self.base = <uint8_t *>shrunk
+                self.capacity = KEPT_CAPACITY
+
+    def tobytes(self) -> bytes:
+        """Return a copy of the bytes."""
+        return PyBytes_FromStringAndSize(<const char *>self.base, self.length)

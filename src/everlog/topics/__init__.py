@@ -1,0 +1,27 @@
+"""The topics plane: ordered, named logs that never lose anything silently."""
+
+from everlog.topics.commits import Commit
+from everlog.topics.config import Discard, Durability, EngineSettings, TopicConfig, TopicType
+from everlog.topics.engine import Engine
+from everlog.topics.records import NewRecord, record_of
+from everlog.topics.results import Appended, Diff, RecordsDeleted, Tombstone, TopicDeleted, TopicPut
+from everlog.topics.topic import TopicState
+
+__all__ = [
+    "Appended",
+    "Commit",
+    "Diff",
+    "Discard",
+    "Durability",
+    "Engine",
+    "EngineSettings",
+    "NewRecord",
+    "RecordsDeleted",
+    "Tombstone",
+    "TopicConfig",
+    "TopicDeleted",
+    "TopicPut",
+    "TopicState",
+    "TopicType",
+    "record_of",
+]

@@ -1,0 +1,249 @@
+"""Which topics there are: create, configure, list, delete.
+
+Owns the table of topics and the control frames that keep it. Every change waits for a sync.
+"""
+
+from __future__ import annotations
+
+import heapq
+from contextlib import suppress
+
+from everlog.errors import (
+    InvalidRequest,
+    LimitReached,
+    StorageFailed,
+    TopicIncompatible,
+    TopicNotEmpty,
+    TopicNotFound,
+)
+from everlog.native.frames import read_log_frame
+from everlog.topics.commits import KEPT, Commit
+from everlog.topics.committing import ShardLog
+from everlog.topics.config import Durability, TopicConfig, check_topic_name
+from everlog.topics.core import CONTROL_ROOM, Core
+from everlog.topics.entries import ChangeEntry, nothing
+from everlog.topics.results import TopicDeleted, TopicPut
+from everlog.topics.storage.control import (
+    ConfigUpdate,
+    EvictWatermark,
+    HeadWatermark,
+    TopicCreate,
+    TopicDelete,
+    encode,
+)
+from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES, FrameType
+from everlog.topics.topic import Topic, Totals
+
+
+def find(core: Core, name: str) -> Topic:
+    """Return the topic; `TopicNotFound` if there is none."""
+    topic = core.topics.get(name)
+    if topic is None:
+        raise TopicNotFound(f"there is no topic {name!r}; create it or check the name")
+    return topic
+
+
+def new_topic(core: Core, name: str, create: bool | None, config: TopicConfig | None) -> Topic:
+    """Make a topic for a write to an absent name; not in the table until its frame is gathered."""
+    config = config or TopicConfig()
+    if not (config.auto_create if create is None else create):
+        raise TopicNotFound(f"there is no topic {name!r}, and this write may not create it")
+    check_topic_name(name)
+    resolved = config.resolved(name)
+    limit = core.settings.max_topics
+    if limit and len(core.topics) >= limit:
+        raise LimitReached(
+            f"there are {len(core.topics)} topics, as many as max_topics allows; delete some",
+            "max_topics",
+            limit,
+        )
+    topic_id, epoch = core.next_topic_id, core.next_epoch
+    core.next_topic_id += 1
+    core.next_epoch += 1
+    shard = core.shard_of(topic_id, len(core.shards))
+    return Topic(topic_id, name, epoch, resolved, shard, core.totals)
+
+
+def register(core: Core, topic: Topic) -> None:
+    """Put a topic into the table."""
+    core.topics[topic.name] = topic
+    core.by_id[topic.topic_id] = topic
+
+
+def hide(core: Core, topic: Topic) -> None:
+    """Take a topic out of the table and wake who waits for it."""
+    topic.deleted = True
+    if core.topics.get(topic.name) is topic:
+        del core.topics[topic.name]
+    core.by_id.pop(topic.topic_id, None)
+    topic.wake()
+
+
+def release(core: Core, topic: Topic) -> None:
+    """Give back what a hidden topic holds; its files go with the next checkpoint."""
+    topic.gone = True
+    core.totals.bytes -= topic.log.live_bytes
+    topic.totals = Totals()  # what still happens to it does not count any more
+    if topic.chunks is not None:
+        topic.chunks.clear()
+    if topic.saved is not None:
+        core.dropped.append(topic)
+
+
+def frame_create(core: Core, shard: ShardLog, topic: Topic) -> ChangeEntry:
+    """Write the frame of a new topic; the entry is for the caller to gather."""
+    payload = encode(TopicCreate(topic.name, topic.epoch, topic.config))
+    shard.buffer.append_control(FrameType.TOPIC_CREATE, 0, topic.topic_id, 0, core.now_ms(), payload)
+    shard.shard.frames_gathered += 1
+    topic.pending_syncs += 1
+    topic.create_pending = True
+
+    def kept() -> None:
+        topic.pending_syncs -= 1
+        topic.create_pending = False
+
+    def lost() -> None:
+        topic.pending_syncs -= 1
+        hide(core, topic)
+        release(core, topic)
+
+    return ChangeEntry(kept, lost)
+
+
+def log_create(core: Core, topic: Topic) -> Commit:
+    """Log a new topic by itself and put it into the table."""
+    if not core.shards:
+        register(core, topic)
+        return KEPT
+    shard = core.writable_shard(topic)
+    shard.reserve(CONTROL_ROOM)
+    entry = frame_create(core, shard, topic)
+    register(core, topic)
+    shard.gather(entry, 0)
+    return entry.commit
+
+
+def put_topic(core: Core, name: str, config: TopicConfig) -> TopicPut:
+    """See `Engine.put_topic`."""
+    topic = core.topics.get(name)
+    if topic is None:
+        topic = new_topic(core, name, True, config)
+        return TopicPut(True, topic.config, log_create(core, topic))
+    resolved = config.resolved(name)
+    if resolved.type is not topic.config.type:
+        raise TopicIncompatible(
+            f"topic {name!r} is of type {topic.config.type}, which cannot become {resolved.type}; "
+            f"delete it first or use another name",
+            topic.config.type,
+            resolved.type,
+        )
+    return TopicPut(False, resolved, _log_config(core, topic, resolved))
+
+
+def _log_config(core: Core, topic: Topic, config: TopicConfig) -> Commit:
+    """Log a new configuration; it takes effect when it is kept, and later appends wait for that."""
+    becomes_logged = not core.is_logged(topic) and bool(core.shards)
+    becomes_logged = becomes_logged and config.durability is not Durability.EPHEMERAL
+    logged_before = topic.logged_seq
+
+    def kept() -> None:
+        topic.pending_syncs -= 1
+        if not topic.gone:
+            reconfigure(core, topic, config)
+
+    def lost() -> None:
+        topic.pending_syncs -= 1
+        if becomes_logged:
+            topic.logs_ahead = False
+            topic.logged_seq = logged_before
+
+    topic.pending_syncs += 1
+    try:
+        if becomes_logged:
+            topic.logs_ahead = True
+            _log_memory(core, topic)
+        return core.log_change(topic, FrameType.CONFIG_UPDATE, encode(ConfigUpdate(config)), kept, lost)
+    except BaseException:
+        lost()
+        raise
+
+
+def reconfigure(core: Core, topic: Topic, config: TopicConfig) -> None:
+    """Give a topic its new configuration and let it take effect at once."""
+    # A floor that cannot be logged now does not undo the change: the next operation tries again.
+    with suppress(StorageFailed):
+        core.sweep(topic, core.now_ms())  # what has expired stays expired, whatever the new limit is
+    topic.config = config
+    topic.logs_ahead = False
+    topic.snapshot_record = None
+    topic.caps_due = True
+    with suppress(StorageFailed):
+        core.sweep(topic, core.now_ms())
+
+
+def _log_memory(core: Core, topic: Topic) -> None:
+    """Log the live records of an ephemeral topic that is about to be logged, its floors and its head.
+
+    They stand before the change of the configuration: if that is not kept, the topic is still
+    ephemeral for replay, and they are forgotten with the rest.
+    """
+    shard = core.writable_shard(topic)
+    first_seq = max(topic.logged_seq + 1, topic.log.base_seq)
+    for seq in range(first_seq, topic.visible + 1):
+        if topic.log.is_live(seq):
+            source, offset, size, _ = topic.log.place(seq)
+            frame = read_log_frame(core.sources.buffer(source) or b"", offset)
+            shard.reserve(size + CONTROL_ROOM)
+            shard.buffer.append_log(
+                FrameType.APPEND,
+                frame.flags & ~FLAG_BATCH_CONTINUES,
+                topic.topic_id,
+                seq,
+                frame.ts,
+                frame.node,
+                frame.tag,
+                frame.data,
+            )
+            shard.gather(ChangeEntry(nothing, nothing, needs_sync=False), 1)
+    floors = EvictWatermark(topic.cap_floor, topic.ttl_floor, topic.cap_floor)
+    core.log_change(topic, FrameType.EVICT_WATERMARK, encode(floors))
+    core.log_change(topic, FrameType.HEAD_WATERMARK, encode(HeadWatermark(0, topic.visible)))
+    topic.logged_seq = topic.visible
+    topic.totals.unsaved[topic.topic_id] = topic
+
+
+def delete_topic(core: Core, name: str, if_empty: bool) -> TopicDeleted:
+    """See `Engine.delete_topic`."""
+    topic = core.topics.get(name)
+    if topic is None:
+        return TopicDeleted(False, KEPT)
+    core.sweep(topic, core.now_ms())
+    if if_empty and topic.log.live_count > 0:
+        raise TopicNotEmpty(
+            f"topic {name!r} has {topic.count} live records and was to be deleted only if empty"
+        )
+    gone = topic
+
+    def kept() -> None:
+        core.deleting.pop(gone.topic_id, None)
+        release(core, gone)
+
+    def lost() -> None:
+        core.deleting.pop(gone.topic_id, None)
+        if name not in core.topics:
+            gone.deleted = False
+            register(core, gone)
+
+    commit = core.log_change(topic, FrameType.TOPIC_DELETE, encode(TopicDelete(name)), kept, lost)
+    hide(core, topic)
+    if not topic.gone:
+        core.deleting[topic.topic_id] = topic
+    return TopicDeleted(True, commit)
+
+
+def list_topics(core: Core, prefix: str, after: str | None, limit: int) -> list[Topic]:
+    """Return up to `limit` topics in byte order whose names begin with `prefix`, after the name `after`."""
+    if limit < 1:
+        raise InvalidRequest(f"a list of {limit} topics was asked for; the limit must be at least 1")
+    names = (name for name in core.topics if name.startswith(prefix) and (after is None or name > after))
+    return [core.topics[name] for name in heapq.nsmallest(limit, names)]

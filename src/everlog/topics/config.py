@@ -1,0 +1,145 @@
+"""What a topic and an engine can be told: fields, defaults, ranges and fixed limits.
+
+Owns the vocabulary of the topics plane; holds no state and touches no file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, TypeVar
+
+import msgspec
+
+from everlog.errors import InvalidConfig, InvalidRequest
+
+MAX_RECORDS_PER_APPEND: Final = 10_000
+MAX_IDEMPOTENCY_KEY_BYTES: Final = 256
+READ_LIMIT_DEFAULT: Final = 256
+READ_LIMIT_MAX: Final = 1000
+READ_BYTES_DEFAULT: Final = 1 << 20
+READ_BYTES_MAX: Final = 8 << 20
+WAIT_MS_MAX: Final = 30_000
+SEQ_RESERVATION: Final = 256
+U64_MAX: Final = 2**64 - 1
+
+TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
+
+MIB: Final = 1 << 20
+
+
+class Durability(StrEnum):
+    """What an acknowledgement promises, from nothing to a synced disk."""
+
+    EPHEMERAL = "ephemeral"
+    MEMORY = "memory"
+    DISK = "disk"
+    FSYNC = "fsync"
+
+
+class TopicType(StrEnum):
+    """A plain log, or a queue of leased jobs on top of one."""
+
+    LOG = "log"
+    QUEUE = "queue"
+
+
+class Discard(StrEnum):
+    """What a full topic does: evict the oldest records, or refuse new ones."""
+
+    OLD = "old"
+    REJECT = "reject"
+
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+def _member(choices: type[_Choice], field: str, value: str) -> _Choice:
+    """Return the member of an enumeration; plain text is accepted as well."""
+    try:
+        return choices(value)
+    except ValueError:
+        raise InvalidRequest(f"{field} is {value!r}; it must be one of {', '.join(choices)}") from None
+
+
+def check_topic_name(name: str) -> None:
+    """Raise `InvalidRequest` unless `name` may be given to a topic."""
+    if TOPIC_NAME.fullmatch(name) is None:
+        raise InvalidRequest(
+            f"topic name {name!r} is not allowed: 1 to 255 of A-Z a-z 0-9 . _ : -, a letter or digit first"
+        )
+
+
+class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration of a topic; `resolved` gives the form that is stored and reported."""
+
+    type: TopicType = TopicType.LOG
+    ttl_ms: int = 0
+    cap_records: int = 0
+    cap_bytes: int = 0
+    discard: Discard = Discard.OLD
+    durable: bool = False
+    durability: Durability | None = None
+    priority: int | None = None
+    auto_priority: bool = True
+    auto_create: bool = True
+    idempotency_window_ms: int = 120_000
+    dedupe_node: bool = True
+    lease_ms: int = 30_000
+    claim_jitter_ms: int = 0
+    max_deliveries: int = 0
+    dead_letter: str | None = None
+    leases_durable: bool = False
+
+    def resolved(self, topic: str) -> TopicConfig:
+        """Check every field and return the stored form: one durability class, clamped times."""
+        for field in ("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "max_deliveries"):
+            value = getattr(self, field)
+            if not 0 <= value <= U64_MAX:
+                raise InvalidRequest(f"{field} is {value}; it must be from 0 to {U64_MAX}")
+        if self.priority is not None and not -(2**31) <= self.priority < 2**31:
+            raise InvalidRequest(f"priority is {self.priority}; it must be a signed 32-bit number or null")
+        if self.dead_letter is not None:
+            check_topic_name(self.dead_letter)
+            if self.dead_letter == topic:
+                raise InvalidRequest(f"dead_letter names the topic {topic!r} itself; name another topic")
+        by_flag = Durability.FSYNC if self.durable else Durability.DISK
+        durability = _member(Durability, "durability", self.durability or by_flag)
+        return msgspec.structs.replace(
+            self,
+            type=_member(TopicType, "type", self.type),
+            discard=_member(Discard, "discard", self.discard),
+            durability=durability,
+            durable=durability is Durability.FSYNC,
+            lease_ms=min(max(self.lease_ms, 100), 86_400_000),
+            claim_jitter_ms=min(max(self.claim_jitter_ms, 0), 5000),
+        )
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How an engine stores; the defaults are those of the server."""
+
+    shards: int = min(os.cpu_count() or 1, 8)
+    file_bytes: int = 64 * MIB
+    segment_max_events: int = 10_000
+    segment_max_bytes: int = 64 * MIB
+    segment_max_age_ms: int = 3_600_000
+    hot_retain_segments: int = 4
+    hot_retain_bytes: int = 0
+    cold_dir: str | None = None
+    snapshot_log_bytes: int = 64 * MIB
+    snapshot_interval_ms: int = 60_000
+    mapped_bytes_max: int = 4096 * MIB
+    cold_cache_bytes: int = 64 * MIB
+    max_topics: int = 100_000
+    max_total_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for field in ("shards", "segment_max_events", "segment_max_bytes", "file_bytes"):
+            if getattr(self, field) < 1:
+                raise InvalidConfig(f"{field} is {getattr(self, field)}; it must be at least 1")
+        if self.file_bytes >= 2**32:
+            raise InvalidConfig(f"file_bytes is {self.file_bytes}; a log file must be smaller than 4 GiB")

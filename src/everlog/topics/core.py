@@ -1,0 +1,135 @@
+"""What all parts of an engine share: settings, seams, the table of topics, the shards of the log.
+
+Owns these and the few steps that every operation needs; the operations are in their own modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from everlog.clock import Clock
+from everlog.errors import ReadOnly
+from everlog.fs import Fs
+from everlog.native.frames import FrameBuffer, checksum
+from everlog.native.topic_log import Sources
+from everlog.topics.commits import KEPT, Commit
+from everlog.topics.committing import ShardLog
+from everlog.topics.config import Durability, EngineSettings
+from everlog.topics.entries import ChangeEntry, nothing
+from everlog.topics.retention import expired_floor, has_caps, plan_caps
+from everlog.topics.storage.control import EvictWatermark, encode
+from everlog.topics.storage.layout import FrameType
+from everlog.topics.topic import Topic, Totals
+
+NS_PER_MS: Final = 1_000_000
+# Room for the control frames that can accompany a batch: create, key, head and evict watermark.
+CONTROL_ROOM: Final = 4096
+
+
+class Core:
+    """The state of an engine. `shards` is empty if nothing is kept on disk."""
+
+    def __init__(self, settings: EngineSettings, clock: Clock, fs: Fs) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.fs = fs
+        self.sources = Sources()
+        self.topics: dict[str, Topic] = {}
+        self.by_id: dict[int, Topic] = {}
+        self.shards: list[ShardLog] = []
+        self.totals = Totals()
+        self.deleting: dict[int, Topic] = {}  # by id: deleted, but that is not kept yet
+        self.dropped: list[Topic] = []  # deleted, with files that the next checkpoint removes
+        self.scratch = FrameBuffer()
+        self.next_topic_id = 1
+        self.next_epoch = 1
+        self.next_file_number = 1
+
+    def now_ms(self) -> int:
+        """Wall time."""
+        return self.clock.wall_ns() // NS_PER_MS
+
+    def shard_of(self, topic_id: int, shards: int) -> int:
+        """Which of `shards` shards a topic writes to."""
+        return checksum(topic_id.to_bytes(8, "little")) % shards if shards else 0
+
+    def take_file_number(self) -> int:
+        """A number for a new log file; never the same twice in the life of a data directory."""
+        number = self.next_file_number
+        self.next_file_number += 1
+        return number
+
+    def is_logged(self, topic: Topic) -> bool:
+        """Whether records of this topic go into the log."""
+        return bool(self.shards) and (topic.durability is not Durability.EPHEMERAL or topic.logs_ahead)
+
+    def writable_shard(self, topic: Topic) -> ShardLog:
+        """The shard of a topic; raises `ReadOnly` if it takes nothing more."""
+        shard = self.shards[topic.shard]
+        if shard.shard.read_only is not None:
+            error = shard.shard.read_only
+            raise ReadOnly(str(error), error.errno)
+        return shard
+
+    def log_change(
+        self,
+        topic: Topic,
+        kind: FrameType,
+        payload: bytes,
+        apply: Callable[[], None] = nothing,
+        undo: Callable[[], None] = nothing,
+        *,
+        needs_sync: bool = True,
+    ) -> Commit:
+        """Gather one control frame of a topic; `apply` runs when it is kept, `undo` when it is not."""
+        if not self.shards:
+            apply()
+            return KEPT
+        shard = self.writable_shard(topic)
+        shard.reserve(len(payload) + CONTROL_ROOM)
+        shard.buffer.append_control(kind, 0, topic.topic_id, 0, self.now_ms(), payload)
+        entry = ChangeEntry(apply, undo, needs_sync=needs_sync)
+        shard.gather(entry, 1)
+        return entry.commit
+
+    def sweep(self, topic: Topic, now_ms: int) -> None:
+        """Let go what is too old or over a cap that became tighter; see `floor_commit` before showing it."""
+        floor = expired_floor(topic, now_ms)
+        pending = topic.floor_commit
+        # A floor that could not be logged is shown to nobody: it is logged again, or the call fails.
+        again = pending is not None and pending.error is not None
+        if floor > 1 or again:
+            floor = max(floor, topic.ttl_floor)
+            self.log_floor(topic, topic.cap_floor, floor)
+            topic.kill_below(floor)
+            topic.raise_floor(ttl=floor)
+        if topic.caps_due:
+            self._enforce_caps(topic)
+
+    def _enforce_caps(self, topic: Topic) -> None:
+        plan = plan_caps(topic) if has_caps(topic) else None
+        if plan is not None and plan.count:
+            floor = min(plan.floor, topic.visible + 1)
+            self.log_floor(topic, floor, topic.ttl_floor)
+            topic.kill_below(floor)
+            topic.raise_floor(cap=floor)
+        topic.caps_due = False
+
+    def log_floor(self, topic: Topic, cap_floor: int, ttl_floor: int) -> None:
+        """Log the floors of a topic whose records are logged."""
+        if not self.is_logged(topic):
+            topic.floor_commit = None
+            return
+        mark = EvictWatermark(cap_floor, ttl_floor, max(cap_floor, topic.reserved_logged))
+        waits = topic.durability is not Durability.MEMORY
+        commit = self.log_change(topic, FrameType.EVICT_WATERMARK, encode(mark), needs_sync=waits)
+        topic.floor_commit = commit if waits else None
+
+
+def floor_commit(topic: Topic) -> Commit:
+    """What an answer about the topic has to wait for: a floor that is not synced yet, or nothing."""
+    commit = topic.floor_commit
+    if commit is not None and commit.done and commit.error is None:
+        commit = topic.floor_commit = None
+    return commit or KEPT

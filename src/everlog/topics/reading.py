@@ -1,0 +1,120 @@
+"""The read path: from a cursor to rendered records, in the order of the data model's pipeline.
+
+Owns tombstones, clamps and the cursor; the records themselves are found and rendered by the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from everlog.errors import Corrupt, InvalidRequest
+from everlog.native.topic_log import Rendered
+from everlog.topics.commits import Commit
+from everlog.topics.config import (
+    READ_BYTES_DEFAULT,
+    READ_BYTES_MAX,
+    READ_LIMIT_DEFAULT,
+    READ_LIMIT_MAX,
+    U64_MAX,
+)
+from everlog.topics.core import Core, floor_commit
+from everlog.topics.results import Diff, Tombstone
+from everlog.topics.topic import Topic
+
+
+def tombstone_for(topic: Topic, from_seq: int) -> Tombstone | None:
+    """What a reader at `from_seq` has to be told before anything else."""
+    head_seq, earliest_seq = topic.visible, topic.earliest_seq
+    if from_seq > head_seq:
+        return Tombstone(1, head_seq, "recreated", earliest_seq, head_seq)
+    if from_seq + 1 >= topic.evict_floor:
+        return None
+    by_cap = topic.cap_floor > from_seq + 1
+    by_age = topic.ttl_floor > from_seq + 1
+    reason = "mixed" if by_cap and by_age else "cap" if by_cap else "ttl"
+    return Tombstone(from_seq + 1, earliest_seq - 1, reason, earliest_seq, head_seq)
+
+
+class ColdRead(Exception):
+    """A segment has to be fetched first; `commit` is done when it is there."""
+
+    def __init__(self, commit: Commit) -> None:
+        super().__init__("a cold segment is being fetched")
+        self.commit = commit
+
+
+class ReadOptions:
+    """A reader's wishes, clamped: how much, without whose records, with which fields."""
+
+    __slots__ = ("include_data", "include_meta", "include_tags", "limit", "max_bytes", "nodes")
+
+    def __init__(
+        self,
+        limit: int = 0,
+        max_bytes: int = 0,
+        nodes: tuple[str, ...] = (),
+        *,
+        include_tags: bool = False,
+        include_meta: bool = True,
+        include_data: bool = True,
+    ) -> None:
+        for name, value in (("limit", limit), ("max_batch_bytes", max_bytes)):
+            if value < 0:
+                raise InvalidRequest(f"{name} is {value}; it must be 0 (the default) or more")
+        self.limit = min(limit or READ_LIMIT_DEFAULT, READ_LIMIT_MAX)
+        self.max_bytes = min(max_bytes or READ_BYTES_DEFAULT, READ_BYTES_MAX)
+        self.nodes = tuple(node.encode("utf-8", "surrogatepass") for node in nodes)
+        self.include_tags = include_tags
+        self.include_meta = include_meta
+        self.include_data = include_data
+
+
+def diff(core: Core, topic: Topic, from_seq: int, options: ReadOptions, load: Callable[[int], bool]) -> Diff:
+    """Read from a cursor. `load` brings a segment into memory; True if it came from the cold tier."""
+    if not 0 <= from_seq <= U64_MAX:
+        raise InvalidRequest(f"from_seq is {from_seq}; it must be from 0 to {U64_MAX}")
+    core.sweep(topic, core.now_ms())
+    tombstone = tombstone_for(topic, from_seq)
+    start = from_seq if tombstone is None else topic.earliest_seq - 1
+    cold_reads = 0
+    rendered = _render(core, topic, start, options)
+    # A read stops where a segment is not in memory; only one that has nothing yet goes on.
+    commit = None
+    while rendered.missing_source and rendered.delivered == 0:
+        try:
+            cold_reads += load(rendered.missing_source)
+        except ColdRead as cold:
+            commit = cold.commit
+            break
+        rendered = _render(core, topic, rendered.next_from_seq, options)
+    if rendered.corrupt_seq and rendered.delivered == 0:
+        raise Corrupt(
+            f"record {rendered.corrupt_seq} of topic {topic.name!r} does not match its checksum; "
+            f"run `everlog verify` on the stopped data directory"
+        )
+    return Diff(
+        records=rendered.json,
+        delivered=rendered.delivered,
+        scanned=rendered.scanned,
+        cold_segments_read=cold_reads,
+        next_from_seq=rendered.next_from_seq,
+        head_seq=topic.visible,
+        earliest_seq=topic.earliest_seq,
+        tombstone=tombstone,
+        commit=commit or floor_commit(topic),
+        incomplete=commit is not None,
+    )
+
+
+def _render(core: Core, topic: Topic, from_seq: int, options: ReadOptions) -> Rendered:
+    return topic.log.render(
+        core.sources,
+        from_seq,
+        topic.visible,
+        options.limit,
+        options.max_bytes,
+        options.nodes if topic.config.dedupe_node else (),
+        options.include_tags,
+        options.include_meta,
+        options.include_data,
+    )

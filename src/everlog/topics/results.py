@@ -1,0 +1,93 @@
+"""What the engine answers: one small class per operation.
+
+Owns shapes only. `commit` is done when the answer may be given to somebody.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from everlog.topics.commits import Commit
+from everlog.topics.config import TopicConfig
+
+
+class TopicPut(msgspec.Struct, frozen=True):
+    """Answer of `put_topic`."""
+
+    created: bool
+    config: TopicConfig
+    commit: Commit
+
+
+class Appended(msgspec.Struct, frozen=True):
+    """Answer of `append`."""
+
+    first_seq: int
+    last_seq: int
+    count: int
+    head_seq: int
+    created: bool
+    deduped: bool
+    commit: Commit
+
+
+class Tombstone(msgspec.Struct, frozen=True):
+    """Records from `gap_from` to `gap_to` were lost below the reader's cursor, and why."""
+
+    gap_from: int
+    gap_to: int
+    reason: str
+    earliest_seq: int
+    head_seq: int
+
+    @property
+    def missed_estimate(self) -> int:
+        """How many seqs the gap has."""
+        return max(0, self.gap_to - self.gap_from + 1)
+
+
+class Diff(msgspec.Struct, frozen=True):
+    """Answer of `diff`; `records` is a JSON array, ready to be sent.
+
+    `incomplete` happens only to those who asked not to be blocked: a cold segment is being fetched;
+    when `commit` is done, the same read will find it.
+    """
+
+    records: bytes
+    delivered: int
+    scanned: int
+    cold_segments_read: int
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    tombstone: Tombstone | None
+    commit: Commit
+    incomplete: bool = False
+
+    @property
+    def caught_up(self) -> bool:
+        """Nothing is left to read."""
+        return self.next_from_seq == self.head_seq
+
+    @property
+    def lag(self) -> int:
+        """How far the cursor is behind the head."""
+        return self.head_seq - self.next_from_seq
+
+
+class RecordsDeleted(msgspec.Struct, frozen=True):
+    """Answer of `delete_records`."""
+
+    deleted: int
+    earliest_seq: int
+    head_seq: int
+    count: int
+    bytes: int
+    commit: Commit
+
+
+class TopicDeleted(msgspec.Struct, frozen=True):
+    """Answer of `delete_topic`."""
+
+    deleted: bool
+    commit: Commit

@@ -1,0 +1,448 @@
+"""From the log into segments and a snapshot, after which the log may be trimmed.
+
+Owns the order of these steps: records are in synced segments, then the snapshot says so, then what no
+kept snapshot needs is removed. The owner thread plans and applies, the disk work runs in one lane of
+the `SyncRunner`; a step that fails leaves the log untouched and is tried again at the next turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from everlog.errors import EverlogError, StorageFailed
+from everlog.native.frames import FrameBuffer
+from everlog.topics.config import Durability
+from everlog.topics.storage import snapshot
+from everlog.topics.storage.control import SnapshotBody, TopicRecord, encode
+from everlog.topics.storage.segment_store import delete_topic
+from everlog.topics.storage.segments import (
+    AppendPiece,
+    AppendPlan,
+    MarkPlan,
+    Relocation,
+    SegmentInfo,
+    SegmentSet,
+    write_piece,
+)
+from everlog.topics.storage.syncs import SyncRunner
+from everlog.topics.storage.tier import TopicTier
+from everlog.topics.topic import Topic
+
+if TYPE_CHECKING:
+    from everlog.topics.core import Core
+    from everlog.topics.storage.store import Coverage, Store
+
+NS_PER_MS: Final = 1_000_000
+_CHECK_INTERVAL_NS: Final = 5_000 * NS_PER_MS
+
+
+class _Written(msgspec.Struct, frozen=True):
+    """One piece that is in its segment."""
+
+    piece: AppendPiece
+    data_bytes: int
+    index: bytes
+
+
+class _TopicWork:
+    """What a checkpoint does for one topic: planned and applied by the owner, done by the worker."""
+
+    def __init__(
+        self, topic: Topic, tier: TopicTier, append: AppendPlan | None, marks: list[MarkPlan]
+    ) -> None:
+        self.topic = topic
+        self.tier = tier
+        self.append = append
+        self.marks = marks
+        self.written: list[_Written] = []
+        self.live_after: list[int] = []
+
+    def run(self, sources: Any) -> None:
+        """Worker: write and sync; what is in `written` and `live_after` is durable, also after a failure.
+
+        Marks first, and applied first: they count the live records of segments as they were planned.
+        """
+        for mark in self.marks:
+            # Never removed here: an older snapshot may still list the segment.
+            self.live_after.append(mark._replace(may_drop=False).write(self.tier))
+        if self.append is not None:
+            self.append.prepare(self.tier)
+            for piece in self.append.pieces:
+                data, index = FrameBuffer(), FrameBuffer()
+                last_seq = piece.first_seq + piece.count - 1
+                self.topic.log.copy_to_segment(
+                    sources, piece.first_seq, last_seq, piece.data_offset, data, index
+                )
+                index_bytes = index.tobytes()
+                write_piece(self.tier.hot, piece, data.tobytes(), index_bytes)
+                self.written.append(_Written(piece, len(data), index_bytes))
+
+
+class Checkpointer:
+    """Runs checkpoints, one at a time."""
+
+    def __init__(self, core: Core, store: Store, syncs: SyncRunner) -> None:
+        self._core = core
+        self._store = store
+        self._syncs = syncs
+        self._lane = store.checkpoint_lane
+        self._busy = False
+        self._last_ns = core.clock.monotonic_ns()
+        self._bytes_at_last = self._log_bytes()
+        self._next_look_ns = self._last_ns + _CHECK_INTERVAL_NS
+        self.last_error: BaseException | None = None
+        self.relocated = 0
+        # Files that the previous snapshot may still need; removed when it is gone.
+        self._drops: list[Callable[[], None]] = []
+        self._drops_next: list[Callable[[], None]] = []
+        self._coverage: Coverage | None = None
+
+    # --- When --------------------------------------------------------------------------------------------
+
+    def due_ns(self) -> int:
+        """When to look again."""
+        return self._core.clock.monotonic_ns() + _CHECK_INTERVAL_NS
+
+    def poll(self) -> None:
+        """Start a checkpoint if enough was logged or enough time has passed since the last one."""
+        if self._busy:
+            return
+        settings = self._core.settings
+        elapsed_ms = (self._core.clock.monotonic_ns() - self._last_ns) // NS_PER_MS
+        logged = self._log_bytes() - self._bytes_at_last
+        if logged >= settings.snapshot_log_bytes or (logged and elapsed_ms >= settings.snapshot_interval_ms):
+            self.start()
+        elif self._core.clock.monotonic_ns() >= self._next_look_ns and not self._start_relocation():
+            self._next_look_ns = self._core.clock.monotonic_ns() + _CHECK_INTERVAL_NS
+
+    def run(self) -> None:
+        """Checkpoint and wait for it; raises what went wrong."""
+        self.wait_idle()
+        self.last_error = None
+        self.start()
+        self.wait_idle()
+        if self.last_error is not None:
+            raise self.last_error
+
+    def wait_idle(self) -> None:
+        """Wait until no checkpoint is running."""
+        while self._busy:
+            if not self._syncs.poll() and self._busy:
+                self._syncs.wait(_CHECK_INTERVAL_NS)
+
+    def _log_bytes(self) -> int:
+        return sum(shard.shard.metrics.bytes_written for shard in self._core.shards)
+
+    # --- The steps ---------------------------------------------------------------------------------------
+
+    def start(self, *, clean: bool = False) -> None:
+        """Begin: everything committed so far will be in segments and in the next snapshot."""
+        core = self._core
+        self._busy = True
+        self._last_ns = core.clock.monotonic_ns()
+        self._bytes_at_last = self._log_bytes()
+        coverage = self._store.coverage()
+        unsaved, core.totals.unsaved = core.totals.unsaved, {}
+        works = [work for topic in unsaved.values() if (work := self._plan(topic)) is not None]
+
+        def job() -> None:
+            for work in works:
+                work.run(core.sources)
+
+        def done(error: BaseException | None) -> None:
+            for work in works:
+                self._apply(work)
+            if error is not None:
+                self._give_up(error)
+                return
+            self._snapshot(coverage, clean)
+
+        self._syncs.start(self._lane, job, done)
+
+    def _plan(self, topic: Topic) -> _TopicWork | None:
+        if topic.gone:
+            return None
+        now_ms = self._core.now_ms()
+        first_seq = max(topic.saved_seq + 1, topic.log.base_seq)
+        if topic.logged_seq:
+            # Nothing below the first entry is left to be saved, but its seqs were given out.
+            topic.saved_seq = max(topic.saved_seq, min(first_seq - 1, topic.visible))
+            topic.snapshot_record = None
+        count = min(topic.visible, topic.logged_seq) - first_seq + 1
+        flips, topic.flips = topic.flips, []
+        append = None
+        saved = topic.saved
+        if count > 0:
+            saved = self._store.segments_of(topic)
+            sizes = topic.log.places(np.arange(first_seq, first_seq + count, dtype=np.uint64))["size"]
+            append = saved.plan_append(first_seq, sizes, now_ms)
+        marks = saved.plan_marks(np.concatenate(flips)) if saved is not None and flips else []
+        if append is None and not marks:
+            return None
+        return _TopicWork(topic, self._store.tier_of(topic.topic_id), append, marks)
+
+    def _apply(self, work: _TopicWork) -> None:
+        """Take over what became durable of a topic's work; the rest is planned again next time."""
+        topic, saved = work.topic, work.topic.saved
+        if saved is None or topic.gone:
+            return
+        now_ms = self._core.now_ms()
+        for mark, live in zip(work.marks, work.live_after, strict=False):
+            dropped = saved.apply_marks(mark, live)
+            if dropped is not None:
+                self._drop_segment(work.tier, dropped)
+        for mark in work.marks[len(work.live_after) :]:
+            saved.abandon(mark)
+            topic.flips.append(mark.positions.astype(np.uint64) + np.uint64(mark.segment_id))
+        for written in work.written:
+            assert work.append is not None
+            info = saved.apply_append(work.append, written.piece, written.data_bytes, written.index, now_ms)
+            self._place(topic, work.tier, info, written)
+        if min(topic.visible, topic.logged_seq) > topic.saved_seq or topic.flips:
+            self._core.totals.unsaved[topic.topic_id] = topic
+        if (
+            topic.chunks is not None
+            and self._core.is_logged(topic)
+            and topic.saved_seq >= topic.chunks.last_seq
+        ):
+            topic.chunks.clear()
+            topic.chunks = None
+        topic.snapshot_record = None
+
+    def _place(self, topic: Topic, tier: TopicTier, info: SegmentInfo, written: _Written) -> None:
+        piece = written.piece
+        if info.source:
+            self._store.loaded.unload(info.source)  # it grew
+        else:
+            self._store.loaded.add(tier, info)
+        last_seq = piece.first_seq + piece.count - 1
+        if last_seq >= topic.log.base_seq:
+            topic.log.set_segment(piece.first_seq, written.index, info.source)
+            died = self._died_meanwhile(topic, piece, written.index)
+            if len(died):
+                topic.flips.append(died)
+        topic.saved_seq = last_seq
+
+    def _died_meanwhile(self, topic: Topic, piece: AppendPiece, index: bytes) -> NDArray[np.uint64]:
+        """Records that were deleted while they were copied: the segment has them, so they must be marked."""
+        first_seq = max(piece.first_seq, topic.log.base_seq)
+        last_seq = piece.first_seq + piece.count - 1
+        dead = topic.log.dead_seqs(first_seq, last_seq)
+        if not len(dead):
+            return dead
+        sizes = np.frombuffer(index, dtype="<u4").reshape(-1, 5)[:, 1]
+        stored = sizes[(dead - np.uint64(piece.first_seq)).astype(np.int64)] > 0
+        return dead[stored & (dead >= np.uint64(topic.evict_floor))]
+
+    def _snapshot(self, coverage: Coverage, clean: bool) -> None:
+        core, store = self._core, self._store
+        self._drop_dead_segments()
+        body = SnapshotBody(
+            clean=clean,
+            next_topic_id=core.next_topic_id,
+            next_epoch=core.next_epoch,
+            next_file_number=coverage.next_file_number,
+            starts=coverage.starts,
+            topics=[self._record(topic, clean) for topic in self._kept_topics()],
+        )
+        payload = encode(body)
+        number = store.snapshot_number + 1
+        drops, self._drops, self._drops_next = self._drops, self._drops_next, []
+
+        def job() -> None:
+            snapshot.write(core.fs, store.meta_dir, number, payload)
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                self._drops_next = self._drops + self._drops_next
+                self._drops = drops
+                self._give_up(error)
+                return
+            store.snapshot_number = number
+            # The log is kept from where the snapshot before this one begins: it may be needed instead.
+            previous, self._coverage = self._coverage, coverage
+            self._clean_up(drops, previous)
+
+        self._syncs.start(self._lane, job, done)
+
+    def _kept_topics(self) -> Iterator[Topic]:
+        """Yield what is certainly there: neither a topic being created nor without one being deleted."""
+        for topic in self._core.topics.values():
+            if not topic.create_pending:
+                yield topic
+        yield from self._core.deleting.values()
+
+    def _record(self, topic: Topic, clean: bool) -> msgspec.Raw:
+        if topic.snapshot_record is None or clean:
+            topic.snapshot_record = encode(topic_record(topic, clean))
+        return msgspec.Raw(topic.snapshot_record)
+
+    def _drop_dead_segments(self) -> None:
+        for topic in self._core.topics.values():
+            saved = topic.saved
+            if saved is None or not len(saved) or saved.infos[0].last_seq >= topic.earliest_seq:
+                continue
+            plan = saved.plan_drop(topic.earliest_seq)
+            tier = self._store.tier_of(topic.topic_id)
+            for info in saved.apply_drop(plan):
+                self._drop_segment(tier, info)
+            topic.snapshot_record = None
+        dropped, self._core.dropped = self._core.dropped, []
+        for topic in dropped:
+            self._drop_topic(topic)
+
+    def _drop_segment(self, tier: TopicTier, info: SegmentInfo) -> None:
+        if info.source:
+            self._store.loaded.remove(info.source)
+        self._drops_next.append(lambda: tier.delete([info.first_seq]))
+
+    def _drop_topic(self, topic: Topic) -> None:
+        store, fs = self._store, self._core.fs
+        for info in topic.saved.infos if topic.saved is not None else ():
+            if info.source:
+                store.loaded.remove(info.source)
+        for root in store.topic_roots:
+            self._drops_next.append(lambda root=root: delete_topic(fs, root, topic.topic_id))  # type: ignore[misc]
+
+    def _clean_up(self, drops: list[Callable[[], None]], previous: Coverage | None) -> None:
+        """Remove what the snapshot before the last one was the last to need."""
+        core, store = self._core, self._store
+        try:
+            if previous is not None:
+                store.trim_log(previous)
+        except (OSError, StorageFailed) as error:
+            self._drops = drops + self._drops
+            self._give_up(error)
+            return
+
+        def job() -> None:
+            for drop in drops:
+                drop()
+            snapshot.prune(core.fs, store.meta_dir, keep=2)
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                self._drops = drops + self._drops
+                self._give_up(error)
+            else:
+                self._busy = False
+
+        self._syncs.start(self._lane, job, done)
+
+    def _give_up(self, error: BaseException) -> None:
+        self._busy = False
+        if not isinstance(error, Exception):
+            raise error
+        self.last_error = (
+            error
+            if isinstance(error, EverlogError)
+            else StorageFailed(f"the checkpoint failed: {error}", getattr(error, "errno", None))
+        )
+
+    # --- The cold tier -----------------------------------------------------------------------------------
+
+    def relocate(self) -> int:
+        """Move all segments that need not stay hot to the cold directory and wait; returns how many."""
+        before = self.relocated
+        self.wait_idle()
+        self.last_error = None
+        while self._start_relocation():
+            self.wait_idle()
+            if self.last_error is not None:
+                raise self.last_error
+        return self.relocated - before
+
+    def _start_relocation(self) -> bool:
+        """Begin to move one segment in the lane; False if there is none to move."""
+        if self._core.settings.cold_dir is None:
+            return False
+        for topic in self._core.topics.values():
+            saved = topic.saved
+            if saved is None or len(saved) <= 1:
+                continue
+            for plan in saved.plan_relocations(1):
+                self._busy = True
+                self._copy(topic, saved, self._store.tier_of(topic.topic_id), plan)
+                return True
+        return False
+
+    def _copy(self, topic: Topic, saved: SegmentSet, tier: TopicTier, plan: Relocation) -> None:
+        def done(error: BaseException | None) -> None:
+            info = None
+            if error is not None:
+                saved.abandon(plan)
+                self._give_up(error)
+            elif not topic.gone:
+                info = saved.apply_copied(plan)
+            if info is None:
+                self._busy = False
+            else:
+                self._store.loaded.unload(info.source)  # read from the cold copy from now on
+                self._delete_hot(saved, tier, plan)
+
+        self._syncs.start(self._lane, lambda: plan.copy(tier), done)
+
+    def _delete_hot(self, saved: SegmentSet, tier: TopicTier, plan: Relocation) -> None:
+        def done(error: BaseException | None) -> None:
+            self._busy = False
+            if error is not None:
+                saved.abandon(plan)
+                self._give_up(error)
+            else:
+                saved.apply_moved(plan)
+                self.relocated += 1
+
+        self._syncs.start(self._lane, lambda: plan.delete_hot(tier), done)
+
+    # --- The end -----------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Leave one clean snapshot, after which the log is not needed; all commits must be settled."""
+        self.wait_idle()
+        for clean in (False, True):
+            # The first brings the records into segments, the second has nothing left to do but to
+            # say so; then no older snapshot needs what is removed.
+            self.last_error = None
+            self.start(clean=clean)
+            self.wait_idle()
+            if self.last_error is not None:
+                raise self.last_error
+        try:
+            for drop in self._drops + self._drops_next:
+                drop()
+        except OSError as error:
+            raise StorageFailed(f"old segments cannot be removed: {error}", error.errno) from error
+        snapshot.prune(self._core.fs, self._store.meta_dir, keep=1)
+
+
+def topic_record(topic: Topic, clean: bool) -> TopicRecord:
+    """Return what a snapshot keeps of a topic; a clean one needs no reserves for a crash."""
+    saved = topic.saved
+    kept = topic.durability in (Durability.DISK, Durability.FSYNC)
+    return TopicRecord(
+        topic_id=topic.topic_id,
+        name=topic.name,
+        epoch=topic.epoch,
+        config=topic.config,
+        head_seq=topic.visible,
+        ceiling=0 if clean else topic.ceiling_durable,
+        cap_floor=topic.cap_floor,
+        ttl_floor=topic.ttl_floor,
+        reserved_floor=topic.cap_floor if clean else max(topic.cap_floor, topic.reserved_durable),
+        delete_below=topic.delete_below,
+        last_ts=topic.log.last_ts,
+        saved_seq=topic.saved_seq,
+        last_write_ts=topic.last_write_ts,
+        last_read_ts=topic.last_read_ts,
+        segments=[(info.first_seq, info.last_seq, info.data_bytes) for info in saved.infos] if saved else [],
+        keys=[
+            (key, remembered.first_seq, remembered.count, remembered.ts)
+            for key, remembered in topic.keys.items()
+            if kept and remembered.commit.done and remembered.commit.error is None
+        ],
+    )

@@ -1,0 +1,221 @@
+r"""Every byte of a topics data directory: names, sizes, offsets. Holds no logic and touches no file.
+
+Files of one data directory (all integers little-endian)::
+
+    .topics.lock                                    exclusive flock of the one process
+    meta/snapshot-NNNNNNNNNNNNNNNN.bin              the newest valid one counts
+    wal/wal-NNNNNNNNNNNNNNNN.log                    the log; with several shards wal/shard-NN/...
+    topics/<topic id>/seg-NNNNNNNNNNNNNNNN.data     records of a topic, named by their first seq
+    topics/<topic id>/seg-NNNNNNNNNNNNNNNN.idx      where each of them is
+    N: decimal, at least 16 digits (shard: 2); topic id: upper-case hexadecimal, at least 8 digits
+
+Log frame: header of 38 bytes, body, checksum; a frame_len of 0 ends the file::
+
+     0           4      5       6          14    22   30         32        34         38
+     +-----------+------+-------+----------+-----+----+----------+---------+----------+- - -
+     | frame_len | type | flags | topic_id | seq | ts | node_len | tag_len | data_len | body
+     +-----------+------+-------+----------+-----+----+----------+---------+----------+- - -
+     frame_len: bytes of the frame without this field
+
+     38     38 + node_len   + tag_len             + data_len                      + 8
+      +------+---------------+---------------------+-------------------------------+
+      | node | tag           | data                | xxh3 of [4, here)             |
+      +------+---------------+---------------------+-------------------------------+
+     data with FLAG_HAS_META: meta_len u32, meta text, data text; else the data text alone
+
+Segment frame: header of 29 bytes, the same body, checksum, mark::
+
+     0           4       5     13   21         23        25         29
+     +-----------+-------+-----+----+----------+---------+----------+- - - -+------+------+
+     | frame_len | flags | seq | ts | node_len | tag_len | data_len | body  | xxh3 | mark |
+     +-----------+-------+-----+----+----------+---------+----------+- - - -+------+------+
+     mark: one byte outside the checksum, 0xD5 = the record was deleted, any other value = it was not
+
+Segment index: one entry of 20 bytes per seq, the first one that of the file name::
+
+     0        4      8    16      17     20
+     +--------+------+----+-------+------+
+     | offset | size | ts | flags | zero |
+     +--------+------+----+-------+------+
+     size: of the whole frame, 0 for a seq without a record (flags then has INDEX_FLAG_DELETED)
+
+Snapshot file: header of 20 bytes, payload, checksum::
+
+     0            8         12            20          20 + payload_len     + 8
+     +------------+---------+-------------+-----------+--------------------+
+     | "EVLGSNAP" | version | payload_len | payload   | xxh3 of payload    |
+     +------------+---------+-------------+-----------+--------------------+
+
+The C core repeats the frames in `native/frames.h`; `native.frames.LAYOUT` exports its numbers and a
+test compares the two.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from enum import IntEnum
+
+CHECKSUM = struct.Struct("<Q")
+META_LEN = struct.Struct("<I")
+META_LEN_SIZE = 4
+
+LOG_FRAME_LEN = 0
+LOG_TYPE = 4
+LOG_FLAGS = 5
+LOG_TOPIC_ID = 6
+LOG_SEQ = 14
+LOG_TS = 22
+LOG_NODE_LEN = 30
+LOG_TAG_LEN = 32
+LOG_DATA_LEN = 34
+LOG_HEADER = struct.Struct("<IBBQQQHHI")
+LOG_HEADER_SIZE = 38
+LOG_TRAILER_SIZE = 8
+
+SEGMENT_FRAME_LEN = 0
+SEGMENT_FLAGS = 4
+SEGMENT_SEQ = 5
+SEGMENT_TS = 13
+SEGMENT_NODE_LEN = 21
+SEGMENT_TAG_LEN = 23
+SEGMENT_DATA_LEN = 25
+SEGMENT_HEADER = struct.Struct("<IBQQHHI")
+SEGMENT_HEADER_SIZE = 29
+SEGMENT_TRAILER_SIZE = 9
+SEGMENT_DELETED = 0xD5
+"""The mark, the last byte of the frame."""
+
+INDEX_ENTRY = struct.Struct("<IIQB3x")
+INDEX_ENTRY_SIZE = 20
+INDEX_OFFSET = 0
+INDEX_SIZE = 4
+INDEX_TS = 8
+INDEX_FLAGS = 16
+INDEX_FLAG_DELETED = 64
+"""In an index entry only; the other flags there are has_tag, has_node and has_meta of the frame."""
+
+SNAPSHOT_MAGIC = b"EVLGSNAP"
+SNAPSHOT_VERSION = 1
+SNAPSHOT_HEADER = struct.Struct("<8sIQ")
+SNAPSHOT_HEADER_SIZE = 20
+SNAPSHOT_TRAILER_SIZE = 8
+
+FLAG_HAS_TAG = 1
+FLAG_HAS_NODE = 2
+FLAG_DURABLE = 4
+FLAG_HAS_META = 8
+FLAG_BATCH_CONTINUES = 16
+"""The next frame of the log belongs to the same all-or-nothing batch."""
+
+TYPE_APPEND = 1
+
+
+class FrameType(IntEnum):
+    """What a log frame says; the first eleven are the format's, the others ours."""
+
+    APPEND = TYPE_APPEND
+    TOPIC_CREATE = 2
+    TOPIC_DELETE = 3
+    ROUTER_CREATE = 4
+    ROUTER_DELETE = 5
+    DELETE = 6
+    EVICT_WATERMARK = 7
+    CHECKPOINT_MARK = 8
+    CONFIG_UPDATE = 9
+    LEASE = 10
+    HEAD_WATERMARK = 11
+    IDEMPOTENCY_KEY = 12
+    FILE_END = 13
+
+
+LOCK_FILE = ".topics.lock"
+META_DIR = "meta"
+WAL_DIR = "wal"
+TOPICS_DIR = "topics"
+TEMPORARY_SUFFIX = ".tmp"
+ORPHAN_SUFFIX = ".orphan"
+"""A log file that follows a damaged one; kept, never read."""
+
+assert LOG_HEADER.size == LOG_HEADER_SIZE == LOG_DATA_LEN + 4
+assert CHECKSUM.size == LOG_TRAILER_SIZE
+assert SEGMENT_HEADER.size == SEGMENT_HEADER_SIZE == SEGMENT_DATA_LEN + 4
+assert CHECKSUM.size + 1 == SEGMENT_TRAILER_SIZE
+assert META_LEN.size == META_LEN_SIZE
+assert INDEX_ENTRY.size == INDEX_ENTRY_SIZE == INDEX_FLAGS + 4
+assert SNAPSHOT_HEADER.size == SNAPSHOT_HEADER_SIZE
+assert CHECKSUM.size == SNAPSHOT_TRAILER_SIZE
+assert len(SNAPSHOT_MAGIC) == 8
+
+_WAL_NAME = re.compile(r"wal-([0-9]{16,})\.log")
+_SHARD_NAME = re.compile(r"shard-([0-9]{2,})")
+_SNAPSHOT_NAME = re.compile(r"snapshot-([0-9]{16,})\.bin")
+_SEGMENT_DATA_NAME = re.compile(r"seg-([0-9]{16,})\.data")
+_SEGMENT_INDEX_NAME = re.compile(r"seg-([0-9]{16,})\.idx")
+_TOPIC_NAME = re.compile(r"([0-9A-F]{8,})")
+
+
+def wal_file_name(number: int) -> str:
+    """Return the name of a log file."""
+    return f"wal-{number:016d}.log"
+
+
+def parse_wal_file_name(name: str) -> int | None:
+    """Return the number in the name of a log file, None for any other name."""
+    match = _WAL_NAME.fullmatch(name)
+    return int(match[1]) if match and wal_file_name(int(match[1])) == name else None
+
+
+def shard_dir_name(shard: int) -> str:
+    """Return the name of the directory of one log shard."""
+    return f"shard-{shard:02d}"
+
+
+def parse_shard_dir_name(name: str) -> int | None:
+    """Return the shard in a directory name, None for any other name."""
+    match = _SHARD_NAME.fullmatch(name)
+    return int(match[1]) if match and shard_dir_name(int(match[1])) == name else None
+
+
+def snapshot_file_name(number: int) -> str:
+    """Return the name of a snapshot file."""
+    return f"snapshot-{number:016d}.bin"
+
+
+def parse_snapshot_file_name(name: str) -> int | None:
+    """Return the number in the name of a snapshot file, None for any other name."""
+    match = _SNAPSHOT_NAME.fullmatch(name)
+    return int(match[1]) if match and snapshot_file_name(int(match[1])) == name else None
+
+
+def segment_data_name(first_seq: int) -> str:
+    """Return the name of the file with a segment's records."""
+    return f"seg-{first_seq:016d}.data"
+
+
+def parse_segment_data_name(name: str) -> int | None:
+    """Return the first seq in the name of a segment's data file, None for any other name."""
+    match = _SEGMENT_DATA_NAME.fullmatch(name)
+    return int(match[1]) if match and segment_data_name(int(match[1])) == name else None
+
+
+def segment_index_name(first_seq: int) -> str:
+    """Return the name of the file with a segment's index."""
+    return f"seg-{first_seq:016d}.idx"
+
+
+def parse_segment_index_name(name: str) -> int | None:
+    """Return the first seq in the name of a segment's index file, None for any other name."""
+    match = _SEGMENT_INDEX_NAME.fullmatch(name)
+    return int(match[1]) if match and segment_index_name(int(match[1])) == name else None
+
+
+def topic_dir_name(topic_id: int) -> str:
+    """Return the name of the directory of a topic's segments."""
+    return f"{topic_id:08X}"
+
+
+def parse_topic_dir_name(name: str) -> int | None:
+    """Return the topic id in a directory name, None for any other name."""
+    match = _TOPIC_NAME.fullmatch(name)
+    return int(match[1], 16) if match and topic_dir_name(int(match[1], 16)) == name else None

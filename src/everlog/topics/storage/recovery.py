@@ -1,0 +1,447 @@
+"""Bringing a data directory back: snapshot, segment indexes, then the log in order.
+
+Owns the order and the rules of what is believed. State that cannot be read stops the start: an engine
+never comes up with less than the disk still has.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from everlog.errors import Corrupt, CorruptMetadata, Io
+from everlog.fs import replace_file
+from everlog.native.frames import LogFrame
+from everlog.native.log_replay import LogReplay
+from everlog.native.mapping import Mapping
+from everlog.native.topic_log import TopicLog
+from everlog.topics import catalogue
+from everlog.topics.commits import KEPT
+from everlog.topics.config import Durability
+from everlog.topics.deletion import apply_delete
+from everlog.topics.storage import control, layout, snapshot
+from everlog.topics.storage.layout import FrameType
+from everlog.topics.storage.segment_loading import LoadedSegment, load_segments
+from everlog.topics.storage.segment_store import SegmentPart, delete_topic, list_topics
+from everlog.topics.storage.segments import SegmentSet
+from everlog.topics.storage.store import OldFile, Store
+from everlog.topics.storage.syncs import SyncRunner
+from everlog.topics.storage.tier import TopicTier
+from everlog.topics.storage.wal_files import WalFile, cut_tail, list_wal_files
+from everlog.topics.topic import RememberedKey, Topic
+
+if TYPE_CHECKING:
+    from everlog.topics.core import Core
+
+
+class Progress(NamedTuple):
+    """How far recovery is: `done` of `total` bytes of the phase."""
+
+    phase: str
+    done: int
+    total: int
+
+
+def open_store(
+    core: Core, data_dir: str, syncs: SyncRunner, progress: Callable[[Progress], None] | None
+) -> Store:
+    """Lock a data directory, recover what it holds into `core`, and begin this life's log."""
+    try:
+        store = Store(core, data_dir, syncs)
+    except OSError as error:
+        raise Io(f"cannot open the data directory {data_dir}: {error}", error.errno) from error
+    try:
+        _Recovery(core, store, progress).run()
+        store.open_shards()
+        for topic in list(core.topics.values()):
+            topic.shard = core.shard_of(topic.topic_id, len(core.shards))
+            topic.caps_due = True
+            core.sweep(topic, core.now_ms())
+    except OSError as error:
+        store.abandon()
+        raise Io(f"cannot recover the data directory {data_dir}: {error}", error.errno) from error
+    except BaseException:
+        store.abandon()
+        raise
+    return store
+
+
+_KNOWN_TYPES: Final = {
+    FrameType.TOPIC_CREATE,
+    FrameType.TOPIC_DELETE,
+    FrameType.CONFIG_UPDATE,
+    FrameType.DELETE,
+    FrameType.EVICT_WATERMARK,
+    FrameType.HEAD_WATERMARK,
+    FrameType.IDEMPOTENCY_KEY,
+}
+EMPTY_SNAPSHOT: Final = control.SnapshotBody(True, 1, 1, 1, [], [])
+
+
+@contextmanager
+def _reading(file: WalFile) -> Iterator[None]:
+    """Name the log file in any `OSError` of the block."""
+    try:
+        yield
+    except OSError as error:
+        raise Io(f"cannot read the log file {file.path}: {error.strerror or error}", error.errno) from error
+
+
+class _Recovery:
+    """One run of recovery."""
+
+    def __init__(self, core: Core, store: Store, progress: Callable[[Progress], None] | None) -> None:
+        self._core = core
+        self._store = store
+        self._report = store.report
+        self._progress = progress or (lambda _: None)
+        self._clean = False
+        self._replayed_frames = False
+        self._logs: dict[int, TopicLog] = {}
+        self._listed: set[int] = set()  # ids of topics of which the snapshot lists segments
+
+    def run(self) -> None:
+        """Recover everything."""
+        body = self._load_snapshot()
+        files = list_wal_files(self._core.fs, self._store.wal_dir)
+        if body is not None:
+            self._clean = body.clean
+            for number, raw in enumerate(body.topics):
+                self._restore_topic(control.decode(raw, control.TopicRecord))
+                if number % 1000 == 0:
+                    self._progress(Progress("segments", number, len(body.topics)))
+            self._progress(Progress("segments", len(body.topics), len(body.topics)))
+        self._replay(files, body)
+        for topic in self._core.topics.values():
+            self._finish_topic(topic)
+        self._core.totals.bytes = sum(topic.log.live_bytes for topic in self._core.topics.values())
+        self._remove_unknown_topics()
+        self._report.topics = len(self._core.topics)
+
+    # --- Snapshot ----------------------------------------------------------------------------------------
+
+    def _load_snapshot(self) -> control.SnapshotBody | None:
+        core, store = self._core, self._store
+        found = snapshot.newest(core.fs, store.meta_dir)
+        self._report.rejected_snapshots = [
+            f"{rejected.path}: {rejected.reason}" for rejected in found.rejected
+        ]
+        numbers = snapshot.numbers(core.fs, store.meta_dir)
+        store.snapshot_number = max(numbers, default=0)
+        if found.payload is None:
+            self._check_log_is_whole(found.rejected)
+            return None
+        self._report.snapshot_number = found.number
+        body = control.decode(found.payload, control.SnapshotBody)
+        core.next_topic_id = body.next_topic_id
+        core.next_epoch = body.next_epoch
+        core.next_file_number = body.next_file_number
+        return body
+
+    def _check_log_is_whole(self, rejected: list[snapshot.Rejected]) -> None:
+        """Without a snapshot only a log that was never trimmed tells everything.
+
+        A new directory gets its first snapshot before its first log file, so none means that it is lost.
+        """
+        store, fs = self._store, self._core.fs
+        files = list_wal_files(fs, store.wal_dir)
+        whole = [file.number for file in files] == list(range(1, len(files) + 1))
+        used = bool(self._last_files_with_frames(files)) or any(
+            list_topics(fs, root) for root in store.topic_roots
+        )
+        if not used and not rejected:
+            snapshot.write(fs, store.meta_dir, 1, control.encode(EMPTY_SNAPSHOT))
+            store.snapshot_number = 1
+        elif not files or not whole:
+            reason = f"{rejected[0].path}: {rejected[0].reason}" if rejected else "there is none"
+            raise CorruptMetadata(
+                f"no snapshot in {store.meta_dir} can be read ({reason}) and the log does not reach back to "
+                f"the beginning; restore the directory from a backup"
+            )
+
+    # --- Segments ----------------------------------------------------------------------------------------
+
+    def _restore_topic(self, record: control.TopicRecord) -> None:
+        core = self._core
+        topic = Topic(record.topic_id, record.name, record.epoch, record.config, 0, core.totals)
+        topic.cap_floor = record.cap_floor
+        topic.ttl_floor = record.ttl_floor
+        topic.delete_below = record.delete_below
+        topic.reserved_logged = max(record.cap_floor, record.reserved_floor)
+        topic.ceiling_logged = record.ceiling
+        topic.saved_seq = record.saved_seq
+        topic.last_write_ts = record.last_write_ts
+        topic.last_read_ts = record.last_read_ts
+        for key, first_seq, count, ts in record.keys:
+            topic.keys[key] = RememberedKey(first_seq, count, ts, KEPT)
+        topic.restored_head = record.head_seq
+        first_seq = record.segments[0][0] if record.segments else record.saved_seq + 1
+        topic.log = TopicLog(topic.topic_id, first_seq)
+        if record.segments:
+            self._listed.add(topic.topic_id)
+            self._load_segments(topic, record)
+        if topic.log.next_seq <= record.saved_seq:
+            topic.log.push_holes(record.saved_seq + 1 - topic.log.next_seq, record.last_ts)
+        topic.log.kill_below(max(topic.evict_floor, topic.delete_below))
+        self._register(topic)
+
+    def _register(self, topic: Topic) -> None:
+        """Put a topic into the table; its name belongs to the newest instance.
+
+        Shards are read one by one, so an older one may come later, and its deletion may be lost.
+        """
+        core = self._core
+        other = core.topics.get(topic.name)
+        catalogue.register(core, topic)
+        self._logs[topic.topic_id] = topic.log
+        if other is not None:
+            older = other if other.epoch < topic.epoch else topic
+            core.topics[topic.name] = topic if older is other else other
+            catalogue.hide(core, older)
+            catalogue.release(core, older)
+            self._logs.pop(older.topic_id, None)
+
+    def _load_segments(self, topic: Topic, record: control.TopicRecord) -> None:
+        store = self._store
+        tier = store.tier_of(topic.topic_id)
+        self._cut_to_snapshot(tier, record)
+        loaded = load_segments(tier, durable_through_seq=record.saved_seq).segments
+        found = [(segment.first_seq, segment.last_seq, segment.data_bytes) for segment in loaded]
+        if found != record.segments:
+            missing = sorted(set(record.segments) - set(found)) or sorted(set(found) - set(record.segments))
+            raise Corrupt(
+                f"segment {missing[0][0]} of topic {topic.name!r} is not there as the snapshot says "
+                f"(seqs {missing[0][0]} to {missing[0][1]}, {missing[0][2]} bytes); restore it from a backup"
+            )
+        topic.saved = SegmentSet.from_loaded(store.limits, loaded)
+        for segment, info in zip(loaded, topic.saved.infos, strict=True):
+            self._load_index(topic, tier, segment, store.loaded.add(tier, info))
+            self._report.segments += 1
+            self._report.records_from_segments += info.live
+
+    def _cut_to_snapshot(self, tier: TopicTier, record: control.TopicRecord) -> None:
+        """Remove what a checkpoint wrote whose snapshot never came: the log has it, with its keys."""
+        known = {first_seq for first_seq, _, _ in record.segments}
+        extra = [segment_id for segment_id, _ in tier.list() if segment_id not in known]
+        if extra:
+            tier.delete(extra)
+        first_seq, last_seq, data_bytes = record.segments[-1]
+        index_bytes = (last_seq - first_seq + 1) * layout.INDEX_ENTRY_SIZE
+        for store in (tier.hot, tier.cold):
+            # It may have grown, been sealed and even moved since the snapshot.
+            if store is not None and all(store.exists(first_seq, part) for part in SegmentPart):
+                data_length = store.length(first_seq, SegmentPart.DATA)
+                index_length = store.length(first_seq, SegmentPart.INDEX)
+                if data_length >= data_bytes and index_length > index_bytes:
+                    store.trim(first_seq, data_bytes, index_bytes)
+
+    def _load_index(self, topic: Topic, tier: TopicTier, segment: LoadedSegment, source: int) -> None:
+        needing_frames = topic.log.load_index(segment.first_seq, segment.index, source)
+        if needing_frames:
+            store = tier.store(segment.tier)
+            data = store.map(segment.first_seq, SegmentPart.DATA, segment.data_bytes)
+            if data is None:
+                data = store.read(segment.first_seq, SegmentPart.DATA, 0, segment.data_bytes)
+            count = segment.last_seq - segment.first_seq + 1
+            topic.log.load_frames(segment.first_seq, count, data)
+
+    def _remove_unknown_topics(self) -> None:
+        """Remove the segments of topics that are not there any more, or whose checkpoint was cut short."""
+        for root in self._store.topic_roots:
+            for topic_id in list_topics(self._core.fs, root):
+                topic = self._core.by_id.get(topic_id)
+                # What the snapshot lists stays until the next one: this start may have to be repeated.
+                if (topic is None or topic.saved is None) and topic_id not in self._listed:
+                    delete_topic(self._core.fs, root, topic_id)
+
+    # --- The log -----------------------------------------------------------------------------------------
+
+    def _replay(self, files: list[WalFile], body: control.SnapshotBody | None) -> None:
+        starts = dict(body.starts) if body is not None else {}
+        whole_from = body.next_file_number if body is not None else 0
+        wanted = [file for file in files if file.number >= whole_from or file.number in starts]
+        for file in files:
+            self._core.next_file_number = max(self._core.next_file_number, file.number + 1)
+        self._sync_directories()
+        total = len(wanted)
+        ended_shards: set[str] = set()
+        last_of_shard = self._last_files_with_frames(wanted)
+        for number, file in enumerate(wanted):
+            self._progress(Progress("log", number, total))
+            if file.shard_dir in ended_shards:
+                self._set_aside(file)
+                continue
+            is_last = last_of_shard.get(file.shard_dir, file.number) <= file.number
+            if not self._replay_file(file, starts.get(file.number, 0), is_last):
+                ended_shards.add(file.shard_dir)
+        self._progress(Progress("log", total, total))
+        absorbed = [file for file in files if file not in wanted]
+        for file in absorbed:
+            self._core.fs.unlink(file.path)
+
+    def _sync_directories(self) -> None:
+        """Make sure of the names in the log directories: no file may come back under a number used again."""
+        fs, wal_dir = self._core.fs, self._store.wal_dir
+        shards = [name for name in fs.listdir(wal_dir) if layout.parse_shard_dir_name(name) is not None]
+        for directory in (wal_dir, *(os.path.join(wal_dir, name) for name in shards)):
+            fs.fsync_dir(directory)
+
+    def _last_files_with_frames(self, files: list[WalFile]) -> dict[str, int]:
+        last: dict[str, int] = {}
+        for file in files:
+            with _reading(file):
+                fd = self._core.fs.open(file.path, os.O_RDONLY)
+                try:
+                    if any(self._core.fs.pread(fd, 4, 0)):
+                        last[file.shard_dir] = file.number
+                finally:
+                    self._core.fs.close(fd)
+        return last
+
+    def _replay_file(self, file: WalFile, start: int, is_last: bool) -> bool:
+        """Apply one file; False if the shard's replay ends with it although more files follow."""
+        mapping = self._map(file)
+        if mapping is None:
+            self._core.fs.unlink(file.path)
+            return True
+        source = self._core.sources.add(mapping)
+        self._store.old_files.append(OldFile(file.number, file.path, source))
+        replay = LogReplay(mapping, start, source, self._logs)
+        ended = False
+        while (frame := replay.run()) is not None:
+            self._replayed_frames = True
+            if frame.type == FrameType.FILE_END:
+                ended = True
+                break
+            self._apply(frame)
+        self._replayed_frames |= replay.appended > 0
+        self._report.log_files += 1
+        self._report.records_from_log += replay.appended
+        if ended:
+            return True
+        if is_last:
+            self._cut(file, replay, len(mapping))
+            return True
+        self._report.damage.append(
+            f"{file.path} is damaged at offset {replay.position} ({replay.outcome}); "
+            f"the rest of its shard is not read"
+        )
+        replace_file(self._core.fs, file.path + layout.ORPHAN_SUFFIX, bytes(mapping))
+        self._cut(file, replay, len(mapping))
+        return False
+
+    def _map(self, file: WalFile) -> Mapping | None:
+        fs = self._core.fs
+        with _reading(file):
+            fd = fs.open(file.path, os.O_RDWR)
+            try:
+                # After a kill these bytes may be in the page cache only, and what is shown must stay.
+                fs.fsync(fd)
+                size = fs.size(fd)
+                return Mapping(fd, size, False) if size else None
+            finally:
+                fs.close(fd)
+
+    def _cut(self, file: WalFile, replay: LogReplay, size: int) -> None:
+        """Cut off a torn tail, so that the next start finds a file that ends in order."""
+        if replay.outcome != "end":
+            self._report.cut_bytes += size - replay.position
+        # The mapping must not reach behind the end of the file: touching that would be a bus error.
+        old = self._store.old_files.pop()
+        cut_tail(self._core.fs, file.path, replay.position)
+        fd = self._core.fs.open(file.path, os.O_RDONLY)
+        try:
+            self._core.sources.set(old.source, Mapping(fd, self._core.fs.size(fd), False))
+        finally:
+            self._core.fs.close(fd)
+        self._store.old_files.append(old)
+
+    def _set_aside(self, file: WalFile) -> None:
+        self._report.damage.append(
+            f"{file.path} follows a damaged file and was not read; it is kept as .orphan"
+        )
+        self._core.fs.rename(file.path, file.path + layout.ORPHAN_SUFFIX)
+
+    def _apply(self, frame: LogFrame) -> None:
+        """Apply one control frame."""
+        if frame.type not in _KNOWN_TYPES:
+            raise Corrupt(
+                f"the log has an entry of type {frame.type}, which this build does not know; start the build "
+                f"that wrote it"
+            )
+        if frame.type == FrameType.TOPIC_CREATE:
+            self._create(frame)
+            return
+        topic = self._core.by_id.get(frame.topic_id)
+        if topic is None:
+            return  # deleted later, and the snapshot knows that already
+        if frame.type == FrameType.TOPIC_DELETE:
+            catalogue.hide(self._core, topic)
+            catalogue.release(self._core, topic)
+            self._logs.pop(topic.topic_id, None)
+        elif frame.type == FrameType.CONFIG_UPDATE:
+            topic.config = control.decode(frame.data, control.ConfigUpdate).config
+        elif frame.type == FrameType.DELETE:
+            topic.visible = topic.log.next_seq - 1
+            apply_delete(topic, control.decode(frame.data, control.Delete))
+        elif frame.type == FrameType.EVICT_WATERMARK:
+            mark = control.decode(frame.data, control.EvictWatermark)
+            topic.visible = topic.log.next_seq - 1
+            topic.reserved_logged = max(topic.reserved_logged, mark.reserved)
+            topic.kill_below(max(mark.cap_floor, mark.ttl_floor))
+            topic.raise_floor(cap=mark.cap_floor, ttl=mark.ttl_floor)
+        elif frame.type == FrameType.HEAD_WATERMARK:
+            head = control.decode(frame.data, control.HeadWatermark)
+            topic.ceiling_logged = max(topic.ceiling_logged, head.ceiling)
+            if head.head >= topic.log.next_seq:
+                topic.log.push_holes(head.head + 1 - topic.log.next_seq, topic.log.last_ts)
+        else:
+            key = control.decode(frame.data, control.IdempotencyKey)
+            topic.keys.pop(key.key, None)  # keys are held in the order of their writing
+            topic.keys[key.key] = RememberedKey(key.first_seq, key.count, frame.ts, KEPT)
+
+    def _create(self, frame: LogFrame) -> None:
+        core = self._core
+        created = control.decode(frame.data, control.TopicCreate)
+        core.next_topic_id = max(core.next_topic_id, frame.topic_id + 1)
+        core.next_epoch = max(core.next_epoch, created.epoch + 1)
+        if frame.topic_id in core.by_id:
+            return
+        topic = Topic(frame.topic_id, created.name, created.epoch, created.config, 0, core.totals)
+        self._register(topic)
+
+    # --- The end -----------------------------------------------------------------------------------------
+
+    def _finish_topic(self, topic: Topic) -> None:
+        """Close the gap between what is there and what may have been promised before a crash."""
+        if topic.durability is Durability.EPHEMERAL:
+            self._forget_records(topic)
+        log = topic.log
+        # A class that is `fsync` now may have been `disk` before; `memory` promises nothing.
+        promised = topic.durability in (Durability.DISK, Durability.FSYNC)
+        if promised and topic.ceiling_logged >= log.next_seq:
+            log.push_holes(topic.ceiling_logged + 1 - log.next_seq, log.last_ts)
+        topic.visible = log.next_seq - 1
+        crashed = self._replayed_frames or not self._clean
+        floor = min(topic.reserved_logged, topic.visible + 1)
+        if crashed and promised and floor > topic.cap_floor:
+            topic.kill_below(floor)
+            topic.raise_floor(cap=floor)
+        if log.last_ts:
+            topic.last_write_ts = max(topic.last_write_ts or 0, log.last_ts)
+        topic.planned_floor = topic.cap_floor
+        topic.reserved_logged = topic.reserved_durable = topic.cap_floor
+        topic.ceiling_logged = 0
+        topic.reclaim()
+        topic.logged_seq = topic.visible if topic.durability is not Durability.EPHEMERAL else 0
+        if topic.visible > topic.saved_seq or topic.flips:
+            self._core.totals.unsaved[topic.topic_id] = topic
+
+    def _forget_records(self, topic: Topic) -> None:
+        """An ephemeral topic comes back empty, with its head."""
+        topic.log = TopicLog(topic.topic_id, max(topic.log.next_seq, topic.restored_head + 1))
+        topic.keys.clear()
+        topic.saved = None
+        topic.saved_seq = topic.log.next_seq - 1

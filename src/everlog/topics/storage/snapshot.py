@@ -1,0 +1,146 @@
+"""Snapshot files: one opaque payload per file, numbered, the newest valid one counts.
+
+Owns the files in the meta directory and nothing in them. A snapshot appears complete or not at all.
+Whoever trims the log must keep what the oldest snapshot that is kept needs, or falling back to
+that one would lose records.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from everlog.errors import CorruptMetadata, Io, UnsupportedVersion
+from everlog.fs import Fs, replace_file
+from everlog.native import frames
+from everlog.topics.storage import layout
+
+
+class Rejected(NamedTuple):
+    """A snapshot that cannot be used, and why."""
+
+    path: str
+    reason: str
+
+
+class NewestSnapshot(NamedTuple):
+    """The newest valid snapshot (number 0 and no payload: there is none) and the damaged newer ones."""
+
+    number: int
+    payload: bytes | None
+    rejected: list[Rejected]
+
+
+def write(fs: Fs, meta_dir: str, number: int, payload: bytes) -> str:
+    """Durably write snapshot `number`, which must be higher than all before; returns its path."""
+    path = os.path.join(meta_dir, layout.snapshot_file_name(number))
+    header = layout.SNAPSHOT_HEADER.pack(layout.SNAPSHOT_MAGIC, layout.SNAPSHOT_VERSION, len(payload))
+    checksum = layout.CHECKSUM.pack(frames.checksum(payload))
+    with _reported("write the snapshot", path, "the older one stays in force; check the disk"):
+        replace_file(fs, path, b"".join((header, payload, checksum)))
+    return path
+
+
+def numbers(fs: Fs, meta_dir: str) -> list[int]:
+    """Return the numbers of all snapshots, ascending, valid or not."""
+    return sorted(_listed(fs, meta_dir)[0])
+
+
+def newest(fs: Fs, meta_dir: str) -> NewestSnapshot:
+    """Find the newest valid snapshot; damaged ones are passed over and reported.
+
+    A file of another version raises `UnsupportedVersion`, one that cannot be read `Io`: coming up with
+    an older state because of either would be wrong.
+    """
+    rejected: list[Rejected] = []
+    for number in reversed(numbers(fs, meta_dir)):
+        path = os.path.join(meta_dir, layout.snapshot_file_name(number))
+        with _reported("read the snapshot", path, "check the disk and the permissions, then start again"):
+            content = _read_file(fs, path)
+        reason = _damage(path, content)
+        if reason is None:
+            payload = content[layout.SNAPSHOT_HEADER_SIZE : -layout.SNAPSHOT_TRAILER_SIZE]
+            return NewestSnapshot(number, payload, rejected)
+        rejected.append(Rejected(path, reason))
+    return NewestSnapshot(0, None, rejected)
+
+
+def prune(fs: Fs, meta_dir: str, keep: int = 2) -> list[int]:
+    """Remove all but the `keep` newest snapshots and what interrupted writes left; returns the numbers."""
+    if keep < 1:
+        raise ValueError(f"keep is {keep}; at least the newest snapshot must stay")
+    found, temporary = _listed(fs, meta_dir)
+    going = sorted(found)[:-keep]
+    for name in (*temporary, *map(layout.snapshot_file_name, going)):
+        path = os.path.join(meta_dir, name)
+        with (
+            _reported("remove the old snapshot", path, "it is not needed; remove it by hand"),
+            suppress(FileNotFoundError),
+        ):
+            fs.unlink(path)
+    return going
+
+
+def _listed(fs: Fs, meta_dir: str) -> tuple[list[int], list[str]]:
+    """Return the numbers of the snapshots and the names of temporary files; refuse any other name."""
+    with _reported("list the directory", meta_dir, "check the permissions, then start again"):
+        try:
+            names = fs.listdir(meta_dir)
+        except FileNotFoundError:
+            return [], []
+    found: list[int] = []
+    temporary: list[str] = []
+    for name in names:
+        if name.endswith(layout.TEMPORARY_SUFFIX):
+            temporary.append(name)
+        elif (number := layout.parse_snapshot_file_name(name)) is not None:
+            found.append(number)
+        else:
+            raise CorruptMetadata(f"{os.path.join(meta_dir, name)} is no snapshot; move it elsewhere")
+    return found, temporary
+
+
+def _read_file(fs: Fs, path: str) -> bytes:
+    fd = fs.open(path, os.O_RDONLY)
+    try:
+        length = fs.size(fd)
+        content = fs.pread(fd, length, 0)
+        while len(content) < length and (more := fs.pread(fd, length - len(content), len(content))):
+            content += more
+        return content
+    finally:
+        fs.close(fd)
+
+
+def _damage(path: str, content: bytes) -> str | None:
+    """Return what is wrong with a snapshot file, None if nothing is."""
+    around = layout.SNAPSHOT_HEADER_SIZE + layout.SNAPSHOT_TRAILER_SIZE
+    if len(content) < around:
+        return f"it has {len(content)} bytes, fewer than header and checksum need"
+    magic, version, payload_len = layout.SNAPSHOT_HEADER.unpack_from(content)
+    if magic != layout.SNAPSHOT_MAGIC:
+        return f"it begins with {magic!r} instead of {layout.SNAPSHOT_MAGIC!r}"
+    if version != layout.SNAPSHOT_VERSION:
+        raise UnsupportedVersion(
+            f"{path} has version {version}, this build reads {layout.SNAPSHOT_VERSION}; start the build that "
+            "wrote it, or move the file elsewhere if it is damaged",
+            version,
+        )
+    if payload_len != len(content) - around:
+        return f"its header promises {payload_len} bytes of payload, but there are {len(content) - around}"
+    payload = memoryview(content)[layout.SNAPSHOT_HEADER_SIZE : -layout.SNAPSHOT_TRAILER_SIZE]
+    (stored,) = layout.CHECKSUM.unpack(content[-layout.SNAPSHOT_TRAILER_SIZE :])
+    if stored != frames.checksum(payload):
+        return "its payload does not match its checksum"
+    return None
+
+
+@contextmanager
+def _reported(action: str, path: str, advice: str) -> Iterator[None]:
+    """Turn an `OSError` of a block into an `Io` that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise Io(f"cannot {action} {path}: {error.strerror or error}; {advice}", error.errno) from error

@@ -1,0 +1,240 @@
+"""The data directory of a running engine: its lock, its log shards, its segments and who reads them.
+
+Owns paths and open files. What is in them is decided by `checkpoint` and `recovery`.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from everlog.errors import DataDirInUse, EverlogError, StorageFailed
+from everlog.fs import close_locked, create_directory
+from everlog.topics.commits import Commit
+from everlog.topics.committing import ShardLog
+from everlog.topics.storage import layout
+from everlog.topics.storage.segment_store import LocalSegmentStore
+from everlog.topics.storage.segments import SegmentLimits, SegmentSet, SegmentSources
+from everlog.topics.storage.syncs import SyncRunner
+from everlog.topics.storage.tier import TopicTier
+from everlog.topics.storage.wal import Position, WalShard
+from everlog.topics.topic import Topic
+
+if TYPE_CHECKING:
+    from everlog.topics.core import Core
+
+_END_OF_LOG = Position(2**64, 0)
+
+
+class Coverage(NamedTuple):
+    """Which part of the log a snapshot makes unnecessary.
+
+    Files from `next_file_number` on are needed whole, those in `starts` from the offset on, others not.
+    """
+
+    next_file_number: int
+    starts: list[tuple[int, int]]
+    positions: list[Position]
+
+
+@dataclass
+class RecoveryReport:
+    """What was found when a data directory was opened."""
+
+    snapshot_number: int = 0
+    rejected_snapshots: list[str] = field(default_factory=list)
+    topics: int = 0
+    segments: int = 0
+    records_from_segments: int = 0
+    log_files: int = 0
+    records_from_log: int = 0
+    cut_bytes: int = 0
+    damage: list[str] = field(default_factory=list)
+    """Where the log was damaged rather than torn; what came after it in its shard is lost."""
+
+
+class OldFile(NamedTuple):
+    """A log file of an earlier life, held because records are still read from it."""
+
+    number: int
+    path: str
+    source: int
+
+
+class Store:
+    """Everything on disk that belongs to one engine."""
+
+    def __init__(self, core: Core, data_dir: str, syncs: SyncRunner) -> None:
+        settings = core.settings
+        self._core = core
+        self._syncs = syncs
+        self.data_dir = data_dir
+        # The lanes of the runner: one per shard, then these two.
+        self.checkpoint_lane = settings.shards
+        self.cold_lane = settings.shards + 1
+        self.meta_dir = os.path.join(data_dir, layout.META_DIR)
+        self.wal_dir = os.path.join(data_dir, layout.WAL_DIR)
+        roots = [data_dir] if settings.cold_dir is None else [data_dir, settings.cold_dir]
+        self.topic_roots = [os.path.join(root, layout.TOPICS_DIR) for root in roots]
+        self.limits = SegmentLimits(
+            max_events=settings.segment_max_events,
+            max_bytes=settings.segment_max_bytes,
+            max_age_ms=settings.segment_max_age_ms,
+            hot_retain_segments=settings.hot_retain_segments,
+            hot_retain_bytes=settings.hot_retain_bytes,
+        )
+        self.loaded = SegmentSources(
+            core.sources,
+            mapped_bytes_max=settings.mapped_bytes_max,
+            fetched_bytes_max=settings.cold_cache_bytes,
+        )
+        self.old_files: list[OldFile] = []
+        self.report = RecoveryReport()
+        self.snapshot_number = 0
+        self._fetching: dict[int, Commit] = {}
+        for directory in (data_dir, self.meta_dir, self.wal_dir, *self.topic_roots):
+            create_directory(core.fs, directory)
+        self._lock_fd: int | None = self._take_lock()
+
+    def _take_lock(self) -> int:
+        fs = self._core.fs
+        path = os.path.join(self.data_dir, layout.LOCK_FILE)
+        fd = fs.open(path, os.O_RDWR | os.O_CREAT)
+        if not fs.try_lock(fd):
+            fs.close(fd)
+            raise DataDirInUse(
+                f"another process has {self.data_dir} open; stop it or use another data directory"
+            )
+        return fd
+
+    # --- Segments ----------------------------------------------------------------------------------------
+
+    def tier_of(self, topic_id: int) -> TopicTier:
+        """Where the segments of a topic are."""
+        name = layout.topic_dir_name(topic_id)
+        hot, *cold = (LocalSegmentStore(os.path.join(root, name), self._core.fs) for root in self.topic_roots)
+        return TopicTier(hot, cold[0] if cold else None)
+
+    def segments_of(self, topic: Topic) -> SegmentSet:
+        """The segments of a topic; an empty set for one that has none yet."""
+        if topic.saved is None:
+            topic.saved = SegmentSet(self.limits)
+        return topic.saved
+
+    def load_segment(self, source: int) -> bool:
+        """Bring a segment into memory that a read met; True if it had to be fetched."""
+        if self.loaded.load(source):
+            return False
+        fetch = self.loaded.plan_fetch(source)
+        self.loaded.attach(fetch, fetch.read())
+        return True
+
+    def fetch_segment(self, source: int) -> Commit:
+        """Begin to read a segment in the background; done when it is in memory, or cannot be."""
+        running = self._fetching.get(source)
+        if running is not None:
+            return running
+        commit = self._fetching[source] = Commit()
+        fetch = self.loaded.plan_fetch(source)
+        found: list[bytes] = []
+
+        def done(error: BaseException | None) -> None:
+            del self._fetching[source]
+            if error is None:
+                self.loaded.attach(fetch, found[0])
+                commit.finish()
+            elif isinstance(error, EverlogError):
+                commit.finish(error)
+            elif isinstance(error, Exception):
+                commit.finish(StorageFailed(f"a cold segment cannot be read: {error}"))
+            else:
+                raise error
+
+        self._syncs.start(self.cold_lane, lambda: found.append(fetch.read()), done)
+        return commit
+
+    # --- The log -----------------------------------------------------------------------------------------
+
+    def open_shards(self) -> None:
+        """Begin this life's log: a fresh file in every shard."""
+        core = self._core
+        count = core.settings.shards
+        for number in range(count):
+            directory = (
+                self.wal_dir if count == 1 else os.path.join(self.wal_dir, layout.shard_dir_name(number))
+            )
+            shard = WalShard(
+                number,
+                directory,
+                core.take_file_number,
+                fs=core.fs,
+                clock=core.clock,
+                sources=core.sources,
+                syncs=self._syncs,
+                file_bytes=core.settings.file_bytes,
+            )
+            core.shards.append(ShardLog(shard))
+
+    def coverage(self) -> Coverage:
+        """What a snapshot begun now makes unnecessary once all committed records are in segments."""
+        starts: list[tuple[int, int]] = []
+        positions: list[Position] = []
+        for shard in self._core.shards:
+            position = shard.oldest_position
+            positions.append(position)
+            for file in shard.shard.files:
+                if file.number >= position.file_number:
+                    starts.append(
+                        (file.number, position.offset if file.number == position.file_number else 0)
+                    )
+            if shard.shard.prepared_number:
+                # Its number is taken, but everything in it is still to come.
+                starts.append((shard.shard.prepared_number, 0))
+        return Coverage(self._core.next_file_number, starts, positions)
+
+    def trim_log(self, coverage: Coverage) -> None:
+        """Remove the files that a snapshot made unnecessary."""
+        for shard, position in zip(self._core.shards, coverage.positions, strict=True):
+            shard.shard.trim(position)
+        if self.old_files:
+            self.remove_old_files()
+
+    def remove_old_files(self) -> None:
+        """Remove the log of earlier lives; its records are all in segments."""
+        fs = self._core.fs
+        directories = {os.path.dirname(file.path) for file in self.old_files}
+        while self.old_files:
+            with suppress(FileNotFoundError):
+                fs.unlink(self.old_files[-1].path)
+            self._core.sources.remove(self.old_files.pop().source)
+        for directory in directories:
+            fs.fsync_dir(directory)
+
+    # --- The end -----------------------------------------------------------------------------------------
+
+    def close(self, *, remove_log: bool) -> None:
+        """Close all files; with `remove_log` nothing of the log is left, because a snapshot has it all."""
+        try:
+            for shard in self._core.shards:
+                shard.shard.close()
+            if remove_log:
+                self.remove_old_files()
+                for shard in self._core.shards:
+                    shard.shard.trim(_END_OF_LOG)
+        except OSError as error:
+            raise StorageFailed(f"closing the log failed: {error}", error.errno) from error
+        finally:
+            self._release_lock()
+
+    def abandon(self) -> None:
+        """Close all files and write nothing, as a crash would."""
+        for shard in self._core.shards:
+            shard.shard.abandon()
+        self._release_lock()
+
+    def _release_lock(self) -> None:
+        if self._lock_fd is not None:
+            close_locked(self._core.fs, self._lock_fd)
+            self._lock_fd = None

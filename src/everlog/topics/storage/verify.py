@@ -1,0 +1,485 @@
+"""Check every byte of a stopped data directory: log frames, segments, indexes, snapshots, names.
+
+Owns the checks and changes nothing, so it can say what a start would only stumble over: a damaged record
+that nobody has read yet, an index that lies, a file that does not belong here. It holds the lock while it
+looks, so that no engine opens the directory meanwhile.
+
+    corrupt_frame     a frame of the log or of a segment does not match its lengths or its checksum
+    bad_entry         a frame is whole, but what it says cannot be read
+    unfinished_file   a log file that is not the last of its shard has no end frame
+    bad_index         an index entry and its frame, or two segments, contradict each other
+    missing_part      a segment without its index, or an index without its segment
+    bad_snapshot      a snapshot cannot be read
+    unknown_file      a name that means nothing here
+    unreadable        the operating system refuses to read
+    torn_tail         note: the end of the newest file was not written whole; the next start cuts it off
+    leftover          note: something unfinished that the next start removes
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import msgspec
+
+from everlog.errors import Corrupt, DataDirInUse, Io, UnsupportedVersion
+from everlog.fs import Fs, close_locked
+from everlog.native import frames
+from everlog.topics.storage import control, layout, snapshot
+from everlog.topics.storage.segment_loading import index_entries
+from everlog.topics.storage.segment_store import DELETED_TOPIC_SUFFIX
+from everlog.topics.storage.wal_files import END_FRAME
+
+NOTES: Final = frozenset(("torn_tail", "leftover"))
+"""Kinds that a crash leaves and a start repairs: nothing that was promised is lost."""
+
+_CONTROL_ENTRIES: Final[dict[int, type[msgspec.Struct]]] = {
+    layout.FrameType.TOPIC_CREATE: control.TopicCreate,
+    layout.FrameType.TOPIC_DELETE: control.TopicDelete,
+    layout.FrameType.CONFIG_UPDATE: control.ConfigUpdate,
+    layout.FrameType.DELETE: control.Delete,
+    layout.FrameType.EVICT_WATERMARK: control.EvictWatermark,
+    layout.FrameType.HEAD_WATERMARK: control.HeadWatermark,
+    layout.FrameType.IDEMPOTENCY_KEY: control.IdempotencyKey,
+}
+_FRAME_TYPES: Final = frozenset(map(int, layout.FrameType))
+_RECORD_FLAGS: Final = layout.FLAG_HAS_TAG | layout.FLAG_HAS_NODE | layout.FLAG_HAS_META
+
+
+class Finding(NamedTuple):
+    """Something that is not as it should be: where, which kind, what it is and what to do."""
+
+    path: str
+    offset: int
+    kind: str
+    message: str
+
+    @property
+    def is_note(self) -> bool:
+        """Whether the next start puts it right by itself."""
+        return self.kind in NOTES
+
+
+class Progress(NamedTuple):
+    """How far a check is; the file is the one that was just looked at."""
+
+    files_done: int
+    files_total: int
+    path: str
+
+
+@dataclass(slots=True)
+class Verification:
+    """What was looked at and what was found."""
+
+    findings: list[Finding] = field(default_factory=list)
+    files: int = 0
+    bytes: int = 0
+    log_frames: int = 0
+    records: int = 0
+
+    @property
+    def errors(self) -> list[Finding]:
+        """The findings that no start repairs."""
+        return [finding for finding in self.findings if not finding.is_note]
+
+    def add(self, path: str, offset: int, kind: str, message: str) -> None:
+        """Report a finding."""
+        self.findings.append(Finding(path, offset, kind, message))
+
+
+def verify_directory(path: str, fs: Fs, cold_dir: str | None = None) -> list[Finding]:
+    """Check a stopped data directory and return what is wrong; see `verify`."""
+    return verify(path, fs, cold_dir).findings
+
+
+def verify(
+    path: str,
+    fs: Fs,
+    cold_dir: str | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Verification:
+    """Check a data directory that no engine has open, and its cold directory if it has one.
+
+    Raises `DataDirInUse` if an engine has it open, `Io` if there is no such directory.
+    """
+    with _locked(path, fs):
+        return _Verifier(fs, path, cold_dir, progress).run()
+
+
+@contextmanager
+def _locked(path: str, fs: Fs) -> Iterator[None]:
+    """Hold the lock of the directory; without a lock file no engine can have it open."""
+    lock_path = os.path.join(path, layout.LOCK_FILE)
+    try:
+        fs.listdir(path)
+        fd = fs.open(lock_path, os.O_RDONLY)
+    except FileNotFoundError as error:
+        if not fs.exists(path):
+            raise Io(f"there is no data directory {path}; check the path", error.errno) from error
+        yield
+        return
+    except OSError as error:
+        raise Io(f"cannot look into {path}: {error.strerror or error}", error.errno) from error
+    if not fs.try_lock(fd):
+        fs.close(fd)
+        raise DataDirInUse(f"{path} is open in a running process; stop it before checking")
+    try:
+        yield
+    finally:
+        close_locked(fs, fd)
+
+
+class _Segment(NamedTuple):
+    """A complete segment in one tier; only the newest one of a topic may have a torn tail."""
+
+    first_seq: int
+    directory: str
+    is_cold: bool
+    may_be_torn: bool
+
+    @property
+    def data_path(self) -> str:
+        return os.path.join(self.directory, layout.segment_data_name(self.first_seq))
+
+    @property
+    def index_path(self) -> str:
+        return os.path.join(self.directory, layout.segment_index_name(self.first_seq))
+
+
+class _Verifier:
+    """One run over a directory."""
+
+    def __init__(
+        self, fs: Fs, path: str, cold_dir: str | None, progress: Callable[[Progress], None] | None
+    ) -> None:
+        self._fs = fs
+        self._path = path
+        self._cold_dir = cold_dir
+        self._progress = progress
+        self._total = 0
+        self._saved_through: dict[str, int] = {}
+        self._result = Verification()
+
+    def run(self) -> Verification:
+        known = {layout.LOCK_FILE, layout.META_DIR, layout.WAL_DIR, layout.TOPICS_DIR}
+        for name in self._names(self._path):
+            if name not in known:
+                self._unknown(os.path.join(self._path, name))
+        logs = self._log_files()
+        segments = self._segments()
+        snapshots = self._snapshot_files()
+        self._total = len(snapshots) + sum(map(len, logs)) + 2 * len(segments)
+        for path in snapshots:
+            self._check_snapshot(path)
+        for shard in logs:
+            self._check_shard(shard)
+        self._check_segments(segments)
+        return self._result
+
+    # --- Files -------------------------------------------------------------------------------------------
+
+    def _names(self, directory: str) -> list[str]:
+        try:
+            return self._fs.listdir(directory)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self._unreadable(directory, error)
+            return []
+
+    def _read(self, path: str) -> bytes | None:
+        """Read a whole file; None, with a finding, if that cannot be done."""
+        try:
+            fd = self._fs.open(path, os.O_RDONLY)
+            try:
+                content = b""
+                length = self._fs.size(fd)
+                while len(content) < length:
+                    more = self._fs.pread(fd, length - len(content), len(content))
+                    if not more:
+                        break
+                    content += more
+            finally:
+                self._fs.close(fd)
+        except OSError as error:
+            self._unreadable(path, error)
+            return None
+        self._result.files += 1
+        self._result.bytes += len(content)
+        if self._progress is not None:
+            self._progress(Progress(self._result.files, max(self._total, self._result.files), path))
+        return content
+
+    def _unreadable(self, path: str, error: OSError) -> None:
+        reason = error.strerror or str(error)
+        self._result.add(path, 0, "unreadable", f"{reason}; check the permissions and the disk")
+
+    def _unknown(self, path: str) -> None:
+        self._result.add(path, 0, "unknown_file", "nothing of everlog has this name; move it elsewhere")
+
+    def _leftover(self, path: str, what: str) -> None:
+        self._result.add(path, 0, "leftover", f"{what}; the next start removes it")
+
+    # --- Snapshots ---------------------------------------------------------------------------------------
+
+    def _snapshot_files(self) -> list[str]:
+        directory = os.path.join(self._path, layout.META_DIR)
+        found: list[str] = []
+        for name in self._names(directory):
+            path = os.path.join(directory, name)
+            if layout.parse_snapshot_file_name(name) is not None:
+                found.append(path)
+            elif name.endswith(layout.TEMPORARY_SUFFIX):
+                self._leftover(path, "a snapshot that was not finished")
+            else:
+                self._unknown(path)
+        return found
+
+    def _check_snapshot(self, path: str) -> None:
+        content = self._read(path)
+        if content is None:
+            return
+        try:
+            reason = snapshot._damage(path, content)
+            if reason is None:
+                payload = content[layout.SNAPSHOT_HEADER_SIZE : -layout.SNAPSHOT_TRAILER_SIZE]
+                body = control.decode(payload, control.SnapshotBody)
+                topics = [control.decode(topic, control.TopicRecord) for topic in body.topics]
+                # Ascending order: what counts is what the newest readable snapshot says.
+                self._saved_through = {
+                    layout.topic_dir_name(each.topic_id): each.saved_seq for each in topics
+                }
+        except (UnsupportedVersion, Corrupt) as error:
+            reason = str(error)
+        if reason is not None:
+            advice = "an older snapshot and the log are used instead if they are there"
+            self._result.add(path, 0, "bad_snapshot", f"{reason}; {advice}")
+
+    # --- The log -----------------------------------------------------------------------------------------
+
+    def _log_files(self) -> list[list[str]]:
+        """The log files of each shard, in the order of their numbers."""
+        directory = os.path.join(self._path, layout.WAL_DIR)
+        flat: list[tuple[int, str]] = []
+        shards: list[list[tuple[int, str]]] = [flat]
+        for name in self._names(directory):
+            if layout.parse_shard_dir_name(name) is None:
+                flat += self._log_file(directory, name)
+                continue
+            inner = os.path.join(directory, name)
+            shards.append([file for each in self._names(inner) for file in self._log_file(inner, each)])
+        return [[path for _, path in sorted(shard)] for shard in shards]
+
+    def _log_file(self, directory: str, name: str) -> list[tuple[int, str]]:
+        path = os.path.join(directory, name)
+        number = layout.parse_wal_file_name(name)
+        if number is not None:
+            return [(number, path)]
+        if name.endswith(layout.TEMPORARY_SUFFIX):
+            self._leftover(path, "a log file that was not finished")
+        else:
+            self._unknown(path)
+        return []
+
+    def _check_shard(self, paths: list[str]) -> None:
+        # Newest first: only the newest file with frames may end anyhow. Files behind it were made ahead.
+        is_newest = True
+        for path in reversed(paths):
+            content = self._read(path)
+            if content is not None and not (is_newest and _is_blank(content)):
+                self._check_log(path, content, is_newest=is_newest)
+                is_newest = False
+
+    def _check_log(self, path: str, content: bytes, *, is_newest: bool) -> None:
+        scan = frames.scan_log_frames(content)
+        self._result.log_frames += scan.frames
+        batch_start = self._check_entries(path, content, scan.end)
+        end = scan.end if batch_start is None else batch_start
+        if content[scan.end - len(END_FRAME) : scan.end] == END_FRAME and batch_start is None:
+            return
+        is_clean = scan.outcome == "end" and batch_start is None and _is_blank(content[scan.end :])
+        if is_newest:
+            what = (
+                "no end frame, as after a crash" if is_clean else f"{len(content) - end} bytes are not whole"
+            )
+            self._result.add(path, end, "torn_tail", f"{what}; the next start ends the file here")
+        elif is_clean:
+            self._result.add(
+                path, end, "unfinished_file", "the file ends without its end frame; frames may be missing"
+            )
+        else:
+            self._result.add(
+                path,
+                end,
+                "corrupt_frame",
+                f"the frame is {'damaged' if scan.outcome != 'end' else 'incomplete'}; what follows in this "
+                f"shard is not replayed, restore the file from a backup",
+            )
+
+    def _check_entries(self, path: str, content: bytes, end: int) -> int | None:
+        """Look into the whole frames; return where a batch begins that has no end, None if there is none."""
+        offset = 0
+        batch_start: int | None = None
+        while offset < end:
+            frame_len, kind, flags = layout.LOG_HEADER.unpack_from(content, offset)[:3]
+            if kind != layout.FrameType.APPEND:
+                self._check_control(path, content, offset, kind)
+            if flags & layout.FLAG_BATCH_CONTINUES:
+                batch_start = offset if batch_start is None else batch_start
+            else:
+                batch_start = None
+            offset += frame_len + 4
+        return batch_start
+
+    def _check_control(self, path: str, content: bytes, offset: int, kind: int) -> None:
+        if kind not in _FRAME_TYPES:
+            self._result.add(path, offset, "bad_entry", f"the frame has the type {kind}, which nobody writes")
+        elif kind in _CONTROL_ENTRIES:
+            try:
+                control.decode(frames.read_log_frame(content, offset).data, _CONTROL_ENTRIES[kind])
+            except Corrupt as error:
+                self._result.add(path, offset, "bad_entry", str(error))
+
+    # --- Segments ----------------------------------------------------------------------------------------
+
+    def _segments(self) -> list[_Segment]:
+        """Find all complete segments, those of one topic in a row and ascending, hot before cold."""
+        roots = [(os.path.join(self._path, layout.TOPICS_DIR), False)]
+        if self._cold_dir is not None:
+            roots.append((os.path.join(self._cold_dir, layout.TOPICS_DIR), True))
+        by_topic: dict[str, list[tuple[int, str, bool]]] = {}
+        for root, is_cold in roots:
+            for name in self._names(root):
+                path = os.path.join(root, name)
+                if name.endswith(DELETED_TOPIC_SUFFIX):
+                    self._leftover(path, "a topic whose removal was not finished")
+                elif layout.parse_topic_dir_name(name) is None:
+                    self._unknown(path)
+                else:
+                    found = [(first_seq, path, is_cold) for first_seq in self._complete(path)]
+                    by_topic.setdefault(name, []).extend(found)
+        segments: list[_Segment] = []
+        for found in by_topic.values():
+            newest = max((first_seq for first_seq, _, _ in found), default=0)
+            copied = {first_seq for first_seq, _, is_cold in found if is_cold}
+            segments += [
+                _Segment(first_seq, path, is_cold, first_seq == newest and newest not in copied)
+                for first_seq, path, is_cold in sorted(found, key=lambda item: (item[0], item[2]))
+            ]
+        return segments
+
+    def _complete(self, directory: str) -> list[int]:
+        """The segments of a topic in one tier that have both parts; anything else is reported."""
+        data: set[int] = set()
+        index: set[int] = set()
+        names = self._names(directory)
+        for name in names:
+            path = os.path.join(directory, name)
+            if (first_seq := layout.parse_segment_data_name(name)) is not None:
+                data.add(first_seq)
+            elif (first_seq := layout.parse_segment_index_name(name)) is not None:
+                index.add(first_seq)
+            elif name.endswith(layout.TEMPORARY_SUFFIX):
+                self._leftover(path, "a file that was not finished or not wholly removed")
+            else:
+                self._unknown(path)
+        newest = max(data & index, default=0)
+        for first_seq in sorted(data - index):
+            path = os.path.join(directory, layout.segment_data_name(first_seq))
+            if first_seq > newest:
+                self._leftover(path, "a segment that was being created")
+            else:
+                self._result.add(path, 0, "missing_part", "its index is missing; restore it from a backup")
+        for first_seq in sorted(index - data):
+            if layout.segment_data_name(first_seq) + layout.TEMPORARY_SUFFIX not in names:
+                path = os.path.join(directory, layout.segment_index_name(first_seq))
+                self._result.add(path, 0, "missing_part", "its data is missing; restore it from a backup")
+        return sorted(data & index)
+
+    def _check_segments(self, segments: list[_Segment]) -> None:
+        topic, last_seq = "", 0
+        for segment in segments:
+            name = os.path.basename(segment.directory)
+            if name != topic:
+                topic, last_seq = name, 0
+            data = self._read(segment.data_path)
+            index = self._read(segment.index_path)
+            if data is None or index is None:
+                continue
+            # The cold copy of a segment that is still hot begins where the hot one does.
+            if segment.first_seq <= last_seq and not segment.is_cold:
+                message = f"the segment begins inside the one before it, which ends with seq {last_seq}"
+                self._result.add(segment.data_path, 0, "bad_index", message)
+            count = self._check_segment(segment, data, index)
+            last_seq = max(last_seq, segment.first_seq + count - 1)
+
+    def _check_segment(self, segment: _Segment, data: bytes, index: bytes) -> int:
+        """Compare the index with the frames; return the number of whole entries."""
+        entries = index_entries(index)
+        end = 0
+        for place, (offset, size, ts, flags) in enumerate(
+            zip(*(entries[name].tolist() for name in ("offset", "size", "ts", "flags")), strict=True)
+        ):
+            index_offset = place * layout.INDEX_ENTRY_SIZE
+            if size == 0:
+                if (offset, flags) != (0, layout.INDEX_FLAG_DELETED) or entries["zero"][place].any():
+                    message = "the entry of a seq without a record has a place or is not marked as deleted"
+                    self._report(segment, place, segment.index_path, index_offset, "bad_index", message)
+                continue
+            if offset != end:
+                message = f"the entry points to byte {offset}, the frame before it ends at {end}"
+                self._report(segment, place, segment.index_path, index_offset, "bad_index", message)
+                return place
+            try:
+                frame = frames.read_segment_frame(data, offset)
+            except Corrupt as error:
+                self._report(segment, place, segment.data_path, offset, "corrupt_frame", str(error))
+                return place
+            problem = _contradiction(frame, segment.first_seq + place, size, ts, flags)
+            if problem is None and entries["zero"][place].any():
+                problem = "the unused bytes of the entry are not zero"
+            if problem is not None:
+                self._report(segment, place, segment.index_path, index_offset, "bad_index", problem)
+            self._result.records += 1
+            end += frame.size
+        self._check_ends(segment, len(entries), len(index), end, len(data))
+        return len(entries)
+
+    def _check_ends(
+        self, segment: _Segment, count: int, index_length: int, end: int, data_length: int
+    ) -> None:
+        whole = count * layout.INDEX_ENTRY_SIZE
+        if index_length != whole or count == 0:
+            message = f"the index has {index_length} bytes, no positive multiple of {layout.INDEX_ENTRY_SIZE}"
+            self._report(segment, count, segment.index_path, whole, "bad_index", message)
+        if end != data_length:
+            message = f"{data_length - end} bytes behind the last record have no entry"
+            self._report(segment, count, segment.data_path, end, "bad_index", message)
+
+    def _report(self, segment: _Segment, place: int, path: str, offset: int, kind: str, message: str) -> None:
+        """Report damage at an entry; behind what a snapshot promised, that is what a crash may leave."""
+        promised = self._saved_through.get(os.path.basename(segment.directory), 0)
+        if segment.may_be_torn and segment.first_seq + place > promised:
+            self._result.add(path, offset, "torn_tail", f"{message}; the next start cuts it off")
+        else:
+            self._result.add(path, offset, kind, f"{message}; restore the segment from a backup")
+
+
+def _is_blank(content: bytes) -> bool:
+    return content.count(0) == len(content)
+
+
+def _contradiction(frame: frames.SegmentFrame, seq: int, size: int, ts: int, flags: int) -> str | None:
+    """What an index entry and its whole frame disagree about, None if nothing."""
+    found = (frame.seq, frame.size, frame.ts, frame.flags & _RECORD_FLAGS)
+    wanted = (seq, size, ts, flags & ~layout.INDEX_FLAG_DELETED)
+    if found != wanted:
+        return f"the entry says seq, size, time, flags {wanted}, the frame {found}"
+    if flags & layout.INDEX_FLAG_DELETED and not frame.deleted:
+        return f"seq {seq} is deleted in the index but not in the data"
+    return None

@@ -1,0 +1,631 @@
+"""One shard of the log: frames are gathered, written in one piece, and synced for many at once.
+
+Owns the shard's files of this life, from the first byte to their deletion, and knows what of them is
+written and what is synced. Which frames there are, and who waits for what, is the engine's business.
+Everything but the jobs of the sync runner happens on the owner's thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from everlog.clock import Clock
+from everlog.errors import BatchTooLarge, Closed, InvalidConfig, ReadOnly, StorageFailed
+from everlog.fs import Fs, create_directory
+from everlog.native.frames import FrameBuffer
+from everlog.native.mapping import Mapping
+from everlog.native.topic_log import Sources
+from everlog.topics.storage.syncs import CommitWindow, SyncRunner
+from everlog.topics.storage.wal_files import (
+    END_FRAME,
+    LogFile,
+    capacity_for,
+    create_log_file,
+    discard_log_file,
+)
+
+FILE_BYTES: Final = 64 << 20
+FILE_BYTES_MIN: Final = 256
+FILE_BYTES_MAX: Final = (1 << 32) - 1
+"""Offsets in the index have 32 bits."""
+
+BACKGROUND_SYNC_NS: Final = 10_000_000
+"""How long frames that nobody waits for may stay without a sync once one is requested."""
+
+SYNC_MICROS_BOUNDS: Final = (50, 100, 250, 500, 1_000, 5_000, 10_000, 50_000, 100_000)
+
+SyncDone = Callable[[StorageFailed | None], None]
+
+
+class Position(NamedTuple):
+    """A place in the log of one shard."""
+
+    file_number: int
+    offset: int
+
+
+class HeldFile(NamedTuple):
+    """A log file of this life that was not trimmed yet."""
+
+    number: int
+    path: str
+    source: int
+
+
+@dataclass(slots=True)
+class WalMetrics:
+    """What one shard has done; frames, batches and bytes are those of its callers."""
+
+    frames: int = 0
+    batches: int = 0
+    bytes_written: int = 0
+    rotations: int = 0
+    fsyncs: int = 0
+    fsync_micros_total: int = 0
+    fsync_micros_counts: list[int] = field(default_factory=lambda: [0] * (len(SYNC_MICROS_BOUNDS) + 1))
+    """Syncs that took at most the bound of the same index, and more than the bound before; the last
+    has no bound."""
+
+    def count_sync(self, micros: int) -> None:
+        """Count one successful sync."""
+        self.fsyncs += 1
+        self.fsync_micros_total += micros
+        self.fsync_micros_counts[bisect_left(SYNC_MICROS_BOUNDS, micros)] += 1
+
+
+class _Job:
+    """Something for the shard's lane. `run` may happen on another thread, all else on the owner's."""
+
+    def __init__(self, work: Callable[[], None], take: Callable[[], None]) -> None:
+        self._work: Callable[[], None] | None = work
+        self.take = take
+        """Take the result over; called once the job has run, whether or not it has failed."""
+        self.has_run = False
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do the work; what it raises is also kept, for an owner that cannot wait for `poll`."""
+        work = self._work
+        try:
+            if work is not None:
+                work()
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self.has_run = True
+
+    def cancel(self) -> None:
+        """Do nothing when it is the job's turn."""
+        self._work = None
+
+
+class _Sync:
+    """One sync of one file, and of its name if that was not done yet."""
+
+    def __init__(self, shard: WalShard, file: LogFile, next_number: int | None) -> None:
+        self._shard = shard
+        self._next_number = next_number
+        self.file = file
+        self.covers = Position(0, 0)
+        self.micros: int | None = None
+
+    def work(self) -> None:
+        """Sync; `covers` is then what is certainly on disk."""
+        fs, clock, file = self._shard.fs, self._shard.clock, self.file
+        # Looked at before the sync: what is written while it runs may not be covered.
+        end = Position(file.number, file.end) if self._next_number is None else Position(self._next_number, 0)
+        if not file.entry_durable:
+            fs.fsync_dir(self._shard.directory)
+            file.entry_durable = True
+        start_ns = clock.monotonic_ns()
+        fs.fdatasync(file.fd)
+        self.micros = (clock.monotonic_ns() - start_ns) // 1000
+        self.covers = end
+
+
+class _Preparation:
+    """The next file, made ahead of time."""
+
+    def __init__(self, shard: WalShard, number: int, capacity: int) -> None:
+        self._shard = shard
+        self._number = number
+        self._capacity = capacity
+        self.file: LogFile | None = None
+
+    def work(self) -> None:
+        """Make the file. Only a failed sync is an error of the job."""
+        fs, directory = self._shard.fs, self._shard.directory
+        # If there is no room now, the rotation tries again, and says what is wrong if it still is.
+        with contextlib.suppress(OSError):
+            self.file = create_log_file(fs, directory, self._number, self._capacity)
+        if self.file is not None:
+            fs.fsync_dir(directory)
+            self.file.entry_durable = True
+
+
+class WalShard:
+    """One ordered stream of frames in numbered files.
+
+    The caller reserves room for a whole batch, appends its frames to `buffer` (the frame at buffer
+    position p will lie at `source_offset + p` of `source`), counts them in `frames_gathered`, and calls
+    `write` once for many batches. `reserve` may write and rotate on its own.
+
+    After a failed `write` there is `needs_discard`: the gathered frames are in `buffer`, but not in the
+    log, and nothing else is accepted before `discard`. A failed sync sets `read_only` for good: the kernel
+    has forgotten which pages are missing, so a second attempt would prove nothing.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        directory: str,
+        next_file_number: Callable[[], int],
+        *,
+        fs: Fs,
+        clock: Clock,
+        sources: Sources,
+        syncs: SyncRunner,
+        file_bytes: int = FILE_BYTES,
+    ) -> None:
+        if not FILE_BYTES_MIN <= file_bytes <= FILE_BYTES_MAX:
+            raise InvalidConfig(
+                f"log files of {file_bytes} bytes cannot work; use {FILE_BYTES_MIN} to {FILE_BYTES_MAX}"
+            )
+        self.number = number
+        self.directory = directory
+        self.fs = fs
+        self.clock = clock
+        self.metrics = WalMetrics()
+        self.window = CommitWindow()
+        self.buffer = FrameBuffer()
+        self.frames_gathered = 0
+        self.read_only: StorageFailed | None = None
+        self._next_file_number = next_file_number
+        self._sources = sources
+        self._syncs = syncs
+        self._file_bytes = file_bytes
+        self._write_error: StorageFailed | None = None
+        self._closed = False
+        self._is_gated = False
+        """Whether `write` must look closer before it writes: one flag, since it looks every time."""
+        self._mark = 0
+        self._jobs: deque[_Job] = deque()
+        self._group: _Job | None = None
+        """The sync that the commit window has started, until it is over."""
+        self._gate: _Job | None = None
+        """The last sync of the file before; no byte may be written before it is over."""
+        self._preparing: _Job | None = None
+        self._prepared: LogFile | None = None
+        self.prepared_number = 0
+        """The number of the next file if it is prepared or about to be, otherwise 0."""
+        self._waiters: deque[tuple[Position, SyncDone]] = deque()
+        self._releasing = False
+        self._requested_ns: int | None = None
+        self._files: list[LogFile] = []
+        try:
+            create_directory(fs, directory)
+        except OSError as error:
+            raise StorageFailed(
+                f"cannot create the log directory {directory}: {error}", error.errno
+            ) from None
+        self._activate(self._next_file(0))
+        self.synced = self._started = self.position
+
+    def __repr__(self) -> str:
+        return f"WalShard({self.number}, {self.directory!r}, written {self.position}, synced {self.synced})"
+
+    # --- Gathering and writing ---------------------------------------------------------------------------
+
+    @property
+    def position(self) -> Position:
+        """Up to where the log is written."""
+        return Position(self._active.number, self._active.end)
+
+    @property
+    def needs_discard(self) -> bool:
+        """Whether what is gathered will never be written, so that it must be taken back and discarded."""
+        return self._write_error is not None or (self.read_only is not None and len(self.buffer) > 0)
+
+    @property
+    def files(self) -> list[HeldFile]:
+        """The files of this life that are still there, oldest first; the last one is being written."""
+        return [HeldFile(file.number, file.path, file.source) for file in self._files]
+
+    def reserve(self, size: int) -> None:
+        """Make sure that `size` more bytes, one whole batch, fit behind what is gathered.
+
+        If they do not, what is gathered is written and the next file begins, so `source` and
+        `source_offset` may change. Raises StorageFailed if there is no next file (`needs_discard` is
+        false: what is gathered is untouched and still fits) or as `write` does.
+        """
+        if self.source_offset + len(self.buffer) + size > self._limit:
+            self._rotate(size)
+
+    def write(self) -> None:
+        """Write everything gathered with one call. On StorageFailed see `needs_discard`."""
+        length = len(self.buffer)
+        if length == 0:
+            return
+        if self._is_gated:
+            self._pass_gate()
+        file = self._active
+        end = file.end + length
+        if end > self._limit:
+            raise ValueError(f"{length} bytes were gathered in {file.path} without a reservation of so many")
+        failure = None
+        try:
+            with memoryview(self.buffer) as view:
+                self.fs.pwrite(file.fd, view, file.end)
+        except OSError as error:
+            # Its traceback refers to views of the buffer, which could not grow as long as it is kept.
+            failure = error.with_traceback(None)
+        if failure is not None:
+            self._write_error = self._cut_back(failure)
+            self._is_gated = True
+            raise self._write_error
+        file.end = self.source_offset = end
+        metrics = self.metrics
+        metrics.frames += self.frames_gathered
+        metrics.batches += 1
+        metrics.bytes_written += length
+        self.frames_gathered = 0
+        self.buffer.clear()
+        if end >= self._mark:
+            self._pass_mark()
+
+    def discard(self) -> None:
+        """Forget what is gathered, after the caller has taken it back."""
+        self.buffer.clear()
+        self.frames_gathered = 0
+        self._write_error = None
+        self._update_gate()
+
+    def rotate(self) -> None:
+        """Write what is gathered and begin the next file; an empty file is kept. Raises as `reserve`."""
+        self._check_usable()
+        if self._active.end or len(self.buffer):
+            self._rotate(0)
+
+    def _pass_gate(self) -> None:
+        """Return once frames may be written; raise if they may not be at all."""
+        self._check_usable()
+        self._await_gate()
+        self._update_gate()
+
+    def _await_gate(self) -> None:
+        """Wait until the file before this one is whole on disk.
+
+        After a power loss a file with frames would otherwise follow one that has lost its tail.
+        """
+        if self._gate is not None:
+            if not self._gate.has_run:
+                self._syncs.drain(self.number)
+            self._take_finished()
+            self._gate = None
+        if self.read_only is not None:
+            raise self._refusal(self.read_only)
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise Closed(f"log shard {self.number} is closed")
+        if self.read_only is not None:
+            raise self._refusal(self.read_only)
+        if self._write_error is not None:
+            raise StorageFailed(
+                f"{self._write_error}; discard what is gathered before going on", self._write_error.errno
+            )
+
+    @staticmethod
+    def _refusal(reason: StorageFailed) -> ReadOnly:
+        # A new object each time: one that is raised again and again collects tracebacks.
+        return ReadOnly(str(reason), reason.errno)
+
+    def _update_gate(self) -> None:
+        stopped = self.read_only or self._write_error or self._closed
+        self._is_gated = bool(stopped) or self._gate is not None
+
+    def _cut_back(self, error: OSError) -> StorageFailed:
+        """Leave no byte of a failed write in the active file and let no other batch into it."""
+        file = self._active
+        self._limit = -1
+        try:
+            self.fs.truncate(file.fd, file.end)
+            # A read of the old mapping behind the cut would be a bus error.
+            self._sources.set(file.source, Mapping(file.fd, file.end, False) if file.end else b"")
+        except OSError as second:
+            return self._turn_read_only(
+                f"writing to {file.path} failed ({error}), and so did cutting it back to {file.end}",
+                second,
+            )
+        return StorageFailed(
+            f"writing to {file.path} failed: {error}; nothing of it is kept, the log goes on in a new file",
+            error.errno,
+        )
+
+    def _turn_read_only(self, what: str, error: Exception) -> StorageFailed:
+        if self.read_only is None:
+            self.read_only = ReadOnly(
+                f"{what}: {error}; log shard {self.number} takes no more writes until a restart",
+                getattr(error, "errno", None),
+            )
+        self._limit = -1
+        self._is_gated = True
+        return self.read_only
+
+    # --- Files -------------------------------------------------------------------------------------------
+
+    def _rotate(self, size: int) -> None:
+        self._check_usable()
+        next_file = self._next_file(size)
+        self.write()
+        self._end_active()
+        self._gate = self._start_sync(self._active, next_file.number)
+        self._requested_ns = None
+        self.metrics.rotations += 1
+        self._activate(next_file)
+
+    def _end_active(self) -> None:
+        """Write the end frame into the room that is kept for it."""
+        self._await_gate()
+        file = self._active
+        try:
+            self.fs.pwrite(file.fd, END_FRAME, file.end)
+        except OSError as error:
+            raise self._cut_back(error) from None
+        file.end += len(END_FRAME)
+        self.source_offset = file.end
+
+    def _activate(self, file: LogFile) -> None:
+        file.source = self._sources.add(file.mapping)
+        self._active = file
+        self._prepared = None
+        self.prepared_number = 0
+        self._files.append(file)
+        self.source = file.source
+        self.source_offset = 0
+        self._limit = file.limit
+        self._mark = file.capacity // 4
+        self._update_gate()
+
+    def _pass_mark(self) -> None:
+        """The active file has passed another quarter of its capacity.
+
+        What nobody waits for is synced too by then, so that a rotation has little left to sync.
+        """
+        file = self._active
+        quarter = file.capacity // 4
+        passed = file.end // quarter
+        self._mark = (passed + 1) * quarter
+        self.request_sync()
+        if passed >= 3 and self._preparing is None and self._prepared is None:
+            self.prepared_number = self._next_file_number()
+            preparation = _Preparation(self, self.prepared_number, self._file_bytes)
+
+            def take() -> None:
+                self._preparing = None
+                self._prepared = preparation.file
+
+            self._preparing = self._start(preparation.work, take)
+
+    def _next_file(self, size: int) -> LogFile:
+        """Return the file to go on with; it stays prepared until it is in use."""
+        if size > FILE_BYTES_MAX - len(END_FRAME):
+            raise BatchTooLarge(f"a batch of {size} bytes cannot be in one log file; split it")
+        capacity = capacity_for(size, self._file_bytes)
+        if self._preparing is not None:
+            if not self._preparing.has_run:
+                self._syncs.drain(self.number)
+            self._take_finished()
+            self._check_usable()
+        try:
+            if self._prepared is None:
+                number = self._next_file_number()
+                self._prepared = create_log_file(self.fs, self.directory, number, capacity)
+            elif self._prepared.capacity < capacity:
+                self._prepared.grow(self.fs, capacity)
+        except OSError as error:
+            raise StorageFailed(
+                f"cannot make a log file of {capacity} bytes in {self.directory}: {error}; "
+                "free some space, then the write can be repeated",
+                error.errno,
+            ) from None
+        return self._prepared
+
+    def trim(self, before: Position) -> list[int]:
+        """Delete the files wholly before a position and return their numbers; their sources go too.
+
+        The active file stays whatever the position; once closed it is a file like any other.
+        """
+        deleted: list[int] = []
+        try:
+            while len(self._files) > (0 if self._closed else 1):
+                file = self._files[0]
+                if Position(file.number, file.end) > before:
+                    break
+                with contextlib.suppress(FileNotFoundError):
+                    self.fs.unlink(file.path)
+                del self._files[0]
+                self._sources.remove(file.source)
+                deleted.append(file.number)
+        except OSError as error:
+            raise StorageFailed(f"cannot delete old log files: {error}", error.errno) from None
+        finally:
+            if deleted and not self._closed:
+                # In the lane: nothing depends on when the names are gone for good.
+                self._start(self._sync_directory, lambda: None)
+        if deleted and self._closed:
+            with contextlib.suppress(OSError):  # a file that comes back was absorbed and is skipped
+                self._sync_directory()
+        return deleted
+
+    def _sync_directory(self) -> None:
+        self.fs.fsync_dir(self.directory)
+
+    # --- Syncing -----------------------------------------------------------------------------------------
+
+    def sync(self, done: SyncDone) -> None:
+        """Let a `poll` call `done` once everything written so far is synced, or cannot be."""
+        if self._closed:
+            raise Closed(f"log shard {self.number} is closed")
+        self._waiters.append((self.position, done))
+
+    def request_sync(self) -> None:
+        """Sync what is written soon, though nobody waits for it."""
+        if self._requested_ns is None and self.position > self._started:
+            self._requested_ns = self.clock.monotonic_ns()
+
+    def due_ns(self) -> int | None:
+        """Return when `poll` should be called again (monotonic time); None: not before a job is done."""
+        if self._requested_ns is None and not self._waiters:
+            return None
+        now_ns = self.clock.monotonic_ns()
+        if self._waiters and (self.read_only is not None or self._waiters[0][0] <= self.synced):
+            return now_ns
+        return self._next_sync_ns(now_ns)
+
+    def poll(self) -> None:
+        """Tell waiters what is known, start the sync that is due."""
+        if self._waiters:
+            self._release()
+        if self._requested_ns is None and not self._waiters:
+            return
+        now_ns = self.clock.monotonic_ns()
+        due_ns = self._next_sync_ns(now_ns)
+        if due_ns is not None and due_ns <= now_ns:
+            self._requested_ns = None
+            self.window.started(now_ns, len(self._waiters))
+            self._group = self._start_sync(self._active)
+
+    def _next_sync_ns(self, now_ns: int) -> int | None:
+        """Return when the next sync is due; None if one is running, or would have nothing to do."""
+        if self._group is not None or self.position <= self._started or self.read_only is not None:
+            return None
+        due_ns = None if self._requested_ns is None else self._requested_ns + BACKGROUND_SYNC_NS
+        if self._waiters:
+            start_ns = self.window.next_start_ns(now_ns, len(self._waiters))
+            due_ns = start_ns if due_ns is None else min(due_ns, start_ns)
+        return due_ns
+
+    def _start_sync(self, file: LogFile, next_number: int | None = None) -> _Job:
+        sync = _Sync(self, file, next_number)
+        self._started = self.position if next_number is None else Position(next_number, 0)
+
+        def take() -> None:
+            self._take_sync(sync, job)
+            if next_number is not None:
+                file.close(self.fs)
+
+        job = self._start(sync.work, take)
+        return job
+
+    def _start(self, work: Callable[[], None], take: Callable[[], None]) -> _Job:
+        job = _Job(work, take)
+        self._syncs.start(self.number, job.run, self._job_done)
+        self._jobs.append(job)
+        return job
+
+    def _job_done(self, _: BaseException | None) -> None:
+        self._take_finished()
+        self._release()
+
+    def _take_finished(self) -> None:
+        """Take over the results of all jobs that have run, in their order."""
+        while self._jobs and self._jobs[0].has_run:
+            job = self._jobs[0]
+            if isinstance(job.error, Exception):
+                self._turn_read_only(f"a sync in {self.directory} failed", job.error)
+            elif job.error is not None:
+                raise job.error  # the end of the process or of the simulated machine: nothing to handle
+            self._jobs.popleft()
+            job.take()
+
+    def _take_sync(self, sync: _Sync, job: _Job) -> None:
+        if job is self._group:
+            self._group = None
+            self.window.finished(self.clock.monotonic_ns())
+        if sync.micros is not None:
+            self.metrics.count_sync(sync.micros)
+        # After a failed sync nothing counts as synced any more, even if a later one worked.
+        if self.read_only is None:
+            self.synced = max(self.synced, sync.covers)
+
+    def _release(self) -> None:
+        """Call the waiters whose outcome is known, in order; never from within one of them."""
+        if self._releasing:
+            return
+        self._releasing = True
+        try:
+            waiters = self._waiters
+            while waiters and (waiters[0][0] <= self.synced or self.read_only is not None):
+                position, done = waiters.popleft()
+                done(None if position <= self.synced else self.read_only)
+        finally:
+            self._releasing = False
+
+    # --- The end -----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Write what is gathered, end the file, sync, tell all waiters, close.
+
+        Raises StorageFailed if that did not work, but is closed then too. A shard that was read-only
+        before is just closed.
+        """
+        if self._closed:
+            return
+        failure: StorageFailed | None = None
+        try:
+            if self.read_only is None:
+                failure = self._leave()
+        finally:
+            self._drop_files()
+        self._release()
+        if failure is not None:
+            raise failure
+
+    def _leave(self) -> StorageFailed | None:
+        """Bring everything to disk; return what went wrong."""
+        failure: StorageFailed | None = None
+        try:
+            if not self.needs_discard:
+                self.write()
+        except StorageFailed as error:
+            failure = error
+        # Without its end frame the last file looks as after a crash, from which nothing is lost either.
+        with contextlib.suppress(StorageFailed):
+            if self._active.end:
+                self._end_active()
+        if self.read_only is None and self.position > self._started:
+            self._start_sync(self._active)
+        self._syncs.drain(self.number)
+        self._take_finished()
+        for file in (self._prepared, self._active):
+            if file is not None and file.end == 0:
+                discard_log_file(self.fs, file)
+        return failure or self.read_only
+
+    def abandon(self) -> None:
+        """Close the descriptors and do nothing else, as if the process had ended here."""
+        if self._closed:
+            return
+        self._waiters.clear()
+        self._drop_files()
+
+    def _drop_files(self) -> None:
+        self._closed = True
+        self._limit = -1
+        self._is_gated = True
+        for job in self._jobs:
+            job.cancel()
+        # A job that is just running uses a descriptor, whose number must not mean another file meanwhile.
+        self._syncs.drain(self.number)
+        while self._jobs:
+            self._jobs.popleft().take()
+        for file in (self._prepared, self._active):
+            if file is not None:
+                file.close(self.fs)

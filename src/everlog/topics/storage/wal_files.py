@@ -1,0 +1,156 @@
+"""The files of the log: making them, finding them, ending them.
+
+Owns names, room and end of a log file. What the frames mean and when they are synced is decided
+elsewhere. Failures surface as `OSError`; the callers know what was lost by them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from everlog.errors import CorruptMetadata
+from everlog.fs import Fs
+from everlog.native.frames import FrameBuffer
+from everlog.native.mapping import Mapping
+from everlog.topics.storage import layout
+
+PAGE_SIZE: Final = 4096
+
+
+def _end_frame() -> bytes:
+    buffer = FrameBuffer()
+    buffer.append_control(layout.FrameType.FILE_END, 0, 0, 0, 0, b"")
+    return buffer.tobytes()
+
+
+END_FRAME: Final = _end_frame()
+"""The frame that ends a log file; every file keeps room for it."""
+
+
+class WalFile(NamedTuple):
+    """A log file as found in the data directory."""
+
+    number: int
+    shard_dir: str
+    path: str
+
+
+def list_wal_files(fs: Fs, wal_dir: str) -> list[WalFile]:
+    """Return the log files of all shards in the order of their numbers.
+
+    A name that means nothing here is refused: to pass over a log file that was renamed by mistake would
+    lose what it holds.
+    """
+    if not fs.exists(wal_dir):
+        return []
+    files: list[WalFile] = []
+    for name in fs.listdir(wal_dir):
+        path = os.path.join(wal_dir, name)
+        if layout.parse_shard_dir_name(name) is None:
+            files += _wal_file(wal_dir, name)
+            continue
+        try:
+            names = fs.listdir(path)
+        except NotADirectoryError:
+            raise CorruptMetadata(f"{path} is a file where a directory of log files belongs") from None
+        for inner_name in names:
+            files += _wal_file(path, inner_name)
+    files.sort()
+    for before, after in pairwise(files):
+        if before.number == after.number:
+            raise CorruptMetadata(
+                f"{before.path} and {after.path} have the same number; one of them is a copy, move it away"
+            )
+    return files
+
+
+def _wal_file(directory: str, name: str) -> list[WalFile]:
+    path = os.path.join(directory, name)
+    number = layout.parse_wal_file_name(name)
+    if number is not None:
+        return [WalFile(number, directory, path)]
+    if name.endswith((layout.TEMPORARY_SUFFIX, layout.ORPHAN_SUFFIX)):
+        return []
+    raise CorruptMetadata(f"{path} is no log file of everlog; move it out of the log directory")
+
+
+def cut_tail(fs: Fs, path: str, length: int) -> None:
+    """Cut a file that a crash has left down to its first `length` bytes, and end it, durably.
+
+    The end frame is what tells a file that was left in order from one that has lost its tail, so a
+    recovered file needs one as soon as a later file may follow it.
+    """
+    fd = fs.open(path, os.O_RDWR)
+    try:
+        fs.truncate(fd, length)
+        fs.pwrite(fd, END_FRAME, length)
+        fs.fsync(fd)
+    finally:
+        fs.close(fd)
+
+
+class LogFile:
+    """A log file that is open for writing: allocated and mapped over its whole capacity."""
+
+    def __init__(self, number: int, path: str, fd: int, capacity: int) -> None:
+        self.number = number
+        self.path = path
+        self.fd = fd
+        self.capacity = capacity
+        self.mapping = Mapping(fd, capacity, False)
+        self.end = 0
+        """Where the last frame that was written ends."""
+        self.source = 0
+        self.entry_durable = False
+        """Whether the name survives a power loss; only jobs of the shard's lane look at it."""
+
+    @property
+    def limit(self) -> int:
+        """Where frames must end at the latest, so that the end frame fits."""
+        return self.capacity - len(END_FRAME)
+
+    def grow(self, fs: Fs, capacity: int) -> None:
+        """Allocate more; only for a file without frames, since the mapping changes."""
+        fs.allocate(self.fd, capacity)
+        self.mapping = Mapping(self.fd, capacity, False)
+        self.capacity = capacity
+
+    def close(self, fs: Fs) -> None:
+        """Close the descriptor; the mapping lives on as long as somebody reads from it."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            # What matters was synced, or is known to be lost: an error here changes neither.
+            with contextlib.suppress(OSError):
+                fs.close(fd)
+
+
+def capacity_for(size: int, file_bytes: int) -> int:
+    """Return the capacity of a file that must take `size` bytes of frames: `file_bytes` if that does."""
+    needed = size + len(END_FRAME)
+    return file_bytes if needed <= file_bytes else -(-needed // PAGE_SIZE) * PAGE_SIZE
+
+
+def create_log_file(fs: Fs, directory: str, number: int, capacity: int) -> LogFile:
+    """Create, allocate and map a log file; on failure nothing of it stays. Its name is not synced."""
+    path = os.path.join(directory, layout.wal_file_name(number))
+    # Exclusive: nothing may ever be appended to a file of an earlier life.
+    fd = fs.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        fs.allocate(fd, capacity)
+        return LogFile(number, path, fd, capacity)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fs.close(fd)
+        with contextlib.suppress(OSError):
+            fs.unlink(path)
+        raise
+
+
+def discard_log_file(fs: Fs, file: LogFile) -> None:
+    """Close and remove a file that never got a frame; if that fails it is found empty at the next start."""
+    file.close(fs)
+    with contextlib.suppress(OSError):
+        fs.unlink(file.path)

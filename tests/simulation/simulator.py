@@ -1,0 +1,668 @@
+"""One simulation: an engine on a faulty machine, driven and checked by what one seed says.
+
+Owns the choice of operations and the comparison; what may be found after a crash is `truth`'s
+business, faults are `machine`'s. A seed always gives the same run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from everlog.errors import EverlogError, Io, RecordTooLarge, TopicFull, TopicNotEmpty, TopicNotFound
+from everlog.fault_fs import PowerLoss
+from everlog.topics import Engine, EngineSettings, TopicConfig
+from everlog.topics.commits import Commit
+from everlog.topics.config import Discard
+from everlog.topics.storage.syncs import InlineSyncs
+from tests.simulation.machine import Machine
+from tests.simulation.truth import (
+    Step,
+    TopicTruth,
+    append_step,
+    configure_step,
+    create_step,
+    delete_step,
+    drop_step,
+    sweep_step,
+)
+from tests.support.topic_engines import (
+    Mismatch,
+    Query,
+    ask_diff,
+    ask_state,
+    check_diff,
+    check_state,
+    look,
+    require,
+    require_equal,
+)
+from tests.support.topics_model import Draft, Match, ModelKey, ModelRecord, ModelTopic
+
+NAMES = ("eph", "mem", "disk.a", "disk.b", "fsync:a", "fsync:b")
+TAGS = (None, "a", "a:1", "a:2", "b", "b:1")
+NODES = (None, "n1", "n2")
+KEYS = ("k1", "k2", "k3")
+SETTLE_ROUNDS = 2000
+OPERATIONS_PER_SEED = 120
+_Answer = TypeVar("_Answer")
+
+
+class SimulationFailure(AssertionError):
+    """A promise was broken; the text says which one and how to see it again."""
+
+
+class Flight(NamedTuple):
+    """An append that the engine has not acknowledged yet."""
+
+    truth: TopicTruth
+    steps: list[Step]
+    batch: list[ModelRecord]
+    commit: Commit
+    created: bool
+
+
+class AppendPlan(NamedTuple):
+    """An append that was drawn, and what must come of it."""
+
+    drafts: list[Draft]
+    node: str | None
+    key: str | None
+    create: bool | None
+    config: TopicConfig | None
+    now_ms: int
+    creation: list[Step]
+    known: ModelKey | None
+    batch: list[ModelRecord]
+    refusal: type[EverlogError] | None
+
+
+class Simulation:
+    """All lives of one machine."""
+
+    def __init__(
+        self, seed: int, root: str, operations: int = OPERATIONS_PER_SEED, *, verbose: bool = False
+    ) -> None:
+        self.seed = seed
+        self.verbose = verbose
+        self.operations = operations
+        self.operation = 0
+        self.rng = random.Random(seed)
+        self.machine = Machine(self.rng, root)
+        self.cold_dir = os.path.join(root, "cold") if self.rng.random() < 0.5 else None
+        self.data_dir = os.path.join(root, "data")
+        self.truths = {name: TopicTruth(name) for name in NAMES}
+        self.windows_ms = {name: self.rng.choice((1000, 120_000)) for name in NAMES}
+        self.flights: list[Flight] = []
+        self.engine: Engine | None = None
+        self.how = "clean"
+        self.current = "start"
+        self.counts: Counter[str] = Counter()
+
+    # The course of one simulation.
+
+    def run(self) -> Counter[str]:
+        """Run to the end; raises `SimulationFailure`."""
+        try:
+            self._guard(self._start)
+            for number in range(1, self.operations + 1):
+                self.operation = number
+                self._guard(self._operate)
+            self._guard(self._finish)
+        except Exception as error:
+            raise SimulationFailure(
+                f"seed {self.seed}, operation {self.operation} ({self.current}): "
+                f"{type(error).__name__}: {error}\n"
+                f"to see it again: python -m tests.simulation --seeds {self.seed}..{self.seed}"
+                f" --operations {self.operations} --verbose"
+            ) from error
+        finally:
+            self._drop_engine()
+        return self.counts
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        """Do something; when the power goes, go on after the restart."""
+        try:
+            action()
+        except PowerLoss:
+            while True:
+                try:
+                    self._lose_power()
+                    return
+                except PowerLoss:
+                    self.counts["power lost in recovery"] += 1
+
+    def _say(self, what: str) -> None:
+        self.current = what
+        self.counts[what] += 1
+        self._tell(what)
+
+    def _tell(self, what: object) -> None:
+        if self.verbose:
+            print(
+                f"{self.operation:4} {self.machine.now_ms} call {self.machine.fs.calls}: {what}", flush=True
+            )
+
+    @property
+    def live(self) -> Engine:
+        """The running engine."""
+        assert self.engine is not None
+        return self.engine
+
+    # Lives.
+
+    def _settings(self) -> EngineSettings:
+        return EngineSettings(
+            shards=self.rng.randint(1, 3),
+            file_bytes=self.rng.choice((4096, 16384)),
+            segment_max_events=self.rng.choice((20, 64)),
+            segment_max_bytes=self.rng.choice((2048, 65536)),
+            hot_retain_segments=1,
+            cold_dir=self.cold_dir,
+            snapshot_log_bytes=self.rng.choice((8192, 65536)),
+        )
+
+    def _start(self) -> None:
+        """Open the engine, whatever it takes, and check what is there."""
+        while True:
+            self._tell(f"  start after {self.how} stop")
+            try:
+                self.engine = Engine.open(
+                    self.data_dir,
+                    self._settings(),
+                    clock=self.machine.clock,
+                    fs=self.machine.fs,
+                    syncs=InlineSyncs(),
+                )
+                self._compare_all()
+                break
+            except Io as error:
+                require(self.machine.flaky.failures > 0, f"no start although nothing failed: {error}")
+                self._drop_engine()
+                self._calm()
+                self.counts["refused start"] += 1
+                self._tell(f"  refused start: {error}")
+        self._calm()
+        self.how = "killed"  # unless another end of this life is announced
+
+    def _calm(self) -> None:
+        self.machine.flaky.disarm()
+        self.machine.flaky.failures = 0
+
+    def _compare_all(self) -> None:
+        """Hold every topic against what may be there, and go on from what is."""
+        for truth in self.truths.values():
+            truth.reconcile(look(self.live, truth.name), self.machine.now_ms, self.how)
+        self._check_list()
+
+    def _check_list(self) -> None:
+        expected = sorted(truth.name for truth in self.truths.values() if truth.now is not None)
+        require_equal("topics", [state.topic for state in self.live.topics()], expected)
+        require_equal(
+            "second page",
+            [state.topic for state in self.live.topics(after="eph")],
+            [name for name in expected if name > "eph"],
+        )
+        require_equal(
+            "prefix",
+            [state.topic for state in self.live.topics(prefix="disk")],
+            [name for name in expected if name.startswith("disk")],
+        )
+
+    def _lose_power(self) -> None:
+        self._say("power loss")
+        self._fold()
+        self._end_flights()
+        self._drop_engine()
+        self.machine.flaky.disarm()
+        self.machine.fs.restore(self.rng)
+        self.how = "power"
+        if self.rng.random() < 0.2:
+            self.machine.plan_power_loss(60)
+        self._start()
+
+    def _kill(self) -> None:
+        """End the process without a word; the files stay as written."""
+        self._fold()
+        self._end_flights()
+        self._drop_engine()
+        if self.rng.random() < 0.2:
+            self.machine.plan_power_loss(60)
+        self._start()
+
+    def _drop_engine(self) -> None:
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            with contextlib.suppress(PowerLoss):
+                engine.abandon()
+
+    def _restart(self) -> None:
+        """Stop in good order and start again."""
+        self._settle_flights()
+        try:
+            self.live.close()
+        except Io:
+            require(self.machine.flaky.failures > 0, "close failed although nothing failed")
+            self._kill()
+            return
+        self.engine = None
+        # If something failed, log files may have stayed, and replaying them is as after a crash.
+        self.how = "killed" if self.machine.flaky.failures else "clean"
+        for truth in self.truths.values():
+            truth.settle()
+        self._start()
+
+    def _recover_twice(self) -> None:
+        """Recovery of what recovery left must change nothing."""
+        self._kill()
+        before = {truth.name: self._floors(truth) for truth in self.truths.values()}
+        self._drop_engine()
+        self._start()
+        for truth in self.truths.values():
+            require_equal(f"{truth.name} after a second recovery", self._floors(truth), before[truth.name])
+
+    def _floors(self, truth: TopicTruth) -> tuple[int, int] | None:
+        return None if truth.now is None else (truth.now.head, truth.now.cap_floor)
+
+    def _finish(self) -> None:
+        self.machine.flaky.disarm()
+        self._kill()
+        self._restart()
+
+    # Operations.
+
+    def _operate(self) -> None:
+        names, weights = zip(*OPERATIONS, strict=True)
+        name = self.rng.choices(names, weights)[0]
+        self._say(name)
+        try:
+            getattr(self, f"_{name}")()
+        except Io as error:
+            require(self.machine.flaky.failures > 0, f"{name} failed although nothing failed: {error}")
+            self.counts["failed operations"] += 1
+        if self.machine.flaky.failures and self.rng.random() < 0.15:
+            self._say("restart after failure")
+            self.rng.choice((self._kill, self._restart))()
+
+    def _some_truth(self) -> TopicTruth:
+        return self.truths[self.rng.choice(NAMES)]
+
+    def _some_config(self, name: str) -> TopicConfig:
+        rng = self.rng
+        durability = {"e": "ephemeral", "m": "memory"}.get(name[0]) or rng.choice(("disk", "fsync"))
+        if name[0] in "df" and rng.random() < 0.8:
+            durability = "disk" if name[0] == "d" else "fsync"
+        return msgspec.convert(
+            {
+                "durability": durability,
+                "ttl_ms": rng.choice((0, 0, 0, 500, 20_000)),
+                "cap_records": rng.choice((0, 0, 0, 3, 30)),
+                "cap_bytes": rng.choice((0, 0, 0, 300, 3000)),
+                "discard": "reject" if rng.random() < 0.2 else "old",
+                # The same for all instances: a key that was forgotten under a short window stays so.
+                "idempotency_window_ms": self.windows_ms[name],
+                "dedupe_node": rng.random() < 0.8,
+            },
+            TopicConfig,
+        ).resolved(name)
+
+    def _some_drafts(self) -> list[Draft]:
+        rng = self.rng
+        return [
+            Draft(
+                {"n": rng.getrandbits(30), "x": "y" * rng.choice((0, 0, 5, 60, 400))},
+                {"m": rng.getrandbits(8)} if rng.random() < 0.2 else None,
+                rng.choice(TAGS),
+                rng.choice(NODES),
+                rng.random() < 0.1,
+            )
+            for _ in range(rng.choice((1, 1, 2, 3, 8)))
+        ]
+
+    def _append(self) -> None:
+        self._submit_append(self._some_truth())
+        self._settle_flights()
+
+    def _burst(self) -> None:
+        """Appends without waiting, and readers who must not see them too early."""
+        for _ in range(self.rng.randint(2, 8)):
+            truth = self._some_truth()
+            if truth.now is not None:
+                self._submit_append(truth)
+            if self.rng.random() < 0.3:
+                self.live.write()
+            if self.rng.random() < 0.2:
+                self._drive()
+                self._check(self._some_truth())
+        self._settle_flights()
+
+    def _plan_append(self, truth: TopicTruth) -> AppendPlan:
+        """Draw an append and work out what must come of it."""
+        rng, now_ms = self.rng, self.machine.now_ms
+        drafts, node = self._some_drafts(), rng.choice(NODES)
+        key = rng.choice(KEYS) if rng.random() < 0.4 else None
+        create = rng.choice((None, None, True, False))
+        config = self._some_config(truth.name) if rng.random() < 0.3 else None
+        state = truth.planned()
+        creation: list[Step] = []
+        if state is None:
+            # Which of the two comes first, the topic or the refusal of the batch, is left open.
+            config = msgspec.structs.replace(config or self._some_config(truth.name), discard=Discard.OLD)
+            state = ModelTopic(config)
+            creation = [create_step(config)]
+        known = state.remembered(key, now_ms)
+        state.sweep(now_ms)
+        batch = state.stored(drafts, state.head + 1, now_ms, node)
+        refusal = self._refusal(state, batch, bool(creation) and create is False, known is not None)
+        return AppendPlan(drafts, node, key, create, config, now_ms, creation, known, batch, refusal)
+
+    def _submit_append(self, truth: TopicTruth) -> None:
+        """Hand an append to the engine, check its answer, and leave it in flight."""
+        self._fold()
+        plan = self._plan_append(truth)
+        steps: list[Step] = []
+        if plan.refusal is None and plan.known is None:
+            if plan.creation:
+                truth.begin_instance()
+            steps = [*plan.creation, append_step(plan.batch, plan.now_ms, plan.key)]
+            truth.note_written(plan.batch)
+        for step in steps:
+            truth.begin(step)
+        try:
+            answer = self.live.append(
+                truth.name,
+                [draft.sent() for draft in plan.drafts],
+                node=plan.node,
+                idempotency_key=plan.key,
+                create=plan.create,
+                config=plan.config,
+            )
+        except Io:
+            self._fail_append(truth, steps, bool(plan.creation))
+            raise
+        except EverlogError as error:
+            require(type(error) is plan.refusal, f"append to {truth.name} was refused: {error!r}")
+            return
+        require(plan.refusal is None, f"append to {truth.name} was not refused with {plan.refusal}")
+        found = (answer.first_seq, answer.count, answer.head_seq, answer.created, answer.deduped)
+        if plan.known is not None:
+            first_seq, count = plan.known.first_seq, plan.known.count
+            wanted = (first_seq, count, first_seq + count - 1, False, True)
+            require_equal(f"key {plan.key} of {truth.name} again", found, wanted)
+            return
+        batch = self._take_seqs(truth, steps, plan, answer.first_seq)
+        wanted = (batch[0].seq, len(batch), batch[-1].seq, bool(plan.creation), False)
+        require_equal(f"append to {truth.name} (first seq, count, head, created, deduped)", found, wanted)
+        self._tell(f"  {truth.name} {steps[-1].what} key {plan.key}")
+        self.flights.append(Flight(truth, steps, batch, answer.commit, bool(plan.creation)))
+
+    def _refusal(
+        self, state: ModelTopic, batch: list[ModelRecord], may_not_create: bool, is_known: bool
+    ) -> type[EverlogError] | None:
+        if may_not_create:
+            return TopicNotFound
+        if is_known:
+            return None
+        try:
+            state.check_room(batch)
+        except (TopicFull, RecordTooLarge) as error:
+            return type(error)
+        return None
+
+    def _take_seqs(
+        self, truth: TopicTruth, steps: list[Step], plan: AppendPlan, first_seq: int
+    ) -> list[ModelRecord]:
+        """The engine gave these seqs; failed batches may have left a hole below."""
+        wanted = plan.batch[0].seq
+        if not wanted < first_seq <= truth.highest_failed + 1:
+            return plan.batch
+        batch = [record._replace(seq=record.seq + first_seq - wanted) for record in plan.batch]
+        moved = append_step(batch, plan.now_ms, plan.key)
+        truth.replace(steps[-1], moved)
+        truth.note_written(batch)
+        steps[-1] = moved
+        return batch
+
+    def _drive(self) -> None:
+        """One turn of the loop that owns the engine."""
+        self.live.write()
+        self.live.poll()
+        self._fold()
+
+    def _settle_flights(self) -> None:
+        for _ in range(SETTLE_ROUNDS):
+            self._drive()
+            if not self.flights:
+                return
+            self.machine.advance_ms(1)
+        raise Mismatch(f"{len(self.flights)} appends are never acknowledged")
+
+    def _fold(self) -> None:
+        """Take over what the engine has decided about the appends in flight."""
+        decided = [flight for flight in self.flights if flight.commit.done]
+        self.flights = [flight for flight in self.flights if not flight.commit.done]
+        for flight in decided:
+            truth = flight.truth
+            if flight.commit.error is not None:
+                truth.highest_failed = max(truth.highest_failed, flight.batch[-1].seq)
+                self._fail_append(truth, flight.steps, flight.created)
+                continue
+            for step in flight.steps:
+                truth.keep(step, synced=flight.created and step is flight.steps[0])
+            truth.note_acked(flight.batch)
+
+    def _fail_append(self, truth: TopicTruth, steps: list[Step], created: bool) -> None:
+        """An append failed; if it was to create its topic, that may have worked by itself."""
+        self.counts["failed appends"] += 1
+        self._tell(f"  {truth.name} {[step.what for step in steps]} FAILED")
+        for step in steps:
+            truth.fail(step)
+        if created and steps and truth.name in [state.topic for state in self.live.topics()]:
+            truth.keep(steps[0], synced=True)
+
+    def _end_flights(self) -> None:
+        """What is in flight at a crash stays open in the truth."""
+        self.flights.clear()
+
+    def _commit(self, truth: TopicTruth, step: Step, action: Callable[[], Commit]) -> None:
+        """Do a change that is not an append and wait for it."""
+        truth.begin(step)
+        try:
+            commit = action()
+            self.live.settle(commit)
+        except Io as error:
+            self._tell(f"  {truth.name} {step.what} FAILED: {error}")
+            truth.fail(step)
+            raise
+        except EverlogError:
+            truth.forget(step)
+            raise
+        self._tell(f"  {truth.name} {step.what} kept")
+        synced = step.what in ("create", "configure", "drop")
+        truth.keep(step, synced=synced)
+
+    def _put(self) -> None:
+        self._settle_flights()
+        truth = self._some_truth()
+        config = self._some_config(truth.name)
+        is_new = truth.now is None
+        if is_new:
+            truth.begin_instance()
+        step = create_step(config) if is_new else configure_step(config, self.machine.now_ms)
+
+        def put() -> Commit:
+            answer = self.live.put_topic(truth.name, config)
+            require_equal("put_topic", (answer.created, answer.config), (is_new, config))
+            return answer.commit
+
+        self._commit(truth, step, put)
+        self._check(truth)
+
+    def _delete(self) -> None:
+        self._settle_flights()
+        truth, rng = self._some_truth(), self.rng
+        if truth.now is None:
+            return
+        before_seq = rng.choice(
+            (None, truth.now.head - rng.randint(-3, 20), truth.now.earliest + rng.randint(0, 4))
+        )
+        before_seq = None if before_seq is None else max(0, before_seq)
+        match: Match = rng.choice(
+            (None, ("Eq", "a"), ("Eq", "b:1"), ("Glob", "a*"), ("Glob", "a:*"), ("Glob", "*"))
+        )
+        if before_seq is None and match is None:
+            before_seq = truth.now.earliest + 1
+        now_ms = self.machine.now_ms
+        planned = truth.now.clone()
+        removed = planned.delete(before_seq, match, now_ms)
+
+        def delete() -> Commit:
+            answer = self.live.delete_records(
+                truth.name, before_seq=before_seq, match=None if match is None else ("tag", *match)
+            )
+            found = (answer.deleted, answer.earliest_seq, answer.head_seq, answer.count, answer.bytes)
+            wanted = (removed, planned.earliest, planned.head, len(planned.records), planned.bytes)
+            require_equal("delete (deleted, earliest, head, count, bytes)", found, wanted)
+            return answer.commit
+
+        try:
+            self._commit(truth, delete_step(before_seq, match, now_ms), delete)
+        except Io:
+            # Written but not synced: readers of this life may see it or not. Only a restart tells.
+            self._kill()
+            return
+        self._check(truth)
+
+    def _delete_topic(self) -> None:
+        self._settle_flights()
+        truth = self._some_truth()
+        if_empty = self.rng.random() < 0.3
+        if truth.now is None:
+            require_equal("delete of no topic", self.live.delete_topic(truth.name).deleted, False)
+            return
+        state = truth.now.clone()
+        state.sweep(self.machine.now_ms)
+        try:
+            self._commit(
+                truth, drop_step(), lambda: self.live.delete_topic(truth.name, if_empty=if_empty).commit
+            )
+        except TopicNotEmpty:
+            require(if_empty and bool(state.records), f"topic {truth.name} is empty")
+
+    def _diff(self) -> None:
+        self._settle_flights()
+        truth, rng = self._some_truth(), self.rng
+        if truth.now is None:
+            return
+        head = truth.now.head
+        query = Query(
+            rng.choice((0, head, head + 1, rng.randint(0, head), max(0, truth.now.earliest - 2))),
+            rng.choice((1, 3, 256, 0, 5000)),
+            rng.choice(((), ("n1",), ("n1", "n2"), ("other",))),
+            rng.random() < 0.5,
+            rng.random() < 0.8,
+            rng.choice((0, 0, 100, 1000)),
+        )
+        self._sweep(truth)
+        now_ms = self.machine.now_ms
+        check_diff(truth.now.clone(), now_ms, query, ask_diff(self.live, truth.name, query))
+
+    def _sweep(self, truth: TopicTruth) -> None:
+        """Let the engine find what is too old; the floors that a read moves are synced before its answer."""
+        assert truth.now is not None
+        now_ms = self.machine.now_ms
+        if truth.now.clone().sweep(now_ms):
+            self._commit(
+                truth,
+                sweep_step(now_ms),
+                lambda: self.live.diff(truth.name, from_seq=truth.now.head if truth.now else 0).commit,
+            )
+            truth.settle()
+
+    def _check(self, truth: TopicTruth) -> None:
+        """Hold state and a read against what readers must see."""
+        if truth.now is None:
+            try:
+                ask_state(self.live, truth.name)
+            except TopicNotFound:
+                return
+            raise Mismatch(f"topic {truth.name} should not exist")
+        if truth.now.config.ttl_ms and any(flight.truth is truth for flight in self.flights):
+            return  # the append in flight has let old records go, but may not have shown that yet
+        self._sweep(truth)
+        now_ms = self.machine.now_ms
+        state = ask_state(self.live, truth.name)
+        truth.learn_epoch(state.epoch)
+        check_state(truth.now.clone(), now_ms, state)
+        query = Query(max(0, truth.now.head - 5))
+        check_diff(truth.now.clone(), now_ms, query, ask_diff(self.live, truth.name, query))
+
+    def _check_all(self) -> None:
+        self._settle_flights()
+        self._check_list()
+        for truth in self.truths.values():
+            self._check(truth)
+
+    def _advance(self) -> None:
+        self._settle_flights()
+        self.machine.advance_ms(self.rng.choice((1, 50, 400, 3000, 30_000)))
+        self._drive()
+
+    def _quiesce(self) -> None:
+        """After some quiet time everything of class disk is synced too."""
+        self._settle_flights()
+        for _ in range(6):
+            self.machine.advance_ms(11)
+            self._drive()
+        if not self.machine.flaky.failures:
+            for truth in self.truths.values():
+                truth.settle()
+
+    def _checkpoint(self) -> None:
+        self._settle_flights()
+        self.live.checkpoint()
+        for truth in self.truths.values():
+            truth.settle()
+            truth.saved_head = truth.now.head if truth.now else 0
+
+    def _relocate(self) -> None:
+        self._settle_flights()
+        self.live.relocate()
+
+    def _power(self) -> None:
+        """Lose power some time soon."""
+        self.machine.plan_power_loss(40)
+
+    def _failure(self) -> None:
+        """Let a call fail some time soon."""
+        self._tell(f"  failure planned in {self.machine.plan_failure()}")
+
+    def _disk_full(self) -> None:
+        self.machine.flaky.is_full = not self.machine.flaky.is_full
+
+
+OPERATIONS = (
+    ("append", 30),
+    ("burst", 14),
+    ("delete", 8),
+    ("put", 6),
+    ("delete_topic", 2),
+    ("diff", 10),
+    ("check_all", 3),
+    ("advance", 6),
+    ("quiesce", 2),
+    ("checkpoint", 4),
+    ("relocate", 2),
+    ("kill", 2),
+    ("restart", 2),
+    ("recover_twice", 1),
+    ("power", 4),
+    ("failure", 3),
+    ("disk_full", 1),
+)

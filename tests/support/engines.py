@@ -1,0 +1,200 @@
+"""A topics engine on a stage: a clock and a disk that tests move, and the shortest way to write and read.
+
+Owns how example tests open, fill, stop, crash and reopen an engine; what is expected is in the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from everlog.clock import TestClock
+from everlog.fault_fs import FaultFs
+from everlog.topics import (
+    Appended,
+    Commit,
+    Diff,
+    Engine,
+    EngineSettings,
+    NewRecord,
+    RecordsDeleted,
+    TopicConfig,
+    TopicDeleted,
+    TopicPut,
+    TopicState,
+    record_of,
+)
+from everlog.topics.storage.syncs import InlineSyncs
+from tests.support.topic_engines import UnsyncedFs
+
+NS_PER_MS = 1_000_000
+START_MS = 1_700_000_000_000
+FILE_BYTES = 64 << 10
+WHOLE = 8 << 20
+
+
+class Stage:
+    """An engine, its clock and its disk. `root` None: nothing is on disk.
+
+    Every operation waits until its answer may be given; `engine` itself is there for those that must not.
+    """
+
+    def __init__(self, root: Path | None, seed: int = 0, **settings: Any) -> None:
+        self.clock = TestClock(START_MS * NS_PER_MS)
+        self.root = root
+        self.settings = EngineSettings(**{"shards": 1, "file_bytes": FILE_BYTES, **settings})
+        self.fs = None if root is None else FaultFs(root, seed, UnsyncedFs())
+        self._random = random.Random(seed)
+        self.engine = self._open()
+
+    @property
+    def data_dir(self) -> Path:
+        """Where the engine keeps its files."""
+        assert self.root is not None
+        return self.root / "data"
+
+    @property
+    def disk(self) -> FaultFs:
+        """The disk, to plan failures on."""
+        assert self.fs is not None
+        return self.fs
+
+    def _open(self) -> Engine:
+        data_dir = None if self.root is None else self.root / "data"
+        return Engine.open(data_dir, self.settings, clock=self.clock, fs=self.fs, syncs=InlineSyncs())
+
+    # --- Time and restarts -------------------------------------------------------------------------------
+
+    def advance_ms(self, duration_ms: int) -> None:
+        """Let time pass."""
+        self.clock.advance_ns(duration_ms * NS_PER_MS)
+
+    def now_ms(self) -> int:
+        """Wall time."""
+        return self.clock.wall_ns() // NS_PER_MS
+
+    def open_with(self, **settings: Any) -> None:
+        """Open the stopped or crashed directory again, with other settings if there are any."""
+        if settings:
+            self.settings = EngineSettings(**{"shards": 1, "file_bytes": FILE_BYTES, **settings})
+        self.engine = self._open()
+
+    def restart(self, **settings: Any) -> None:
+        """Stop in good order and open again."""
+        self.engine.close()
+        self.open_with(**settings)
+
+    def crash(self, **settings: Any) -> None:
+        """Kill the process, so that what was written is there, and open again."""
+        self.engine.abandon()
+        self.open_with(**settings)
+
+    def lose_power(self) -> None:
+        """Lose power, so that only what was synced is certainly there, and open again."""
+        self.engine.abandon()
+        self.disk.restore(self._random)
+        self.open_with()
+
+    # --- Operations --------------------------------------------------------------------------------------
+
+    def settle(self, commit: Commit) -> None:
+        """Wait for a commit; raises what it failed with."""
+        self.engine.settle(commit)
+
+    def put(self, name: str, **config: Any) -> TopicPut:
+        """Create or configure a topic."""
+        answer = self.engine.put_topic(name, TopicConfig(**config))
+        self.settle(answer.commit)
+        return answer
+
+    def append(self, name: str, *values: Any, **options: Any) -> Appended:
+        """Append values as one batch: plain Python values, or `NewRecord`s."""
+        answer = self.engine.append(name, records(values), **options)
+        self.settle(answer.commit)
+        return answer
+
+    def append_each(self, name: str, values: Iterable[Any], **options: Any) -> None:
+        """Append values one by one."""
+        for value in values:
+            self.append(name, value, **options)
+
+    def delete(self, name: str, **selection: Any) -> RecordsDeleted:
+        """Delete records."""
+        answer = self.engine.delete_records(name, **selection)
+        self.settle(answer.commit)
+        return answer
+
+    def delete_topic(self, name: str, *, if_empty: bool = False) -> TopicDeleted:
+        """Delete a topic."""
+        answer = self.engine.delete_topic(name, if_empty=if_empty)
+        self.settle(answer.commit)
+        return answer
+
+    def diff(self, name: str, from_seq: int = 0, **options: Any) -> Diff:
+        """Read one page."""
+        answer = self.engine.diff(name, from_seq, **options)
+        self.settle(answer.commit)
+        return answer
+
+    def state(self, name: str) -> TopicState:
+        """Report a topic without counting as its reader."""
+        state = self.engine.state(name, touch=False)
+        self.settle(self.engine.floor_commit(name))
+        return state
+
+    def checkpoint(self, times: int = 1) -> None:
+        """Checkpoint; after the second one the log from before the first is not needed any more."""
+        for _ in range(times):
+            self.engine.checkpoint()
+
+    # --- What readers see --------------------------------------------------------------------------------
+
+    def items(self, name: str, **options: Any) -> list[dict[str, Any]]:
+        """Everything that can be read, as a reader gets it."""
+        found: list[dict[str, Any]] = []
+        cursor = 0
+        while True:
+            page = self.diff(name, cursor, limit=1000, max_batch_bytes=WHOLE, **options)
+            found += parse(page)
+            if page.caught_up:
+                return found
+            assert page.next_from_seq > cursor, f"a read from {cursor} does not move the cursor"
+            cursor = page.next_from_seq
+
+    def values(self, name: str) -> list[Any]:
+        """The data of everything that can be read."""
+        return [item["data"] for item in self.items(name)]
+
+    def seqs(self, name: str) -> list[int]:
+        """The seqs of everything that can be read."""
+        return [item["$seq"] for item in self.items(name)]
+
+    def gap(self, name: str, from_seq: int = 0) -> tuple[int, int, str] | None:
+        """What a reader at `from_seq` is told to have missed: first seq, last seq, why."""
+        tombstone = self.diff(name, from_seq).tombstone
+        return None if tombstone is None else (tombstone.gap_from, tombstone.gap_to, tombstone.reason)
+
+
+def records(values: Iterable[Any]) -> list[NewRecord]:
+    """Records from plain Python values; those that are records already stay as they are."""
+    return [value if isinstance(value, NewRecord) else record_of(value) for value in values]
+
+
+def parse(answer: Diff) -> list[dict[str, Any]]:
+    """The records of an answer as Python values."""
+    found: list[dict[str, Any]] = json.loads(answer.records)
+    assert len(found) == answer.delivered
+    return found
+
+
+def sized(size: int, **fields: Any) -> NewRecord:
+    """A record whose data counts `size` bytes."""
+    return NewRecord(b'"' + b"x" * (size - 2) + b'"', **fields)
+
+
+def files_below(directory: Path, pattern: str) -> list[str]:
+    """The names of the files below a directory that match, sorted."""
+    return sorted(path.name for path in directory.rglob(pattern))

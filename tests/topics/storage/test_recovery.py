@@ -1,0 +1,324 @@
+"""Coming back: what is believed, what is refused, and that a second start changes nothing."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from everlog.errors import Corrupt, CorruptMetadata, EverlogError, Io, UnsupportedVersion
+from everlog.topics import record_of
+from everlog.topics.storage.recovery import Progress
+from tests.support.engines import Stage, files_below, sized
+from tests.support.topic_directories import flip_bit
+
+FILE_BYTES = 8192
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    """An empty engine with small files."""
+    return Stage(tmp_path, file_bytes=FILE_BYTES, segment_max_events=4)
+
+
+def log_paths(stage: Stage) -> list[Path]:
+    """The log files, oldest first."""
+    return sorted((stage.data_dir / "wal").rglob("wal-*.log"), key=lambda path: path.name)
+
+
+def snapshot_paths(stage: Stage) -> list[Path]:
+    """The snapshots, oldest first."""
+    return sorted((stage.data_dir / "meta").glob("*.bin"))
+
+
+def last_frame_offset(path: Path) -> int:
+    """Some offset within the last frame that was written to a log file."""
+    return len(path.read_bytes().rstrip(b"\0")) - 3
+
+
+# --- Torn and damaged logs -------------------------------------------------------------------------------
+
+
+def test_a_torn_tail_is_cut_and_never_read_as_data(stage: Stage) -> None:
+    stage.put("t", durability="fsync")
+    stage.append_each("t", range(5))
+    stage.engine.abandon()
+    flip_bit(log_paths(stage)[-1], last_frame_offset(log_paths(stage)[-1]))
+    stage.open_with()
+    assert stage.values("t") == [0, 1, 2, 3]
+    report = stage.engine.recovery
+    assert report is not None
+    assert report.cut_bytes > 0
+    assert report.damage == []
+    assert stage.append("t", "new").first_seq == 5
+    for again in (stage.crash, stage.crash, stage.restart):
+        again()
+        assert stage.values("t") == [0, 1, 2, 3, "new"]
+
+
+def test_damage_in_an_earlier_file_ends_its_shard_and_is_reported_and_kept_aside(stage: Stage) -> None:
+    stage.put("t", durability="fsync")
+    stage.append_each("t", [sized(1000)] * 30)
+    assert len(log_paths(stage)) > 2
+    stage.engine.abandon()
+    damaged, *rest = log_paths(stage)
+    before = damaged.read_bytes()
+    flip_bit(damaged, last_frame_offset(damaged) - 1500)
+    stage.open_with()
+    seqs = stage.seqs("t")
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert 0 < len(seqs) < 10
+    report = stage.engine.recovery
+    assert report is not None
+    assert any(damaged.name in line for line in report.damage)
+    orphans = files_below(stage.data_dir / "wal", "*.orphan*")
+    assert all(any(path.name in name for name in orphans) for path in rest[:-1])
+    aside = b"".join(path.read_bytes() for path in (stage.data_dir / "wal").rglob("*.orphan*"))
+    assert before[-200:].strip(b"\0") in aside, "what lies behind the damage in its own file is kept as well"
+    stage.append("t", "new")
+    stage.crash()
+    assert len(stage.seqs("t")) == len(seqs) + 1
+
+
+def test_damage_in_one_shard_does_not_touch_the_others(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, shards=2, file_bytes=FILE_BYTES)
+    names = [f"t{number}" for number in range(6)]
+    for name in names:
+        stage.put(name, durability="fsync")
+        stage.append_each(name, [sized(1000)] * 12)
+    shards = {name: stage.engine._core.topics[name].shard for name in names}
+    stage.engine.abandon()
+    first = min((stage.data_dir / "wal" / "shard-00").glob("*.log"))
+    flip_bit(first, 30)
+    stage.open_with()
+    counts = {state.topic: state.count for state in stage.engine.topics()}
+    assert {name: counts.get(name, 0) for name in names if shards[name] == 1} == {
+        name: 12 for name in names if shards[name] == 1
+    }
+
+
+def test_recovery_run_twice_gives_the_same_state(stage: Stage) -> None:
+    stage.put("t", durability="disk", cap_records=30)
+    stage.append_each("t", [record_of(number, tag=str(number % 3)) for number in range(50)])
+    stage.checkpoint()
+    stage.append_each("t", range(20))
+    stage.delete("t", match="1")
+    stage.crash()
+    first = (stage.items("t"), stage.state("t"))
+    for _ in range(2):
+        stage.crash()
+        assert (stage.items("t"), stage.state("t")) == first
+
+
+def test_progress_is_told_and_ends_at_its_total(stage: Stage) -> None:
+    stage.append_each("t", range(10))
+    stage.checkpoint()
+    stage.append_each("t", range(10))
+    stage.engine.abandon()
+    steps: list[Progress] = []
+    engine = type(stage.engine).open(stage.data_dir, stage.settings, clock=stage.clock, progress=steps.append)
+    engine.close()
+    assert {step.phase for step in steps} == {"segments", "log"}
+    for phase in ("segments", "log"):
+        done = [step.done for step in steps if step.phase == phase]
+        assert done == sorted(done)
+        last = [step for step in steps if step.phase == phase][-1]
+        assert last.done == last.total
+
+
+# --- Snapshots -------------------------------------------------------------------------------------------
+
+
+def fill(stage: Stage) -> list[int]:
+    """A topic with evicted, deleted, saved and unsaved records, and two snapshots; returns its seqs."""
+    stage.put("t", durability="fsync", cap_records=40)
+    for start in range(0, 60, 15):
+        stage.append_each("t", [record_of(start + number, tag=str(number % 5)) for number in range(15)])
+        stage.delete("t", match="3", before_seq=start)
+        stage.checkpoint()
+    stage.append_each("t", range(5))
+    stage.delete("t", match="2")
+    return stage.seqs("t")
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_a_damaged_newest_snapshot_falls_back_to_the_older_one_without_any_loss(
+    stage: Stage, damage: str
+) -> None:
+    expected, gap, state = fill(stage), stage.gap("t"), stage.state("t")
+    stage.engine.abandon()
+    newest = snapshot_paths(stage)[-1]
+    if damage == "flip":
+        flip_bit(newest, newest.stat().st_size // 2)
+    else:
+        newest.write_bytes(newest.read_bytes()[:40] if damage == "cut" else b"")
+    stage.open_with()
+    assert (stage.seqs("t"), stage.gap("t"), stage.state("t").head_seq) == (expected, gap, state.head_seq)
+    report = stage.engine.recovery
+    assert report is not None
+    assert len(report.rejected_snapshots) == 1
+    assert newest.name in report.rejected_snapshots[0]
+    stage.restart()
+    assert (stage.seqs("t"), stage.gap("t")) == (expected, gap)
+
+
+def test_a_fall_back_works_for_segments_that_were_moved_meanwhile(tmp_path: Path) -> None:
+    settings = {"segment_max_events": 5, "hot_retain_segments": 0, "cold_dir": str(tmp_path / "cold")}
+    stage = Stage(tmp_path, **settings)
+    stage.append("t", 1, 2, 3)
+    stage.checkpoint()
+    stage.append("t", *range(4, 11))
+    stage.checkpoint()
+    stage.engine.relocate()
+    stage.engine.abandon()
+    snapshot_paths(stage)[-1].write_bytes(b"damaged")
+    stage.open_with()
+    assert stage.values("t") == list(range(1, 11))
+
+
+def test_a_whole_log_makes_up_for_a_lost_snapshot(stage: Stage) -> None:
+    stage.append("t", 1, 2, 3)
+    stage.checkpoint()
+    stage.append("t", 4)
+    stage.engine.abandon()
+    for path in snapshot_paths(stage):
+        path.write_bytes(b"damaged")
+    stage.open_with()
+    assert stage.values("t") == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("way", ["damaged", "removed"])
+def test_a_trimmed_log_without_any_readable_snapshot_is_refused_and_left_alone(
+    stage: Stage, way: str
+) -> None:
+    fill(stage)
+    stage.append_each("t", [sized(1000)] * 20)
+    stage.checkpoint(3)
+    stage.engine.abandon()
+    for path in snapshot_paths(stage):
+        path.unlink() if way == "removed" else path.write_bytes(b"damaged")
+    before = files_below(stage.data_dir, "*")
+    for _ in range(2):
+        with pytest.raises(CorruptMetadata):
+            stage.open_with()
+    assert files_below(stage.data_dir, "*") == before
+
+
+def test_one_idle_shard_does_not_make_a_trimmed_log_look_whole(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, shards=2, file_bytes=FILE_BYTES)
+    names = [f"t{number}" for number in range(6)]
+    for name in names:
+        stage.append(name, 0)
+    busy = next(name for name in names if stage.engine._core.topics[name].shard == 1)
+    for _ in range(4):
+        stage.append_each(busy, [sized(1000)] * 10)
+        stage.checkpoint()
+    stage.engine.abandon()
+    assert log_paths(stage)[0].name == "wal-0000000000000001.log"
+    for path in snapshot_paths(stage):
+        path.write_bytes(b"damaged")
+    with pytest.raises(CorruptMetadata):
+        stage.open_with()
+
+
+def test_a_stopped_directory_that_lost_its_snapshot_is_refused(stage: Stage) -> None:
+    stage.append("t", 1)
+    stage.engine.close()
+    for path in snapshot_paths(stage):
+        path.unlink()
+    with pytest.raises(CorruptMetadata):
+        stage.open_with()
+    assert files_below(stage.data_dir / "topics", "*.data")
+
+
+def test_a_snapshot_of_a_later_format_is_refused(stage: Stage) -> None:
+    stage.append("t", 1)
+    stage.engine.close()
+    (path,) = snapshot_paths(stage)
+    content = bytearray(path.read_bytes())
+    content[8] = 0xFE
+    path.write_bytes(content)
+    with pytest.raises(UnsupportedVersion):
+        stage.open_with()
+
+
+# --- Refusing --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["missing data", "missing index", "short data", "short index"])
+def test_a_segment_that_is_not_as_the_snapshot_says_stops_the_start(stage: Stage, way: str) -> None:
+    stage.append_each("t", range(10))
+    stage.engine.close()
+    kind, part = way.split()
+    path = min((stage.data_dir / "topics").rglob("*.data" if part == "data" else "*.idx"))
+    if kind == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-25])
+    for _ in range(2):
+        with pytest.raises(Corrupt):
+            stage.open_with()
+
+
+def test_a_record_that_does_not_match_its_checksum_is_an_error_and_no_short_read(stage: Stage) -> None:
+    stage.append_each("t", [sized(50)] * 8)
+    stage.engine.close()
+    second = max((stage.data_dir / "topics").rglob("*.data"))
+    flip_bit(second, 40)
+    stage.open_with()
+    page = stage.diff("t")
+    assert [page.delivered, page.caught_up] == [4, False]
+    with pytest.raises(Corrupt):
+        stage.diff("t", page.next_from_seq)
+    assert stage.append("t", 1).commit.done
+
+
+@pytest.mark.parametrize("operation", ["listdir", "open", "pread"])
+def test_a_directory_that_cannot_be_read_is_refused_and_can_be_opened_later(
+    stage: Stage, operation: str
+) -> None:
+    stage.append_each("t", range(5))
+    stage.engine.abandon()
+    stage.disk.fail_when(lambda call: call.name == operation and "lock" not in call.path, errno.EIO)
+    with pytest.raises(Io):
+        stage.open_with()
+    stage.open_with()
+    assert stage.values("t") == list(range(5))
+
+
+def test_a_file_in_the_log_directory_that_is_not_ours_is_refused(stage: Stage) -> None:
+    stage.append("t", 1)
+    stage.engine.abandon()
+    (stage.data_dir / "wal" / "notes.txt").write_text("mine")
+    with pytest.raises(EverlogError):
+        stage.open_with()
+
+
+def test_an_empty_directory_is_a_fresh_start(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    assert stage.engine.topics() == []
+    stage.restart()
+    assert stage.engine.topics() == []
+    report = stage.engine.recovery
+    assert report is not None
+    assert (report.topics, report.damage, report.rejected_snapshots) == (0, [], [])
+
+
+# --- Shards ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("again", ["crash", "restart"])
+@pytest.mark.parametrize("checkpoints", [0, 1])
+def test_the_number_of_shards_may_change_between_starts(tmp_path: Path, again: str, checkpoints: int) -> None:
+    stage = Stage(tmp_path, shards=1, file_bytes=FILE_BYTES)
+    names = [f"t{number}" for number in range(7)]
+    written = 0
+    for shards in (3, 2, 1, 4):
+        for name in names:
+            stage.append(name, written, config=None)
+        written += 1
+        stage.checkpoint(checkpoints)
+        getattr(stage, again)(shards=shards, file_bytes=FILE_BYTES)
+        assert {name: stage.values(name) for name in names} == {name: list(range(written)) for name in names}
+        assert len(stage.engine._core.shards) == shards

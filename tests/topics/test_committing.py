@@ -1,0 +1,159 @@
+"""One shard's gathered entries: what is told to whom, in which order, when writes and syncs fail."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from everlog.clock import TestClock
+from everlog.errors import ReadOnly, StorageFailed
+from everlog.fault_fs import FaultFs
+from everlog.native.topic_log import Sources
+from everlog.topics.committing import ShardLog
+from everlog.topics.storage.layout import FrameType
+from everlog.topics.storage.syncs import InlineSyncs
+from everlog.topics.storage.wal import WalShard
+from tests.support.topic_engines import UnsyncedFs
+
+
+class Noted:
+    """An entry that writes down what it is told."""
+
+    def __init__(self, name: str, notes: list[str], *, needs_sync: bool) -> None:
+        self.name = name
+        self.needs_sync = needs_sync
+        self._notes = notes
+
+    def committed(self) -> None:
+        self._notes.append(f"{self.name} kept")
+
+    def failed(self, error: StorageFailed, written: bool) -> None:
+        self._notes.append(f"{self.name} lost, {'written' if written else 'not written'}")
+
+
+class Bench:
+    """A shard on a disk that can fail."""
+
+    def __init__(self, root: Path) -> None:
+        self.disk = FaultFs(root, 0, UnsyncedFs())
+        self.syncs = InlineSyncs()
+        self.notes: list[str] = []
+        numbers = count(1)
+        next_number: Callable[[], int] = lambda: next(numbers)  # noqa: E731
+        self.shard = WalShard(
+            0,
+            str(root / "wal"),
+            next_number,
+            fs=self.disk,
+            clock=TestClock(),
+            sources=Sources(),
+            syncs=self.syncs,
+            file_bytes=4096,
+        )
+        self.log = ShardLog(self.shard)
+
+    def gather(self, name: str, *, needs_sync: bool, size: int = 10) -> None:
+        self.log.reserve(size + 200)
+        self.shard.buffer.append_control(FrameType.DELETE, 0, 1, 0, 0, b"x" * size)
+        self.log.gather(Noted(name, self.notes, needs_sync=needs_sync), 1)
+
+    def poll(self, times: int = 3) -> None:
+        for _ in range(times):
+            self.shard.poll()
+            self.syncs.poll()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    """A fresh shard."""
+    return Bench(tmp_path)
+
+
+def test_what_needs_no_sync_is_kept_when_written_and_the_rest_when_synced(bench: Bench) -> None:
+    bench.gather("a", needs_sync=True)
+    bench.gather("b", needs_sync=False)
+    assert bench.notes == []
+    bench.log.write()
+    assert bench.notes == ["b kept"]
+    bench.poll()
+    assert bench.notes == ["b kept", "a kept"]
+
+
+def test_many_writes_are_one_call_and_many_waiters_one_sync(bench: Bench) -> None:
+    for name in "abc":
+        bench.gather(name, needs_sync=True)
+    calls = bench.disk.calls
+    bench.log.write()
+    assert bench.disk.calls == calls + 1
+    bench.poll()
+    assert bench.notes == ["a kept", "b kept", "c kept"]
+    assert bench.shard.metrics.fsyncs == 1
+
+
+def test_a_failed_write_is_told_newest_first_and_the_log_goes_on(bench: Bench) -> None:
+    bench.disk.fail_when("pwrite", errno.ENOSPC)
+    bench.gather("a", needs_sync=True)
+    bench.gather("b", needs_sync=False)
+    bench.log.write()
+    assert bench.notes == ["b lost, not written", "a lost, not written"]
+    bench.gather("c", needs_sync=False)
+    bench.log.write()
+    assert bench.notes[2:] == ["c kept"]
+
+
+def test_a_failed_sync_is_told_to_all_who_wait_and_the_shard_refuses_more(bench: Bench) -> None:
+    bench.gather("a", needs_sync=True)
+    bench.log.write()
+    bench.gather("b", needs_sync=True)
+    bench.log.write()
+    bench.disk.fail_when("fdatasync", errno.EIO)
+    bench.poll()
+    assert bench.notes == ["a lost, written", "b lost, written"]
+    with pytest.raises(ReadOnly):
+        bench.gather("c", needs_sync=False)
+
+
+def test_room_that_is_made_by_writing_keeps_what_was_gathered(bench: Bench) -> None:
+    bench.gather("a", needs_sync=False, size=2000)
+    bench.gather("b", needs_sync=False, size=3000)
+    assert bench.notes == ["a kept"]
+    bench.log.write()
+    assert bench.notes == ["a kept", "b kept"]
+    assert bench.shard.metrics.rotations == 1
+
+
+def test_room_that_cannot_be_made_leaves_what_was_gathered_in_place(bench: Bench) -> None:
+    bench.gather("a", needs_sync=False, size=2000)
+    bench.disk.fail_when("open", errno.ENOSPC, path="wal-")
+    with pytest.raises(StorageFailed):
+        bench.gather("b", needs_sync=False, size=3000)
+    assert bench.notes == []
+    bench.log.write()
+    assert bench.notes == ["a kept"]
+
+
+def test_the_oldest_position_is_that_of_the_first_entry_not_kept_yet(bench: Bench) -> None:
+    start = bench.shard.position
+    assert bench.log.oldest_position == start
+    bench.gather("a", needs_sync=True)
+    bench.log.write()
+    bench.gather("b", needs_sync=False)
+    bench.log.write()
+    assert bench.log.oldest_position == start
+    bench.gather("c", needs_sync=True)
+    bench.poll()
+    middle = bench.shard.position
+    assert bench.log.oldest_position == middle
+    bench.log.write()
+    bench.poll()
+    assert bench.log.oldest_position == bench.shard.position > middle
+
+
+def test_writing_nothing_touches_no_file(bench: Bench) -> None:
+    calls = bench.disk.calls
+    bench.log.write()
+    assert bench.disk.calls == calls

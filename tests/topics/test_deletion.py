@@ -1,0 +1,256 @@
+"""Deleting records: the predicate, what is removed, point in time, silence, and restarts."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everlog.errors import InvalidRequest, StorageFailed, TopicNotFound
+from everlog.topics import record_of
+from everlog.topics.deletion import TagMatch, parse_match
+from tests.support.engines import Stage, records, sized
+
+TAGS = ("a", "a:1", "a:2", None, "b", "a*", "*", "A", "ü:1")
+
+
+@pytest.fixture(params=["ephemeral", "memory", "disk", "fsync"])
+def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Stage:
+    """A topic `t` with one record per tag of `TAGS`."""
+    stage = Stage(tmp_path)
+    stage.put("t", durability=request.param)
+    stage.append("t", *[record_of(tag, tag=tag) for tag in TAGS])
+    return stage
+
+
+# --- The predicate ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("match", "gone"),
+    [
+        (["tag", "Eq", "a"], ["a"]),
+        (["tag", "Eq", "a*"], ["a*"]),
+        (["tag", "Eq", "*"], ["*"]),
+        (["tag", "Eq", ""], []),
+        (["tag", "Glob", "a*"], ["a", "a:1", "a:2", "a*"]),
+        (["tag", "Glob", "a:*"], ["a:1", "a:2"]),
+        (["tag", "Glob", "a**"], ["a*"]),
+        (["tag", "Glob", "*"], [tag for tag in TAGS if tag]),
+        (["tag", "Glob", "ü*"], ["ü:1"]),
+        (("tag", "Eq", "b"), ["b"]),
+        ("a", ["a"]),
+        ("a:*", ["a:1", "a:2"]),
+        ("*", [tag for tag in TAGS if tag]),
+        ("zz*", []),
+    ],
+)
+def test_a_match_removes_exactly_the_records_it_names(stage: Stage, match: Any, gone: list[str]) -> None:
+    answer = stage.delete("t", match=match)
+    assert answer.deleted == len(gone)
+    assert stage.values("t") == [tag for tag in TAGS if tag not in gone]
+
+
+@pytest.mark.parametrize(
+    "match",
+    [
+        ["tag", "Eq"],
+        ["tag", "Eq", "a", "b"],
+        [],
+        ["node", "Eq", "a"],
+        ["tag", "eq", "a"],
+        ["tag", "Regex", "a*"],
+        ["tag", "Glob", "a"],
+        ["tag", "Glob", ""],
+        ["tag", "Eq", 1],
+        7,
+        {"tag": "a"},
+    ],
+)
+def test_a_match_that_is_none_is_refused(stage: Stage, match: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        stage.engine.delete_records("t", match=match)
+    assert stage.state("t").count == len(TAGS)
+
+
+def test_a_delete_of_nothing_in_particular_is_refused(stage: Stage) -> None:
+    with pytest.raises(InvalidRequest):
+        stage.engine.delete_records("t")
+
+
+@pytest.mark.parametrize("before_seq", [-1, 2**64])
+def test_before_seq_must_be_a_u64(stage: Stage, before_seq: int) -> None:
+    with pytest.raises(InvalidRequest):
+        stage.engine.delete_records("t", before_seq=before_seq)
+
+
+@pytest.mark.parametrize(
+    ("match", "canonical"),
+    [("a", ["tag", "Eq", "a"]), ("a*", ["tag", "Glob", "a*"]), ("*", ["tag", "Glob", "*"])],
+)
+def test_every_predicate_has_one_canonical_form(match: str, canonical: list[str]) -> None:
+    assert parse_match(match).canonical() == canonical
+    assert parse_match(canonical) == parse_match(match)
+
+
+def test_a_predicate_never_matches_a_record_without_a_tag() -> None:
+    assert not TagMatch(b"", True).matches(None)
+    assert TagMatch(b"", True).matches(b"x")
+    assert not TagMatch(b"a", False).matches(b"ab")
+    assert TagMatch(b"a", True).matches(b"ab")
+
+
+# --- What is removed -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before_seq", "earliest"), [(0, 1), (1, 1), (2, 2), (9, 9), (10, 10), (11, 10), (2**64 - 1, 10)]
+)
+def test_before_seq_removes_what_is_below_it_at_most_up_to_the_head(
+    stage: Stage, before_seq: int, earliest: int
+) -> None:
+    answer = stage.delete("t", before_seq=before_seq)
+    assert (answer.deleted, answer.earliest_seq, answer.head_seq) == (earliest - 1, earliest, 9)
+    assert stage.append("t", "later").first_seq == 10
+    assert stage.seqs("t") == list(range(earliest, 11))
+
+
+def test_both_selectors_remove_the_intersection_and_leave_the_rest_of_the_prefix(stage: Stage) -> None:
+    answer = stage.delete("t", match="a*", before_seq=3)
+    assert (answer.deleted, answer.earliest_seq) == (2, 3)
+    assert stage.seqs("t") == [3, 4, 5, 6, 7, 8, 9]
+    assert stage.delete("t", match="b", before_seq=5).deleted == 0
+
+
+def test_the_answer_tells_what_is_left(stage: Stage) -> None:
+    answer = stage.delete("t", match="a:*")
+    state = stage.state("t")
+    assert (answer.deleted, answer.count, answer.earliest_seq, answer.head_seq) == (2, 7, 1, 9)
+    assert (state.count, state.bytes, state.earliest_seq) == (answer.count, answer.bytes, 1)
+    assert answer.bytes == sum(len(record_of(tag).data) for tag in TAGS if tag not in ("a:1", "a:2"))
+
+
+def test_a_second_delete_finds_nothing_more(stage: Stage) -> None:
+    stage.delete("t", match="a*")
+    assert stage.delete("t", match="a*").deleted == 0
+    stage.delete("t", before_seq=5)
+    assert stage.delete("t", before_seq=5).deleted == 0
+
+
+def test_the_first_live_seq_moves_only_when_the_front_dies_and_the_evict_floor_never(stage: Stage) -> None:
+    assert stage.delete("t", match="a:1").earliest_seq == 1
+    assert stage.delete("t", match=["tag", "Eq", "a"]).earliest_seq == 3
+    assert stage.delete("t", before_seq=100).earliest_seq == 10
+    assert stage.state("t").evict_floor == 1
+    assert stage.gap("t") is None
+
+
+def test_expired_records_are_not_counted_as_deleted(stage: Stage) -> None:
+    stage.put("t", ttl_ms=100, durability=stage.state("t").config.durability)
+    stage.advance_ms(101)
+    stage.append("t", record_of("new", tag="a"))
+    assert stage.delete("t", match="*").deleted == 1
+
+
+def test_deleting_in_an_absent_topic_creates_none(stage: Stage) -> None:
+    with pytest.raises(TopicNotFound):
+        stage.engine.delete_records("absent", before_seq=1)
+
+
+# --- Point in time ---------------------------------------------------------------------------------------
+
+
+def test_later_records_with_the_tag_survive_also_over_a_replay(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    for durability in ("memory", "disk", "fsync"):
+        stage.put(durability, durability=durability)
+        stage.append(durability, record_of("old", tag="x"), record_of("other"))
+        stage.delete(durability, match="x")
+        stage.append(durability, record_of("new", tag="x"))
+        stage.delete(durability, before_seq=100)
+        stage.append(durability, record_of("newest", tag="x"))
+    stage.crash()
+    for durability in ("memory", "disk", "fsync"):
+        assert stage.values(durability) == ["newest"]
+
+
+def test_records_that_are_not_visible_yet_are_later_records(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.put("t", durability="fsync")
+    stage.append("t", record_of("old", tag="x"))
+    pending = stage.engine.append("t", [record_of("pending", tag="x")])
+    answers = [stage.engine.delete_records("t", match="x"), stage.engine.delete_records("t", before_seq=99)]
+    for answer in (pending, *answers):
+        stage.settle(answer.commit)
+    assert [answer.deleted for answer in answers] == [1, 0]
+    assert stage.values("t") == ["pending"]
+    stage.crash()
+    assert stage.values("t") == ["pending"]
+
+
+@pytest.mark.parametrize("again", ["crash", "restart", "checkpoint and crash", "lose_power"])
+def test_deleted_records_never_return(tmp_path: Path, again: str) -> None:
+    stage = Stage(tmp_path, segment_max_events=4)
+    stage.put("t", durability="fsync")
+    stage.append("t", *[record_of(number, tag="x" if number % 3 else None) for number in range(10)])
+    stage.checkpoint()
+    stage.append("t", *[record_of(number, tag="x" if number % 3 else None) for number in range(10, 15)])
+    stage.delete("t", match="x", before_seq=14)
+    stage.delete("t", before_seq=5)
+    expected = [6, 9, 12, 13, 14]
+    assert stage.values("t") == expected
+    if again == "checkpoint and crash":
+        stage.checkpoint(3)
+        again = "crash"
+    for _ in range(2):
+        getattr(stage, again)()
+        assert stage.values("t") == expected
+        assert stage.gap("t") is None
+
+
+def test_a_delete_of_an_fsync_topic_is_done_when_it_is_synced(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.put("t", durability="fsync")
+    stage.append("t", 1, 2)
+    answer = stage.engine.delete_records("t", before_seq=2)
+    assert not answer.commit.done
+    assert not stage.engine.diff("t").commit.done, "a reader may see the delete before it is kept"
+    stage.settle(answer.commit)
+    assert stage.engine.diff("t").commit.done
+    stage.lose_power()
+    assert stage.values("t") == [2]
+
+
+def test_a_delete_that_cannot_be_logged_removes_nothing(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.put("t")
+    stage.append("t", record_of(1, tag="x"), record_of(2))
+    for selection in ({"match": "x"}, {"before_seq": 3}):
+        stage.disk.fail_when("pwrite", errno.EIO)
+        with pytest.raises(StorageFailed):
+            stage.delete("t", **selection)
+        assert stage.values("t") == [1, 2]
+    stage.crash()
+    assert stage.values("t") == [1, 2]
+
+
+def test_deleted_records_make_room_under_a_cap(stage: Stage) -> None:
+    stage.put("t", cap_records=9, durability=stage.state("t").config.durability)
+    stage.delete("t", match="a:*")
+    stage.append("t", sized(3), sized(3))
+    assert (stage.state("t").count, stage.gap("t")) == (9, None)
+    stage.append("t", sized(3))
+    assert stage.gap("t") == (1, 3, "cap")
+
+
+def test_a_delete_between_pending_batches_does_not_loosen_the_cap(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.put("t", durability="fsync", cap_records=5)
+    stage.append("t", 1, 2, 3, 4, 5)
+    stage.engine.append("t", records([6, 7]))
+    stage.engine.delete_records("t", before_seq=3)
+    last = stage.engine.append("t", records([8, 9]))
+    stage.settle(last.commit)
+    assert stage.values("t") == [5, 6, 7, 8, 9]

@@ -1,0 +1,107 @@
+"""Memory: chunks of ephemeral topics go from the front, payloads of logged topics stay on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everlog.native.frames import FrameBuffer
+from everlog.native.topic_log import Sources, TopicLog
+from everlog.topics.memory import MemoryChunks
+from tests.support.engines import Stage, sized
+
+
+def store(log: TopicLog, chunks: MemoryChunks, *sizes: int) -> int:
+    """Append a batch of records with so many bytes each to the chunks; return its source."""
+    buffer = FrameBuffer()
+    records = [sized(size) for size in sizes]
+    source, offset = chunks.room(TopicLog.append_upper_bound(records, None))
+    log.append(buffer, source, offset, records, 1, 0, None, False)
+    chunks.store(buffer, log.next_seq - 1)
+    return source
+
+
+def is_held(sources: Sources, source: int) -> bool:
+    """Whether the source still has memory."""
+    try:
+        return sources.is_loaded(source)
+    except KeyError:
+        return False
+
+
+def test_chunks_are_freed_from_the_front_and_the_newest_stays() -> None:
+    sources, log = Sources(), TopicLog(1)
+    chunks = MemoryChunks(sources)
+    first, *_, last = [store(log, chunks, 3000) for _ in range(8)]
+    assert first != last
+    chunks.drop_below(1)
+    assert is_held(sources, first)
+    chunks.drop_below(9)
+    assert (is_held(sources, first), is_held(sources, last)) == (False, True)
+    chunks.clear()
+    assert not is_held(sources, last)
+
+
+def test_a_batch_larger_than_a_chunk_gets_one_of_its_own() -> None:
+    sources, log = Sources(), TopicLog(1)
+    chunks = MemoryChunks(sources)
+    small = store(log, chunks, 10)
+    large = store(log, chunks, *[1 << 20] * 3)
+    assert small != large
+    assert log.render(sources, 0, 4, 10, 0, (), False, True, True).delivered == 4
+
+
+@pytest.mark.parametrize("way", ["cap", "ttl", "delete"])
+def test_an_ephemeral_topic_gives_back_what_it_no_longer_holds(way: str) -> None:
+    stage = Stage(None)
+    limits = {"cap": {"cap_records": 10}, "ttl": {"ttl_ms": 5}}.get(way, {})
+    stage.put("t", durability="ephemeral", **limits)
+    chunk_counts = []
+    for _ in range(40):
+        stage.append("t", *[sized(50_000)] * 10)
+        stage.advance_ms(10)
+        if way == "delete":
+            stage.delete("t", before_seq=stage.state("t").head_seq)
+        chunks = stage.engine._core.topics["t"].chunks
+        assert chunks is not None
+        chunk_counts.append(len(chunks._chunks))
+    assert max(chunk_counts) <= 3
+
+
+def test_a_deleted_topic_gives_its_memory_back() -> None:
+    stage = Stage(None)
+    sources = stage.engine._core.sources
+    next_source = sources.add(None)
+    sources.remove(next_source)
+    for _ in range(5):
+        stage.append("t", sized(100_000))
+        stage.delete_topic("t")
+    assert sources.add(None) == next_source
+
+
+def test_the_memory_of_a_logged_topic_is_its_index_and_not_its_payload(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, segment_max_events=20, mapped_bytes_max=1 << 18)
+    for _ in range(5):
+        stage.append("t", *[sized(10_000)] * 40)
+        stage.checkpoint()
+    topic = stage.engine._core.topics["t"]
+    assert stage.state("t").bytes == 2_000_000
+    assert topic.log.index_memory_bytes <= 64 * 1024
+    assert topic.chunks is None
+    assert len(stage.items("t")) == 200
+    store = stage.engine._store
+    assert store is not None
+    assert store.loaded.mapped_bytes <= 1 << 18
+
+
+def test_records_of_a_topic_that_became_persistent_leave_memory_with_the_next_checkpoint(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path)
+    stage.put("t", durability="ephemeral")
+    stage.append("t", *[sized(10_000)] * 100)
+    stage.put("t", durability="disk")
+    stage.checkpoint(2)
+    assert stage.engine._core.topics["t"].chunks is None
+    assert stage.state("t").count == len(stage.items("t")) == 100

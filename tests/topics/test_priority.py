@@ -1,0 +1,66 @@
+"""Effective priority: the decay table, the operator's number, and what counts as consuming."""
+
+from __future__ import annotations
+
+import pytest
+
+from everlog.topics.priority import effective_priority, recency
+from tests.support.engines import Stage
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "bonus"),
+    [(0, 500), (15, 354), (30, 250), (60, 125), (120, 31), (299, 0), (300, 0), (10**6, 0)],
+)
+def test_the_bonus_of_a_consumed_topic_halves_every_half_minute(idle_s: int, bonus: int) -> None:
+    assert recency(idle_s * 1000) == pytest.approx(bonus, abs=1 if idle_s == 299 else 0)
+
+
+def test_the_bonus_never_grows_with_time() -> None:
+    bonuses = [recency(idle_ms) for idle_ms in range(0, 310_000, 97)]
+    assert bonuses == sorted(bonuses, reverse=True)
+    assert all(
+        abs(recency(idle_ms) - 500 * 2 ** (-idle_ms / 30_000)) <= 6 for idle_ms in range(0, 300_000, 97)
+    )
+
+
+def test_a_clock_that_went_back_counts_as_consumed_just_now() -> None:
+    assert recency(-5000) == 500
+
+
+@pytest.mark.parametrize(
+    ("priority", "effective"),
+    [(0, 0), (1000, 1000), (1001, 1000), (-1001, -1000), (-7, -7), (2**31 - 1, 1000)],
+)
+def test_the_operators_number_is_clamped_and_shuts_recency_out(priority: int, effective: int) -> None:
+    assert effective_priority(priority, True, 0) == effective
+    stage = Stage(None)
+    stage.put("t", priority=priority)
+    state = stage.engine.state("t")
+    assert (state.effective_priority, state.config.priority) == (effective, priority)
+
+
+def test_a_topic_that_nobody_has_read_or_that_has_no_automatic_priority_has_none() -> None:
+    assert effective_priority(None, True, None) == 0
+    assert effective_priority(None, False, 0) == 0
+
+
+def test_state_and_diff_refresh_recency_unless_told_not_to() -> None:
+    stage = Stage(None)
+    stage.put("t")
+
+    def priority_now() -> int:
+        return stage.engine.state("t", touch=False).effective_priority
+
+    assert priority_now() == 0
+    assert stage.engine.state("t").effective_priority == 500
+    stage.advance_ms(30_000)
+    assert priority_now() == 250
+    stage.engine.diff("t", touch=False)
+    assert priority_now() == 250
+    stage.engine.diff("t")
+    assert priority_now() == 500
+    stage.append("t", 1)
+    stage.advance_ms(60_000)
+    assert priority_now() == 125
+    assert stage.engine.topics()[0].effective_priority == 125
