@@ -61,6 +61,7 @@ def operations(fs: FaultFs, root: Path) -> Iterator[dict[str, Callable[[], objec
             "fsync": lambda: fs.fsync(fd),
             "fdatasync": lambda: fs.fdatasync(fd),
             "fsync_dir": lambda: fs.fsync_dir(str(root)),
+            "sync_file_system": lambda: fs.sync_file_system(str(root)),
             "msync": lambda: fs.msync(mapping, fd, 0, PAGE, True),
             "rename": lambda: fs.rename(file, other),
             "rename_noreplace": lambda: fs.rename_noreplace(file, fresh),

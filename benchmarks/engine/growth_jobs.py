@@ -115,15 +115,16 @@ def _climb(
         records = point - engine.state(TOPIC).head_seq
         fill_ns = _timed(lambda count=records: samples.fill(engine, TOPIC, source, count)) / records  # type: ignore[misc]
         engine.checkpoint()
+        numbers[0][f"curve_fill_{point}_ns"] = fill_ns  # it is climbed once only
         for number in numbers:
-            number[f"curve_fill_{point}_ns"] = fill_ns
             append_ns = _timed(lambda: samples.fill(engine, TOPIC, source, chunk))
             number[f"curve_append_{point}_ns"] = append_ns / chunk
             number[f"curve_diff_{point}_ns"] = _read_anywhere(engine, generator, chunk)
         memory = Memory.of_this_process()
         peak_mib = max(peak_mib, memory.private_mib)
     samples.check_ends(engine, TOPIC, engine.state(TOPIC).head_seq)
-    return [number | _flatness(number, points) | {"curve_private_mib": peak_mib} for number in numbers]
+    numbers[0]["curve_private_mib"] = peak_mib
+    return [number | _flatness(number, points) for number in numbers]
 
 
 def _flatness(number: Numbers, points: tuple[int, ...]) -> Numbers:
@@ -132,6 +133,7 @@ def _flatness(number: Numbers, points: tuple[int, ...]) -> Numbers:
     return {
         f"curve_{what}_ratio": number[f"curve_{what}_{last}_ns"] / number[f"curve_{what}_{first}_ns"]
         for what in ("fill", "append", "diff")
+        if f"curve_{what}_{first}_ns" in number
     }
 
 

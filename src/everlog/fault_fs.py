@@ -467,6 +467,21 @@ class FaultFs:
             self._inner.fsync_dir(path)
             self._commit(path)
 
+    def sync_file_system(self, path: str) -> None:
+        """See `Fs.sync_file_system`; only what is below the root counts."""
+        with self._call("sync_file_system", path):
+            self._observe_tree(self._root_path, self._root)
+            contents = {
+                node: node.present() for node in list(self._nodes.values()) if isinstance(node, _File)
+            }
+            self._inner.sync_file_system(path)
+            for file, content in contents.items():
+                file.durable[:] = content
+            for operation in self._pending:
+                for change in operation:
+                    change.apply(change.directory.durable)
+            self._pending.clear()
+
     def msync(self, mapping: Syncable, fd: int, offset: int, length: int, wait: bool) -> None:
         """See `Fs.msync`; `fd` must still be open."""
         with self._call("msync", fd):

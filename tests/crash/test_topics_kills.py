@@ -19,7 +19,7 @@ import pytest
 
 from everlog.errors import TopicNotFound
 from everlog.fs import OsFs
-from everlog.topics import Engine, EngineSettings
+from everlog.topics import Engine, EngineSettings, TopicConfig
 from everlog.topics.config import SEQ_RESERVATION, Discard
 from everlog.topics.storage.syncs import InlineSyncs
 from everlog.topics.storage.verify import verify_directory
@@ -30,7 +30,6 @@ from tests.simulation.truth import (
     brief,
     check_whole,
     configure_step,
-    create_step,
     delete_step,
     describe,
     drop_step,
@@ -133,6 +132,11 @@ def live_and_die(plan: WorkerPlan, kind: str, rng: random.Random) -> Lines:
     return lines
 
 
+def creation(config: TopicConfig) -> Step:
+    """A topic comes into being; its epoch is not known yet."""
+    return Step("create", lambda _: ModelTopic(config))
+
+
 class Witness:
     """One topic name over all lives: what was kept, and what was under way when the process died.
 
@@ -162,7 +166,7 @@ class Witness:
         elif isinstance(operation, Put):
             config = operation.config
             self._wanted[number] = {"created": self.now is None}
-            self._take(number, create_step(config) if self.now is None else configure_step(config, now_ms))
+            self._take(number, creation(config) if self.now is None else configure_step(config, now_ms))
         elif isinstance(operation, Drop):
             self._wanted[number] = {"deleted": self.now is not None}
             if self.now is not None:
@@ -178,7 +182,7 @@ class Witness:
     def _begin_append(self, number: int, operation: Append, now_ms: int) -> None:
         created = self.now is None
         if created:
-            self._take(number, create_step(operation.config))
+            self._take(number, creation(operation.config))
         assert self.now is not None
         known = self.now.remembered(operation.key, now_ms)
         if known is not None:
@@ -377,7 +381,7 @@ class Trial:
             return
         engine.close()
         findings = verify_directory(str(self.data_dir), OsFs(), str(self.cold_dir))
-        require_equal("findings", [finding for finding in findings if not finding.is_note], [])
+        require_equal("findings", [finding for finding in findings if not finding.is_note][:3], [])
 
     def _repeat_keys(self, engine: Engine, witness: Witness) -> None:
         """A retry after the crash appends nothing that is there already."""

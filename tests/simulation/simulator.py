@@ -15,17 +15,22 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from everlog.errors import EverlogError, Io, RecordTooLarge, TopicFull, TopicNotEmpty, TopicNotFound
+from everlog.errors import Corrupt, EverlogError, Io, RecordTooLarge, TopicFull, TopicNotEmpty, TopicNotFound
 from everlog.fault_fs import PowerLoss
+from everlog.fs import OsFs
 from everlog.topics import Engine, EngineSettings, TopicConfig
 from everlog.topics.commits import Commit
 from everlog.topics.config import Discard
 from everlog.topics.storage.syncs import InlineSyncs
+from everlog.topics.storage.verify import verify_directory
+from tests.simulation.damage import StoredRecord, flipped, place_in, stored_records
 from tests.simulation.machine import Machine
 from tests.simulation.truth import (
+    Birth,
     Step,
     TopicTruth,
     append_step,
+    brief,
     configure_step,
     create_step,
     delete_step,
@@ -40,6 +45,7 @@ from tests.support.topic_engines import (
     check_diff,
     check_state,
     look,
+    read_all,
     require,
     require_equal,
 )
@@ -50,6 +56,7 @@ TAGS = (None, "a", "a:1", "a:2", "b", "b:1")
 NODES = (None, "n1", "n2")
 KEYS = ("k1", "k2", "k3")
 SETTLE_ROUNDS = 2000
+SYNCED_STEPS = ("create", "configure", "drop")  # kept only when they are on disk, whatever the class
 OPERATIONS_PER_SEED = 120
 _Answer = TypeVar("_Answer")
 
@@ -59,9 +66,10 @@ class SimulationFailure(AssertionError):
 
 
 class Flight(NamedTuple):
-    """An append that the engine has not acknowledged yet."""
+    """A change that the engine has not acknowledged yet; an append has a batch."""
 
     truth: TopicTruth
+    birth: Birth
     steps: list[Step]
     batch: list[ModelRecord]
     commit: Commit
@@ -101,6 +109,7 @@ class Simulation:
         self.windows_ms = {name: self.rng.choice((1000, 120_000)) for name in NAMES}
         self.flights: list[Flight] = []
         self.engine: Engine | None = None
+        self.must_restart = False
         self.how = "clean"
         self.current = "start"
         self.counts: Counter[str] = Counter()
@@ -173,13 +182,7 @@ class Simulation:
         while True:
             self._tell(f"  start after {self.how} stop")
             try:
-                self.engine = Engine.open(
-                    self.data_dir,
-                    self._settings(),
-                    clock=self.machine.clock,
-                    fs=self.machine.fs,
-                    syncs=InlineSyncs(),
-                )
+                self.engine = self._open()
                 self._compare_all()
                 break
             except Io as error:
@@ -189,6 +192,7 @@ class Simulation:
                 self.counts["refused start"] += 1
                 self._tell(f"  refused start: {error}")
         self._calm()
+        self.must_restart = False
         self.how = "killed"  # unless another end of this life is announced
 
     def _calm(self) -> None:
@@ -223,6 +227,7 @@ class Simulation:
         self.machine.flaky.disarm()
         self.machine.fs.restore(self.rng)
         self.how = "power"
+        self._verify()
         if self.rng.random() < 0.2:
             self.machine.plan_power_loss(60)
         self._start()
@@ -232,9 +237,17 @@ class Simulation:
         self._fold()
         self._end_flights()
         self._drop_engine()
+        self._verify()
         if self.rng.random() < 0.2:
             self.machine.plan_power_loss(60)
         self._start()
+
+    def _verify(self) -> None:
+        """Whatever stopped the engine, what it left must look right to `verify`."""
+        if self.rng.random() < 0.3 and os.path.isdir(self.data_dir):
+            found = verify_directory(self.data_dir, OsFs(), self.cold_dir)
+            wrong = [finding for finding in found if self.how == "clean" or not finding.is_note]
+            require(not wrong, f"verify after {self.how} stop: {wrong[:3]}")
 
     def _drop_engine(self) -> None:
         engine, self.engine = self.engine, None
@@ -244,19 +257,90 @@ class Simulation:
 
     def _restart(self) -> None:
         """Stop in good order and start again."""
+        if self._stop():
+            self._verify()
+            self._start()
+        else:
+            self._kill()
+
+    def _stop(self) -> bool:
+        """Stop in good order; False if that failed."""
         self._settle_flights()
         try:
             self.live.close()
         except Io:
             require(self.machine.flaky.failures > 0, "close failed although nothing failed")
-            self._kill()
-            return
+            return False
         self.engine = None
         # If something failed, log files may have stayed, and replaying them is as after a crash.
         self.how = "killed" if self.machine.flaky.failures else "clean"
         for truth in self.truths.values():
             truth.settle()
+        return True
+
+    def _damage(self) -> None:
+        """A flipped bit in stored records or in the only snapshot must be noticed, never be served."""
+        if self.machine.flaky.failures or not self._stop():
+            return self._kill()
+        roots = [self.data_dir] if self.cold_dir is None else [self.data_dir, self.cold_dir]
+        records = stored_records(roots)
+        meta_dir = os.path.join(self.data_dir, "meta")
+        if not records or self.rng.random() < 0.2:
+            (name,) = os.listdir(meta_dir)
+            path = os.path.join(meta_dir, name)
+            offset, bit = self.rng.randrange(os.path.getsize(path)), self.rng.randrange(8)
+            with flipped(path, offset, bit):
+                self._expect_refusal(path, offset)
+        else:
+            record = self.rng.choice(records)
+            offset, bit = place_in(record, self.rng)
+            with flipped(record.path, offset, bit):
+                found = verify_directory(self.data_dir, OsFs(), self.cold_dir)
+                require(bool(found), f"verify does not see bit {bit} at {offset} of {record.path}")
+                self._expect_corrupt(record)
+        self._drop_engine()
         self._start()
+
+    def _open(self) -> Engine:
+        return Engine.open(
+            self.data_dir,
+            self._settings(),
+            clock=self.machine.clock,
+            fs=self.machine.fs,
+            syncs=InlineSyncs(),
+        )
+
+    def _expect_refusal(self, path: str, offset: int) -> None:
+        try:
+            self.engine = self._open()
+        except EverlogError:
+            return
+        raise Mismatch(f"the engine started although byte {offset} of {path} is damaged")
+
+    def _expect_corrupt(self, record: StoredRecord) -> None:
+        """No start, or an error at the damaged record and everything before it unharmed."""
+        try:
+            self.engine = self._open()
+        except Corrupt:
+            return
+        self.how = "killed"
+        for truth in self.truths.values():
+            wanted = [] if truth.now is None else truth.now.records
+            damaged = [r for r in wanted if (r.seq, r.ts, r.data) == (record.seq, record.ts, record.data)]
+            if not damaged or self._is_expired(truth, damaged[0]):
+                continue
+            records: list[ModelRecord] = []
+            try:
+                read_all(self.live, truth.name, records)
+            except Corrupt:
+                complete = [r for r in wanted if r.seq < record.seq and not self._is_expired(truth, r)]
+                require_equal(f"{truth.name} before the damage", brief(records), brief(complete))
+                return
+            raise Mismatch(f"{truth.name} was read although record {record.seq} is damaged: {brief(records)}")
+
+    def _is_expired(self, truth: TopicTruth, record: ModelRecord) -> bool:
+        ttl_ms = truth.now.config.ttl_ms if truth.now else 0
+        return bool(ttl_ms) and self.machine.now_ms - record.ts > ttl_ms
 
     def _recover_twice(self) -> None:
         """Recovery of what recovery left must change nothing."""
@@ -286,7 +370,10 @@ class Simulation:
         except Io as error:
             require(self.machine.flaky.failures > 0, f"{name} failed although nothing failed: {error}")
             self.counts["failed operations"] += 1
-        if self.machine.flaky.failures and self.rng.random() < 0.15:
+        if self.must_restart:
+            self._say("kill after failure")
+            self._kill()
+        elif self.machine.flaky.failures and self.rng.random() < 0.15:
             self._say("restart after failure")
             self.rng.choice((self._kill, self._restart))()
 
@@ -355,7 +442,8 @@ class Simulation:
             # Which of the two comes first, the topic or the refusal of the batch, is left open.
             config = msgspec.structs.replace(config or self._some_config(truth.name), discard=Discard.OLD)
             state = ModelTopic(config)
-            creation = [create_step(config)]
+            truth.begin_instance()
+            creation = [create_step(config, truth.birth)]
         known = state.remembered(key, now_ms)
         state.sweep(now_ms)
         batch = state.stored(drafts, state.head + 1, now_ms, node)
@@ -368,8 +456,6 @@ class Simulation:
         plan = self._plan_append(truth)
         steps: list[Step] = []
         if plan.refusal is None and plan.known is None:
-            if plan.creation:
-                truth.begin_instance()
             steps = [*plan.creation, append_step(plan.batch, plan.now_ms, plan.key)]
             truth.note_written(plan.batch)
         for step in steps:
@@ -400,7 +486,7 @@ class Simulation:
         wanted = (batch[0].seq, len(batch), batch[-1].seq, bool(plan.creation), False)
         require_equal(f"append to {truth.name} (first seq, count, head, created, deduped)", found, wanted)
         self._tell(f"  {truth.name} {steps[-1].what} key {plan.key}")
-        self.flights.append(Flight(truth, steps, batch, answer.commit, bool(plan.creation)))
+        self.flights.append(Flight(truth, truth.birth, steps, batch, answer.commit, bool(plan.creation)))
 
     def _refusal(
         self, state: ModelTopic, batch: list[ModelRecord], may_not_create: bool, is_known: bool
@@ -449,13 +535,21 @@ class Simulation:
         self.flights = [flight for flight in self.flights if not flight.commit.done]
         for flight in decided:
             truth = flight.truth
-            if flight.commit.error is not None:
+            if flight.commit.error is None:
+                for step in flight.steps:
+                    truth.keep(step, synced=step.what in SYNCED_STEPS)
+                truth.note_acked(flight.birth, flight.batch)
+            elif flight.batch:
                 truth.highest_failed = max(truth.highest_failed, flight.batch[-1].seq)
                 self._fail_append(truth, flight.steps, flight.created)
-                continue
-            for step in flight.steps:
-                truth.keep(step, synced=flight.created and step is flight.steps[0])
-            truth.note_acked(flight.batch)
+            else:
+                self._fail_change(truth, flight.steps[0])
+
+    def _fail_change(self, truth: TopicTruth, step: Step) -> None:
+        """A delete failed: readers of this life may see it or not. Only a restart tells."""
+        self._tell(f"  {truth.name} {step.what} FAILED")
+        truth.fail(step)
+        self.must_restart = True
 
     def _fail_append(self, truth: TopicTruth, steps: list[Step], created: bool) -> None:
         """An append failed; if it was to create its topic, that may have worked by itself."""
@@ -463,7 +557,8 @@ class Simulation:
         self._tell(f"  {truth.name} {[step.what for step in steps]} FAILED")
         for step in steps:
             truth.fail(step)
-        if created and steps and truth.name in [state.topic for state in self.live.topics()]:
+        is_there = truth.name in [state.topic for state in self.live.topics()]
+        if created and steps and truth.now is None and is_there:
             truth.keep(steps[0], synced=True)
 
     def _end_flights(self) -> None:
@@ -484,8 +579,7 @@ class Simulation:
             truth.forget(step)
             raise
         self._tell(f"  {truth.name} {step.what} kept")
-        synced = step.what in ("create", "configure", "drop")
-        truth.keep(step, synced=synced)
+        truth.keep(step, synced=step.what in SYNCED_STEPS)
 
     def _put(self) -> None:
         self._settle_flights()
@@ -494,7 +588,7 @@ class Simulation:
         is_new = truth.now is None
         if is_new:
             truth.begin_instance()
-        step = create_step(config) if is_new else configure_step(config, self.machine.now_ms)
+        step = create_step(config, truth.birth) if is_new else configure_step(config, self.machine.now_ms)
 
         def put() -> Commit:
             answer = self.live.put_topic(truth.name, config)
@@ -506,38 +600,80 @@ class Simulation:
 
     def _delete(self) -> None:
         self._settle_flights()
-        truth, rng = self._some_truth(), self.rng
-        if truth.now is None:
-            return
-        before_seq = rng.choice(
-            (None, truth.now.head - rng.randint(-3, 20), truth.now.earliest + rng.randint(0, 4))
-        )
+        truth = self._some_truth()
+        if truth.now is not None:
+            self._submit_delete(truth)
+            self._settle_flights()
+            if not self.must_restart:
+                self._check(truth)
+
+    def _submit_delete(self, truth: TopicTruth) -> None:
+        """Delete records of those that can be seen now, and leave that in flight."""
+        self._fold()
+        rng, now, now_ms = self.rng, truth.now, self.machine.now_ms
+        assert now is not None
+        before_seq = rng.choice((None, now.head - rng.randint(-3, 20), now.earliest + rng.randint(0, 4)))
         before_seq = None if before_seq is None else max(0, before_seq)
         match: Match = rng.choice(
             (None, ("Eq", "a"), ("Eq", "b:1"), ("Glob", "a*"), ("Glob", "a:*"), ("Glob", "*"))
         )
         if before_seq is None and match is None:
-            before_seq = truth.now.earliest + 1
-        now_ms = self.machine.now_ms
-        planned = truth.now.clone()
+            before_seq = now.earliest + 1
+        bound = now.head + 1
+        step = delete_step(bound if before_seq is None else min(before_seq, bound), match, now_ms)
+        is_alone = not truth.has_open
+        planned = now.clone()
         removed = planned.delete(before_seq, match, now_ms)
-
-        def delete() -> Commit:
+        truth.begin(step)
+        try:
             answer = self.live.delete_records(
                 truth.name, before_seq=before_seq, match=None if match is None else ("tag", *match)
             )
+        except Io:
+            self._fail_change(truth, step)
+            raise
+        self._tell(f"  {truth.name} {step.what}")
+        self.flights.append(Flight(truth, truth.birth, [step], [], answer.commit, False))
+        if is_alone:
             found = (answer.deleted, answer.earliest_seq, answer.head_seq, answer.count, answer.bytes)
             wanted = (removed, planned.earliest, planned.head, len(planned.records), planned.bytes)
             require_equal("delete (deleted, earliest, head, count, bytes)", found, wanted)
-            return answer.commit
 
+    def _mix(self) -> None:
+        """Appends, deletes, and topics made anew, none of them waiting for the one before."""
+        self._settle_flights()
+        for _ in range(self.rng.randint(3, 8)):
+            truth = self._some_truth()
+            chance = self.rng.random()
+            self._fold()
+            if self.must_restart or truth.now is None:
+                continue
+            if chance < 0.5:
+                self._submit_append(truth)
+            elif chance < 0.75 and not truth.is_changing:
+                self._submit_delete(truth)
+            elif chance < 0.85 and truth.is_logged and not truth.has_open:
+                self._submit_drop(truth)
+                if self.rng.random() < 0.7:
+                    self._submit_append(truth)
+            elif chance < 0.95:
+                self.live.write()
+            else:
+                self._drive()
+        self._settle_flights()
+        if not self.must_restart:
+            self._check_all()
+
+    def _submit_drop(self, truth: TopicTruth) -> None:
+        step = drop_step()
+        truth.begin(step)
         try:
-            self._commit(truth, delete_step(before_seq, match, now_ms), delete)
+            answer = self.live.delete_topic(truth.name)
         except Io:
-            # Written but not synced: readers of this life may see it or not. Only a restart tells.
-            self._kill()
-            return
-        self._check(truth)
+            self._fail_change(truth, step)
+            raise
+        self._tell(f"  {truth.name} drop")
+        self.flights.append(Flight(truth, truth.birth, [step], [], answer.commit, False))
 
     def _delete_topic(self) -> None:
         self._settle_flights()
@@ -649,7 +785,8 @@ class Simulation:
 
 OPERATIONS = (
     ("append", 30),
-    ("burst", 14),
+    ("burst", 10),
+    ("mix", 8),
     ("delete", 8),
     ("put", 6),
     ("delete_topic", 2),
@@ -662,6 +799,7 @@ OPERATIONS = (
     ("kill", 2),
     ("restart", 2),
     ("recover_twice", 1),
+    ("damage", 1),
     ("power", 4),
     ("failure", 3),
     ("disk_full", 1),

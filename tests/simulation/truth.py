@@ -40,9 +40,17 @@ def _existing(state: State) -> ModelTopic:
     return state
 
 
-def create_step(config: TopicConfig) -> Step:
+@dataclass
+class Birth:
+    """One instance of a topic; its epoch is 0 as long as nobody has asked for it."""
+
+    number: int = 0
+    epoch: int = 0
+
+
+def create_step(config: TopicConfig, birth: Birth) -> Step:
     """The topic comes into being."""
-    return Step("create", lambda _: ModelTopic(config))
+    return Step("create", lambda _: ModelTopic(config, birth.epoch))
 
 
 def configure_step(config: TopicConfig, now_ms: int) -> Step:
@@ -119,8 +127,9 @@ class TopicTruth:
         self.highest_failed = 0
         self.head_may_jump = False
         self.floor_may_jump = False
+        self.birth = Birth()
         self.written: set[ModelRecord] = set()
-        self.acked_seqs: set[int] = set()
+        self._acked_seqs: set[tuple[int, int]] = set()
 
     @property
     def is_logged(self) -> bool:
@@ -131,6 +140,13 @@ class TopicTruth:
     def has_open(self) -> bool:
         """Whether the engine has not decided about some step."""
         return any(entry.status == "open" for entry in self._entries)
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether the topic is about to be deleted or made, so that `now` is not the instance that counts."""
+        return any(
+            entry.status == "open" and entry.step.what in ("create", "drop") for entry in self._entries
+        )
 
     def planned(self) -> State:
         """The state once everything in flight is kept; a copy."""
@@ -202,20 +218,20 @@ class TopicTruth:
 
     def begin_instance(self) -> None:
         """A new instance is about to be made; everything known of the one before is over."""
+        self.birth = Birth(self.birth.number + 1)
         if self._entries:
-            return  # an earlier attempt failed; what it tried may still come
+            return  # an earlier one is not over yet, or failed, so that it may still come
         self.saved_head = self.highest_failed = 0
         self.head_may_jump = self.floor_may_jump = False
         self.written.clear()
-        self.acked_seqs.clear()
 
     def learn_epoch(self, epoch: int) -> None:
         """The epoch of the visible instance, as the engine reports it."""
         assert self.now is not None
         if self.now.epoch == 0:
             require(epoch > self.last_epoch, f"topic {self.name}: epoch {epoch} after {self.last_epoch}")
-            self.now.epoch = epoch
-            if self._base is not None and not self._entries:
+            self.birth.epoch = self.now.epoch = epoch
+            if self._base is not None and self._base.epoch == 0:
                 self._base.epoch = epoch
         require_equal(f"epoch of {self.name}", epoch, self.now.epoch)
         self.last_epoch = epoch
@@ -224,13 +240,13 @@ class TopicTruth:
         """These records were handed to the engine."""
         self.written.update(batch)
 
-    def note_acked(self, batch: list[ModelRecord]) -> None:
-        """These seqs were given out; on a logged class never again."""
-        seqs = {record.seq for record in batch}
+    def note_acked(self, birth: Birth, batch: list[ModelRecord]) -> None:
+        """These seqs were given out in this instance; on a logged class never again."""
+        given = {(birth.number, record.seq) for record in batch}
         if self.is_logged:
-            again = sorted(seqs & self.acked_seqs)
+            again = sorted(given & self._acked_seqs)
             require(not again, f"topic {self.name}: seqs {again} were given out a second time")
-        self.acked_seqs |= seqs
+        self._acked_seqs |= given
 
     def _note_configuration(self) -> None:
         if self.now is not None:
@@ -363,7 +379,7 @@ def check_whole(seen: Seen) -> None:
 
 def brief(value: object) -> str:
     """A value of `Seen` in few words: records by their seqs."""
-    if isinstance(value, tuple) and value and isinstance(value[0], ModelRecord):
+    if isinstance(value, tuple | list) and value and isinstance(value[0], ModelRecord):
         return "records " + ranges([record.seq for record in value])
     return repr(value)
 

@@ -134,15 +134,14 @@ def parse_records(text: bytes) -> list[ModelRecord]:
     ]
 
 
-def read_all(engine: Engine, name: str) -> list[ModelRecord]:
-    """Read a topic from the beginning to its head."""
-    records: list[ModelRecord] = []
+def read_all(engine: Engine, name: str, records: list[ModelRecord]) -> None:
+    """Read a topic from the beginning to its head into `records`, which has what came before an error."""
     cursor = 0
     while True:
         answer = ask_diff(engine, name, Query(cursor, PAGE, max_batch_bytes=8 << 20))
         records += parse_records(answer.records)
         if answer.caught_up:
-            return records
+            return
         require(answer.next_from_seq > cursor, f"topic {name}: a read from {cursor} does not move the cursor")
         cursor = answer.next_from_seq
 
@@ -166,8 +165,9 @@ def _floor(engine: Engine, name: str, head: int, reasons: tuple[str, ...]) -> in
 
 def look(engine: Engine, name: str) -> Seen | None:
     """Find out everything about a topic, as a reader can; None if there is none."""
+    records: list[ModelRecord] = []
     try:
-        records = tuple(read_all(engine, name))
+        read_all(engine, name, records)
     except TopicNotFound:
         return None
     state = ask_state(engine, name)
@@ -185,7 +185,7 @@ def look(engine: Engine, name: str) -> Seen | None:
         state.bytes,
         floors[0],
         floors[1],
-        records,
+        tuple(records),
     )
 
 

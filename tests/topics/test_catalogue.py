@@ -151,8 +151,8 @@ def test_a_change_that_is_kept_is_done_even_if_its_floor_cannot_be_logged(tmp_pa
     stage.engine.poll()
     assert change.commit.done
     assert change.commit.error is None
-    stage.settle(change.commit)
-    assert (stage.values("t"), stage.gap("t")) == ([2], (1, 1, "cap"))
+    stage.append("t", 3)
+    assert (stage.values("t"), stage.gap("t")) == ([3], (1, 2, "cap"))
 
 
 # --- State -----------------------------------------------------------------------------------------------

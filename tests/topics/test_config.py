@@ -57,7 +57,8 @@ def test_an_explicit_class_wins_over_the_flag_and_the_flag_is_made_to_agree(
 @pytest.mark.parametrize("field", U64_FIELDS)
 @pytest.mark.parametrize(("value", "is_allowed"), [(0, True), (2**64 - 1, True), (-1, False), (2**64, False)])
 def test_numbers_are_unsigned_64_bit(field: str, value: int, is_allowed: bool) -> None:
-    config = TopicConfig(**{field: value})
+    fields: dict[str, Any] = {field: value}
+    config = TopicConfig(**fields)
     if is_allowed:
         assert getattr(config.resolved("t"), field) == value
     else:
@@ -90,7 +91,8 @@ def test_a_priority_is_a_signed_32_bit_number_and_stored_as_sent(priority: int, 
     ],
 )
 def test_lease_times_are_clamped_when_stored(field: str, sent: int, stored: int) -> None:
-    assert getattr(TopicConfig(**{field: sent}).resolved("t"), field) == stored
+    fields: dict[str, Any] = {field: sent}
+    assert getattr(TopicConfig(**fields).resolved("t"), field) == stored
 
 
 @pytest.mark.parametrize("dead_letter", ["t", "", "-x", "a b", "x" * 256])

@@ -182,8 +182,8 @@ def test_records_that_are_not_visible_yet_are_later_records(tmp_path: Path) -> N
     stage.append("t", record_of("old", tag="x"))
     pending = stage.engine.append("t", [record_of("pending", tag="x")])
     answers = [stage.engine.delete_records("t", match="x"), stage.engine.delete_records("t", before_seq=99)]
-    for answer in (pending, *answers):
-        stage.settle(answer.commit)
+    for commit in (pending.commit, *(answer.commit for answer in answers)):
+        stage.settle(commit)
     assert [answer.deleted for answer in answers] == [1, 0]
     assert stage.values("t") == ["pending"]
     stage.crash()

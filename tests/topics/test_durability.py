@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from everlog.errors import Closed, DataDirInUse, ReadOnly, StorageFailed
-from everlog.topics import Engine, TopicConfig, record_of
+from everlog.errors import Closed, DataDirInUse, Io, ReadOnly, RecordTooLarge, StorageFailed
+from everlog.topics import Durability, Engine, TopicConfig, record_of
 from everlog.topics.storage.syncs import ThreadSyncs
 from tests.support.engines import Stage, records, sized
 from tests.support.topic_engines import UnsyncedFs
@@ -293,6 +294,82 @@ def test_a_topic_that_was_ephemeral_for_a_while_keeps_what_was_safe_before(tmp_p
     assert stage.values("t") == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("selection", [{"match": "x"}, {"before_seq": 2}])
+def test_records_deleted_while_a_topic_was_ephemeral_never_return(
+    tmp_path: Path, selection: dict[str, Any]
+) -> None:
+    stage = Stage(tmp_path)
+    stage.put("t", durability="fsync")
+    stage.append("t", record_of(1, tag="x"), record_of(2))
+    stage.put("t", durability="ephemeral")
+    stage.delete("t", **selection)
+    stage.put("t", durability="fsync")
+    stage.crash()
+    assert stage.values("t") == [2]
+
+
+def test_an_empty_topic_that_becomes_persistent_keeps_its_head(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.put("t", durability="ephemeral")
+    stage.append("t", 1, 2, 3)
+    stage.delete("t", before_seq=9)
+    stage.put("t", durability="fsync")
+    stage.crash()
+    assert (stage.state("t").head_seq, stage.append("t", 4).first_seq) == (3, 4)
+    stage.restart()
+    assert stage.seqs("t") == [4]
+
+
+def test_operations_behind_a_pending_change_of_class_are_kept_with_it(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.put("t", durability="ephemeral")
+    stage.append("t", record_of(1, tag="x"), record_of(2))
+    change = stage.engine.put_topic("t", TopicConfig(durable=True))
+    stage.engine.delete_records("t", match="x")
+    appended = stage.engine.append("t", records([3]))
+    stage.settle(change.commit)
+    stage.settle(appended.commit)
+    assert stage.values("t") == [2, 3]
+    stage.crash()
+    assert stage.values("t") == [2, 3]
+
+
+def test_the_head_never_goes_back_when_a_topic_becomes_ephemeral_with_a_batch_on_its_way(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path)
+    stage.put("t", durability="fsync")
+    change = stage.engine.put_topic("t", TopicConfig(durability=Durability.EPHEMERAL))
+    stage.engine.write()
+    first = stage.engine.append("t", records([1]))
+    while not change.commit.done:
+        stage.engine.poll()
+    second = stage.engine.append("t", records([2]))
+    heads = [visible(stage, "t")]
+    for answer in (second, first):
+        stage.settle(answer.commit)
+        heads.append(visible(stage, "t"))
+    assert heads == sorted(heads)
+    assert stage.values("t") == [1, 2]
+
+
+@pytest.mark.parametrize("operation", ["pwrite", "fdatasync"])
+def test_a_topic_whose_change_of_class_fails_is_as_it_was(tmp_path: Path, operation: str) -> None:
+    stage = Stage(tmp_path)
+    stage.put("t", durability="ephemeral")
+    stage.append("t", 1, 2)
+    stage.disk.fail_when(operation, errno.EIO)
+    with pytest.raises(StorageFailed):
+        stage.put("t", durability="fsync")
+    assert stage.state("t").config.durability == "ephemeral"
+    assert stage.append("t", 3).commit.done
+    assert stage.values("t") == [1, 2, 3]
+    if operation == "pwrite":
+        stage.put("t", durability="fsync")
+        stage.crash()
+        assert stage.values("t") == [1, 2, 3]
+
+
 # --- Failures --------------------------------------------------------------------------------------------
 
 
@@ -351,6 +428,27 @@ def test_after_a_failed_sync_nothing_that_was_acknowledged_is_lost(stage: Stage)
     stage.lose_power()
     assert stage.values("fsync") in ([0, 1], [0, 1, 2])
     assert stage.append("fsync", 3).commit.done
+
+
+def test_a_refused_batch_leaves_no_trace_in_the_log(stage: Stage) -> None:
+    stage.put("t", durability="disk", discard="reject", cap_bytes=10)
+    with pytest.raises(RecordTooLarge):
+        stage.engine.append("t", [sized(11)], idempotency_key="k")
+    stage.append("memory", 1)
+    stage.crash()
+    assert stage.state("t").head_seq == 0
+    assert not stage.append("t", 1, idempotency_key="k").deduped
+    follower = stage.engine.append("t", records([2]))
+    stage.engine.write()
+    assert follower.commit.done, "the ceiling of the first batch covers it"
+
+
+def test_a_stop_whose_snapshot_fails_says_so_and_loses_nothing(stage: Stage) -> None:
+    stage.disk.fail_when("rename", errno.ENOSPC, path="snapshot-")
+    with pytest.raises(Io):
+        stage.engine.close()
+    stage.open_with()
+    assert [stage.values(durability) for durability in LOGGED] == [[0], [0], [0]]
 
 
 def test_one_read_only_shard_does_not_stop_the_others(tmp_path: Path) -> None:

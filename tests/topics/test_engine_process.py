@@ -253,7 +253,7 @@ class FullFs(OsFs):
         self._check()
         super().allocate(fd, length)
 
-    def pwrite(self, fd: int, data: bytes, offset: int) -> None:
+    def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
         """Fail if full."""
         self._check()
         super().pwrite(fd, data, offset)

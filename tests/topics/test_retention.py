@@ -192,6 +192,19 @@ def test_a_floor_that_cannot_be_synced_fails_every_call_that_would_show_it(stage
             stage.diff("t")
 
 
+def test_a_floor_of_the_cap_is_shown_only_when_it_or_a_reserve_ahead_of_it_is_synced(stage: Stage) -> None:
+    stage.put("t", cap_records=32, durability="disk")
+    stage.append("t", *range(32))
+    waited = []
+    for number in range(8):
+        answer = stage.engine.append("t", records([number]))
+        stage.engine.write()
+        waited.append(not answer.commit.done)
+        stage.settle(answer.commit)
+    assert waited[0], "nothing was reserved before the first eviction"
+    assert 1 <= sum(waited) <= 3
+
+
 # --- Restarts --------------------------------------------------------------------------------------------
 
 

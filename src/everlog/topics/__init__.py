@@ -4,7 +4,15 @@ from everlog.topics.commits import Commit
 from everlog.topics.config import Discard, Durability, EngineSettings, TopicConfig, TopicType
 from everlog.topics.engine import Engine
 from everlog.topics.records import NewRecord, record_of
-from everlog.topics.results import Appended, Diff, RecordsDeleted, Tombstone, TopicDeleted, TopicPut
+from everlog.topics.results import (
+    Appended,
+    Diff,
+    EngineCounts,
+    RecordsDeleted,
+    Tombstone,
+    TopicDeleted,
+    TopicPut,
+)
 from everlog.topics.topic import TopicState
 
 __all__ = [
@@ -14,6 +22,7 @@ __all__ = [
     "Discard",
     "Durability",
     "Engine",
+    "EngineCounts",
     "EngineSettings",
     "NewRecord",
     "RecordsDeleted",

@@ -22,7 +22,7 @@ from everlog.topics.config import (
 from everlog.topics.core import CONTROL_ROOM, Core, floor_commit
 from everlog.topics.entries import BatchEntry, ChangeEntry, ceiling_entry, reserve_entry
 from everlog.topics.memory import MemoryChunks
-from everlog.topics.records import NewRecord
+from everlog.topics.records import AnyRecord
 from everlog.topics.results import Appended
 from everlog.topics.retention import EvictionPlan, check_room, has_caps, plan_caps, reservation
 from everlog.topics.storage.control import EvictWatermark, HeadWatermark, IdempotencyKey, encode
@@ -48,7 +48,7 @@ class Batch:
 def append(
     core: Core,
     name: str,
-    records: list[NewRecord],
+    records: list[AnyRecord],
     node: str | None,
     key: str | None,
     create: bool | None,
@@ -151,7 +151,7 @@ def _frame_into_log(core: Core, batch: Batch) -> BatchEntry:
     try:
         if batch.created:
             companions.append(frame_create(core, shard, topic))
-        frames = _frame_key_and_ceiling(shard, batch, companions)
+        frames = len(companions) + _frame_key_and_ceiling(shard, batch, companions)
         size = log.append(
             buffer,
             shard.shard.source,

@@ -94,7 +94,6 @@ def frame_create(core: Core, shard: ShardLog, topic: Topic) -> ChangeEntry:
     """Write the frame of a new topic; the entry is for the caller to gather."""
     payload = encode(TopicCreate(topic.name, topic.epoch, topic.config))
     shard.buffer.append_control(FrameType.TOPIC_CREATE, 0, topic.topic_id, 0, core.now_ms(), payload)
-    shard.shard.frames_gathered += 1
     topic.pending_syncs += 1
     topic.create_pending = True
 
@@ -119,7 +118,7 @@ def log_create(core: Core, topic: Topic) -> Commit:
     shard.reserve(CONTROL_ROOM)
     entry = frame_create(core, shard, topic)
     register(core, topic)
-    shard.gather(entry, 0)
+    shard.gather(entry, 1)
     return entry.commit
 
 

@@ -48,6 +48,7 @@ class ShardLog:
         self._gathered: list[Entry] = []
         self._gathered_from = shard.position
         self._waiting: deque[_Group] = deque()
+        self.depth_peak = 0
 
     @property
     def buffer(self) -> FrameBuffer:
@@ -60,6 +61,11 @@ class ShardLog:
         if self._waiting:
             return self._waiting[0].start
         return self._gathered_from if self._gathered else self.shard.position
+
+    @property
+    def depth(self) -> int:
+        """Entries that are gathered or wait for a sync."""
+        return len(self._gathered) + sum(len(group.entries) for group in self._waiting)
 
     def reserve(self, size: int) -> None:
         """Make room for `size` bytes of frames; entries gathered before may be committed or failed by it."""
@@ -80,6 +86,7 @@ class ShardLog:
             self._gathered_from = self.shard.position
         self.shard.frames_gathered += frames
         self._gathered.append(entry)
+        self.depth_peak = max(self.depth_peak, len(self._gathered))
 
     def write(self) -> None:
         """Write what is gathered; failures reach the entries, not the caller."""

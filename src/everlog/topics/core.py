@@ -61,8 +61,17 @@ class Core:
         return number
 
     def is_logged(self, topic: Topic) -> bool:
-        """Whether records of this topic go into the log."""
-        return bool(self.shards) and (topic.durability is not Durability.EPHEMERAL or topic.logs_ahead)
+        """Whether records of this topic go into the log.
+
+        An ephemeral one waits for its older batches there, so that records become visible in order.
+        """
+        if topic.durability is not Durability.EPHEMERAL:
+            return bool(self.shards)
+        return bool(self.shards) and (topic.logs_ahead or topic.pending_count > 0)
+
+    def logs_changes(self, topic: Topic) -> bool:
+        """Whether floors and deletes of this topic go into the log: it has, or will have, records there."""
+        return self.is_logged(topic) or (bool(self.shards) and topic.logged_seq >= topic.log.first_live)
 
     def writable_shard(self, topic: Topic) -> ShardLog:
         """The shard of a topic; raises `ReadOnly` if it takes nothing more."""
@@ -118,11 +127,11 @@ class Core:
 
     def log_floor(self, topic: Topic, cap_floor: int, ttl_floor: int) -> None:
         """Log the floors of a topic whose records are logged."""
-        if not self.is_logged(topic):
+        if not self.logs_changes(topic):
             topic.floor_commit = None
             return
         mark = EvictWatermark(cap_floor, ttl_floor, max(cap_floor, topic.reserved_logged))
-        waits = topic.durability is not Durability.MEMORY
+        waits = topic.durability in (Durability.DISK, Durability.FSYNC)
         commit = self.log_change(topic, FrameType.EVICT_WATERMARK, encode(mark), needs_sync=waits)
         topic.floor_commit = commit if waits else None
 

@@ -67,7 +67,7 @@ def delete_records(
     before = bound if before_seq is None else min(before_seq, bound)
     frame = Delete(before, bound) if selector is None else Delete(before, bound, *selector)
     commit = KEPT
-    if core.is_logged(topic):
+    if core.logs_changes(topic):
         waits = topic.durability is Durability.FSYNC
         commit = core.log_change(topic, FrameType.DELETE, encode(frame), needs_sync=waits)
         # Written at once: a delete cannot be taken back, so nothing may happen before it is in the log.

@@ -8,6 +8,7 @@ everything in it; disk work that can wait runs in the lanes of a `SyncRunner`. H
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -19,12 +20,13 @@ from everlog.topics import appending, catalogue, deletion, reading
 from everlog.topics.commits import Commit
 from everlog.topics.config import EngineSettings, TopicConfig
 from everlog.topics.core import Core, floor_commit
-from everlog.topics.records import NewRecord
-from everlog.topics.results import Appended, Diff, RecordsDeleted, TopicDeleted, TopicPut
+from everlog.topics.records import AnyRecord
+from everlog.topics.results import Appended, Diff, EngineCounts, RecordsDeleted, TopicDeleted, TopicPut
 from everlog.topics.storage.checkpoint import Checkpointer
 from everlog.topics.storage.recovery import Progress, open_store
 from everlog.topics.storage.store import RecoveryReport, Store
 from everlog.topics.storage.syncs import InlineSyncs, SyncRunner, ThreadSyncs
+from everlog.topics.storage.wal import WalMetrics
 from everlog.topics.topic import TopicState
 
 NS_PER_S: Final = 1_000_000_000
@@ -94,6 +96,10 @@ class Engine:
             topic.last_read_ts = now_ms
         return topic.state(now_ms)
 
+    def has_topic(self, name: str) -> bool:
+        """Tell whether there is a topic of this name."""
+        return name in self._core.topics
+
     def topics(self, prefix: str = "", after: str | None = None, limit: int = 100) -> list[TopicState]:
         """Report topics in byte order of their names, beginning behind the name `after`."""
         self._check_open()
@@ -102,6 +108,23 @@ class Engine:
         for topic in listed:
             self._core.sweep(topic, now_ms)
         return [topic.state(now_ms) for topic in listed]
+
+    def counts(self) -> EngineCounts:
+        """Count topics, live records and what the log has done; looks at every topic."""
+        topics = self._core.topics.values()
+        wal = WalMetrics()
+        for shard in self._core.shards:
+            wal.add(shard.shard.metrics)
+        return EngineCounts(
+            topics=len(topics),
+            by_class=Counter(topic.durability for topic in topics),
+            records_live=sum(topic.count for topic in topics),
+            bytes_live=sum(topic.bytes for topic in topics),
+            read_only=sum(shard.shard.read_only is not None for shard in self._core.shards),
+            queue_depth=sum(shard.depth for shard in self._core.shards),
+            queue_depth_peak=sum(shard.depth_peak for shard in self._core.shards),
+            wal=wal,
+        )
 
     def floor_commit(self, name: str) -> Commit:
         """What a report about this topic has to wait for before it is shown."""
@@ -112,7 +135,7 @@ class Engine:
     def append(
         self,
         name: str,
-        records: list[NewRecord],
+        records: list[AnyRecord],
         *,
         node: str | None = None,
         idempotency_key: str | None = None,
@@ -170,7 +193,13 @@ class Engine:
     def on_change(self, name: str, callback: Callable[[], None]) -> None:
         """Call back once when the topic has something new or is deleted; register before looking."""
         self._check_open()
-        catalogue.find(self._core, name).waiters.append(callback)
+        catalogue.find(self._core, name).waiters[callback] = None
+
+    def forget_change(self, name: str, callback: Callable[[], None]) -> None:
+        """Take back an `on_change` that has not been called; an absent topic is no error."""
+        topic = self._core.topics.get(name)
+        if topic is not None:
+            topic.waiters.pop(callback, None)
 
     # --- The turn of the loop ----------------------------------------------------------------------------
 
@@ -270,6 +299,7 @@ class Engine:
         self._closed = True
         if self._store is not None:
             self._store.abandon()
+        self._syncs.abandon()
 
     def _load_segment(self, source: int) -> bool:
         assert self._store is not None, "without a data directory there are no segments"

@@ -5,11 +5,23 @@ Owns the shape; sizes and text are checked by the native kernel while it frames 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from everlog.errors import InvalidRecord
+
+
+class RecordLike(Protocol):
+    """What the kernel reads of a record; texts are bytes or anything that exposes bytes."""
+
+    data: Any
+    tag: str | None
+    node: str | None
+    meta: Any
+
+
+AnyRecord = TypeVar("AnyRecord", bound=RecordLike)
 
 
 class NewRecord(msgspec.Struct):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from everlog.topics.commits import Commit
-from everlog.topics.config import TopicConfig
+from everlog.topics.config import Durability, TopicConfig
+from everlog.topics.storage.wal import WalMetrics
 
 
 class TopicPut(msgspec.Struct, frozen=True):
@@ -73,6 +74,19 @@ class Diff(msgspec.Struct, frozen=True):
     def lag(self) -> int:
         """How far the cursor is behind the head."""
         return self.head_seq - self.next_from_seq
+
+
+class EngineCounts(msgspec.Struct, frozen=True):
+    """What an engine holds and has done, for metrics."""
+
+    topics: int = 0
+    by_class: dict[Durability, int] = {}
+    records_live: int = 0
+    bytes_live: int = 0
+    read_only: int = 0
+    queue_depth: int = 0
+    queue_depth_peak: int = 0
+    wal: WalMetrics = msgspec.field(default_factory=WalMetrics)
 
 
 class RecordsDeleted(msgspec.Struct, frozen=True):

@@ -6,7 +6,6 @@ the one thread that owns the engine.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -135,7 +134,7 @@ class Topic:
         self.reserved_durable = 1
         self.floor_commit: Commit | None = None
         self.keys: dict[str, RememberedKey] = {}
-        self.waiters: deque[Callable[[], None]] = deque()
+        self.waiters: dict[Callable[[], None], None] = {}  # in the order in which they came
         self.chunks: MemoryChunks | None = None
         self.saved: SegmentSet | None = None
         self.saved_seq = 0
@@ -194,7 +193,7 @@ class Topic:
 
     def wake(self) -> None:
         """Tell everyone who waits that something is new; each is told once."""
-        waiters, self.waiters = self.waiters, deque()
+        waiters, self.waiters = self.waiters, {}
         for waiter in waiters:
             waiter()
 

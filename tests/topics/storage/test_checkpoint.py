@@ -152,6 +152,21 @@ def test_writes_go_on_while_a_checkpoint_is_running(stage: Stage) -> None:
         assert (stage.values("t"), stage.gap("t")) == ([2, 4, 6, 7], gap)
 
 
+def test_a_record_that_is_deleted_after_it_was_copied_is_marked_by_the_next_checkpoint(stage: Stage) -> None:
+    stage.put("t", durability="fsync")
+    stage.append("t", *[record_of(number, tag="x" if number == 1 else None) for number in range(3)])
+    step(stage)
+    store, syncs = stage.engine._store, stage.engine._syncs
+    assert store is not None
+    syncs.drain(store.checkpoint_lane)  # the copy is made, but not taken over yet
+    stage.engine.delete_records("t", match="x")
+    finish(stage)
+    stage.restart(file_bytes=FILE_BYTES, segment_max_events=4)
+    assert stage.values("t") == [0, 2]
+    stage.crash()
+    assert stage.values("t") == [0, 2]
+
+
 # --- Deleted records -------------------------------------------------------------------------------------
 
 

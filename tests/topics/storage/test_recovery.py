@@ -134,7 +134,7 @@ def fill(stage: Stage) -> list[int]:
     """A topic with evicted, deleted, saved and unsaved records, and two snapshots; returns its seqs."""
     stage.put("t", durability="fsync", cap_records=40)
     for start in range(0, 60, 15):
-        stage.append_each("t", [record_of(start + number, tag=str(number % 5)) for number in range(15)])
+        stage.append_each("t", [sized(300, tag=str(number % 5)) for number in range(15)])
         stage.delete("t", match="3", before_seq=start)
         stage.checkpoint()
     stage.append_each("t", range(5))
@@ -164,8 +164,8 @@ def test_a_damaged_newest_snapshot_falls_back_to_the_older_one_without_any_loss(
 
 
 def test_a_fall_back_works_for_segments_that_were_moved_meanwhile(tmp_path: Path) -> None:
-    settings = {"segment_max_events": 5, "hot_retain_segments": 0, "cold_dir": str(tmp_path / "cold")}
-    stage = Stage(tmp_path, **settings)
+    cold_dir = str(tmp_path / "cold")
+    stage = Stage(tmp_path, segment_max_events=5, hot_retain_segments=0, cold_dir=cold_dir)
     stage.append("t", 1, 2, 3)
     stage.checkpoint()
     stage.append("t", *range(4, 11))
@@ -313,11 +313,9 @@ def test_an_empty_directory_is_a_fresh_start(tmp_path: Path) -> None:
 def test_the_number_of_shards_may_change_between_starts(tmp_path: Path, again: str, checkpoints: int) -> None:
     stage = Stage(tmp_path, shards=1, file_bytes=FILE_BYTES)
     names = [f"t{number}" for number in range(7)]
-    written = 0
-    for shards in (3, 2, 1, 4):
+    for written, shards in enumerate((3, 2, 1, 4), start=1):
         for name in names:
-            stage.append(name, written, config=None)
-        written += 1
+            stage.append(name, written - 1)
         stage.checkpoint(checkpoints)
         getattr(stage, again)(shards=shards, file_bytes=FILE_BYTES)
         assert {name: stage.values(name) for name in names} == {name: list(range(written)) for name in names}

@@ -23,7 +23,7 @@ from everlog.topics.config import Durability
 from everlog.topics.deletion import apply_delete
 from everlog.topics.storage import control, layout, snapshot
 from everlog.topics.storage.layout import FrameType
-from everlog.topics.storage.segment_loading import LoadedSegment, load_segments
+from everlog.topics.storage.segment_loading import LoadedSegment, load_listed, load_segments
 from everlog.topics.storage.segment_store import SegmentPart, delete_topic, list_topics
 from everlog.topics.storage.segments import SegmentSet
 from everlog.topics.storage.store import OldFile, Store
@@ -124,6 +124,8 @@ class _Recovery:
 
     def _load_snapshot(self) -> control.SnapshotBody | None:
         core, store = self._core, self._store
+        # A name may be in the page cache only; what is built on it must not outlive it.
+        core.fs.fsync_dir(store.meta_dir)
         found = snapshot.newest(core.fs, store.meta_dir)
         self._report.rejected_snapshots = [
             f"{rejected.path}: {rejected.reason}" for rejected in found.rejected
@@ -206,8 +208,10 @@ class _Recovery:
     def _load_segments(self, topic: Topic, record: control.TopicRecord) -> None:
         store = self._store
         tier = store.tier_of(topic.topic_id)
-        self._cut_to_snapshot(tier, record)
-        loaded = load_segments(tier, durable_through_seq=record.saved_seq).segments
+        loaded = load_listed(tier, record.segments)
+        if loaded is None:
+            self._cut_to_snapshot(tier, record)
+            loaded = load_segments(tier, durable_through_seq=record.saved_seq).segments
         found = [(segment.first_seq, segment.last_seq, segment.data_bytes) for segment in loaded]
         if found != record.segments:
             missing = sorted(set(record.segments) - set(found)) or sorted(set(found) - set(record.segments))

@@ -9,6 +9,7 @@ off, but refuses to cut what a checkpoint had promised; in all others any mismat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +32,9 @@ _FRAME_FLAGS = layout.FLAG_HAS_TAG | layout.FLAG_HAS_NODE | layout.FLAG_HAS_META
 _SMALLEST_FRAME = layout.SEGMENT_HEADER_SIZE + layout.SEGMENT_TRAILER_SIZE
 
 Entries = NDArray[Any]
+
+# Up to here a plain loop is quicker than arrays: what counts if there are very many small topics.
+_SMALL_INDEX_BYTES = 16 * layout.INDEX_ENTRY_SIZE
 """Index entries with the fields offset, size, ts, flags and zero."""
 
 
@@ -174,6 +178,40 @@ class LoadedSegments(NamedTuple):
 
     segments: list[LoadedSegment]
     cut: Cut | None
+
+
+def load_listed(tier: TopicTier, listed: Sequence[tuple[int, int, int]]) -> list[LoadedSegment] | None:
+    """Read the indexes of hot segments that are exactly as listed: first seq, last seq, bytes of data.
+
+    The quick way for a start after a stop in good order; None if anything is different, then
+    `load_segments` has to look closer.
+    """
+    if not tier.hot.holds_just([first_seq for first_seq, _, _ in listed]):
+        return None
+    if tier.cold is not None and not tier.cold.holds_just([]):
+        return None
+    loaded: list[LoadedSegment] = []
+    for first_seq, last_seq, data_bytes in listed:
+        index_bytes = (last_seq - first_seq + 1) * layout.INDEX_ENTRY_SIZE
+        index = tier.hot.read_index(first_seq, index_bytes, data_bytes)
+        if index is None:
+            return None
+        if len(index) > _SMALL_INDEX_BYTES or not _is_small_index_sound(index, data_bytes):
+            _check_sealed(index, data_bytes, tier.hot.describe(first_seq, SegmentPart.DATA))
+        is_newest = len(loaded) == len(listed) - 1
+        loaded.append(LoadedSegment(first_seq, index, data_bytes, Tier.HOT, sealed=not is_newest))
+    return loaded
+
+
+def _is_small_index_sound(index: bytes, data_bytes: int) -> bool:
+    """Whether entries follow each other without a gap up to the end of the data."""
+    end = 0
+    for offset, size, _, flags in layout.INDEX_ENTRY.iter_unpack(index):
+        if size and offset == end and not flags & ~(_FRAME_FLAGS | layout.INDEX_FLAG_DELETED):
+            end += size
+        else:
+            return False
+    return end == data_bytes
 
 
 def load_segments(tier: TopicTier, *, durable_through_seq: int) -> LoadedSegments:

@@ -105,6 +105,14 @@ class SegmentStore(Protocol):
         """Return everything that is there, leftovers of crashes included."""
         ...
 
+    def holds_just(self, segment_ids: Sequence[int]) -> bool:
+        """Tell whether there are these segments, complete, and nothing else at all."""
+        ...
+
+    def read_index(self, segment_id: int, index_length: int, data_length: int) -> bytes | None:
+        """Return the index if both parts have exactly these lengths, else None."""
+        ...
+
     def remove_leftovers(self, listing: Listing) -> None:
         """Remove temporary files and lone data files, and finish removals that had begun."""
         ...
@@ -288,6 +296,34 @@ class LocalSegmentStore:
             leaving=tuple(sorted(leaving)),
             temporary=tuple(temporary),
         )
+
+    def holds_just(self, segment_ids: Sequence[int]) -> bool:
+        """See `SegmentStore.holds_just`."""
+        with _reported("list", self.directory):
+            try:
+                names = self._fs.listdir(self.directory)
+            except FileNotFoundError:
+                names = []
+        expected = {naming(segment_id) for segment_id in segment_ids for naming in _NAMES.values()}
+        return len(names) == len(expected) and expected.issuperset(names)
+
+    def read_index(self, segment_id: int, index_length: int, data_length: int) -> bytes | None:
+        """See `SegmentStore.read_index`."""
+        fs = self._fs
+        path = self.describe(segment_id, SegmentPart.DATA)
+        with _reported("read", path):
+            fd = fs.open(path, os.O_RDONLY)
+            try:
+                if fs.size(fd) != data_length:
+                    return None
+            finally:
+                fs.close(fd)
+            fd = fs.open(self.describe(segment_id, SegmentPart.INDEX), os.O_RDONLY)
+            try:
+                content = fs.pread(fd, index_length + 1, 0)
+            finally:
+                fs.close(fd)
+        return content if len(content) == index_length else None
 
     def remove_leftovers(self, listing: Listing) -> None:
         """See `SegmentStore.remove_leftovers`."""

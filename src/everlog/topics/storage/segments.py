@@ -122,10 +122,13 @@ class AppendPlan(NamedTuple):
             tier.trim(*self.previous)
 
 
-def write_piece(store: SegmentStore, piece: AppendPiece, data: Buffer, index: Buffer) -> None:
-    """Worker: write one piece and sync it."""
+def write_piece(
+    store: SegmentStore, piece: AppendPiece, data: Buffer, index: Buffer, *, sync: bool = True
+) -> None:
+    """Worker: write one piece and sync it; without `sync` that is left to the caller."""
     store.append(piece.segment_id, piece.data_offset, data, piece.index_offset, index)
-    store.sync(piece.segment_id, created=piece.creates)
+    if sync:
+        store.sync(piece.segment_id, created=piece.creates)
 
 
 class MarkPlan(NamedTuple):

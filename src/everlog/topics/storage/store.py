@@ -194,22 +194,28 @@ class Store:
                 starts.append((shard.shard.prepared_number, 0))
         return Coverage(self._core.next_file_number, starts, positions)
 
-    def trim_log(self, coverage: Coverage) -> None:
-        """Remove the files that a snapshot made unnecessary."""
+    def forget_log(self, coverage: Coverage) -> list[str]:
+        """Let go of the log files that a snapshot made unnecessary, and return their paths."""
+        paths = self._forget_old_files()
         for shard, position in zip(self._core.shards, coverage.positions, strict=True):
-            shard.shard.trim(position)
-        if self.old_files:
-            self.remove_old_files()
+            paths += shard.shard.forget_files(position)
+        return paths
 
-    def remove_old_files(self) -> None:
-        """Remove the log of earlier lives; its records are all in segments."""
+    def _forget_old_files(self) -> list[str]:
+        """Let go of the log of earlier lives; its records are all in segments."""
+        paths = [file.path for file in self.old_files]
+        for file in self.old_files:
+            self._core.sources.remove(file.source)
+        self.old_files = []
+        return paths
+
+    def delete_files(self, paths: list[str]) -> None:
+        """Worker: delete log files durably. It may take long: a large file is many blocks to free."""
         fs = self._core.fs
-        directories = {os.path.dirname(file.path) for file in self.old_files}
-        while self.old_files:
+        for path in paths:
             with suppress(FileNotFoundError):
-                fs.unlink(self.old_files[-1].path)
-            self._core.sources.remove(self.old_files.pop().source)
-        for directory in directories:
+                fs.unlink(path)
+        for directory in {os.path.dirname(path) for path in paths}:
             fs.fsync_dir(directory)
 
     # --- The end -----------------------------------------------------------------------------------------
@@ -220,9 +226,10 @@ class Store:
             for shard in self._core.shards:
                 shard.shard.close()
             if remove_log:
-                self.remove_old_files()
+                paths = self._forget_old_files()
                 for shard in self._core.shards:
-                    shard.shard.trim(_END_OF_LOG)
+                    paths += shard.shard.forget_files(_END_OF_LOG)
+                self.delete_files(paths)
         except OSError as error:
             raise StorageFailed(f"closing the log failed: {error}", error.errno) from error
         finally:

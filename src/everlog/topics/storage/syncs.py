@@ -50,6 +50,10 @@ class SyncRunner(Protocol):
         """Run what was started and stop; `poll` still works, `start` does not."""
         ...
 
+    def abandon(self) -> None:
+        """Forget what was started and is not running yet, and stop; nobody is told anything more."""
+        ...
+
 
 class InlineSyncs:
     """Jobs queue up and run on the owner's thread, in `poll` or `drain`: the same order every time."""
@@ -85,6 +89,12 @@ class InlineSyncs:
         self._jobs = deque(entry for entry in self._jobs if entry[0] != lane)
         for entry in mine:
             self._run(*entry)
+
+    def abandon(self) -> None:
+        """See `SyncRunner.abandon`."""
+        self._closed = True
+        self._jobs.clear()
+        self._finished.clear()
 
     def close(self) -> None:
         """See `SyncRunner.close`."""
@@ -169,6 +179,15 @@ class ThreadSyncs:
         place = self._lanes[lane]
         with self._mutex:
             place.changed.wait_for(lambda: not place.jobs)
+
+    def abandon(self) -> None:
+        """See `SyncRunner.abandon`."""
+        with self._mutex:
+            for lane in self._lanes:
+                while len(lane.jobs) > 1:  # the first one is running
+                    lane.jobs.pop()
+        self.close()
+        self._finished.clear()
 
     def close(self) -> None:
         """See `SyncRunner.close`."""

@@ -427,8 +427,8 @@ class _Verifier:
         ):
             index_offset = place * layout.INDEX_ENTRY_SIZE
             if size == 0:
-                if (offset, flags) != (0, layout.INDEX_FLAG_DELETED) or entries["zero"][place].any():
-                    message = "the entry of a seq without a record has a place or is not marked as deleted"
+                if flags != layout.INDEX_FLAG_DELETED or entries["zero"][place].any():
+                    message = "the entry of a seq without a record is not marked as deleted"
                     self._report(segment, place, segment.index_path, index_offset, "bad_index", message)
                 continue
             if offset != end:

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from everlog.clock import Clock
@@ -76,6 +77,18 @@ class WalMetrics:
         self.fsyncs += 1
         self.fsync_micros_total += micros
         self.fsync_micros_counts[bisect_left(SYNC_MICROS_BOUNDS, micros)] += 1
+
+    def add(self, other: WalMetrics) -> None:
+        """Count what another shard has done as well."""
+        for name in ("frames", "batches", "bytes_written", "rotations", "fsyncs", "fsync_micros_total"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        pairs = zip(self.fsync_micros_counts, other.fsync_micros_counts, strict=True)
+        self.fsync_micros_counts = [own + others for own, others in pairs]
+
+    def cumulative_buckets(self) -> list[tuple[str, float]]:
+        """The histogram as Prometheus counts: syncs up to each bound in microseconds, and all."""
+        bounds = [*map(str, SYNC_MICROS_BOUNDS), "+Inf"]
+        return list(zip(bounds, accumulate(map(float, self.fsync_micros_counts)), strict=True))
 
 
 class _Job:
@@ -436,6 +449,21 @@ class WalShard:
                 error.errno,
             ) from None
         return self._prepared
+
+    def forget_files(self, before: Position) -> list[str]:
+        """Let go of the files wholly before a position and return their paths; the caller deletes them.
+
+        The active file stays whatever the position. Nothing depends on when they are deleted.
+        """
+        paths: list[str] = []
+        while len(self._files) > (0 if self._closed else 1):
+            file = self._files[0]
+            if Position(file.number, file.end) > before:
+                break
+            del self._files[0]
+            self._sources.remove(file.source)
+            paths.append(file.path)
+        return paths
 
     def trim(self, before: Position) -> list[int]:
         """Delete the files wholly before a position and return their numbers; their sources go too.
