@@ -70,6 +70,7 @@ def operations(fs: FaultFs, root: Path) -> Iterator[dict[str, Callable[[], objec
             "rmdir": lambda: fs.rmdir(empty),
             "listdir": lambda: fs.listdir(str(root)),
             "exists": lambda: fs.exists(file),
+            "boot_id": fs.boot_id,
             "try_lock": lambda: fs.try_lock(fd),
             "unlock": lambda: fs.unlock(fd),
         }

@@ -148,6 +148,7 @@ class FaultFs:
         self._rng = random.Random(seed)
         self._mutex = threading.RLock()
         self._calls = 0
+        self._restores = 0
         self._log: deque[Call] = deque(maxlen=self.LOG_LENGTH)
         self._failures: dict[int, int] = {}
         self._tears: set[int] = set()
@@ -231,6 +232,7 @@ class FaultFs:
         Planned faults stay planned and calls keep counting, so that recovery can be hit too.
         """
         with self._mutex:
+            self._restores += 1
             image = self.power_loss_image(rng)
             for entry in os.scandir(self._root_path):
                 if entry.is_dir(follow_symlinks=False):
@@ -529,6 +531,11 @@ class FaultFs:
         """See `Fs.exists`."""
         with self._call("exists", path):
             return self._inner.exists(path)
+
+    def boot_id(self) -> str:
+        """See `Fs.boot_id`; another one after every `restore`."""
+        with self._call("boot_id", self._root_path):
+            return f"simulated {self._seed} {self._restores}"
 
     def try_lock(self, fd: int) -> bool:
         """See `Fs.try_lock`."""

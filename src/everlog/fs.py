@@ -106,6 +106,10 @@ class Fs(Protocol):
         """Tell whether `path` exists."""
         ...
 
+    def boot_id(self) -> str:
+        """Name this run of the machine: as long as it stays the same, nothing written was lost."""
+        ...
+
     def try_lock(self, fd: int) -> bool:
         """Take an exclusive flock without waiting; False if somebody else holds it."""
         ...
@@ -219,6 +223,11 @@ class OsFs:
     def exists(self, path: str) -> bool:
         """See `Fs.exists`."""
         return os.path.exists(path)
+
+    def boot_id(self) -> str:
+        """See `Fs.boot_id`."""
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
 
     def try_lock(self, fd: int) -> bool:
         """See `Fs.try_lock`."""

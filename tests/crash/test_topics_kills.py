@@ -186,7 +186,7 @@ class Witness:
         assert self.now is not None
         known = self.now.remembered(operation.key, now_ms)
         if known is not None:
-            first_seq, count = known.first_seq, known.count
+            first_seq, count = known.first_seq, known.length
         else:
             first_seq, count = self.now.head + 1, operation.count
             batch = self.now.stored(operation.drafts(), first_seq, now_ms, operation.node)
@@ -393,7 +393,7 @@ class Trial:
             if known is not None:
                 again = engine.append(witness.name, [Draft("again").sent()], idempotency_key=key)
                 found = (again.deduped, again.first_seq, again.count)
-                require_equal(f"{witness.name} {key} again", found, (True, known.first_seq, known.count))
+                require_equal(f"{witness.name} {key} again", found, (True, known.first_seq, known.length))
                 self.counts["keys repeated"] += 1
 
 

@@ -92,7 +92,7 @@ class TopicLogMachine(RuleBasedStateMachine):
             self.buffer, source, self.offset, list(batch), self.clock, flags, node, continues
         )
         pushed = [self.twin.append(new, self.clock, node) for new in batch]
-        frames = []
+        frames: list[bytes] = []
         for record in pushed:
             goes_on = CONTINUES if continues or record is not pushed[-1] else 0
             self.in_log[record.seq] = start + sum(map(len, frames))

@@ -210,6 +210,7 @@ def test_frames_that_do_not_fit_their_index_are_reported_when_loaded() -> None:
     for bad in (
         index_entry(1, len(frames[1]), 5, HAS_TAG),
         index_entry(len(frames[0]), len(frames[1]) - 1, 5, HAS_TAG),
+        index_entry(len(frames[0]), len(frames[1]) + 1, 5, HAS_TAG),
         index_entry((1 << 32) - 1, 50, 5, HAS_NODE),
         index_entry(0, len(frames[0]), 5, HAS_TAG),
     ):

@@ -53,7 +53,7 @@ class FlakyFs(UnsyncedFs):
         self.failures += 1
         raise OSError(number, f"{os.strerror(number)} (simulated in {name})")
 
-    def pwrite(self, fd: int, data: bytes, offset: int) -> None:
+    def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
         """Write all, or fail after a part."""
         try:
             self._step("pwrite", needs_space=True)

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
 from everlog.errors import Corrupt, EverlogError, Io, RecordTooLarge, TopicFull, TopicNotEmpty, TopicNotFound
 from everlog.fault_fs import PowerLoss
 from everlog.fs import OsFs
-from everlog.topics import Engine, EngineSettings, TopicConfig
+from everlog.topics import TopicConfig
 from everlog.topics.commits import Commit
 from everlog.topics.config import Discard
-from everlog.topics.storage.syncs import InlineSyncs
 from everlog.topics.storage.verify import verify_directory
 from tests.simulation.damage import StoredRecord, flipped, place_in, stored_records
-from tests.simulation.machine import Machine
+from tests.simulation.lives import NAMES, SYNCED_STEPS, Flight, Lives
 from tests.simulation.truth import (
-    Birth,
     Step,
     TopicTruth,
     append_step,
@@ -44,36 +41,20 @@ from tests.support.topic_engines import (
     ask_state,
     check_diff,
     check_state,
-    look,
     read_all,
     require,
     require_equal,
 )
 from tests.support.topics_model import Draft, Match, ModelKey, ModelRecord, ModelTopic
 
-NAMES = ("eph", "mem", "disk.a", "disk.b", "fsync:a", "fsync:b")
 TAGS = (None, "a", "a:1", "a:2", "b", "b:1")
 NODES = (None, "n1", "n2")
 KEYS = ("k1", "k2", "k3")
-SETTLE_ROUNDS = 2000
-SYNCED_STEPS = ("create", "configure", "drop")  # kept only when they are on disk, whatever the class
 OPERATIONS_PER_SEED = 120
-_Answer = TypeVar("_Answer")
 
 
 class SimulationFailure(AssertionError):
     """A promise was broken; the text says which one and how to see it again."""
-
-
-class Flight(NamedTuple):
-    """A change that the engine has not acknowledged yet; an append has a batch."""
-
-    truth: TopicTruth
-    birth: Birth
-    steps: list[Step]
-    batch: list[ModelRecord]
-    commit: Commit
-    created: bool
 
 
 class AppendPlan(NamedTuple):
@@ -91,30 +72,14 @@ class AppendPlan(NamedTuple):
     refusal: type[EverlogError] | None
 
 
-class Simulation:
-    """All lives of one machine."""
+class Simulation(Lives):
+    """All lives of one machine and what happens in them."""
 
     def __init__(
         self, seed: int, root: str, operations: int = OPERATIONS_PER_SEED, *, verbose: bool = False
     ) -> None:
-        self.seed = seed
-        self.verbose = verbose
+        super().__init__(seed, root, verbose=verbose)
         self.operations = operations
-        self.operation = 0
-        self.rng = random.Random(seed)
-        self.machine = Machine(self.rng, root)
-        self.cold_dir = os.path.join(root, "cold") if self.rng.random() < 0.5 else None
-        self.data_dir = os.path.join(root, "data")
-        self.truths = {name: TopicTruth(name) for name in NAMES}
-        self.windows_ms = {name: self.rng.choice((1000, 120_000)) for name in NAMES}
-        self.flights: list[Flight] = []
-        self.engine: Engine | None = None
-        self.must_restart = False
-        self.how = "clean"
-        self.current = "start"
-        self.counts: Counter[str] = Counter()
-
-    # The course of one simulation.
 
     def run(self) -> Counter[str]:
         """Run to the end; raises `SimulationFailure`."""
@@ -132,154 +97,13 @@ class Simulation:
                 f" --operations {self.operations} --verbose"
             ) from error
         finally:
-            self._drop_engine()
-        return self.counts
-
-    def _guard(self, action: Callable[[], None]) -> None:
-        """Do something; when the power goes, go on after the restart."""
-        try:
-            action()
-        except PowerLoss:
-            while True:
-                try:
-                    self._lose_power()
-                    return
-                except PowerLoss:
-                    self.counts["power lost in recovery"] += 1
-
-    def _say(self, what: str) -> None:
-        self.current = what
-        self.counts[what] += 1
-        self._tell(what)
-
-    def _tell(self, what: object) -> None:
-        if self.verbose:
-            print(
-                f"{self.operation:4} {self.machine.now_ms} call {self.machine.fs.calls}: {what}", flush=True
-            )
-
-    @property
-    def live(self) -> Engine:
-        """The running engine."""
-        assert self.engine is not None
-        return self.engine
-
-    # Lives.
-
-    def _settings(self) -> EngineSettings:
-        return EngineSettings(
-            shards=self.rng.randint(1, 3),
-            file_bytes=self.rng.choice((4096, 16384)),
-            segment_max_events=self.rng.choice((20, 64)),
-            segment_max_bytes=self.rng.choice((2048, 65536)),
-            hot_retain_segments=1,
-            cold_dir=self.cold_dir,
-            snapshot_log_bytes=self.rng.choice((8192, 65536)),
-        )
-
-    def _start(self) -> None:
-        """Open the engine, whatever it takes, and check what is there."""
-        while True:
-            self._tell(f"  start after {self.how} stop")
-            try:
-                self.engine = self._open()
-                self._compare_all()
-                break
-            except Io as error:
-                require(self.machine.flaky.failures > 0, f"no start although nothing failed: {error}")
-                self._drop_engine()
-                self._calm()
-                self.counts["refused start"] += 1
-                self._tell(f"  refused start: {error}")
-        self._calm()
-        self.must_restart = False
-        self.how = "killed"  # unless another end of this life is announced
-
-    def _calm(self) -> None:
-        self.machine.flaky.disarm()
-        self.machine.flaky.failures = 0
-
-    def _compare_all(self) -> None:
-        """Hold every topic against what may be there, and go on from what is."""
-        for truth in self.truths.values():
-            truth.reconcile(look(self.live, truth.name), self.machine.now_ms, self.how)
-        self._check_list()
-
-    def _check_list(self) -> None:
-        expected = sorted(truth.name for truth in self.truths.values() if truth.now is not None)
-        require_equal("topics", [state.topic for state in self.live.topics()], expected)
-        require_equal(
-            "second page",
-            [state.topic for state in self.live.topics(after="eph")],
-            [name for name in expected if name > "eph"],
-        )
-        require_equal(
-            "prefix",
-            [state.topic for state in self.live.topics(prefix="disk")],
-            [name for name in expected if name.startswith("disk")],
-        )
-
-    def _lose_power(self) -> None:
-        self._say("power loss")
-        self._fold()
-        self._end_flights()
-        self._drop_engine()
-        self.machine.flaky.disarm()
-        self.machine.fs.restore(self.rng)
-        self.how = "power"
-        self._verify()
-        if self.rng.random() < 0.2:
-            self.machine.plan_power_loss(60)
-        self._start()
-
-    def _kill(self) -> None:
-        """End the process without a word; the files stay as written."""
-        self._fold()
-        self._end_flights()
-        self._drop_engine()
-        self._verify()
-        if self.rng.random() < 0.2:
-            self.machine.plan_power_loss(60)
-        self._start()
-
-    def _verify(self) -> None:
-        """Whatever stopped the engine, what it left must look right to `verify`."""
-        if self.rng.random() < 0.3 and os.path.isdir(self.data_dir):
-            found = verify_directory(self.data_dir, OsFs(), self.cold_dir)
-            wrong = [finding for finding in found if self.how == "clean" or not finding.is_note]
-            require(not wrong, f"verify after {self.how} stop: {wrong[:3]}")
-
-    def _drop_engine(self) -> None:
-        engine, self.engine = self.engine, None
-        if engine is not None:
             with contextlib.suppress(PowerLoss):
-                engine.abandon()
-
-    def _restart(self) -> None:
-        """Stop in good order and start again."""
-        if self._stop():
-            self._verify()
-            self._start()
-        else:
-            self._kill()
-
-    def _stop(self) -> bool:
-        """Stop in good order; False if that failed."""
-        self._settle_flights()
-        try:
-            self.live.close()
-        except Io:
-            require(self.machine.flaky.failures > 0, "close failed although nothing failed")
-            return False
-        self.engine = None
-        # If something failed, log files may have stayed, and replaying them is as after a crash.
-        self.how = "killed" if self.machine.flaky.failures else "clean"
-        for truth in self.truths.values():
-            truth.settle()
-        return True
+                self._drop_engine()
+        return self.counts
 
     def _damage(self) -> None:
         """A flipped bit in stored records or in the only snapshot must be noticed, never be served."""
+        self.machine.flaky.disarm()
         if self.machine.flaky.failures or not self._stop():
             return self._kill()
         roots = [self.data_dir] if self.cold_dir is None else [self.data_dir, self.cold_dir]
@@ -300,15 +124,6 @@ class Simulation:
                 self._expect_corrupt(record)
         self._drop_engine()
         self._start()
-
-    def _open(self) -> Engine:
-        return Engine.open(
-            self.data_dir,
-            self._settings(),
-            clock=self.machine.clock,
-            fs=self.machine.fs,
-            syncs=InlineSyncs(),
-        )
 
     def _expect_refusal(self, path: str, offset: int) -> None:
         try:
@@ -358,8 +173,6 @@ class Simulation:
         self.machine.flaky.disarm()
         self._kill()
         self._restart()
-
-    # Operations.
 
     def _operate(self) -> None:
         names, weights = zip(*OPERATIONS, strict=True)
@@ -478,7 +291,7 @@ class Simulation:
         require(plan.refusal is None, f"append to {truth.name} was not refused with {plan.refusal}")
         found = (answer.first_seq, answer.count, answer.head_seq, answer.created, answer.deduped)
         if plan.known is not None:
-            first_seq, count = plan.known.first_seq, plan.known.count
+            first_seq, count = plan.known.first_seq, plan.known.length
             wanted = (first_seq, count, first_seq + count - 1, False, True)
             require_equal(f"key {plan.key} of {truth.name} again", found, wanted)
             return
@@ -514,56 +327,6 @@ class Simulation:
         truth.note_written(batch)
         steps[-1] = moved
         return batch
-
-    def _drive(self) -> None:
-        """One turn of the loop that owns the engine."""
-        self.live.write()
-        self.live.poll()
-        self._fold()
-
-    def _settle_flights(self) -> None:
-        for _ in range(SETTLE_ROUNDS):
-            self._drive()
-            if not self.flights:
-                return
-            self.machine.advance_ms(1)
-        raise Mismatch(f"{len(self.flights)} appends are never acknowledged")
-
-    def _fold(self) -> None:
-        """Take over what the engine has decided about the appends in flight."""
-        decided = [flight for flight in self.flights if flight.commit.done]
-        self.flights = [flight for flight in self.flights if not flight.commit.done]
-        for flight in decided:
-            truth = flight.truth
-            if flight.commit.error is None:
-                for step in flight.steps:
-                    truth.keep(step, synced=step.what in SYNCED_STEPS)
-                truth.note_acked(flight.birth, flight.batch)
-            elif flight.batch:
-                truth.highest_failed = max(truth.highest_failed, flight.batch[-1].seq)
-                self._fail_append(truth, flight.steps, flight.created)
-            else:
-                self._fail_change(truth, flight.steps[0])
-
-    def _fail_change(self, truth: TopicTruth, step: Step) -> None:
-        """A delete failed: readers of this life may see it or not. Only a restart tells."""
-        self._tell(f"  {truth.name} {step.what} FAILED")
-        truth.fail(step)
-        self.must_restart = True
-
-    def _fail_append(self, truth: TopicTruth, steps: list[Step], created: bool) -> None:
-        """An append failed; if it was to create its topic, that may have worked by itself."""
-        self.counts["failed appends"] += 1
-        self._tell(f"  {truth.name} {[step.what for step in steps]} FAILED")
-        for step in steps:
-            truth.fail(step)
-        is_there = truth.name in [state.topic for state in self.live.topics()]
-        if created and steps and truth.now is None and is_there:
-            truth.keep(steps[0], synced=True)
-
-    def _end_flights(self) -> None:
-        """What is in flight at a crash stays open in the truth."""
-        self.flights.clear()
 
     def _commit(self, truth: TopicTruth, step: Step, action: Callable[[], Commit]) -> None:
         """Do a change that is not an append and wait for it."""

@@ -8,16 +8,20 @@ import pytest
 
 from tests.simulation.__main__ import run_seed
 
-SEEDS = range(50)
-CRASH_SEEDS = range(1000, 1000 + int(os.environ.get("SIM_SEEDS", "2000")))
+SEEDS = 50
+CRASH_SEEDS = int(os.environ.get("SIM_SEEDS", "2000"))
+FIRST_CRASH_SEED = 1000
+SEEDS_PER_TEST = 10
 
 
-def test_every_promise_holds_whatever_fails() -> None:
-    for seed in SEEDS:
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_PER_TEST))
+def test_every_promise_holds_whatever_fails(first: int) -> None:
+    for seed in range(first, first + SEEDS_PER_TEST):
         run_seed(seed)
 
 
 @pytest.mark.crash
-def test_every_promise_holds_over_many_seeds() -> None:
-    for seed in CRASH_SEEDS:
+@pytest.mark.parametrize("first", range(FIRST_CRASH_SEED, FIRST_CRASH_SEED + CRASH_SEEDS, SEEDS_PER_TEST))
+def test_every_promise_holds_over_many_seeds(first: int) -> None:
+    for seed in range(first, min(first + SEEDS_PER_TEST, FIRST_CRASH_SEED + CRASH_SEEDS)):
         run_seed(seed)

@@ -367,7 +367,7 @@ def check_whole(seen: Seen) -> None:
     """What holds for every topic at any time."""
     seqs = [record.seq for record in seen.records]
     require(seqs == sorted(set(seqs)), f"seqs not ascending: {seqs}")
-    require_equal("count", seen.count, len(seen.records))
+    require_equal("count", seen.live, len(seen.records))
     require_equal("bytes", seen.bytes, sum(record.size for record in seen.records))
     require_equal("earliest", seen.earliest, seqs[0] if seqs else seen.head + 1)
     require(

@@ -46,7 +46,7 @@ class Seen(NamedTuple):
     epoch: int
     head: int
     earliest: int
-    count: int
+    live: int
     bytes: int
     cap_floor: int
     ttl_floor: int
@@ -144,6 +144,13 @@ def read_all(engine: Engine, name: str, records: list[ModelRecord]) -> None:
             return
         require(answer.next_from_seq > cursor, f"topic {name}: a read from {cursor} does not move the cursor")
         cursor = answer.next_from_seq
+
+
+def all_records(engine: Engine, name: str) -> list[ModelRecord]:
+    """Return what a reader of the whole topic gets."""
+    records: list[ModelRecord] = []
+    read_all(engine, name, records)
+    return records
 
 
 def _reason(engine: Engine, name: str, from_seq: int) -> str | None:

@@ -74,7 +74,7 @@ class ModelKey(NamedTuple):
     """What an idempotency key stands for."""
 
     first_seq: int
-    count: int
+    length: int
     ts: int
 
 
@@ -97,7 +97,8 @@ class ModelRead(NamedTuple):
     def cut(self, delivered: int) -> ModelRead:
         """The same read, stopped behind so many records."""
         records, rest = self.records[:delivered], self.records[delivered:]
-        return ModelRead(records, self.tombstone, records[-1].seq, rest[0].seq - 1 if rest else self.next_high)
+        next_high = rest[0].seq - 1 if rest else self.next_high
+        return ModelRead(records, self.tombstone, records[-1].seq, next_high)
 
 
 @dataclass

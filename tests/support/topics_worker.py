@@ -22,7 +22,7 @@ from everlog.clock import SystemClock
 from everlog.errors import EverlogError, RecordTooLarge, TopicFull, TopicNotFound
 from everlog.topics import Engine, EngineSettings, NewRecord, TopicConfig
 from everlog.topics.commits import Commit
-from tests.support.topic_engines import look, read_all
+from tests.support.topic_engines import all_records, look
 from tests.support.topics_model import Draft, Match, ModelRecord
 
 CLASSES = {
@@ -350,7 +350,7 @@ class _Worker:
         self._settle(name)
         number = self._begin(Look(name))
         try:
-            self._tell(Kept(number, {"digest": digest(read_all(self._engine, name))}))
+            self._tell(Kept(number, {"digest": digest(all_records(self._engine, name))}))
         except TopicNotFound as error:
             self._tell(Refused(number, type(error).__name__))
 

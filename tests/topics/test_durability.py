@@ -155,13 +155,36 @@ def test_what_a_power_loss_leaves_of_each_class(tmp_path: Path, seed: int) -> No
 
 
 def test_unused_seqs_of_the_reservation_are_silent_holes(stage: Stage) -> None:
-    stage.crash()
+    stage.lose_power()
     state = stage.state("disk")
     assert (state.head_seq, state.count, state.earliest_seq) == (1 + RESERVED, 1, 1)
     assert (stage.values("disk"), stage.diff("disk").caught_up) == ([0], True)
     assert stage.gap("disk", 5) is None
+    stage.lose_power()
+    assert stage.state("disk").head_seq == 1 + RESERVED, "holes are not made again by every power loss"
+
+
+def test_a_process_that_is_killed_leaves_no_holes_and_evicts_nothing(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.put("t", durability="disk", cap_records=100)
+    for value in range(150):
+        stage.append("t", value)
+    before = stage.state("t")
     stage.crash()
-    assert stage.state("disk").head_seq == 1 + RESERVED, "holes are not made again by every crash"
+    after = stage.state("t")
+    assert (after.head_seq, after.earliest_seq, after.count) == (150, 51, 100)
+    assert (after.head_seq, after.earliest_seq) == (before.head_seq, before.earliest_seq)
+
+
+def test_a_power_loss_costs_a_capped_disk_topic_at_most_its_reserve(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.put("t", durability="disk", cap_records=100)
+    for value in range(150):
+        stage.append("t", value)
+    before = stage.state("t")
+    stage.lose_power()
+    after = stage.state("t")
+    assert before.earliest_seq <= after.earliest_seq <= before.earliest_seq + 100 // 8
 
 
 def test_an_incomplete_batch_is_no_batch(tmp_path: Path) -> None:
@@ -415,7 +438,9 @@ def test_a_failed_sync_fails_its_writers_and_later_ones_while_reads_go_on(stage:
         stage.delete("disk", before_seq=2)
     assert stage.append("ephemeral", 1).first_seq == 2
     assert [stage.values(durability) for durability in LOGGED] == [[0], [0], [0]]
-    stage.restart()
+    with pytest.raises(ReadOnly):
+        stage.engine.close()
+    stage.open_with()
     assert stage.values("fsync")[:1] == [0]
     assert stage.append("fsync", "goes on").commit.done
 

@@ -110,7 +110,6 @@ class EngineMachine(RuleBasedStateMachine):
         self.topics: dict[str, ModelTopic] = {}
         self.epochs: dict[str, int] = {}
         self.floors: dict[str, tuple[int, int, int]] = {}
-        self.has_cold_dir = False
         self.engine = self._open(1)
 
     def _open(self, shards: int) -> Engine:
@@ -195,8 +194,8 @@ class EngineMachine(RuleBasedStateMachine):
         known = topic.remembered(key, now_ms)
         if known is not None:
             answer = call()
-            last_seq = known.first_seq + known.count - 1
-            assert told(answer) == (known.first_seq, last_seq, known.count, last_seq, False, True)
+            last_seq = known.first_seq + known.length - 1
+            assert told(answer) == (known.first_seq, last_seq, known.length, last_seq, False, True)
             self.engine.settle(answer.commit)
             return
         topic.sweep(now_ms)
@@ -320,5 +319,21 @@ class EngineMachine(RuleBasedStateMachine):
             assert state.evict_floor <= state.earliest_seq <= state.head_seq + 1
 
 
+class MemoryEngineMachine(EngineMachine):
+    """The same without a data directory: nothing is kept, all else is the same."""
+
+    def _open(self, shards: int) -> Engine:
+        return Engine.open(None, EngineSettings(), clock=self.clock, fs=UnsyncedFs())
+
+    @rule(shards=st.integers(1, 3))
+    def restart(self, shards: int) -> None:
+        self.engine.close()
+        self.engine = self._open(shards)
+        self.topics.clear()
+        self.floors.clear()
+
+
 EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+MemoryEngineMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=40)
 TestEngineAgainstModel = EngineMachine.TestCase
+TestEngineInMemoryAgainstModel = MemoryEngineMachine.TestCase

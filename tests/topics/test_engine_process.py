@@ -20,7 +20,7 @@ from everlog.topics.storage import layout
 from tests.support.processes import Child
 from tests.support.small_disks import CannotMount, small_tmpfs
 from tests.support.topic_directories import crashed_directory, files_below, open_engine, stopped_directory
-from tests.support.topic_engines import look, read_all
+from tests.support.topic_engines import all_records, look
 from tests.support.topics_worker import STOPPABLE_TOPICS, hold_topics, write_until_told
 
 LOGGED = (Durability.MEMORY, Durability.DISK, Durability.FSYNC)
@@ -43,7 +43,7 @@ def test_a_second_process_is_refused_and_the_first_does_not_notice(tmp_path: Pat
         holder.send(None)
         holder.finish()
     with Engine.open(tmp_path / "data") as engine:
-        assert [record.data for record in read_all(engine, "held")] == [b'"from the holder"'] * 3
+        assert [record.data for record in all_records(engine, "held")] == [b'"from the holder"'] * 3
 
 
 def test_the_lock_dies_with_its_process(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_the_lock_dies_with_its_process(tmp_path: Path) -> None:
         assert holder.receive() == 1
         holder.kill()
     with Engine.open(tmp_path / "data") as engine:
-        assert [record.data for record in read_all(engine, "held")] == [b"1"]
+        assert [record.data for record in all_records(engine, "held")] == [b"1"]
 
 
 def test_one_process_cannot_open_a_directory_twice(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_a_full_disk_refuses_appends_loses_nothing_and_goes_on_once_there_is_roo
             kept.append(data)
 
         def check(engine: Engine) -> None:
-            assert [record.data for record in read_all(engine, "x")] == kept
+            assert [record.data for record in all_records(engine, "x")] == kept
 
         with Engine.open(data_dir, settings, fs=fs) as engine:
             engine.settle(engine.put_topic("x", TopicConfig(durability=durability)).commit)

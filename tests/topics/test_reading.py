@@ -335,11 +335,10 @@ def test_deleting_the_topic_wakes_every_waiter_and_it_is_gone_by_then(stage: Sta
     stage.put("t")
     found: list[bool] = []
 
-    def look() -> None:
-        found.append("t" in [state.topic for state in stage.engine.topics()])
-
-    stage.engine.on_change("t", look)
-    stage.engine.on_change("t", lambda: look())
+    for _ in range(2):
+        stage.engine.on_change(
+            "t", lambda: found.append("t" in [state.topic for state in stage.engine.topics()])
+        )
     stage.delete_topic("t")
     assert found == [False, False]
 
@@ -356,6 +355,24 @@ def test_a_waiter_may_register_again_while_it_is_called(stage: Stage) -> None:
     stage.append("t", 1)
     stage.append("t", 2)
     assert calls == [0, 1]
+
+
+def test_a_waiter_that_was_taken_back_is_not_called(stage: Stage) -> None:
+    stage.put("t")
+    calls: list[str] = []
+
+    def stays() -> None:
+        calls.append("stays")
+
+    def leaves() -> None:
+        calls.append("leaves")
+
+    for waiter in (stays, leaves, stays):
+        stage.engine.on_change("t", waiter)
+    stage.engine.forget_change("t", leaves)
+    stage.engine.forget_change("absent", leaves)
+    stage.append("t", 1)
+    assert calls == ["stays"]
 
 
 def test_waiting_for_an_absent_topic_finds_none(stage: Stage) -> None:

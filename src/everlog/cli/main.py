@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 import everlog
-from everlog.cli import output, queue, verify
+from everlog.cli import output, queue, serve, topic, verify
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(queue.app, name="queue")
+app.add_typer(topic.app, name="topic")
+app.command("serve", epilog="Example: everlog serve --data-dir ./topics-data")(serve.serve_command)
 app.command("verify", epilog="Example: everlog verify ./topics-data")(verify.verify_command)
 
 
@@ -27,7 +29,7 @@ def everlog_command(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Work with everlog's persisted message queues from the command line."""
+    """Work with everlog's queues and topics from the command line."""
 
 
 def main() -> None:

@@ -42,8 +42,8 @@ cdef class LogReplay:
         if start > self.length:
             raise ValueError(f"a replay cannot start at offset {start} of {self.length} bytes")
         if self.length > UINT32_MAX:
-            raise ValueError(f"a log file of {self.length} bytes is larger than {UINT32_MAX}, the last place an "
-                             "entry can name")
+            raise ValueError(f"a log file of {self.length} bytes is larger than {UINT32_MAX}, the last place "
+                             "an entry can name; it is none of ours")
         self.at = self.batch_end = start
         self.source = source
         self.logs = logs

@@ -93,7 +93,8 @@ cdef int take_name(Py_ssize_t place, str what, object value, Py_ssize_t limit, c
     """UTF-8 of a tag or node, which the string itself keeps; an empty one counts as absent."""
     cdef Py_ssize_t size
     if not isinstance(value, str):
-        raise InvalidRecord(f"record {place}: {what} is a {type(value).__name__}; it must be a string or None")
+        raise InvalidRecord(
+            f"record {place}: {what} is a {type(value).__name__}; it must be a string or None")
     try:
         text[0] = <const uint8_t *>PyUnicode_AsUTF8AndSize(value, &size)
     except UnicodeEncodeError as error:
@@ -120,7 +121,8 @@ cdef int check_meta(Py_ssize_t place, const uint8_t *text, size_t length) except
 cdef int check_payload(Py_ssize_t place, const batch_record *record) except -1:
     cdef size_t payload = <size_t>record.data_len + record.meta_len
     if skip_white(record.data, record.data_len, 0) == record.data_len:
-        raise InvalidRecord(f"record {place}: data is empty; it must be JSON text, null if there is nothing to say")
+        raise InvalidRecord(
+            f"record {place}: data is empty; it must be JSON text, null if there is nothing to say")
     if not utf8_valid(record.data, record.data_len):
         raise InvalidRecord(f"record {place}: data is not valid UTF-8")
     if payload > MAX_PAYLOAD_BYTES:
@@ -129,7 +131,8 @@ cdef int check_payload(Py_ssize_t place, const batch_record *record) except -1:
             payload += compact_length(record.meta, record.meta_len)
         if payload > MAX_PAYLOAD_BYTES:
             raise RecordTooLarge(
-                f"record {place}: data and meta have {payload} bytes; at most {MAX_PAYLOAD_BYTES} are allowed")
+                f"record {place}: data and meta have {payload} bytes; "
+                f"at most {MAX_PAYLOAD_BYTES} are allowed")
     return 0
 
 
@@ -222,7 +225,8 @@ cdef class RecordBatch:
                 PyObject_GetBuffer(value, view, PyBUF_SIMPLE)
             except (TypeError, BufferError) as error:
                 raise InvalidRecord(
-                    f"record {place}: {what} is a {type(value).__name__}; it must be JSON text as bytes") from error
+                    f"record {place}: {what} is a {type(value).__name__}; it must be JSON text as bytes"
+                ) from error
             self.view_count += 1
             # An absent meta is NULL, an empty one must not be.
             text[0] = <const uint8_t *>view.buf if view.len > 0 else <const uint8_t *>PyBytes_AS_STRING(b"")

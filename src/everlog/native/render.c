@@ -6,8 +6,8 @@
 
 #define LONGEST_NUMBER 20u /* digits of a u64 */
 #define LONGEST_ESCAPE 6u  /* \u00XX */
-/* Keys, quotes, commas and braces of one record, and its two numbers. */
-#define FIXED_TEXT (sizeof "{\"$seq\":,\"$ts\":,\"$node\":\"\",\"$tag\":\"\",\"meta\":,\"data\":}," + 2 * LONGEST_NUMBER)
+#define ALL_KEYS "{\"$seq\":,\"$ts\":,\"$node\":\"\",\"$tag\":\"\",\"meta\":,\"data\":},"
+#define FIXED_TEXT (sizeof ALL_KEYS + 2 * LONGEST_NUMBER) /* everything but the four texts */
 #define FIRST_CAPACITY 4096u
 
 #define KEPT_FLAGS (ENTRY_HAS_TAG | ENTRY_HAS_NODE | ENTRY_HAS_META)
@@ -24,8 +24,8 @@ static inline uint8_t *put_bytes(uint8_t *out, const uint8_t *bytes, size_t leng
     return out + length;
 }
 
-int record_read(const source_span *source, const log_entry *entry, uint64_t topic_id, uint64_t seq, int verify,
-                frame_view *frame)
+int record_read(const source_span *source, const log_entry *entry, uint64_t topic_id, uint64_t seq,
+                int verify, frame_view *frame)
 {
     int in_log = entry->flags & ENTRY_IN_LOG;
     int outcome;
@@ -41,16 +41,16 @@ int record_read(const source_span *source, const log_entry *entry, uint64_t topi
         return RECORD_CORRUPT;
     if (in_log && (frame->topic_id != topic_id || frame->type != FRAME_TYPE_APPEND))
         return RECORD_CORRUPT;
-    if (!(entry->flags & ENTRY_PAYLOAD_UNKNOWN) && frame_payload(frame->data_len, frame->flags) != entry->payload)
-        return RECORD_CORRUPT;
-    return RECORD_OK;
+    if (entry->flags & ENTRY_PAYLOAD_UNKNOWN)
+        return RECORD_OK;
+    return frame_payload(frame->data_len, frame->flags) == entry->payload ? RECORD_OK : RECORD_CORRUPT;
 }
 
 /* --- JSON -------------------------------------------------------------------------------------------- */
 
-static const char TWO_DIGITS[] = "00010203040506070809101112131415161718192021222324252627282930313233343536373839"
-                                 "40414243444546474849505152535455565758596061626364656667686970717273747576777879"
-                                 "8081828384858687888990919293949596979899";
+static const char TWO_DIGITS[] = "0001020304050607080910111213141516171819202122232425262728293031323334"
+                                 "3536373839404142434445464748495051525354555657585960616263646566676869"
+                                 "707172737475767778798081828384858687888990919293949596979899";
 
 static inline uint8_t *put_number(uint8_t *out, uint64_t number)
 {
@@ -276,7 +276,7 @@ uint64_t segment_copy(const record_place *places, uint64_t count, uint64_t topic
             index_entry_write(entries, offset, 0, entry->ts, ENTRY_DEAD);
             continue;
         }
-        if (record_read(&places[place].source, entry, topic_id, first_seq + place, 0, &frame) != RECORD_OK)
+        if (record_read(&places[place].source, entry, topic_id, first_seq + place, 1, &frame) != RECORD_OK)
             return place;
         frame.flags &= (uint8_t)~FRAME_BATCH_CONTINUES; /* a batch is a matter of the log */
         uint32_t size = (uint32_t)segment_frame_write(data, &frame);

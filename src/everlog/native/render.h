@@ -53,8 +53,8 @@ typedef struct {
 } text_buffer;
 
 /* Read the frame that `entry` says is the one of `seq`, in a source that may be NULL. */
-int record_read(const source_span *source, const log_entry *entry, uint64_t topic_id, uint64_t seq, int verify,
-                frame_view *frame);
+int record_read(const source_span *source, const log_entry *entry, uint64_t topic_id, uint64_t seq,
+                int verify, frame_view *frame);
 
 /* Write the records as a JSON array into `out`, from its start. Returns 0, or -1 without memory. */
 int render_records(const log_index *index, const render_request *request, text_buffer *out,

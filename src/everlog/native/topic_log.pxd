@@ -140,10 +140,10 @@ cdef class TopicLog:
     cdef int check_seq(self, uint64_t seq) except -1
     cdef int push(self, const log_entry *entry, const uint8_t *tag, size_t tag_len) except -1
     cdef int push_gap(self, uint64_t first_seq) except -1
-    cdef uint64_t append_one(self, FrameBuffer buffer, const batch_record *record, uint8_t *scratch, uint32_t source,
-                             uint64_t source_offset, uint64_t ts, uint8_t flags) except? 0
+    cdef uint64_t append_one(self, FrameBuffer buffer, const batch_record *record, uint8_t *scratch,
+                             uint32_t source, uint64_t source_offset, uint64_t ts, uint8_t flags) except? 0
     cdef void take_back(self, RecordBatch batch, uint64_t first_seq) noexcept
     cdef int read_unwritten(self, FrameBuffer buffer, uint64_t source_offset, uint64_t seq,
                             frame_view *frame) except -1
-    cdef size_t collect_places(self, Sources sources, uint64_t first_seq, uint64_t count, record_place *places,
-                               list held) except? 0
+    cdef size_t collect_places(self, Sources sources, uint64_t first_seq, uint64_t count,
+                               record_place *places, list held) except? 0

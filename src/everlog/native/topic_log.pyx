@@ -13,8 +13,9 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from everlog.native.frames cimport (
-    FRAME_BATCH_CONTINUES, FRAME_HAS_META, FRAME_HAS_NODE, FRAME_HAS_TAG, FRAME_META_LEN_SIZE, FRAME_TYPE_APPEND,
-    FrameBuffer, frame_hash, frame_payload, frame_view, frames_set_hash, json_compact, log_frame_write,
+    FRAME_BATCH_CONTINUES, FRAME_HAS_META, FRAME_HAS_NODE, FRAME_HAS_TAG, FRAME_META_LEN_SIZE,
+    FRAME_TYPE_APPEND, FrameBuffer, frame_hash, frame_payload, frame_view, frames_set_hash, json_compact,
+    log_frame_write,
 )
 from everlog.native.record_batch cimport RecordBatch, batch_record
 
@@ -112,8 +113,9 @@ cdef class Sources:
             raise
         self.unload(source)
         self.views[source] = view
-        # NULL means unloaded, so an empty buffer needs an address too.
-        self.spans[source].base = <const uint8_t *>(view.buf if view.buf != NULL else <void *>PyBytes_AS_STRING(b""))
+        self.spans[source].base = <const uint8_t *>view.buf
+        if view.buf == NULL:  # which would mean unloaded, but an empty buffer is loaded
+            self.spans[source].base = <const uint8_t *>PyBytes_AS_STRING(b"")
         self.spans[source].length = view.len
         return 0
 
@@ -180,8 +182,8 @@ cdef class Sources:
 cdef uint64_t count_entries(const uint8_t[::1] entries) except? 0:
     cdef size_t length = entries.shape[0]
     if length % INDEX_ENTRY_SIZE != 0:
-        raise Corrupt(f"{length} bytes of a segment index are no whole number of entries of {INDEX_ENTRY_SIZE} "
-                      "bytes; cut them at the last whole one")
+        raise Corrupt(f"{length} bytes of a segment index are no whole number of entries of "
+                      f"{INDEX_ENTRY_SIZE} bytes; cut them at the last whole one")
     return length // INDEX_ENTRY_SIZE
 
 
@@ -279,8 +281,8 @@ cdef class TopicLog:
 
     # --- Writing ---
 
-    def append(self, FrameBuffer buffer not None, uint32_t source, uint64_t source_offset, records, uint64_t ts,
-               uint8_t frame_flags, str batch_node, bint continues) -> int:
+    def append(self, FrameBuffer buffer not None, uint32_t source, uint64_t source_offset, records,
+               uint64_t ts, uint8_t frame_flags, str batch_node, bint continues) -> int:
         """Frame records at the end of `buffer` and push their entries; returns the payload added.
 
         `records` is a RecordBatch (then `batch_node` plays no part) or a list of objects with data,
@@ -288,14 +290,18 @@ cdef class TopicLog:
         `source`. All frames but the last carry BATCH_CONTINUES, the last too if `continues`. Nothing
         has changed if this raises.
         """
-        cdef RecordBatch batch = records if isinstance(records, RecordBatch) else RecordBatch(records, batch_node)
+        cdef RecordBatch batch
+        if isinstance(records, RecordBatch):
+            batch = records
+        else:
+            batch = RecordBatch(records, batch_node)
         cdef size_t start = buffer.length
         cdef uint64_t first_seq = self.index.next_seq, payload = 0
         cdef Py_ssize_t place
         cdef uint8_t flags
         if source_offset > UINT32_MAX or source_offset + start + batch.frame_bytes > UINT32_MAX:
-            raise ValueError(f"{batch.frame_bytes} bytes of frames at offset {source_offset} + {start} reach beyond "
-                             f"{UINT32_MAX}, the last place an entry can name; use smaller files")
+            raise ValueError(f"{batch.frame_bytes} bytes of frames at offset {source_offset} + {start} reach "
+                             f"beyond {UINT32_MAX}, the last place an entry can name; use smaller files")
         # Behind the frames there is room to take white space out of one record's texts.
         buffer.room(batch.frame_bytes + batch.longest_text)
         try:
@@ -303,21 +309,23 @@ cdef class TopicLog:
                 flags = frame_flags
                 if continues or place + 1 < batch.count:
                     flags |= FRAME_BATCH_CONTINUES
-                payload += self.append_one(buffer, &batch.records[place], buffer.base + start + batch.frame_bytes,
-                                           source, source_offset, ts, flags)
+                payload += self.append_one(
+                    buffer, &batch.records[place], buffer.base + start + batch.frame_bytes, source,
+                    source_offset, ts, flags)
         except BaseException:
             self.take_back(batch, first_seq)
             buffer.length = start
             raise
         return payload
 
-    cdef uint64_t append_one(self, FrameBuffer buffer, const batch_record *record, uint8_t *scratch, uint32_t source,
-                             uint64_t source_offset, uint64_t ts, uint8_t flags) except? 0:
+    cdef uint64_t append_one(self, FrameBuffer buffer, const batch_record *record, uint8_t *scratch,
+                             uint32_t source, uint64_t source_offset, uint64_t ts, uint8_t flags) except? 0:
         cdef frame_view frame
         cdef log_entry entry
         cdef uint32_t meta_len = 0
         cdef const uint8_t *meta = NULL
-        frame.type, frame.topic_id, frame.seq, frame.ts = FRAME_TYPE_APPEND, self.topic_id, self.index.next_seq, ts
+        frame.type, frame.topic_id = FRAME_TYPE_APPEND, self.topic_id
+        frame.seq, frame.ts = self.index.next_seq, ts
         frame.node, frame.node_len = record.node, record.node_len
         frame.tag, frame.tag_len = record.tag, record.tag_len
         frame.data = scratch
@@ -453,8 +461,9 @@ cdef class TopicLog:
             seq = log_index_next_live(&self.index, seq + 1, end)
         return damaged
 
-    def copy_to_segment(self, Sources sources not None, uint64_t first_seq, uint64_t last_seq, uint64_t base_offset,
-                        FrameBuffer data_out not None, FrameBuffer index_out not None) -> None:
+    def copy_to_segment(self, Sources sources not None, uint64_t first_seq, uint64_t last_seq,
+                        uint64_t base_offset, FrameBuffer data_out not None,
+                        FrameBuffer index_out not None) -> None:
         """Append the segment frames of the live records, and an index entry for every seq, to buffers.
 
         Offsets in the entries are `base_offset` plus the place in what is appended now; dead records and
@@ -482,16 +491,18 @@ cdef class TopicLog:
             data = data_out.base + data_out.length
             entries = index_out.base + index_out.length
             with nogil:
-                copied = segment_copy(places, count, self.topic_id, first_seq, <uint32_t>base_offset, data, entries)
+                copied = segment_copy(places, count, self.topic_id, first_seq, <uint32_t>base_offset, data,
+                                      entries)
         finally:
             free(places)
         if copied < count:
-            raise Corrupt(f"the frame of seq {first_seq + copied} is not where the index says; it cannot be copied")
+            raise Corrupt(f"the frame of seq {first_seq + copied} is not where the index says; "
+                          "it cannot be copied")
         data_out.length += data_bytes
         index_out.length += count * INDEX_ENTRY_SIZE
 
-    cdef size_t collect_places(self, Sources sources, uint64_t first_seq, uint64_t count, record_place *places,
-                               list held) except? 0:
+    cdef size_t collect_places(self, Sources sources, uint64_t first_seq, uint64_t count,
+                               record_place *places, list held) except? 0:
         """Where the records lie, and in `held` views that keep their buffers there; bytes they will take."""
         cdef uint64_t place
         cdef size_t total = 0
@@ -528,7 +539,8 @@ cdef class TopicLog:
         if count == 0:
             return
         if first_seq + count < first_seq or first_seq + count > self.index.next_seq:
-            raise ValueError(f"a segment of {count} seqs from {first_seq} on goes beyond seq {self.index.next_seq - 1}")
+            raise ValueError(f"a segment of {count} seqs from {first_seq} on goes beyond seq "
+                             f"{self.index.next_seq - 1}")
         for place in range(count):
             seq = first_seq + place
             if not log_index_is_live(&self.index, seq):
@@ -555,12 +567,12 @@ cdef class TopicLog:
     def kill_range(self, uint64_t first_seq, uint64_t end_seq) -> tuple[int, int]:
         """Mark every live record from `first_seq` up to before `end_seq` dead; returns (count, payload)."""
         cdef uint64_t count = 0, payload = 0
-        log_index_kill_range(&self.index, max(first_seq, self.index.base_seq), min(end_seq, self.index.next_seq),
-                             &count, &payload)
+        log_index_kill_range(&self.index, first_seq, end_seq, &count, &payload)
+        tag_index_sweep(self.tags, &self.index, SWEEP_STEPS)
         return count, payload
 
     def live_in(self, uint64_t first_seq, uint64_t end_seq) -> tuple[int, int]:
-        """Return how many live records there are from `first_seq` up to before `end_seq`, and their payload."""
+        """Return (count, payload) of the live records from `first_seq` up to before `end_seq`."""
         cdef uint64_t seq, count = 0, payload = 0
         cdef log_entry entry
         for seq in range(max(first_seq, self.index.first_live), min(end_seq, self.index.next_seq)):
@@ -581,7 +593,8 @@ cdef class TopicLog:
 
     def dead_seqs(self, uint64_t first_seq, uint64_t last_seq):
         """Return those seqs from `first_seq` to `last_seq` that are dead, as a uint64 array."""
-        cdef uint64_t seq, begin = max(first_seq, self.index.base_seq), end = min(last_seq + 1, self.index.next_seq)
+        cdef uint64_t begin = max(first_seq, self.index.base_seq)
+        cdef uint64_t seq, end = min(last_seq, self.index.next_seq - 1) + 1
         cdef Py_ssize_t count = 0
         cdef uint64_t[::1] seqs
         dead = np.empty(end - begin if begin < end else 0, np.uint64)
@@ -612,13 +625,13 @@ cdef class TopicLog:
         return tag_index_sweep(self.tags, &self.index, steps)
 
     def find_tag(self, bytes tag not None, bint prefix, uint64_t before_seq):
-        """Return the live seqs below `before_seq` that have this tag (or one that starts with it), ascending."""
+        """Return the live seqs below `before_seq` with this tag, or one that starts with it; ascending."""
         cdef seq_list found
         cdef uint64_t[::1] seqs
         memset(&found, 0, sizeof(found))
         try:
-            if tag_index_find(self.tags, &self.index, <const uint8_t *>PyBytes_AS_STRING(tag), PyBytes_GET_SIZE(tag),
-                              prefix, before_seq, &found) != 0:
+            if tag_index_find(self.tags, &self.index, <const uint8_t *>PyBytes_AS_STRING(tag),
+                              PyBytes_GET_SIZE(tag), prefix, before_seq, &found) != 0:
                 raise MemoryError("no memory for the seqs of a tag")
             result = np.empty(found.count, np.uint64)
             if found.count > 0:
@@ -667,7 +680,7 @@ cdef class TopicLog:
         return floor, count, bytes
 
     def find_ts(self, uint64_t cutoff, uint64_t end_seq) -> int:
-        """Return the first seq from `first_live` on, below `end_seq`, whose timestamp is at least `cutoff`."""
+        """Return the first seq from `first_live` on whose timestamp is at least `cutoff`, else `end_seq`."""
         return log_index_find_ts(&self.index, cutoff, end_seq)
 
     def timestamp(self, uint64_t seq) -> int:
@@ -685,7 +698,8 @@ cdef class TopicLog:
     # --- Reading ---
 
     def render(self, Sources sources not None, uint64_t from_seq, uint64_t end_seq, uint64_t limit,
-               uint64_t max_bytes, tuple nodes not None, bint include_tags, bint include_meta, bint include_data):
+               uint64_t max_bytes, tuple nodes not None, bint include_tags, bint include_meta,
+               bint include_data):
         """Read on from `from_seq` (the last seq the reader has) to `end_seq` at most.
 
         Skips dead records and those of `nodes`. Stops after `limit` records, before the one whose
@@ -700,7 +714,8 @@ cdef class TopicLog:
         request.node_count = len(nodes)
         request.topic_id, request.from_seq, request.end_seq = self.topic_id, from_seq, end_seq
         request.limit, request.max_bytes = limit, max_bytes
-        request.include_tags, request.include_meta, request.include_data = include_tags, include_meta, include_data
+        request.include_tags, request.include_meta = include_tags, include_meta
+        request.include_data = include_data
         if nodes:
             own = <byte_text *>malloc(request.node_count * sizeof(byte_text))
             if own == NULL:

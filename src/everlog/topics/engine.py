@@ -14,11 +14,11 @@ from contextlib import suppress
 from typing import Any, Final
 
 from everlog.clock import Clock, SystemClock
-from everlog.errors import Closed, EverlogError, StorageFailed
+from everlog.errors import Closed, EverlogError, ReadOnly, StorageFailed
 from everlog.fs import Fs, OsFs
 from everlog.topics import appending, catalogue, deletion, reading
-from everlog.topics.commits import Commit
-from everlog.topics.config import EngineSettings, TopicConfig
+from everlog.topics.commits import KEPT, Commit
+from everlog.topics.config import Durability, EngineSettings, TopicConfig
 from everlog.topics.core import Core, floor_commit
 from everlog.topics.records import AnyRecord
 from everlog.topics.results import Appended, Diff, EngineCounts, RecordsDeleted, TopicDeleted, TopicPut
@@ -43,6 +43,7 @@ class Engine:
         self._store = store
         self._syncs = syncs
         self._closed = False
+        self._is_distrusted = False
         self._checkpointer = None if store is None else Checkpointer(core, store, syncs)
 
     @classmethod
@@ -130,6 +131,23 @@ class Engine:
         """What a report about this topic has to wait for before it is shown."""
         return floor_commit(catalogue.find(self._core, name))
 
+    def synced_commit(self, name: str) -> Commit:
+        """What a reader has to wait for who wants nothing that a power loss could take back.
+
+        It covers the records that can be read now. Those of an ephemeral topic are never synced, so there is
+        nothing to wait for.
+        """
+        self._check_open()
+        topic = catalogue.find(self._core, name)
+        if topic.durability is Durability.FSYNC or not self._core.is_logged(topic):
+            return KEPT
+        shard = self._core.shards[topic.shard].shard
+        if shard.position <= shard.synced:
+            return KEPT
+        commit = Commit()
+        shard.sync(commit.finish)
+        return commit
+
     # --- Records -----------------------------------------------------------------------------------------
 
     def append(
@@ -181,7 +199,10 @@ class Engine:
             include_data=include_data,
         )
         load = self._load_segment if block else self._fetch_segment
-        return reading.diff(self._core, topic, from_seq, options, load)
+        diff = reading.diff(self._core, topic, from_seq, options, load)
+        if diff.delivered and self._store is not None:
+            self._store.touch_segment(topic, diff.next_from_seq)
+        return diff
 
     def delete_records(
         self, name: str, *, before_seq: int | None = None, match: str | Sequence[Any] | None = None
@@ -191,7 +212,10 @@ class Engine:
         return deletion.delete_records(self._core, catalogue.find(self._core, name), before_seq, match)
 
     def on_change(self, name: str, callback: Callable[[], None]) -> None:
-        """Call back once when the topic has something new or is deleted; register before looking."""
+        """Call back once when the topic has something new or is deleted; register before looking.
+
+        The same callback registered twice is called once.
+        """
         self._check_open()
         catalogue.find(self._core, name).waiters[callback] = None
 
@@ -213,6 +237,9 @@ class Engine:
         self._syncs.poll()
         for shard in self._core.shards:
             shard.shard.poll()
+            if shard.shard.read_only is not None and self._store is not None and not self._is_distrusted:
+                self._is_distrusted = True
+                self._store.distrust_memory()
         if self._checkpointer is not None:
             self._checkpointer.poll()
 
@@ -269,7 +296,8 @@ class Engine:
     def close(self) -> None:
         """Write everything, leave one final snapshot, and give the directory back.
 
-        If a shard is read-only, or the snapshot fails, the log stays as it is for the next start.
+        If a shard is read-only, or the snapshot fails, the log stays as it is for the next start, and this
+        raises once everything is closed.
         """
         if self._closed:
             return
@@ -277,9 +305,11 @@ class Engine:
         try:
             if self._checkpointer is not None:
                 self._settle_shards()
-                if not any(shard.shard.read_only for shard in self._core.shards):
-                    self._checkpointer.finish()
-                    finished = True
+                for shard in self._core.shards:
+                    if shard.shard.read_only is not None:
+                        raise ReadOnly(str(shard.shard.read_only), shard.shard.read_only.errno)
+                self._checkpointer.finish()
+                finished = True
         finally:
             self._closed = True
             if self._store is not None:

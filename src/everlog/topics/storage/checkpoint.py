@@ -145,12 +145,12 @@ class Checkpointer:
     def start(self, *, clean: bool = False) -> None:
         """Begin: everything committed so far will be in segments and in the next snapshot."""
         core = self._core
+        coverage = self._store.coverage()
+        works = [work for topic in core.totals.unsaved.values() if (work := self._plan(topic)) is not None]
+        core.totals.unsaved = {}
         self._busy = True
         self._last_ns = core.clock.monotonic_ns()
         self._bytes_at_last = self._log_bytes()
-        coverage = self._store.coverage()
-        unsaved, core.totals.unsaved = core.totals.unsaved, {}
-        works = [work for topic in unsaved.values() if (work := self._plan(topic)) is not None]
 
         def job() -> None:
             one_sync = len(works) > _FEW_TOPICS
@@ -326,6 +326,8 @@ class Checkpointer:
         log_files = store.forget_log(previous) if previous is not None else []
 
         def job() -> None:
+            if store.boot_pending:
+                store.note_boot()
             store.delete_files(log_files)
             for drop in drops:
                 drop()
@@ -336,6 +338,7 @@ class Checkpointer:
                 self._drops = drops + self._drops
                 self._give_up(error)
             else:
+                store.boot_pending = False
                 self._busy = False
 
         self._syncs.start(self._lane, job, done)

@@ -3,6 +3,7 @@ r"""Every byte of a topics data directory: names, sizes, offsets. Holds no logic
 Files of one data directory (all integers little-endian)::
 
     .topics.lock                                    exclusive flock of the one process
+    .topics.boot                                    the run of the machine that used it last, as text
     meta/snapshot-NNNNNNNNNNNNNNNN.bin              the newest valid one counts
     wal/wal-NNNNNNNNNNNNNNNN.log                    the log; with several shards wal/shard-NN/...
     topics/<topic id>/seg-NNNNNNNNNNNNNNNN.data     records of a topic, named by their first seq
@@ -130,6 +131,8 @@ class FrameType(IntEnum):
 
 
 LOCK_FILE = ".topics.lock"
+BOOT_FILE = ".topics.boot"
+"""Names the run of the machine in which the directory was last open; see `Fs.boot_id`."""
 META_DIR = "meta"
 WAL_DIR = "wal"
 TOPICS_DIR = "topics"

@@ -54,6 +54,8 @@ def open_store(
         raise Io(f"cannot open the data directory {data_dir}: {error}", error.errno) from error
     try:
         _Recovery(core, store, progress).run()
+        if not store.boot_pending:
+            store.note_boot()
         store.open_shards()
         for topic in list(core.topics.values()):
             topic.shard = core.shard_of(topic.topic_id, len(core.shards))
@@ -99,11 +101,13 @@ class _Recovery:
         self._progress = progress or (lambda _: None)
         self._clean = False
         self._replayed_frames = False
+        self._is_same_boot = False
         self._logs: dict[int, TopicLog] = {}
         self._listed: set[int] = set()  # ids of topics of which the snapshot lists segments
 
     def run(self) -> None:
         """Recover everything."""
+        self._is_same_boot = self._store.is_same_boot()
         body = self._load_snapshot()
         files = list_wal_files(self._core.fs, self._store.wal_dir)
         if body is not None:
@@ -249,7 +253,12 @@ class _Recovery:
             if data is None:
                 data = store.read(segment.first_seq, SegmentPart.DATA, 0, segment.data_bytes)
             count = segment.last_seq - segment.first_seq + 1
-            topic.log.load_frames(segment.first_seq, count, data)
+            damaged = topic.log.load_frames(segment.first_seq, count, data)
+            if damaged:
+                raise Corrupt(
+                    f"record {damaged} of topic {topic.name!r} is not where the index of its segment says; "
+                    f"run `everlog verify`, then restore the segment from a backup"
+                )
 
     def _remove_unknown_topics(self) -> None:
         """Remove the segments of topics that are not there any more, or whose checkpoint was cut short."""
@@ -425,12 +434,15 @@ class _Recovery:
         log = topic.log
         # A class that is `fsync` now may have been `disk` before; `memory` promises nothing.
         promised = topic.durability in (Durability.DISK, Durability.FSYNC)
-        if promised and topic.ceiling_logged >= log.next_seq:
+        # A process that was killed has lost nothing it wrote; only a machine that stopped may have.
+        crashed = (self._replayed_frames or not self._clean) and not self._is_same_boot
+        if promised and crashed and topic.ceiling_logged >= log.next_seq:
             log.push_holes(topic.ceiling_logged + 1 - log.next_seq, log.last_ts)
+            self._store.boot_pending = True
         topic.visible = log.next_seq - 1
-        crashed = self._replayed_frames or not self._clean
         floor = min(topic.reserved_logged, topic.visible + 1)
         if crashed and promised and floor > topic.cap_floor:
+            self._store.boot_pending = True
             topic.kill_below(floor)
             topic.raise_floor(cap=floor)
         if log.last_ts:

@@ -59,7 +59,7 @@ def newest(fs: Fs, meta_dir: str) -> NewestSnapshot:
         path = os.path.join(meta_dir, layout.snapshot_file_name(number))
         with _reported("read the snapshot", path, "check the disk and the permissions, then start again"):
             content = _read_file(fs, path)
-        reason = _damage(path, content)
+        reason = damage(path, content)
         if reason is None:
             payload = content[layout.SNAPSHOT_HEADER_SIZE : -layout.SNAPSHOT_TRAILER_SIZE]
             return NewestSnapshot(number, payload, rejected)
@@ -114,7 +114,7 @@ def _read_file(fs: Fs, path: str) -> bytes:
         fs.close(fd)
 
 
-def _damage(path: str, content: bytes) -> str | None:
+def damage(path: str, content: bytes) -> str | None:
     """Return what is wrong with a snapshot file, None if nothing is."""
     around = layout.SNAPSHOT_HEADER_SIZE + layout.SNAPSHOT_TRAILER_SIZE
     if len(content) < around:

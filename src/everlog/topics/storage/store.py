@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from everlog.errors import DataDirInUse, EverlogError, StorageFailed
-from everlog.fs import close_locked, create_directory
+from everlog.fs import close_locked, create_directory, replace_file
 from everlog.topics.commits import Commit
 from everlog.topics.committing import ShardLog
 from everlog.topics.storage import layout
@@ -94,6 +94,7 @@ class Store:
         self.report = RecoveryReport()
         self.snapshot_number = 0
         self._fetching: dict[int, Commit] = {}
+        self.boot_pending = False
         for directory in (data_dir, self.meta_dir, self.wal_dir, *self.topic_roots):
             create_directory(core.fs, directory)
         self._lock_fd: int | None = self._take_lock()
@@ -109,6 +110,36 @@ class Store:
             )
         return fd
 
+    # --- Did the machine stop? ---------------------------------------------------------------------------
+
+    def is_same_boot(self) -> bool:
+        """Whether the machine has run on since the directory was last open: then nothing written was lost."""
+        fs = self._core.fs
+        path = os.path.join(self.data_dir, layout.BOOT_FILE)
+        if not fs.exists(path):
+            return False
+        fd = fs.open(path, os.O_RDONLY)
+        try:
+            return fs.pread(fd, 1024, 0) == fs.boot_id().encode()
+        finally:
+            fs.close(fd)
+
+    def note_boot(self) -> None:
+        """Remember this run of the machine.
+
+        Not before what recovery has concluded from a stop of the machine is in a snapshot: a process that
+        is killed before has to come to the same conclusions again.
+        """
+        if not self.is_same_boot():
+            fs = self._core.fs
+            replace_file(fs, os.path.join(self.data_dir, layout.BOOT_FILE), fs.boot_id().encode())
+
+    def distrust_memory(self) -> None:
+        """A sync failed: what the page cache shows may be gone later although the machine runs on."""
+        self.boot_pending = False
+        with suppress(OSError):
+            self._core.fs.unlink(os.path.join(self.data_dir, layout.BOOT_FILE))
+
     # --- Segments ----------------------------------------------------------------------------------------
 
     def tier_of(self, topic_id: int) -> TopicTier:
@@ -116,6 +147,11 @@ class Store:
         name = layout.topic_dir_name(topic_id)
         hot, *cold = (LocalSegmentStore(os.path.join(root, name), self._core.fs) for root in self.topic_roots)
         return TopicTier(hot, cold[0] if cold else None)
+
+    def touch_segment(self, topic: Topic, seq: int) -> None:
+        """A read ended at `seq`: its segment was used last."""
+        if topic.saved is not None and topic.log.base_seq <= seq < topic.log.next_seq:
+            self.loaded.touch(topic.log.place(seq)[0])
 
     def segments_of(self, topic: Topic) -> SegmentSet:
         """The segments of a topic; an empty set for one that has none yet."""
@@ -215,7 +251,7 @@ class Store:
         for path in paths:
             with suppress(FileNotFoundError):
                 fs.unlink(path)
-        for directory in {os.path.dirname(path) for path in paths}:
+        for directory in sorted({os.path.dirname(path) for path in paths}):
             fs.fsync_dir(directory)
 
     # --- The end -----------------------------------------------------------------------------------------

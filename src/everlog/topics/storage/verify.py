@@ -8,6 +8,7 @@ looks, so that no engine opens the directory meanwhile.
     bad_entry         a frame is whole, but what it says cannot be read
     unfinished_file   a log file that is not the last of its shard has no end frame
     bad_index         an index entry and its frame, or two segments, contradict each other
+    orphan            a log file that an earlier start could not use, because one before it was damaged
     missing_part      a segment without its index, or an index without its segment
     bad_snapshot      a snapshot cannot be read
     unknown_file      a name that means nothing here
@@ -134,6 +135,13 @@ def _locked(path: str, fs: Fs) -> Iterator[None]:
         close_locked(fs, fd)
 
 
+class _LogFile(NamedTuple):
+    """A log file of one shard."""
+
+    number: int
+    path: str
+
+
 class _Segment(NamedTuple):
     """A complete segment in one tier; only the newest one of a topic may have a torn tail."""
 
@@ -162,13 +170,18 @@ class _Verifier:
         self._cold_dir = cold_dir
         self._progress = progress
         self._total = 0
+        # What the newest readable snapshot says: seqs that must be in segments, where the log is needed.
         self._saved_through: dict[str, int] = {}
+        self._replay_starts: dict[int, int] = {}
+        self._replayed_whole_from = 0
         self._result = Verification()
 
     def run(self) -> Verification:
-        known = {layout.LOCK_FILE, layout.META_DIR, layout.WAL_DIR, layout.TOPICS_DIR}
+        known = {layout.LOCK_FILE, layout.BOOT_FILE, layout.META_DIR, layout.WAL_DIR, layout.TOPICS_DIR}
         for name in self._names(self._path):
-            if name not in known:
+            if name == layout.BOOT_FILE + layout.TEMPORARY_SUFFIX:
+                self._leftover(os.path.join(self._path, name), "a file that was not finished")
+            elif name not in known:
                 self._unknown(os.path.join(self._path, name))
         logs = self._log_files()
         segments = self._segments()
@@ -245,7 +258,7 @@ class _Verifier:
         if content is None:
             return
         try:
-            reason = snapshot._damage(path, content)
+            reason = snapshot.damage(path, content)
             if reason is None:
                 payload = content[layout.SNAPSHOT_HEADER_SIZE : -layout.SNAPSHOT_TRAILER_SIZE]
                 body = control.decode(payload, control.SnapshotBody)
@@ -262,43 +275,58 @@ class _Verifier:
 
     # --- The log -----------------------------------------------------------------------------------------
 
-    def _log_files(self) -> list[list[str]]:
+    def _log_files(self) -> list[list[_LogFile]]:
         """The log files of each shard, in the order of their numbers."""
         directory = os.path.join(self._path, layout.WAL_DIR)
-        flat: list[tuple[int, str]] = []
-        shards: list[list[tuple[int, str]]] = [flat]
+        flat: list[_LogFile] = []
+        shards: list[list[_LogFile]] = [flat]
         for name in self._names(directory):
             if layout.parse_shard_dir_name(name) is None:
                 flat += self._log_file(directory, name)
                 continue
             inner = os.path.join(directory, name)
             shards.append([file for each in self._names(inner) for file in self._log_file(inner, each)])
-        return [[path for _, path in sorted(shard)] for shard in shards]
+        return [sorted(shard) for shard in shards]
 
-    def _log_file(self, directory: str, name: str) -> list[tuple[int, str]]:
+    def _log_file(self, directory: str, name: str) -> list[_LogFile]:
         path = os.path.join(directory, name)
         number = layout.parse_wal_file_name(name)
         if number is not None:
-            return [(number, path)]
+            return [_LogFile(number, path)]
         if name.endswith(layout.TEMPORARY_SUFFIX):
             self._leftover(path, "a log file that was not finished")
+        elif name.endswith(layout.ORPHAN_SUFFIX):
+            message = (
+                "an earlier start found damage before this log file and set it aside; its records are missing"
+            )
+            self._result.add(path, 0, "orphan", message)
         else:
             self._unknown(path)
         return []
 
-    def _check_shard(self, paths: list[str]) -> None:
+    def _check_shard(self, files: list[_LogFile]) -> None:
         # Newest first: only the newest file with frames may end anyhow. Files behind it were made ahead.
         is_newest = True
-        for path in reversed(paths):
-            content = self._read(path)
-            if content is not None and not (is_newest and _is_blank(content)):
-                self._check_log(path, content, is_newest=is_newest)
-                is_newest = False
+        for file in reversed(files):
+            content = self._read(file.path)
+            if content is None:
+                continue
+            start = 0
+            if file.number < self._replayed_whole_from:
+                if file.number not in self._replay_starts:
+                    self._leftover(file.path, "a log file that a snapshot has made unnecessary")
+                    continue
+                start = self._replay_starts[file.number]
+            if is_newest and not any(content[:4]):
+                continue
+            self._check_log(file.path, content, start, is_newest=is_newest)
+            is_newest = False
 
-    def _check_log(self, path: str, content: bytes, *, is_newest: bool) -> None:
-        scan = frames.scan_log_frames(content)
+    def _check_log(self, path: str, content: bytes, start: int, *, is_newest: bool) -> None:
+        """Check the frames from `start` on; what lies before it is in segments and never read again."""
+        scan = frames.scan_log_frames(content, start)
         self._result.log_frames += scan.frames
-        batch_start = self._check_entries(path, content, scan.end)
+        batch_start = self._check_entries(path, content, start, scan.end)
         end = scan.end if batch_start is None else batch_start
         if content[scan.end - len(END_FRAME) : scan.end] == END_FRAME and batch_start is None:
             return
@@ -321,9 +349,8 @@ class _Verifier:
                 f"shard is not replayed, restore the file from a backup",
             )
 
-    def _check_entries(self, path: str, content: bytes, end: int) -> int | None:
+    def _check_entries(self, path: str, content: bytes, offset: int, end: int) -> int | None:
         """Look into the whole frames; return where a batch begins that has no end, None if there is none."""
-        offset = 0
         batch_start: int | None = None
         while offset < end:
             frame_len, kind, flags = layout.LOG_HEADER.unpack_from(content, offset)[:3]
