@@ -78,7 +78,7 @@ def append(
             if remembered is not None:
                 return _repeat(topic, remembered)
         core.sweep(topic, now_ms)
-    batch = Batch(topic, checked, key, max(now_ms, topic.log.last_ts), created)
+    batch = Batch(topic, checked, key, max(now_ms, topic.log.last_ts, topic.restored_ts), created)
     entry = _frame_into_log(core, batch) if core.is_logged(topic) else _frame_into_memory(core, batch)
     if key is not None:
         # A pending key stands for its batch too: whoever repeats it waits for the same commit.

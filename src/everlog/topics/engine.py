@@ -101,6 +101,11 @@ class Engine:
         """Tell whether there is a topic of this name."""
         return name in self._core.topics
 
+    def durability_of(self, name: str) -> Durability | None:
+        """Return the class of a topic, None if there is none."""
+        topic = self._core.topics.get(name)
+        return None if topic is None else topic.durability
+
     def topics(self, prefix: str = "", after: str | None = None, limit: int = 100) -> list[TopicState]:
         """Report topics in byte order of their names, beginning behind the name `after`."""
         self._check_open()

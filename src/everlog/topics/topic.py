@@ -95,6 +95,7 @@ class Topic:
         "reserved_durable",
         "reserved_logged",
         "restored_head",
+        "restored_ts",
         "saved",
         "saved_seq",
         "shard",
@@ -146,6 +147,7 @@ class Topic:
         self.logs_ahead = False  # will be logged: its configuration is on the way
         self.create_pending = False
         self.restored_head = 0
+        self.restored_ts = 0  # no record may be older, whatever the clock says now
         self.deleted = False  # not in the table
         self.gone = False  # and that is kept
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 NS_PER_MS: Final = 1_000_000
 # With more topics, one sync of the file system is cheaper than four of files and directories each.
 _FEW_TOPICS: Final = 64
+_WAIT_SLICE_NS: Final = 100 * NS_PER_MS
 _CHECK_INTERVAL_NS: Final = 5_000 * NS_PER_MS
 
 
@@ -134,8 +135,10 @@ class Checkpointer:
     def wait_idle(self) -> None:
         """Wait until no checkpoint is running."""
         while self._busy:
+            for shard in self._core.shards:
+                shard.shard.hurry()
             if not self._syncs.poll() and self._busy:
-                self._syncs.wait(_CHECK_INTERVAL_NS)
+                self._syncs.wait(_WAIT_SLICE_NS)
 
     def _log_bytes(self) -> int:
         return sum(shard.shard.metrics.bytes_written for shard in self._core.shards)
@@ -173,7 +176,28 @@ class Checkpointer:
                 return
             self._snapshot(coverage, clean)
 
-        self._syncs.start(self._lane, job, done)
+        self._when_synced(lambda: self._syncs.start(self._lane, job, done), works)
+
+    def _when_synced(self, then: Callable[[], None], works: list[_TopicWork]) -> None:
+        """Go on when all that is written is synced: no mark may be safer than its Delete frame."""
+        left = len(self._core.shards)
+
+        def synced(error: StorageFailed | None) -> None:
+            nonlocal left
+            left -= 1
+            failures.extend([error] if error is not None else [])
+            if left:
+                return
+            if failures:
+                for work in works:
+                    self._apply(work)
+                self._give_up(failures[0])
+            else:
+                then()
+
+        failures: list[StorageFailed] = []
+        for shard in self._core.shards:
+            shard.shard.sync(synced)
 
     def _plan(self, topic: Topic) -> _TopicWork | None:
         if topic.gone:
@@ -444,7 +468,7 @@ def topic_record(topic: Topic, clean: bool) -> TopicRecord:
         ttl_floor=topic.ttl_floor,
         reserved_floor=topic.cap_floor if clean else max(topic.cap_floor, topic.reserved_durable),
         delete_below=topic.delete_below,
-        last_ts=topic.log.last_ts,
+        last_ts=max(topic.log.last_ts, topic.restored_ts),
         saved_seq=topic.saved_seq,
         last_write_ts=topic.last_write_ts,
         last_read_ts=topic.last_read_ts,

@@ -183,6 +183,7 @@ class _Recovery:
         for key, first_seq, count, ts in record.keys:
             topic.keys[key] = RememberedKey(first_seq, count, ts, KEPT)
         topic.restored_head = record.head_seq
+        topic.restored_ts = record.last_ts
         first_seq = record.segments[0][0] if record.segments else record.saved_seq + 1
         topic.log = TopicLog(topic.topic_id, first_seq)
         if record.segments:

@@ -267,6 +267,8 @@ class _Verifier:
                 self._saved_through = {
                     layout.topic_dir_name(each.topic_id): each.saved_seq for each in topics
                 }
+                self._replay_starts = dict(body.starts)
+                self._replayed_whole_from = body.next_file_number
         except (UnsupportedVersion, Corrupt) as error:
             reason = str(error)
         if reason is not None:
@@ -317,7 +319,7 @@ class _Verifier:
                     self._leftover(file.path, "a log file that a snapshot has made unnecessary")
                     continue
                 start = self._replay_starts[file.number]
-            if is_newest and not any(content[:4]):
+            if is_newest and not any(content[start : start + 4]):
                 continue
             self._check_log(file.path, content, start, is_newest=is_newest)
             is_newest = False

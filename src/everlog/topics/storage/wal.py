@@ -530,6 +530,14 @@ class WalShard:
             self.window.started(now_ns, len(self._waiters))
             self._group = self._start_sync(self._active)
 
+    def hurry(self) -> None:
+        """Start the sync that is asked for now, whatever the commit window says."""
+        self.poll()
+        if self._waiters and self._group is None and self.position > self._started:
+            self._requested_ns = None
+            self.window.started(self.clock.monotonic_ns(), len(self._waiters))
+            self._group = self._start_sync(self._active)
+
     def _next_sync_ns(self, now_ns: int) -> int | None:
         """Return when the next sync is due; None if one is running, or would have nothing to do."""
         if self._group is not None or self.position <= self._started or self.read_only is not None:
