@@ -25,6 +25,8 @@ EVERLOG = typer.main.get_command(main.app)
 CHRON_CLI = typer.main.get_command(chron_cli.app)
 ALL = dict([*commands(EVERLOG, "everlog"), *commands(CHRON_CLI, "chron-cli")])
 
+NOUNS = ("everlog queue ", "everlog topic ")
+
 
 def test_the_commands_are_these() -> None:
     assert set(ALL) == {
@@ -34,6 +36,16 @@ def test_the_commands_are_these() -> None:
         "everlog queue inspect",
         "everlog queue tail",
         "everlog verify",
+        "everlog serve",
+        "everlog topic",
+        "everlog topic ls",
+        "everlog topic create",
+        "everlog topic show",
+        "everlog topic append",
+        "everlog topic read",
+        "everlog topic tail",
+        "everlog topic delete",
+        "everlog topic rm",
         "everlog queue doctor",
         "everlog queue bench",
         "chron-cli",
@@ -61,7 +73,7 @@ def test_the_example_is_a_valid_command_line(path: str) -> None:
     command.make_context(path, words[len(path.split()) :])
 
 
-@pytest.mark.parametrize("path", [path for path in ALL if path.startswith("everlog queue ")])
+@pytest.mark.parametrize("path", [path for path in ALL if path.startswith(NOUNS)])
 def test_json_is_offered_everywhere(path: str) -> None:
     assert any("--json" in parameter.opts for parameter in ALL[path].params)
 
@@ -80,5 +92,5 @@ def test_the_guide_explains_every_command_and_every_finding() -> None:
     assert codes
     assert re.findall(r"^\| `([a-z_]+)` \| (?:error|warning|info) \|", guide, re.MULTILINE) == codes
     for path in ALL:
-        if path.startswith("everlog queue "):
+        if path.startswith((*NOUNS, "everlog serve")):
             assert f"`{path}" in guide

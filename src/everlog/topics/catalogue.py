@@ -136,6 +136,8 @@ def put_topic(core: Core, name: str, config: TopicConfig) -> TopicPut:
             topic.config.type,
             resolved.type,
         )
+    # Logged before the change: what has expired under the old limit must not come back under the new one.
+    core.sweep(topic, core.now_ms())
     return TopicPut(False, resolved, _log_config(core, topic, resolved))
 
 

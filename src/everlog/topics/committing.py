@@ -48,7 +48,9 @@ class ShardLog:
         self._gathered: list[Entry] = []
         self._gathered_from = shard.position
         self._waiting: deque[_Group] = deque()
+        self._waiting_entries = 0
         self.depth_peak = 0
+        self.refused = 0  # counted by who looks at the depth before adding to it
 
     @property
     def buffer(self) -> FrameBuffer:
@@ -65,7 +67,7 @@ class ShardLog:
     @property
     def depth(self) -> int:
         """Entries that are gathered or wait for a sync."""
-        return len(self._gathered) + sum(len(group.entries) for group in self._waiting)
+        return len(self._gathered) + self._waiting_entries
 
     def reserve(self, size: int) -> None:
         """Make room for `size` bytes of frames; entries gathered before may be committed or failed by it."""
@@ -86,7 +88,7 @@ class ShardLog:
             self._gathered_from = self.shard.position
         self.shard.frames_gathered += frames
         self._gathered.append(entry)
-        self.depth_peak = max(self.depth_peak, len(self._gathered))
+        self.depth_peak = max(self.depth_peak, self.depth)
 
     def write(self) -> None:
         """Write what is gathered; failures reach the entries, not the caller."""
@@ -105,6 +107,7 @@ class ShardLog:
         group = _Group(self._gathered_from, [entry for entry in entries if entry.needs_sync])
         if group.entries:
             self._waiting.append(group)
+            self._waiting_entries += len(group.entries)
             self.shard.sync(self._synced)
         else:
             self.shard.request_sync()
@@ -119,6 +122,7 @@ class ShardLog:
 
     def _synced(self, error: StorageFailed | None) -> None:
         group = self._waiting.popleft()
+        self._waiting_entries -= len(group.entries)
         if error is None:
             _tell(entry.committed for entry in group.entries)
         else:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from everlog.clock import Clock
-from everlog.errors import ReadOnly
+from everlog.errors import LimitReached, ReadOnly
 from everlog.fs import Fs
 from everlog.native.frames import FrameBuffer, checksum
 from everlog.native.topic_log import Sources
@@ -23,6 +23,8 @@ from everlog.topics.storage.layout import FrameType
 from everlog.topics.topic import Topic, Totals
 
 NS_PER_MS: Final = 1_000_000
+# Entries of one shard that may wait for the disk; whoever comes then is told to come back.
+QUEUE_MAX: Final = 4096
 # Room for the control frames that can accompany a batch: create, key, head and evict watermark.
 CONTROL_ROOM: Final = 4096
 
@@ -79,6 +81,11 @@ class Core:
         if shard.shard.read_only is not None:
             error = shard.shard.read_only
             raise ReadOnly(str(error), error.errno)
+        if shard.depth >= QUEUE_MAX:
+            shard.refused += 1
+            raise LimitReached(
+                f"{shard.depth} writes wait for the disk; try again soon", "wal_queue", QUEUE_MAX
+            )
         return shard
 
     def log_change(

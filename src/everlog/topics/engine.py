@@ -129,6 +129,7 @@ class Engine:
             read_only=sum(shard.shard.read_only is not None for shard in self._core.shards),
             queue_depth=sum(shard.depth for shard in self._core.shards),
             queue_depth_peak=sum(shard.depth_peak for shard in self._core.shards),
+            queue_refused=sum(shard.refused for shard in self._core.shards),
             wal=wal,
         )
 
@@ -171,7 +172,7 @@ class Engine:
         A key that was used within the topic's window gives the first batch's seqs again.
         """
         self._check_open()
-        return appending.append(self._core, name, records, node, idempotency_key, create, config)
+        return appending.append(self._core, name, records, node, idempotency_key or None, create, config)
 
     def diff(
         self,

@@ -86,6 +86,7 @@ class EngineCounts(msgspec.Struct, frozen=True):
     read_only: int = 0
     queue_depth: int = 0
     queue_depth_peak: int = 0
+    queue_refused: int = 0
     wal: WalMetrics = msgspec.field(default_factory=WalMetrics)
 
 

@@ -176,10 +176,12 @@ class Checkpointer:
                 return
             self._snapshot(coverage, clean)
 
-        self._when_synced(lambda: self._syncs.start(self._lane, job, done), works)
+        self._when_synced(lambda: self._syncs.start(self._lane, job, done), done)
 
-    def _when_synced(self, then: Callable[[], None], works: list[_TopicWork]) -> None:
-        """Go on when all that is written is synced: no mark may be safer than its Delete frame."""
+    def _when_synced(
+        self, then: Callable[[], None], otherwise: Callable[[BaseException | None], None]
+    ) -> None:
+        """Go on when all that is written is synced: nothing may be safer than its frame in the log."""
         left = len(self._core.shards)
 
         def synced(error: StorageFailed | None) -> None:
@@ -189,9 +191,7 @@ class Checkpointer:
             if left:
                 return
             if failures:
-                for work in works:
-                    self._apply(work)
-                self._give_up(failures[0])
+                otherwise(failures[0])
             else:
                 then()
 
@@ -303,7 +303,8 @@ class Checkpointer:
             previous, self._coverage = self._coverage, coverage
             self._clean_up(drops, previous)
 
-        self._syncs.start(self._lane, job, done)
+        # What came while the segments were written may be in the body, but not yet certain in the log.
+        self._when_synced(lambda: self._syncs.start(self._lane, job, done), done)
 
     def _kept_topics(self) -> Iterator[Topic]:
         """Yield what is certainly there: neither a topic being created nor without one being deleted."""

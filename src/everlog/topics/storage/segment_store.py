@@ -333,6 +333,10 @@ class LocalSegmentStore:
             self._unlink(self.describe(segment_id, SegmentPart.DATA))
         for name in listing.temporary:
             self._unlink(os.path.join(self.directory, name))
+        if listing.leaving or listing.data_only or listing.temporary:
+            # Else one may come back with the next power loss, when its seqs are long past.
+            with _reported("sync the directory", self.directory):
+                self._fs.fsync_dir(self.directory)
 
     def exists(self, segment_id: int, part: SegmentPart) -> bool:
         """See `SegmentStore.exists`."""

@@ -440,6 +440,7 @@ class WalShard:
             if self._prepared is None:
                 number = self._next_file_number()
                 self._prepared = create_log_file(self.fs, self.directory, number, capacity)
+                self.prepared_number = number
             elif self._prepared.capacity < capacity:
                 self._prepared.grow(self.fs, capacity)
         except OSError as error:

@@ -1,0 +1,190 @@
+"""The command `everlog serve`: a topics server in the foreground.
+
+Owns the flags, the banner, and the exit codes of a server that cannot start. Serving itself is done by
+`everlog.server.serve`.
+
+    exit 1  an error not listed here
+    exit 2  the settings are wrong: a flag, a variable, the TOML file, or a public address without keys
+    exit 5  the address cannot be listened on, for example because the port is in use
+    exit 6  another process uses the data directory
+    exit 7  the data is damaged; nothing was changed
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+
+import everlog
+from everlog.cli.output import is_terminal, print_error, print_fields
+from everlog.cli.signatures import Option, give_options
+from everlog.errors import Corrupt, DataDirInUse, EverlogError, InvalidConfig, Io, UnsupportedVersion
+
+if TYPE_CHECKING:
+    from everlog.server.serve import TopicsServer
+    from everlog.server.settings import ServerSettings
+
+SETTINGS_EXIT_CODE: Final = 2
+ADDRESS_EXIT_CODE: Final = 5
+DATA_DIR_EXIT_CODE: Final = 6
+CORRUPT_EXIT_CODE: Final = 7
+
+_EXIT_CODES: Final[dict[type[EverlogError], int]] = {
+    InvalidConfig: SETTINGS_EXIT_CODE,
+    DataDirInUse: DATA_DIR_EXIT_CODE,
+    Corrupt: CORRUPT_EXIT_CODE,
+    UnsupportedVersion: CORRUPT_EXIT_CODE,
+}
+
+_ADDRESS_ERRNOS: Final = {
+    errno.EADDRINUSE: "another process listens there; stop it, or choose another --port (0: any free one)",
+    errno.EADDRNOTAVAIL: "this machine has no such address; choose another --host",
+    errno.EACCES: "not allowed; ports below 1024 need a privilege, choose another --port",
+}
+
+_OPTIONS: Final = (
+    Option(
+        "memory",
+        Annotated[bool, typer.Option("--memory", help="Keep all in memory; gone at the end.")],
+        False,
+    ),
+    Option(
+        "host",
+        Annotated[
+            str | None, typer.Option(metavar="HOST", help="Listen here; or host:port. Default: 127.0.0.1.")
+        ],
+    ),
+    Option(
+        "port",
+        Annotated[int | None, typer.Option(min=0, max=65_535, help="Port; 0: any free one. Default: 4000.")],
+    ),
+    Option(
+        "data_dir",
+        Annotated[str | None, typer.Option(metavar="DIR", help="Where data lies. Default: ./topics-data.")],
+    ),
+    Option(
+        "cold_dir", Annotated[str | None, typer.Option(metavar="DIR", help="Old segments are moved here.")]
+    ),
+    Option(
+        "config",
+        Annotated[
+            str | None,
+            typer.Option(metavar="FILE.toml", help="Settings file; variables win over it, flags over both."),
+        ],
+    ),
+    Option(
+        "port_file",
+        Annotated[str | None, typer.Option(metavar="FILE", help="Gets host:port once the server listens.")],
+    ),
+    Option(
+        "wal_shards",
+        Annotated[
+            int | None,
+            typer.Option("--shards", "--wal-shards", min=1, help="Parts of the log, synced side by side."),
+        ],
+    ),
+    Option(
+        "log_level",
+        Annotated[
+            str | None,
+            typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. Default: info."),
+        ],
+    ),
+    Option(
+        "log_format",
+        Annotated[
+            Literal["text", "json"] | None,
+            typer.Option(help="How log lines and errors are written. Default: text."),
+        ],
+    ),
+    Option(
+        "cors_origins",
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                "--cors-origin",
+                "--cors-origins",
+                metavar="ORIGIN",
+                help="Pages from here may call the server in a browser; may be repeated, * is any.",
+            ),
+        ],
+    ),
+)
+
+
+def serve_command(*, memory: bool, config: str | None, **flags: Any) -> None:
+    """Run a topics server until Ctrl-C or SIGTERM.
+
+    Everything else is set by TOPICS_* variables or the settings file: keys (TOPICS_API_KEYS), caps, segments.
+    """
+    if memory and (flags["data_dir"] is not None or flags["cold_dir"] is not None):
+        raise typer.BadParameter("--memory keeps nothing on disk; leave --data-dir and --cold-dir out")
+    flags["cors_origins"] = flags["cors_origins"] or None
+    as_json = flags["log_format"] == "json"
+    address = "the address"
+    try:
+        settings = _settings(config, flags)
+        as_json = settings.log_format == "json"
+        address = f"{settings.host} port {settings.port}"
+        _serve(settings, memory)
+    except (EverlogError, OSError) as error:
+        told, code = _told(error, address)
+        print_error(told, as_json=as_json)
+        raise typer.Exit(code) from None
+
+
+give_options(serve_command, _OPTIONS)
+
+
+def _settings(config: str | None, flags: dict[str, Any]) -> ServerSettings:
+    # Imported here: the commands that look at queues need not wait for the server to be loaded.
+    from everlog.server.settings import ServerSettings
+
+    return ServerSettings.from_sources(os.environ, config, flags)
+
+
+def _serve(settings: ServerSettings, memory: bool) -> None:
+    from everlog.server.serve import run
+
+    run(settings, memory=memory, started=_show_banner if is_terminal() else None)
+
+
+def _show_banner(server: TopicsServer) -> None:
+    """Say what a person wants to know who has just started a server."""
+    settings = server.settings
+    host, port = server.address
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    keys = (
+        f"on, {len(settings.api_keys)} keys"
+        if settings.api_keys.enabled
+        else "OFF, anybody may do everything"
+    )
+    data = "in memory only, gone when it stops" if server.is_memory else os.path.abspath(settings.data_dir)
+    fields = [("listens on", f"{url}/v0"), ("data", data)]
+    if settings.cold_dir is not None:
+        fields.append(("old segments", os.path.abspath(settings.cold_dir)))
+    fields += [("auth", keys), ("try", f"curl {url}/v0/health"), ("stop", "Ctrl-C")]
+    print(f"everlog {everlog.__version__} is ready")
+    print_fields(fields)
+    sys.stdout.flush()
+
+
+def _told(error: EverlogError | OSError, address: str) -> tuple[EverlogError, int]:
+    """What the user is told of a failed start, and the exit code."""
+    if isinstance(error, EverlogError):
+        for kinds, code in _EXIT_CODES.items():
+            if isinstance(error, kinds):
+                return error, code
+        return error, 1
+    if isinstance(error, socket.gaierror):
+        reason = f"cannot listen on {address}: the name cannot be resolved ({error.strerror})"
+        return Io(reason, error.errno), ADDRESS_EXIT_CODE
+    if error.errno in _ADDRESS_ERRNOS and error.filename is None:
+        reason = f"cannot listen on {address}: {_ADDRESS_ERRNOS[error.errno]}"
+        return Io(reason, error.errno), ADDRESS_EXIT_CODE
+    return Io(f"cannot go on: {error}", error.errno), 1

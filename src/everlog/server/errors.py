@@ -1,0 +1,91 @@
+"""Errors on the wire: one body for all of them, and which status an engine's error gets.
+
+Owns the codes of the contract; the sentences come from where the error arose.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from everlog.errors import (
+    BatchTooLarge,
+    Closed,
+    EverlogError,
+    InvalidRequest,
+    LimitReached,
+    RecordTooLarge,
+    TopicFull,
+    TopicIncompatible,
+    TopicNotEmpty,
+    TopicNotFound,
+)
+
+MESSAGE_MAX: Final = 1000
+RETRY_SOON: Final = ((b"Retry-After", b"1"),)
+
+
+class ApiError(Exception):
+    """A refusal with its status, code and detail."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        detail: dict[str, Any] | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.headers = headers
+
+    def body(self) -> bytes:
+        """The error as it is sent."""
+        # Messages repeat what was sent, and that can be as long as a body.
+        error: dict[str, Any] = {"code": self.code, "message": str(self)[:MESSAGE_MAX]}
+        if self.detail is not None:
+            error["detail"] = self.detail
+        return msgspec.json.encode({"error": error})
+
+
+def invalid(message: str, **detail: Any) -> ApiError:
+    """A request that makes no sense."""
+    return ApiError(400, "invalid_request", message, detail or None)
+
+
+_STATUS: Final[dict[type[EverlogError], int]] = {
+    BatchTooLarge: 400,
+    RecordTooLarge: 400,
+    TopicNotFound: 404,
+    TopicIncompatible: 409,
+    TopicNotEmpty: 409,
+    TopicFull: 422,
+}
+
+
+def from_engine(error: EverlogError, topic: str | None) -> ApiError:
+    """Turn an error of the engine into what the client is told."""
+    message = str(error)
+    if isinstance(error, LimitReached):
+        return limit_reached(message, error.limit, error.maximum)
+    if isinstance(error, Closed):
+        return ApiError(503, "shutting_down", message, None, RETRY_SOON)
+    if isinstance(error, TopicIncompatible):
+        detail = {"existing_type": error.existing, "requested_type": error.requested}
+        return ApiError(409, error.code, message, detail)
+    status = _STATUS.get(type(error))
+    if status is not None:
+        about = {"topic": topic} if topic is not None and status != 400 else None
+        return ApiError(status, error.code, message, about)
+    if isinstance(error, InvalidRequest):
+        return ApiError(400, "invalid_request", message)
+    return ApiError(500, "internal", message)
+
+
+def limit_reached(message: str, limit: str, maximum: int) -> ApiError:
+    """A resource cap is reached."""
+    return ApiError(429, "throttled", message, {"limit": limit, "max": maximum}, RETRY_SOON)

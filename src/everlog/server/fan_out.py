@@ -1,0 +1,354 @@
+"""From a topic that changed to everybody who watches it.
+
+Owns who watches which topic, the queue of watchers that have something to do, and the rendering that they
+share: records behind a cursor are rendered once for all watchers who stand there with the same wishes.
+Writes to no connection; each watcher does that for itself, so a slow one holds up nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from contextlib import suppress
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from everlog.errors import Closed, EverlogError, TopicNotFound
+from everlog.server.app import App
+from everlog.server.errors import ApiError
+from everlog.server.sse import end_with_id, record_lines
+from everlog.topics import Commit, Diff, Discard, Engine, Tombstone, TopicConfig
+from everlog.topics.config import U64_MAX
+
+# One step of the loop serves so many watchers, or works so long; then requests get their turn.
+STEP_WATCHERS: Final = 256
+STEP_NS: Final = 2_000_000
+CACHE_BATCHES: Final = 64
+CACHE_BYTES: Final = 16 << 20
+log = logging.getLogger("everlog.server.watch")
+
+
+class Wishes(NamedTuple):
+    """What a watcher wants to get of a topic; those who wish the same share what is rendered."""
+
+    limit: int = 0
+    max_batch_bytes: int = 0
+    nodes: tuple[str, ...] = ()
+    include_tags: bool = False
+    include_meta: bool = True
+    include_data: bool = True
+    is_strong: bool = False
+
+
+class Version(NamedTuple):
+    """What decides the outcome of a read besides the cursor: as long as it is the same, so is the outcome."""
+
+    epoch: int
+    head_seq: int
+    evict_floor: int
+    live_count: int
+    dedupes_nodes: bool
+    loss: str | None
+    """Why records of this topic can be lost, as a tombstone would say it; None if they cannot."""
+
+
+class Batch:
+    """One read of one topic, ready to be sent to everybody who stands at `from_seq`.
+
+    It may be sent when `commit` is done without an error; if `is_incomplete`, it has to be read again then.
+    """
+
+    __slots__ = (
+        "_alone",
+        "caught_up",
+        "commit",
+        "earliest_seq",
+        "epoch",
+        "head_seq",
+        "is_incomplete",
+        "lines",
+        "loss",
+        "name",
+        "start_seq",
+        "to_seq",
+        "tombstone",
+    )
+
+    def __init__(self, name: str, version: Version, from_seq: int, diff: Diff, commit: Commit) -> None:
+        tombstone: Tombstone | None = diff.tombstone
+        self.name = name
+        self.epoch = version.epoch
+        self.loss = version.loss
+        self.tombstone = tombstone
+        self.commit = commit
+        self.is_incomplete = diff.incomplete
+        # Where reading goes on behind the gap.
+        self.start_seq = from_seq if tombstone is None else tombstone.earliest_seq - 1
+        self.to_seq = diff.next_from_seq
+        self.head_seq = diff.head_seq
+        self.earliest_seq = diff.earliest_seq
+        self.caught_up = diff.caught_up
+        self.lines = b""
+        self._alone = b""
+        if diff.delivered and not diff.incomplete:
+            topic = msgspec.json.encode(name)
+            self.lines = record_lines(topic, diff.records, self.start_seq, self.to_seq, self.head_seq)
+
+    @property
+    def frame_alone(self) -> bytes:
+        """The frame of the records for all who watch nothing but this topic: their ids are the same too."""
+        if not self._alone:
+            self._alone = self.lines + end_with_id({self.name: self.to_seq})
+        return self._alone
+
+
+class Watcher(Protocol):
+    """Somebody who follows topics."""
+
+    def topic_changed(self, name: str) -> None:
+        """There may be something new in this topic, or it is gone."""
+        ...
+
+    def pump(self) -> None:
+        """Send a little; called after `FanOut.serve_soon`."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """Its pump failed."""
+        ...
+
+
+class _Feed:
+    """The watchers of one topic name; the engine tells it of the next change while it is armed."""
+
+    __slots__ = ("fan_out", "is_armed", "name", "watchers")
+
+    def __init__(self, fan_out: FanOut, name: str) -> None:
+        self.fan_out = fan_out
+        self.name = name
+        self.watchers: dict[Watcher, None] = {}
+        self.is_armed = False
+
+    def woken(self) -> None:
+        """The topic has something new or is deleted; each registration is told once."""
+        self.is_armed = False
+        self.fan_out.feed_woken(self)
+
+
+class SharedBatches:
+    """Batches that others may want as well, by topic, version, cursor and wishes; bounded."""
+
+    def __init__(self) -> None:
+        self._batches: dict[tuple[str, Version, int, Wishes], Batch] = {}
+        self._bytes = 0
+        self.rendered = 0
+        self.shared = 0
+
+    def get(self, key: tuple[str, Version, int, Wishes]) -> Batch | None:
+        """A batch that was read before."""
+        batch = self._batches.get(key)
+        if batch is not None:
+            self.shared += 1
+        return batch
+
+    def put(self, key: tuple[str, Version, int, Wishes], batch: Batch) -> None:
+        """Keep a batch for others; the oldest ones make room."""
+        self.rendered += 1
+        self._batches[key] = batch
+        self._bytes += len(batch.lines)
+        while len(self._batches) > CACHE_BATCHES or self._bytes > CACHE_BYTES:
+            oldest = next(iter(self._batches))
+            self._bytes -= len(self._batches.pop(oldest).lines)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._batches.clear()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+class FanOut:
+    """All watchers of all topics."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._feeds: dict[str, _Feed] = {}
+        self._woken: list[_Feed] = []
+        self._ready: set[Watcher] = set()
+        self._queue: deque[Watcher] = deque()
+        self._step_is_due = False
+        self._versions: dict[str, Version | None] = {}
+        self.batches = SharedBatches()
+
+    # --- Who watches what --------------------------------------------------------------------------------
+
+    def join(self, name: str, watcher: Watcher) -> None:
+        """Tell a watcher about the changes of a topic that come after its next read."""
+        feed = self._feeds.get(name)
+        if feed is None:
+            feed = self._feeds[name] = _Feed(self, name)
+        feed.watchers[watcher] = None
+
+    def leave(self, name: str, watcher: Watcher) -> None:
+        """Tell it no more; not watching is no error."""
+        feed = self._feeds.get(name)
+        if feed is None:
+            return
+        feed.watchers.pop(watcher, None)
+        if not feed.watchers:
+            del self._feeds[name]
+            if feed.is_armed and self._app.engine is not None:
+                self._app.engine.forget_change(name, feed.woken)
+
+    def forget(self, watcher: Watcher) -> None:
+        """A watcher is over: serve it no more."""
+        self._ready.discard(watcher)
+
+    def _arm(self, feed: _Feed) -> None:
+        """Register for the next change; before each look, so that no change is missed."""
+        engine = self._app.engine
+        if not feed.is_armed and engine is not None and engine.has_topic(feed.name):
+            # A closed engine changes no more; the read that follows tells its reader.
+            with suppress(Closed):
+                engine.on_change(feed.name, feed.woken)
+                feed.is_armed = True
+
+    def feed_woken(self, feed: _Feed) -> None:
+        """Tell the watchers, but not here: this may be the middle of a commit."""
+        self._woken.append(feed)
+        self._step_soon()
+
+    def serve_soon(self, watcher: Watcher) -> None:
+        """Let a watcher pump when its turn comes."""
+        if watcher not in self._ready:
+            self._ready.add(watcher)
+            self._queue.append(watcher)
+            self._step_soon()
+
+    # --- The turn of the watchers ------------------------------------------------------------------------
+
+    def _step_soon(self) -> None:
+        if not self._step_is_due:
+            self._step_is_due = True
+            self._app.loop.call_soon(self._step)
+
+    def _step(self) -> None:
+        """Serve watchers for a while; what is left goes on after the loop has seen to others."""
+        self._step_is_due = False
+        self._versions.clear()
+        woken, self._woken = self._woken, []
+        for feed in woken:
+            for watcher in tuple(feed.watchers):
+                watcher.topic_changed(feed.name)
+        end_ns = self._app.now_ns() + STEP_NS
+        for _ in range(min(len(self._queue), STEP_WATCHERS)):
+            watcher = self._queue.popleft()
+            if watcher in self._ready:
+                self._ready.remove(watcher)
+                self._pump(watcher)
+                if self._app.now_ns() >= end_ns:
+                    break
+        if self._queue or self._woken:
+            self._step_soon()
+        else:
+            # Nobody is left who could share them.
+            self.batches.clear()
+
+    def _pump(self, watcher: Watcher) -> None:
+        try:
+            watcher.pump()
+        except (EverlogError, ApiError) as error:
+            watcher.fail(error)
+        except Exception as error:
+            log.exception("a watch stream failed")
+            watcher.fail(error)
+
+    # --- Reading -----------------------------------------------------------------------------------------
+
+    def read(self, name: str, epoch: int, from_seq: int, wishes: Wishes) -> Batch | None:
+        """Read a topic from a cursor of its instance `epoch`; None if there is no such topic.
+
+        The cursor means nothing in another instance of the name: that one is read from its beginning, with
+        the tombstone that says so. Call it inside `Watcher.pump` only.
+        """
+        engine = self._app.ready_engine()
+        feed = self._feeds.get(name)
+        if feed is not None:
+            self._arm(feed)
+        version = self._version(engine, name)
+        if version is None:
+            return None
+        if version.epoch != epoch:
+            from_seq = U64_MAX
+        key = (name, version, from_seq, wishes)
+        batch = self.batches.get(key)
+        if batch is None:
+            batch = self._render(engine, name, version, from_seq, wishes)
+            if not batch.is_incomplete:
+                self.batches.put(key, batch)
+        return batch
+
+    def _version(self, engine: Engine, name: str) -> Version | None:
+        """The version of a topic; looked up once per step, nothing changes inside of one."""
+        if name in self._versions:
+            return self._versions[name]
+        try:
+            state = engine.state(name, touch=False)
+        except TopicNotFound:
+            version = None
+        else:
+            version = Version(
+                state.epoch,
+                state.head_seq,
+                state.evict_floor,
+                state.count,
+                state.config.dedupe_node,
+                _loss(state.config),
+            )
+        self._versions[name] = version
+        return version
+
+    def _render(self, engine: Engine, name: str, version: Version, from_seq: int, wishes: Wishes) -> Batch:
+        diff = engine.diff(
+            name,
+            from_seq,
+            wishes.limit,
+            node=wishes.nodes,
+            include_tags=wishes.include_tags,
+            include_meta=wishes.include_meta,
+            include_data=wishes.include_data,
+            max_batch_bytes=wishes.max_batch_bytes,
+            block=False,
+        )
+        commit = diff.commit
+        if wishes.is_strong and diff.delivered and not diff.incomplete:
+            commit = _both(commit, engine.synced_commit(name))
+        if not commit.done:
+            self._app.turn_soon()
+        return Batch(name, version, from_seq, diff, commit)
+
+
+def _loss(config: TopicConfig) -> str | None:
+    """Why a topic may lose records that nobody deleted."""
+    by_cap = config.discard is Discard.OLD and bool(config.cap_records or config.cap_bytes)
+    by_age = config.ttl_ms > 0
+    return "mixed" if by_cap and by_age else "cap" if by_cap else "ttl" if by_age else None
+
+
+def _both(first: Commit, second: Commit) -> Commit:
+    """A commit that is done when both are, or as soon as the first has failed."""
+    if first.done and first.error is None:
+        return second
+    both = Commit()
+
+    def first_done(_: Commit) -> None:
+        if first.error is not None:
+            both.finish(first.error)
+        else:
+            second.on_done(lambda _: both.finish(second.error))
+
+    first.on_done(first_done)
+    return both

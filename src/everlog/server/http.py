@@ -1,0 +1,178 @@
+"""The HTTP server: it listens, counts its connections, sweeps their timeouts and drains.
+
+Owns the listening socket and the set of connections; knows no route and no topic. The application sees
+`Exchange`, `Stream` and `Upgraded`; the parts are `http_connection` (one client), `http_reading` (bytes to
+requests), `http_exchange` (requests to responses), `http_messages` (values) and `http_limits` (numbers).
+Everything runs on the thread of one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from email.utils import formatdate
+from typing import Final, Protocol
+
+from everlog.clock import NS_PER_S, Clock, SystemClock
+from everlog.server.http_connection import HttpConnection
+from everlog.server.http_exchange import Channel, Exchange, Stream, Upgraded
+from everlog.server.http_limits import HttpLimits
+from everlog.server.http_messages import JSON_TYPE, Headers, Request, error_body, render_head
+
+__all__ = [
+    "Application",
+    "Channel",
+    "Exchange",
+    "Headers",
+    "HttpLimits",
+    "HttpServer",
+    "Request",
+    "Stream",
+    "Upgraded",
+    "error_body",
+]
+
+LISTEN_BACKLOG: Final = 4096
+# After the last connections were aborted, the loop needs a moment to tell everybody.
+ABORT_GRACE_S: Final = 1.0
+
+
+class Application(Protocol):
+    """What a server serves. Both calls are made on the event loop and must not block."""
+
+    def check_head(self, request: Request) -> tuple[int, bytes] | None:
+        """Refuse a request (status, JSON body) when its headers are there, before its body is read."""
+        ...
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer a complete request, now or later."""
+        ...
+
+
+class HttpServer:
+    """Serves one application on one address.
+
+    Time comes from the event loop unless a `clock` is given; with a clock of its own a test moves time and
+    calls `sweep`.
+    """
+
+    def __init__(
+        self, application: Application, limits: HttpLimits | None = None, clock: Clock | None = None
+    ) -> None:
+        self.application = application
+        self.limits = limits if limits is not None else HttpLimits()
+        self.is_draining = False
+        self.loop: asyncio.AbstractEventLoop
+        # The time that timeouts are measured in; asked for with every request, so it is bound directly.
+        self.now_s: Callable[[], float]
+        self.date_line = b""
+        self.ok_json_head = b""
+        self.full_response = b""
+        self._clock = clock
+        self._wall: Clock = clock if clock is not None else SystemClock()
+        self._connections: set[HttpConnection] = set()
+        self._listener: asyncio.Server | None = None
+        self._tick_handle: asyncio.TimerHandle | None = None
+        self._emptied: asyncio.Event
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._connections)
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen; port 0 means any free one. Returns the address that clients reach it at."""
+        self.loop = asyncio.get_running_loop()
+        self.now_s = self.loop.time if self._clock is None else self._clock_s
+        self._emptied = asyncio.Event()
+        self._render_heads()
+        self._listener = await self.loop.create_server(
+            lambda: HttpConnection(self), host, port, backlog=LISTEN_BACKLOG
+        )
+        for listening in self._listener.sockets:
+            # Linux hands this down to every connection, whatever the event loop does about it.
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._tick_handle = self.loop.call_later(self.limits.sweep_interval_s, self._tick)
+        name = self._listener.sockets[0].getsockname()
+        return name[0], name[1]
+
+    def stop_accepting(self) -> None:
+        """Take no new connections; those that are open go on."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    async def drain(self, timeout_s: float) -> None:
+        """Stop: idle connections end at once, others with their response, what is left after the timeout too.
+
+        Streams and upgraded connections are ended by their owners or by the timeout.
+        """
+        self.stop_accepting()
+        self.is_draining = True
+        self._render_heads()
+        for connection in tuple(self._connections):
+            connection.drain()
+        await self._until_empty(timeout_s)
+        for connection in tuple(self._connections):
+            connection.abort()
+        await self._until_empty(ABORT_GRACE_S)
+        if self._tick_handle is not None:
+            self._tick_handle.cancel()
+            self._tick_handle = None
+
+    async def _until_empty(self, timeout_s: float) -> None:
+        """Wait until no connection is left, or the time is over."""
+        if self._connections:
+            self._emptied.clear()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._emptied.wait(), timeout_s)
+
+    def sweep(self) -> None:
+        """Look at the timeouts of all connections; also done by the loop, every `sweep_interval_s`."""
+        now_s = self.now_s()
+        for connection in tuple(self._connections):
+            connection.sweep(now_s)
+
+    def _clock_s(self) -> float:
+        assert self._clock is not None, "only bound if there is a clock"
+        return self._clock.monotonic_ns() / NS_PER_S
+
+    # --- For connections ---
+
+    def admit(self, connection: HttpConnection) -> bool:
+        """Count a new connection, if there is room for it."""
+        if self.is_draining or len(self._connections) >= self.limits.max_connections:
+            return False
+        self._connections.add(connection)
+        return True
+
+    def forget(self, connection: HttpConnection) -> None:
+        """A connection is over."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._emptied.set()
+
+    def _tick(self) -> None:
+        self._tick_handle = self.loop.call_later(self.limits.sweep_interval_s, self._tick)
+        self._render_heads()
+        self.sweep()
+
+    def _render_heads(self) -> None:
+        """Render what holds for all responses of this second."""
+        date = formatdate(self._wall.wall_ns() // NS_PER_S, usegmt=True)
+        self.date_line = b"Date: %b\r\n" % date.encode("ascii")
+        json_head = render_head(200, self.date_line, (), JSON_TYPE, None)
+        self.ok_json_head = json_head.removesuffix(b"\r\n") + b"Content-Length: "
+        body = self._full_body()
+        fields = ((b"Retry-After", b"1"), (b"Connection", b"close"))
+        self.full_response = render_head(503, self.date_line, fields, JSON_TYPE, len(body)) + body
+
+    def _full_body(self) -> bytes:
+        """What a client hears whose connection is not taken."""
+        if self.is_draining:
+            return error_body("shutting_down", "the server is shutting down; connect to another one")
+        return error_body(
+            "throttled", f"the server has {self.limits.max_connections} connections; retry later"
+        )

@@ -1,0 +1,143 @@
+"""Reading from a cursor, with or without waiting for something to come.
+
+Owns one read from the request to its answer: cold segments are fetched in the background, and a reader
+that is caught up waits until the topic changes, it is deleted, or the time is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from everlog.server.app import App, Call
+from everlog.server.bodies import DiffBody
+from everlog.server.errors import from_engine
+from everlog.topics import Commit, Diff, Tombstone
+
+WAIT_MS_MAX: Final = 30_000
+_json = msgspec.json.Encoder()
+
+
+class LongPoll:
+    """One POST diff."""
+
+    def __init__(self, app: App, call: Call, body: DiffBody) -> None:
+        self._app = app
+        self._call = call
+        self._body = body
+        self._from_seq = body.from_seq
+        self._tombstone: Tombstone | None = None
+        self._scanned = 0
+        self._fetches = 0
+        self._wait_ms = min(body.wait_ms, WAIT_MS_MAX)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def read(self) -> None:
+        """Read once; answer, fetch what is cold, or wait."""
+        body, engine = self._body, self._app.ready_engine()
+        diff = engine.diff(
+            self._call.name,
+            self._from_seq,
+            body.limit,
+            node=() if body.node is None else body.node,
+            include_tags=body.include_tags,
+            include_meta=body.include_meta,
+            max_batch_bytes=body.max_batch_bytes,
+            block=False,
+        )
+        diff = self._with_what_was_before(diff)
+        if diff.incomplete:
+            # The rest is read from where this one stopped: to start again could need more segments than
+            # there is memory for, and then each fetch would throw out what the next read begins with.
+            self._from_seq, self._tombstone = diff.next_from_seq, diff.tombstone
+            self._scanned, self._fetches = diff.scanned, diff.cold_segments_read + 1
+            diff.commit.on_done(self._fetched)
+        elif self._wait_ms and not diff.delivered and diff.tombstone is None and diff.caught_up:
+            self._park()
+        else:
+            self._app.answer_when(self._call, diff.commit, partial(render_diff, self._app, self._call, diff))
+
+    def _with_what_was_before(self, diff: Diff) -> Diff:
+        """The read, with what the reads that stopped at cold segments had to say."""
+        if not self._fetches:
+            return diff
+        tombstone = self._tombstone
+        if diff.tombstone is not None:
+            gap_from = diff.tombstone.gap_from if tombstone is None else tombstone.gap_from
+            tombstone = msgspec.structs.replace(
+                diff.tombstone, gap_from=min(gap_from, diff.tombstone.gap_from)
+            )
+        return msgspec.structs.replace(
+            diff,
+            tombstone=tombstone,
+            scanned=diff.scanned + self._scanned,
+            cold_segments_read=diff.cold_segments_read + self._fetches,
+        )
+
+    def _fetched(self, commit: Commit) -> None:
+        if commit.error is not None:
+            self._app.refuse(self._call, from_engine(commit.error, self._call.name))
+        else:
+            self._app.guarded(self._call, self.read)
+
+    def _park(self) -> None:
+        app, call = self._app, self._call
+        app.ready_engine().on_change(call.name, self._woken)
+        self._timer = app.loop.call_later(self._wait_ms / 1000, self._woken)
+        app.parked.add(self._woken)
+        app.on_gone(call, self._forget)
+        self._wait_ms = 0  # whatever wakes it, the next read is the answer
+
+    def _woken(self) -> None:
+        self._forget()
+        self._app.guarded(self._call, self.read)
+        self._app.turn_soon()  # for what the read may have found to be too old
+
+    def _forget(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._app.parked.discard(self._woken)
+        if self._app.engine is not None:
+            self._app.engine.forget_change(self._call.name, self._woken)
+
+
+def render_diff(app: App, call: Call, diff: Diff) -> tuple[bytes, int]:
+    """The answer of a read; the records are in it as the kernel rendered them."""
+    extra = b',"records_scanned":%d' % diff.scanned
+    if diff.cold_segments_read:
+        extra += b',"cold_segments_read":%d' % diff.cold_segments_read
+    answer = (
+        b'{"topic":%b,"records":%b,"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,'
+        b'"tombstone":%b,"lag":%d,"performance":%b}'
+    ) % (
+        _json.encode(call.name),
+        diff.records,
+        diff.next_from_seq,
+        diff.head_seq,
+        diff.earliest_seq,
+        b"true" if diff.caught_up else b"false",
+        render_tombstone(diff.tombstone),
+        diff.lag,
+        app.performance(call, extra),
+    )
+    return answer, 200
+
+
+def render_tombstone(tombstone: Tombstone | None) -> bytes:
+    """A gap as the reader is told of it."""
+    if tombstone is None:
+        return b"null"
+    return (
+        b'{"gap_from":%d,"gap_to":%d,"reason":"%b","missed_estimate":%d,"earliest_seq":%d,"head_seq":%d}'
+    ) % (
+        tombstone.gap_from,
+        tombstone.gap_to,
+        tombstone.reason.encode(),
+        tombstone.missed_estimate,
+        tombstone.earliest_seq,
+        tombstone.head_seq,
+    )

@@ -1,0 +1,182 @@
+"""The probes: is the server alive, is it ready, and what does it count.
+
+Owns the metrics and their names; they are read from the engine when asked for, never kept twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from typing import Any, Final
+
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from everlog.server.app import App, Call, Route
+from everlog.server.auth import Scope
+from everlog.server.errors import RETRY_SOON, ApiError
+from everlog.topics import Durability, EngineCounts
+
+TOPIC_METRICS_MAX: Final = 1000
+_VERSION: Final = version("everlog")
+_json = msgspec.json.Encoder()
+
+
+class ProbeRoutes:
+    """Handlers of health, ready and metrics. `gauges` gives what only the server knows."""
+
+    def __init__(self, app: App, gauges: Callable[[], dict[str, int]]) -> None:
+        self._app = app
+        self._gauges = gauges
+        self._registry = CollectorRegistry()
+        self._registry.register(_Metrics(self))
+        for path in ("/v0/health", "/healthz"):
+            app.add("GET", path, Route(Scope(0), self.health, is_probe=True))
+        for path in ("/v0/ready", "/readyz"):
+            app.add("GET", path, Route(Scope(0), self.ready, is_probe=True))
+        app.add("GET", "/v0/metrics", Route(Scope.READ, self.metrics, is_probe=True))
+
+    def health(self, call: Call) -> None:
+        """GET /v0/health."""
+        body = {"status": "ok", "version": _VERSION, "uptime_ms": self.uptime_ms()}
+        self._app.answer(call, _json.encode(body))
+
+    def ready(self, call: Call) -> None:
+        """GET /v0/ready."""
+        app = self._app
+        if app.is_draining:
+            raise ApiError(503, "shutting_down", "the server is shutting down", None, RETRY_SOON)
+        if app.engine is None:
+            detail = {"replay_progress": app.replay_progress}
+            raise ApiError(503, "not_ready", "the log is being replayed", detail, RETRY_SOON)
+        topics = app.engine.counts().topics
+        self._app.answer(
+            call, _json.encode({"status": "ready", "wal_replay_complete": True, "topics": topics})
+        )
+
+    def metrics(self, call: Call) -> None:
+        """GET /v0/metrics."""
+        if b"application/json" in (call.request.header(b"accept") or b""):
+            self._app.answer(call, _json.encode(self.document()))
+            return
+        text = generate_latest(self._registry) + self._uptime_text()
+        self._app.answer(call, text, content_type=b"text/plain; version=0.0.4; charset=utf-8")
+
+    def _uptime_text(self) -> bytes:
+        """The one counter whose name does not end as the library lets all counters end."""
+        name = b"topics_uptime_ms"
+        help_line = b"# HELP %b milliseconds since the start\n" % name
+        return help_line + b"# TYPE %b counter\n%b %d\n" % (name, name, self.uptime_ms())
+
+    def uptime_ms(self) -> int:
+        """Time since the start."""
+        return (self._app.now_ns() - self._app.started_ns) // 1_000_000
+
+    def counts(self) -> EngineCounts:
+        """What the engine counts; zeros before it is ready."""
+        engine = self._app.engine
+        return EngineCounts() if engine is None else engine.counts()
+
+    def gauges(self) -> dict[str, int]:
+        """What only the server knows."""
+        return self._gauges()
+
+    def is_ready(self) -> int:
+        """1 once recovery is over."""
+        return int(self._app.engine is not None)
+
+    def document(self) -> dict[str, Any]:
+        """The metrics as one JSON object."""
+        counts = self.counts()
+        wal = counts.wal
+        return {
+            "topics": counts.topics,
+            **{f"topics_{kind}": counts.by_class.get(kind, 0) for kind in Durability},
+            "records_live": counts.records_live,
+            "bytes_live": counts.bytes_live,
+            **self.gauges(),
+            "ready": bool(self.is_ready()),
+            "replay_progress": 1.0 if self.is_ready() else self._app.replay_progress,
+            "uptime_ms": self.uptime_ms(),
+            "wal": {
+                "fsyncs": wal.fsyncs,
+                "frames": wal.frames,
+                "batches": wal.batches,
+                "bytes_written": wal.bytes_written,
+                "rotations": wal.rotations,
+                "queue_depth": counts.queue_depth,
+                "queue_depth_peak": counts.queue_depth_peak,
+                "submit_full_total": counts.queue_refused,
+                "read_only": counts.read_only,
+                "fsync_count": wal.fsyncs,
+                "fsync_micros_total": wal.fsync_micros_total,
+            },
+        }
+
+    def topics_shown(self) -> tuple[list[Any], bool]:
+        """The topics that get metrics of their own, and whether there are more."""
+        engine = self._app.engine
+        if engine is None:
+            return [], False
+        states = engine.topics(limit=TOPIC_METRICS_MAX + 1)
+        return states[:TOPIC_METRICS_MAX], len(states) > TOPIC_METRICS_MAX
+
+
+class _Metrics(Collector):
+    """The same for Prometheus."""
+
+    def __init__(self, probes: ProbeRoutes) -> None:
+        self._probes = probes
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric once."""
+        counts = self._probes.counts()
+        by_class = GaugeMetricFamily(
+            "topics_topics_by_class", "Topics of each durability class.", labels=["class"]
+        )
+        for kind in Durability:
+            by_class.add_metric([kind], counts.by_class.get(kind, 0))
+        yield by_class
+        gauges = {
+            "topics": counts.topics,
+            "records_live": counts.records_live,
+            "bytes_live": counts.bytes_live,
+            **self._probes.gauges(),
+            "ready": self._probes.is_ready(),
+            "recovery_progress": 1.0
+            if self._probes.is_ready()
+            else self._probes.document()["replay_progress"],
+            "wal_queue_depth": counts.queue_depth,
+            "wal_queue_depth_peak": counts.queue_depth_peak,
+            "wal_read_only": counts.read_only,
+        }
+        for name, value in gauges.items():
+            yield GaugeMetricFamily(f"topics_{name}", name.replace("_", " "), value=value)
+        yield from self._log_metrics(counts)
+        yield from self._topic_metrics()
+
+    def _log_metrics(self, counts: EngineCounts) -> Iterator[Metric]:
+        wal = counts.wal
+        for name in ("frames", "batches", "fsyncs", "bytes_written", "rotations"):
+            yield CounterMetricFamily(f"topics_wal_{name}", name.replace("_", " "), getattr(wal, name))
+        yield CounterMetricFamily("topics_wal_submit_full", "refused for a full queue", counts.queue_refused)
+        histogram = HistogramMetricFamily("topics_wal_fsync_latency_us", "time of a sync in microseconds")
+        histogram.add_metric([], wal.cumulative_buckets(), wal.fsync_micros_total)
+        yield histogram
+
+    def _topic_metrics(self) -> Iterator[Metric]:
+        states, truncated = self._probes.topics_shown()
+        for name, field in (
+            ("head_seq", "head_seq"),
+            ("earliest_seq", "earliest_seq"),
+            ("records_live", "count"),
+            ("bytes_live", "bytes"),
+        ):
+            family = GaugeMetricFamily(f"topics_topic_{name}", f"{field} of a topic", labels=["topic"])
+            for state in states:
+                family.add_metric([state.topic], getattr(state, field))
+            yield family
+        yield GaugeMetricFamily("topics_topic_metrics_truncated", "1 if topics are left out", int(truncated))

@@ -1,0 +1,554 @@
+"""GET /v0/ws: commands and pushes of one client over one WebSocket.
+
+Owns what a socket is subscribed to, which commands it still has to answer, and what is sent next: replies
+first, then records. Everything is rendered when the socket has room for it and not before. Frames and flow
+control are in `websocket`, who is told of changes and what can be shared in `fan_out`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+from wsproto.frame_protocol import CloseReason
+
+from everlog.errors import Closed, EverlogError, TopicNotFound
+from everlog.server import sse
+from everlog.server.app import App, Call, Route
+from everlog.server.auth import Key, Scope, bearer_token
+from everlog.server.bodies import check_counts
+from everlog.server.errors import ApiError, from_engine, invalid
+from everlog.server.fan_out import Batch, FanOut, Wishes
+from everlog.server.http import Request, Upgraded
+from everlog.server.socket_commands import (
+    NULL,
+    BadCommand,
+    Command,
+    Ping,
+    Publish,
+    Subscribe,
+    Unsubscribe,
+    decode_command,
+    echoed,
+)
+from everlog.server.stream_slots import StreamSlots
+from everlog.server.topic_routes import append_batch, appended_fields, check_dead_letter, render_seqs
+from everlog.server.watch_sessions import TOPICS_MAX, when_all_done
+from everlog.server.websocket import WebSocket, handshake_headers, text_frame
+from everlog.topics import Appended, Commit, TopicState
+from everlog.topics.config import READ_BYTES_DEFAULT, READ_BYTES_MAX, READ_LIMIT_DEFAULT, READ_LIMIT_MAX
+
+UNANSWERED_MAX: Final = 64
+"""Commands of one socket that may be without a reply; then no more are read from it."""
+PUSHES_PER_READ: Final = 3
+"""A gap, records and the end of a backlog can come out of one read."""
+READS_PER_PUMP: Final = 4
+_json = msgspec.json.Encoder()
+log = logging.getLogger("everlog.server.websocket")
+
+
+class Subscription:
+    """How far one socket is in one topic."""
+
+    __slots__ = ("epoch", "head_seq", "held", "is_active", "is_live", "name", "seq", "topic", "wishes")
+
+    def __init__(self, state: TopicState, from_seq: int, wishes: Wishes) -> None:
+        self.name = state.topic
+        self.topic: bytes = _json.encode(state.topic)
+        self.wishes = wishes
+        self.seq = from_seq
+        self.epoch = state.epoch
+        self.head_seq = state.head_seq
+        self.held: Batch | None = None  # waits for its commit; nothing else of this topic is read meanwhile
+        self.is_active = False  # not before the reply that tells of it
+        self.is_live = False
+
+
+class SocketSession:
+    """One open WebSocket and what it asked for."""
+
+    def __init__(self, routes: WebSocketRoutes, key: Key | None, channel: Upgraded) -> None:
+        self.key = key
+        self._routes = routes
+        self._app = routes.app
+        self._socket = WebSocket(channel, self, routes.app.loop, routes.app.settings.max_body_bytes)
+        self._subscriptions: dict[str, Subscription] = {}
+        self._due: dict[str, Subscription] = {}  # those to look at, the first one first
+        self._unanswered = 0
+        self._replies: deque[Callable[[], bytes]] = deque()
+        self._sending_is_due = False
+        self._is_leaving = False
+        self._is_over = False
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._socket.start()
+
+    # --- What the socket calls ---------------------------------------------------------------------------
+
+    @property
+    def accepts_message(self) -> bool:
+        """Whether another command may come: replies to too many are due, or none will be read any more."""
+        return self._unanswered < UNANSWERED_MAX and not self._is_leaving
+
+    def message_received(self, message: bytes | bytearray) -> None:
+        """Carry out a command; it gets exactly one reply, now or later."""
+        self._unanswered += 1
+        try:
+            command = decode_command(message)
+        except BadCommand as bad:
+            self._reply_error(bad.request_id, bad.error)
+            return
+        request_id = echoed(command.request_id)
+        self._guarded(request_id, _topic_of(command), partial(self._carry_out, command, request_id))
+        # What it changed is written at the end of this turn of the loop.
+        self._app.turn_soon()
+
+    def message_refused(self, code: str, reason: str) -> None:
+        """A message that cannot be a command is answered as well."""
+        self._unanswered += 1
+        self._reply_error(NULL, ApiError(400, code, reason))
+
+    def error_frame(self, code: str, message: str) -> bytes:
+        """An error that answers no command."""
+        return text_frame(_render_error(NULL, code, message))
+
+    def room_made(self) -> None:
+        """The client has taken something."""
+        self._send_replies()
+        self._serve_soon()
+
+    def ended(self) -> None:
+        """Give back all it held."""
+        self._is_over = True
+        self._drop_all()
+        self._replies.clear()
+        self._routes.fan_out.forget(self)
+        self._routes.socket_ended(self)
+
+    # --- Commands ----------------------------------------------------------------------------------------
+
+    def _guarded(self, request_id: bytes, topic: str | None, step: Callable[[], None]) -> None:
+        """Take a step of a command; whatever goes wrong is its reply and leaves the socket open."""
+        try:
+            step()
+        except ApiError as error:
+            self._reply_error(request_id, error)
+        except EverlogError as error:
+            self._reply_error(request_id, from_engine(error, topic))
+        except Exception:
+            log.exception("a command failed")
+            message = "the server made a mistake; its log tells more"
+            self._reply_error(request_id, ApiError(500, "internal", message))
+
+    def _carry_out(self, command: Command, request_id: bytes) -> None:
+        if isinstance(command, Publish):
+            self._publish(command, request_id)
+        elif isinstance(command, Subscribe):
+            self._subscribe(command, request_id)
+        elif isinstance(command, Unsubscribe):
+            self._unsubscribe(command, request_id)
+        else:
+            self._reply(partial(_render, b"pong", request_id))
+
+    def _require(self, scope: Scope, name: str) -> None:
+        """Refuse what the key of this socket may not do."""
+        key = self.key
+        if key is None:
+            return
+        if not key.allows(scope):
+            words = " and ".join(word.name.lower() for word in Scope if word in scope and word.name)
+            raise ApiError(403, "forbidden", f"this key may not do that; it needs {words}")
+        if not key.allows_name(name.encode()):
+            raise ApiError(403, "forbidden", f"this key may not use the name {name!r}", {"topic": name})
+
+    def _publish(self, command: Publish, request_id: bytes) -> None:
+        started_ns = self._app.now_ns()
+        name = command.topic
+        self._require(Scope.WRITE if command.config is None else Scope.WRITE | Scope.ADMIN, name)
+        check_dead_letter(self.key, command.config)
+        appended = append_batch(self._app.ready_engine(), name, command, command.idempotency_key)
+        acknowledge = partial(
+            self._render_ack, name, request_id, appended, with_seqs=command.return_seqs, started_ns=started_ns
+        )
+
+        def done(commit: Commit) -> None:
+            if commit.error is not None:
+                self._reply_error(request_id, from_engine(commit.error, name))
+            else:
+                self._reply(acknowledge)
+
+        appended.commit.on_done(done)
+
+    def _render_ack(
+        self, name: str, request_id: bytes, appended: Appended, *, with_seqs: bool, started_ns: int
+    ) -> bytes:
+        seqs = b'"seqs":%b,' % (render_seqs(appended) if with_seqs else NULL)
+        return _render(b"ack", request_id, appended_fields(self._app, name, appended, seqs, started_ns))
+
+    def _subscribe(self, command: Subscribe, request_id: bytes) -> None:
+        wanted = command.wanted()
+        if not 1 <= len(wanted) <= TOPICS_MAX:
+            raise invalid(f"a subscription to {len(wanted)} topics; name 1 to {TOPICS_MAX}")
+        check_counts(command)
+        for name, start in wanted.items():
+            check_counts(start)
+            self._require(Scope.READ, name)
+        states = self._states(list(wanted), command.lenient)
+        if len(self._subscriptions.keys() | states.keys()) > TOPICS_MAX:
+            raise invalid(f"a socket follows {TOPICS_MAX} topics at most; open another one for more")
+        wishes = _wishes(command)
+        fresh = []
+        for name, state in states.items():
+            start = wanted[name]
+            self._drop(name)
+            subscription = Subscription(state, state.head_seq if start.tail else start.from_seq, wishes)
+            self._subscriptions[name] = subscription
+            self._routes.fan_out.join(name, self)
+            fresh.append(subscription)
+        floors = [self._app.ready_engine().floor_commit(name) for name in states]
+        when_all_done(floors, partial(self._subscribed, request_id, fresh, states))
+
+    def _states(self, names: list[str], is_lenient: bool) -> dict[str, TopicState]:
+        """The topics that are there; an absent one is left out if that is wanted, but not all of them."""
+        engine = self._app.ready_engine()
+        states: dict[str, TopicState] = {}
+        absent: TopicNotFound | None = None
+        for name in names:
+            try:
+                states[name] = engine.state(name, touch=False)
+            except TopicNotFound as error:
+                absent = absent or error
+        if absent is not None and not (is_lenient and states):
+            raise absent
+        return states
+
+    def _subscribed(
+        self,
+        request_id: bytes,
+        fresh: list[Subscription],
+        states: dict[str, TopicState],
+        failed: Commit | None,
+    ) -> None:
+        """What the reply says may be told: send it, and then what is in the topics."""
+        # A later command may have replaced or ended some of them meanwhile.
+        current = [known for known in fresh if self._subscriptions.get(known.name) is known]
+        if failed is not None and failed.error is not None:
+            for subscription in current:
+                self._drop(subscription.name)
+            self._reply_error(request_id, from_engine(failed.error, None))
+            return
+        topics = {
+            known.name: {
+                "from_seq": known.seq,
+                "head_seq": states[known.name].head_seq,
+                "earliest_seq": states[known.name].earliest_seq,
+            }
+            for known in fresh
+        }
+        self._reply(partial(_render, b"subscribed", request_id, b'"topics":%b' % _json.encode(topics)))
+        for subscription in current:
+            subscription.is_active = True
+            self._due[subscription.name] = subscription
+        self._serve_soon()
+
+    def _unsubscribe(self, command: Unsubscribe, request_id: bytes) -> None:
+        names = command.names()
+        if not names:
+            raise invalid("name the topics to unsubscribe from, in topic or topics")
+        for name in names:
+            self._drop(name)
+        self._reply(partial(_render, b"unsubscribed", request_id, b'"topics":%b' % _json.encode(names)))
+
+    def _drop(self, name: str) -> None:
+        """Follow a topic no more; not following it is no error."""
+        if self._subscriptions.pop(name, None) is not None:
+            self._due.pop(name, None)
+            self._routes.fan_out.leave(name, self)
+
+    def _drop_all(self) -> None:
+        for name in tuple(self._subscriptions):
+            self._drop(name)
+
+    # --- Replies -----------------------------------------------------------------------------------------
+
+    def _reply_error(self, request_id: bytes, error: ApiError) -> None:
+        self._reply(partial(_render_error, request_id, error.code, str(error)))
+
+    def _reply(self, render: Callable[[], bytes]) -> None:
+        """Send a reply, rendered when there is room for it; those of one turn go out together."""
+        if self._is_over:
+            return
+        self._replies.append(render)
+        self._send_replies_soon()
+
+    def _send_replies_soon(self) -> None:
+        if not self._sending_is_due:
+            self._sending_is_due = True
+            self._app.loop.call_soon(self._send_replies)
+
+    def _send_replies(self) -> None:
+        """Send the replies that there is room for, and take commands for those that went out."""
+        self._sending_is_due = False
+        self._render_replies()
+        if self._is_leaving:
+            self._leave_when_answered()
+        else:
+            self._socket.read_on()
+
+    def _render_replies(self) -> None:
+        socket = self._socket
+        while self._replies and socket.room:
+            self._unanswered -= 1
+            socket.send(text_frame(self._replies.popleft()()))
+            if not socket.room:
+                socket.flush()
+        socket.flush()
+
+    # --- Pushes ------------------------------------------------------------------------------------------
+
+    def topic_changed(self, name: str) -> None:
+        """There may be something new in this topic, or it is gone."""
+        subscription = self._subscriptions.get(name)
+        if subscription is not None and subscription.is_active and subscription.held is None:
+            self._due[name] = subscription
+            self._serve_soon()
+
+    def _serve_soon(self) -> None:
+        """Ask for a turn; without room there is nothing to do in it, and `room_made` asks again."""
+        if self._due and self._socket.room >= PUSHES_PER_READ:
+            self._routes.fan_out.serve_soon(self)
+
+    def pump(self) -> None:
+        """Send a little of what is due. Replies are first: nothing of a topic comes before `subscribed`."""
+        if self._is_over:
+            return
+        if self._replies:
+            self._render_replies()
+            # No commands inside a turn of the watchers: nothing may change in it.
+            self._send_replies_soon()
+        for _ in range(READS_PER_PUMP):
+            if not self._due or self._socket.room < PUSHES_PER_READ:
+                break
+            self._look(next(iter(self._due.values())))
+            self._socket.flush()
+        self._serve_soon()
+
+    def _look(self, subscription: Subscription) -> None:
+        """Read one topic, or take what was read and had to wait."""
+        batch = subscription.held
+        try:
+            if batch is None:
+                batch = self._routes.fan_out.read(
+                    subscription.name, subscription.epoch, subscription.seq, subscription.wishes
+                )
+            if batch is not None and batch.commit.done and batch.commit.error is not None:
+                raise batch.commit.error
+        except EverlogError as error:
+            self._give_up(subscription, error)
+            return
+        if batch is None:
+            self._drop(subscription.name)
+            self._push("topic_deleted", sse.topic_deleted_lines(subscription.topic, subscription.head_seq))
+        elif not batch.commit.done:
+            self._hold(subscription, batch)
+        elif not batch.is_incomplete:
+            self._deliver(subscription, batch)
+
+    def _hold(self, subscription: Subscription, batch: Batch) -> None:
+        """What was read may not be shown yet, or a cold segment is on its way; other topics go on."""
+        del self._due[subscription.name]
+        subscription.held = batch
+        batch.commit.on_done(lambda _: self._release(subscription, batch))
+
+    def _release(self, subscription: Subscription, batch: Batch) -> None:
+        if self._subscriptions.get(subscription.name) is not subscription:
+            return
+        if batch.is_incomplete and batch.commit.error is None:
+            subscription.held = None  # it is there now: read again
+        self._due[subscription.name] = subscription
+        self._serve_soon()
+
+    def _deliver(self, subscription: Subscription, batch: Batch) -> None:
+        """Send what was read and move the cursor."""
+        was_held, subscription.held = subscription.held is not None, None
+        lost = batch.tombstone
+        if lost is not None:
+            self._push(
+                "tombstone",
+                sse.tombstone_lines(
+                    subscription.topic,
+                    lost.reason,
+                    lost.gap_from,
+                    lost.gap_to,
+                    lost.earliest_seq,
+                    lost.head_seq,
+                ),
+            )
+        if batch.lines:
+            self._socket.send(self._routes.record_frame(batch))
+        subscription.seq = batch.to_seq
+        subscription.epoch = batch.epoch
+        subscription.head_seq = batch.head_seq
+        # Back to the end of the row, if there is more: a long backlog must not keep other topics waiting.
+        del self._due[subscription.name]
+        if was_held or not batch.caught_up:
+            self._due[subscription.name] = subscription  # one that was held is not told of changes
+        if batch.caught_up and not subscription.is_live:
+            self._push("caught_up", sse.caught_up_lines(subscription.topic, batch.head_seq))
+        subscription.is_live = batch.caught_up
+
+    def _give_up(self, subscription: Subscription, error: EverlogError) -> None:
+        """A topic that cannot be read is followed no more; the others are."""
+        if isinstance(error, Closed):
+            self.shut_down()
+            return
+        self._drop(subscription.name)
+        message = f"reading topic {subscription.name!r} failed, it is unsubscribed: {error}"
+        self._socket.send(self.error_frame(from_engine(error, subscription.name).code, message))
+
+    def _push(self, op: str, lines: bytes) -> None:
+        self._socket.send(_push_frame(op, lines))
+
+    # --- The end -----------------------------------------------------------------------------------------
+
+    def fail(self, error: Exception) -> None:
+        """Its pump failed."""
+        if isinstance(error, ApiError):  # there is no engine any more
+            self.shut_down()
+            return
+        self._drop_all()
+        self._socket.send(self.error_frame("internal", "the server made a mistake; its log tells more"))
+        self._socket.close(CloseReason.INTERNAL_ERROR, "internal")
+
+    def shut_down(self) -> None:
+        """The server stops: answer what was asked, take nothing more, and say so."""
+        self._is_leaving = True
+        self._drop_all()
+        self._leave_when_answered()
+
+    def _leave_when_answered(self) -> None:
+        if self._unanswered == 0 and not self._is_over:
+            message = "the server is shutting down; connect again"
+            self._socket.send(self.error_frame("server_shutting_down", message))
+            self._socket.close(CloseReason.GOING_AWAY, "server_shutting_down")
+
+
+class WebSocketRoutes:
+    """The handler of /v0/ws, and the sockets that are open."""
+
+    def __init__(self, app: App, *, slots: StreamSlots | None = None, fan_out: FanOut | None = None) -> None:
+        self.app = app
+        self.slots = slots or StreamSlots(app.settings)
+        self.fan_out = fan_out or FanOut(app)
+        self._sessions: set[SocketSession] = set()
+        self._batch: Batch | None = None
+        self._frame = b""
+        app.add("GET", "/v0/ws", Route(Scope(0), self.open_socket, checks_key=True))
+
+    @property
+    def open_sockets(self) -> int:
+        """How many sockets are open."""
+        return len(self._sessions)
+
+    def open_socket(self, call: Call) -> None:
+        """GET /v0/ws."""
+        key = self._key_of(call.request)
+        headers = handshake_headers(call.request)
+        self._check_origin(call.request)
+        self.slots.take(key)
+        try:
+            channel = call.exchange.upgrade(headers)
+        except BaseException:
+            self.slots.give_back(key)
+            raise
+        session = SocketSession(self, key, channel)
+        self._sessions.add(session)
+        session.start()
+
+    def _key_of(self, request: Request) -> Key | None:
+        """The key of the header; a token in the URL is not looked at."""
+        keys = self.app.settings.api_keys
+        if not keys.enabled:
+            return None
+        token = bearer_token(request.header(b"authorization"))
+        key = None if token is None else keys.find(token)
+        if key is None:
+            challenge = ((b"WWW-Authenticate", b"Bearer"),)
+            raise ApiError(401, "unauthorized", "send a valid key as a bearer token", None, challenge)
+        return key
+
+    def _check_origin(self, request: Request) -> None:
+        """Keep pages of other sites out: browsers let them open sockets to anywhere, also to this host."""
+        header = request.header(b"origin")
+        if header is None:
+            return
+        origin = header.decode("latin-1")
+        allowed = self.app.settings.cors_origins
+        host = (request.header(b"host") or b"").decode("latin-1")
+        if "*" not in allowed and origin not in allowed and _authority(origin) != host.lower():
+            raise ApiError(403, "forbidden", f"pages of {origin} may not connect; allow the origin for that")
+
+    def record_frame(self, batch: Batch) -> bytes:
+        """The frame with the records of a batch; sockets that get the same one after the other share it."""
+        if self._batch is not batch:
+            self._batch, self._frame = batch, _push_frame("record", batch.lines)
+        return self._frame
+
+    def socket_ended(self, session: SocketSession) -> None:
+        """A socket gives back what it took."""
+        self._sessions.discard(session)
+        self.slots.give_back(session.key)
+        if not self._sessions:
+            self._batch, self._frame = None, b""
+
+    def shut_down(self) -> None:
+        """End every socket, telling its client to connect again."""
+        for session in tuple(self._sessions):
+            session.shut_down()
+
+
+def _topic_of(command: Command) -> str | None:
+    return None if isinstance(command, Ping) else command.topic
+
+
+def _wishes(command: Subscribe) -> Wishes:
+    """The wishes of a reader with every number in its range, so that equal wishes are recognised."""
+    node = command.node
+    return Wishes(
+        limit=min(command.limit or READ_LIMIT_DEFAULT, READ_LIMIT_MAX),
+        max_batch_bytes=min(command.max_batch_bytes or READ_BYTES_DEFAULT, READ_BYTES_MAX),
+        nodes=() if node is None else (node,) if isinstance(node, str) else tuple(sorted(set(node))),
+        include_tags=command.include_tags,
+        include_meta=command.include_meta,
+        include_data=command.include_data,
+    )
+
+
+def _authority(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
+def _render(op: bytes, request_id: bytes, fields: bytes = b"") -> bytes:
+    """A reply: `fields` are those besides the two that every reply has."""
+    return b'{"op":"%b","request_id":%b%b%b}' % (op, request_id, b"," if fields else b"", fields)
+
+
+def _render_error(request_id: bytes, code: str, message: str) -> bytes:
+    fields = b'"code":%b,"message":%b' % (_json.encode(code), _json.encode(message))
+    return _render(b"error", request_id, fields)
+
+
+def _push_frame(op: str, lines: bytes) -> bytes:
+    """A push: the same fields as in the event of a watch stream, with the op in front of them."""
+    # The data of an event is one line and the only thing in its lines that has a brace.
+    fields = memoryview(lines)[lines.index(b"{") + 1 : -1]
+    return text_frame(b'{"op":"%b",' % op.encode(), fields)

@@ -1,0 +1,338 @@
+"""The routes about topics and their records.
+
+Owns what these answers look like; the engine decides what is in them.
+"""
+
+from __future__ import annotations
+
+import base64
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from everlog.errors import BatchTooLarge, TopicFull, TopicNotEmpty
+from everlog.server.app import App, Call, Route, query_flag
+from everlog.server.auth import Key, Scope
+from everlog.server.bodies import (
+    AppendBody,
+    DeleteBody,
+    DiffBody,
+    check_counts,
+    decode,
+    take_records,
+)
+from everlog.server.errors import ApiError, invalid
+from everlog.server.long_poll import LongPoll
+from everlog.topics import (
+    Appended,
+    Commit,
+    Durability,
+    Engine,
+    RecordsDeleted,
+    TopicConfig,
+    TopicDeleted,
+    TopicPut,
+    TopicState,
+)
+from everlog.topics.commits import KEPT
+from everlog.topics.config import MAX_RECORDS_PER_APPEND
+
+PAGE_DEFAULT: Final = 100
+PAGE_MAX: Final = 1000
+_json = msgspec.json.Encoder()
+
+
+class TopicRoutes:
+    """Handlers of everything below /v0/topics but queues."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        app.add("GET", "/v0/topics", Route(Scope.READ, self.list_topics))
+        app.add("PUT", "/v0/topics/:name", Route(Scope.ADMIN, self.put_topic))
+        app.add("GET", "/v0/topics/:name", Route(Scope.READ, self.get_topic))
+        app.add("DELETE", "/v0/topics/:name", Route(Scope.DELETE, self.delete_topic))
+        app.add("POST", "/v0/topics/:name", Route(Scope.WRITE, self.append))
+        app.add("POST", "/v0/topics/:name/diff", Route(Scope.READ, self.diff))
+        app.add("POST", "/v0/topics/:name/delete", Route(Scope.DELETE, self.delete_records))
+
+    @property
+    def _engine(self) -> Engine:
+        return self._app.ready_engine()
+
+    # --- Topics ------------------------------------------------------------------------------------------
+
+    def put_topic(self, call: Call) -> None:
+        """PUT /v0/topics/:topic."""
+        body = decode(call.request, TopicConfig, if_empty=TopicConfig())
+        check_counts(body)
+        check_dead_letter(call.key, body)
+        put = self._engine.put_topic(call.name, body)
+        self._app.answer_when(call, put.commit, partial(self._put_answer, call, put))
+
+    def _put_answer(self, call: Call, put: TopicPut) -> tuple[bytes, int]:
+        answer = b'{"topic":%b,"created":%b,"config":%b,"performance":%b}' % (
+            _json.encode(call.name),
+            _flag(put.created),
+            _json.encode(put.config),
+            self._app.performance(call),
+        )
+        return answer, 201 if put.created else 200
+
+    def get_topic(self, call: Call) -> None:
+        """GET /v0/topics/:topic."""
+        state = self._engine.state(call.name, touch=query_flag(call.query(), "touch", True))
+        commit = self._engine.floor_commit(call.name)
+        self._app.answer_when(call, commit, partial(self._state_answer, call, state))
+
+    def _state_answer(self, call: Call, state: TopicState) -> tuple[bytes, int]:
+        fields = {
+            "topic": state.topic,
+            "type": state.config.type,
+            "head_seq": state.head_seq,
+            "earliest_seq": state.earliest_seq,
+            "next_seq": state.next_seq,
+            "count": state.count,
+            "bytes": state.bytes,
+            "config": state.config,
+            "effective_priority": state.effective_priority,
+            "last_write_ts": state.last_write_ts,
+            "last_read_ts": state.last_read_ts,
+            "performance": msgspec.Raw(self._app.performance(call)),
+        }
+        return _json.encode(fields), 200
+
+    def list_topics(self, call: Call) -> None:
+        """GET /v0/topics."""
+        query = call.query()
+        page_size = _page_size(query.get("page_size"))
+        states = self._allowed_page(call, query.get("prefix", ""), _after(query.get("cursor")), page_size)
+        more, states = len(states) > page_size, states[:page_size]
+        engine = self._engine
+        if query_flag(query, "touch", False):
+            states = [engine.state(state.topic) for state in states]
+        floors = _together([engine.floor_commit(state.topic) for state in states])
+        self._app.answer_when(call, floors, partial(self._list_answer, call, states, more))
+
+    def _list_answer(self, call: Call, states: list[TopicState], more: bool) -> tuple[bytes, int]:
+        answer: dict[str, object] = {
+            "topics": [
+                {
+                    "topic": state.topic,
+                    "head_seq": state.head_seq,
+                    "earliest_seq": state.earliest_seq,
+                    "count": state.count,
+                    "bytes": state.bytes,
+                    "durable": state.config.durable,
+                    "effective_priority": state.effective_priority,
+                }
+                for state in states
+            ],
+            "performance": msgspec.Raw(self._app.performance(call)),
+        }
+        if more:
+            answer["next_cursor"] = _cursor(states[-1].topic)
+        return _json.encode(answer), 200
+
+    def _allowed_page(self, call: Call, prefix: str, after: str | None, page_size: int) -> list[TopicState]:
+        """One page of topics that the key may see, and one more if there are more."""
+        prefixes = {prefix}
+        if call.key is not None and call.key.prefixes:
+            # Asked for one by one: to look through all topics for those of a key could take for ever.
+            allowed = [known.decode("utf-8", "surrogateescape") for known in call.key.prefixes]
+            narrower = {known for known in allowed if known.startswith(prefix)}
+            prefixes = {prefix} if any(map(prefix.startswith, allowed)) else narrower
+        found = {
+            state.topic: state
+            for each in prefixes
+            for state in self._engine.topics(each, after, page_size + 1)
+        }
+        return [found[name] for name in sorted(found)][: page_size + 1]
+
+    def delete_topic(self, call: Call) -> None:
+        """DELETE /v0/topics/:topic."""
+        try:
+            deleted = self._engine.delete_topic(
+                call.name, if_empty=query_flag(call.query(), "if_empty", False)
+            )
+        except TopicNotEmpty as error:
+            count = self._engine.state(call.name, touch=False).count
+            raise ApiError(409, error.code, str(error), {"topic": call.name, "count": count}) from None
+        self._app.answer_when(call, deleted.commit, partial(self._deleted_answer, call, deleted))
+
+    def _deleted_answer(self, call: Call, deleted: TopicDeleted) -> tuple[bytes, int]:
+        answer = b'{"topic":%b,"deleted":%b,"routers_removed":[],"performance":%b}' % (
+            _json.encode(call.name),
+            _flag(deleted.deleted),
+            self._app.performance(call),
+        )
+        return answer, 200
+
+    # --- Records -----------------------------------------------------------------------------------------
+
+    def append(self, call: Call) -> None:
+        """POST /v0/topics/:topic."""
+        request = call.request
+        body = decode(request, AppendBody)
+        if body.config is not None and not self._engine.has_topic(call.name):
+            self._app.require(call, Scope.WRITE | Scope.ADMIN)
+        check_dead_letter(call.key, body.config)
+        key = body.idempotency_key
+        if key is None and (header := request.header(b"idempotency-key")) is not None:
+            key = _header_text("Idempotency-Key", header)
+        appended = append_batch(self._engine, call.name, body, key)
+        self._app.answer_when(call, appended.commit, partial(self._appended_answer, call, appended))
+
+    def _appended_answer(self, call: Call, appended: Appended) -> tuple[bytes, int]:
+        with_seqs = query_flag(call.query(), "return_seqs", True) if call.request.query else True
+        seqs = b'"seqs":%b,' % render_seqs(appended) if with_seqs else b""
+        fields = appended_fields(self._app, call.name, appended, seqs, call.started_ns)
+        return b"{%b}" % fields, 201 if appended.created else 200
+
+    def delete_records(self, call: Call) -> None:
+        """POST /v0/topics/:topic/delete."""
+        body = decode(call.request, DeleteBody)
+        check_counts(body)
+        deleted = self._engine.delete_records(call.name, before_seq=body.before_seq, match=body.match)
+        self._app.answer_when(call, deleted.commit, partial(self._records_deleted_answer, call, deleted))
+
+    def _records_deleted_answer(self, call: Call, deleted: RecordsDeleted) -> tuple[bytes, int]:
+        answer = (
+            b'{"topic":%b,"deleted":%d,"earliest_seq":%d,"head_seq":%d,"count":%d,"bytes":%d,"performance":%b}'
+        ) % (
+            _json.encode(call.name),
+            deleted.deleted,
+            deleted.earliest_seq,
+            deleted.head_seq,
+            deleted.count,
+            deleted.bytes,
+            self._app.performance(call),
+        )
+        return answer, 200
+
+    # --- Reading -----------------------------------------------------------------------------------------
+
+    def diff(self, call: Call) -> None:
+        """POST /v0/topics/:topic/diff."""
+        body = decode(call.request, DiffBody, if_empty=DiffBody())
+        check_counts(body)
+        LongPoll(self._app, call, body).read()
+
+
+def check_dead_letter(key: Key | None, config: TopicConfig | None) -> None:
+    """Refuse a dead-letter topic that the key may not use: jobs that fail would be written there."""
+    name = None if config is None else config.dead_letter
+    if name is not None and key is not None and not key.allows_name(name.encode("utf-8", "surrogatepass")):
+        raise ApiError(403, "forbidden", "this key may not use the dead-letter topic", {"topic": name})
+
+
+def append_batch(engine: Engine, name: str, body: AppendBody, idempotency_key: str | None) -> Appended:
+    """Append what a request carries; raises what its client is told."""
+    if body.config is not None:
+        check_counts(body.config)
+    try:
+        return engine.append(
+            name,
+            take_records(body),
+            node=body.node,
+            idempotency_key=idempotency_key,
+            create=body.create,
+            config=body.config,
+        )
+    except TopicFull as error:
+        raise _full(engine, name, error) from None
+    except BatchTooLarge as error:
+        detail = {"records": len(body.records), "max": MAX_RECORDS_PER_APPEND}
+        raise ApiError(400, error.code, str(error), detail) from None
+
+
+def _full(engine: Engine, name: str, error: TopicFull) -> ApiError:
+    state = engine.state(name, touch=False)
+    detail = {
+        "topic": name,
+        "cap_records": state.config.cap_records,
+        "cap_bytes": state.config.cap_bytes,
+        "head_seq": state.head_seq,
+        "earliest_seq": state.earliest_seq,
+    }
+    return ApiError(422, error.code, str(error), detail)
+
+
+def appended_fields(app: App, name: str, appended: Appended, seqs: bytes, started_ns: int) -> bytes:
+    """The fields of the answer to an append, without braces; `seqs` is that whole field and a comma."""
+    waited_ms = (app.now_ns() - started_ns) / 1e6
+    synced_ms = waited_ms if app.ready_engine().durability_of(name) is Durability.FSYNC else 0.0
+    return (
+        b'"topic":%b,"first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b,'
+        b'"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}'
+    ) % (
+        _json.encode(name),
+        appended.first_seq,
+        appended.last_seq,
+        seqs,
+        appended.head_seq,
+        appended.count,
+        _flag(appended.created),
+        _flag(appended.deduped),
+        waited_ms,
+        waited_ms - synced_ms,
+        synced_ms,
+    )
+
+
+def render_seqs(appended: Appended) -> bytes:
+    """The seqs of a batch as a JSON array."""
+    return b"[%b]" % ",".join(map(str, range(appended.first_seq, appended.last_seq + 1))).encode()
+
+
+def _header_text(name: str, value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise invalid(f"the header {name} is {value!r}; it must be UTF-8") from None
+
+
+def _flag(value: bool) -> bytes:
+    return b"true" if value else b"false"
+
+
+def _page_size(text: str | None) -> int:
+    try:
+        return min(max(int(text), 1), PAGE_MAX) if text else PAGE_DEFAULT
+    except ValueError:
+        return PAGE_DEFAULT
+
+
+def _together(commits: list[Commit]) -> Commit:
+    """A commit that is done when all of these are; it fails as soon as one of them does."""
+    waiting = [commit for commit in commits if not commit.done or commit.error is not None]
+    if not waiting:
+        return KEPT
+    whole = Commit()
+    left = len(waiting)
+
+    def done(commit: Commit) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0 or commit.error is not None:
+            whole.finish(commit.error)
+
+    for commit in waiting:
+        commit.on_done(done)
+    return whole
+
+
+def _cursor(name: str) -> str:
+    return base64.urlsafe_b64encode(_json.encode({"after": name})).decode()
+
+
+def _after(cursor: str | None) -> str | None:
+    """The name behind which a page begins."""
+    if not cursor:
+        return None
+    try:
+        return msgspec.json.decode(
+            base64.b64decode(cursor, altchars=b"-_", validate=True), type=dict[str, str]
+        )["after"]
+    except (ValueError, msgspec.MsgspecError, KeyError):
+        raise invalid(f"the cursor {cursor!r} is not one that this server gave") from None

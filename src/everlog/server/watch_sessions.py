@@ -1,0 +1,206 @@
+"""Watch sessions: what a reader subscribed to, and how far it got.
+
+Owns POST /v0/watch and the table of sessions, which lives in memory only. A session outlives its streams for
+a while, so that a reader who lost its connection goes on where it was; the streams are in `watch_stream`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from everlog.errors import TopicNotFound
+from everlog.server.app import App, Call, query_flag
+from everlog.server.auth import Key
+from everlog.server.bodies import WatchBody, check_counts, decode
+from everlog.server.errors import ApiError, from_engine, invalid, limit_reached
+from everlog.server.fan_out import Wishes
+from everlog.topics import Commit, TopicState
+from everlog.topics.config import READ_BYTES_DEFAULT, READ_BYTES_MAX, READ_LIMIT_DEFAULT, READ_LIMIT_MAX
+
+SESSION_TTL_MS: Final = 300_000
+TOPICS_MAX: Final = 256
+HEARTBEAT_MS_MIN: Final = 1000
+HEARTBEAT_MS_MAX: Final = 60_000
+NS_PER_MS: Final = 1_000_000
+_json = msgspec.json.Encoder()
+
+
+class Position(msgspec.Struct):
+    """How far a session got in a topic: `seq` of the instance `epoch`, whose head was `head_seq`."""
+
+    seq: int
+    epoch: int
+    head_seq: int
+
+
+class Session:
+    """One subscription. The stream that was opened last moves the positions."""
+
+    __slots__ = ("heartbeat_ms", "idle_since_ns", "key", "owner", "positions", "streams", "wid", "wishes")
+
+    def __init__(
+        self,
+        wid: str,
+        key: Key | None,
+        positions: dict[str, Position],
+        wishes: Wishes,
+        heartbeat_ms: int,
+    ) -> None:
+        self.wid = wid
+        self.key = key
+        self.positions = positions
+        self.wishes = wishes
+        self.heartbeat_ms = heartbeat_ms
+        self.streams = 0
+        self.owner: object = None
+        self.idle_since_ns = 0
+
+
+class WatchSessions:
+    """The table of sessions."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._sessions: dict[str, Session] = {}
+        # Those without a stream, in the order in which they lost it: the oldest can go first.
+        self._idle: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    # --- Life of a session -------------------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        """Drop the sessions that had no stream for too long."""
+        latest_ns = self._app.now_ns() - SESSION_TTL_MS * NS_PER_MS
+        while self._idle:
+            session = next(iter(self._idle.values()))
+            if session.idle_since_ns > latest_ns:
+                return
+            del self._idle[session.wid], self._sessions[session.wid]
+
+    def find(self, wid: str) -> Session | None:
+        """The session of this name, if it is still there."""
+        return self._sessions.get(wid)
+
+    def stream_opened(self, session: Session) -> None:
+        """A session with a stream is kept."""
+        session.streams += 1
+        self._idle.pop(session.wid, None)
+
+    def stream_closed(self, session: Session) -> None:
+        """From the end of its last stream on a session can be resumed for a while."""
+        session.streams -= 1
+        if session.streams == 0:
+            self._rest(session)
+
+    def _rest(self, session: Session) -> None:
+        session.idle_since_ns = self._app.now_ns()
+        self._idle[session.wid] = session
+
+    # --- POST /v0/watch ----------------------------------------------------------------------------------
+
+    def create(self, call: Call) -> None:
+        """POST /v0/watch."""
+        self.sweep()
+        body = decode(call.request, WatchBody)
+        check_counts(body)
+        if not 1 <= len(body.topics) <= TOPICS_MAX:
+            raise invalid(f"a watch of {len(body.topics)} topics; name 1 to {TOPICS_MAX}")
+        for name, wanted in body.topics.items():
+            check_counts(wanted)
+            if call.key is not None and not call.key.allows_name(name.encode("utf-8", "surrogatepass")):
+                raise ApiError(403, "forbidden", "this key may not use this name", {"topic": name})
+        states = self._states(body, query_flag(call.query(), "lenient", False))
+        most = self._app.settings.max_watch_sessions
+        if most and len(self._sessions) >= most:
+            message = f"there are {len(self._sessions)} watch sessions; let some expire"
+            raise limit_reached(message, "max_watch_sessions", most)
+        session = self._open(call.key, body, states)
+        floors = [self._app.ready_engine().floor_commit(name) for name in states]
+        when_all_done(floors, partial(self._answer, call, session, states))
+
+    def _states(self, body: WatchBody, is_lenient: bool) -> dict[str, TopicState]:
+        """The topics that are there; an absent one is left out if that is wanted."""
+        engine = self._app.ready_engine()
+        states: dict[str, TopicState] = {}
+        absent: ApiError | None = None
+        for name in body.topics:
+            try:
+                states[name] = engine.state(name, touch=False)
+            except TopicNotFound as error:
+                absent = absent or from_engine(error, name)
+                if not is_lenient:
+                    raise absent from None
+        if absent is not None and not states:
+            raise absent
+        return states
+
+    def _open(self, key: Key | None, body: WatchBody, states: dict[str, TopicState]) -> Session:
+        positions = {}
+        for name, state in states.items():
+            wanted = body.topics[name]
+            from_seq = state.head_seq if wanted.tail else wanted.from_seq
+            positions[name] = Position(from_seq, state.epoch, state.head_seq)
+        wid = "wid_" + secrets.token_urlsafe(16)
+        session = Session(wid, key, positions, _wishes(body), self._heartbeat_ms(body.heartbeat_ms))
+        self._sessions[wid] = session
+        self._rest(session)
+        return session
+
+    def _heartbeat_ms(self, wanted_ms: int) -> int:
+        least_ms = self._app.settings.test_min_heartbeat_ms or HEARTBEAT_MS_MIN
+        return min(max(wanted_ms, least_ms), HEARTBEAT_MS_MAX)
+
+    def _answer(
+        self, call: Call, session: Session, states: dict[str, TopicState], failed: Commit | None
+    ) -> None:
+        if failed is not None and failed.error is not None:
+            self._idle.pop(session.wid, None)
+            self._sessions.pop(session.wid, None)
+            self._app.refuse(call, from_engine(failed.error, None))
+            return
+        topics = {
+            name: {
+                "from_seq": position.seq,
+                "head_seq": states[name].head_seq,
+                "earliest_seq": states[name].earliest_seq,
+            }
+            for name, position in session.positions.items()
+        }
+        answer = {
+            "wid": session.wid,
+            "stream_url": f"/v0/watch/{session.wid}",
+            "session_ttl_ms": SESSION_TTL_MS,
+            "topics": topics,
+            "performance": msgspec.Raw(self._app.performance(call)),
+        }
+        self._app.answer(call, _json.encode(answer))
+
+
+def _wishes(body: WatchBody) -> Wishes:
+    """The wishes of a reader with every number in its range, so that equal wishes are recognised."""
+    node = body.node
+    return Wishes(
+        limit=min(body.limit or READ_LIMIT_DEFAULT, READ_LIMIT_MAX),
+        max_batch_bytes=min(body.max_batch_bytes or READ_BYTES_DEFAULT, READ_BYTES_MAX),
+        nodes=() if node is None else (node,) if isinstance(node, str) else tuple(sorted(set(node))),
+        include_tags=body.include_tags,
+        include_meta=body.include_meta,
+        include_data=body.include_data,
+        is_strong=body.consistency == "strong",
+    )
+
+
+def when_all_done(commits: list[Commit], callback: Callable[[Commit | None], None]) -> None:
+    """Call back once, when every commit is done, with one that failed if any did."""
+    waiting = next((commit for commit in commits if not commit.done), None)
+    if waiting is not None:
+        waiting.on_done(lambda _: when_all_done(commits, callback))
+    else:
+        callback(next((commit for commit in commits if commit.error is not None), None))

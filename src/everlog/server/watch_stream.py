@@ -1,0 +1,444 @@
+"""GET /v0/watch/:wid: the stream of a session, from its first frame to its end.
+
+Owns what one connection was sent and what it gets next. It pulls: records are read when the client has room
+for them, so a slow reader costs no memory and holds up nobody; it lags, and what comes meanwhile is sent
+together. Who is told of changes, and rendering, are in `fan_out`; the text of frames in `sse`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from everlog.errors import Closed, EverlogError
+from everlog.server import sse
+from everlog.server.app import App, Call, Route
+from everlog.server.auth import Scope, bearer_token, token_of_query
+from everlog.server.errors import ApiError
+from everlog.server.fan_out import Batch, FanOut
+from everlog.server.http import Stream
+from everlog.server.stream_slots import StreamSlots
+from everlog.server.watch_sessions import Position, Session, WatchSessions
+
+# So many frames of one topic may go before another one that has a backlog too; a small backlog is sent whole.
+BURST_FRAMES: Final = 64
+# A timer may go off a rounding error before its time; waiting for the rest of it would be a busy loop.
+TIMER_SLACK_S: Final = 0.0005
+_json = msgspec.json.Encoder()
+
+
+class Timer(Protocol):
+    """A call that is due later."""
+
+    def cancel(self) -> None:
+        """Take it back."""
+        ...
+
+
+class Timers(Protocol):
+    """The time that heartbeats and slow readers are measured in; an event loop is one."""
+
+    def time(self) -> float:
+        """Now, in seconds."""
+        ...
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        """Call back after so many seconds."""
+        ...
+
+
+class SlowLimits(NamedTuple):
+    """What happens to a reader whose connection takes nothing more, and when.
+
+    The queue of a connection is the output that the kernel has not taken: it counts as full at the limit of
+    the HTTP layer (64 KiB), which is less than 1024 frames, since each has 64 bytes or more.
+    """
+
+    skip_after_s: float = 5.0
+    """A topic that may lose records is resumed at its head, with a tombstone for what was passed over."""
+    close_after_s: float = 30.0
+    """The stream ends; its session can be resumed."""
+
+
+class _Place:
+    """How far one stream is in one topic."""
+
+    __slots__ = (
+        "burst",
+        "epoch",
+        "head_seq",
+        "held",
+        "is_first",
+        "is_gone",
+        "is_live",
+        "name",
+        "seq",
+        "skips",
+        "taken",
+        "topic",
+        "was_live",
+    )
+
+    def __init__(self, name: str, position: Position) -> None:
+        self.name = name
+        self.topic: bytes = _json.encode(name)
+        self.seq = position.seq
+        self.epoch = position.epoch
+        self.head_seq = position.head_seq
+        self.held: Batch | None = None  # waits for its commit; nothing else of this topic is read meanwhile
+        self.is_first = True  # nothing of it was sent on this connection yet
+        self.is_live = False
+        self.was_live = False
+        self.is_gone = False
+        self.skips = False  # its reader was too slow for too long
+        self.burst = 0
+        self.taken = (position.seq, position.epoch)  # so far the kernel has taken what was sent, at least
+
+
+class WatchStream:
+    """One open stream."""
+
+    def __init__(self, routes: WatchRoutes, session: Session, stream: Stream) -> None:
+        self._routes = routes
+        self._session = session
+        self._stream = stream
+        self._places = {name: _Place(name, position) for name, position in session.positions.items()}
+        self._cursors = {name: place.seq for name, place in self._places.items()}
+        self._left = len(self._places)
+        self._dirty: dict[str, None] = dict.fromkeys(self._places)  # topics to look at, the first one first
+        self._under_way: set[_Place] = set()  # moved by frames that the kernel may not have taken
+        self._output_s = routes.timers.time()
+        self._full_since_s: float | None = None
+        self._full_timer: Timer | None = None
+        self._beat_timer: Timer | None = None
+        self._is_over = False
+        session.owner = self
+
+    def start(self) -> None:
+        """Send the first line and begin with the backlog."""
+        self._stream.on_gone = self.end
+        self._stream.on_writable = self._writable
+        for name in self._places:
+            self._routes.fan_out.join(name, self)
+        self._write(sse.RETRY)
+        self._arm_heartbeat(self._session.heartbeat_ms / 1000)
+        self._routes.fan_out.serve_soon(self)
+
+    # --- What to look at next ----------------------------------------------------------------------------
+
+    def topic_changed(self, name: str) -> None:
+        """There may be something new in this topic, or it is gone."""
+        place = self._places[name]
+        if not place.is_gone and place.held is None:
+            self._dirty[name] = None
+            self._routes.fan_out.serve_soon(self)
+
+    def pump(self) -> None:
+        """Send the next of what is due, if the client has room for it."""
+        if self._is_over or not self._dirty:
+            return
+        if not self._stream.is_writable:
+            self._note_full()
+            return
+        self._note_taken()
+        place = self._places[next(iter(self._dirty))]
+        batch = place.held
+        if batch is None:
+            batch = self._routes.fan_out.read(place.name, place.epoch, place.seq, self._session.wishes)
+        if batch is None:
+            self._send_deleted(place)
+        elif not batch.commit.done:
+            self._hold(place, batch)
+        elif batch.commit.error is not None:
+            self.fail(batch.commit.error)
+        elif not batch.is_incomplete:
+            self._deliver(place, batch)
+        if self._dirty and not self._is_over:
+            self._routes.fan_out.serve_soon(self)
+
+    def _hold(self, place: _Place, batch: Batch) -> None:
+        """What was read may not be shown yet, or a cold segment is on its way; other topics go on."""
+        del self._dirty[place.name]
+        place.held = batch
+        batch.commit.on_done(lambda _: self._release(place, batch))
+
+    def _release(self, place: _Place, batch: Batch) -> None:
+        if self._is_over:
+            return
+        if batch.is_incomplete and batch.commit.error is None:
+            place.held = None  # it is there now: read again
+        self._dirty = {place.name: None, **self._dirty}
+        self._routes.fan_out.serve_soon(self)
+
+    # --- Frames ------------------------------------------------------------------------------------------
+
+    def _deliver(self, place: _Place, batch: Batch) -> None:
+        """Send what was read and move the cursor."""
+        was_held, place.held = place.held is not None, None
+        if place.skips and batch.loss and batch.epoch == place.epoch and batch.head_seq > place.seq:
+            frames = self._skip(place, batch, batch.loss)
+            is_caught_up = True
+        else:
+            frames = self._lost(place, batch) + self._records(place, batch)
+            is_caught_up = batch.caught_up
+        place.is_first = place.skips = False
+        place.epoch = batch.epoch
+        place.head_seq = batch.head_seq
+        frames += self._after_read(place, is_caught_up)
+        if was_held:
+            self._dirty[place.name] = None  # it was not told of what has come meanwhile
+        self._write(frames)
+        self._save(place)
+
+    def _lost(self, place: _Place, batch: Batch) -> bytes:
+        """The tombstone of a read, if it has one; its id stands for the place where reading goes on."""
+        lost = batch.tombstone
+        if lost is None:
+            return b""
+        is_late = place.is_first and lost.reason != "recreated"
+        self._move(place, batch.start_seq)
+        return (
+            sse.tombstone_lines(
+                place.topic,
+                "from_seq_too_old" if is_late else lost.reason,
+                lost.gap_from,
+                lost.gap_to,
+                lost.earliest_seq,
+                lost.head_seq,
+            )
+            + self._end()
+        )
+
+    def _records(self, place: _Place, batch: Batch) -> bytes:
+        """The records of a read, if there are any that this reader gets."""
+        self._move(place, batch.to_seq)
+        if not batch.lines:
+            return b""
+        return batch.frame_alone if len(self._cursors) == 1 else batch.lines + self._end()
+
+    def _skip(self, place: _Place, batch: Batch, reason: str) -> bytes:
+        """Go to the head of a topic that may lose records; the tombstone tells what was passed over."""
+        gap_from = place.seq + 1
+        self._move(place, batch.head_seq)
+        return (
+            sse.tombstone_lines(
+                place.topic, reason, gap_from, batch.head_seq, batch.earliest_seq, batch.head_seq
+            )
+            + self._end()
+        )
+
+    def _after_read(self, place: _Place, is_caught_up: bool) -> bytes:
+        """Decide whether the topic needs another look; return the frame that says its backlog is over."""
+        if not is_caught_up:
+            place.is_live = False
+            place.burst += 1
+            if place.burst >= BURST_FRAMES:
+                place.burst = 0
+                del self._dirty[place.name]
+                self._dirty[place.name] = None
+            return b""
+        del self._dirty[place.name]
+        place.burst = 0
+        if place.is_live:
+            return b""
+        place.is_live = place.was_live = True
+        return sse.caught_up_lines(place.topic, place.head_seq) + self._end()
+
+    def _send_deleted(self, place: _Place) -> None:
+        """The topic is gone; its name stays silent on this connection, whatever becomes of it."""
+        del self._dirty[place.name]
+        place.is_gone = True
+        self._routes.fan_out.leave(place.name, self)
+        self._write(sse.topic_deleted_lines(place.topic, place.head_seq) + self._end())
+        self._left -= 1
+        if self._left == 0:
+            self._close()
+
+    def _end(self) -> bytes:
+        """The last lines of a frame: how far all topics of the stream are."""
+        return sse.end_with_id(self._cursors)
+
+    def _move(self, place: _Place, seq: int) -> None:
+        place.seq = self._cursors[place.name] = seq
+
+    def _save(self, place: _Place) -> None:
+        """What was sent is what the session goes on from."""
+        self._under_way.add(place)
+        if self._session.owner is self:
+            position = self._session.positions[place.name]
+            position.seq, position.epoch, position.head_seq = place.seq, place.epoch, place.head_seq
+
+    def _note_taken(self) -> None:
+        if self._under_way and self._stream.buffered == 0:
+            for place in self._under_way:
+                place.taken = (place.seq, place.epoch)
+            self._under_way.clear()
+
+    def _go_back(self) -> None:
+        """Let the session go on from what has left this machine: the rest is thrown away with the stream."""
+        if self._session.owner is self:
+            for place in self._under_way:
+                position = self._session.positions[place.name]
+                position.seq, position.epoch = place.taken
+
+    def _write(self, frames: bytes) -> None:
+        if frames:
+            self._stream.write(frames)
+            self._output_s = self._routes.timers.time()
+
+    # --- Heartbeats and slow readers ---------------------------------------------------------------------
+
+    def _arm_heartbeat(self, delay_s: float) -> None:
+        self._beat_timer = self._routes.timers.call_later(delay_s, self._beat)
+
+    def _beat(self) -> None:
+        """Send a sign of life if nothing else was sent for so long, and look again later."""
+        interval_s = self._session.heartbeat_ms / 1000
+        quiet_s = self._routes.timers.time() - self._output_s
+        if quiet_s > interval_s - TIMER_SLACK_S:
+            # A client that does not take what is waiting for it has no use for more of it.
+            if self._stream.buffered == 0:
+                self._write(sse.HEARTBEAT)
+            quiet_s = 0.0
+        self._arm_heartbeat(interval_s - quiet_s)
+
+    def _note_full(self) -> None:
+        """The client takes nothing more: from now on it lags, and not for ever."""
+        if self._full_since_s is None:
+            timers, limits = self._routes.timers, self._routes.limits
+            self._full_since_s = timers.time()
+            self._full_timer = timers.call_later(limits.close_after_s, self._give_up)
+
+    def _writable(self) -> None:
+        """The client has room again."""
+        timers, full_since_s = self._routes.timers, self._full_since_s
+        if full_since_s is not None:
+            self._full_since_s = None
+            if self._full_timer is not None:
+                self._full_timer.cancel()
+            if timers.time() - full_since_s >= self._routes.limits.skip_after_s:
+                for place in self._places.values():
+                    # Who reads history was never live; it is meant to get all of it.
+                    place.skips = place.was_live
+        self._routes.fan_out.serve_soon(self)
+
+    def _give_up(self) -> None:
+        message = "this reader is too slow: it took nothing for too long; connect again to go on"
+        self._end_with(sse.error(429, message, retry_after_ms=2000, topics=list(self._dirty)))
+
+    # --- The end -----------------------------------------------------------------------------------------
+
+    def fail(self, error: Exception) -> None:
+        """End the stream with the reason; the reader connects again and goes on where it was."""
+        if isinstance(error, Closed | ApiError):
+            self.shut_down()
+        elif isinstance(error, EverlogError):
+            self._end_with(sse.error("internal", str(error)))
+        else:
+            self._end_with(sse.error("internal", "the server made a mistake; its log tells more"))
+
+    def shut_down(self) -> None:
+        """The server stops."""
+        message = "the server is shutting down; connect again"
+        self._end_with(sse.error("server_shutting_down", message))
+
+    def _end_with(self, frame: bytes) -> None:
+        self._stream.write(frame)
+        self._close()
+
+    def _close(self) -> None:
+        self._stream.close()
+        self.end()
+
+    def end(self) -> None:
+        """The stream is over, whoever ended it: give back all it held."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._full_since_s is not None:
+            self._go_back()
+        for timer in (self._beat_timer, self._full_timer):
+            if timer is not None:
+                timer.cancel()
+        fan_out = self._routes.fan_out
+        for place in self._places.values():
+            fan_out.leave(place.name, self)
+        fan_out.forget(self)
+        self._routes.stream_ended(self, self._session)
+
+
+class WatchRoutes:
+    """Handlers of /v0/watch, and the streams that are open."""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        slots: StreamSlots | None = None,
+        timers: Timers | None = None,
+        limits: SlowLimits | None = None,
+    ) -> None:
+        self.app = app
+        self.slots = slots or StreamSlots(app.settings)
+        self.timers: Timers = timers or app.loop
+        self.limits = limits or SlowLimits()
+        self.sessions = WatchSessions(app)
+        self.fan_out = FanOut(app)
+        self.streams: set[WatchStream] = set()
+        app.add("POST", "/v0/watch", Route(Scope.READ, self.sessions.create))
+        app.add("GET", "/v0/watch/:name", Route(Scope(0), self.open_stream, checks_key=True))
+
+    def open_stream(self, call: Call) -> None:
+        """GET /v0/watch/:wid."""
+        request = call.request
+        if not sse.is_acceptable(request.header(b"accept")):
+            raise ApiError(406, "not_acceptable", "this route sends text/event-stream only")
+        self.sessions.sweep()
+        session = self.sessions.find(call.name)
+        if session is None:
+            raise ApiError(404, "not_found", "there is no such watch session; POST /v0/watch makes a new one")
+        self._check_key(call, session)
+        headers = sse.STREAM_HEADERS + self.app.cors_headers(call)
+        self.slots.take(session.key)
+        stream = call.exchange.start_stream(200, headers)
+        if stream.is_closed:  # the answer to HEAD, or the client has gone already
+            self.slots.give_back(session.key)
+            return
+        _lower(session, request.header(b"last-event-id"))
+        watch = WatchStream(self, session, stream)
+        self.sessions.stream_opened(session)
+        self.streams.add(watch)
+        watch.start()
+
+    def _check_key(self, call: Call, session: Session) -> None:
+        """Only the key that made a session opens its stream."""
+        keys = self.app.settings.api_keys
+        if not keys.enabled:
+            return
+        request = call.request
+        token = bearer_token(request.header(b"authorization")) or token_of_query(request.query)
+        key = None if token is None else keys.find(token)
+        if key is None or key is not session.key:
+            raise ApiError(401, "unauthorized", "send the key that created this watch session")
+
+    def stream_ended(self, watch: WatchStream, session: Session) -> None:
+        """A stream gives back what it took."""
+        self.streams.discard(watch)
+        self.slots.give_back(session.key)
+        self.sessions.stream_closed(session)
+
+    def shut_down(self) -> None:
+        """End every stream, telling its reader to connect again."""
+        for watch in tuple(self.streams):
+            watch.shut_down()
+
+
+def _lower(session: Session, last_event_id: bytes | None) -> None:
+    """Go back to what the client has really processed; it can never skip anything that way."""
+    cursors = None if last_event_id is None else sse.read_event_id(last_event_id)
+    for name, seq in (cursors or {}).items():
+        position = session.positions.get(name)
+        if position is not None and seq < position.seq:
+            position.seq = seq

@@ -1,0 +1,318 @@
+"""The WebSocket protocol on an upgraded connection: handshake, frames, closing, and flow control both ways.
+
+Owns one connection after its upgrade: what came in and is not handed over yet, and the short queue of
+messages that the client has not taken. Knows no command and no topic; its owner gets whole text messages and
+sends frames. A client that does not read holds up its own socket only: its owner sees no room and renders
+nothing, and takes no more messages, and then nothing more is read from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import logging
+import socket
+import struct
+from collections import deque
+from typing import Final, Protocol
+
+from wsproto.connection import Connection, ConnectionState, ConnectionType
+from wsproto.events import BytesMessage, CloseConnection, Event, Ping, Pong, TextMessage
+from wsproto.frame_protocol import CloseReason
+from wsproto.utilities import generate_accept_token
+
+from everlog.server.errors import ApiError, invalid
+from everlog.server.http import Headers, Request, Upgraded
+
+QUEUE_MESSAGES: Final = 4
+"""Messages that may wait for the client, besides the one that it is taking."""
+CLOSE_TIMEOUT_S: Final = 5.0
+"""How long a client may take to answer the end of the conversation."""
+VERSION: Final = b"13"
+KEY_BYTES: Final = 16
+# Small messages go out together; large ones are not worth another copy.
+JOINED_BYTES: Final = 64 * 1024
+# A peer that vanished without a word is noticed after about two minutes, though nothing is sent to it.
+KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3))
+FIN_TEXT: Final = 0x81
+log = logging.getLogger("everlog.server.websocket")
+
+
+def handshake_headers(request: Request) -> Headers:
+    """Check a request for an upgrade to WebSocket; returns what the answer has to carry."""
+    if request.method != "GET" or not request.offers_upgrade:
+        raise invalid("this route speaks WebSocket only: send GET with Connection: Upgrade")
+    protocols = {part.strip().lower() for part in (request.header(b"upgrade") or b"").split(b",")}
+    if b"websocket" not in protocols:
+        raise invalid("the only upgrade that is possible here is to websocket")
+    if request.header(b"sec-websocket-version") != VERSION:
+        headers = ((b"Sec-WebSocket-Version", VERSION),)
+        message = f"only version {VERSION.decode()} of WebSocket is spoken here"
+        raise ApiError(400, "invalid_request", message, None, headers)
+    key = request.header(b"sec-websocket-key") or b""
+    if not _is_key(key):
+        raise invalid(f"Sec-WebSocket-Key must be {KEY_BYTES} bytes in base64")
+    return ((b"Upgrade", b"websocket"), (b"Sec-WebSocket-Accept", generate_accept_token(key)))
+
+
+def _is_key(key: bytes) -> bool:
+    try:
+        return len(base64.b64decode(key, validate=True)) == KEY_BYTES
+    except binascii.Error:
+        return False
+
+
+def text_frame(*parts: bytes | memoryview) -> bytes:
+    """One whole text message in one frame, put together in a single copy; the same for every client."""
+    size = sum(map(len, parts))
+    if size < 126:
+        head = bytes((FIN_TEXT, size))
+    elif size < 1 << 16:
+        head = struct.pack("!BBH", FIN_TEXT, 126, size)
+    else:
+        head = struct.pack("!BBQ", FIN_TEXT, 127, size)
+    return b"".join((head, *parts))
+
+
+class Owner(Protocol):
+    """Whoever talks over a socket. Nothing is called after `ended`."""
+
+    @property
+    def accepts_message(self) -> bool:
+        """Whether another message may be handed over now."""
+        ...
+
+    def message_received(self, message: bytes | bytearray) -> None:
+        """A whole text message; it is UTF-8."""
+        ...
+
+    def message_refused(self, code: str, reason: str) -> None:
+        """A message came that is not handed over."""
+        ...
+
+    def error_frame(self, code: str, message: str) -> bytes:
+        """How the client is told what is wrong, if that is the last thing it hears."""
+        ...
+
+    def room_made(self) -> None:
+        """The client has taken something: there is room for more."""
+        ...
+
+    def ended(self) -> None:
+        """The conversation is over, whoever ended it."""
+        ...
+
+
+class WebSocket:
+    """The server's side of one conversation."""
+
+    def __init__(
+        self, channel: Upgraded, owner: Owner, loop: asyncio.AbstractEventLoop, max_message_bytes: int
+    ) -> None:
+        self._channel = channel
+        self._owner = owner
+        self._loop = loop
+        self._max_message_bytes = max_message_bytes
+        self._protocol = Connection(ConnectionType.SERVER)
+        self._pieces: bytearray | None = None  # of a message that is not complete
+        self._is_too_large = False
+        self._queue: deque[bytes] = deque()
+        self._pong: bytes | None = None
+        self._is_read_paused = False
+        self._is_reading = False
+        self._closer: asyncio.TimerHandle | None = None
+        self._is_closing = False
+        self._has_failed = False
+        self._is_over = False
+
+    def start(self) -> None:
+        """Begin with what came in behind the request."""
+        channel = self._channel
+        channel.on_gone = self._end
+        channel.on_writable = self._writable
+        channel.on_data = self._receive
+        if channel.transport is None:
+            self._end()
+            return
+        # The queue is here: the transport says that it is full as soon as the kernel does not take all.
+        channel.transport.set_write_buffer_limits(high=0)
+        connection = channel.transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        received, channel.received = channel.received, b""
+        self._receive(received)
+
+    # --- Output ------------------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """How many more messages may be sent now; look before rendering one."""
+        return 0 if self._is_closing else max(0, QUEUE_MESSAGES - len(self._queue))
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame; `flush` when the last of several is there."""
+        if not self._is_closing:
+            self._queue.append(frame)
+
+    def flush(self) -> None:
+        """Hand as much to the client as it takes."""
+        queue, channel = self._queue, self._channel
+        while (queue or self._pong is not None) and channel.is_writable:
+            frames = []
+            if self._pong is not None:
+                frames.append(self._pong)
+                self._pong = None
+            size = 0
+            while queue and (size == 0 or size + len(queue[0]) <= JOINED_BYTES):
+                size += len(queue[0])
+                frames.append(queue.popleft())
+            channel.write(frames[0] if len(frames) == 1 else b"".join(frames))
+
+    def _writable(self) -> None:
+        self.flush()
+        if not self._is_over and not self._is_closing:
+            self._owner.room_made()
+
+    # --- Input -------------------------------------------------------------------------------------------
+
+    def _receive(self, data: bytes) -> None:
+        if self._is_over or self._has_failed:
+            return
+        self._protocol.receive_data(data)
+        self.read_on()
+
+    def read_on(self) -> None:
+        """Hand over messages as long as the owner accepts them; the rest waits, at last in the kernel."""
+        if self._is_reading or self._is_over:
+            return
+        self._is_reading = True
+        try:
+            has_more = self._hand_over()
+        finally:
+            self._is_reading = False
+        self.flush()
+        if not self._is_over:
+            self._pause_reading(has_more)
+
+    def _hand_over(self) -> bool:
+        """Take events one by one; true if there may be more of them that the owner does not want yet."""
+        while self._is_closing or self._owner.accepts_message:
+            event = next(self._protocol.events(), None)
+            if event is None:
+                return False
+            self._take(event)
+        return True
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, CloseConnection):
+            self._close_received(event)
+        elif self._is_closing:
+            return
+        elif isinstance(event, TextMessage):
+            self._take_piece(event.data.encode(), is_last=event.message_finished)
+        elif isinstance(event, BytesMessage):
+            if event.message_finished:
+                self._owner.message_refused("unsupported_message", "send JSON as text; binary is not read")
+        elif isinstance(event, Ping):
+            # Of several pings that could not be answered yet, the last one is enough.
+            self._pong = bytes(self._protocol.send(Pong(payload=bytes(event.payload))))
+
+    def _take_piece(self, piece: bytes, *, is_last: bool) -> None:
+        """A part of a text message; of one that is too large nothing is kept."""
+        pieces = self._pieces
+        size = len(piece) if pieces is None else len(pieces) + len(piece)
+        if self._is_too_large or size > self._max_message_bytes:
+            self._pieces = None
+            self._is_too_large = not is_last
+            if is_last:
+                reason = f"the message is longer than {self._max_message_bytes} bytes; send less at a time"
+                self._owner.message_refused("payload_too_large", reason)
+        elif pieces is None and is_last:
+            self._owner.message_received(piece)
+        else:
+            # One growing buffer: a list would cost a client's tiny fragments many times their size.
+            if pieces is None:
+                pieces = self._pieces = bytearray()
+            pieces += piece
+            if is_last:
+                self._pieces = None
+                self._owner.message_received(pieces)
+
+    def _pause_reading(self, wanted: bool) -> None:
+        transport = self._channel.transport
+        if wanted == self._is_read_paused or transport is None or transport.is_closing():
+            return
+        self._is_read_paused = wanted
+        if wanted:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
+
+    # --- The end -----------------------------------------------------------------------------------------
+
+    def close(self, code: CloseReason, reason: str) -> None:
+        """End the conversation behind what is queued; the client is given a while to agree."""
+        if self._is_closing or self._is_over:
+            return
+        self._queue.append(bytes(self._protocol.send(CloseConnection(code=code, reason=reason))))
+        self._is_closing = True
+        self._pieces = None
+        self._closer = self._loop.call_later(CLOSE_TIMEOUT_S, self._abort)
+        self.flush()
+        # The answer has to be read, whatever the owner still wants. Not here: it may be in the middle of it.
+        self._loop.call_soon(self.read_on)
+
+    def _close_received(self, event: CloseConnection) -> None:
+        state = self._protocol.state
+        if state is ConnectionState.OPEN:
+            self._fail(event)
+        elif state is ConnectionState.REMOTE_CLOSING:
+            self._is_closing = True
+            self._queue.append(bytes(self._protocol.send(event.response())))
+            self._close_channel()
+        else:
+            self._close_channel()
+
+    def _fail(self, event: CloseConnection) -> None:
+        """The client broke the protocol, after which nothing that it sends can be understood.
+
+        So its agreement cannot be waited for; but what it still sends is taken from the kernel, which would
+        otherwise reset the connection before the client has read why.
+        """
+        self._has_failed = True
+        if event.code == CloseReason.INVALID_FRAME_PAYLOAD_DATA:
+            self.send(self._owner.error_frame("invalid_json", "the message is not UTF-8"))
+        self.close(CloseReason(event.code), event.reason or "")
+        self._write_all()
+        transport = self._channel.transport
+        if transport is not None and not transport.is_closing():
+            transport.write_eof()
+
+    def _close_channel(self) -> None:
+        """Both sides have said that they are done: the connection ends when everything is out."""
+        self._write_all()
+        self._channel.close()
+        self._end()
+
+    def _write_all(self) -> None:
+        """Leave the rest to the transport: nothing will come behind it."""
+        for frame in self._queue:
+            self._channel.write(frame)
+        self._queue.clear()
+
+    def _abort(self) -> None:
+        self._channel.abort()
+        self._end()
+
+    def _end(self) -> None:
+        """Give everything back, once."""
+        if self._is_over:
+            return
+        self._is_over = self._is_closing = True
+        if self._closer is not None:
+            self._closer.cancel()
+        self._queue.clear()
+        self._pieces = None
+        self._owner.ended()

@@ -1,0 +1,359 @@
+"""Sections 0.3 and 15 over the wire: which bodies are read, and what becomes of the text of a record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.http_cases import (
+    Api,
+    RunningServer,
+    assert_error,
+    assert_error_shape,
+    running,
+    taken,
+)
+
+APPEND = b'{"records":[{"data":1}]}'
+ROUTES = [
+    ("POST", "/v0/topics/t", APPEND),
+    ("POST", "/v0/topics/t/diff", b"{}"),
+    ("POST", "/v0/topics/t/delete", b'{"before_seq":1}'),
+    ("PUT", "/v0/topics/t", b"{}"),
+]
+
+
+def stored(api: Api, data: str) -> str:
+    """The text of the first record of `t` as it is sent to a reader."""
+    text = api.diff("t").text
+    start = text.index('"data":') + len('"data":')
+    return text[start : text.index('}],"next_from_seq"')]
+
+
+# --- Content type ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ROUTES)
+@pytest.mark.parametrize(
+    "content_type", [None, "", "text/plain", "application/x-www-form-urlencoded", "text/application/json"]
+)
+def test_a_body_that_is_not_called_json_is_refused(
+    api: Api, method: str, path: str, body: bytes, content_type: str | None
+) -> None:
+    api.put("t")
+    assert_error(api.request(method, path, body, Content_Type=content_type), 415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ROUTES)
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "application/json",
+        "application/json; charset=utf-8",
+        "application/json;charset=latin-1",
+        "Application/JSON",
+    ],
+)
+def test_the_type_must_only_begin_with_json(
+    api: Api, method: str, path: str, body: bytes, content_type: str
+) -> None:
+    api.put("t")
+    taken(api.request(method, path, body, Content_Type=content_type))
+
+
+def test_the_type_is_looked_at_before_the_text(api: Api) -> None:
+    api.put("t")
+    for method, path, _ in ROUTES:
+        reply = api.request(method, path, b"{", Content_Type="text/plain")
+        assert_error(reply, 415, "unsupported_media_type")
+
+
+def test_an_empty_body_is_no_append(api: Api) -> None:
+    reply = api.request("POST", "/v0/topics/t", b"", Content_Type=None)
+    assert_error(reply, 415, "unsupported_media_type")
+    assert_error(api.request("POST", "/v0/topics/t", b""), 400, "invalid_request")
+
+
+def test_blanks_are_not_an_empty_body(api: Api) -> None:
+    api.put("t")
+    for method, path in (("PUT", "/v0/topics/t"), ("POST", "/v0/topics/t/diff")):
+        assert_error(api.request(method, path, b" ", Content_Type=None), 415, "unsupported_media_type")
+        assert_error(api.request(method, path, b" "), 400, "invalid_request")
+        taken(api.request(method, path, b""))
+
+
+def test_a_body_on_a_get_or_delete_is_ignored(api: Api) -> None:
+    api.put("t")
+    taken(api.request("GET", "/v0/topics/t", b"{nonsense", Content_Type="text/plain"))
+    taken(api.request("DELETE", "/v0/topics/t", b"{nonsense"))
+
+
+# --- JSON that is none -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ROUTES)
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        "nan",
+        "undefined",
+        "01",
+        "+1",
+        ".5",
+        "1.",
+        "1e",
+        "0x10",
+        "'a'",
+        '"a',
+        '"\n"',
+        '"\t"',
+        '"\\x41"',
+        '"\\u12"',
+        '"\\ud800"',
+        '"\\udc00"',
+        '"\\ud800x"',
+        '"\\ud800\\ud800"',
+        '"\\udc00\\ud800"',
+        '{"\\ud800":1}',
+        "[1,]",
+        "[,1]",
+        '{"a":1,}',
+        "{a:1}",
+        "[1 2]",
+        "tru",
+        "nulls",
+        "/*c*/1",
+        "1//",
+        "[" * 100_000,
+    ],
+)
+def test_what_is_no_json_is_refused_wherever_it_stands(
+    api: Api, method: str, path: str, body: bytes, value: str
+) -> None:
+    api.put("t")
+    unknown_field = body[:-1] + (b"," if body != b"{}" else b"") + b'"unknown":' + value.encode() + b"}"
+    assert_error(api.request(method, path, unknown_field), 400, "invalid_request")
+    if path == "/v0/topics/t":
+        as_data = b'{"records":[{"data":' + value.encode() + b"}]}"
+        assert_error(api.request("POST", path, as_data), 400, "invalid_request")
+        as_meta = b'{"records":[{"data":1,"meta":{"k":' + value.encode() + b"}}]}"
+        assert_error(api.request("POST", path, as_meta), 400, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xff",
+        b'{"records":[{"data":"\xff"}]}',
+        b'{"records":[{"data":"\xed\xa0\x80"}]}',
+        b'{"records":[{"data":"\xc0\x80"}]}',
+        b'{"records":[{"data":1,"tag":"\xff"}]}',
+        b'{"records":[{"data":1}],"\xff":1}',
+        b"\xef\xbb\xbf" + APPEND,
+        APPEND.decode().encode("utf-16"),
+        APPEND + b"x",
+        APPEND + APPEND,
+        APPEND + b"\0",
+        APPEND[:-1],
+        b"\0",
+    ],
+)
+def test_bytes_that_are_no_single_json_text_in_utf_8_are_refused(api: Api, body: bytes) -> None:
+    assert_error(api.request("POST", "/v0/topics/t", body), 400, "invalid_request")
+    assert_error(api.state("t"), 404, "topic_not_found")
+
+
+def test_blanks_around_the_body_are_no_harm(api: Api) -> None:
+    taken(api.request("POST", "/v0/topics/t", b" \r\n\t" + APPEND + b"\n"), 201)
+
+
+@pytest.mark.parametrize(("levels", "status"), [(125, 201), (126, 400), (100_000, 400)])
+def test_nesting_is_limited_to_128_levels_from_the_top_of_the_body(
+    api: Api, levels: int, status: int
+) -> None:
+    # The body, its records and the record are three levels themselves.
+    arrays = api.append_text("a", "[" * levels + "]" * levels)
+    objects = api.append_text("b", '{"a":' * levels + "1" + "}" * levels)
+    meta = api.append_text("c", "1", ',"meta":{"a":' + "[" * (levels - 1) + "]" * (levels - 1) + "}")
+    assert [arrays.status, objects.status, meta.status] == [status] * 3
+
+
+def test_brackets_inside_strings_are_no_levels(api: Api) -> None:
+    taken(api.append_text("t", '"' + "[{" * 500 + '\\"' + '"'), 201)
+
+
+def test_of_a_field_sent_twice_the_last_one_counts(api: Api) -> None:
+    taken(api.request("POST", "/v0/topics/t", b'{"records":[],"records":[{"data":1,"data":2}]}'), 201)
+    assert api.values("t") == [2]
+
+
+# --- Stored text -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1.0",
+        "1e5",
+        "1E+5",
+        "-0",
+        "-0.0",
+        "1e999",
+        "123456789012345678901234567890",
+        "0.1000",
+        '"\\u0041\\/\\b\\f\\n\\r\\t\\"\\\\"',
+        '"\\ud834\\udd1e"',
+        '"é\u2028\U0001d11e\x7f"',
+        '{"b":1,"a":2,"b":3}',
+        '{"":{"":[]}}',
+        '" spaces  stay "',
+        '[[],{},null,true,false,""]',
+    ],
+)
+def test_the_text_of_data_stays_as_it_was_sent(api: Api, text: str) -> None:
+    api.append_text("t", text)
+    assert stored(api, text) == text
+    assert taken(api.state("t"))["bytes"] == len(text.encode())
+
+
+def test_blanks_between_tokens_are_not_stored(api: Api) -> None:
+    api.append_text("t", ' { "a b" :\n[ 1 ,\t2.50 , "\\n  " ] ,\r\n"a b":{ } } ')
+    compact = '{"a b":[1,2.50,"\\n  "],"a b":{}}'
+    assert stored(api, compact) == compact
+    assert taken(api.state("t"))["bytes"] == len(compact)
+
+
+def test_the_text_of_meta_stays_too_without_its_blanks(api: Api) -> None:
+    api.append_text("t", "1", ',"meta": { "z": 1.0, "a": "\\u00e9", "z": 2 }')
+    compact = '{"z":1.0,"a":"\\u00e9","z":2}'
+    assert f'"meta":{compact}' in api.diff("t").text
+    assert taken(api.state("t"))["bytes"] == 1 + len(compact)
+
+
+@pytest.mark.parametrize("null", ["null", " null ", "\nnull\t"])
+def test_meta_of_null_is_no_meta_however_it_is_written(api: Api, null: str) -> None:
+    api.append_text("t", "1", f',"meta":{null}')
+    assert '"meta"' not in api.diff("t").text
+    assert taken(api.state("t"))["bytes"] == 1
+
+
+def test_a_reply_has_no_line_break_whatever_is_stored(api: Api) -> None:
+    api.append_text("t", '[\n1,\r\n"\\n"\n]\n', ',\n"meta":{\n"a":\r1}')
+    assert not set("\r\n") & set(api.diff("t").text)
+
+
+# --- Size ------------------------------------------------------------------------------------------------
+
+
+def test_a_body_above_the_limit_is_413_before_it_is_parsed() -> None:
+    with running(max_body_bytes=1000) as server:
+        api = server.api()
+        fits = b'{"records":[{"data":"' + b"x" * (1000 - 25) + b'"}]}'
+        assert len(fits) == 1000
+        taken(api.request("POST", "/v0/topics/t", fits), 201)
+        for body in (fits + b" ", b"x" * 1001, b"x" * 5_000_000):
+            reply = api.request("POST", "/v0/topics/t", body, Content_Type="text/plain")
+            assert_error(reply, 413, "payload_too_large")
+        assert taken(api.state("t"))["count"] == 1
+
+
+# --- Anything --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fuzzed() -> Iterator[RunningServer]:
+    """One server for all examples: it has to survive them."""
+    with running() as started:
+        started.api().put("t", type="queue")
+        yield started
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=8,
+)
+FIELDS = [
+    "records",
+    "data",
+    "tag",
+    "node",
+    "meta",
+    "idempotency_key",
+    "create",
+    "config",
+    "disable_backpressure",
+    "from_seq",
+    "limit",
+    "include_tags",
+    "include_meta",
+    "wait_ms",
+    "max_batch_bytes",
+    "before_seq",
+    "match",
+    "type",
+    "ttl_ms",
+    "cap_records",
+    "cap_bytes",
+    "discard",
+    "durable",
+    "durability",
+    "priority",
+    "lease_ms",
+    "dead_letter",
+]
+near_values = (
+    st.sampled_from(
+        [0, 1, -1, 2**63, 2**64 - 1, 2**64, "x", "*", "fsync", "reject", [], {}, ["tag", "Eq", "x"]]
+    )
+    | json_values
+)
+records = st.dictionaries(st.sampled_from(["data", "tag", "node", "meta"]), near_values, max_size=4)
+# A parked reader would wait its time out, so the examples do not wait for long.
+near_bodies = st.dictionaries(
+    st.sampled_from([field for field in FIELDS if field != "wait_ms"]), near_values, max_size=5
+) | st.fixed_dictionaries({"records": st.lists(records, max_size=3)}, optional={"config": near_values})
+
+
+@settings(max_examples=150)
+@given(body=st.binary(max_size=40) | st.text(max_size=40).map(str.encode) | near_bodies | json_values)
+def test_no_body_whatsoever_makes_the_server_fail(fuzzed: RunningServer, body: object) -> None:
+    api = fuzzed.api()
+    sent = b"null" if body is None else body
+    for method, path, _ in ROUTES:
+        reply = api.request(method, path, sent)
+        assert reply.status < 500, reply.text
+        if reply.status >= 300:
+            assert_error_shape(reply)
+    api.client.close()
+
+
+@settings(max_examples=100)
+@given(
+    method=st.sampled_from(["GET", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"]),
+    name=st.binary(max_size=12),
+    rest=st.sampled_from(["", "/diff", "/delete", "/x", "//"]),
+    query=st.text(alphabet="%&=+;aé1\0", max_size=12).map(lambda text: text.encode()),
+)
+def test_no_path_or_query_whatsoever_makes_the_server_fail(
+    fuzzed: RunningServer, method: str, name: bytes, rest: str, query: bytes
+) -> None:
+    api = fuzzed.api()
+    spelled = "".join(f"%{byte:02x}" for byte in name)
+    parameters = "".join(chr(byte) if byte > 32 and byte < 127 else f"%{byte:02X}" for byte in query)
+    reply = api.request(
+        method,
+        f"/v0/topics/{spelled}{rest}?cursor={parameters}&page_size={parameters}&touch={parameters}",
+        b"{}",
+    )
+    assert reply.status < 500, reply.text
+    listed = api.request("GET", f"/v0/topics?cursor={parameters}&prefix={parameters}&page_size={parameters}")
+    assert listed.status in (200, 400)
+    api.client.close()

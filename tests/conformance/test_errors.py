@@ -1,0 +1,196 @@
+"""Sections 0.1, 0.5 and 0.6 over the wire: unknown routes, methods, HEAD, OPTIONS, browsers, framing."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from tests.support.http_cases import PATIENCE_S, Api, RunningServer, append_head, assert_error, running, taken
+
+METHODS = {
+    "/v0/topics": {"GET"},
+    "/v0/topics/t": {"DELETE", "GET", "POST", "PUT"},
+    "/v0/topics/t/diff": {"POST"},
+    "/v0/topics/t/delete": {"POST"},
+    "/v0/health": {"GET"},
+    "/healthz": {"GET"},
+    "/v0/ready": {"GET"},
+    "/readyz": {"GET"},
+    "/v0/metrics": {"GET"},
+}
+
+
+def allowed_in(header: str) -> set[str]:
+    return {method.strip() for method in header.split(",")}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/v0",
+        "/v0/",
+        "/v1/topics",
+        "/V0/topics",
+        "/topics",
+        "/v0/topic",
+        "/health",
+        "/v0/healthz",
+        "//v0/topics",
+        "/v0//topics",
+        "/v0/topics/t/",
+        "/v0/topics/t/unknown",
+        "/v0/topics/t/diff/",
+        "/v0/topics/t/diff/x",
+        "/v0/topics/t/Diff",
+        "/v0/topics/t%2Fdiff/x",
+        "/v0/health/",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "PATCH"])
+def test_an_unknown_route_is_not_found(api: Api, method: str, path: str) -> None:
+    assert_error(api.request(method, path, {} if method != "GET" else None), 404, "not_found")
+
+
+@pytest.mark.parametrize("path", METHODS)
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "PATCH", "TRACE"])
+def test_another_method_is_405_and_told_which_are_allowed(api: Api, method: str, path: str) -> None:
+    if method in METHODS[path]:
+        return
+    reply = api.request(method, path)
+    assert_error(reply, 405, "method_not_allowed")
+    assert allowed_in(reply.headers["allow"]) >= METHODS[path]
+    assert method not in allowed_in(reply.headers["allow"])
+
+
+@pytest.mark.parametrize("path", METHODS)
+def test_options_tells_the_methods(api: Api, path: str) -> None:
+    reply = api.request("OPTIONS", path)
+    assert (reply.status, reply.text) == (204, "")
+    assert allowed_in(reply.headers["allow"]) >= METHODS[path]
+    assert not [name for name in reply.headers if name.startswith("access-control")]
+
+
+def test_head_answers_as_get_without_a_body(api: Api) -> None:
+    api.put("t")
+    for path in ("/v0/topics/t", "/v0/topics", "/v0/health", "/v0/ready", "/v0/metrics"):
+        reply = api.request("HEAD", path)
+        assert (reply.status, reply.text) == (200, "")
+        assert int(reply.headers["content-length"]) > 0
+    assert api.request("HEAD", "/v0/topics/absent").status == 404
+    assert api.request("HEAD", "/v0/topics/t/diff").status == 405
+
+
+def test_a_connection_serves_many_requests_also_after_errors(api: Api) -> None:
+    api.put("t")
+    port = api.http.local_port
+    assert port is not None
+    api.state("absent")
+    api.request("POST", "/v0/topics/t", b"{")
+    api.request("POST", "/v0/topics/t", b"", Content_Type="text/plain")
+    taken(api.state("t"))
+    assert api.http.local_port == port
+
+
+def test_success_bodies_are_bare_objects(api: Api) -> None:
+    for reply in (api.put("t"), api.append("t"), api.diff("t"), api.state("t"), api.topics(), api.drop("t")):
+        assert reply.headers["content-type"] == "application/json"
+        assert not {"ok", "status"} & set(reply.json)
+        assert "server_total_ms" in reply.json["performance"]
+
+
+def test_messages_stay_short_whatever_was_sent(api: Api) -> None:
+    long = "x" * 1_000_000
+    api.put("t")
+    for reply in (
+        api.put("t", type=long),
+        api.delete("t", match=["tag", long, long]),
+        api.topics(cursor="é" * 2000),
+        api.put("a" * 10_000),
+    ):
+        assert reply.status == 400
+        assert len(reply.text) < 4096
+
+
+# --- Other origins ---------------------------------------------------------------------------------------
+
+
+def test_without_the_setting_no_origin_is_allowed(api: Api) -> None:
+    reply = api.request("GET", "/v0/topics", Origin="https://page.example")
+    assert not [name for name in reply.headers if name.startswith("access-control")]
+
+
+def test_an_allowed_origin_may_read_answers_and_errors() -> None:
+    with running(cors_origins=("https://page.example",), keys="k") as server:
+        api = server.api("k")
+        for path, status in (("/v0/topics", 200), ("/v0/topics/absent", 404), ("/v0/metrics", 200)):
+            reply = api.request("GET", path, Origin="https://page.example")
+            assert reply.status == status
+            assert reply.headers["access-control-allow-origin"] == "https://page.example"
+            assert reply.headers["vary"] == "Origin"
+            other = api.request("GET", path, Origin="https://other.example")
+            assert "access-control-allow-origin" not in other.headers
+
+
+def test_a_preflight_needs_no_key() -> None:
+    with running(cors_origins=("*",), keys="k") as server:
+        reply = server.api().request(
+            "OPTIONS",
+            "/v0/topics/t",
+            Origin="https://any.example",
+            Access_Control_Request_Method="PUT",
+            Access_Control_Request_Headers="authorization,content-type",
+        )
+        assert reply.status == 204
+        assert reply.headers["access-control-allow-origin"] == "https://any.example"
+        assert allowed_in(reply.headers["access-control-allow-methods"]) >= METHODS["/v0/topics/t"]
+        headers = reply.headers["access-control-allow-headers"].lower()
+        assert {"authorization", "content-type", "idempotency-key"} <= allowed_in(headers)
+
+
+# --- Hostile clients -------------------------------------------------------------------------------------
+
+
+def spoken(server: RunningServer, sent: bytes) -> bytes:
+    """Everything the server says to these bytes, until it closes or the client has ended its side."""
+    with socket.create_connection(server.server.address, PATIENCE_S) as sock:
+        sock.sendall(sent)
+        sock.shutdown(socket.SHUT_WR)
+        received = b""
+        while piece := sock.recv(65536):
+            received += piece
+    return received
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (b"nonsense\r\n\r\n", 400, b"invalid_request"),
+        (b"GET /v0/topics HTTP/9.9\r\n\r\n", 400, b"invalid_request"),
+        (b"POST /v0/topics/t HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n", 400, b"invalid_request"),
+        (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414, b"invalid_request"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 70_000 + b"\r\n\r\n", 431, b"invalid_request"),
+    ],
+)
+def test_framework_errors_have_the_error_shape_too(
+    server: RunningServer, sent: bytes, status: int, code: bytes
+) -> None:
+    received = spoken(server, sent)
+    assert received.startswith(b"HTTP/1.1 %d " % status), received[:200]
+    assert b'{"error":{"code":"%b"' % code in received
+
+
+def test_pipelined_requests_are_answered_in_order(server: RunningServer) -> None:
+    server.api().put("t")
+    body = b'{"records":[{"data":1}]}'
+    received = spoken(server, (append_head(len(body)) + body) * 40)
+    seqs = [int(part.split(b",")[0]) for part in received.split(b'"first_seq":')[1:]]
+    assert seqs == list(range(1, 41))
+
+
+def test_a_client_that_stops_in_the_middle_of_a_body_appends_nothing(server: RunningServer) -> None:
+    api = server.api()
+    api.put("t")
+    spoken(server, append_head(2400) + b'{"records":[{"data":1}]}')
+    assert taken(api.state("t"))["head_seq"] == 0

@@ -1,0 +1,118 @@
+"""The guide to the server: its commands are run against one, and its tables say what the code says."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from everlog.cli import main, serve
+from everlog.cli.http_api import DEFAULT_URL
+from everlog.server.auth import NO_KEYS
+from everlog.server.errors import _STATUS
+from everlog.server.settings import VARIABLES, ServerSettings
+from tests.support.snippets import run_page
+from tests.support.topic_servers import running_server
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+GUIDE = REPOSITORY / "docs" / "guide" / "server.md"
+SERVER = REPOSITORY / "src" / "everlog" / "server"
+SHARDS_DEFAULT = "processors, at most 8"
+
+# Sent over a WebSocket only; the page names them below the table.
+OF_SOCKETS = {"invalid_json"}
+
+
+def section(heading: str) -> str:
+    """What stands below a heading of the second level."""
+    return GUIDE.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table below a heading, header left out, without backquotes around a whole cell."""
+    lines = [line for line in section(heading).splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    return [[re.sub(r"^`([^`]*)`$", r"\1", cell) for cell in row] for row in cells]
+
+
+def shown(name: str, default: Any) -> str:
+    """A default as the page writes it."""
+    if name == "wal_shards":
+        return SHARDS_DEFAULT
+    if default is None:
+        return "unset"
+    if default == () or default is NO_KEYS:
+        return "none"
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def codes_in(source: str) -> Iterator[tuple[int, str]]:
+    """Every status and code that stands in a call of `ApiError`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ApiError":
+            words = [argument.value for argument in node.args[:2] if isinstance(argument, ast.Constant)]
+            if len(words) == 2 and isinstance(words[0], int) and isinstance(words[1], str):
+                yield words[0], words[1]
+
+
+def test_every_command_of_the_guide_gives_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with running_server(tmp_path) as server:
+        page = tmp_path / GUIDE.name
+        page.write_text(GUIDE.read_text(encoding="utf-8").replace(DEFAULT_URL, server.url), encoding="utf-8")
+        assert run_page(page, tmp_path) >= 9
+
+
+def test_the_guide_lists_every_setting_with_its_variable_and_default() -> None:
+    wanted = [
+        (field.name, VARIABLES[field.name], shown(field.name, field.default))
+        for field in dataclasses.fields(ServerSettings)
+    ]
+    assert [tuple(row[:3]) for row in rows("Settings")] == wanted
+
+
+def test_the_flags_of_the_guide_are_those_of_the_command() -> None:
+    command = typer.main.get_command(main.app).commands["serve"]  # type: ignore[attr-defined]
+    flags = {parameter.name: parameter.opts[0] for parameter in command.params}
+    listed = {row[0]: row[3] for row in rows("Settings") if row[3]}
+    assert {**listed, "config": "--config", "memory": "--memory", "help": "--help"} == {
+        "help": "--help",
+        **flags,
+    }
+
+
+def test_the_guide_lists_every_error_with_its_status() -> None:
+    known = {pair for path in SERVER.glob("*.py") for pair in codes_in(path.read_text(encoding="utf-8"))}
+    known |= {(status, kind.code) for kind, status in _STATUS.items()}
+    listed = [(int(status), code) for status, code, *_ in rows("Errors")]
+    assert len(listed) == len(set(listed))
+    assert {pair for pair in known if pair[1] not in OF_SOCKETS} - set(listed) == set()
+    assert (503, "not_ready") in known
+    assert all(f"`{code}`" in section("Errors") for code in OF_SOCKETS)
+
+
+def test_the_guide_lists_every_exit_code() -> None:
+    listed = {int(code) for code, _ in rows("When it does not start")}
+    documented = {int(code) for code in re.findall(r"^    exit (\d)", serve.__doc__ or "", re.MULTILINE)}
+    assert listed == documented
+
+
+def test_a_setting_or_code_that_is_missing_would_be_noticed() -> None:
+    assert dict(codes_in('raise ApiError(404, "not_found", "no")\nApiError(status, code, "x")')) == {
+        404: "not_found"
+    }
+    assert shown("x", None) == "unset"
+    assert shown("x", True) == "true"
+
+
+def test_every_link_of_the_guide_leads_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", GUIDE.read_text(encoding="utf-8"))
+    assert [link for link in links if not (GUIDE.parent / link).exists()] == []
