@@ -14,7 +14,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from everlog.errors import Corrupt, EverlogError, Io, RecordTooLarge, TopicFull, TopicNotEmpty, TopicNotFound
+from everlog.errors import (
+    Corrupt,
+    EverlogError,
+    Io,
+    ReadOnly,
+    RecordTooLarge,
+    TopicFull,
+    TopicNotEmpty,
+    TopicNotFound,
+)
 from everlog.fault_fs import PowerLoss
 from everlog.fs import OsFs
 from everlog.topics import TopicConfig
@@ -282,6 +291,10 @@ class Simulation(Lives):
                 create=plan.create,
                 config=plan.config,
             )
+        except ReadOnly:
+            for step in steps:
+                truth.forget(step)  # refused before it reached the log
+            raise
         except Io:
             self._fail_append(truth, steps, bool(plan.creation))
             raise
@@ -331,12 +344,16 @@ class Simulation(Lives):
     def _commit(self, truth: TopicTruth, step: Step, action: Callable[[], Commit]) -> None:
         """Do a change that is not an append and wait for it."""
         truth.begin(step)
+        commit: Commit | None = None
         try:
             commit = action()
             self.live.settle(commit)
         except Io as error:
             self._tell(f"  {truth.name} {step.what} FAILED: {error}")
-            truth.fail(step)
+            if commit is None and isinstance(error, ReadOnly):
+                truth.forget(step)  # refused before it reached the log
+            else:
+                truth.fail(step)
             raise
         except EverlogError:
             truth.forget(step)

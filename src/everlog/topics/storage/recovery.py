@@ -23,7 +23,7 @@ from everlog.topics.config import Durability
 from everlog.topics.deletion import apply_delete
 from everlog.topics.storage import control, layout, snapshot
 from everlog.topics.storage.layout import FrameType
-from everlog.topics.storage.segment_loading import LoadedSegment, load_listed, load_segments
+from everlog.topics.storage.segment_loading import LoadedSegment, index_entries, load_listed, load_segments
 from everlog.topics.storage.segment_store import SegmentPart, delete_topic, list_topics
 from everlog.topics.storage.segments import SegmentSet
 from everlog.topics.storage.store import OldFile, Store
@@ -224,11 +224,20 @@ class _Recovery:
                 f"segment {missing[0][0]} of topic {topic.name!r} is not there as the snapshot says "
                 f"(seqs {missing[0][0]} to {missing[0][1]}, {missing[0][2]} bytes); restore it from a backup"
             )
+        if not self._clean:
+            self._sync_marks(tier, loaded)
         topic.saved = SegmentSet.from_loaded(store.limits, loaded)
         for segment, info in zip(loaded, topic.saved.infos, strict=True):
             self._load_index(topic, tier, segment, store.loaded.add(tier, info))
             self._report.segments += 1
             self._report.records_from_segments += info.live
+
+    def _sync_marks(self, tier: TopicTier, loaded: list[LoadedSegment]) -> None:
+        """Make sure of deletion marks: a checkpoint that failed may have left them in the page cache only."""
+        for segment in loaded:
+            entries = index_entries(segment.index)
+            if ((entries["flags"] & layout.INDEX_FLAG_DELETED != 0) & (entries["size"] > 0)).any():
+                tier.store(segment.tier).sync(segment.first_seq, created=False)
 
     def _cut_to_snapshot(self, tier: TopicTier, record: control.TopicRecord) -> None:
         """Remove what a checkpoint wrote whose snapshot never came: the log has it, with its keys."""
