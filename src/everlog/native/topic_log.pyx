@@ -438,20 +438,26 @@ cdef class TopicLog:
     def load_frames(self, uint64_t first_seq, uint64_t count, const uint8_t[::1] data) -> int:
         """Read payload and tag of the live entries that need it from the frames of their segment.
 
-        Checksums are left to the reader. Returns the first seq whose frame is not what the index
+        A record that is marked as deleted there is dead. Checksums are left to the reader. Returns the first seq whose frame is not what the index
         says, 0 if there is none; such a record keeps its entry and counts as empty.
         """
         cdef uint64_t seq, end = min(first_seq + count, self.index.next_seq), damaged = 0
         cdef log_entry entry
         cdef frame_view frame
         cdef source_span span
+        cdef int outcome
         span.length = data.shape[0]
         span.base = &data[0] if span.length > 0 else <const uint8_t *>PyBytes_AS_STRING(b"")
         seq = log_index_next_live(&self.index, first_seq, end)
         while seq < end:
             log_index_get(&self.index, seq, &entry)
             if entry.flags & ENTRY_PAYLOAD_UNKNOWN and not entry.flags & ENTRY_IN_LOG:
-                if record_read(&span, &entry, self.topic_id, seq, 0, &frame) == RECORD_OK:
+                outcome = record_read(&span, &entry, self.topic_id, seq, 0, &frame)
+                if outcome == RECORD_OK and frame.deleted:
+                    # The mark is in the data, but its twin in the index was lost with the power.
+                    log_index_set_payload(&self.index, seq, frame_payload(frame.data_len, frame.flags))
+                    log_index_kill(&self.index, seq)
+                elif outcome == RECORD_OK:
                     if frame.tag_len > 0 and tag_index_push(
                             self.tags, &self.index, frame.tag, frame.tag_len, seq) != 0:
                         raise MemoryError("no memory for another tag")

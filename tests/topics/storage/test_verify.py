@@ -250,3 +250,11 @@ def test_log_that_a_snapshot_has_made_unnecessary_is_a_note(crashed: Path) -> No
     stale.write_bytes(b"\x01not a frame")
     notes = [finding for finding in findings(crashed) if finding.path == str(stale)]
     assert [finding.kind for finding in notes] == ["leftover"]
+
+
+def test_a_segment_that_the_snapshot_lists_and_that_is_gone_is_found(stopped: Path) -> None:
+    lost = segments(stopped, "data")[0]
+    lost.unlink()
+    lost.with_suffix(".idx").unlink()
+    found = verify_directory(str(stopped / "data"), OsFs(), str(stopped / "cold"))
+    assert [(finding.path, finding.kind) for finding in found] == [(str(lost), "missing_part")]

@@ -172,6 +172,7 @@ class _Verifier:
         self._total = 0
         # What the newest readable snapshot says: seqs that must be in segments, where the log is needed.
         self._saved_through: dict[str, int] = {}
+        self._listed: dict[str, set[int]] | None = None
         self._replay_starts: dict[int, int] = {}
         self._replayed_whole_from = 0
         self._result = Verification()
@@ -267,6 +268,10 @@ class _Verifier:
                 self._saved_through = {
                     layout.topic_dir_name(each.topic_id): each.saved_seq for each in topics
                 }
+                self._listed = {
+                    layout.topic_dir_name(each.topic_id): {first_seq for first_seq, _, _ in each.segments}
+                    for each in topics
+                }
                 self._replay_starts = dict(body.starts)
                 self._replayed_whole_from = body.next_file_number
         except (UnsupportedVersion, Corrupt) as error:
@@ -312,6 +317,9 @@ class _Verifier:
         for file in reversed(files):
             content = self._read(file.path)
             if content is None:
+                continue
+            if not content:
+                self._leftover(file.path, "a log file that was being created")
                 continue
             start = 0
             if file.number < self._replayed_whole_from:
@@ -431,11 +439,15 @@ class _Verifier:
         return sorted(data & index)
 
     def _check_segments(self, segments: list[_Segment]) -> None:
+        self._check_listed(segments)
         topic, last_seq = "", 0
         for segment in segments:
             name = os.path.basename(segment.directory)
             if name != topic:
                 topic, last_seq = name, 0
+            if self._listed is not None and segment.first_seq not in self._listed.get(name, ()):
+                self._leftover(segment.data_path, "a segment that the snapshot does not know")
+                continue
             data = self._read(segment.data_path)
             index = self._read(segment.index_path)
             if data is None or index is None:
@@ -446,6 +458,21 @@ class _Verifier:
                 self._result.add(segment.data_path, 0, "bad_index", message)
             count = self._check_segment(segment, data, index)
             last_seq = max(last_seq, segment.first_seq + count - 1)
+
+    def _check_listed(self, segments: list[_Segment]) -> None:
+        """Report segments that the snapshot lists and that are nowhere; needs both tiers to be known."""
+        found = {(os.path.basename(segment.directory), segment.first_seq) for segment in segments}
+        for name, listed in (self._listed or {}).items() if self._cold_dir is not None else ():
+            directory = os.path.join(self._path, layout.TOPICS_DIR, name)
+            names = set(self._names(directory))
+            for first_seq in sorted(listed):
+                data_name, index_name = (
+                    layout.segment_data_name(first_seq),
+                    layout.segment_index_name(first_seq),
+                )
+                if (name, first_seq) not in found and names.isdisjoint((data_name, index_name)):
+                    message = "the snapshot lists this segment, but it is gone; restore it from a backup"
+                    self._result.add(os.path.join(directory, data_name), 0, "missing_part", message)
 
     def _check_segment(self, segment: _Segment, data: bytes, index: bytes) -> int:
         """Compare the index with the frames; return the number of whole entries."""
