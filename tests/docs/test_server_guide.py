@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from everlog.cli.http_api import DEFAULT_URL
 from everlog.server.auth import NO_KEYS
 from everlog.server.errors import _STATUS
 from everlog.server.settings import VARIABLES, ServerSettings
+from tests.support import little_curl
 from tests.support.snippets import run_page
 from tests.support.topic_servers import running_server
 
@@ -65,6 +67,8 @@ def test_every_command_of_the_guide_gives_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    little_curl.install(tmp_path / "programs")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'programs'}{os.pathsep}{os.environ['PATH']}")
     with running_server(tmp_path) as server:
         page = tmp_path / GUIDE.name
         page.write_text(GUIDE.read_text(encoding="utf-8").replace(DEFAULT_URL, server.url), encoding="utf-8")

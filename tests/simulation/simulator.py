@@ -354,6 +354,7 @@ class Simulation(Lives):
                 truth.forget(step)  # refused before it reached the log
             else:
                 truth.fail(step)
+                self.must_restart = True  # whether it is in the log only a restart tells
             raise
         except EverlogError:
             truth.forget(step)
