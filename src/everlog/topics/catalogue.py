@@ -171,13 +171,11 @@ def _log_config(core: Core, topic: Topic, config: TopicConfig) -> Commit:
 
 def reconfigure(core: Core, topic: Topic, config: TopicConfig) -> None:
     """Give a topic its new configuration and let it take effect at once."""
-    # A floor that cannot be logged now does not undo the change: the next operation tries again.
-    with suppress(StorageFailed):
-        core.sweep(topic, core.now_ms())  # what has expired stays expired, whatever the new limit is
     topic.config = config
     topic.logs_ahead = False
     topic.snapshot_record = None
     topic.caps_due = True
+    # A floor that cannot be logged now does not undo the change: the next operation tries again.
     with suppress(StorageFailed):
         core.sweep(topic, core.now_ms())
 

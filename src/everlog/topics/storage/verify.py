@@ -184,12 +184,12 @@ class _Verifier:
                 self._leftover(os.path.join(self._path, name), "a file that was not finished")
             elif name not in known:
                 self._unknown(os.path.join(self._path, name))
+        # Snapshots first: they say which segments and log files count.
+        for path in self._snapshot_files():
+            self._check_snapshot(path)
         logs = self._log_files()
         segments = self._segments()
-        snapshots = self._snapshot_files()
-        self._total = len(snapshots) + sum(map(len, logs)) + 2 * len(segments)
-        for path in snapshots:
-            self._check_snapshot(path)
+        self._total = self._result.files + sum(map(len, logs)) + 2 * len(segments)
         for shard in logs:
             self._check_shard(shard)
         self._check_segments(segments)
@@ -428,13 +428,15 @@ class _Verifier:
         newest = max(data & index, default=0)
         for first_seq in sorted(data - index):
             path = os.path.join(directory, layout.segment_data_name(first_seq))
-            if first_seq > newest:
-                self._leftover(path, "a segment that was being created")
+            if first_seq > newest or not self._is_listed(directory, first_seq):
+                self._leftover(path, "a segment that was being created or removed")
             else:
                 self._result.add(path, 0, "missing_part", "its index is missing; restore it from a backup")
         for first_seq in sorted(index - data):
-            if layout.segment_data_name(first_seq) + layout.TEMPORARY_SUFFIX not in names:
-                path = os.path.join(directory, layout.segment_index_name(first_seq))
+            path = os.path.join(directory, layout.segment_index_name(first_seq))
+            if not self._is_listed(directory, first_seq):
+                self._leftover(path, "a segment that was being removed")
+            elif layout.segment_data_name(first_seq) + layout.TEMPORARY_SUFFIX not in names:
                 self._result.add(path, 0, "missing_part", "its data is missing; restore it from a backup")
         return sorted(data & index)
 
@@ -445,7 +447,7 @@ class _Verifier:
             name = os.path.basename(segment.directory)
             if name != topic:
                 topic, last_seq = name, 0
-            if self._listed is not None and segment.first_seq not in self._listed.get(name, ()):
+            if not self._is_listed(segment.directory, segment.first_seq):
                 self._leftover(segment.data_path, "a segment that the snapshot does not know")
                 continue
             data = self._read(segment.data_path)
@@ -458,6 +460,10 @@ class _Verifier:
                 self._result.add(segment.data_path, 0, "bad_index", message)
             count = self._check_segment(segment, data, index)
             last_seq = max(last_seq, segment.first_seq + count - 1)
+
+    def _is_listed(self, directory: str, first_seq: int) -> bool:
+        """Whether the snapshot relies on this segment; without a snapshot any may be needed."""
+        return self._listed is None or first_seq in self._listed.get(os.path.basename(directory), ())
 
     def _check_listed(self, segments: list[_Segment]) -> None:
         """Report segments that the snapshot lists and that are nowhere; needs both tiers to be known."""
