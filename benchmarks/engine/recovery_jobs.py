@@ -110,8 +110,7 @@ def _create_topics(engine: Engine, topics: int) -> None:
         record = NewRecord(samples.payload(number))
         answers.append(engine.append(f"topic-{number:06d}", [record], create=True, config=config))
         if number % TOPICS_PER_TURN == 0:
-            engine.write()
-            engine.poll()
+            engine.settle(answers[-1].commit)
     for answer in answers:
         engine.settle(answer.commit)
 
