@@ -10,6 +10,7 @@ import pytest
 
 from everlog.errors import Closed, DataDirInUse, Io, ReadOnly, RecordTooLarge, StorageFailed
 from everlog.topics import Durability, Engine, TopicConfig, record_of
+from everlog.topics.core import QUEUE_MAX
 from everlog.topics.storage.syncs import ThreadSyncs
 from tests.support.engines import Stage, records, sized
 from tests.support.topic_engines import UnsyncedFs
@@ -554,3 +555,16 @@ def test_the_engine_tells_when_it_has_to_be_polled(stage: Stage) -> None:
     due_ns = stage.engine.due_ns()
     assert due_ns is not None
     assert due_ns <= stage.clock.monotonic_ns() + 10_000_000
+
+
+def test_a_large_ephemeral_topic_can_become_durable_in_one_step(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, file_bytes=1 << 20)
+    stage.put("t", durability="ephemeral")
+    for first in range(0, QUEUE_MAX + 1000, 1000):
+        stage.append("t", *range(first, first + 1000))
+    stage.put("t", durability="fsync")
+    before = stage.state("t")
+    stage.lose_power()
+    after = stage.state("t")
+    assert (after.head_seq, after.count, after.bytes) == (before.head_seq, before.count, before.bytes)
+    assert after.count > QUEUE_MAX

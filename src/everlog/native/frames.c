@@ -374,7 +374,7 @@ int utf8_valid(const uint8_t *text, size_t length)
     return 1;
 }
 
-/* The 16 bits of the escape \\uXXXX that begins at `at`, -1 if there is none. */
+/* The 16 bits of the escape with four hexadecimal digits that begins at `at`, -1 if there is none. */
 static int32_t escaped_unit(const uint8_t *text, size_t length, size_t at)
 {
     int32_t unit = 0;

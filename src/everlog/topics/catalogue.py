@@ -176,7 +176,7 @@ def reconfigure(core: Core, topic: Topic, config: TopicConfig) -> None:
     topic.snapshot_record = None
     topic.caps_due = True
     # A floor that cannot be logged now does not undo the change: the next operation tries again.
-    with suppress(StorageFailed):
+    with suppress(StorageFailed, LimitReached):
         core.sweep(topic, core.now_ms())
 
 
@@ -188,6 +188,8 @@ def _log_memory(core: Core, topic: Topic) -> None:
     """
     shard = core.writable_shard(topic)
     first_seq = max(topic.logged_seq + 1, topic.log.base_seq)
+    # One entry for all of them: who waits is the change of the configuration behind them.
+    shard.gather(ChangeEntry(nothing, nothing, needs_sync=False), 0)
     for seq in range(first_seq, topic.visible + 1):
         if topic.log.is_live(seq):
             source, offset, size, _ = topic.log.place(seq)
@@ -203,7 +205,7 @@ def _log_memory(core: Core, topic: Topic) -> None:
                 frame.tag,
                 frame.data,
             )
-            shard.gather(ChangeEntry(nothing, nothing, needs_sync=False), 1)
+            shard.shard.frames_gathered += 1
     floors = EvictWatermark(topic.cap_floor, topic.ttl_floor, topic.cap_floor)
     core.log_change(topic, FrameType.EVICT_WATERMARK, encode(floors))
     core.log_change(topic, FrameType.HEAD_WATERMARK, encode(HeadWatermark(0, topic.visible)))
