@@ -180,7 +180,7 @@ class App:
         self._take_slot(call, key)
         needed = route.scope if route is not None else _scope_of_unknown(path)
         if not key.allows(needed):
-            raise ApiError(403, "forbidden", f"this key may not do that; it needs {_words(needed)}")
+            raise scope_missing(needed)
         is_topic_name = call.name and not path.startswith("/v0/watch/")
         if is_topic_name and not key.allows_name(call.name.encode()):
             raise ApiError(403, "forbidden", "this key may not use this name", {"topic": call.name})
@@ -221,7 +221,7 @@ class App:
     def require(self, call: Call, scope: Scope) -> None:
         """Refuse a call whose body turned out to need more than its route."""
         if call.key is not None and not call.key.allows(scope):
-            raise ApiError(403, "forbidden", f"this key may not do that; it needs {_words(scope)}")
+            raise scope_missing(scope)
 
     def ready_engine(self) -> Engine:
         """The engine; routes are reached only when there is one."""
@@ -358,5 +358,7 @@ def _scope_of_unknown(path: str) -> Scope:
     return Scope.WRITE if path.startswith("/v0/topics/:name/") else NO_SCOPE
 
 
-def _words(scope: Scope) -> str:
-    return " and ".join(word.name.lower() for word in Scope if word in scope and word.name)
+def scope_missing(scope: Scope) -> ApiError:
+    """The refusal of a key that may not do so much."""
+    words = " and ".join(word.name.lower() for word in Scope if word in scope and word.name)
+    return ApiError(403, "forbidden", f"this key may not do that; it needs {words}")

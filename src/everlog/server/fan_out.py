@@ -19,7 +19,13 @@ from everlog.server.app import App
 from everlog.server.errors import ApiError
 from everlog.server.sse import end_with_id, record_lines
 from everlog.topics import Commit, Diff, Discard, Engine, Tombstone, TopicConfig
-from everlog.topics.config import U64_MAX
+from everlog.topics.config import (
+    READ_BYTES_DEFAULT,
+    READ_BYTES_MAX,
+    READ_LIMIT_DEFAULT,
+    READ_LIMIT_MAX,
+    U64_MAX,
+)
 
 # One step of the loop serves so many watchers, or works so long; then requests get their turn.
 STEP_WATCHERS: Final = 256
@@ -329,6 +335,31 @@ class FanOut:
         if not commit.done:
             self._app.turn_soon()
         return Batch(name, version, from_seq, diff, commit)
+
+
+class ReaderBody(Protocol):
+    """What every request of a reader says about what it wants."""
+
+    node: str | list[str] | None
+    limit: int
+    max_batch_bytes: int
+    include_tags: bool
+    include_meta: bool
+    include_data: bool
+
+
+def wishes_of(body: ReaderBody, *, is_strong: bool = False) -> Wishes:
+    """The wishes of a reader with every number in its range, so that equal wishes are recognised."""
+    node = body.node
+    return Wishes(
+        limit=min(body.limit or READ_LIMIT_DEFAULT, READ_LIMIT_MAX),
+        max_batch_bytes=min(body.max_batch_bytes or READ_BYTES_DEFAULT, READ_BYTES_MAX),
+        nodes=() if node is None else (node,) if isinstance(node, str) else tuple(sorted(set(node))),
+        include_tags=body.include_tags,
+        include_meta=body.include_meta,
+        include_data=body.include_data,
+        is_strong=is_strong,
+    )
 
 
 def _loss(config: TopicConfig) -> str | None:

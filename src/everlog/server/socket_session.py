@@ -19,11 +19,11 @@ from wsproto.frame_protocol import CloseReason
 
 from everlog.errors import Closed, EverlogError, TopicNotFound
 from everlog.server import sse
-from everlog.server.app import App, Call, Route
+from everlog.server.app import App, Call, Route, scope_missing
 from everlog.server.auth import Key, Scope, bearer_token
 from everlog.server.bodies import check_counts
 from everlog.server.errors import ApiError, from_engine, invalid
-from everlog.server.fan_out import Batch, FanOut, Wishes
+from everlog.server.fan_out import Batch, FanOut, Wishes, wishes_of
 from everlog.server.http import Request, Upgraded
 from everlog.server.socket_commands import (
     NULL,
@@ -41,7 +41,6 @@ from everlog.server.topic_routes import append_batch, appended_fields, check_dea
 from everlog.server.watch_sessions import TOPICS_MAX, when_all_done
 from everlog.server.websocket import WebSocket, handshake_headers, text_frame
 from everlog.topics import Appended, Commit, TopicState
-from everlog.topics.config import READ_BYTES_DEFAULT, READ_BYTES_MAX, READ_LIMIT_DEFAULT, READ_LIMIT_MAX
 
 UNANSWERED_MAX: Final = 64
 """Commands of one socket that may be without a reply; then no more are read from it."""
@@ -162,8 +161,7 @@ class SocketSession:
         if key is None:
             return
         if not key.allows(scope):
-            words = " and ".join(word.name.lower() for word in Scope if word in scope and word.name)
-            raise ApiError(403, "forbidden", f"this key may not do that; it needs {words}")
+            raise scope_missing(scope)
         if not key.allows_name(name.encode()):
             raise ApiError(403, "forbidden", f"this key may not use the name {name!r}", {"topic": name})
 
@@ -202,7 +200,7 @@ class SocketSession:
         states = self._states(list(wanted), command.lenient)
         if len(self._subscriptions.keys() | states.keys()) > TOPICS_MAX:
             raise invalid(f"a socket follows {TOPICS_MAX} topics at most; open another one for more")
-        wishes = _wishes(command)
+        wishes = wishes_of(command)
         fresh = []
         for name, state in states.items():
             start = wanted[name]
@@ -515,19 +513,6 @@ class WebSocketRoutes:
 
 def _topic_of(command: Command) -> str | None:
     return None if isinstance(command, Ping) else command.topic
-
-
-def _wishes(command: Subscribe) -> Wishes:
-    """The wishes of a reader with every number in its range, so that equal wishes are recognised."""
-    node = command.node
-    return Wishes(
-        limit=min(command.limit or READ_LIMIT_DEFAULT, READ_LIMIT_MAX),
-        max_batch_bytes=min(command.max_batch_bytes or READ_BYTES_DEFAULT, READ_BYTES_MAX),
-        nodes=() if node is None else (node,) if isinstance(node, str) else tuple(sorted(set(node))),
-        include_tags=command.include_tags,
-        include_meta=command.include_meta,
-        include_data=command.include_data,
-    )
 
 
 def _authority(origin: str) -> str:

@@ -18,9 +18,8 @@ from everlog.server.app import App, Call, query_flag
 from everlog.server.auth import Key
 from everlog.server.bodies import WatchBody, check_counts, decode
 from everlog.server.errors import ApiError, from_engine, invalid, limit_reached
-from everlog.server.fan_out import Wishes
+from everlog.server.fan_out import Wishes, wishes_of
 from everlog.topics import Commit, TopicState
-from everlog.topics.config import READ_BYTES_DEFAULT, READ_BYTES_MAX, READ_LIMIT_DEFAULT, READ_LIMIT_MAX
 
 SESSION_TTL_MS: Final = 300_000
 TOPICS_MAX: Final = 256
@@ -148,7 +147,8 @@ class WatchSessions:
             from_seq = state.head_seq if wanted.tail else wanted.from_seq
             positions[name] = Position(from_seq, state.epoch, state.head_seq)
         wid = "wid_" + secrets.token_urlsafe(16)
-        session = Session(wid, key, positions, _wishes(body), self._heartbeat_ms(body.heartbeat_ms))
+        wishes = wishes_of(body, is_strong=body.consistency == "strong")
+        session = Session(wid, key, positions, wishes, self._heartbeat_ms(body.heartbeat_ms))
         self._sessions[wid] = session
         self._rest(session)
         return session
@@ -181,20 +181,6 @@ class WatchSessions:
             "performance": msgspec.Raw(self._app.performance(call)),
         }
         self._app.answer(call, _json.encode(answer))
-
-
-def _wishes(body: WatchBody) -> Wishes:
-    """The wishes of a reader with every number in its range, so that equal wishes are recognised."""
-    node = body.node
-    return Wishes(
-        limit=min(body.limit or READ_LIMIT_DEFAULT, READ_LIMIT_MAX),
-        max_batch_bytes=min(body.max_batch_bytes or READ_BYTES_DEFAULT, READ_BYTES_MAX),
-        nodes=() if node is None else (node,) if isinstance(node, str) else tuple(sorted(set(node))),
-        include_tags=body.include_tags,
-        include_meta=body.include_meta,
-        include_data=body.include_data,
-        is_strong=body.consistency == "strong",
-    )
 
 
 def when_all_done(commits: list[Commit], callback: Callable[[Commit | None], None]) -> None:
