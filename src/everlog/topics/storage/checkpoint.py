@@ -116,12 +116,13 @@ class Checkpointer:
         if self._busy:
             return
         settings = self._core.settings
-        elapsed_ms = (self._core.clock.monotonic_ns() - self._last_ns) // NS_PER_MS
+        now_ns = self._core.clock.monotonic_ns()
+        elapsed_ms = (now_ns - self._last_ns) // NS_PER_MS
         logged = self._log_bytes() - self._bytes_at_last
         if logged >= settings.snapshot_log_bytes or (logged and elapsed_ms >= settings.snapshot_interval_ms):
             self.start()
-        elif self._core.clock.monotonic_ns() >= self._next_look_ns and not self._start_relocation():
-            self._next_look_ns = self._core.clock.monotonic_ns() + _CHECK_INTERVAL_NS
+        elif now_ns >= self._next_look_ns and not self._start_relocation():
+            self._next_look_ns = now_ns + _CHECK_INTERVAL_NS
 
     def run(self) -> None:
         """Checkpoint and wait for it; raises what went wrong."""
