@@ -12,12 +12,15 @@ NATIVE_SOURCES := $(foreach kind,pyx pxd c h,$(wildcard src/everlog/native/*.$(k
 CRASH_ROUNDS ?= 300
 CRASH_TIMEOUT_S ?= 7200
 SEEDS ?= 0..199
+ifdef MINUTES
+SOAK_SECONDS := $(shell expr $(MINUTES) \* 60)
+endif
 SOAK_SECONDS ?= 600
 SOAK_MARGIN_S := 300
 export CRASH_ROUNDS SOAK_SECONDS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench bench-queue bench-engine crash sim soak docs clean
+.PHONY: help setup demo test lint bench bench-queue bench-engine bench-books bench-server bench-client bench-spark crash sim soak soak-server soak-others api docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -36,22 +39,44 @@ lint: setup ## Style, formatting, types and import layers
 	$(BIN)/mypy --strict src
 	$(BIN)/lint-imports
 
-bench: bench-queue bench-engine ## All benchmarks
+bench: bench-queue bench-engine bench-server bench-client bench-books bench-spark ## All benchmarks
 
 bench-queue: $(BENCH_STAMP) ## The queue side by side with its peers
 	$(BIN)/python -m benchmarks.queue
 
+bench-books: $(BENCH_STAMP) ## Order books side by side with their peers
+	$(BIN)/python -m benchmarks.books
+
 bench-engine: setup ## The topics engine inside one process
 	$(BIN)/python -m benchmarks.engine
 
+bench-spark: setup ## Queues and topics in Spark, beside its own sources
+	$(BIN)/python -m benchmarks.spark
+
+bench-server: $(BENCH_STAMP) ## The topics server side by side with Redis and NATS
+	$(BIN)/python -m benchmarks.server
+
+bench-client: $(BENCH_STAMP) ## The Python clients side by side with redis-py and nats-py
+	$(BIN)/python -m benchmarks.client
+
 crash: setup ## Kill processes CRASH_ROUNDS times and check what survives
-	$(BIN)/python -m pytest tests/crash tests/simulation -m crash --timeout=$(CRASH_TIMEOUT_S)
+	$(BIN)/python -m pytest tests/crash tests/simulation tests/spark -m crash --timeout=$(CRASH_TIMEOUT_S)
 
 sim: setup ## Simulate the topics engine with faults and power losses, SEEDS=FIRST..LAST
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
-soak: setup ## Two processes under load for SOAK_SECONDS
-	$(BIN)/python -m pytest tests -m soak --timeout=$$(( $(SOAK_SECONDS) + $(SOAK_MARGIN_S) ))
+soak: setup ## Queue and server under load, side by side: MINUTES=10, or SOAK_SECONDS
+	$(MAKE) --no-print-directory -j2 -Otarget soak-server soak-others
+
+# The number of seconds is given to each; they run at the same time, so it is also that of all.
+soak-server:
+	$(BIN)/python -m pytest tests/soak/test_server_soak.py -m soak -s --timeout=$$(( $(SOAK_SECONDS) + $(SOAK_MARGIN_S) ))
+
+soak-others:
+	$(BIN)/python -m pytest tests -m soak --deselect tests/soak/test_server_soak.py --timeout=$$(( $(SOAK_SECONDS) + $(SOAK_MARGIN_S) ))
+
+api: setup ## Write docs/reference/http.md, openapi.json and asyncapi.json anew
+	$(BIN)/python -m everlog.server.schema
 
 docs: setup ## Build the documentation site into build/site
 	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
@@ -65,7 +90,7 @@ $(SETUP_STAMP): pyproject.toml setup.py constraints.txt $(NATIVE_SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "everlog needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + ". Name a newer one: make PYTHON=python3.12 setup")'
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) setuptools Cython wheel
-	$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
+	$(PIP_INSTALL) --no-build-isolation --editable '.[dev,market,spark]'
 	@touch $@
 
 # Order-only on setup: a rebuild of the native code does not change what the peers need.

@@ -27,14 +27,25 @@ COMPILE_FLAGS = [
 
 # Module name -> its Cython source and the plain C sources linked with it, all under NATIVE.
 EXTENSIONS = {
+    "everlog.native.append_answer": ("append_answer.pyx", []),
+    "everlog.native.book_output": ("book_output.pyx", ["book_events.c"]),
+    "everlog.native.l2_book": ("l2_book.pyx", ["l2_book.c", "book_ladder.c", "book_events.c"]),
+    "everlog.native.l3_book": ("l3_book.pyx", ["l3_book.c", "l3_orders.c", "book_ladder.c", "book_events.c"]),
+    "everlog.native.csv_rows": ("csv_rows.pyx", ["csv_rows.c"]),
+    "everlog.native.forwarding": ("forwarding.pyx", ["log_index.c", "tag_index.c", "render.c", "frames.c"]),
     "everlog.native.frames": ("frames.pyx", ["frames.c"]),
     "everlog.native.guard": ("guard.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
+    "everlog.native.jobs": ("jobs.pyx", ["log_index.c", "tag_index.c", "render.c", "frames.c"]),
+    "everlog.native.http_request": ("http_request.pyx", []),
     "everlog.native.log_replay": ("log_replay.pyx", ["log_index.c", "tag_index.c", "frames.c"]),
     "everlog.native.mapping": ("mapping.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
-    "everlog.native.record_batch": ("record_batch.pyx", ["frames.c"]),
+    "everlog.native.record_batch": ("record_batch.pyx", ["record_fields.c", "frames.c"]),
     "everlog.native.ring_reader": ("ring_reader.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
     "everlog.native.ring_writer": ("ring_writer.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
-    "everlog.native.topic_log": ("topic_log.pyx", ["log_index.c", "tag_index.c", "render.c", "frames.c"]),
+    "everlog.native.topic_log": (
+        "topic_log.pyx",
+        ["log_append.c", "log_index.c", "tag_index.c", "render.c", "frames.c"],
+    ),
 }
 
 

@@ -42,10 +42,18 @@ CODES = {
     "BatchTooLarge": "batch_too_large",
     "RecordTooLarge": "record_too_large",
     "TopicNotFound": "topic_not_found",
+    "NotAQueue": "not_a_queue",
     "TopicIncompatible": "topic_exists_incompatible",
     "TopicNotEmpty": "topic_not_empty",
     "TopicFull": "topic_full",
+    "RouterNotFound": "router_not_found",
+    "RouterCycle": "router_cycle",
+    "RouterIncompatible": "router_incompatible",
+    "DataLost": "data_lost",
     "LimitReached": "throttled",
+    "InvalidSource": "invalid_source",
+    "BookGap": "book_gap",
+    "SnapshotGap": "snapshot_gap",
 }
 
 # Which `except` clause catches what besides `except EverlogError`.

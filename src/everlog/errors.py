@@ -7,13 +7,11 @@ output), the class is what Python code catches.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 
 class EverlogError(Exception):
     """Base of every error that everlog raises on purpose."""
 
-    code: ClassVar[str] = "error"
+    code: str = "error"
 
 
 class Io(EverlogError):
@@ -194,6 +192,12 @@ class TopicNotFound(EverlogError):
     code = "topic_not_found"
 
 
+class NotAQueue(EverlogError):
+    """The topic is a log; only a topic of type `queue` has jobs to claim."""
+
+    code = "not_a_queue"
+
+
 class TopicIncompatible(EverlogError):
     """The topic exists with another type, which cannot be changed."""
 
@@ -217,12 +221,78 @@ class TopicFull(EverlogError):
     code = "topic_full"
 
 
+class RouterNotFound(EverlogError):
+    """There is no router of this name."""
+
+    code = "router_not_found"
+
+
+class RouterCycle(EverlogError):
+    """Records would come back to where they started; `cycle` names the topics, the first one also last."""
+
+    code = "router_cycle"
+
+    def __init__(self, message: str, cycle: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.cycle = cycle
+
+
+class RouterIncompatible(EverlogError):
+    """A router with these ends cannot be: `reason` is a word for why, `existing` what there is instead."""
+
+    code = "router_incompatible"
+
+    def __init__(self, message: str, reason: str = "", existing: tuple[str, str] = ("", "")) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.existing = existing
+
+
+class DataLost(EverlogError):
+    """Records that a read was to deliver are gone, and the reader did not ask to have the gap reported."""
+
+    code = "data_lost"
+
+
 class LimitReached(EverlogError):
     """A resource cap of the engine is reached; existing things still work."""
 
     code = "throttled"
 
-    def __init__(self, message: str, limit: str = "", maximum: int = 0) -> None:
+    def __init__(self, message: str, limit: str = "", maximum: int = 0, retry_after_ms: int = 0) -> None:
         super().__init__(message)
         self.limit = limit
         self.maximum = maximum
+        self.retry_after_ms = retry_after_ms
+        """When to try again; 0 if that does not depend on time alone."""
+
+
+class InvalidSource(EverlogError):
+    """A file to import does not hold what its format promises; `label` and `line` say where."""
+
+    code = "invalid_source"
+
+    def __init__(self, message: str, label: str = "", line: int = 0) -> None:
+        super().__init__(message)
+        self.label = label
+        self.line = line
+
+
+class BookGap(EverlogError):
+    """Events of a market are missing, and the book was told to stop rather than to go on wrong.
+
+    `seen` is the last number applied, `found` the one that came instead of the next.
+    """
+
+    code = "book_gap"
+
+    def __init__(self, message: str, seen: int = 0, found: int = 0) -> None:
+        super().__init__(message)
+        self.seen = seen
+        self.found = found
+
+
+class SnapshotGap(EverlogError):
+    """The record after a book snapshot is no longer in the queue: the book cannot be brought up to date."""
+
+    code = "snapshot_gap"

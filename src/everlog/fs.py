@@ -136,10 +136,9 @@ class OsFs:
 
     def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
         """See `Fs.pwrite`; short writes are continued."""
-        rest = memoryview(data)
-        while rest:
-            written = os.pwrite(fd, rest, offset)
-            rest, offset = rest[written:], offset + written
+        written = os.pwrite(fd, data, offset)
+        while written < len(data):
+            written += os.pwrite(fd, memoryview(data)[written:], offset + written)
 
     def size(self, fd: int) -> int:
         """See `Fs.size`."""

@@ -109,7 +109,7 @@ def test_the_core_tells_every_number_of_a_frame() -> None:
     elsewhere = {"LOG_HEADER", "SEGMENT_HEADER", "LOG_FRAME_LEN", "SEGMENT_FRAME_LEN"}
     assert names - elsewhere <= set(frames.LAYOUT)
     assert frames.LAYOUT["TYPE_APPEND"] == layout.FrameType.APPEND
-    assert [int(kind) for kind in layout.FrameType] == list(range(1, 14)), "numbers on disk never change"
+    assert [int(kind) for kind in layout.FrameType] == [*range(1, 15), 16], "numbers on disk never change"
 
 
 def test_a_log_frame_is_these_bytes() -> None:
@@ -611,3 +611,23 @@ def test_nesting_is_allowed_up_to_the_limit_and_not_one_level_more(opening: str,
 
 def test_text_that_is_not_utf8_is_named_as_such() -> None:
     assert frames.json_fault(b'{"a":"\xff"}', 8) == "it is not UTF-8"
+
+
+@pytest.mark.parametrize("capacity", [0, 10, 5000, 1 << 20])
+def test_memory_that_is_mapped_ahead_holds_what_it_held(capacity: int) -> None:
+    buffer = FrameBuffer(capacity)
+    buffer.append_bytes(b"abc")
+    buffer.populate()
+    assert buffer.tobytes() == b"abc"
+    buffer.append_bytes(b"d" * 6000)
+    buffer.populate()
+    assert buffer.tobytes() == b"abc" + b"d" * 6000
+
+
+def test_a_buffer_knows_whether_somebody_looks_at_it() -> None:
+    buffer = FrameBuffer(100)
+    assert not buffer.is_viewed
+    with memoryview(buffer), memoryview(buffer):
+        assert buffer.is_viewed
+        buffer.append_bytes(b"x" * 100)  # as much as was asked for never moves
+    assert not buffer.is_viewed

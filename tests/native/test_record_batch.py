@@ -12,6 +12,8 @@ from everlog.errors import EverlogError, InvalidRecord, RecordTooLarge
 from everlog.native.frames import FrameBuffer, read_log_frame
 from everlog.native.record_batch import LIMITS, RecordBatch
 from everlog.native.topic_log import TopicLog
+from everlog.topics.records import NewRecord as EngineRecord
+from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES
 from tests.support.topic_log_twin import HAS_META, HAS_NODE, HAS_TAG, NewRecord, blob
 
 GOOD = NewRecord(b"1", "tag", "node", b"{}")
@@ -180,3 +182,139 @@ def test_keys_of_meta_are_counted_at_the_top_only(count: int, values: list[Any],
     else:
         with pytest.raises(InvalidRecord, match=f"meta has {len(meta)} keys"):
             RecordBatch([NewRecord(b"1", meta=text)])
+
+
+# --- Where the fields of a record lie ---------------------------------------------------------------------
+
+
+class PlainRecord:
+    """Its fields are in a dictionary."""
+
+    def __init__(self, data: Any, tag: Any, node: Any, meta: Any) -> None:
+        self.data, self.tag, self.node, self.meta = data, tag, node, meta
+
+
+class ComputedRecord:
+    """Its fields are made when they are asked for."""
+
+    def __init__(self, data: Any, tag: Any, node: Any, meta: Any) -> None:
+        self._fields = {"data": data, "tag": tag, "node": node, "meta": meta}
+
+    def __getattr__(self, name: str) -> Any:
+        return self._fields[name]
+
+
+class DerivedRecord(NewRecord):
+    """Slots of its base, and a dictionary besides."""
+
+
+class HalfSlots(PlainRecord):
+    """Only some fields are slots."""
+
+    __slots__ = ("meta", "tag")
+
+
+FIELDS = st.tuples(
+    st.sampled_from([b"1", b"[1, 2]", bytearray(b'{"a": 1}'), msgspec.Raw(b'"x"'), '"ä ö"'.encode()]),
+    st.none() | st.sampled_from(["", "t", "tag" * 30]),
+    st.none() | st.sampled_from(["", "n", "ä"]),
+    st.none() | st.sampled_from([b"{}", b'{"k": [1, 2]}', bytearray(b'{"k":1}')]),
+)
+KINDS: list[Any] = [NewRecord, EngineRecord, PlainRecord, ComputedRecord, DerivedRecord, HalfSlots]
+
+
+@given(st.lists(st.tuples(st.sampled_from(KINDS), FIELDS), max_size=12), st.none() | st.just("batch"))
+def test_records_of_any_class_give_the_same_frames(records: list[tuple[Any, Any]], node: str | None) -> None:
+    buffers = FrameBuffer(), FrameBuffer()
+    TopicLog(1).append(buffers[0], 1, 0, [kind(*fields) for kind, fields in records], 5, 0, node, False)
+    TopicLog(1).append(buffers[1], 1, 0, [PlainRecord(*fields) for _, fields in records], 5, 0, node, False)
+    assert buffers[0].tobytes() == buffers[1].tobytes()
+
+
+def tag_of(record: Any) -> bytes:
+    """The tag of the frame that a record becomes."""
+    buffer = FrameBuffer()
+    TopicLog(1).append(buffer, 1, 0, [record], 5, 0, None, False)
+    return read_log_frame(buffer, 0).tag
+
+
+def test_a_class_that_changes_is_looked_at_again() -> None:
+    class Changing(NewRecord):
+        __slots__ = ()
+
+    record = Changing(b"1", "slot")
+    assert tag_of(record) == b"slot"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Changing, "tag", property(lambda self: "computed"))
+        assert tag_of(record) == b"computed"
+    assert tag_of(record) == b"slot"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NewRecord, "tag", "of the class")
+        assert tag_of(record) == b"of the class"
+    assert tag_of(record) == b"slot"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Changing, "__getattribute__", lambda self, name: b"1" if name == "data" else None)
+        assert tag_of(record) == b""
+    assert tag_of(record) == b"slot"
+
+
+def test_an_empty_slot_is_a_missing_attribute() -> None:
+    record = NewRecord(b"1")
+    del record.node
+    with pytest.raises(AttributeError, match="node"):
+        RecordBatch([NewRecord(b"1"), record])
+
+
+# --- The quick look at a text -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 47, 48, 64, 65])
+def test_a_byte_that_matters_is_found_at_every_place(size: int) -> None:
+    for place in range(size):
+        for byte in (0x00, 0x09, 0x0A, 0x1F, 0x20, 0x21, 0x7F, 0x80, 0xC3, 0xFF):
+            text = bytearray(b"1" * size)
+            text[place] = byte
+            in_string = b'"' + text + b'"'
+            if byte >= 0x80:
+                for bad in (bytes(text), in_string):
+                    with pytest.raises(InvalidRecord, match="not valid UTF-8"):
+                        RecordBatch([NewRecord(bad)])
+                continue
+            assert stored(in_string) == in_string, "nothing in a string is touched"
+            if size > 1:
+                assert stored(bytes(text)) == (text.replace(bytes([byte]), b"") if byte in b"\t\n " else text)
+
+
+def stored(text: bytes) -> bytes:
+    """What becomes of the data of a record."""
+    buffer = FrameBuffer()
+    TopicLog(1).append(buffer, 1, 0, [NewRecord(text)], 5, 0, None, False)
+    return read_log_frame(buffer, 0).data
+
+
+# --- Runs of entries --------------------------------------------------------------------------------------
+
+
+BATCH_SIZES = [1, 14, 1, 1, 15, 33, 4031, 1, 4095, 2, 10_000]
+
+
+@pytest.mark.parametrize("continues", [False, True])
+def test_batches_of_any_size_fill_the_blocks_of_the_index(continues: bool) -> None:
+    log, seq, offset = TopicLog(7), 0, 1000
+    for ts, count in enumerate(BATCH_SIZES, 1):
+        buffer = FrameBuffer()
+        records = [NewRecord(b"%d" % number, "t" if number % 3 else None) for number in range(count)]
+        payload = log.append(buffer, 3, offset, records, ts, 4, None, continues)
+        assert payload == sum(len(record.data) for record in records)
+        position = 0
+        for number in range(count):
+            seq += 1
+            frame = read_log_frame(buffer, position)
+            assert (frame.seq, frame.ts, frame.data, frame.topic_id) == (seq, ts, b"%d" % number, 7)
+            assert bool(frame.flags & FLAG_BATCH_CONTINUES) == (continues or number + 1 < count)
+            assert log.place(seq) == (3, offset + position, frame.size, True)
+            position += frame.size
+        assert position == len(buffer)
+        offset += position
+    assert (log.next_seq, log.live_count, log.last_ts) == (seq + 1, seq, 11)
+    assert len(log.find_tag(b"t", False, seq + 1)) == sum(count - (count + 2) // 3 for count in BATCH_SIZES)

@@ -7,6 +7,7 @@ The cases talk to a `Client`, one small method, so that the same cases can run t
 from __future__ import annotations
 
 import asyncio
+import gzip
 import http.client
 import json
 import socket
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
 import uvloop
@@ -104,8 +105,9 @@ class HttpClient:
         present = {name: value for name, value in sent.items() if value is not None}
         self._connection.request(method, path, data, present)
         response = self._connection.getresponse()
-        text = response.read().decode()
+        answer = response.read()
         received = {name.lower(): value for name, value in response.getheaders()}
+        text = (gzip.decompress(answer) if received.get("content-encoding") == "gzip" else answer).decode()
         is_json = received.get("content-type") == JSON and bool(text)
         return Reply(response.status, received, json.loads(text) if is_json else None, text)
 
@@ -185,6 +187,32 @@ class Api:
         """Delete records."""
         return self.client.request("POST", topic_path(topic, "delete"), fields)
 
+    def claim(self, topic: str, node: str = "w", **fields: object) -> Reply:
+        """Claim jobs of a queue."""
+        return self.client.request("POST", topic_path(topic, "claim"), {"node": node, **fields})
+
+    def settle(
+        self, verb: str, topic: str, seqs: Sequence[object], node: str = "w", **fields: object
+    ) -> Reply:
+        """Ack, nack or extend jobs of a queue."""
+        return self.client.request("POST", topic_path(topic, verb), {"node": node, "seqs": seqs, **fields})
+
+    def put_router(self, router: str, source: str, dest: str, **fields: object) -> Reply:
+        """Create or change a router."""
+        return self.client.request("PUT", router_path(router), {"source": source, "dest": dest, **fields})
+
+    def router(self, router: str) -> Reply:
+        """Report a router."""
+        return self.client.request("GET", router_path(router))
+
+    def routers(self, **query: object) -> Reply:
+        """List routers."""
+        return self.client.request("GET", "/v0/routers" + query_text(query))
+
+    def drop_router(self, router: str) -> Reply:
+        """Delete a router."""
+        return self.client.request("DELETE", router_path(router))
+
     def values(self, topic: str, **fields: object) -> list[object]:
         """The data of the records that one read gives."""
         return [record["data"] for record in taken(self.diff(topic, **fields))["records"]]
@@ -197,6 +225,11 @@ class Api:
 def topic_path(topic: str, operation: str = "") -> str:
     """The path of a topic, or of one of its operations."""
     return f"/v0/topics/{quote(topic, safe='')}" + (f"/{operation}" if operation else "")
+
+
+def router_path(router: str) -> str:
+    """The path of a router."""
+    return f"/v0/routers/{quote(router, safe='')}"
 
 
 def query_text(query: Mapping[str, object]) -> str:
@@ -300,12 +333,15 @@ def settings_of(*, keys: str = "", **fields: Any) -> ServerSettings:
 class RunningServer:
     """A server on the event loop of a thread of its own."""
 
+    client_kind: ClassVar[Callable[..., Client]] = HttpClient
+    """What `api` talks through, called with an address and a token; the same cases run through others."""
+
     def __init__(self, settings: ServerSettings, *, memory: bool = True, recovers: bool = True) -> None:
         self.complaints: list[dict[str, Any]] = []
         self._loop = uvloop.new_event_loop()
         self._loop.set_exception_handler(lambda _, context: self.complaints.append(context))
         self._thread = threading.Thread(target=self._loop.run_forever)
-        self._clients: list[HttpClient] = []
+        self._clients: list[Client] = []
         self._pool = ThreadPoolExecutor(8)
         self._thread.start()
         self.server = ServerUnderTest(settings, memory=memory)
@@ -338,7 +374,7 @@ class RunningServer:
 
     def api(self, token: str | None = None) -> Api:
         """A client on a connection of its own."""
-        client = HttpClient(self.server.address, token)
+        client = type(self).client_kind(self.server.address, token)
         self._clients.append(client)
         return Api(client)
 

@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 import uvloop
 
 from everlog.clock import Clock
-from everlog.server.http import Exchange, HttpLimits, HttpServer, Request, Stream, Upgraded, error_body
+from everlog.server.http import (
+    EarlyAnswer,
+    Exchange,
+    HttpLimits,
+    HttpServer,
+    Request,
+    Stream,
+    Upgraded,
+    error_body,
+)
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,
@@ -177,11 +186,11 @@ class EchoApplication:
         """Everything that was handed out to be written to."""
         return [*self.streams, *self.upgraded]
 
-    def check_head(self, request: Request) -> tuple[int, bytes] | None:
+    def check_head(self, request: Request) -> EarlyAnswer | None:
         if request.path == b"/broken-head":
             raise LookupError("on purpose")
         if request.path == b"/refused":
-            return 401, error_body("unauthorized", "no token")
+            return 401, error_body("unauthorized", "no token"), ((b"WWW-Authenticate", b"Bearer"),)
         return None
 
     def handle(self, exchange: Exchange) -> None:
@@ -234,6 +243,7 @@ async def serving(limits: HttpLimits | None = None, clock: Clock | None = None) 
     finally:
         await server.drain(0)
         assert server.connections == 0
+        assert server.bodies_bytes == 0
 
 
 def play(

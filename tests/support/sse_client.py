@@ -10,20 +10,24 @@ import heapq
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from everlog.clock import Clock, SystemClock
+from everlog.fs import Fs
 from everlog.server.app import App
 from everlog.server.http import HttpServer
 from everlog.server.settings import ServerSettings
 from everlog.server.sse import read_event_id
 from everlog.server.topic_routes import TopicRoutes
 from everlog.server.watch_stream import SlowLimits, WatchRoutes
-from everlog.topics import Engine, NewRecord
+from everlog.topics import Engine, EngineSettings, NewRecord
 from everlog.topics.storage.syncs import Done, InlineSyncs, Job
 from tests.support.http_peers import Peer, run_on, until
+from tests.support.topic_directories import SEGMENT_EVENTS
+from tests.support.topic_engines import UnsyncedFs
 
 RETRY = "retry"
 HEARTBEAT = "heartbeat"
@@ -89,6 +93,16 @@ class HeldSyncs(InlineSyncs):
     def let_go(self) -> None:
         self.is_held = False
         self.wake()
+
+
+def disk_engine(path: Path, syncs: HeldSyncs, fs: Fs | None = None) -> Callable[[], Engine]:
+    """An engine on disk whose syncs the test can hold."""
+
+    def open_engine() -> Engine:
+        settings = EngineSettings(shards=1, segment_max_events=SEGMENT_EVENTS, cold_dir=str(path / "cold"))
+        return Engine.open(path / "data", settings, fs=fs or UnsyncedFs(), syncs=syncs)
+
+    return open_engine
 
 
 class Answer(NamedTuple):

@@ -81,9 +81,10 @@ def is_ready(api: HttpApi) -> bool:
 
 @dataclass(frozen=True)
 class TopicCommands:
-    """`everlog topic ...` against one server, run in this process."""
+    """`everlog topic ...`, or another noun, against one server, run in this process."""
 
     url: str
+    noun: str = "topic"
 
     def __call__(self, *arguments: object, code: int = 0) -> str:
         """Run a command and return its standard output."""
@@ -103,7 +104,7 @@ class TopicCommands:
 
     def run(self, *arguments: object, code: int = 0) -> tuple[str, str]:
         """Run a command; return its standard output and standard error."""
-        words = ["topic", *map(str, arguments), "--url", self.url]
+        words = [self.noun, *map(str, arguments), "--url", self.url]
         result = CliRunner().invoke(app, words, catch_exceptions=False)
         assert result.exit_code == code, result.output
         return result.stdout, result.stderr

@@ -239,6 +239,10 @@ class ModelTopic:
         ]
         return ModelTombstone(from_seq + 1, self.earliest - 1, reasons[0] if len(reasons) == 1 else "mixed")
 
+    def resumes_at(self, gap: ModelTombstone) -> int:
+        """Where reading goes on behind a gap."""
+        return self.earliest
+
     def read(
         self, now_ms: int, from_seq: int = 0, limit: int = 0, nodes: tuple[str, ...] = (), max_bytes: int = 0
     ) -> ModelRead:

@@ -78,20 +78,26 @@ static inline void put_checksum(uint8_t *out, uint8_t *end)
     store_u64(end, hash_of(out + FRAME_LEN_SIZE, (size_t)(end - out) - FRAME_LEN_SIZE));
 }
 
+void log_frame_close(uint8_t *out, uint8_t *end, const log_head *head)
+{
+    store_u32(out, (uint32_t)(end - out) + LOG_TRAILER_SIZE - FRAME_LEN_SIZE);
+    out[LOG_AT_TYPE] = head->type;
+    out[LOG_AT_FLAGS] = head->flags;
+    store_u64(out + LOG_AT_TOPIC_ID, head->topic_id);
+    store_u64(out + LOG_AT_SEQ, head->seq);
+    store_u64(out + LOG_AT_TS, head->ts);
+    store_u16(out + LOG_AT_NODE_LEN, head->node_len);
+    store_u16(out + LOG_AT_TAG_LEN, head->tag_len);
+    store_u32(out + LOG_AT_DATA_LEN, head->data_len);
+    put_checksum(out, end);
+}
+
 size_t log_frame_write(uint8_t *out, const frame_view *frame, const uint8_t *meta, uint32_t meta_len)
 {
-    size_t size = log_frame_size(frame->node_len, frame->tag_len, frame->data_len);
+    const log_head head = {.topic_id = frame->topic_id, .seq = frame->seq, .ts = frame->ts,
+                           .data_len = frame->data_len, .node_len = frame->node_len,
+                           .tag_len = frame->tag_len, .type = frame->type, .flags = frame->flags};
     uint32_t text_len = frame->data_len;
-    store_u32(out, (uint32_t)(size - FRAME_LEN_SIZE));
-    out[LOG_AT_TYPE] = frame->type;
-    out[LOG_AT_FLAGS] = frame->flags;
-    store_u64(out + LOG_AT_TOPIC_ID, frame->topic_id);
-    store_u64(out + LOG_AT_SEQ, frame->seq);
-    store_u64(out + LOG_AT_TS, frame->ts);
-    store_u16(out + LOG_AT_NODE_LEN, frame->node_len);
-    store_u16(out + LOG_AT_TAG_LEN, frame->tag_len);
-    store_u32(out + LOG_AT_DATA_LEN, frame->data_len);
-
     uint8_t *end = put_bytes(out + LOG_HEADER_SIZE, frame->node, frame->node_len);
     end = put_bytes(end, frame->tag, frame->tag_len);
     if (meta != NULL) {
@@ -99,8 +105,9 @@ size_t log_frame_write(uint8_t *out, const frame_view *frame, const uint8_t *met
         end = put_bytes(end + FRAME_META_LEN_SIZE, meta, meta_len);
         text_len -= FRAME_META_LEN_SIZE + meta_len;
     }
-    put_checksum(out, put_bytes(end, frame->data, text_len));
-    return size;
+    end = put_bytes(end, frame->data, text_len);
+    log_frame_close(out, end, &head);
+    return (size_t)(end - out) + LOG_TRAILER_SIZE;
 }
 
 size_t segment_frame_write(uint8_t *out, const frame_view *frame)
@@ -259,23 +266,34 @@ static inline int is_white(uint8_t byte)
     return byte == ' ' || byte == '\n' || byte == '\r' || byte == '\t';
 }
 
-/* In blocks without an early exit inside, which the compiler turns into wide compares. */
-static int has_white(const uint8_t *text, size_t length)
+typedef uint8_t byte_vector __attribute__((vector_size(16)));
+
+static inline int any_bit(byte_vector bytes, uint64_t bits)
 {
-    enum { BLOCK = 32 };
-    while (length >= BLOCK) {
-        uint8_t found = 0;
-        for (int i = 0; i < BLOCK; i++)
-            found |= (uint8_t)((text[i] == ' ') | (text[i] == '\n') | (text[i] == '\r') | (text[i] == '\t'));
-        if (found)
-            return 1;
-        text += BLOCK;
-        length -= BLOCK;
+    uint64_t words[2];
+    memcpy(words, &bytes, sizeof words);
+    return ((words[0] | words[1]) & bits) != 0;
+}
+
+int text_survey(const uint8_t *text, size_t length)
+{
+    byte_vector low = {0}, high = {0}, bytes;
+    if (length < sizeof bytes) {
+        uint8_t highest = 0, lowest = UINT8_MAX;
+        for (size_t at = 0; at < length; at++) {
+            highest |= text[at];
+            lowest = text[at] < lowest ? text[at] : lowest;
+        }
+        return (lowest <= ' ' ? TEXT_HAS_LOW : 0) | (highest >= 0x80 ? TEXT_HAS_HIGH : 0);
     }
-    for (size_t i = 0; i < length; i++)
-        if (is_white(text[i]))
-            return 1;
-    return 0;
+    /* The last vector overlaps the one before, so that no bytes are left for a slow end. */
+    for (size_t at = 0; at < length; at += sizeof bytes) {
+        size_t last = length - sizeof bytes;
+        memcpy(&bytes, text + (at < last ? at : last), sizeof bytes);
+        low |= (byte_vector)(bytes <= ' ');
+        high |= bytes;
+    }
+    return (any_bit(low, UINT64_MAX) ? TEXT_HAS_LOW : 0) | (any_bit(high, HIGH_BITS) ? TEXT_HAS_HIGH : 0);
 }
 
 /* The high bit of every byte of `word` that equals `byte`; exact up to and including the lowest one. */
@@ -309,7 +327,7 @@ static const uint8_t *skip_string(const uint8_t *at, const uint8_t *end)
 
 size_t json_compact(uint8_t *out, const uint8_t *text, size_t length)
 {
-    if (!has_white(text, length)) {
+    if (!(text_survey(text, length) & TEXT_HAS_LOW)) {
         put_bytes(out, text, length);
         return length;
     }

@@ -105,6 +105,20 @@ static inline uint32_t frame_payload(uint32_t data_len, uint8_t flags)
     return data_len - ((flags & FRAME_HAS_META) ? FRAME_META_LEN_SIZE : 0u);
 }
 
+typedef struct { /* the header of a log frame, without its length */
+    uint64_t topic_id;
+    uint64_t seq;
+    uint64_t ts;
+    uint32_t data_len;
+    uint16_t node_len;
+    uint16_t tag_len;
+    uint8_t type;
+    uint8_t flags;
+} log_head;
+
+/* Finish the log frame at `out` whose node, tag and data are in place and end at `end`: header and checksum. */
+void log_frame_close(uint8_t *out, uint8_t *end, const log_head *head);
+
 /* Write the log frame that `frame` describes (its `size` and `deleted` are not read); `meta` may be
  * NULL, otherwise `frame->data` is the data text alone, `frame->data_len` still the whole and
  * `meta_len` the length of the meta text. Returns the bytes written. */
@@ -142,6 +156,14 @@ void segment_frames_scan(const uint8_t *base, size_t length, size_t start, int v
 /* Split `data` into meta (may be absent: NULL, 0) and data text. Returns 0, or -1 if lengths lie. */
 int frame_split(const frame_view *frame, const uint8_t **meta, uint32_t *meta_len, const uint8_t **text,
                 uint32_t *text_len);
+
+enum { /* what `text_survey` finds; neither is proof of anything */
+    TEXT_HAS_LOW = 1,  /* a byte up to the blank: white space, or a control character */
+    TEXT_HAS_HIGH = 2, /* a byte beyond ASCII */
+};
+
+/* One quick pass over a text: which of the slow ones it needs. */
+int text_survey(const uint8_t *text, size_t length);
 
 /* Copy JSON text without insignificant white space; `out` has room for `length` bytes. Returns the
  * length written. Text without any is copied in one piece. */

@@ -75,6 +75,10 @@ cdef extern from "frames.h" nogil:
     void segment_frames_scan(const uint8_t *base, size_t length, size_t start, int verify, frame_scan *result)
     int frame_split(const frame_view *frame, const uint8_t **meta, uint32_t *meta_len, const uint8_t **text,
                     uint32_t *text_len)
+    cdef enum:
+        TEXT_HAS_LOW
+        TEXT_HAS_HIGH
+    int text_survey(const uint8_t *text, size_t length)
     size_t json_compact(uint8_t *out, const uint8_t *text, size_t length)
     int utf8_valid(const uint8_t *text, size_t length)
     int JSON_SOUND, JSON_NOT_UTF8, JSON_TOO_DEEP, JSON_LONE_SURROGATE
@@ -88,3 +92,4 @@ cdef class FrameBuffer:
     cdef Py_ssize_t exports
 
     cdef int room(self, size_t more) except -1
+    cdef int resize(self, size_t capacity) except -1

@@ -159,6 +159,23 @@ int log_index_push(log_index *index, const log_entry *entry)
     return 0;
 }
 
+size_t log_index_room(log_index *index, size_t count)
+{
+    if (make_room(index) != 0)
+        return 0;
+    size_t left = log_index_block(index, index->next_seq)->capacity - log_index_slot(index, index->next_seq);
+    return count < left ? count : left;
+}
+
+void log_index_grown(log_index *index, size_t count, uint64_t bytes, uint64_t ts)
+{
+    index->next_seq += count;
+    index->live_count += count;
+    index->live_bytes += bytes;
+    if (ts > index->last_ts)
+        index->last_ts = ts;
+}
+
 int log_index_push_holes(log_index *index, uint64_t count, uint64_t ts)
 {
     const log_entry hole = {.ts = ts, .flags = ENTRY_DEAD};

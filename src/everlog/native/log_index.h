@@ -66,6 +66,11 @@ size_t log_index_memory(const log_index *index); /* bytes allocated */
 
 /* Append an entry for next_seq. Returns 0, or -1 without memory (nothing changed). */
 int log_index_push(log_index *index, const log_entry *entry);
+/* Make room for up to `count` entries from next_seq on in one block. Returns how many of them the caller may
+ * write there (see log_index_block), at least 1; or 0 without memory. */
+size_t log_index_room(log_index *index, size_t count);
+/* `count` entries were written there: all live, with `bytes` of payload and this timestamp. */
+void log_index_grown(log_index *index, size_t count, uint64_t bytes, uint64_t ts);
 /* Append `count` (at most MAX_HOLES) dead entries without a place. An index without entries moves
  * its base instead. Returns 0, or -1 without memory (nothing changed). */
 int log_index_push_holes(log_index *index, uint64_t count, uint64_t ts);

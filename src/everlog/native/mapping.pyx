@@ -8,6 +8,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.exc cimport PyErr_SetFromErrno
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from everlog.native.ring_core cimport *
 
@@ -247,3 +248,22 @@ def run_offsets(Mapping segment, uint64_t start, uint64_t count, uint64_t[::1] o
         raise IndexError(f"{offsets.shape[0]} places cannot hold {count} offsets")
     if count > 0 and ring_run_offsets(segment.base, segment.length, start, count, &offsets[0]) != count:
         raise IndexError(f"there are fewer than {count} records from offset {start} on")
+
+
+def join_payloads(
+    Mapping segment, const uint64_t[::1] offsets, const uint32_t[::1] lengths, uint8_t[::1] joined
+) -> None:
+    """Copy the payloads of the records at `offsets`, `lengths` bytes each, one behind the other."""
+    cdef Py_ssize_t place, count = offsets.shape[0]
+    cdef uint64_t written = 0, start
+    if lengths.shape[0] != count:
+        raise IndexError(f"{count} offsets have {lengths.shape[0]} lengths")
+    for place in range(count):
+        start = offsets[place] + RING_HEADER_SIZE
+        if start > segment.length or lengths[place] > segment.length - start:
+            raise IndexError(f"the record at offset {offsets[place]} is not inside {segment.length} bytes")
+        if lengths[place] > <uint64_t>joined.shape[0] - written:
+            raise IndexError(f"{joined.shape[0]} bytes cannot hold the payloads")
+        if lengths[place]:
+            memcpy(&joined[written], segment.base + start, lengths[place])
+        written += lengths[place]

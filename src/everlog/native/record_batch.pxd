@@ -1,37 +1,37 @@
 # cython: language_level=3
-"""What other native modules may know of a checked batch of records."""
+"""Declarations of log_append.h's record, and what other native modules may know of a checked batch."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
 
-
-cdef struct batch_record:        # pointers into objects that the batch keeps alive
-    const uint8_t *data
-    const uint8_t *meta          # NULL = none
-    const uint8_t *tag
-    const uint8_t *node
-    uint32_t data_len
-    uint32_t meta_len
-    uint16_t tag_len             # 0 = none, as for node_len
-    uint16_t node_len
-    PyObject *data_owner         # NULL where a view or the batch holds it
-    PyObject *meta_owner
-    PyObject *tag_owner
-    PyObject *node_owner
+cdef extern from "log_append.h" nogil:
+    ctypedef struct batch_record:
+        const uint8_t *data
+        const uint8_t *meta
+        const uint8_t *tag
+        const uint8_t *node
+        uint32_t data_len
+        uint32_t meta_len
+        uint16_t tag_len
+        uint16_t node_len
+        uint8_t is_compact
 
 
 cdef class RecordBatch:
-    cdef batch_record *records
+    cdef batch_record *records   # pointers into objects that the batch keeps alive
+    cdef PyObject **owners       # these objects, in the same memory; others are held by a view
+    cdef size_t owner_count
     cdef Py_buffer *views        # of texts that are not plain bytes objects
     cdef size_t view_count
-    cdef size_t capacity         # records asked for
+    cdef size_t capacity         # records there is memory for
     cdef readonly Py_ssize_t count
     cdef readonly size_t frame_bytes
-    cdef size_t longest_text     # data and meta of one record
-    cdef object batch_node
+    cdef str batch_node
 
-    cdef int take(self, Py_ssize_t place, object record, const batch_record *defaults) except -1
-    cdef void measure(self, const batch_record *taken) noexcept
-    cdef int take_text(self, Py_ssize_t place, str what, object value, const uint8_t **text, uint32_t *length,
-                       PyObject **owner) except -1
+    cdef int make_room(self, size_t count) except -1
+    cdef int take(self, Py_ssize_t place, object data, object meta, object tag, object node) except -1
+    cdef int take_meta(self, Py_ssize_t place, object meta) except -1
+    cdef void keep(self, object owner) noexcept
+    cdef int take_text(self, Py_ssize_t place, str what, object value, const uint8_t **text,
+                       uint32_t *length) except -1
     cdef Py_buffer *free_view(self) except NULL

@@ -10,17 +10,28 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF, Py_XDECREF
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport UINT32_MAX, uint8_t, uint16_t, uint32_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport free, malloc
 
-from everlog.native.frames cimport FRAME_META_LEN_SIZE, json_compact, log_frame_size, utf8_valid
+from everlog.native.frames cimport (
+    FRAME_META_LEN_SIZE, TEXT_HAS_HIGH, TEXT_HAS_LOW, json_compact, log_frame_size, text_survey, utf8_valid,
+)
 
 from everlog.errors import InvalidRecord, RecordTooLarge
 
 
 cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+
+cdef extern from "record_fields.h":
+    cdef enum:
+        FIELD_DATA
+        FIELD_META
+        FIELD_TAG
+        FIELD_NODE
+        FIELD_COUNT
+    int record_fields(PyObject *record, PyObject **fields) noexcept
 
 cdef enum:
     MAX_TAG_BYTES = 256
@@ -105,7 +116,7 @@ cdef int take_name(Py_ssize_t place, str what, object value, Py_ssize_t limit, c
     return 0
 
 
-cdef int check_meta(Py_ssize_t place, const uint8_t *text, size_t length) except -1:
+cdef int check_meta(Py_ssize_t place, const uint8_t *text, size_t length, int found) except -1:
     cdef Py_ssize_t keys = count_keys(text, length)
     if keys < 0:
         raise InvalidRecord(f"record {place}: meta must be a JSON object")
@@ -113,30 +124,42 @@ cdef int check_meta(Py_ssize_t place, const uint8_t *text, size_t length) except
         raise InvalidRecord(f"record {place}: meta has {keys} keys; at most {MAX_META_KEYS} are allowed")
     if length > MAX_META_BYTES and compact_length(text, length) > MAX_META_BYTES:
         raise InvalidRecord(f"record {place}: meta has more than {MAX_META_BYTES} bytes")
-    if not utf8_valid(text, length):
+    if found & TEXT_HAS_HIGH and not utf8_valid(text, length):
         raise InvalidRecord(f"record {place}: meta is not valid UTF-8")
     return 0
 
 
-cdef int check_payload(Py_ssize_t place, const batch_record *record) except -1:
-    cdef size_t payload = <size_t>record.data_len + record.meta_len
-    if skip_white(record.data, record.data_len, 0) == record.data_len:
+cdef int check_data(Py_ssize_t place, const uint8_t *text, size_t length, int found) except -1:
+    if length == 0 or (found & TEXT_HAS_LOW and skip_white(text, length, 0) == length):
         raise InvalidRecord(
             f"record {place}: data is empty; it must be JSON text, null if there is nothing to say")
-    if not utf8_valid(record.data, record.data_len):
+    if found & TEXT_HAS_HIGH and not utf8_valid(text, length):
         raise InvalidRecord(f"record {place}: data is not valid UTF-8")
-    if payload > MAX_PAYLOAD_BYTES:
-        payload = compact_length(record.data, record.data_len)
-        if record.meta != NULL:
-            payload += compact_length(record.meta, record.meta_len)
-        if payload > MAX_PAYLOAD_BYTES:
-            raise RecordTooLarge(
-                f"record {place}: data and meta have {payload} bytes; "
-                f"at most {MAX_PAYLOAD_BYTES} are allowed")
     return 0
 
 
+cdef int check_size(Py_ssize_t place, const batch_record *record) except -1:
+    """What counts is stored, that is without white space."""
+    cdef size_t payload = compact_length(record.data, record.data_len)
+    if record.meta != NULL:
+        payload += compact_length(record.meta, record.meta_len)
+    if payload > MAX_PAYLOAD_BYTES:
+        raise RecordTooLarge(
+            f"record {place}: data and meta have {payload} bytes; at most {MAX_PAYLOAD_BYTES} are allowed")
+    return 0
+
+
+cdef size_t RECORD_BYTES = sizeof(batch_record) + FIELD_COUNT * sizeof(PyObject *)
+cdef enum:
+    # Memory that is kept for the next batch: of about 1600 records. One batch follows the other, and what
+    # malloc gets back from the end of its heap it may return to the system, page by page.
+    SPARE_BYTES = 131072
+
+cdef void *spare_memory  # for SPARE_BYTES, or NULL while a batch uses it; the GIL guards it
+
+
 @cython.final
+@cython.freelist(4)
 cdef class RecordBatch:
     """Records that were checked and can be appended: objects with data, tag, node and meta.
 
@@ -146,79 +169,108 @@ cdef class RecordBatch:
 
     def __cinit__(self, list records not None, str node=None):
         cdef Py_ssize_t place, count = PyList_GET_SIZE(records)
-        cdef batch_record defaults
+        cdef PyObject *fields[FIELD_COUNT]
+        cdef const uint8_t *node_text = NULL
+        cdef uint16_t node_len = 0
         cdef object record
-        defaults.node, defaults.node_len = NULL, 0
         if node is not None:
-            take_name(0, "node of the batch", node, MAX_NODE_BYTES, &defaults.node, &defaults.node_len)
+            take_name(0, "node of the batch", node, MAX_NODE_BYTES, &node_text, &node_len)
             self.batch_node = node
-        self.records = <batch_record *>calloc(max(count, 1), sizeof(batch_record))
-        if self.records == NULL:
-            raise MemoryError(f"no memory for a batch of {count} records")
-        self.capacity = count
+        self.make_room(count)
         for place in range(count):
             # Reading an attribute may run code that changes the list.
             if place >= PyList_GET_SIZE(records):
                 raise InvalidRecord(f"record {place}: the list of records changed while it was read")
             record = records[place]
-            self.count = place + 1
-            self.take(place, record, &defaults)
+            self.records[place].node, self.records[place].node_len = node_text, node_len
+            if record_fields(<PyObject *>record, fields):
+                self.take(place, <object>fields[FIELD_DATA], <object>fields[FIELD_META],
+                          <object>fields[FIELD_TAG], <object>fields[FIELD_NODE])
+            else:
+                self.take(place, record.data, record.meta, record.tag, record.node)
+        self.count = count
 
     def __dealloc__(self):
-        cdef Py_ssize_t place
-        cdef size_t view
-        for place in range(self.count):
-            Py_XDECREF(self.records[place].data_owner)
-            Py_XDECREF(self.records[place].meta_owner)
-            Py_XDECREF(self.records[place].tag_owner)
-            Py_XDECREF(self.records[place].node_owner)
-        for view in range(self.view_count):
-            PyBuffer_Release(&self.views[view])
-        free(self.records)
+        global spare_memory
+        cdef size_t place
+        for place in range(self.owner_count):
+            Py_DECREF(<object>self.owners[place])
+        for place in range(self.view_count):
+            PyBuffer_Release(&self.views[place])
         free(self.views)
+        if spare_memory == NULL and self.capacity * RECORD_BYTES <= SPARE_BYTES:
+            spare_memory = self.records
+        else:
+            free(self.records)
 
     def __len__(self):
         return self.count
-
-    cdef int take(self, Py_ssize_t place, object record, const batch_record *defaults) except -1:
-        cdef batch_record *taken = &self.records[place]
-        cdef object value
-        self.take_text(place, "data", record.data, &taken.data, &taken.data_len, &taken.data_owner)
-        value = record.meta
-        if value is not None:
-            self.take_text(place, "meta", value, &taken.meta, &taken.meta_len, &taken.meta_owner)
-            check_meta(place, taken.meta, taken.meta_len)
-        check_payload(place, taken)
-        value = record.tag
-        if value is not None:
-            take_name(place, "tag", value, MAX_TAG_BYTES, &taken.tag, &taken.tag_len)
-            Py_INCREF(value)
-            taken.tag_owner = <PyObject *>value
-        value = record.node
-        if value is None:
-            taken.node, taken.node_len = defaults.node, defaults.node_len
-        else:
-            take_name(place, "node", value, MAX_NODE_BYTES, &taken.node, &taken.node_len)
-            Py_INCREF(value)
-            taken.node_owner = <PyObject *>value
-        self.measure(taken)
+    cdef int make_room(self, size_t count) except -1:
+        global spare_memory
+        cdef void *memory = NULL
+        cdef size_t size = max(count, 1) * RECORD_BYTES
+        if size <= SPARE_BYTES:
+            size = SPARE_BYTES
+            memory, spare_memory = spare_memory, NULL
+        if memory == NULL:
+            memory = malloc(size)
+        if memory == NULL:
+            raise MemoryError(f"no memory for a batch of {count} records")
+        self.records = <batch_record *>memory
+        self.owners = <PyObject **>(self.records + count)
+        self.capacity = count
         return 0
 
-    cdef void measure(self, const batch_record *taken) noexcept:
-        cdef size_t text = <size_t>taken.data_len + taken.meta_len
-        cdef size_t meta_len_size = FRAME_META_LEN_SIZE if taken.meta != NULL else 0
+    cdef int take(self, Py_ssize_t place, object data, object meta, object tag, object node) except -1:
+        """Check the fields of one record, whose node is that of the batch so far, and keep them."""
+        cdef batch_record *taken = &self.records[place]
+        cdef size_t text, meta_len_size = 0
+        cdef int found
+        self.take_text(place, "data", data, &taken.data, &taken.data_len)
+        found = text_survey(taken.data, taken.data_len)
+        taken.is_compact = not found & TEXT_HAS_LOW
+        taken.meta, taken.meta_len = NULL, 0
+        if meta is not None:
+            meta_len_size = FRAME_META_LEN_SIZE
+            self.take_meta(place, meta)
+        check_data(place, taken.data, taken.data_len, found)
+        text = <size_t>taken.data_len + taken.meta_len
+        if text > MAX_PAYLOAD_BYTES:
+            check_size(place, taken)
+        taken.tag_len = 0
+        if tag is not None:
+            take_name(place, "tag", tag, MAX_TAG_BYTES, &taken.tag, &taken.tag_len)
+            self.keep(tag)
+        if node is not None:
+            take_name(place, "node", node, MAX_NODE_BYTES, &taken.node, &taken.node_len)
+            self.keep(node)
         self.frame_bytes += log_frame_size(taken.node_len, taken.tag_len, text + meta_len_size)
-        self.longest_text = max(self.longest_text, text)
+        return 0
 
-    cdef int take_text(self, Py_ssize_t place, str what, object value, const uint8_t **text, uint32_t *length,
-                       PyObject **owner) except -1:
+    cdef int take_meta(self, Py_ssize_t place, object meta) except -1:
+        cdef batch_record *taken = &self.records[place]
+        cdef int found
+        self.take_text(place, "meta", meta, &taken.meta, &taken.meta_len)
+        found = text_survey(taken.meta, taken.meta_len)
+        check_meta(place, taken.meta, taken.meta_len, found)
+        if found & TEXT_HAS_LOW:
+            taken.is_compact = False
+        return 0
+
+    cdef void keep(self, object owner) noexcept:
+        """Keep an object alive as long as the batch; each record has at most four."""
+        Py_INCREF(owner)
+        self.owners[self.owner_count] = <PyObject *>owner
+        self.owner_count += 1
+
+    cdef int take_text(self, Py_ssize_t place, str what, object value, const uint8_t **text,
+                       uint32_t *length) except -1:
         cdef Py_buffer *view
         cdef Py_ssize_t size
         if PyBytes_CheckExact(value):
             text[0] = <const uint8_t *>PyBytes_AS_STRING(value)
             size = PyBytes_GET_SIZE(value)
-            Py_INCREF(value)
-            owner[0] = <PyObject *>value
+            self.keep(value)
         else:
             view = self.free_view()
             try:

@@ -8,6 +8,9 @@
 #define LONGEST_ESCAPE 6u  /* \u00XX */
 #define ALL_KEYS "{\"$seq\":,\"$ts\":,\"$node\":\"\",\"$tag\":\"\",\"meta\":,\"data\":},"
 #define FIXED_TEXT (sizeof ALL_KEYS + 2 * LONGEST_NUMBER) /* everything but the four texts */
+#define ALL_JOB_KEYS                                                                                        \
+    "{\"$seq\":,\"lease_id\":\"lease_\",\"deadline\":,\"$ts\":,\"$tag\":\"\",\"deliveries\":,\"data\":,\"meta\":}"
+#define JOB_FIXED_TEXT (sizeof ALL_JOB_KEYS + 5 * LONGEST_NUMBER)
 #define FIRST_CAPACITY 4096u
 
 #define KEPT_FLAGS (ENTRY_HAS_TAG | ENTRY_HAS_NODE | ENTRY_HAS_META)
@@ -225,6 +228,73 @@ int render_records(const log_index *index, const render_request *request, text_b
         return -1;
     out->base[out->length++] = ']';
     return 0;
+}
+
+/* --- Jobs -------------------------------------------------------------------------------------------- */
+
+static uint8_t *put_hex(uint8_t *out, uint64_t number)
+{
+    static const char HEX[] = "0123456789abcdef";
+    int shift = 60;
+    while (shift > 0 && (number >> shift & 15) == 0)
+        shift -= 4;
+    for (; shift >= 0; shift -= 4)
+        *out++ = (uint8_t)HEX[number >> shift & 15];
+    return out;
+}
+
+static int put_job(text_buffer *out, const frame_view *frame, const job_lease *job)
+{
+    const uint8_t *meta, *text;
+    uint32_t meta_len, text_len;
+    if (frame_split(frame, &meta, &meta_len, &text, &text_len) != 0)
+        return RECORD_CORRUPT;
+    if (make_room(out, JOB_FIXED_TEXT + LONGEST_ESCAPE * (size_t)frame->tag_len + meta_len + text_len) != 0)
+        return -1;
+    uint8_t *at = out->base + out->length;
+    at = PUT_LITERAL(at, "{\"$seq\":");
+    at = put_number(at, frame->seq);
+    at = PUT_LITERAL(at, ",\"lease_id\":\"lease_");
+    at = put_hex(at, job->lease_id);
+    at = PUT_LITERAL(at, "\",\"deadline\":");
+    at = put_number(at, job->deadline);
+    at = PUT_LITERAL(at, ",\"$ts\":");
+    at = put_number(at, frame->ts);
+    if (frame->tag_len > 0) {
+        at = PUT_LITERAL(at, ",\"$tag\":\"");
+        at = put_escaped(at, frame->tag, frame->tag_len);
+        *at++ = '"';
+    }
+    at = PUT_LITERAL(at, ",\"deliveries\":");
+    at = put_number(at, job->deliveries);
+    at = PUT_LITERAL(at, ",\"data\":");
+    at = put_bytes(at, text, text_len);
+    if (meta != NULL) {
+        at = PUT_LITERAL(at, ",\"meta\":");
+        at = put_bytes(at, meta, meta_len);
+    }
+    *at++ = '}';
+    out->length = (size_t)(at - out->base);
+    return RECORD_OK;
+}
+
+int render_job(const log_index *index, const render_request *request, const job_lease *job, text_buffer *out,
+               uint32_t *missing_source)
+{
+    log_entry entry;
+    frame_view frame;
+    out->length = 0;
+    if (!log_index_is_live(index, job->seq))
+        return RECORD_DELETED;
+    log_index_get(index, job->seq, &entry);
+    const source_span *source = entry.source < request->source_count ? &request->sources[entry.source] : NULL;
+    int verify = !(entry.flags & ENTRY_IN_LOG);
+    int outcome = record_read(source, &entry, request->topic_id, job->seq, verify, &frame);
+    if (outcome == RECORD_MISSING)
+        *missing_source = entry.source;
+    if (outcome != RECORD_OK)
+        return outcome;
+    return frame.deleted ? RECORD_DELETED : put_job(out, &frame, job);
 }
 
 /* --- Segments ---------------------------------------------------------------------------------------- */

@@ -19,6 +19,7 @@ enum { /* outcome of reading the frame of an entry */
     RECORD_OK = 0,
     RECORD_MISSING = 1, /* its source is not loaded */
     RECORD_CORRUPT = 2, /* there is no sound frame of this record */
+    RECORD_DELETED = 3, /* render_job: marked in its segment, or dead in the index */
 };
 
 typedef struct {
@@ -59,6 +60,18 @@ int record_read(const source_span *source, const log_entry *entry, uint64_t topi
 /* Write the records as a JSON array into `out`, from its start. Returns 0, or -1 without memory. */
 int render_records(const log_index *index, const render_request *request, text_buffer *out,
                    render_result *result);
+
+typedef struct { /* a job that is given to a worker */
+    uint64_t seq;
+    uint64_t lease_id;
+    uint64_t deadline;
+    uint64_t deliveries;
+} job_lease;
+
+/* Write one job as a worker gets it into `out`, from its start. `request` names the topic and the
+ * sources. Returns RECORD_*, or -1 without memory; `*missing_source` is set with RECORD_MISSING. */
+int render_job(const log_index *index, const render_request *request, const job_lease *job, text_buffer *out,
+               uint32_t *missing_source);
 
 typedef struct { /* a record to copy, taken from the index while that stood still */
     source_span source;

@@ -122,7 +122,7 @@ static inline void commit_record(ring_writer *w, uint16_t type_id, uint64_t leng
     message->seq = w->next_seq;
     message->timestamp_ns = timestamp_ns;
     message->type_id = type_id;
-    message->flags = 0;
+    message->flags = w->flags;
     message->checksum = crc32_ieee((uint8_t *)message + RING_HEADER_SIZE, length);
     memset(message->reserved, 0, sizeof message->reserved);
     index_record(w, timestamp_ns);
@@ -163,6 +163,28 @@ uint64_t ring_append_array(ring_writer *w, uint16_t type_id, const uint8_t *item
         timestamps += timestamp_stride;
     }
     return done;
+}
+
+/* Append payloads that lie in one buffer, item i from starts[i] (or the end of the one before) to
+ * ends[i], until all are in or the limit is reached; returns the index of the first that is not in.
+ * A type_step of 0 gives all of them the first type; starts and flags may be NULL. */
+uint64_t ring_append_packed(ring_writer *w, const uint16_t *type_ids, int64_t type_step,
+                            const uint8_t *payloads, const uint64_t *starts, const uint64_t *ends,
+                            uint64_t first, uint64_t count, const uint64_t *timestamps,
+                            const uint16_t *flags)
+{
+    uint64_t item = first;
+    for (; item < count; item++) {
+        uint64_t start = starts != NULL ? starts[item] : item == 0 ? 0 : ends[item - 1];
+        uint64_t length = ends[item] - start;
+        if (!has_room(w, length))
+            break;
+        memcpy(w->segment + w->offset + RING_HEADER_SIZE, payloads + start, length);
+        w->flags = flags == NULL ? 0 : flags[item];
+        commit_record(w, type_ids[(int64_t)item * type_step], length, timestamps[item]);
+    }
+    w->flags = 0;
+    return item;
 }
 
 /* Commit a payload that a builder has put in place. The caller has made sure of the room. */

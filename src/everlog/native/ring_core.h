@@ -83,6 +83,7 @@ typedef struct {
     uint64_t entry_count, entry_capacity, entry_stride, until_entry;
     uint64_t first_seq, min_ts_ns, max_ts_ns; /* of this segment's records, if records > 0 */
     uint64_t records;
+    uint16_t flags; /* of the next records; 0 except within ring_append_packed */
 } ring_writer;
 
 typedef struct {
@@ -146,6 +147,10 @@ static inline uint64_t ring_record_size(uint64_t payload_length)
 /* Writer. */
 int ring_append(ring_writer *w, uint16_t type_id, const void *payload, uint64_t length,
                 uint64_t timestamp_ns);
+uint64_t ring_append_packed(ring_writer *w, const uint16_t *type_ids, int64_t type_step,
+                            const uint8_t *payloads, const uint64_t *starts, const uint64_t *ends,
+                            uint64_t first, uint64_t count, const uint64_t *timestamps,
+                            const uint16_t *flags);
 uint64_t ring_append_array(ring_writer *w, uint16_t type_id, const uint8_t *items,
                            uint64_t item_size, int64_t item_stride, uint64_t count,
                            const uint8_t *timestamps, int64_t timestamp_stride);

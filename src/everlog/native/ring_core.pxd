@@ -93,6 +93,10 @@ cdef extern from "ring_core.h" nogil:
     uint64_t ring_record_size(uint64_t payload_length)
     int ring_append(ring_writer *w, uint16_t type_id, const void *payload, uint64_t length,
                     uint64_t timestamp_ns)
+    uint64_t ring_append_packed(ring_writer *w, const uint16_t *type_ids, int64_t type_step,
+                                const uint8_t *payloads, const uint64_t *starts,
+                                const uint64_t *ends, uint64_t first, uint64_t count,
+                                const uint64_t *timestamps, const uint16_t *flags)
     uint64_t ring_append_array(ring_writer *w, uint16_t type_id, const uint8_t *items,
                                uint64_t item_size, int64_t item_stride, uint64_t count,
                                const uint8_t *timestamps, int64_t timestamp_stride)

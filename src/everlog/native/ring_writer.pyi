@@ -27,6 +27,15 @@ class RingWriter(OneThread):
     def append_array(
         self, type_id: int, array: NDArray[Any], timestamp_ns: int | NDArray[np.uint64] | None = None
     ) -> int: ...
+    def append_packed(
+        self,
+        type_id: int | NDArray[np.uint16],
+        payloads: NDArray[np.uint8],
+        ends: NDArray[np.uint64],
+        timestamps_ns: NDArray[np.uint64],
+        flags: NDArray[np.uint16] | None = None,
+        starts: NDArray[np.uint64] | None = None,
+    ) -> int: ...
     @property
     def next_seq(self) -> int: ...
     @property

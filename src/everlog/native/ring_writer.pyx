@@ -23,6 +23,7 @@ from everlog.native.guard cimport BUSY, CLOSED, IDLE, OneThread, enter_hot
 from everlog.native.mapping cimport Mapping, check_record_offset
 from everlog.native.ring_core cimport *
 
+from array import array
 from contextlib import suppress
 
 from numpy import asarray, ndarray
@@ -414,6 +415,54 @@ cdef class RingWriter(OneThread):
             raise
         return first
 
+    def append_packed(self, type_id, const uint8_t[::1] payloads not None,
+                      const uint64_t[::1] ends not None, const uint64_t[::1] timestamps_ns not None,
+                      const uint16_t[::1] flags=None, const uint64_t[::1] starts=None):
+        """Append payloads of varying length that lie in one buffer.
+
+        Item i is the bytes from `starts[i]` to `ends[i]`; without `starts` they lie one after the
+        other. `type_id` is one for all or an array of uint16 with one for each. `flags` are the
+        header flags of each message, 0 if not given. Everything is looked at before the first
+        message is published. Returns the seq of the first message.
+        """
+        self.enter_call()
+        cdef uint64_t count = ends.shape[0], done = 0, first = self.ring.next_seq, length
+        cdef bint per_item = isinstance(type_id, ndarray)
+        cdef const uint16_t[::1] kinds = type_id if per_item else array("H", [type_id_of(type_id)])
+        cdef const uint16_t *flag_base = NULL
+        cdef const uint64_t *start_base = NULL
+        check_counts(count, kinds.shape[0] if per_item else count, timestamps_ns.shape[0],
+                     count if flags is None else flags.shape[0], count if starts is None else starts.shape[0])
+        if count == 0:
+            return first
+        if per_item:
+            check_type_ids(kinds)
+        if flags is not None:
+            flag_base = &flags[0]
+        if starts is not None:
+            start_base = &starts[0]
+        check_ends(start_base, &ends[0], count, payloads.shape[0], self.ring.segment_size - 2 * RING_HEADER_SIZE)
+        try:
+            while done < count:
+                length = ends[done] - start_of(start_base, &ends[0], done)
+                if ring_record_size(length) + self.ring.offset > self.ring.limit:
+                    self.make_room(length)
+                self.state = BUSY
+                self.appending = True
+                with nogil:
+                    done = ring_append_packed(
+                        &self.ring, &kinds[0], per_item, &payloads[0] if payloads.shape[0] else NULL,
+                        start_base, &ends[0], done, min(count, done + <uint64_t>ARRAY_CHUNK),
+                        &timestamps_ns[0], flag_base)
+                self.appending = False
+                self.leave_call()
+                self.finish(self.heartbeat_now())
+        except Exception as error:
+            if hasattr(error, "appended"):
+                error.appended = done
+            raise
+        return first
+
     @property
     def next_seq(self) -> int:
         """The seq the next message will get."""
@@ -437,6 +486,45 @@ cdef int refuse_objects(payload) except -1:
     if isinstance(payload, ndarray) and payload.dtype.hasobject:
         raise Unsupported(
             "an array of Python objects holds pointers, not data; give it a plain dtype")
+    return 0
+
+
+cdef int check_counts(uint64_t count, uint64_t kinds, uint64_t stamps, uint64_t flags,
+                      uint64_t starts) except -1:
+    if kinds != count or stamps != count or flags != count or starts != count:
+        raise Unsupported(
+            f"{count} ends, but {kinds} type ids, {stamps} timestamps, {flags} flags and {starts} "
+            "starts; need one of each per payload")
+    return 0
+
+
+cdef int check_type_ids(const uint16_t[::1] kinds) except -1:
+    cdef uint64_t at
+    for at in range(<uint64_t>kinds.shape[0]):
+        if kinds[at] == RING_PAD_TYPE:
+            raise InvalidTypeId(f"the type id of payload {at} is 0xFFFF, which marks padding")
+    return 0
+
+
+cdef inline uint64_t start_of(const uint64_t *starts, const uint64_t *ends, uint64_t at) noexcept:
+    if starts != NULL:
+        return starts[at]
+    return ends[at - 1] if at > 0 else 0
+
+
+cdef int check_ends(const uint64_t *starts, const uint64_t *ends, uint64_t count, uint64_t size,
+                    uint64_t largest) except -1:
+    """Refuse payloads that reach beyond the buffer, end before they start or are too long."""
+    cdef uint64_t at, start
+    for at in range(count):
+        start = start_of(starts, ends, at)
+        if ends[at] < start or ends[at] > size:
+            raise Unsupported(
+                f"payload {at} would span bytes {start} to {ends[at]} of a buffer of {size} bytes")
+        if ends[at] - start > largest:
+            raise PayloadTooLarge(
+                f"payload {at} has {ends[at] - start} bytes; the largest this queue can hold is "
+                f"{largest} bytes")
     return 0
 
 

@@ -4,7 +4,7 @@
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from everlog.native.frames cimport FrameBuffer, frame_view
-from everlog.native.record_batch cimport RecordBatch, batch_record
+from everlog.native.record_batch cimport batch_record
 
 cdef extern from "log_index.h" nogil:
     uint64_t MAX_HOLES, MAX_SEQ
@@ -69,6 +69,21 @@ cdef extern from "tag_index.h" nogil:
     uint64_t tag_index_sweep(tag_index *tags, log_index *index, uint64_t steps)
     int tag_index_find(tag_index *tags, log_index *index, const uint8_t *tag, size_t length, int prefix,
                        uint64_t before_seq, seq_list *found)
+
+cdef extern from "log_append.h" nogil:
+    ctypedef struct append_target:
+        uint64_t topic_id
+        uint64_t ts
+        uint32_t source
+        uint32_t offset
+        uint8_t flags
+        uint8_t continues
+    ctypedef struct append_result:
+        size_t frame_bytes
+        uint64_t payload
+
+    int log_append(log_index *index, tag_index *tags, const batch_record *records, size_t count,
+                   const append_target *target, uint8_t *out, append_result *result)
 
 cdef extern from "render.h" nogil:
     uint32_t INDEX_ENTRY_SIZE
@@ -140,9 +155,6 @@ cdef class TopicLog:
     cdef int check_seq(self, uint64_t seq) except -1
     cdef int push(self, const log_entry *entry, const uint8_t *tag, size_t tag_len) except -1
     cdef int push_gap(self, uint64_t first_seq) except -1
-    cdef uint64_t append_one(self, FrameBuffer buffer, const batch_record *record, uint8_t *scratch,
-                             uint32_t source, uint64_t source_offset, uint64_t ts, uint8_t flags) except? 0
-    cdef void take_back(self, RecordBatch batch, uint64_t first_seq) noexcept
     cdef int read_unwritten(self, FrameBuffer buffer, uint64_t source_offset, uint64_t seq,
                             frame_view *frame) except -1
     cdef size_t collect_places(self, Sources sources, uint64_t first_seq, uint64_t count,

@@ -13,11 +13,9 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from everlog.native.frames cimport (
-    FRAME_BATCH_CONTINUES, FRAME_HAS_META, FRAME_HAS_NODE, FRAME_HAS_TAG, FRAME_META_LEN_SIZE,
-    FRAME_TYPE_APPEND, FrameBuffer, frame_hash, frame_payload, frame_view, frames_set_hash, json_compact,
-    log_frame_write,
+    FrameBuffer, frame_hash, frame_payload, frame_view, frames_set_hash,
 )
-from everlog.native.record_batch cimport RecordBatch, batch_record
+from everlog.native.record_batch cimport RecordBatch
 
 from typing import NamedTuple
 
@@ -295,69 +293,22 @@ cdef class TopicLog:
             batch = records
         else:
             batch = RecordBatch(records, batch_node)
-        cdef size_t start = buffer.length
-        cdef uint64_t first_seq = self.index.next_seq, payload = 0
-        cdef Py_ssize_t place
-        cdef uint8_t flags
-        if source_offset > UINT32_MAX or source_offset + start + batch.frame_bytes > UINT32_MAX:
-            raise ValueError(f"{batch.frame_bytes} bytes of frames at offset {source_offset} + {start} reach "
-                             f"beyond {UINT32_MAX}, the last place an entry can name; use smaller files")
-        # Behind the frames there is room to take white space out of one record's texts.
-        buffer.room(batch.frame_bytes + batch.longest_text)
-        try:
-            for place in range(batch.count):
-                flags = frame_flags
-                if continues or place + 1 < batch.count:
-                    flags |= FRAME_BATCH_CONTINUES
-                payload += self.append_one(
-                    buffer, &batch.records[place], buffer.base + start + batch.frame_bytes, source,
-                    source_offset, ts, flags)
-        except BaseException:
-            self.take_back(batch, first_seq)
-            buffer.length = start
-            raise
-        return payload
-
-    cdef uint64_t append_one(self, FrameBuffer buffer, const batch_record *record, uint8_t *scratch,
-                             uint32_t source, uint64_t source_offset, uint64_t ts, uint8_t flags) except? 0:
-        cdef frame_view frame
-        cdef log_entry entry
-        cdef uint32_t meta_len = 0
-        cdef const uint8_t *meta = NULL
-        frame.type, frame.topic_id = FRAME_TYPE_APPEND, self.topic_id
-        frame.seq, frame.ts = self.index.next_seq, ts
-        frame.node, frame.node_len = record.node, record.node_len
-        frame.tag, frame.tag_len = record.tag, record.tag_len
-        frame.data = scratch
-        frame.data_len = json_compact(scratch, record.data, record.data_len)
-        if record.meta != NULL:
-            meta = scratch + frame.data_len
-            meta_len = json_compact(scratch + frame.data_len, record.meta, record.meta_len)
-            frame.data_len += FRAME_META_LEN_SIZE + meta_len
-            flags |= FRAME_HAS_META
-        if record.tag_len > 0:
-            flags |= FRAME_HAS_TAG
-        if record.node_len > 0:
-            flags |= FRAME_HAS_NODE
-        frame.flags = flags
-        entry.ts, entry.tag_prev = ts, 0
-        entry.source, entry.offset = source, source_offset + buffer.length
-        entry.size = log_frame_write(buffer.base + buffer.length, &frame, meta, meta_len)
-        entry.payload = frame_payload(frame.data_len, flags)
-        entry.flags = (flags & (ENTRY_HAS_TAG | ENTRY_HAS_NODE | ENTRY_HAS_META)) | ENTRY_IN_LOG
-        self.push(&entry, record.tag, record.tag_len)
-        buffer.length += entry.size
-        return entry.payload
-
-    cdef void take_back(self, RecordBatch batch, uint64_t first_seq) noexcept:
-        """Undo the pushes of a batch of which not all could be pushed."""
-        cdef uint64_t count = self.index.next_seq - first_seq, place = count
-        while place > 0:
-            place -= 1
-            if batch.records[place].tag_len > 0:
-                tag_index_pop(self.tags, &self.index, batch.records[place].tag, batch.records[place].tag_len,
-                              first_seq + place)
-        log_index_pop(&self.index, count)
+        cdef append_target target
+        cdef append_result result
+        cdef uint64_t offset = source_offset + buffer.length
+        if source_offset > UINT32_MAX or offset + batch.frame_bytes > UINT32_MAX:
+            raise ValueError(f"{batch.frame_bytes} bytes of frames at offset {source_offset} + "
+                             f"{buffer.length} reach beyond {UINT32_MAX}, the last place an entry can name; "
+                             "use smaller files")
+        buffer.room(batch.frame_bytes)
+        target.topic_id, target.ts = self.topic_id, ts
+        target.source, target.offset = source, <uint32_t>offset
+        target.flags, target.continues = frame_flags, continues
+        if log_append(&self.index, self.tags, batch.records, batch.count, &target,
+                      buffer.base + buffer.length, &result) != 0:
+            raise MemoryError(f"no memory for the entries of {batch.count} records")
+        buffer.length += result.frame_bytes
+        return result.payload
 
     @staticmethod
     def append_upper_bound(list records not None, str batch_node) -> int:

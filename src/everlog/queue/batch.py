@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from everlog.errors import Closed, Unsupported
-from everlog.native.mapping import Mapping, run_offsets
+from everlog.native.mapping import Mapping, join_payloads, run_offsets
 from everlog.native.ring_reader import MessageView, view_at
 from everlog.queue.layout import (
     HEADER_SIZE,
@@ -105,6 +105,11 @@ class Batch:
             strides=(self._stride, 1),
         )
 
+    @property
+    def segment(self) -> NDArray[np.uint8]:
+        """All bytes of the segment, without a copy; `offset` counts in it, payloads begin 64 bytes later."""
+        return np.frombuffer(memoryview(self._held()), dtype=np.uint8)
+
     def view(self, dtype: DTypeLike) -> NDArray[Any]:
         """All payloads as elements of `dtype`, without a copy; they must have its size."""
         wanted = np.dtype(dtype)
@@ -118,6 +123,23 @@ class Batch:
             offset=self._start + HEADER_SIZE if self._count else 0,
             strides=(self._stride,),
         )
+
+    def joined(self, chosen: NDArray[np.intp] | None = None) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+        """Copy payloads one behind the other, whatever their lengths: the bytes, and where each begins.
+
+        There is one more beginning than there are payloads, the end of the last: the layout of a column of
+        binary values. `chosen` are the messages that are wanted, all of them if it is None.
+        """
+        offsets, lengths = self.offset, np.ascontiguousarray(self.length)
+        if chosen is not None:
+            offsets, lengths = offsets[chosen], lengths[chosen]
+        begins = np.zeros(len(lengths) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=begins[1:])
+        if begins[-1] > np.iinfo(np.int32).max:
+            raise Unsupported(f"{begins[-1]} bytes of payloads are more than one column holds; take fewer")
+        data: NDArray[np.uint8] = np.empty(int(begins[-1]), dtype=np.uint8)
+        join_payloads(self._held(), offsets, lengths, data)
+        return data, begins.astype(np.int32)
 
     def release(self) -> None:
         """Let go of the mapping. Arrays already taken stay valid; new ones cannot be made."""

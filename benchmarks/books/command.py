@@ -1,0 +1,189 @@
+"""The command line of the book benchmark: what is measured, rounds, the table, exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.books import contenders, events
+from benchmarks.books.contenders import PEER_EVENTS_MAX, Missing, Timed
+from benchmarks.queue import machine
+
+ROUNDS = 7
+TABLE_WIDTH = 150
+PEERS = ("hftbacktest", "nautilus_trader", "order-book")
+RATIO_TARGET = 4.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many events; peers that need a Python object per event get fewer of the same."""
+
+    updates: int = 3_000_000
+    records: int = 2_000_000
+    calls: int = 300_000
+    small_book: int = 10_000
+    large_book: int = 1_000_000
+
+
+QUICK = Sizes(300_000, 200_000, 50_000, 10_000, 100_000)
+
+
+@dataclass
+class Row:
+    """One measurement: contenders by name, and the target for everlog in events per second."""
+
+    label: str
+    target: float | None
+    count: int
+    everlog: Callable[[], Timed]
+    peers: dict[str, tuple[int, Callable[[], Timed]]] = field(default_factory=dict)
+    rates: dict[str, list[float]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def best(self, name: str) -> float | None:
+        """The fastest round."""
+        return max(self.rates[name]) if self.rates.get(name) else None
+
+    def ratio(self) -> float | None:
+        """Everlog against the fastest peer."""
+        own = self.best("everlog")
+        others = [rate for name in PEERS if (rate := self.best(name)) is not None]
+        return own / max(others) if own and others else None
+
+    def is_missed(self) -> bool:
+        """Whether everlog is below its target or too near to a peer."""
+        own, ratio = self.best("everlog") or 0.0, self.ratio()
+        return (self.target is not None and own < self.target) or (ratio is not None and ratio < RATIO_TARGET)
+
+
+def rows(sizes: Sizes) -> list[Row]:
+    """Everything that is measured."""
+    near = events.l2_updates(sizes.updates)
+    part = near[: min(PEER_EVENTS_MAX, sizes.updates)]
+    coarse = events.l2_updates(sizes.updates, tick=250_000_000, jump=2000)
+    wide = events.scattered_l2_updates(sizes.updates, 1_000_000)
+    small = events.l3_records(sizes.small_book, sizes.records, 200)
+    large = events.l3_records(sizes.large_book, sizes.records, 2000)
+    calls, live = near[: sizes.calls], sizes.small_book
+    short = small[: live + min(PEER_EVENTS_MAX, sizes.records)]
+    l2_peers = {
+        "hftbacktest": (len(near), lambda: contenders.hftbacktest_l2(near)),
+        "nautilus_trader": (len(part), lambda: contenders.nautilus_l2(part)),
+        "order-book": (len(part), lambda: contenders.order_book_l2(part)),
+    }
+    l3_peers = {"nautilus_trader": (len(short) - live, lambda: contenders.nautilus_l3(short, live))}
+    call_peers = {name: peer for name, peer in l2_peers.items() if name != "hftbacktest"}
+    return [
+        Row("L2 updates", 80e6, len(near), lambda: contenders.everlog_l2(near), l2_peers),
+        Row("L2, tick 0.25 at 9 decimals, jumps", 80e6, len(coarse), lambda: contenders.everlog_l2(coarse)),
+        Row("L2, prices all over 2 M ticks", None, len(wide), lambda: contenders.everlog_l2(wide)),
+        Row(
+            f"L3, {live} orders, queue positions",
+            25e6,
+            sizes.records,
+            lambda: contenders.everlog_l3(small, live, places=True),
+            l3_peers,
+        ),
+        Row(
+            f"L3, {live} orders",
+            None,
+            sizes.records,
+            lambda: contenders.everlog_l3(small, live, places=False),
+        ),
+        Row(
+            f"L3, {sizes.large_book} orders",
+            10e6,
+            sizes.records,
+            lambda: contenders.everlog_l3(large, sizes.large_book, places=False),
+        ),
+        Row(
+            "L2, one update per call", 2e6, len(calls), lambda: contenders.everlog_l2_calls(calls), call_peers
+        ),
+        Row(
+            "L3, one event per call",
+            2e6,
+            len(short) - live,
+            lambda: contenders.everlog_l3_calls(short, live),
+            l3_peers,
+        ),
+    ]
+
+
+def measure(table: list[Row], rounds: int) -> None:
+    """Interleaved rounds, so that noise hits all alike."""
+    runs: list[tuple[Row, str, int, Timed]] = []
+    for row in table:
+        chosen = {"everlog": (row.count, row.everlog), **row.peers}
+        for name, (count, prepare) in chosen.items():
+            try:
+                runs.append((row, name, count, prepare()))
+            except (Missing, ImportError) as error:
+                row.missing[name] = str(error)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=rounds * len(runs))
+        for number in range(1, rounds + 1):
+            for row, name, count, run in runs:
+                progress.update(task, description=f"round {number}/{rounds}: {row.label}, {name}")
+                row.rates.setdefault(name, []).append(count / run())
+                progress.advance(task)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.books", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds; the fastest counts (default 7)")
+    parser.add_argument("--quick", action="store_true", help="small sizes; noisier")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="also write every number to this file")
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
+    options = parser.parse_args(arguments)
+    core = min(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {core})
+    before = machine.CpuTime.now()
+    table = rows(QUICK if options.quick else Sizes())
+    measure(table, options.rounds)
+    facts = machine.describe() | {
+        "noise": machine.CpuTime.now().noise_since(before),
+        "pinned": f"everything on core {core}",
+        "rounds": f"fastest of {options.rounds}, interleaved",
+    }
+    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False)
+    console.print(drawn(table))
+    for fact, value in facts.items():
+        console.print(f"{fact + ':':<13}{value}", soft_wrap=True)
+    if options.json:
+        document = {row.label: {"rates": row.rates, "missing": row.missing} for row in table}
+        options.json.write_text(json.dumps({"machine": facts, "rows": document}, indent=2) + "\n")
+    return 1 if options.check and any(row.is_missed() for row in table) else 0
+
+
+def drawn(table: list[Row]) -> Table:
+    """The table: million events per second, the best bid and ask known after every one."""
+    shown = Table(title="Million events per second, best bid and ask after every event")
+    for column in ("", "target", "everlog", *PEERS, "times the fastest peer", ""):
+        shown.add_column(column, justify="left" if not column else "right")
+    for row in table:
+        cells = [_rate(row, name) for name in ("everlog", *PEERS)]
+        ratio = row.ratio()
+        shown.add_row(
+            row.label,
+            "" if row.target is None else f"{row.target / 1e6:g}",
+            *cells,
+            "" if ratio is None else f"{ratio:.1f}",
+            "" if row.target is None else "MISSED" if row.is_missed() else "ok",
+        )
+    return shown
+
+
+def _rate(row: Row, name: str) -> str:
+    best = row.best(name)
+    return row.missing.get(name, "-") if best is None else f"{best / 1e6:.3g}"

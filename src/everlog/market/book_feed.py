@@ -1,0 +1,79 @@
+"""Book events of a queue into books, batch by batch and without a copy.
+
+Owns the choice of messages (book events, of some markets); the reader and the books are the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from everlog.market.book_results import Outputs
+from everlog.market.book_set import BookSet, Market, MarketResult
+from everlog.market.packing import PackedRecords
+from everlog.market.protocol import HEADER_BYTES, TypeId
+from everlog.queue import QueueReader
+
+MESSAGE_HEADER_BYTES = 64
+MARKET_ID_AT = 12
+EXCHANGE_TS_AT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class FeedStep:
+    """One batch: the chosen messages in order, and what they did to each market's book."""
+
+    seq: NDArray[np.uint64]
+    timestamp_ns: NDArray[np.uint64]
+    exchange_ts_ns: NDArray[np.uint64]
+    results: dict[Market, MarketResult]
+
+
+class BookFeed:
+    """Feeds the books of a set from a queue."""
+
+    def __init__(
+        self, reader: QueueReader, books: BookSet, market_ids: Collection[int] | None = None
+    ) -> None:
+        """`market_ids` chooses markets; None takes all."""
+        self._reader = reader
+        self.books = books
+        self._market_ids = None if market_ids is None else np.array(sorted(market_ids), dtype=np.uint32)
+
+    def advance(self, max_messages: int = 65536, want: Outputs | None = None) -> FeedStep | None:
+        """Apply the next batch; None if nothing is there. Other messages than book events are passed over."""
+        with self._reader.read_batch(max_messages) as batch:
+            if len(batch) == 0:
+                return None
+            lengths = batch.length.astype(np.uint64)
+            chosen = np.flatnonzero((batch.type_id == TypeId.BOOK_EVENT) & (lengths >= HEADER_BYTES))
+            offsets = batch.offset[chosen] + np.uint64(MESSAGE_HEADER_BYTES)
+            segment = batch.segment
+            if self._market_ids is not None:
+                kept = np.isin(_field(segment, offsets, MARKET_ID_AT, np.uint32), self._market_ids)
+                chosen, offsets = chosen[kept], offsets[kept]
+            packed = PackedRecords(segment, offsets, lengths[chosen])
+            results = self.books.apply_packed(packed, want)
+            return FeedStep(
+                batch.seq[chosen].copy(),
+                batch.timestamp_ns[chosen].copy(),
+                _field(segment, offsets, EXCHANGE_TS_AT, np.uint64),
+                results,
+            )
+
+
+def _field(
+    segment: NDArray[np.uint8],
+    offsets: NDArray[np.uint64],
+    position: int,
+    kind: type[np.unsignedinteger[Any]],
+) -> NDArray[Any]:
+    """Return one field of each payload; payloads in a queue begin at multiples of 64."""
+    width = np.dtype(kind).itemsize
+    column = segment[: len(segment) // width * width].view(kind)
+    values: NDArray[Any] = column[(offsets + np.uint64(position)) // np.uint64(width)]
+    return values

@@ -1,0 +1,260 @@
+"""Whole batches of book events of varying length: to bytes and back, without a loop per event.
+
+Owns how L2 bodies are laid one behind the other. Knows no queue: `PackedRecords` fits
+`QueueWriter.append_packed(TypeId.BOOK_EVENT, packed.buffer, packed.ends, timestamps)` and
+`Batch.segment`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from everlog.errors import Corrupt
+from everlog.market.protocol import (
+    BOOK_EVENT_HEADER,
+    HEADER_BYTES,
+    L2_DIFF,
+    L2_DIFF_BYTES,
+    L2_SNAPSHOT,
+    L2_SNAPSHOT_BYTES,
+    LEVEL,
+    LEVEL_BYTES,
+    MAX_DIFF_LEVELS,
+    BookEventType,
+    BookMode,
+    check_headers,
+    first_true,
+)
+
+# Every part of an L2 record is a multiple of this long, so parts are moved as rows of words.
+WORD_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRecords:
+    """Payloads in one buffer: where each begins and how long it is."""
+
+    buffer: NDArray[np.uint8]
+    offsets: NDArray[np.uint64]
+    lengths: NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self.offsets)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        """Yield the payloads one by one, without a copy."""
+        view = self.buffer.data
+        for offset, length in zip(self.offsets.tolist(), self.lengths.tolist(), strict=True):
+            yield view[offset : offset + length]
+
+    @property
+    def ends(self) -> NDArray[np.uint64]:
+        """Where each record ends in the buffer."""
+        return self.offsets + self.lengths
+
+    def take(self, chosen: NDArray[Any]) -> PackedRecords:
+        """Return some of the records, by index or mask, without a copy of their bytes."""
+        return PackedRecords(self.buffer, self.offsets[chosen], self.lengths[chosen])
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackedEvents:
+    """A batch of book events by column.
+
+    Row n of `headers` is event n. Bodies have a row for each event of their kind, and `*_index` says
+    which event. `levels` holds the levels of all diffs, then of all snapshots, in order of events.
+    """
+
+    headers: NDArray[np.void]
+    diff_index: NDArray[np.intp]
+    diffs: NDArray[np.void]
+    snapshot_index: NDArray[np.intp]
+    snapshots: NDArray[np.void]
+    diff_levels: NDArray[np.void]
+    snapshot_levels: NDArray[np.void]
+
+
+def pack_l2_diffs(
+    headers: NDArray[np.void],
+    diffs: NDArray[np.void],
+    levels: NDArray[np.void],
+    bid_counts: NDArray[Any] | None = None,
+    ask_counts: NDArray[Any] | None = None,
+) -> PackedRecords:
+    """Pack diffs whose levels lie one behind the other in `levels`: bids of event 0, its asks, and so on.
+
+    Counts come from `diffs` unless given; given ones may exceed 65535 a side, and such events are split
+    into several, of which the later ones carry on from the last update id.
+    """
+    bids = np.asarray(diffs["bid_count"] if bid_counts is None else bid_counts, dtype=np.int64)
+    asks = np.asarray(diffs["ask_count"] if ask_counts is None else ask_counts, dtype=np.int64)
+    _check_level_count(int((bids + asks).sum()), len(levels))
+    if len(bids) and max(int(bids.max()), int(asks.max())) > MAX_DIFF_LEVELS:
+        headers, diffs, levels, bids, asks = _split(headers, diffs, levels, bids, asks)
+    bodies = diffs.copy()
+    bodies["bid_count"] = bids
+    bodies["ask_count"] = asks
+    return _pack(headers, bodies, levels, bids + asks)
+
+
+def pack_l2_snapshots(
+    headers: NDArray[np.void], snapshots: NDArray[np.void], levels: NDArray[np.void]
+) -> PackedRecords:
+    """Pack snapshots whose levels lie one behind the other in `levels`."""
+    counts = snapshots["bid_count"].astype(np.int64) + snapshots["ask_count"]
+    _check_level_count(int(counts.sum()), len(levels))
+    return _pack(headers, snapshots, levels, counts)
+
+
+def pack_headers(headers: NDArray[np.void]) -> PackedRecords:
+    """Pack events without a body: resets and heartbeats."""
+    filled = np.ascontiguousarray(headers).copy()
+    filled["record_len"] = HEADER_BYTES
+    starts = np.arange(len(filled), dtype=np.uint64) * np.uint64(HEADER_BYTES)
+    return PackedRecords(filled.view(np.uint8).reshape(-1), starts, np.full_like(starts, HEADER_BYTES))
+
+
+def unpack_l2(packed: PackedRecords) -> UnpackedEvents:
+    """Return headers, bodies and levels of a batch of L2 events; refuses what breaks the protocol."""
+    row = first_true(packed.lengths < HEADER_BYTES)
+    if row is not None:
+        raise Corrupt(f"book event {row} has {packed.lengths[row]} bytes, a header alone has {HEADER_BYTES}")
+    headers = gather_headers(packed)
+    check_headers(headers, packed.lengths)
+    row = first_true(headers["book_mode"] != BookMode.L2)
+    if row is not None:
+        raise Corrupt(f"book event {row} is no L2 event")
+    diff_index, diffs, diff_levels = _bodies(packed, headers, BookEventType.DIFF, L2_DIFF)
+    snapshot_index, snapshots, levels = _bodies(packed, headers, BookEventType.SNAPSHOT, L2_SNAPSHOT)
+    return UnpackedEvents(headers, diff_index, diffs, snapshot_index, snapshots, diff_levels, levels)
+
+
+def gather_headers(packed: PackedRecords) -> NDArray[np.void]:
+    """Return the headers of book events; payloads shorter than a header are not allowed."""
+    starts = packed.offsets
+    if len(starts) and not (starts % np.uint64(HEADER_BYTES)).any():
+        # Payloads of a queue begin at multiples of a header's size: one copy each, as bytes without fields.
+        cells = len(packed.buffer) // HEADER_BYTES
+        rows = packed.buffer[: cells * HEADER_BYTES].view(f"V{HEADER_BYTES}")
+        headers: NDArray[np.void] = rows[starts // np.uint64(HEADER_BYTES)].view(BOOK_EVENT_HEADER)
+        return headers
+    return _gather(packed.buffer, starts, BOOK_EVENT_HEADER)
+
+
+def gather_field(packed: PackedRecords, name: str) -> NDArray[Any]:
+    """Return one field of the headers of book events, without the rest of them."""
+    starts = packed.offsets
+    if len(starts) and not (starts % np.uint64(HEADER_BYTES)).any():
+        cells = len(packed.buffer) // HEADER_BYTES
+        column = packed.buffer[: cells * HEADER_BYTES].view(BOOK_EVENT_HEADER)[name]
+        field: NDArray[Any] = column[starts // np.uint64(HEADER_BYTES)]
+        return field
+    return gather_headers(packed)[name]
+
+
+def ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return start, start + 1, ... for each start, `count` numbers each, as one array."""
+    before = np.cumsum(counts) - counts
+    steps = np.arange(int(counts.sum()), dtype=np.int64)
+    numbers: NDArray[np.int64] = steps + np.repeat(starts - before, counts)
+    return numbers
+
+
+def _check_level_count(wanted: int, given: int) -> None:
+    if wanted != given:
+        raise Corrupt(f"the events have {wanted} levels by their counts, but {given} were given")
+
+
+def _words(array: NDArray[Any]) -> NDArray[np.uint32]:
+    """Return the bytes of each element as a row of words."""
+    contiguous = np.ascontiguousarray(array)
+    words: NDArray[np.uint32] = contiguous.view(np.uint32).reshape(
+        len(contiguous), contiguous.itemsize // WORD_BYTES
+    )
+    return words
+
+
+def _pack(
+    headers: NDArray[np.void], bodies: NDArray[np.void], levels: NDArray[np.void], counts: NDArray[np.int64]
+) -> PackedRecords:
+    head_bytes = HEADER_BYTES + bodies.itemsize
+    lengths = head_bytes + counts * LEVEL_BYTES
+    starts = np.cumsum(lengths) - lengths
+    filled = np.ascontiguousarray(headers).copy()
+    filled["record_len"] = lengths
+    words = np.zeros(int(lengths.sum()) // WORD_BYTES, dtype=np.uint32)
+    at = starts // WORD_BYTES
+    _scatter(words, at, _words(filled))
+    _scatter(words, at + HEADER_BYTES // WORD_BYTES, _words(bodies))
+    level_words = LEVEL_BYTES // WORD_BYTES
+    places = ranges(np.zeros_like(counts), counts) * level_words
+    _scatter(words, places + np.repeat(at + head_bytes // WORD_BYTES, counts), _words(levels))
+    return PackedRecords(words.view(np.uint8), starts.astype(np.uint64), lengths.astype(np.uint64))
+
+
+def _scatter(words: NDArray[np.uint32], starts: NDArray[np.int64], rows: NDArray[np.uint32]) -> None:
+    # One column at a time: the index array stays as small as the number of rows.
+    for column in range(rows.shape[1]):
+        words[starts + column] = rows[:, column]
+
+
+def _gather(buffer: NDArray[np.uint8], starts: NDArray[Any], layout: np.dtype[np.void]) -> NDArray[np.void]:
+    """Return what lies at each start as elements of the layout; starts need not be aligned."""
+    positions = np.asarray(starts, dtype=np.int64)[:, None] + np.arange(layout.itemsize)
+    gathered: NDArray[np.void] = buffer[positions].reshape(-1).view(layout)
+    return gathered
+
+
+def _bodies(
+    packed: PackedRecords, headers: NDArray[np.void], kind: BookEventType, layout: np.dtype[np.void]
+) -> tuple[NDArray[np.intp], NDArray[np.void], NDArray[np.void]]:
+    index = np.flatnonzero(headers["event_type"] == kind)
+    starts = packed.offsets[index].astype(np.int64) + HEADER_BYTES
+    room = packed.lengths[index].astype(np.int64) - HEADER_BYTES - layout.itemsize
+    row = first_true(room < 0)
+    if row is not None:
+        raise Corrupt(f"book event {index[row]} is too short for its body")
+    bodies = _gather(packed.buffer, starts, layout)
+    counts = bodies["bid_count"].astype(np.int64) + bodies["ask_count"]
+    row = first_true(counts * LEVEL_BYTES != room)
+    if row is not None:
+        raise Corrupt(
+            f"book event {index[row]} has {counts[row]} levels by its counts, and {room[row]} bytes"
+        )
+    first_levels = np.repeat(starts + layout.itemsize, counts)
+    level_starts = first_levels + ranges(np.zeros_like(counts), counts) * LEVEL_BYTES
+    return index, bodies, _gather(packed.buffer, level_starts, LEVEL)
+
+
+def _split(
+    headers: NDArray[np.void],
+    diffs: NDArray[np.void],
+    levels: NDArray[np.void],
+    bids: NDArray[np.int64],
+    asks: NDArray[np.int64],
+) -> tuple[NDArray[np.void], NDArray[np.void], NDArray[np.void], NDArray[np.int64], NDArray[np.int64]]:
+    parts = np.maximum(1, -(-np.maximum(bids, asks) // MAX_DIFF_LEVELS))
+    event = np.repeat(np.arange(len(parts)), parts)
+    part = ranges(np.zeros_like(parts), parts)
+    begun = part * MAX_DIFF_LEVELS
+    bid_part = np.clip(bids[event] - begun, 0, MAX_DIFF_LEVELS)
+    ask_part = np.clip(asks[event] - begun, 0, MAX_DIFF_LEVELS)
+    first_level = np.cumsum(bids + asks) - (bids + asks)
+    bid_start = first_level[event] + np.minimum(begun, bids[event])
+    ask_start = first_level[event] + bids[event] + np.minimum(begun, asks[event])
+    starts = np.stack([bid_start, ask_start], axis=1).reshape(-1)
+    order = ranges(starts, np.stack([bid_part, ask_part], axis=1).reshape(-1))
+    bodies = diffs[event].copy()
+    later = part > 0
+    bodies["first_update_id"][later] = bodies["last_update_id"][later]
+    bodies["previous_update_id"][later] = bodies["last_update_id"][later]
+    return headers[event], bodies, levels[order], bid_part, ask_part
+
+
+assert L2_DIFF_BYTES % WORD_BYTES == L2_SNAPSHOT_BYTES % WORD_BYTES == HEADER_BYTES % WORD_BYTES == 0

@@ -1,0 +1,302 @@
+"""Replaying a queue on one machine: source, filters, books and features, and where the rows go.
+
+Owns the order of these steps and the counts; time comes from the messages only, never from the wall clock.
+A replay is described first (`Replay(path).between(...).markets(...)`) and runs when its end is named.
+
+    Replay(queue).features(standard_features()).trigger(TimeBar(1_000_000_000)).to_parquet("features")
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from everlog.errors import InvalidConfig
+from everlog.market.book_results import Outputs
+from everlog.market.book_set import BookSet, BookSettings, Market
+from everlog.market.feature_rows import BookRows, Feature, Step, book_rows, row_dtype
+from everlog.market.packing import PackedRecords, gather_field, gather_headers
+from everlog.market.protocol import TRADE, TypeId
+from everlog.market.triggers import Always, Events, Trigger
+from everlog.queue import Batch, Queue
+
+BATCH_MESSAGES: Final = 16384
+MESSAGE_HEADER_BYTES: Final = 64
+
+
+class Messages(NamedTuple):
+    """Some messages of a batch, in order; the arrays have one value per message."""
+
+    batch: Batch
+    chosen: npt.NDArray[np.intp]
+
+    @property
+    def seq(self) -> npt.NDArray[np.uint64]:
+        """Each message's seq."""
+        return self.batch.seq[self.chosen]
+
+    @property
+    def timestamp_ns(self) -> npt.NDArray[np.uint64]:
+        """Each message's ingest time."""
+        return self.batch.timestamp_ns[self.chosen]
+
+    @property
+    def type_id(self) -> npt.NDArray[np.uint16]:
+        """Each message's type."""
+        return self.batch.type_id[self.chosen]
+
+    @property
+    def length(self) -> npt.NDArray[np.uint32]:
+        """Each message's payload length."""
+        return self.batch.length[self.chosen]
+
+    @property
+    def packed(self) -> PackedRecords:
+        """The payloads, without a copy."""
+        offsets = self.batch.offset[self.chosen] + np.uint64(MESSAGE_HEADER_BYTES)
+        return PackedRecords(self.batch.segment, offsets, self.length.astype(np.uint64))
+
+    def where(self, keep: npt.NDArray[Any]) -> Messages:
+        """Return those for which `keep` is true."""
+        return Messages(self.batch, self.chosen[keep])
+
+
+Filter = Callable[[Messages], npt.NDArray[Any]]
+"""Says for each message whether it goes on."""
+
+
+@dataclass(slots=True)
+class ReplayStats:
+    """What a replay did."""
+
+    read: int = 0
+    filtered: int = 0
+    written: int = 0
+    seconds: float = 0.0
+
+
+class MarketRows(NamedTuple):
+    """Features of one market: the rows that one batch gave."""
+
+    market: Market
+    rows: npt.NDArray[np.void]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The messages of a queue that are replayed, from the oldest to the last that is there."""
+
+    path: str
+    filters: tuple[Callable[[], Filter], ...] = ()
+    from_seq: int = 0
+    batch_messages: int = BATCH_MESSAGES
+
+    def between(self, start_ns: int, end_ns: int) -> Replay:
+        """Only messages with an ingest time from `start_ns` up to, but not including, `end_ns`."""
+        if not 0 <= start_ns <= end_ns:
+            raise InvalidConfig(f"the time range {start_ns} to {end_ns} is none")
+        low, high = np.uint64(start_ns), np.uint64(end_ns)
+        return self._also(lambda: lambda some: (some.timestamp_ns >= low) & (some.timestamp_ns < high))
+
+    def types(self, *type_ids: int) -> Replay:
+        """Only messages of these types."""
+        return self._also(lambda: lambda some: np.isin(some.type_id, type_ids))
+
+    def every(self, n: int) -> Replay:
+        """Only the messages n, 2n, 3n and so on of those that come so far."""
+        if n < 1:
+            raise InvalidConfig(f"every {n}th message cannot be taken; n must be at least 1")
+        return self._also(lambda: _EveryNth(n))
+
+    def markets(self, *market_ids: int) -> Replay:
+        """Only book events of these markets; other messages than book events go on."""
+        return self._also(lambda: lambda some: _of_markets(some, market_ids))
+
+    def where(self, keep: Filter) -> Replay:
+        """Only messages for which `keep` gives True."""
+        return self._also(lambda: keep)
+
+    def _also(self, make: Callable[[], Filter]) -> Replay:
+        return replace(self, filters=(*self.filters, make))
+
+    def batches(self, stats: ReplayStats | None = None) -> Iterator[Messages]:
+        """Yield what passes, batch by batch; a batch is valid until the next one is asked for."""
+        counts = stats if stats is not None else ReplayStats()
+        filters = [make() for make in self.filters]
+        with Queue.open_subscriber(self.path, None, "earliest") as reader:
+            reader.seek_seq(self.from_seq)
+            while True:
+                with reader.read_batch(self.batch_messages) as batch:
+                    if not len(batch):
+                        return
+                    some = Messages(batch, np.arange(len(batch)))
+                    for keep in filters:
+                        some = some.where(keep(some))
+                    counts.read += len(batch)
+                    counts.filtered += len(batch) - len(some.chosen)
+                    if len(some.chosen):
+                        yield some
+
+    # --- Where messages go -------------------------------------------------------------------------------
+
+    def to_queue(self, path: str, **config: Any) -> ReplayStats:
+        """Copy the messages to another queue; they keep their times and types."""
+
+        def copy_batch(some: Messages) -> int:
+            packed = some.packed
+            times = np.ascontiguousarray(some.timestamp_ns)
+            kinds = np.ascontiguousarray(some.type_id)
+            writer.append_packed(kinds, packed.buffer, packed.ends, times, starts=packed.offsets)
+            return len(packed)
+
+        with Queue.open_publisher(path, **config) as writer:
+            return self._run(copy_batch)
+
+    def to_csv(self, path: str) -> ReplayStats:
+        """Write a line per message: seq, timestamp_ns, type_id, payload_len."""
+
+        def write_batch(some: Messages) -> int:
+            columns = (some.seq, some.timestamp_ns, some.type_id, some.length)
+            lines.writerows(zip(*(column.tolist() for column in columns), strict=True))
+            return len(some.chosen)
+
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            lines = csv.writer(file)
+            lines.writerow(("seq", "timestamp_ns", "type_id", "payload_len"))
+            return self._run(write_batch)
+
+    def for_each(self, handle: Callable[[Messages], object]) -> ReplayStats:
+        """Hand over batch after batch."""
+
+        def handle_batch(some: Messages) -> int:
+            handle(some)
+            return len(some.chosen)
+
+        return self._run(handle_batch)
+
+    def trades(self) -> Iterator[tuple[npt.NDArray[np.uint64], npt.NDArray[np.void]]]:
+        """Yield ingest times and trades (`protocol.TRADE`), batch by batch, as copies."""
+        for some in self.types(TypeId.TRADE).batches():
+            data, _ = some.batch.joined(some.chosen)
+            yield some.timestamp_ns.copy(), data.view(TRADE)
+
+    def features(self, chosen: Sequence[Feature], settings: BookSettings | None = None) -> FeatureReplay:
+        """Build the books and compute features after every event."""
+        return FeatureReplay(self, tuple(chosen), settings or BookSettings())
+
+    def _run(self, write: Callable[[Messages], int]) -> ReplayStats:
+        stats = ReplayStats()
+        started_s = time.monotonic()
+        for some in self.batches(stats):
+            stats.written += write(some)
+        stats.seconds = time.monotonic() - started_s
+        return stats
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureReplay:
+    """A replay whose end is a table of features, one row whenever the trigger fires."""
+
+    replay: Replay
+    chosen: tuple[Feature, ...]
+    settings: BookSettings = field(default_factory=BookSettings)
+    fired_by: Trigger = field(default_factory=Always)
+
+    def trigger(self, trigger: Trigger) -> FeatureReplay:
+        """Write a row only where this trigger fires; each market has its own."""
+        return replace(self, fired_by=trigger)
+
+    def tables(self, stats: ReplayStats | None = None) -> Iterator[MarketRows]:
+        """Yield rows, market by market within a batch, in the order of the events of each market."""
+        dtype = row_dtype(self.chosen)
+        want = Outputs(top=True, depth=max(feature.depth for feature in self.chosen))
+        books = BookSet(self.settings)
+        markets: dict[Market, _MarketFeatures] = {}
+        for some in self.replay.types(TypeId.BOOK_EVENT).batches(stats):
+            packed = some.packed
+            headers = book_headers(packed)
+            for market, (events, result) in books.apply_packed(packed, want).items():
+                if market not in markets:
+                    markets[market] = _MarketFeatures(self.chosen, copy.deepcopy(self.fired_by), dtype)
+                of_market = headers[events]
+                seen = Events(
+                    of_market["ingest_ts_ns"].copy(),
+                    of_market["exchange_ts_ns"].copy(),
+                    of_market["event_type"].copy(),
+                )
+                rows = markets[market].rows(book_rows(result, seen))
+                if len(rows):
+                    yield MarketRows(market, rows)
+
+    def for_each(self, handle: Callable[[MarketRows], object]) -> ReplayStats:
+        """Hand over the rows, batch after batch."""
+        stats = ReplayStats()
+        started_s = time.monotonic()
+        for row in self.tables(stats):
+            handle(row)
+            stats.written += len(row.rows)
+        stats.seconds = time.monotonic() - started_s
+        return stats
+
+    def to_parquet(self, directory: str, names: Callable[[Market], str] | None = None) -> ReplayStats:
+        """Write one file per day and market: `<directory>/date=2024-12-01/symbol=<name>/features.parquet`.
+
+        A file appears when it is complete. `names` gives the symbol of a market, its number by default.
+        """
+        from everlog.market.feature_files import FeatureFiles
+
+        with FeatureFiles(
+            directory, row_dtype(self.chosen), names or (lambda one: str(one.market_id))
+        ) as files:
+            return self.for_each(lambda row: files.write(row.market, row.rows))
+
+
+class _EveryNth:
+    """Passes the messages n, 2n, 3n, counted over all batches."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._seen = 0
+
+    def __call__(self, some: Messages) -> npt.NDArray[Any]:
+        numbers = np.arange(self._seen + 1, self._seen + 1 + len(some.chosen))
+        self._seen += len(some.chosen)
+        passes: npt.NDArray[np.bool_] = numbers % self._n == 0
+        return passes
+
+
+class _MarketFeatures:
+    """The features and the trigger of one market, between its batches."""
+
+    def __init__(self, chosen: tuple[Feature, ...], trigger: Trigger, dtype: np.dtype[np.void]) -> None:
+        self._steps: list[Step] = [feature.begin() for feature in chosen]
+        self._trigger = trigger
+        self._dtype = dtype
+
+    def rows(self, rows: BookRows) -> npt.NDArray[np.void]:
+        columns = [column for step in self._steps for column in step(rows)]
+        fires = self._trigger.fires(rows.events)
+        table = np.empty(int(np.count_nonzero(fires)), dtype=self._dtype)
+        for name, column in zip(self._dtype.names or (), columns, strict=True):
+            table[name] = column[fires]
+        return table
+
+
+def book_headers(packed: PackedRecords) -> npt.NDArray[np.void]:
+    """Return the headers of book events as an array; payloads shorter than a header are not allowed."""
+    return gather_headers(packed)
+
+
+def _of_markets(some: Messages, market_ids: tuple[int, ...]) -> npt.NDArray[Any]:
+    is_book = some.type_id == TypeId.BOOK_EVENT
+    keep: npt.NDArray[np.bool_] = ~is_book
+    books = some.where(is_book)
+    keep[is_book] = np.isin(gather_field(books.packed, "market_id"), market_ids)
+    return keep

@@ -1,0 +1,187 @@
+"""Bybit order-book files to L2 events: one JSON message a line.
+
+Owns the meaning of the messages. The event's `seq` and `native_seq` are the update id `u`, which rises
+by one and by which a book knows what follows a snapshot; the cross sequence is not kept. A hole in
+the update ids stays visible: the diff after it names the id that is missing as its previous one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from everlog.errors import InvalidSource
+from everlog.market.protocol import MAX_DIFF_LEVELS, Side, crypto_market_id
+from everlog.market.venues.csv_blocks import DECIMAL
+from everlog.market.venues.interface import EventBlock, ImportContext, agree, find_date
+from everlog.market.venues.l2_events import Groups, Levels, in_book_order, pack_diffs, pack_snapshots
+from everlog.market.venues.opening import Member
+from everlog.market.venues.registry import venue_id
+from everlog.native.csv_rows import PROBLEMS, RowParser
+
+VENUE: Final = "bybit"
+NS_PER_MS: Final = 1_000_000
+MESSAGES_MAX: Final = 4096
+"""Messages packed at once."""
+GAPS_NOTED_MAX: Final = 10
+
+
+class _Data(msgspec.Struct):
+    s: str
+    u: int
+    b: list[tuple[str, str]] = []
+    a: list[tuple[str, str]] = []
+
+
+class _Message(msgspec.Struct):
+    type: str
+    ts: int
+    data: _Data
+    cts: int | None = None
+
+
+class Bybit:
+    """Importer of Bybit order-book files."""
+
+    name = "bybit"
+    merges_files = False
+
+    def events(self, members: Sequence[Member], context: ImportContext) -> Iterator[EventBlock]:
+        """Yield a snapshot or a diff for each message."""
+        for member in members:
+            context.tally.venue = context.options.venue or VENUE
+            context.tally.stream = "book"
+            context.tally.date = (
+                find_date(member.name, context.options) or find_date(member.path, context.options) or ""
+            )
+            reading = _Reading(member.label, context)
+            for line, text in _lines(member):
+                yield from reading.add(line, text)
+            yield from reading.flush()
+
+
+def _lines(member: Member) -> Iterator[tuple[int, bytes]]:
+    number, rest = 1, b""
+    for block in member.blocks():
+        lines = (rest + block).split(b"\n")
+        rest = lines.pop()
+        for text in lines:
+            yield number, text
+            number += 1
+    if rest:
+        yield number, rest
+
+
+class _Reading:
+    """Gathers messages until they are packed together."""
+
+    def __init__(self, label: str, context: ImportContext) -> None:
+        self._label = label
+        self._context = context
+        self._decoder = msgspec.json.Decoder(_Message)
+        self._levels = RowParser([(0, DECIMAL, 0, False, []), (1, DECIMAL, 0, False, [])], 2)
+        self._diffs: list[tuple[_Message, Levels]] = []
+        self._last_id: int | None = None
+
+    def add(self, line: int, text: bytes) -> Iterator[EventBlock]:
+        """Take in one line; yield what must be written before or with it."""
+        if not text.strip():
+            return
+        try:
+            message = self._decoder.decode(text)
+            levels = self._parse_levels(message)
+        except (msgspec.DecodeError, ValueError) as error:
+            self._context.rejects.reject(
+                self._label, line, f"no order-book message: {error}", text.decode("utf-8", "backslashreplace")
+            )
+            return
+        self._check(line, message)
+        self._context.tally.rows += 1
+        if message.type == "snapshot":
+            yield from self.flush()
+            options = self._context.options
+            groups = self._groups([message], np.zeros(1, dtype=np.int64))
+            yield pack_snapshots(in_book_order(levels), groups, options.price_scale, options.size_scale)
+            return
+        self._diffs.append((message, levels))
+        if len(self._diffs) >= MESSAGES_MAX:
+            yield from self.flush()
+
+    def _check(self, line: int, message: _Message) -> None:
+        """Learn the symbol, follow the update ids and refuse what cannot be placed."""
+        tally, data = self._context.tally, message.data
+        if not tally.symbol:
+            tally.symbol = agree("symbol", data.s, self._context.options.symbol, self._label)
+        if data.s != tally.symbol:
+            raise InvalidSource(
+                f"{self._label}:{line}: symbol {data.s!r} in a file of {tally.symbol!r}", self._label, line
+            )
+        if message.type == "delta" and self._last_id is not None and data.u != self._last_id + 1:
+            tally.gaps += 1
+            if tally.gaps <= GAPS_NOTED_MAX:
+                tally.notes.append(
+                    f"{self._label}:{line}: update id {data.u} follows {self._last_id}; "
+                    "the book is uncertain until the next snapshot"
+                )
+        self._last_id = data.u
+
+    def _parse_levels(self, message: _Message) -> Levels:
+        """Return the levels as columns, exactly; ValueError if one is no number."""
+        if message.type not in ("snapshot", "delta"):
+            raise ValueError(f"type {message.type!r} is neither snapshot nor delta")
+        bids, asks = message.data.b, message.data.a
+        if max(len(bids), len(asks)) > MAX_DIFF_LEVELS:
+            raise ValueError(f"{max(len(bids), len(asks))} levels a side")
+        if min(message.ts, message.data.u, message.cts or 0) < 0:
+            raise ValueError("ts, cts and u cannot be negative")
+        count = len(bids) + len(asks)
+        values: list[NDArray[Any]] = [np.empty(count, dtype=np.uint64) for _ in range(2)]
+        extras: list[NDArray[Any]] = [np.empty(count, dtype=np.uint8) for _ in range(2)]
+        if count:
+            text = ("\n".join(map(",".join, [*bids, *asks])) + "\n").encode()
+            lines: NDArray[np.uint32] = np.empty(count, dtype=np.uint32)
+            rows, _, _, problem, field = self._levels.parse(text, values, extras, lines)
+            if problem or rows != count:
+                level = [*bids, *asks][min(rows, count - 1)]
+                raise ValueError(f"{('price', 'size')[min(field, 1)]} in {list(level)} {PROBLEMS[problem]}")
+        sides = np.full(count, Side.SELL, dtype=np.uint8)
+        sides[: len(bids)] = Side.BUY
+        return Levels(values[0], extras[0], values[1], extras[1], sides)
+
+    def flush(self) -> Iterator[EventBlock]:
+        """Yield the gathered diffs."""
+        if not self._diffs:
+            return
+        messages = [message for message, _ in self._diffs]
+        parts = [levels for _, levels in self._diffs]
+        self._diffs = []
+        counts = np.array([len(levels) for levels in parts], dtype=np.int64)
+        levels = Levels(
+            *(
+                np.concatenate([getattr(part, name) for part in parts])
+                for name in ("prices", "price_decimals", "sizes", "size_decimals", "sides")
+            )
+        )
+        groups = self._groups(messages, np.cumsum(counts) - counts)
+        ids = groups.seqs
+        groups.update_ids = (ids, ids, ids - np.minimum(ids, np.uint64(1)))
+        options = self._context.options
+        yield pack_diffs(levels, groups, options.price_scale, options.size_scale)
+
+    def _groups(self, messages: Sequence[_Message], starts: NDArray[np.int64]) -> Groups:
+        ids = np.array([message.data.u for message in messages], dtype=np.uint64)
+        ingest_ms = np.array([message.ts for message in messages], dtype=np.uint64)
+        exchange_ms = np.array([message.cts or message.ts for message in messages], dtype=np.uint64)
+        return Groups(
+            starts,
+            ingest_ms * np.uint64(NS_PER_MS),
+            exchange_ms * np.uint64(NS_PER_MS),
+            ids,
+            ids,
+            venue_id(self._context.tally.venue),
+            crypto_market_id(self._context.tally.symbol),
+        )

@@ -1,0 +1,207 @@
+"""What an importer is: the one interface behind `everlog import`, and the words it is made of.
+
+Owns options, blocks of events, the tally of an import and what happens to bad rows. Knows no
+format and opens no queue: `everlog.market.importing` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from everlog.errors import InvalidConfig, InvalidSource
+from everlog.queue.faults import io_errors
+
+if TYPE_CHECKING:
+    from everlog.market.venues.opening import Member
+    from everlog.queue import QueueWriter
+
+DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_DATE_PART = re.compile(r"(?:^|/)date=(\d{4}-\d{2}-\d{2})(?:/|$)")
+_DATE_IN_NAME = re.compile(r"(?:^|_)(\d{4}-\d{2}-\d{2})(?:_|\.|$)")
+_COMPACT_DATE_IN_NAME = re.compile(r"_(\d{4})(\d{2})(\d{2})(?:_|\.|$)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportOptions:
+    """What the user may say about a file beyond its content; None means that the file tells."""
+
+    venue: str | None = None
+    symbol: str | None = None
+    date: str | None = None
+    price_scale: int | None = None
+    size_scale: int | None = None
+    full_channel: bool = False
+    """SZSE: the files hold every message of their channels, so that a gap is an error."""
+
+    def __post_init__(self) -> None:
+        """Refuse scales and dates that cannot be."""
+        for name in ("price_scale", "size_scale"):
+            scale = getattr(self, name)
+            if scale is not None and not 0 <= scale <= 18:
+                raise InvalidConfig(f"{name} must be 0 to 18, got {scale}")
+        if self.date is not None and not DATE.fullmatch(self.date):
+            raise InvalidConfig(f"a date is written YYYY-MM-DD, got {self.date!r}")
+
+
+@dataclass(slots=True)
+class EventBlock:
+    """Events in the order in which they go to the queue, of one type or with one type id each.
+
+    Either `payloads` is a structured array with one element per event, or it is the bytes of all
+    events and `ends` tells where each ends, `starts` where it starts if not where the last ended.
+    """
+
+    type_id: int | NDArray[np.uint16]
+    payloads: NDArray[Any]
+    timestamps_ns: NDArray[np.uint64]
+    ends: NDArray[np.uint64] | None = None
+    flags: NDArray[np.uint16] | None = None
+    starts: NDArray[np.uint64] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of events."""
+        return len(self.timestamps_ns)
+
+    def append_to(self, writer: QueueWriter) -> None:
+        """Append every event with its own timestamp."""
+        if len(self) == 0:
+            return
+        stamps = np.ascontiguousarray(self.timestamps_ns)
+        if self.ends is None and self.flags is None and isinstance(self.type_id, int):
+            writer.append_array(self.type_id, self.payloads, stamps)
+            return
+        ends, payloads = self.ends, self.payloads
+        if ends is None:
+            payloads = np.ascontiguousarray(payloads)
+            ends = np.arange(1, len(self) + 1, dtype=np.uint64) * np.uint64(payloads.dtype.itemsize)
+        writer.append_packed(self.type_id, payloads.view(np.uint8), ends, stamps, self.flags, self.starts)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What an import has seen so far; the ledger is made of it."""
+
+    venue: str = ""
+    symbol: str = ""
+    date: str = ""
+    stream: str = ""
+    rows: int = 0
+    """Rows (or messages) read, without those in quarantine."""
+    groups: int = 0
+    """Events written."""
+    dropped_rows: int = 0
+    """Rows before the first snapshot: there is no book they could change."""
+    gaps: int = 0
+    """Places where the source's own sequence has a hole."""
+    quarantined: int = 0
+    min_ts_ns: int | None = None
+    max_ts_ns: int | None = None
+    notes: list[str] = field(default_factory=list)
+    """Things a person should know; printed once at the end."""
+    channel_symbols: dict[int, set[str]] = field(default_factory=dict)
+    """SZSE: which symbols each channel carries."""
+
+    def count(self, block: EventBlock) -> None:
+        """Add a block of events."""
+        if len(block) == 0:
+            return
+        low, high = int(block.timestamps_ns.min()), int(block.timestamps_ns.max())
+        self.groups += len(block)
+        self.min_ts_ns = low if self.min_ts_ns is None else min(low, self.min_ts_ns)
+        self.max_ts_ns = high if self.max_ts_ns is None else max(high, self.max_ts_ns)
+
+
+class Rejects:
+    """What happens to a bad row: an error with file and line, or a line in the quarantine file."""
+
+    def __init__(self, quarantine_path: str | None, tally: Tally) -> None:
+        """`quarantine_path` None makes every bad row an error; the file is made at the first one."""
+        self.path = quarantine_path
+        self._tally = tally
+        self._opened = contextlib.ExitStack()
+        self._writer: Any = None
+
+    def reject(self, label: str, line: int, reason: str, text: str) -> None:
+        """Raise InvalidSource, or keep the row aside with the reason."""
+        if self.path is None:
+            raise InvalidSource(
+                f"{label}:{line}: {reason}; correct the file, or import with --lenient to set bad rows aside",
+                label,
+                line,
+            )
+        with io_errors(f"write {self.path}"):
+            if self._writer is None:
+                file = self._opened.enter_context(
+                    io.TextIOWrapper(io.FileIO(self.path, "w"), "utf-8", newline="")
+                )
+                self._writer = csv.writer(file)
+                self._writer.writerow(("file", "line", "reason", "row"))
+            self._writer.writerow((label, line, reason, text))
+        self._tally.quarantined += 1
+
+    def close(self) -> None:
+        """Finish the quarantine file."""
+        with io_errors(f"write {self.path}"):
+            self._opened.close()
+
+
+@dataclass(slots=True)
+class ImportContext:
+    """Everything an importer is given besides the files."""
+
+    options: ImportOptions
+    tally: Tally
+    rejects: Rejects
+    advance: Callable[[int], None] = lambda count: None
+
+
+class Importer(Protocol):
+    """One format. Importers hold no state between calls."""
+
+    @property
+    def name(self) -> str:
+        """The name on the command line."""
+        ...
+
+    @property
+    def merges_files(self) -> bool:
+        """Whether all files of a command are one import instead of one each."""
+        ...
+
+    def events(self, members: Sequence[Member], context: ImportContext) -> Iterator[EventBlock]:
+        """Yield the events of the files in order, and fill `context.tally` on the way.
+
+        Equal files and options give equal events.
+        """
+        ...
+
+
+def find_date(path: str, options: ImportOptions) -> str | None:
+    """Return the day of a file: from the options, a `date=` folder, or the file's name."""
+    if options.date is not None:
+        return options.date
+    part = _DATE_PART.search(path)
+    if part:
+        return part.group(1)
+    name = path.rsplit("/", 1)[-1]
+    dated = _DATE_IN_NAME.search(name)
+    if dated:
+        return dated.group(1)
+    compact = _COMPACT_DATE_IN_NAME.search(name)
+    return "-".join(compact.groups()) if compact else None
+
+
+def agree(what: str, found: str, wanted: str | None, label: str) -> str:
+    """Return what the file says, or raise InvalidSource if the user has said something else."""
+    if wanted is not None and wanted != found:
+        raise InvalidSource(f"{label} holds {what} {found!r}, not {wanted!r} as the command says")
+    return found

@@ -1,0 +1,146 @@
+"""LOBSTER message files to order-by-order events.
+
+Owns the meaning of the six columns. The file tells neither day nor symbol: both come from its name
+(`AAPL_2012-06-21_..._message_50.csv`) or from the options. Times are seconds after midnight in New
+York. Orders that rested before the file begins are unknown; what to do then is the book's policy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import numpy as np
+
+from everlog.errors import InvalidSource, Unsupported
+from everlog.market.protocol import (
+    L3EventType,
+    L3Flags,
+    Side,
+    TypeId,
+    crypto_market_id,
+)
+from everlog.market.venues.csv_blocks import CHOICE, FIXED, SIGNED, UNSIGNED, Column, CsvReader, RowBlock
+from everlog.market.venues.interface import EventBlock, ImportContext, find_date
+from everlog.market.venues.l3_events import l3_records
+from everlog.market.venues.opening import Member
+from everlog.market.venues.registry import venue_id
+
+VENUE: Final = "nasdaq"
+TIME_ZONE: Final = "America/New_York"
+PRICE_SCALE: Final = 4
+NAMES: Final = ("time", "type", "order_id", "size", "price", "direction")
+
+NEW, PARTIAL_CANCEL, DELETE, EXECUTION, HIDDEN_EXECUTION, CROSS, HALT = range(1, 8)
+
+_KINDS: Final = np.array(
+    [
+        0,
+        L3EventType.ORDER_ADD,
+        L3EventType.ORDER_CANCEL,
+        L3EventType.ORDER_CANCEL,
+        L3EventType.TRADE,
+        L3EventType.TRADE,
+        L3EventType.TRADE,
+        L3EventType.HEARTBEAT,
+    ],
+    dtype=np.uint8,
+)
+_COLUMNS: Final = (
+    Column("time", FIXED, scale=9),
+    Column("type", CHOICE, choices=tuple((str(kind), kind) for kind in range(1, 8))),
+    Column("order_id", UNSIGNED),
+    Column("size", UNSIGNED),
+    Column("price", SIGNED),
+    Column("direction", CHOICE, choices=(("1", Side.BUY), ("-1", Side.SELL))),
+)
+_SYMBOL: Final = re.compile(r"([A-Za-z0-9.\-]+)_\d{4}-\d{2}-\d{2}_")
+
+
+class Lobster:
+    """Importer of LOBSTER message files."""
+
+    name = "lobster"
+    merges_files = False
+
+    def events(self, members: Sequence[Member], context: ImportContext) -> Iterator[EventBlock]:
+        """Yield one order-by-order event a row."""
+        for member in members:
+            tally = context.tally
+            tally.venue = context.options.venue or VENUE
+            tally.symbol = _symbol(member, context)
+            tally.date = _date(member, context)
+            tally.stream = "book"
+            midnight_ns = np.uint64(_midnight_ns(tally.date))
+            reader = CsvReader(member, context.rejects, NAMES)
+            for block in reader.blocks(_COLUMNS):
+                price = block.values["price"].view(np.int64)
+                wrong = (price < 0) & (block.extras["type"] != HALT)
+                kept = block.refuse(wrong, "price is negative", context.rejects)
+                tally.rows += len(kept)
+                yield _events(kept, midnight_ns, venue_id(tally.venue), crypto_market_id(tally.symbol))
+
+
+def _events(block: RowBlock, midnight_ns: np.uint64, venue: int, market: int) -> EventBlock:
+    records = l3_records(len(block), venue_id=venue, market_id=market)
+    kind, direction = block.extras["type"], block.extras["direction"]
+    order_id, size, price = block.values["order_id"], block.values["size"], block.values["price"]
+    stamps = block.values["time"] + midnight_ns
+    header, event = records["header"], records["event"]
+    header["ingest_ts_ns"] = header["exchange_ts_ns"] = stamps
+    header["seq"] = header["native_seq"] = block.lines
+    event["event_type"] = _KINDS[kind]
+    event["exec_type"] = kind
+    event["side"] = direction
+    event["price_scale"] = PRICE_SCALE
+    # Hidden and crossed executions have no order in the visible book that they could reduce.
+    visible = kind <= EXECUTION
+    event["order_id"] = np.where(visible, order_id, 0)
+    bought, sold = (
+        (kind == EXECUTION) & (direction == Side.BUY),
+        (kind == EXECUTION) & (direction == Side.SELL),
+    )
+    event["bid_order_id"] = np.where(bought, order_id, 0)
+    event["ask_order_id"] = np.where(sold, order_id, 0)
+    event["flags"] = bought * np.uint32(L3Flags.RAW_HAS_BID_ID) | sold * np.uint32(L3Flags.RAW_HAS_ASK_ID)
+    # A halt has no price: -1 halted, 0 quoting, 1 trading again, kept as 0, 1, 2 in the quantity.
+    halted = kind == HALT
+    event["price"] = np.where(halted, 0, price)
+    event["qty"] = np.where(halted, price + np.uint64(1), size)
+    return EventBlock(TypeId.BOOK_EVENT, records, stamps)
+
+
+def _symbol(member: Member, context: ImportContext) -> str:
+    if context.options.symbol is not None:
+        return context.options.symbol
+    found = _SYMBOL.match(member.name)
+    if found is None:
+        raise InvalidSource(
+            f"{member.label}: its name does not begin with a symbol; say --symbol", member.label
+        )
+    return found.group(1)
+
+
+def _date(member: Member, context: ImportContext) -> str:
+    date = find_date(member.name, context.options) or find_date(member.path, context.options)
+    if date is None:
+        raise InvalidSource(f"{member.label}: its name holds no date; say --date YYYY-MM-DD", member.label)
+    return date
+
+
+def _midnight_ns(date: str) -> int:
+    try:
+        zone = ZoneInfo(TIME_ZONE)
+    except ZoneInfoNotFoundError:
+        raise Unsupported(
+            f"this system does not know the time zone {TIME_ZONE}; run: pip install 'everlog[market]'"
+        ) from None
+    try:
+        day = datetime.strptime(date, "%Y-%m-%d").replace(tzinfo=zone)
+    except ValueError:
+        raise InvalidSource(f"{date} is no day of the calendar; say --date YYYY-MM-DD") from None
+    since_epoch = day.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since_epoch.days * 86_400 + since_epoch.seconds) * 1_000_000_000

@@ -1,0 +1,220 @@
+"""Files to import, opened as streams of bytes: plain, `.gz`, `.zst` and `.zip`, in bounded memory.
+
+Owns how compression is recognised (by the first bytes, not by the name) and how far a file has
+been read. Knows nothing of what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import io
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import IO, Any, Final
+
+from everlog.errors import InvalidSource, Unsupported
+from everlog.queue.faults import io_errors
+
+BLOCK_BYTES: Final = 1 << 20
+ZSTD_INPUT_BYTES: Final = 1 << 14
+"""Compressed bytes taken at once: what they become is held in memory."""
+MAGIC_BYTES: Final = 6
+GZIP_MAGIC: Final = b"\x1f\x8b"
+ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+ZIP_MAGIC: Final = b"PK\x03\x04"
+EMPTY_ZIP_MAGIC: Final = b"PK\x05\x06"
+SEVEN_ZIP_MAGIC: Final = b"7z\xbc\xaf\x27\x1c"
+
+
+class CountedFile(io.RawIOBase):
+    """A file that reports how many of its bytes were read, for the progress bar."""
+
+    def __init__(self, path: str, advance: Callable[[int], None]) -> None:
+        """Open `path`; `advance` is told of every read."""
+        self._file = io.FileIO(path)
+        self._advance = advance
+
+    def readable(self) -> bool:
+        """Files to import are read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Zip archives have their directory at the end."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into `buffer` and count the bytes."""
+        count = self._file.readinto(buffer) or 0
+        self._advance(count)
+        return count
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a place in the file."""
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        """Return the place in the file."""
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
+
+
+class ZstdStream(io.RawIOBase):
+    """Zstd frames as a stream. The package's own reader does not tell a cut-off frame from an end."""
+
+    def __init__(self, source: IO[bytes], package: Any) -> None:
+        """Read compressed bytes from `source`."""
+        self._source = source
+        self._decompressor = package.ZstdDecompressor()
+        self._frame: Any = None
+        self._compressed = b""
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        """Files to import are read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Decompress into `buffer`; EOFError if the data ends within a frame."""
+        while not self._ready:
+            self._compressed = self._compressed or self._source.read(ZSTD_INPUT_BYTES)
+            if not self._compressed:
+                if self._frame is not None:
+                    raise EOFError("the data ends in the middle of a zstd frame")
+                return 0
+            if self._frame is None:
+                self._frame = self._decompressor.decompressobj()
+            self._ready = memoryview(self._frame.decompress(self._compressed))
+            self._compressed = b""
+            if self._frame.eof:
+                self._compressed, self._frame = self._frame.unused_data, None
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+
+@dataclass(slots=True)
+class Member:
+    """One stream of bytes: a file, or one file of a zip archive."""
+
+    label: str
+    """What errors call it: the path, and the name inside an archive."""
+    name: str
+    """The name of the data itself, without folders and without `.gz` or `.zst`."""
+    path: str
+    stream: IO[bytes]
+
+    def read(self, size: int = BLOCK_BYTES) -> bytes:
+        """Return up to `size` bytes, b"" at the end; a broken archive is an InvalidSource."""
+        try:
+            data = self.stream.read(size)
+        except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
+            raise damaged(self.label, error) from error
+        except OSError as error:
+            raise InvalidSource(f"cannot read {self.label}: {error}") from error
+        except Exception as error:
+            if type(error).__name__ != "ZstdError":
+                raise
+            raise damaged(self.label, error) from error
+        return data
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the bytes in blocks until the end."""
+        while data := self.read():
+            yield data
+
+
+def damaged(label: str, error: Exception) -> InvalidSource:
+    """Return the error for compressed data that is cut or changed."""
+    reason = str(error) or type(error).__name__
+    return InvalidSource(f"{label} is damaged or cut off: {reason}; fetch it again")
+
+
+def file_hash(path: str, advance: Callable[[int], None] = lambda count: None) -> str:
+    """Return the BLAKE2b-256 of the file as it is, in hex."""
+    digest = hashlib.blake2b(digest_size=32)
+    with io_errors(f"read {path}"), open(path, "rb", buffering=0) as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+            advance(len(block))
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def open_members(path: str, advance: Callable[[int], None] = lambda count: None) -> Iterator[list[Member]]:
+    """Open a file; a zip archive gives one member per file in it, in the order of their names.
+
+    The members of an archive may be read side by side: each holds its own place.
+    """
+    with contextlib.ExitStack() as opened:
+        with io_errors(f"open {path}"):
+            raw = opened.enter_context(CountedFile(path, advance))
+            magic = raw.read(MAGIC_BYTES) or b""
+            raw.seek(0)
+        if magic.startswith((ZIP_MAGIC, EMPTY_ZIP_MAGIC)):
+            yield _zip_members(path, raw, opened)
+            return
+        if magic.startswith(SEVEN_ZIP_MAGIC):
+            raise Unsupported(f"{path} is a 7z archive, which cannot be read as a stream; unpack it first")
+        stream = opened.enter_context(_decompressed(path, magic, raw))
+        yield [Member(path, _data_name(path), path, stream)]
+
+
+def _decompressed(path: str, magic: bytes, raw: CountedFile) -> Any:
+    buffered = io.BufferedReader(raw, BLOCK_BYTES)
+    if magic.startswith(GZIP_MAGIC):
+        return gzip.GzipFile(fileobj=buffered, mode="rb")
+    if magic.startswith(ZSTD_MAGIC):
+        return ZstdStream(buffered, _zstandard(path))
+    return buffered
+
+
+def _zstandard(path: str) -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        raise Unsupported(
+            f"{path} is compressed with zstd and the package zstandard is not installed; "
+            "run: pip install 'everlog[market]'"
+        ) from None
+    return zstandard
+
+
+def _zip_members(path: str, raw: CountedFile, opened: contextlib.ExitStack) -> list[Member]:
+    try:
+        archive = opened.enter_context(zipfile.ZipFile(raw))
+        entries = sorted((entry for entry in archive.infolist() if not entry.is_dir()), key=_entry_name)
+        members = [
+            Member(
+                f"{path}!{entry.filename}",
+                _data_name(entry.filename),
+                path,
+                opened.enter_context(archive.open(entry)),
+            )
+            for entry in entries
+        ]
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise damaged(path, error) from error
+    if not members:
+        raise InvalidSource(f"{path} is an archive without any file")
+    return members
+
+
+def _entry_name(entry: zipfile.ZipInfo) -> str:
+    return entry.filename
+
+
+def _data_name(path: str) -> str:
+    name = os.path.basename(path)
+    for suffix in (".gz", ".zst"):
+        name = name.removesuffix(suffix)
+    return name

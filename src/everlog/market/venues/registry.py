@@ -1,0 +1,56 @@
+"""The one list of venue ids. An id, once given, is never given to another venue."""
+
+from __future__ import annotations
+
+from typing import Final
+
+UNKNOWN_VENUE: Final = 0
+
+VENUE_IDS: Final[dict[str, int]] = {
+    "unknown": UNKNOWN_VENUE,
+    "binance": 1,
+    "szse": 2,
+    "bybit": 3,
+    "nasdaq": 4,
+    "cme": 5,
+    "simulated": 6,
+    "binance-futures": 7,
+    "binance-delivery": 8,
+    "bybit-spot": 9,
+    "bybit-options": 10,
+    "bitmex": 11,
+    "deribit": 12,
+    "coinbase": 13,
+    "kraken": 14,
+    "okex": 15,
+    "okex-futures": 16,
+    "okex-swap": 17,
+    "bitfinex": 18,
+    "bitstamp": 19,
+    "huobi": 20,
+    "kucoin": 21,
+    "gate-io": 22,
+    "ftx": 23,
+    "dydx": 24,
+    "hyperliquid": 25,
+    "eurex": 26,
+    "ice": 27,
+    "nyse": 28,
+    "binance-us": 29,
+    "cryptofacilities": 30,
+    "upbit": 31,
+    "gemini": 32,
+    "sse": 33,
+}
+
+_NAMES: Final = {number: name for name, number in VENUE_IDS.items()}
+
+
+def venue_id(name: str) -> int:
+    """Return the id of a venue, 0 if it has none."""
+    return VENUE_IDS.get(name.lower(), UNKNOWN_VENUE)
+
+
+def venue_name(number: int) -> str:
+    """Return the name of a venue id, `unknown` if nobody has it."""
+    return _NAMES.get(number, "unknown")

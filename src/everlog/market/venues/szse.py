@@ -1,0 +1,350 @@
+"""SZSE Quant360 files: orders and ticks of a day, merged per channel, to order-by-order events.
+
+Owns the meaning of the columns, the trading phases and the merge. Order and tick files of a symbol
+share the sequence numbers of their channel, so the merge restores what the exchange sent. Events of
+several channels are merged by the time they were sent. Files that are merged already (one row kind
+per `Event`) are read too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from everlog.errors import InvalidSource
+from everlog.market.protocol import L3EventType, L3Flags, Side, TypeId
+from everlog.market.venues.csv_blocks import CHOICE, FIXED, IDENTIFIER, UNSIGNED, Column, CsvReader, RowBlock
+from everlog.market.venues.interface import EventBlock, ImportContext
+from everlog.market.venues.l3_events import l3_records
+from everlog.market.venues.merging import KeyedBlock, merge
+from everlog.market.venues.opening import Member
+from everlog.market.venues.registry import venue_id
+
+VENUE: Final = "szse"
+PRICE_SCALE: Final = 3
+MARKET_ORDER: Final = 1
+NS_PER_MS: Final = 1_000_000
+MS_PER_DAY: Final = 86_400_000
+UTC_OFFSET_MS: Final = 8 * 3_600_000
+READ_AHEAD_BYTES: Final = 64 << 20
+"""Text held in memory for all open files together."""
+
+# The first and the last minute of the day in which each flag is set, the last one included.
+OPENING_CALL: Final = (9 * 60 + 15, 9 * 60 + 25)
+OPENING_NO_CANCEL: Final = (9 * 60 + 20, 9 * 60 + 25)
+CLOSING_CALL: Final = (14 * 60 + 57, 15 * 60)
+
+_CODES: Final = tuple(
+    (letter, int(letter) if letter.isdigit() else ord(letter))
+    for letter in "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+)
+_SIDES: Final = (("1", Side.BUY), ("2", Side.SELL))
+_TRADE, _CANCEL = ord("F"), 4
+_EXECUTIONS: Final = (("F", _TRADE), ("4", _CANCEL))
+_COMMON: Final = (
+    Column("ApplSeqNum", UNSIGNED),
+    Column("ChannelNo", UNSIGNED),
+    Column("TransactTime", UNSIGNED),
+)
+_ORDER_COLUMNS: Final = (
+    *_COMMON,
+    Column("Side", CHOICE, choices=_SIDES),
+    Column("Price", FIXED, PRICE_SCALE, negative_is_zero=True),
+    Column("OrderQty", FIXED, 0),
+    Column("OrdType", CHOICE, choices=_CODES),
+)
+_TICK_COLUMNS: Final = (
+    *_COMMON,
+    Column("BidApplSeqNum", UNSIGNED),
+    Column("OfferApplSeqNum", UNSIGNED),
+    Column("Price", FIXED, PRICE_SCALE, negative_is_zero=True),
+    Column("Qty", FIXED, 0),
+    Column("Amt", FIXED, PRICE_SCALE),
+    Column("ExecType", CHOICE, choices=_EXECUTIONS),
+)
+_MERGED_COLUMNS: Final = (
+    *_COMMON,
+    Column("Event", CHOICE, choices=(("ORDER", 1), ("TRADE", 2), ("CANCEL", 3))),
+    Column("Symbol", UNSIGNED),
+    Column("OrderID", IDENTIFIER),
+    Column("BidOrderID", IDENTIFIER),
+    Column("OfferOrderID", IDENTIFIER),
+    Column("Side", CHOICE, choices=(*_SIDES, ("", 0), ("0", 0))),
+    Column("Price", FIXED, PRICE_SCALE, negative_is_zero=True),
+    Column("Qty", FIXED, 0),
+    Column("Amt", FIXED, PRICE_SCALE),
+    Column("OrdType", CHOICE, choices=(*_CODES, ("", 0))),
+    Column("ExecType", CHOICE, choices=(*_CODES, ("", 0))),
+)
+_SYMBOL: Final = re.compile(r"(?<!\d)(\d{6})(?!\d)")
+
+
+@dataclass(slots=True)
+class LocalTimes:
+    """Times of the exchange: nanoseconds since 1970 UTC, minute of the local day, and which are none."""
+
+    utc_ns: NDArray[np.uint64]
+    minutes: NDArray[np.int64]
+    valid: NDArray[np.bool_]
+
+
+def local_times(stamps: NDArray[np.uint64]) -> LocalTimes:
+    """Convert `YYYYMMDDhhmmssSSS` of UTC+8."""
+    clock = (stamps % np.uint64(10**9)).astype(np.int64)
+    hours, minutes, seconds = clock // 10**7, clock // 10**5 % 100, clock // 1000 % 100
+    days, inverse = np.unique(stamps // np.uint64(10**9), return_inverse=True)
+    midnights = np.array([_midnight_ms(int(day)) for day in days], dtype=np.int64)
+    valid = (hours < 24) & (minutes < 60) & (seconds < 60) & (midnights[inverse] >= 0)
+    total_ms = midnights[inverse] + hours * 3_600_000 + minutes * 60_000 + clock % 100_000
+    utc_ns = np.where(valid, total_ms - UTC_OFFSET_MS, 0).astype(np.uint64) * np.uint64(NS_PER_MS)
+    return LocalTimes(utc_ns, hours * 60 + minutes, valid)
+
+
+def _midnight_ms(day: int) -> int:
+    """Return local midnight of YYYYMMDD in milliseconds, -1 if there is no such day."""
+    try:
+        elapsed = date(day // 10_000, day // 100 % 100, day % 100) - date(1970, 1, 1)
+    except (ValueError, OverflowError):
+        return -1
+    return elapsed.days * MS_PER_DAY if elapsed.days > 0 else -1
+
+
+class Szse:
+    """Importer of order and tick files; all files of a command are one import."""
+
+    name = "szse"
+    merges_files = True
+
+    def events(self, members: Sequence[Member], context: ImportContext) -> Iterator[EventBlock]:
+        """Yield the events of all channels, each channel in the order of its sequence numbers."""
+        tally = context.tally
+        tally.venue, tally.stream = VENUE, "book"
+        block_bytes = max(1 << 14, min(1 << 20, READ_AHEAD_BYTES // max(1, len(members))))
+        files = [
+            file
+            for member in members
+            if (file := _File(member, context, block_bytes)).symbol_wanted and file.start()
+        ]
+        if not files:
+            raise InvalidSource("the files hold no row of the wanted symbols")
+        tally.date = context.options.date or files[0].date
+        channels: dict[int, list[_File]] = {}
+        for file in files:
+            channels.setdefault(file.channel, []).append(file)
+        streams = [_by_time(_channel(number, channels[number], context)) for number in sorted(channels)]
+        for block in merge(streams):
+            yield EventBlock(
+                TypeId.BOOK_EVENT,
+                block.records,
+                np.ascontiguousarray(block.records["header"]["ingest_ts_ns"]),
+            )
+        symbols = {symbol for file in files for symbol in file.symbols}
+        tally.symbol = symbols.pop() if len(symbols) == 1 else "MULTI"
+
+
+def _channel(number: int, files: Sequence[_File], context: ImportContext) -> Iterator[KeyedBlock]:
+    """Yield a channel's events; in a full channel the sequence must rise by one each time."""
+    last: int | None = None
+    for block in merge(file.blocks() for file in files):
+        if context.options.full_channel:
+            keys = block.keys if last is None else np.concatenate(([np.uint64(last)], block.keys))
+            wrong = np.flatnonzero(np.diff(keys) != 1)
+            if len(wrong):
+                before, after = int(keys[wrong[0]]), int(keys[wrong[0] + 1])
+                raise InvalidSource(
+                    f"channel {number}: sequence {before} is followed by {after}; files are missing, or they "
+                    "hold only some symbols (then leave out --full-channel)"
+                )
+        last = int(block.keys[-1])
+        yield block
+
+
+def _by_time(blocks: Iterator[KeyedBlock]) -> Iterator[KeyedBlock]:
+    """Give events the latest sending time so far as their key: a channel is never reordered."""
+    latest = np.uint64(0)
+    for block in blocks:
+        keys = np.maximum(np.maximum.accumulate(block.records["header"]["ingest_ts_ns"]), latest)
+        latest = keys[-1]
+        yield KeyedBlock(keys, block.records)
+
+
+class _File:
+    """One CSV file: of orders, of ticks, or merged."""
+
+    def __init__(self, member: Member, context: ImportContext, block_bytes: int) -> None:
+        self._context = context
+        self._reader = CsvReader(member, context.rejects, block_bytes=block_bytes)
+        names = self._reader.names
+        self.kind = "merged" if "Event" in names else "tick" if "ExecType" in names else "order"
+        self._columns = {"order": _ORDER_COLUMNS, "tick": _TICK_COLUMNS, "merged": _MERGED_COLUMNS}[self.kind]
+        if "SendingTime" in names:
+            self._columns = (*self._columns, Column("SendingTime", IDENTIFIER))
+        wanted = context.options.symbol
+        found = _SYMBOL.search(member.name)
+        self._symbol = found.group(1) if found and self.kind != "merged" else wanted or ""
+        self.symbol_wanted = wanted is None or self.kind == "merged" or self._symbol == wanted
+        if self.kind != "merged" and not re.fullmatch(r"\d{6}", self._symbol):
+            raise InvalidSource(
+                f"{member.label}: its name holds no code of six digits; say --symbol", member.label
+            )
+        self.label = member.label
+        self.channel = -1
+        self._last_seq = 0
+        self._rows = self._sound_rows()
+        self._first: RowBlock | None = None
+
+    @property
+    def date(self) -> str:
+        """The local day of the first row."""
+        assert self._first is not None
+        day = int(self._first.values["TransactTime"][0]) // 10**9
+        return f"{day // 10_000}-{day // 100 % 100:02d}-{day % 100:02d}"
+
+    @property
+    def symbols(self) -> set[str]:
+        """The symbols seen so far."""
+        return self._context.tally.channel_symbols.get(self.channel, set())
+
+    def start(self) -> bool:
+        """Read the first rows, which tell the channel; False if there are none."""
+        self._first = next(self._rows, None)
+        return self._first is not None
+
+    def blocks(self) -> Iterator[KeyedBlock]:
+        """Yield the file's events, keyed by sequence number."""
+        if self._first is not None:
+            yield self._events(self._first)
+        for block in self._rows:
+            yield self._events(block)
+
+    def _sound_rows(self) -> Iterator[RowBlock]:
+        for rows in self._reader.blocks(self._columns):
+            block = self._without_bad(rows)
+            if len(block):
+                self._context.tally.rows += len(block)
+                self._last_seq = int(block.values["ApplSeqNum"][-1])
+                yield block
+
+    def _without_bad(self, block: RowBlock) -> RowBlock:
+        rejects = self._context.rejects
+        if self.channel < 0:
+            self.channel = int(block.values["ChannelNo"][0])
+        block = block.refuse(
+            block.values["ChannelNo"] != self.channel,
+            f"another channel in a file of channel {self.channel}",
+            rejects,
+        )
+        if "SendingTime" in block.values:
+            sent = block.values["SendingTime"]
+            block.values["SendingTime"] = np.where(sent == 0, block.values["TransactTime"], sent)
+            block = block.refuse(
+                ~local_times(block.values["SendingTime"]).valid, "SendingTime is no time", rejects
+            )
+        block = block.refuse(
+            ~local_times(block.values["TransactTime"]).valid, "TransactTime is no time", rejects
+        )
+        seqs = block.values["ApplSeqNum"]
+        highest = np.maximum.accumulate(np.concatenate(([np.uint64(self._last_seq)], seqs)))[:-1]
+        block = block.refuse(seqs < highest, "ApplSeqNum goes back", rejects)
+        cancels = self._cancels(block)
+        if cancels is not None:
+            bid, ask = self._order_ids(block)
+            wrong = cancels & ((bid == 0) == (ask == 0))
+            block = block.refuse(wrong, "a cancel must name one order, a bid or an offer", rejects)
+        return block
+
+    def _cancels(self, block: RowBlock) -> NDArray[np.bool_] | None:
+        if self.kind == "order":
+            return None
+        name, code = ("Event", 3) if self.kind == "merged" else ("ExecType", _CANCEL)
+        cancels: NDArray[np.bool_] = block.extras[name] == code
+        return cancels
+
+    def _order_ids(self, block: RowBlock) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        names = (
+            ("BidOrderID", "OfferOrderID") if self.kind == "merged" else ("BidApplSeqNum", "OfferApplSeqNum")
+        )
+        return block.values[names[0]], block.values[names[1]]
+
+    def _events(self, block: RowBlock) -> KeyedBlock:
+        records = l3_records(len(block), venue_id=venue_id(VENUE))
+        header, event = records["header"], records["event"]
+        transact = local_times(block.values["TransactTime"])
+        sent = block.values.get("SendingTime")
+        header["exchange_ts_ns"] = transact.utc_ns
+        header["ingest_ts_ns"] = transact.utc_ns if sent is None else local_times(sent).utc_ns
+        header["seq"] = header["native_seq"] = block.values["ApplSeqNum"]
+        header["stream_id"] = self.channel
+        header["market_id"] = block.values["Symbol"] if self.kind == "merged" else int(self._symbol)
+        event["price_scale"] = PRICE_SCALE
+        event["price"] = block.values["Price"]
+        event["event_type"] = L3EventType.ORDER_ADD
+        if self.kind != "tick":
+            event["order_id"] = block.values["OrderID" if self.kind == "merged" else "ApplSeqNum"]
+            event["side"], event["ord_type"] = block.extras["Side"], block.extras["OrdType"]
+        if self.kind == "order":
+            event["qty"] = block.values["OrderQty"]
+        else:
+            event["qty"], event["amt"] = block.values["Qty"], block.values["Amt"]
+            event["exec_type"] = block.extras["ExecType"]
+            self._fill_executions(block, event)
+        event["flags"] = _flags(event, transact.minutes)
+        self._note_symbols(header["market_id"])
+        return KeyedBlock(block.values["ApplSeqNum"], records)
+
+    def _fill_executions(self, block: RowBlock, event: NDArray[np.void]) -> None:
+        """Set what ticks say of trades and cancels; orders of a merged file are left alone."""
+        bid, ask = self._order_ids(block)
+        cancelled = self._cancels(block)
+        assert cancelled is not None
+        traded = block.extras["Event"] == 2 if self.kind == "merged" else ~cancelled
+        event["bid_order_id"], event["ask_order_id"] = bid, ask
+        event["event_type"][traded] = L3EventType.TRADE
+        event["event_type"][cancelled] = L3EventType.ORDER_CANCEL
+        event["order_id"][cancelled] = np.where(bid == 0, ask, bid)[cancelled]
+        event["side"][cancelled] = np.where(bid == 0, Side.SELL, Side.BUY)[cancelled]
+        event["order_id"][traded] = 0
+
+    def _note_symbols(self, markets: NDArray[np.uint32]) -> None:
+        """Remember which symbols a channel carries; no symbol may be on two."""
+        known = self._context.tally.channel_symbols
+        mine = known.setdefault(self.channel, set())
+        for market in np.unique(markets).tolist():
+            symbol = f"{market:06d}"
+            others = [channel for channel, symbols in known.items() if symbol in symbols]
+            if any(channel != self.channel for channel in others):
+                raise InvalidSource(
+                    f"{self.label}: symbol {symbol} is on channel {self.channel} and on {others[0]}; "
+                    "a symbol has one channel a day",
+                    self.label,
+                )
+            mine.add(symbol)
+
+
+def _flags(event: NDArray[np.void], minutes: NDArray[np.int64]) -> NDArray[np.uint32]:
+    kinds = event["event_type"]
+    market = (event["price"] == 0) | (event["ord_type"] == MARKET_ORDER)
+    closing = _within(minutes, CLOSING_CALL)
+    restricted = (kinds == L3EventType.ORDER_CANCEL) & (_within(minutes, OPENING_NO_CANCEL) | closing)
+    flags: NDArray[np.uint32] = np.zeros(len(event), dtype=np.uint32)
+    for flag, where in (
+        (L3Flags.PRICE_IS_MARKET, market),
+        (L3Flags.AUCTION_OPEN, _within(minutes, OPENING_CALL)),
+        (L3Flags.AUCTION_CLOSE, closing),
+        (L3Flags.CANCEL_RESTRICTED_WINDOW, restricted),
+        (L3Flags.RAW_HAS_BID_ID, event["bid_order_id"] != 0),
+        (L3Flags.RAW_HAS_ASK_ID, event["ask_order_id"] != 0),
+    ):
+        flags |= where * np.uint32(flag)
+    return flags
+
+
+def _within(minutes: NDArray[np.int64], window: tuple[int, int]) -> NDArray[np.bool_]:
+    result: NDArray[np.bool_] = (minutes >= window[0]) & (minutes <= window[1])
+    return result

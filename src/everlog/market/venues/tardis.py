@@ -1,0 +1,306 @@
+"""Tardis files: `incremental_book_L2` to L2 events, `trades` to trades.
+
+Owns the meaning of their columns. Rows with one `local_timestamp` are one event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from everlog.market.protocol import (
+    MAX_DIFF_LEVELS,
+    TRADE,
+    TRADE_SIDE_UNKNOWN,
+    Side,
+    TypeId,
+    crypto_market_id,
+    symbol_hash,
+)
+from everlog.market.venues.csv_blocks import (
+    CHOICE,
+    DECIMAL,
+    IDENTIFIER,
+    UNSIGNED,
+    Column,
+    CsvReader,
+    RowBlock,
+)
+from everlog.market.venues.interface import EventBlock, ImportContext, agree, find_date
+from everlog.market.venues.l2_events import Groups, Levels, in_book_order, pack_diffs, pack_snapshots
+from everlog.market.venues.opening import Member
+from everlog.market.venues.registry import venue_id
+
+NS_PER_US: Final = np.uint64(1000)
+UNKNOWN_SIDE: Final = 3
+_SIDES: Final = (("bid", Side.BUY), ("ask", Side.SELL), ("buy", Side.BUY), ("sell", Side.SELL))
+_TRUTHS: Final = (("false", 0), ("true", 1), ("0", 0), ("1", 1))
+_POWERS: Final = np.array([10.0**exponent for exponent in range(19)])
+
+
+def _open(member: Member, context: ImportContext, stream: str) -> tuple[CsvReader, list[Column]]:
+    """Return the reader and the columns that must be the same in every row."""
+    reader = CsvReader(member, context.rejects)
+    reader.require(["exchange", "symbol"])
+    first = reader.first_row()
+    tally, options = context.tally, context.options
+    tally.venue = agree("exchange", first.get("exchange", ""), options.venue, member.label)
+    tally.symbol = agree("symbol", first.get("symbol", ""), options.symbol, member.label)
+    tally.date = find_date(member.path, options) or ""
+    tally.stream = stream
+    return reader, [
+        Column("exchange", CHOICE, choices=((tally.venue, 0),)),
+        Column("symbol", CHOICE, choices=((tally.symbol, 0),)),
+        Column("timestamp", UNSIGNED),
+        Column("local_timestamp", UNSIGNED),
+    ]
+
+
+def _stamped(block: RowBlock, context: ImportContext) -> RowBlock:
+    """Refuse rows without a local time and fill in missing exchange times."""
+    block = block.refuse(
+        block.values["local_timestamp"] == 0, "local_timestamp is 0: when did it arrive?", context.rejects
+    )
+    stamps = block.values["timestamp"]
+    block.values["timestamp"] = np.where(stamps == 0, block.values["local_timestamp"], stamps)
+    context.tally.rows += len(block)
+    return block
+
+
+class TardisBook:
+    """Importer of `incremental_book_L2` files."""
+
+    name = "tardis-book"
+    merges_files = False
+
+    def events(self, members: Sequence[Member], context: ImportContext) -> Iterator[EventBlock]:
+        """Yield diffs, and one snapshot for each run of snapshot rows."""
+        for member in members:
+            reader, columns = _open(member, context, "book")
+            columns += [
+                Column("is_snapshot", CHOICE, choices=_TRUTHS),
+                Column("side", CHOICE, choices=_SIDES),
+                Column("price", DECIMAL),
+                Column("amount", DECIMAL),
+            ]
+            grouping = _Grouping(context)
+            for block in reader.blocks(columns):
+                yield from grouping.add(_Rows.of(_stamped(block, context)))
+            yield from grouping.finish()
+
+
+class _Rows:
+    """Rows of the book file as columns."""
+
+    __slots__ = ("exchange_us", "is_snapshot", "levels", "local_us")
+
+    def __init__(
+        self,
+        local_us: NDArray[np.uint64],
+        exchange_us: NDArray[np.uint64],
+        is_snapshot: NDArray[np.bool_],
+        levels: Levels,
+    ) -> None:
+        self.local_us = local_us
+        self.exchange_us = exchange_us
+        self.is_snapshot = is_snapshot
+        self.levels = levels
+
+    @classmethod
+    def of(cls, block: RowBlock) -> _Rows:
+        levels = Levels(
+            block.values["price"],
+            block.extras["price"],
+            block.values["amount"],
+            block.extras["amount"],
+            block.extras["side"],
+        )
+        return cls(
+            block.values["local_timestamp"],
+            block.values["timestamp"],
+            block.extras["is_snapshot"] != 0,
+            levels,
+        )
+
+    def __len__(self) -> int:
+        return len(self.local_us)
+
+    def part(self, start: int, stop: int) -> _Rows:
+        here = slice(start, stop)
+        return _Rows(
+            self.local_us[here], self.exchange_us[here], self.is_snapshot[here], self.levels.take(here)
+        )
+
+    def followed_by(self, other: _Rows) -> _Rows:
+        return _Rows(
+            np.concatenate([self.local_us, other.local_us]),
+            np.concatenate([self.exchange_us, other.exchange_us]),
+            np.concatenate([self.is_snapshot, other.is_snapshot]),
+            self.levels.followed_by(other.levels),
+        )
+
+
+class _Grouping:
+    """Cuts the stream of rows into events; a group may go on in the next block."""
+
+    def __init__(self, context: ImportContext) -> None:
+        self._context = context
+        self._carried: list[_Rows] = []
+        self._carried_us = -1
+        self._started = False
+        self._seq = 0
+        self._venue_id = venue_id(context.tally.venue)
+        self._market_id = crypto_market_id(context.tally.symbol)
+
+    def add(self, rows: _Rows) -> Iterator[EventBlock]:
+        """Yield the events that are complete; the last ones wait for what follows."""
+        if len(rows) == 0:
+            return
+        self._carried.append(rows)
+        starts, snapshot = _groups(rows)
+        # The whole block may belong to one long snapshot: do not look at its start again and again.
+        if len(starts) == 1 and len(self._carried) > 1 and snapshot[0]:
+            return
+        rows = self._joined()
+        starts, snapshot = _groups(rows)
+        # The last group may still become a snapshot, and then belong to a snapshot right before it.
+        held = 2 if len(starts) > 1 and snapshot[-2] else 1
+        if len(starts) > held:
+            yield from self._emit(rows.part(0, int(starts[-held])), starts[:-held], snapshot[:-held])
+        self._carried = [rows.part(int(starts[-held]), len(rows))]
+
+    def finish(self) -> Iterator[EventBlock]:
+        """Yield the last group."""
+        if self._carried:
+            rows = self._joined()
+            self._carried = []
+            yield from self._emit(rows, *_groups(rows))
+
+    def _joined(self) -> _Rows:
+        rows = self._carried[0]
+        for more in self._carried[1:]:
+            rows = rows.followed_by(more)
+        return rows
+
+    def _emit(
+        self, rows: _Rows, starts: NDArray[np.int64], snapshot: NDArray[np.bool_]
+    ) -> Iterator[EventBlock]:
+        """Yield runs of diffs, and each snapshot by itself."""
+        if not self._started:
+            first = int(snapshot.argmax()) if snapshot.any() else len(starts)
+            dropped = int(starts[first]) if first < len(starts) else len(rows)
+            self._context.tally.dropped_rows += dropped
+            if first == len(starts):
+                return
+            rows, starts, snapshot = rows.part(dropped, len(rows)), starts[first:] - dropped, snapshot[first:]
+            self._started = True
+        borders = np.append(starts, len(rows))
+        at = 0
+        for place in [*np.flatnonzero(snapshot).tolist(), len(starts)]:
+            if place > at:
+                part = rows.part(int(borders[at]), int(borders[place]))
+                yield self._diffs(part, starts[at:place] - borders[at])
+            if place < len(starts):
+                yield self._snapshot(rows.part(int(borders[place]), int(borders[place + 1])))
+            at = place + 1
+
+    def _diffs(self, rows: _Rows, starts: NDArray[np.int64]) -> EventBlock:
+        starts = _split_long(starts, len(rows))
+        groups = self._numbered(rows, starts)
+        previous = groups.seqs - np.minimum(groups.seqs, np.uint64(1))
+        groups.update_ids = (groups.seqs, groups.seqs, previous)
+        options = self._context.options
+        return pack_diffs(rows.levels, groups, options.price_scale, options.size_scale)
+
+    def _snapshot(self, rows: _Rows) -> EventBlock:
+        groups = self._numbered(rows, np.zeros(1, dtype=np.int64))
+        groups.ingest_ts_ns = rows.local_us[-1:] * NS_PER_US
+        options = self._context.options
+        return pack_snapshots(in_book_order(rows.levels), groups, options.price_scale, options.size_scale)
+
+    def _numbered(self, rows: _Rows, starts: NDArray[np.int64]) -> Groups:
+        seqs = np.arange(self._seq, self._seq + len(starts), dtype=np.uint64)
+        self._seq += len(starts)
+        return Groups(
+            starts,
+            rows.local_us[starts] * NS_PER_US,
+            np.maximum.reduceat(rows.exchange_us, starts) * NS_PER_US,
+            seqs,
+            seqs,
+            self._venue_id,
+            self._market_id,
+        )
+
+
+def _groups(rows: _Rows) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return where events start and which are snapshots; snapshots in a row are one."""
+    local = rows.local_us
+    starts = np.flatnonzero(np.concatenate(([True], local[1:] != local[:-1])))
+    snapshot = np.logical_or.reduceat(rows.is_snapshot, starts)
+    goes_on = np.zeros(len(starts), dtype=bool)
+    goes_on[1:] = snapshot[1:] & snapshot[:-1]
+    return starts[~goes_on], snapshot[~goes_on]
+
+
+def _split_long(starts: NDArray[np.int64], total: int) -> NDArray[np.int64]:
+    """Return the starts with more of them inside groups that one diff could not hold."""
+    counts = np.diff(starts, append=total)
+    if int(counts.max()) <= MAX_DIFF_LEVELS:
+        return starts
+    pieces = [
+        np.arange(start, start + count, MAX_DIFF_LEVELS)
+        for start, count in zip(starts.tolist(), counts.tolist(), strict=True)
+    ]
+    return np.concatenate(pieces)
+
+
+class TardisTrades:
+    """Importer of `trades` files."""
+
+    name = "tardis-trades"
+    merges_files = False
+
+    def events(self, members: Sequence[Member], context: ImportContext) -> Iterator[EventBlock]:
+        """Yield one trade a row."""
+        sides = (*_SIDES, ("unknown", UNKNOWN_SIDE), ("", UNKNOWN_SIDE))
+        for member in members:
+            reader, columns = _open(member, context, "trades")
+            columns += [
+                Column("id", IDENTIFIER),
+                Column("side", CHOICE, choices=sides),
+                Column("price", DECIMAL),
+                Column("amount", DECIMAL),
+            ]
+            market = symbol_hash(context.tally.symbol)
+            for block in reader.blocks(columns):
+                yield _trades(_stamped(block, context), market)
+
+
+def _trades(block: RowBlock, market: int) -> EventBlock:
+    trades = np.zeros(len(block), dtype=TRADE)
+    trades["timestamp_ns"] = block.values["timestamp"] * NS_PER_US
+    trades["price"] = as_floats(block.values["price"], block.extras["price"])
+    trades["qty"] = as_floats(block.values["amount"], block.extras["amount"])
+    trades["trade_id"] = block.values["id"]
+    side = block.extras["side"]
+    trades["is_buyer_maker"] = side == Side.SELL
+    trades["symbol_hash"] = market
+    flags = (side == UNKNOWN_SIDE).astype(np.uint16) * np.uint16(TRADE_SIDE_UNKNOWN)
+    return EventBlock(
+        TypeId.TRADE,
+        trades,
+        block.values["local_timestamp"] * NS_PER_US,
+        flags=flags if flags.any() else None,
+    )
+
+
+def as_floats(values: NDArray[np.uint64], decimals: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """Return the numbers as the nearest floats.
+
+    One correctly rounded division of two exact floats, as long as the digits fit into 53 bits.
+    """
+    floats: NDArray[np.float64] = values / _POWERS[decimals]
+    return floats

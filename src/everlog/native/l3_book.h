@@ -1,0 +1,94 @@
+/* An order book of single orders: applies order-by-order events, one or a whole array.
+ *
+ * Owns the orders, the queues and the scales of one market; knows neither queues of messages nor files.
+ * Trades are what the venue says, never simulated: the order of arrival is kept, not used for matching. */
+#ifndef EVERLOG_L3_BOOK_H
+#define EVERLOG_L3_BOOK_H
+
+#include "book_events.h"
+#include "l3_orders.h"
+
+enum {
+    L3_ADD = 1,
+    L3_CANCEL = 2,
+    L3_MODIFY = 3,
+    L3_TRADE = 4,
+    L3_RESET = 5,
+    L3_HEARTBEAT = 6,
+};
+enum { L3_PRICE_IS_MARKET = 1 };
+enum { UNKNOWN_FAIL = 0, UNKNOWN_SKIP = 1 };
+
+/* Read where they lie: in a queue at multiples of 64, in an array wherever its owner put them. */
+typedef struct __attribute__((packed, may_alias)) {
+    uint8_t event_type, side, ord_type, exec_type, price_scale, size_scale, reserved0[2];
+    uint32_t flags, reserved1;
+    uint64_t order_id, bid_order_id, ask_order_id, price, quantity, amount;
+} l3_event;
+
+typedef struct __attribute__((packed, may_alias)) {
+    book_header header;
+    l3_event event;
+} l3_record;
+
+typedef struct { /* an order as it is shown and saved */
+    uint64_t id, price, quantity, last_ts_ns;
+    uint32_t flags;
+    uint8_t side, ord_type, reserved[2];
+} l3_order_row;
+
+_Static_assert(sizeof(l3_event) == 64, "L3Event");
+_Static_assert(sizeof(l3_record) == 128, "BookEvent with L3Event");
+_Static_assert(sizeof(l3_order_row) == 40, "row of an order");
+
+typedef struct {
+    ladder sides[2]; /* bids, asks; the value of a level is a pointer to its queue */
+    l3_orders orders;
+    uint8_t scales[2]; /* price, size */
+    uint8_t has_scale;
+    uint8_t gap_policy, unknown_policy;
+    uint8_t has_seq, quarantined;
+    uint64_t last_seq, last_exchange_ts_ns, last_ingest_ts_ns; /* of the last event applied */
+    uint64_t unknown_orders; /* events that named an order that is not there */
+} l3_book;
+
+int l3_init(l3_book *book, size_t max_orders, size_t max_levels, uint64_t max_window, int gap_policy,
+            int unknown_policy);
+void l3_free(l3_book *book);
+void l3_clear(l3_book *book);
+int l3_raise_scales(l3_book *book, uint8_t price_scale, uint8_t size_scale);
+/* Applies one payload; `index` names it in reports, `status` says what became of it. */
+int l3_apply_record(l3_book *book, const uint8_t *payload, size_t length, uint64_t index, book_output *output,
+                    uint8_t *status);
+/* Applies payloads of 128 bytes, `stride` bytes from one to the next; returns how many. */
+size_t l3_apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t count,
+                        book_output *output, int *error);
+/* Applies payloads that lie anywhere in one buffer. */
+size_t l3_apply_scattered(l3_book *book, const uint8_t *buffer, size_t buffer_len, const uint64_t *offsets,
+                          const uint64_t *lengths, size_t count, book_output *output, int *error);
+/* Puts one order back as it was saved; orders of one price in order of arrival. */
+int l3_restore(l3_book *book, const l3_order_row *row);
+/* All orders: bids from the best, then asks, each price in order of arrival, then those off the ladder. */
+int l3_rows(const l3_book *book, l3_order_row *rows);
+size_t l3_depth(const l3_book *book, unsigned side, book_level *levels, uint32_t *orders, size_t wanted,
+                uint64_t *scratch);
+/* Slots of the orders of one price, oldest first; at most `wanted`. */
+l3_queue *l3_queue_at(const l3_book *book, unsigned side, uint64_t price);
+
+static inline book_top l3_top(const l3_book *book)
+{
+    const l3_queue *bid = (const l3_queue *)book->sides[0].best_value;
+    const l3_queue *ask = (const l3_queue *)book->sides[1].best_value;
+    book_top top = {0, 0, 0, 0};
+    if (bid != NULL) {
+        top.bid_price = bid->price;
+        top.bid_size = bid->total;
+    }
+    if (ask != NULL) {
+        top.ask_price = ask->price;
+        top.ask_size = ask->total;
+    }
+    return top;
+}
+
+#endif

@@ -1,0 +1,97 @@
+"""`everlog book`: the ladder, the live view and the best prices as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from everlog.market.protocol import BookEventType, TypeId, crypto_market_id
+from everlog.queue import Queue
+from tests.support.book_twins import l2_record, l3_records
+from tests.support.command_lines import run, started
+
+BTC, ETH = crypto_market_id("BTCUSDT"), crypto_market_id("ETHUSDT")
+DIFF, SNAPSHOT = BookEventType.DIFF, BookEventType.SNAPSHOT
+HEADER = "seq,timestamp_ns,exchange_ts_ns,symbol,bid_price,bid_size,ask_price,ask_size"
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Path:
+    path = tmp_path / "q"
+    records = [
+        l2_record(SNAPSHOT, [(1000, 25)], [], scales=(2, 1), market=(1, BTC), times_ns=(1, 11)),
+        l2_record(DIFF, [(7, 7)], [(8, 8)], market=(1, ETH), times_ns=(2, 12)),
+        l2_record(DIFF, [], [(10055, 5)], scales=(3, 0), market=(1, BTC), times_ns=(3, 13)),
+        l2_record(DIFF, [(1000, 0)], [], scales=(2, 0), market=(1, BTC), times_ns=(4, 14)),
+    ]
+    with Queue.open_publisher(path, segment_size=1 << 16) as writer:
+        for number, record in enumerate(records):
+            writer.append(TypeId.BOOK_EVENT, record, timestamp_ns=100 + number)
+            writer.append(TypeId.TRADE, bytes(64), timestamp_ns=100 + number)
+    return path
+
+
+def test_top_writes_decimal_text_after_every_event_and_leaves_empty_sides_empty(
+    queue: Path, tmp_path: Path
+) -> None:
+    done = run("everlog", "book", "top", queue, "--csv", tmp_path / "top.csv")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "top.csv").read_text().splitlines() == [
+        HEADER,
+        f"0,100,11,{BTC},10,2.5,,",
+        f"2,101,12,{ETH},7,7,8,8",
+        f"4,102,13,{BTC},10,2.5,10.055,5",
+        f"6,103,14,{BTC},,,10.055,5",
+    ]
+
+
+def test_top_of_one_symbol_every_k_events(queue: Path) -> None:
+    done = run("everlog", "book", "top", queue, "--symbol", "BTCUSDT", "--every", "2", "--csv", "-")
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert [(row["seq"], row["symbol"], row["ask_price"]) for row in rows] == [("4", "BTCUSDT", "10.055")]
+
+
+def test_top_of_single_orders(tmp_path: Path) -> None:
+    records = l3_records([(1, 1, 1, 0, 0, 10, 5, 0), (1, 2, 2, 0, 0, 12, 6, 0), (2, 0, 1, 0, 0, 0, 2, 0)])
+    with Queue.open_publisher(tmp_path / "q", segment_size=1 << 16) as writer:
+        writer.append_array(TypeId.BOOK_EVENT, records)
+    done = run("everlog", "book", "top", tmp_path / "q", "--symbol", "000001", "--csv", "-")
+    assert [line.split(",", 3)[3] for line in done.stdout.splitlines()[1:]] == [
+        "000001,10,5,,",
+        "000001,10,5,12,6",
+        "000001,10,3,12,6",
+    ]
+
+
+def test_show_prints_a_ladder_for_each_market(queue: Path) -> None:
+    done = run("everlog", "book", "show", queue)
+    assert done.returncode == 0
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["ask", "10.055", "5"] in lines
+    assert ["ask", "8", "8"] in lines
+    assert lines.index(["ask", "8", "8"]) < lines.index(["bid", "7", "7"])
+
+
+def test_show_as_json(queue: Path) -> None:
+    done = run("everlog", "book", "show", queue, "--symbol", "ETHUSDT", "--json")
+    (document,) = json.loads(done.stdout)
+    assert (document["symbol"], document["bids"], document["asks"]) == ("ETHUSDT", [["7", "7"]], [["8", "8"]])
+
+
+def test_watch_ends_quietly_by_a_signal(queue: Path) -> None:
+    with started("everlog", "book", "watch", queue, "--symbol", "ETHUSDT") as command:
+        while "bid" not in command.line():
+            pass
+        command.process.send_signal(signal.SIGTERM)
+        assert command.process.wait(20) == 0
+
+
+def test_a_path_without_a_queue_is_an_error(tmp_path: Path) -> None:
+    done = run("everlog", "book", "show", tmp_path / "none")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")

@@ -1,0 +1,195 @@
+"""DBN files made record by record: every action, symbology, other records, damage."""
+
+from __future__ import annotations
+
+import sys
+from datetime import date
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from everlog.errors import InvalidSource, Unsupported
+from everlog.market.books import L2Book, L3Book
+from everlog.market.protocol import TRADE, L3EventType, Side, TypeId, crypto_market_id, symbol_hash
+from everlog.market.venues import dbn
+from tests.support.import_runs import l2_event, l3_records_of, packed, payloads_of, run_importer
+
+package = pytest.importorskip("databento_dbn")
+
+START_NS = 1_703_376_000_000_000_000  # 2023-12-24 UTC
+DAY = date(2023, 12, 24)
+F_LAST, F_SNAPSHOT = 128, 32
+MBO_RTYPE, MBP1_RTYPE, MBP10_RTYPE, SYSTEM_RTYPE = 0xA0, 0x01, 0x0A, 0x17
+UNDEFINED = 2**63 - 1
+
+
+def dbn_file(folder: Path, schema: str, body: bytes, *, ts_out: bool = False) -> Path:
+    """A file of two instruments, 17077 = ESH4 and 42 = NQH4."""
+    mappings = [
+        SimpleNamespace(
+            raw_symbol=name,
+            intervals=[SimpleNamespace(start_date=DAY, end_date=date(2023, 12, 25), symbol=number)],
+        )
+        for name, number in (("ESH4", "17077"), ("NQH4", "42"))
+    ]
+    metadata = package.Metadata(
+        dataset="GLBX.MDP3",
+        start=START_NS,
+        stype_out=package.SType.INSTRUMENT_ID,
+        symbols=["ESH4", "NQH4"],
+        partial=[],
+        not_found=[],
+        mappings=mappings,
+        schema=package.Schema.from_str(schema),
+        stype_in=package.SType.RAW_SYMBOL,
+        end=START_NS + 86_400 * 10**9,
+        ts_out=ts_out,
+    )
+    path = folder / f"{schema}.dbn"
+    path.write_bytes(metadata.encode() + body)
+    return path
+
+
+def records(layout: Any, rtype: int, rows: list[dict[str, Any]], extra_bytes: int = 0) -> bytes:
+    """Records of one kind; every row starts as instrument 17077 at the start of the day."""
+    dtype = np.dtype(layout._dtypes)
+    table: NDArray[np.void] = np.zeros(len(rows), dtype=dtype)
+    table["length"] = (dtype.itemsize + extra_bytes) // 4
+    table["rtype"] = rtype
+    table["instrument_id"] = 17077
+    for row, values in zip(table, rows, strict=True):
+        for name, value in {"ts_event": START_NS, "ts_recv": START_NS + 5, **values}.items():
+            row[name] = value
+    return b"".join(row.tobytes() + bytes(extra_bytes) for row in table)
+
+
+def order(
+    action: bytes, number: int = 0, side: bytes = b"B", price: int = 0, size: int = 0, **more: Any
+) -> Any:
+    return {"action": action, "order_id": number, "side": side, "price": price, "size": size, **more}
+
+
+GOLDEN = [
+    order(b"R", side=b"N", price=UNDEFINED),
+    order(b"A", 1, b"B", 4799_000000000, 5, sequence=7, channel_id=3, flags=F_SNAPSHOT),
+    order(b"A", 2, b"A", 4799_250000000, 4, flags=F_LAST),
+    order(b"T", 9, b"B", 4799_250000000, 1),
+    order(b"F", 2, b"A", 4799_250000000, 1),
+    order(b"M", 2, b"A", 4799_250000000, 3, flags=F_LAST),
+    order(b"C", 1, b"B", 4799_000000000, 2),
+    order(b"A", 3, b"A", 16000_000000000, 1, instrument_id=42),
+]
+
+
+def test_every_action_gives_its_event(tmp_path: Path) -> None:
+    path = dbn_file(tmp_path, "mbo", records(package.MBOMsg, MBO_RTYPE, GOLDEN))
+    blocks, tally = run_importer("dbn", [path])
+    found = l3_records_of(blocks)
+    header, event = found["header"], found["event"]
+    kinds = L3EventType
+    assert event["event_type"].tolist() == [
+        kinds.RESET,
+        kinds.ORDER_ADD,
+        kinds.ORDER_ADD,
+        kinds.TRADE,
+        kinds.HEARTBEAT,
+        kinds.ORDER_MODIFY,
+        kinds.ORDER_CANCEL,
+        kinds.ORDER_ADD,
+    ]
+    assert bytes(event["exec_type"]) == b"RAATFMCA"
+    assert event["order_id"].tolist() == [0, 1, 2, 0, 2, 2, 1, 3], "a trade names no resting order"
+    assert event["side"].tolist() == [0, 1, 2, 1, 2, 2, 1, 2]
+    assert event["price"].tolist()[:3] == [0, 4799_000000000, 4799_250000000]
+    assert set(event["price_scale"].tolist()) == {9}
+    assert (event["flags"] >> dbn.FLAGS_SHIFT).tolist() == [0, F_SNAPSHOT, F_LAST, 0, 0, F_LAST, 0, 0]
+    assert (header["native_seq"][1], header["stream_id"][1]) == (7, 3)
+    assert header["ingest_ts_ns"][0] == START_NS + 5 and header["exchange_ts_ns"][0] == START_NS
+    assert (tally.venue, tally.symbol, tally.date, tally.rows) == ("cme", "MULTI", "2023-12-24", 8)
+    names = ["ESH4"] * 7 + ["NQH4"]
+    assert header["market_id"].tolist() == [crypto_market_id(name) for name in names]
+
+
+def test_fills_and_trades_do_not_change_the_book_by_themselves(tmp_path: Path) -> None:
+    path = dbn_file(tmp_path, "mbo", records(package.MBOMsg, MBO_RTYPE, GOLDEN[:7]))
+    book = L3Book()
+    book.apply_array(l3_records_of(run_importer("dbn", [path]).blocks))
+    assert {int(row["order_id"]): int(row["qty"]) for row in book.orders()} == {1: 3, 2: 3}
+
+
+def test_records_of_other_kinds_are_noted_and_not_imported(tmp_path: Path) -> None:
+    adds = records(package.MBOMsg, MBO_RTYPE, GOLDEN[1:2])
+    other = bytes([20, SYSTEM_RTYPE]) + bytes(78)
+    path = dbn_file(tmp_path, "mbo", adds + other + adds + other)
+    blocks, tally = run_importer("dbn", [path])
+    assert len(l3_records_of(blocks)) == tally.rows == 2
+    assert tally.notes == [f"{path}: 2 records of other kinds were not imported"]
+
+
+def test_sending_times_behind_the_records_are_skipped(tmp_path: Path) -> None:
+    body = records(package.MBOMsg, MBO_RTYPE, GOLDEN, extra_bytes=8)
+    blocks, _ = run_importer("dbn", [dbn_file(tmp_path, "mbo", body, ts_out=True)])
+    assert l3_records_of(blocks)["event"]["order_id"].tolist() == [0, 1, 2, 0, 2, 2, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (order(b"A", 1, price=-5_000_000_000, size=1), ":2: price is negative"),
+        (order(b"X", 1), r":2: unknown action b'X'"),
+    ],
+)
+def test_records_that_the_protocol_cannot_hold_are_refused(tmp_path: Path, row: Any, reason: str) -> None:
+    path = dbn_file(tmp_path, "mbo", records(package.MBOMsg, MBO_RTYPE, [GOLDEN[1], row]))
+    with pytest.raises(InvalidSource, match=reason):
+        run_importer("dbn", [path])
+    _, tally = run_importer("dbn", [path], quarantine=tmp_path / "quarantine.csv")
+    assert (tally.rows, tally.quarantined) == (1, 1)
+
+
+def test_a_file_that_is_cut_off_or_no_dbn_is_refused(tmp_path: Path) -> None:
+    path = dbn_file(tmp_path, "mbo", records(package.MBOMsg, MBO_RTYPE, GOLDEN)[:-1])
+    with pytest.raises(InvalidSource, match="ends in the middle of record 8"):
+        run_importer("dbn", [path])
+    path.write_bytes(b"PAR1 is something else")
+    with pytest.raises(InvalidSource, match="is no DBN file"):
+        run_importer("dbn", [path])
+    trades = dbn_file(tmp_path, "trades", b"")
+    with pytest.raises(InvalidSource, match="holds trades; imported are mbo"):
+        run_importer("dbn", [trades])
+
+
+def test_price_levels_are_snapshots_and_trades(tmp_path: Path) -> None:
+    empty = {f"{side}_px_{n:02d}": UNDEFINED for side in ("bid", "ask") for n in range(10)}
+    first = {"action": b"A", "side": b"B", "price": 10**9, "size": 2, "sequence": 1} | empty
+    first |= {"bid_px_00": 100 * 10**9, "bid_sz_00": 7, "bid_px_01": 99 * 10**9, "bid_sz_01": 3}
+    second = first | {"action": b"T", "side": b"A", "price": 100 * 10**9, "size": 2, "sequence": 2}
+    third = first | {"ask_px_00": 101 * 10**9, "ask_sz_00": 4, "bid_sz_00": 5, "sequence": 3}
+    path = dbn_file(tmp_path, "mbp-10", records(package.MBP10Msg, MBP10_RTYPE, [first, second, third]))
+    blocks, tally = run_importer("dbn", [path])
+    kinds = [int(kind) for block in blocks for kind in [block.type_id] * len(block)]  # type: ignore[arg-type]
+    payloads = [payload for block in blocks for payload in payloads_of(block)]
+    book, trade = TypeId.BOOK_EVENT, TypeId.TRADE
+    assert kinds == [book, trade, book, book] and tally.rows == 3
+    assert l2_event(payloads[0]).bids == [(100 * 10**9, 7), (99 * 10**9, 3)]
+    assert l2_event(payloads[3]).asks == [(101 * 10**9, 4)]
+    sold = np.frombuffer(payloads[1], TRADE, 1)[0]
+    assert (sold["price"], sold["qty"], sold["is_buyer_maker"]) == (100.0, 2.0, 1)
+    assert sold["symbol_hash"] == symbol_hash("ESH4")
+    replayed = L2Book()
+    replayed.apply_array(packed([payloads[0], payloads[2], payloads[3]]))
+    assert replayed.bids().tolist() == [(100 * 10**9, 5), (99 * 10**9, 3)]
+    assert replayed.size_at(Side.SELL, 101 * 10**9) == 4
+
+
+def test_without_the_package_the_error_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = dbn_file(tmp_path, "mbo", b"")
+    monkeypatch.setitem(sys.modules, "databento_dbn", None)
+    with pytest.raises(Unsupported, match=r"pip install 'everlog\[market\]'"):
+        run_importer("dbn", [path])
