@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine import growth_jobs, recovery_jobs, throughput_jobs
+from benchmarks.engine import delivery_jobs, growth_jobs, recovery_jobs, router_jobs, throughput_jobs
 from benchmarks.queue.processes import Child, run_together
 from benchmarks.queue.stats import MIB
 
 RUN_TIMEOUT_S = 600.0
+ROUTER_DESTS = 100
+ROUTER_BATCHES = 3
 LOG_TAGS: dict[str, int | None] = {"untagged": None, "shared": 1000, "distinct": 0}
 
 Numbers = dict[str, float]
@@ -37,6 +39,7 @@ class Sizes:
     tags: int
     idle_topics: int
     disk_topics: int
+    dirty_topics: int
     curve_points: tuple[int, ...]
     curve_chunk: int
 
@@ -52,6 +55,7 @@ FULL = Sizes(
     tags=10_000,
     idle_topics=100_000,
     disk_topics=1000,
+    dirty_topics=100_000,
     curve_points=(1_000_000, 5_000_000, 10_000_000, 20_000_000, 50_000_000),
     curve_chunk=100_000,
 )
@@ -66,6 +70,7 @@ QUICK = Sizes(
     tags=200,
     idle_topics=300,
     disk_topics=20,
+    dirty_topics=2000,
     curve_points=(50_000, 100_000, 200_000),
     curve_chunk=10_000,
 )
@@ -133,6 +138,20 @@ def diffs(bench: Bench) -> list[Numbers]:
     return [
         bench.alone(throughput_jobs.diffs, str(bench.directory), bench.sizes.diff_records, bench.helper_cores)
     ]
+
+
+def deliveries(bench: Bench) -> list[Numbers]:
+    """Serving topics that have news."""
+    return [bench.alone(delivery_jobs.deliveries, bench.sizes.dirty_topics)]
+
+
+def routers(bench: Bench) -> list[Numbers]:
+    """Copying one topic to a hundred."""
+    path = str(bench.directory / "routers")
+    try:
+        return [bench.alone(router_jobs.fan_out, path, ROUTER_DESTS, ROUTER_BATCHES, bench.helper_cores)]
+    finally:
+        bench.discard("routers")
 
 
 def replay(bench: Bench) -> list[Numbers]:
@@ -219,6 +238,8 @@ MEASURES = (
     Measure("kernels", kernels),
     Measure("append", appends),
     Measure("diff", diffs),
+    Measure("deliver", deliveries),
+    Measure("routers", routers),
     Measure("replay", replay),
     Measure("start", start),
     Measure("delete", deletes, once=True),

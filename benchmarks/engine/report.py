@@ -74,6 +74,31 @@ def _read_section() -> Section:
     )
 
 
+def _delivery_section(sizes: Sizes) -> Section:
+    return Section(
+        "Delivery: processor time from a commit to the call of who waits",
+        (
+            Row(
+                f"{short(sizes.dirty_topics)} topics of all bands at once: each",
+                "deliver_burst_us",
+                "us",
+                at_most(3),
+            ),
+            Row("one topic, with the turn around it", "deliver_lone_us", "us", at_most(3)),
+        ),
+    )
+
+
+def _router_section() -> Section:
+    return Section(
+        "Routers: one topic to a hundred of class disk, processor time of the copying",
+        (
+            _rate("copies", "router_copies_per_s", 0.2),
+            Row("frames of the log for one record", "router_frames_per_record", "", at_most(1.1)),
+        ),
+    )
+
+
 def _recovery_section(sizes: Sizes) -> Section:
     records = short(sizes.segment_records)
     start_target = at_most(3) if sizes.segment_records == FULL.segment_records else None
@@ -163,6 +188,8 @@ def sections(sizes: Sizes) -> tuple[Section, ...]:
     return (
         _append_section(),
         _read_section(),
+        _delivery_section(sizes),
+        _router_section(),
         _recovery_section(sizes),
         _delete_section(sizes),
         _idle_section(sizes),

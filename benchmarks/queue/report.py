@@ -261,7 +261,7 @@ def print_table(
         table.add_section()
         table.add_row(Text(section.title, style="bold"))
         for row in measured:
-            table.add_row(*_cells(results, row, contenders, missing))
+            table.add_row(*cells(results, row, contenders, missing))
     console.print(table)
     for note in NOTES:
         console.print(note, soft_wrap=True)
@@ -273,7 +273,8 @@ def print_table(
         console.print(Text(f"{head} {rest.strip().splitlines()[-1] if rest.strip() else ''}", style="red"))
 
 
-def _cells(results: Results, row: Row, contenders: Sequence[str], missing: Sequence[str]) -> list[str | Text]:
+def cells(results: Results, row: Row, contenders: Sequence[str], missing: Sequence[str]) -> list[str | Text]:
+    """What one line of the table shows."""
     verdict = results.verdict(row)
     cells: list[str | Text] = [f"  {row.label}", row.unit, row.target.text(row) if row.target else ""]
     for contender in contenders:

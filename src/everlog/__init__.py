@@ -1,6 +1,25 @@
 """everlog: an ordered log that never loses anything silently, in three planes."""
 
+from typing import TYPE_CHECKING, Any
+
 from everlog.errors import EverlogError
 
-__all__ = ["EverlogError", "__version__"]
+if TYPE_CHECKING:
+    from everlog.client.async_client import AsyncClient
+    from everlog.client.producer import Producer
+    from everlog.client.sync_client import Client
+    from everlog.client.worker import Worker
+
+__all__ = ["AsyncClient", "Client", "EverlogError", "Producer", "Worker", "__version__"]
 __version__ = "0.1.0"
+
+_CLIENTS = ("AsyncClient", "Client", "Producer", "Worker")
+
+
+def __getattr__(name: str) -> Any:
+    # Whoever uses only the queue does not wait for the clients to be imported.
+    if name not in _CLIENTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module("everlog.client"), name)

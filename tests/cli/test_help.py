@@ -25,18 +25,38 @@ EVERLOG = typer.main.get_command(main.app)
 CHRON_CLI = typer.main.get_command(chron_cli.app)
 ALL = dict([*commands(EVERLOG, "everlog"), *commands(CHRON_CLI, "chron-cli")])
 
-NOUNS = ("everlog queue ", "everlog topic ")
+NOUNS = ("everlog queue ", "everlog topic ", "everlog jobs ", "everlog router ")
 
 
 def test_the_commands_are_these() -> None:
     assert set(ALL) == {
         "everlog",
         "everlog queue",
+        "everlog import",
+        "everlog simulate",
+        "everlog book",
+        "everlog book show",
+        "everlog book top",
+        "everlog book watch",
         "everlog queue ls",
         "everlog queue inspect",
         "everlog queue tail",
         "everlog verify",
         "everlog serve",
+        "everlog pipeline",
+        "everlog pipeline archive",
+        "everlog pipeline audit",
+        "everlog pipeline features",
+        "everlog pipeline replay",
+        "everlog jobs",
+        "everlog jobs ls",
+        "everlog jobs peek",
+        "everlog jobs redrive",
+        "everlog router",
+        "everlog router ls",
+        "everlog router put",
+        "everlog router show",
+        "everlog router rm",
         "everlog topic",
         "everlog topic ls",
         "everlog topic create",

@@ -143,7 +143,7 @@ def test_a_refusal_carries_code_message_detail_and_when_to_come_back() -> None:
         (http_answer(200, b"[1]"), "not_everlog", "answered 200"),
         (b"SSH-2.0-OpenSSH\r\n", "unreachable", "does not speak HTTP"),
         (b"", "unreachable", "cannot reach the server"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", "unreachable", "IncompleteRead"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", "unreachable", "broke off"),
     ],
 )
 def test_whatever_else_answers_is_told_in_words(answer: bytes, code: str, words: str) -> None:

@@ -20,6 +20,8 @@ CONTROL_ENTRIES: dict[str, type[msgspec.Struct]] = {
     "ConfigUpdate": control.ConfigUpdate,
     "HeadWatermark": control.HeadWatermark,
     "IdempotencyKey": control.IdempotencyKey,
+    "DeleteSeqs": control.DeleteSeqs,
+    "Lease": control.Lease,
 }
 
 

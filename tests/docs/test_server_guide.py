@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from everlog.server.auth import NO_KEYS
 from everlog.server.errors import _STATUS
 from everlog.server.settings import VARIABLES, ServerSettings
 from tests.support import little_curl
+from tests.support.api_documents import codes_in
 from tests.support.snippets import run_page
 from tests.support.topic_servers import running_server
 
@@ -52,15 +51,6 @@ def shown(name: str, default: Any) -> str:
     if default == () or default is NO_KEYS:
         return "none"
     return str(default).lower() if isinstance(default, bool) else str(default)
-
-
-def codes_in(source: str) -> Iterator[tuple[int, str]]:
-    """Every status and code that stands in a call of `ApiError`."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ApiError":
-            words = [argument.value for argument in node.args[:2] if isinstance(argument, ast.Constant)]
-            if len(words) == 2 and isinstance(words[0], int) and isinstance(words[1], str):
-                yield words[0], words[1]
 
 
 def test_every_command_of_the_guide_gives_what_it_says(

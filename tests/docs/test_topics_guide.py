@@ -23,7 +23,7 @@ QUEUE_GUIDE = DOCS / "guide" / "queue.md"
 SHARDS_DEFAULT = "processors, at most 8"
 
 # Raised by parts of everlog that have no guide of this kind.
-NOT_IN_A_GUIDE = {"InvalidPartition"}
+NOT_IN_A_GUIDE = {"BookGap", "DataLost", "InvalidPartition", "InvalidSource", "SnapshotGap"}
 
 
 def rows_of(text: str) -> list[tuple[str, str]]:

@@ -20,13 +20,21 @@ GUIDE = REPOSITORY / "docs" / "guide" / "queue.md"
 
 # Raised by parts of everlog that the queue does not use.
 NOT_OF_THE_QUEUE = {
+    "BookGap",
+    "SnapshotGap",
     "BatchTooLarge",
     "DataDirInUse",
     "InvalidPartition",
     "InvalidRecord",
     "InvalidRequest",
+    "InvalidSource",
+    "DataLost",
     "LimitReached",
+    "NotAQueue",
     "ReadOnly",
+    "RouterCycle",
+    "RouterIncompatible",
+    "RouterNotFound",
     "RecordTooLarge",
     "StorageFailed",
     "TopicFull",

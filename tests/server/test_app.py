@@ -34,9 +34,9 @@ from everlog.server.http import Headers, Request
 from everlog.server.logs import configure_logging
 from everlog.server.probe_routes import ProbeRoutes
 from everlog.server.serve import TopicsServer, announce
-from everlog.server.topic_routes import TopicRoutes, _together
+from everlog.server.topic_routes import TopicRoutes
 from everlog.topics import Commit, Engine, TopicConfig
-from everlog.topics.commits import KEPT
+from everlog.topics.commits import KEPT, together
 from tests.support.http_cases import settings_of
 
 APPEND = b'{"records":[{"data":1}]}'
@@ -211,25 +211,25 @@ def test_a_server_that_stops_with_a_write_pending_still_closes_its_engine(tmp_pa
 
 def test_several_commits_together_are_done_when_all_are() -> None:
     first, second = Commit(), Commit()
-    whole = _together([KEPT, first, second, KEPT])
+    whole = together([KEPT, first, second, KEPT])
     progress = []
     for commit in (first, second):
         progress.append(whole.done)
         commit.finish()
     assert [*progress, whole.done] == [False, False, True]
     assert whole.error is None
-    assert _together([]).done
-    assert _together([KEPT]).done
+    assert together([]).done
+    assert together([KEPT]).done
 
 
 def test_several_commits_together_fail_with_the_first_that_fails() -> None:
     first, second = Commit(), Commit()
-    whole = _together([first, second])
+    whole = together([first, second])
     second.finish(StorageFailed("disk full"))
     assert isinstance(whole.error, StorageFailed)
     first.finish()
     assert isinstance(whole.error, StorageFailed)
-    assert isinstance(_together([second]).error, StorageFailed)
+    assert isinstance(together([second]).error, StorageFailed)
 
 
 def test_a_list_waits_until_the_evictions_it_shows_are_kept(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_turns_go_on_after_one_that_failed(
         poll = scene.engine.poll
         failures = iter([StorageFailed("on purpose"), LookupError("on purpose")])
 
-        def failing() -> None:
+        def failing(*_: object) -> None:
             for failure in failures:
                 raise failure
             poll()
@@ -325,6 +325,7 @@ def test_a_long_body_without_a_key_is_refused_before_it_is_read(
         assert (refused is not None) == early
         if refused is not None:
             assert refused[0] == 401
+            assert refused[2] == ((b"WWW-Authenticate", b"Bearer"),)
             assert json.loads(refused[1])["error"]["code"] == "unauthorized"
         request.headers[b"authorization"] = b"Bearer k"
         assert scene.app.check_head(request) is None

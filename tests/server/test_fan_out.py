@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlog.errors import EverlogError, ReadOnly
-from everlog.fs import Fs
 from everlog.server.fan_out import (
     CACHE_BATCHES,
     CACHE_BYTES,
@@ -25,10 +22,10 @@ from everlog.server.fan_out import (
 )
 from everlog.server.watch_sessions import when_all_done
 from everlog.server.watch_stream import WatchStream
-from everlog.topics import Commit, Diff, Engine, EngineSettings, TopicConfig
+from everlog.topics import Commit, Diff, NewRecord, TopicConfig
 from tests.support.http_peers import settle, until
-from tests.support.sse_client import Frame, HeldSyncs, Site, SseClient, play
-from tests.support.topic_directories import SEGMENT_EVENTS, stopped_directory
+from tests.support.sse_client import Frame, HeldSyncs, Site, SseClient, disk_engine, play
+from tests.support.topic_directories import SEGMENT_EVENTS, open_engine, stopped_directory
 from tests.support.topic_engines import UnsyncedFs
 
 KIB = 1024
@@ -178,14 +175,14 @@ def test_a_watcher_that_fails_does_not_stop_the_others(monkeypatch: pytest.Monke
         clients = [await site.follow({"a": {}}, limit=limit) for limit in (1, 2, 3)]
         for client in clients:
             await client.take("caught-up")
-        deliver = WatchStream._deliver
+        pump = WatchStream.pump
 
-        def failing_deliver(watch: WatchStream, place: Any, batch: Batch) -> None:
+        def failing_pump(watch: WatchStream) -> None:
             if watch._session.wishes.limit == 2:
                 raise ZeroDivisionError("a mistake")
-            deliver(watch, place, batch)
+            pump(watch)
 
-        monkeypatch.setattr(WatchStream, "_deliver", failing_deliver)
+        monkeypatch.setattr(WatchStream, "pump", failing_pump)
         site.append("a")
         await clients[0].take("record")
         (error,) = await clients[1].take("error")
@@ -465,16 +462,6 @@ class FailingFs(UnsyncedFs):
             raise OSError(errno.EIO, "the disk is gone")
 
 
-def disk_engine(path: Path, syncs: HeldSyncs, fs: Fs | None = None) -> Callable[[], Engine]:
-    """An engine on disk whose syncs the test can hold."""
-
-    def open_engine() -> Engine:
-        settings = EngineSettings(shards=1, segment_max_events=SEGMENT_EVENTS, cold_dir=str(path / "cold"))
-        return Engine.open(path / "data", settings, fs=fs or UnsyncedFs(), syncs=syncs)
-
-    return open_engine
-
-
 def test_a_strong_stream_holds_records_until_they_are_synced(tmp_path: Path) -> None:
     syncs = HeldSyncs()
 
@@ -605,5 +592,28 @@ def test_a_stream_goes_while_its_cold_segment_is_being_fetched(tmp_path: Path) -
         await site.leave(client)
         syncs.let_go()
         await settle()
+
+    play(scenario, engine=disk_engine(tmp_path, syncs))
+
+
+def test_a_stream_that_passes_more_cold_segments_than_fit_into_memory_comes_to_the_head(
+    tmp_path: Path,
+) -> None:
+    with open_engine(tmp_path) as engine:
+        for number in range(4 * SEGMENT_EVENTS):
+            engine.settle(engine.append("t", [NewRecord(b"%d" % number, node="n")]).commit)
+        engine.settle(engine.append("t", [NewRecord(b'"other"')]).commit)
+        engine.checkpoint()
+        assert engine.relocate() >= 2
+    syncs = HeldSyncs()
+
+    async def scenario(site: Site) -> None:
+        syncs.wake = site.app.turn_soon
+        assert site.engine._store is not None
+        site.engine._store.loaded._fetched_bytes_max = 1
+        client = await site.follow({"t": {}}, node="n")
+        record, caught_up = await client.take("record", "caught-up")
+        assert record.seqs == [4 * SEGMENT_EVENTS + 1]
+        assert caught_up.data["head_seq"] == 4 * SEGMENT_EVENTS + 1
 
     play(scenario, engine=disk_engine(tmp_path, syncs))

@@ -28,6 +28,7 @@ DEFAULTS: dict[str, tuple[str, object]] = {
     "TOPICS_ALLOW_INSECURE_NO_AUTH": ("allow_insecure_no_auth", False),
     "TOPICS_PROBE_AUTH": ("probe_auth", False),
     "TOPICS_MAX_BODY_BYTES": ("max_body_bytes", 67108864),
+    "TOPICS_GZIP": ("gzip", False),
     "TOPICS_DATA_DIR": ("data_dir", "./topics-data"),
     "TOPICS_COLD_DIR": ("cold_dir", None),
     "TOPICS_WAL_SHARDS": ("wal_shards", DEFAULT_SHARDS),
@@ -306,6 +307,7 @@ api_keys = ["k:r", "l"]
 allow_insecure_no_auth = true
 probe_auth = true
 max_body_bytes = 2
+gzip = true
 data_dir = "d"
 cold_dir = "c"
 wal_shards = 3

@@ -26,6 +26,7 @@ from tests.support.topic_engines import Mismatch, look, require, require_equal
 from tests.support.topics_model import ModelRecord
 
 NAMES = ("eph", "mem", "disk.a", "disk.b", "fsync:a", "fsync:b")
+QUEUES = ("mem", "disk.b", "fsync:b")  # those of them that hold jobs
 SETTLE_ROUNDS = 2000
 SYNCED_STEPS = ("create", "configure", "drop")  # kept only when they are on disk, whatever the class
 

@@ -31,10 +31,11 @@ from everlog.topics.commits import Commit
 from everlog.topics.config import Discard
 from everlog.topics.storage.verify import verify_directory
 from tests.simulation.damage import StoredRecord, flipped, place_in, stored_records
-from tests.simulation.lives import NAMES, SYNCED_STEPS, Flight, Lives
+from tests.simulation.lives import NAMES, QUEUES, SYNCED_STEPS, Flight, Lives
 from tests.simulation.truth import (
     Step,
     TopicTruth,
+    ack_step,
     append_step,
     brief,
     configure_step,
@@ -209,6 +210,8 @@ class Simulation(Lives):
             durability = "disk" if name[0] == "d" else "fsync"
         return msgspec.convert(
             {
+                "type": "queue" if name in QUEUES else "log",
+                "leases_durable": rng.random() < 0.5,
                 "durability": durability,
                 "ttl_ms": rng.choice((0, 0, 0, 500, 20_000)),
                 "cap_records": rng.choice((0, 0, 0, 3, 30)),
@@ -420,6 +423,40 @@ class Simulation(Lives):
             wanted = (removed, planned.earliest, planned.head, len(planned.records), planned.bytes)
             require_equal("delete (deleted, earliest, head, count, bytes)", found, wanted)
 
+    def _work(self) -> None:
+        """Claim jobs, give some back and acknowledge others; what was acknowledged never comes back."""
+        self._settle_flights()
+        truth, rng = self.truths[self.rng.choice(QUEUES)], self.rng
+        if truth.now is None:
+            return
+        self._sweep(truth)
+        node = rng.choice(("w1", "w2"))
+        claimed = self.live.claim(truth.name, node, rng.choice((1, 3, 10)), rng.choice((None, 100, 5000)))
+        self.live.settle(claimed.commit)
+        live = {record.seq: record for record in truth.now.records}
+        for seq, text in zip(claimed.leases, claimed.jobs, strict=True):
+            require(seq in live and b',"data":' + live[seq].data in text, f"{truth.name} gave {text!r}")
+        if rng.random() < 0.3:
+            given_back = [seq for seq in claimed.leases if rng.random() < 0.5]
+            self.live.settle(
+                self.live.nack(truth.name, node, given_back, delay_ms=rng.choice((0, 500))).commit
+            )
+        done = [seq for seq in claimed.leases if rng.random() < 0.7 and self._holds(truth, node, seq)]
+        if done:
+            self._commit(truth, ack_step(done), lambda: self._ack(truth, node, done))
+        self._check(truth)
+
+    def _holds(self, truth: TopicTruth, node: str, seq: int) -> bool:
+        """Whether a lease is still there: extending it tells."""
+        answer = self.live.extend(truth.name, node, [seq], lease_ms=5000)
+        self.live.settle(answer.commit)
+        return bool(answer.done)
+
+    def _ack(self, truth: TopicTruth, node: str, seqs: list[int]) -> Commit:
+        answer = self.live.ack(truth.name, node, seqs)
+        require_equal(f"ack of {truth.name}", (answer.done, answer.skipped), (seqs, []))
+        return answer.commit
+
     def _mix(self) -> None:
         """Appends, deletes, and topics made anew, none of them waiting for the one before."""
         self._settle_flights()
@@ -570,6 +607,7 @@ OPERATIONS = (
     ("mix", 8),
     ("delete", 8),
     ("put", 6),
+    ("work", 8),
     ("delete_topic", 2),
     ("diff", 10),
     ("check_all", 3),

@@ -85,6 +85,17 @@ def delete_step(before_seq: int, match: Match, now_ms: int) -> Step:
     return Step(f"delete before {before_seq} match {match}", apply)
 
 
+def ack_step(seqs: list[int]) -> Step:
+    """Exactly these jobs are done."""
+
+    def apply(state: State) -> State:
+        state = _existing(state)
+        state.records = [record for record in state.records if record.seq not in seqs]
+        return state
+
+    return Step(f"ack {seqs}", apply)
+
+
 def sweep_step(now_ms: int) -> Step:
     """Records are found too old."""
 
@@ -344,7 +355,9 @@ class TopicTruth:
 
     def _accept_logged(self, candidate: ModelTopic, seen: Seen, now_ms: int, how: str) -> ModelTopic:
         """Head and cap floor may be a reservation ahead; all else must be as in the candidate."""
-        visible = self.now if self.now is not None and self.now.epoch == candidate.epoch else candidate
+        # Epoch 0 is not known yet: that of the instance before and that of the new one look the same then.
+        is_same = self.now is not None and candidate.epoch != 0 and self.now.epoch == candidate.epoch
+        visible = self.now if self.now is not None and is_same else candidate
         jump = 0 if how == "clean" else RESERVATION
         is_disk = candidate.durability == "disk"
         low = max(candidate.head, visible.head)

@@ -157,3 +157,18 @@ def test_writing_nothing_touches_no_file(bench: Bench) -> None:
     calls = bench.disk.calls
     bench.log.write()
     assert bench.disk.calls == calls
+
+
+def test_the_depth_counts_what_is_gathered_and_what_waits(bench: Bench) -> None:
+    for name in "ab":
+        bench.gather(name, needs_sync=True)
+    bench.gather("c", needs_sync=False)
+    assert bench.log.depth == 3
+    bench.log.write()
+    assert bench.log.depth == 2
+    bench.gather("d", needs_sync=False)
+    bench.disk.fail_when("pwrite", errno.ENOSPC)
+    bench.log.write()
+    assert bench.log.depth == 2
+    bench.poll()
+    assert (bench.log.depth, bench.log.depth_peak) == (0, 3)

@@ -8,18 +8,17 @@ import pytest
 
 from everlog.native.frames import FrameBuffer
 from everlog.native.topic_log import Sources, TopicLog
-from everlog.topics.memory import MemoryChunks
+from everlog.topics.memory import CHUNK_BYTES_MAX, MemoryChunks, SpareChunks
 from tests.support.engines import Stage, sized
 
 
 def store(log: TopicLog, chunks: MemoryChunks, *sizes: int) -> int:
     """Append a batch of records with so many bytes each to the chunks; return its source."""
-    buffer = FrameBuffer()
     records = [sized(size) for size in sizes]
-    source, offset = chunks.room(TopicLog.append_upper_bound(records, None))
-    log.append(buffer, source, offset, records, 1, 0, None, False)
-    chunks.store(buffer, log.next_seq - 1)
-    return source
+    chunk = chunks.chunk_for(TopicLog.append_upper_bound(records, None))
+    log.append(chunk.buffer, chunk.source, 0, records, 1, 0, None, False)
+    chunks.keep(chunk, log.next_seq - 1)
+    return chunk.source
 
 
 def is_held(sources: Sources, source: int) -> bool:
@@ -32,7 +31,7 @@ def is_held(sources: Sources, source: int) -> bool:
 
 def test_chunks_are_freed_from_the_front_and_the_newest_stays() -> None:
     sources, log = Sources(), TopicLog(1)
-    chunks = MemoryChunks(sources)
+    chunks = MemoryChunks(sources, SpareChunks())
     first, *_, last = [store(log, chunks, 3000) for _ in range(8)]
     assert first != last
     chunks.drop_below(1)
@@ -45,11 +44,35 @@ def test_chunks_are_freed_from_the_front_and_the_newest_stays() -> None:
 
 def test_a_batch_larger_than_a_chunk_gets_one_of_its_own() -> None:
     sources, log = Sources(), TopicLog(1)
-    chunks = MemoryChunks(sources)
+    chunks = MemoryChunks(sources, SpareChunks())
     small = store(log, chunks, 10)
     large = store(log, chunks, *[1 << 20] * 3)
     assert small != large
     assert log.render(sources, 0, 4, 10, 0, (), False, True, True).delivered == 4
+
+
+def test_a_chunk_that_was_given_back_is_used_again_unless_somebody_reads_it() -> None:
+    sources, spare = Sources(), SpareChunks()
+    chunks = [MemoryChunks(sources, spare) for _ in range(2)]
+    first, second = (own.chunk_for(CHUNK_BYTES_MAX) for own in chunks)
+    with memoryview(first.buffer):
+        chunks[0].clear()
+    second.buffer.append_bytes(b"left behind")
+    chunks[1].clear()
+    third, fourth = (chunks[0].chunk_for(CHUNK_BYTES_MAX) for _ in range(2))
+    assert third.buffer is fourth.buffer is second.buffer
+    assert len(third.buffer) == 0
+    assert chunks[1].chunk_for(CHUNK_BYTES_MAX).buffer is not first.buffer
+
+
+def test_only_a_few_chunks_of_the_usual_size_are_held_for_later() -> None:
+    spare = SpareChunks()
+    given = [FrameBuffer(CHUNK_BYTES_MAX) for _ in range(20)]
+    for buffer in given:
+        spare.give(CHUNK_BYTES_MAX, buffer)
+    spare.give(2048, FrameBuffer(2048))
+    assert all(spare.take(CHUNK_BYTES_MAX) in given for _ in range(8))
+    assert spare.take(CHUNK_BYTES_MAX) not in given
 
 
 @pytest.mark.parametrize("way", ["cap", "ttl", "delete"])

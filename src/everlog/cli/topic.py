@@ -93,7 +93,9 @@ def print_problem(kind: str, code: str, message: str, detail: Document | None, *
     print(line, file=sys.stderr, flush=True)
 
 
-def server_command(name: str, example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def server_command(
+    name: str, example: str, group: typer.Typer = app
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a command whose first parameter is a `Session`; it gets --url, --key and --json for it."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -107,7 +109,7 @@ def server_command(name: str, example: str) -> Callable[[Callable[..., None]], C
                     raise typer.Exit(1) from None
 
         give_options(command, [*options_of(function), *_SESSION_OPTIONS])
-        return app.command(name, epilog=f"Example: {example}")(command)
+        return group.command(name, epilog=f"Example: {example}")(command)
 
     return register
 

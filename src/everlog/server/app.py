@@ -10,20 +10,25 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from everlog.errors import EverlogError
 from everlog.server.auth import Key, Scope, bearer_token
+from everlog.server.compression import COMPRESSED_BYTES_MIN, packed, unpack_body
 from everlog.server.errors import RETRY_SOON, ApiError, from_engine, limit_reached
 from everlog.server.http import Exchange, Request
-from everlog.server.http_messages import JSON_TYPE
+from everlog.server.http_messages import JSON_TYPE, EarlyAnswer
 from everlog.server.settings import ServerSettings
 from everlog.topics import Commit, Engine
 
 NS_PER_S: Final = 1_000_000_000
+TURN_INTERVAL_NS: Final = NS_PER_S
 NO_SCOPE: Final = Scope(0)
 SHORT_BODY_DIGITS: Final = 5
+# Paths that are asked for again and again are taken apart once; these bound what is kept of them.
+KNOWN_TARGETS_MAX: Final = 4096
+KNOWN_PATH_BYTES: Final = 512
 log = logging.getLogger("everlog.server")
 
 
@@ -72,6 +77,36 @@ class Route:
         self.checks_key = checks_key
 
 
+class Target(NamedTuple):
+    """What the method and path of a request stand for."""
+
+    route: Route | None
+    path: str
+    """With `:name` in place of the name."""
+    name: str
+
+
+class _Pending:
+    """An answer that waits for a commit. Called once, by the commit."""
+
+    __slots__ = ("_app", "_call", "_render")
+
+    def __init__(self, app: App, call: Call, render: Callable[[], tuple[bytes, int]]) -> None:
+        self._app = app
+        self._call = call
+        self._render = render
+
+    def __call__(self, commit: Commit) -> None:
+        # Whoever finishes the commit has others to tell and must not hear of what goes wrong with this one.
+        app, call = self._app, self._call
+        try:
+            if commit.error is not None:
+                raise commit.error
+            app.answer(call, *self._render())
+        except Exception as error:
+            app.fail(call, error)
+
+
 def query_flag(query: dict[str, str], name: str, default: bool) -> bool:
     """A boolean of the query; anything but true, 1, false and 0 counts as absent."""
     return {"true": True, "1": True, "false": False, "0": False}.get(query.get(name, ""), default)
@@ -91,11 +126,19 @@ class App:
         self.replay_progress = 0.0
         self.is_draining = False
         self.parked: set[Callable[[], None]] = set()
+        self.drains: list[Callable[[int], bool]] = []
+        """They finish what telling a topic's watchers has begun; see `Engine.deliver`."""
+        self.advisers: list[Callable[[list[str]], None]] = []
+        """They are told which topics have something new that is not pushed for now."""
         self.routes: dict[tuple[str, str], Route] = {}
         self._paths: set[str] = set()
+        self._targets: dict[tuple[str, bytes], Target] = {}
         self._in_flight: dict[int, int] = {}
+        self._has_keys = settings.api_keys.enabled
         self._turn_is_due = False
+        self._advised_samples = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
 
     # --- Routes ------------------------------------------------------------------------------------------
 
@@ -103,13 +146,26 @@ class App:
         """Answer a method of a path; `:name` in the path stands for one segment."""
         self.routes[method, path] = route
         self._paths.add(path)
+        self._targets.clear()
 
-    def check_head(self, request: Request) -> tuple[int, bytes] | None:
+    def _target(self, method: str, path: bytes) -> Target:
+        """The route of a request, and the name in its path."""
+        target = self._targets.get((method, path))
+        if target is None:
+            pattern, name = _pattern(path)
+            target = Target(self.routes.get(("GET" if method == "HEAD" else method, pattern)), pattern, name)
+            if target.route is not None and len(path) <= KNOWN_PATH_BYTES:
+                if len(self._targets) >= KNOWN_TARGETS_MAX:
+                    self._targets.clear()
+                self._targets[method, path] = target
+        return target
+
+    def check_head(self, request: Request) -> EarlyAnswer | None:
         """Refuse a request without a valid key before its body is read, if there is much to read.
 
-        Others are refused when they are handled, with all headers that belong to the refusal.
+        Others are refused when they are handled.
         """
-        if not self.settings.api_keys.enabled or request.method == "OPTIONS" or _is_short(request):
+        if not self._has_keys or request.method == "OPTIONS" or _is_short(request):
             return None
         path, _ = _pattern(request.path)
         route = self.routes.get(("GET", path))
@@ -120,35 +176,42 @@ class App:
         ):
             return None
         error = _unauthorised()
-        return error.status, error.body()
+        return error.status, error.body(), error.headers
 
     def handle(self, exchange: Exchange) -> None:
         """Answer a request, now or later."""
         call = Call(exchange, self.now_ns())
-        self.guarded(call, partial(self._dispatch, call))
-        self.turn_soon()
+        try:
+            self._dispatch(call)
+        except Exception as error:
+            self.fail(call, error)
+        if not self._turn_is_due:
+            self.turn_soon()
 
     def guarded(self, call: Call, step: Callable[[], None]) -> None:
         """Take a step of a call; whatever goes wrong in it is told to the client."""
         try:
             step()
-        except ApiError as error:
-            self.refuse(call, error)
-        except EverlogError as error:
-            self.refuse(call, from_engine(error, call.name or None))
-        except Exception:
-            log.exception("a request failed")
-            self.refuse(call, ApiError(500, "internal", "the server made a mistake; its log tells more"))
+        except Exception as error:
+            self.fail(call, error)
+
+    def fail(self, call: Call, error: Exception) -> None:
+        """Tell the client what went wrong with its call."""
+        if isinstance(error, EverlogError):
+            error = from_engine(error, call.name or None)
+        if not isinstance(error, ApiError):
+            log.error("a request failed", exc_info=error)
+            error = ApiError(500, "internal", "the server made a mistake; its log tells more")
+        self.refuse(call, error)
 
     def _dispatch(self, call: Call) -> None:
-        request = call.request
-        method = "GET" if request.method == "HEAD" else request.method
-        path, call.name = _pattern(request.path)
-        if method == "OPTIONS" and path in self._paths:
+        request = call.exchange.request
+        route, path, call.name = self._target(request.method, request.path)
+        if request.method == "OPTIONS" and path in self._paths:
             self._answer_options(call, path)
             return
-        route = self.routes.get((method, path))
-        self._authorise(call, route, path)
+        if self._has_keys:
+            self._authorise(call, route, path)
         if route is None:
             self._refuse_route(path, request.method)
             return
@@ -157,6 +220,8 @@ class App:
         if self.engine is None and not route.is_probe:
             detail = {"replay_progress": self.replay_progress}
             raise ApiError(503, "not_ready", "the log is being replayed; try again soon", detail, RETRY_SOON)
+        if b"content-encoding" in request.headers:
+            unpack_body(request, self.settings.gzip, self.settings.max_body_bytes)
         route.handler(call)
 
     def _refuse_route(self, path: str, method: str) -> None:
@@ -169,9 +234,6 @@ class App:
     # --- Keys --------------------------------------------------------------------------------------------
 
     def _authorise(self, call: Call, route: Route | None, path: str) -> None:
-        settings = self.settings
-        if not settings.api_keys.enabled:
-            return
         if route is not None and (route.checks_key or (route.is_probe and not self._guarded(path))):
             return
         key = self._key_of(call.request)
@@ -202,16 +264,19 @@ class App:
         self._in_flight[key.number] = running + 1
         call.key = key
         call.holds_slot = True
-        self.on_gone(call, lambda: None)
+        # A client that only stops sending still gets its answer; nobody else is to be told.
+        call.exchange.on_gone = partial(self._free_slot, call)
+        call.exchange.hears_end = False
 
     def on_gone(self, call: Call, callback: Callable[[], None]) -> None:
-        """Call back if the client goes away before its answer."""
+        """Call back if the client goes away before its answer, or may have: it sends nothing more."""
 
         def gone() -> None:
             self._free_slot(call)
             callback()
 
         call.exchange.on_gone = gone
+        call.exchange.hears_end = True
 
     def _free_slot(self, call: Call) -> None:
         if call.holds_slot and call.key is not None:
@@ -233,8 +298,13 @@ class App:
 
     def answer(self, call: Call, body: bytes, status: int = 200, content_type: bytes = JSON_TYPE) -> None:
         """Send an answer."""
-        self._free_slot(call)
-        call.exchange.respond(status, body, content_type, self.cors_headers(call))
+        if call.holds_slot:
+            self._free_slot(call)
+        headers = self.cors_headers(call) if self.settings.cors_origins else ()
+        if self.settings.gzip and len(body) >= COMPRESSED_BYTES_MIN:
+            body, more = packed(call.request, body)
+            headers += more
+        call.exchange.respond(status, body, content_type, headers)
 
     def refuse(self, call: Call, error: ApiError) -> None:
         """Send an error."""
@@ -243,19 +313,24 @@ class App:
 
     def answer_when(self, call: Call, commit: Commit, render: Callable[[], tuple[bytes, int]]) -> None:
         """Send what `render` gives once the commit is done, or why it failed."""
-
-        def step() -> None:
-            if commit.error is not None:
-                raise commit.error
-            self.answer(call, *render())
-
-        # Whoever finishes the commit has others to tell and must not hear of what goes wrong with this one.
-        commit.on_done(lambda _: self.guarded(call, step))
+        commit.on_done(_Pending(self, call, render))
 
     def performance(self, call: Call, extra: bytes = b"") -> bytes:
         """The performance object of an answer."""
         total_ms = (self.now_ns() - call.started_ns) / 1e6
-        return b'{"server_total_ms":%.3f%b}' % (total_ms, extra)
+        return b'{"server_total_ms":%.3f%b%b}' % (total_ms, extra, self.throttle_field())
+
+    def throttle_field(self, synced_ms: float = 0.0) -> bytes:
+        """How much later an answer is for the server's sake, as a field with a comma; empty without pressure.
+
+        That is the wider window of a sync that took `synced_ms`, or the time for which a reader that is just
+        being woken was left to wait for more.
+        """
+        delivery = None if self.engine is None else self.engine.delivery
+        if delivery is None or not delivery.is_throttling:
+            return b""
+        wait_ns = delivery.hold_ns + delivery.sync_wait_ns(int(synced_ms * 1e6))
+        return b',"throttle_wait_ms":%.3f' % (wait_ns / 1e6)
 
     def cors_headers(self, call: Call) -> tuple[tuple[bytes, bytes], ...]:
         """What a browser needs to hand the answer to a page of another origin that is allowed to have it."""
@@ -298,15 +373,47 @@ class App:
             return
         try:
             engine.write()
-            engine.poll()
+            engine.poll(self._drain_watchers)
+            self._advise(engine)
         except Exception:
             # Whoever waits for a commit is told by it; the turns have to go on for the others.
             log.exception("a turn of the engine failed")
+        if engine.delivery.has_ready:
+            self.turn_soon()  # after the requests that have come meanwhile
+            return
+        due_ns, now_ns = engine.due_ns(), self.now_ns()
+        latest_ns = now_ns + TURN_INTERVAL_NS
+        self._turn_at(latest_ns if due_ns is None else min(max(due_ns, now_ns), latest_ns), now_ns)
+
+    def _turn_at(self, due_ns: int, now_ns: int) -> None:
+        """Take the next turn at this time at the latest."""
         if self._timer is not None:
+            # A turn too early does no harm; setting a timer anew with each turn would cost more.
+            if now_ns < self._timer_ns <= due_ns:
+                return
             self._timer.cancel()
-        due_ns = engine.due_ns()
-        delay_s = 1.0 if due_ns is None else max(0, due_ns - self.now_ns()) / NS_PER_S
-        self._timer = self.loop.call_later(min(delay_s, 1.0), self.turn_soon)
+        self._timer_ns = due_ns
+        self._timer = self.loop.call_later((due_ns - now_ns) / NS_PER_S, self._timer_turn)
+
+    def _timer_turn(self) -> None:
+        self._timer = None
+        self.turn_soon()
+
+    def _advise(self, engine: Engine) -> None:
+        """Name the topics whose pushes are paused, once after each look of the governor."""
+        samples = engine.delivery.governor.samples
+        if samples != self._advised_samples and self.advisers:
+            self._advised_samples = samples
+            paused = engine.paused_topics()
+            for advise in self.advisers:
+                advise(paused)
+
+    def _drain_watchers(self, end_ns: int) -> bool:
+        """Let all watchers of the topic that was just served have their share, up to a time."""
+        is_done = True
+        for drain in self.drains:
+            is_done = drain(end_ns) and is_done
+        return is_done
 
     def wake(self) -> None:
         """Take a turn; may be called from any thread."""
@@ -322,6 +429,7 @@ class App:
         """Take no more turns: the engine is about to be closed."""
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         self.engine = None
 
 

@@ -5,7 +5,7 @@ Owns decoding. `data` and `meta` of records stay the text that was sent.
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, cast
 
 import msgspec
 
@@ -13,9 +13,13 @@ from everlog.native.frames import json_fault
 from everlog.server.errors import ApiError, invalid
 from everlog.server.http import Request
 from everlog.topics import TopicConfig
+from everlog.topics.routing.definitions import Guarantee
 
 MAX_NESTING: Final = 128
-_ABSENT: Final = msgspec.Raw(b"")
+# How the engine spells "absent"; a field may not be typed as "Raw or None".
+_ABSENT: Final = cast(msgspec.Raw, None)
+# What clients usually send; any other spelling is looked at more closely.
+_JSON_TYPES: Final = frozenset({b"application/json", b"application/json; charset=utf-8"})
 
 
 class RecordBody(msgspec.Struct):
@@ -57,6 +61,19 @@ class DeleteBody(msgspec.Struct):
     match: str | list[Any] | None = None
 
 
+class RouterBody(msgspec.Struct):
+    """PUT /v0/routers/:router."""
+
+    source: str
+    dest: str
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    create_dest: bool = True
+    filter: str | list[Any] | None = None
+    allow_cycle: bool = False
+    guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
+
+
 class WatchedBody(msgspec.Struct):
     """Where watching one topic begins."""
 
@@ -78,9 +95,39 @@ class WatchBody(msgspec.Struct):
     consistency: Literal["eventual", "strong"] = "eventual"
 
 
-_Body = TypeVar("_Body", AppendBody, TopicConfig, DeleteBody, DiffBody, WatchBody)
+class ClaimBody(msgspec.Struct):
+    """POST /v0/topics/:topic/claim."""
+
+    node: str
+    max: int = 0
+    lease_ms: int | None = None
+
+
+class AckBody(msgspec.Struct):
+    """POST /v0/topics/:topic/ack."""
+
+    node: str
+    seqs: list[int]
+    lease_ids: list[str] | None = None
+
+
+class NackBody(AckBody):
+    """POST /v0/topics/:topic/nack."""
+
+    delay_ms: int = 0
+
+
+class ExtendBody(AckBody, kw_only=True):
+    """POST /v0/topics/:topic/extend."""
+
+    lease_ms: int
+
+
+_QUEUE_BODIES: Final = (ClaimBody, AckBody, NackBody, ExtendBody)
+_Body = TypeVar("_Body", bound=msgspec.Struct)
 _DECODERS: Final[dict[type, msgspec.json.Decoder[Any]]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (AppendBody, TopicConfig, DeleteBody, DiffBody, WatchBody)
+    kind: msgspec.json.Decoder(kind)
+    for kind in (AppendBody, TopicConfig, DeleteBody, DiffBody, RouterBody, WatchBody, *_QUEUE_BODIES)
 }
 
 
@@ -89,8 +136,8 @@ def decode(request: Request, kind: type[_Body], *, if_empty: _Body | None = None
     body = request.body
     if not body and if_empty is not None:
         return if_empty
-    content_type = request.header(b"content-type") or b""
-    if not content_type.lower().startswith(b"application/json"):
+    content_type = request.headers.get(b"content-type", b"")
+    if content_type not in _JSON_TYPES and not content_type.lower().startswith(b"application/json"):
         raise ApiError(415, "unsupported_media_type", "the body must be sent as application/json")
     fault = json_fault(body, MAX_NESTING)
     if fault is not None:
@@ -104,7 +151,7 @@ def decode(request: Request, kind: type[_Body], *, if_empty: _Body | None = None
     return decoded
 
 
-def check_counts(body: DiffBody | DeleteBody | TopicConfig | WatchBody | WatchedBody) -> None:
+def check_counts(body: msgspec.Struct) -> None:
     """Refuse negative numbers and those beyond 64 bits, whatever the field."""
     for field in body.__struct_fields__:
         value = getattr(body, field)
@@ -115,7 +162,8 @@ def check_counts(body: DiffBody | DeleteBody | TopicConfig | WatchBody | Watched
 
 def take_records(body: AppendBody) -> list[RecordBody]:
     """The records of an append with absent and null meta made the same."""
-    for record in body.records:
-        if record.meta is _ABSENT or bytes(record.meta) == b"null":
-            record.meta = None  # type: ignore[assignment]  # how the engine spells "absent"
-    return body.records
+    records = body.records
+    for record in records:
+        if record.meta is not _ABSENT and bytes(record.meta) == b"null":
+            record.meta = _ABSENT
+    return records

@@ -15,6 +15,7 @@ from everlog.errors import (
     EverlogError,
     InvalidRequest,
     LimitReached,
+    NotAQueue,
     RecordTooLarge,
     TopicFull,
     TopicIncompatible,
@@ -63,6 +64,7 @@ _STATUS: Final[dict[type[EverlogError], int]] = {
     TopicNotFound: 404,
     TopicIncompatible: 409,
     TopicNotEmpty: 409,
+    NotAQueue: 409,
     TopicFull: 422,
 }
 
@@ -70,6 +72,10 @@ _STATUS: Final[dict[type[EverlogError], int]] = {
 def from_engine(error: EverlogError, topic: str | None) -> ApiError:
     """Turn an error of the engine into what the client is told."""
     message = str(error)
+    if isinstance(error, LimitReached) and error.retry_after_ms:
+        seconds = -(-error.retry_after_ms // 1000)
+        headers = ((b"Retry-After", b"%d" % seconds),)
+        return ApiError(429, error.code, message, {"retry_after_ms": error.retry_after_ms}, headers)
     if isinstance(error, LimitReached):
         return limit_reached(message, error.limit, error.maximum)
     if isinstance(error, Closed):

@@ -3,12 +3,17 @@
 Owns who watches which topic, the queue of watchers that have something to do, and the rendering that they
 share: records behind a cursor are rendered once for all watchers who stand there with the same wishes.
 Writes to no connection; each watcher does that for itself, so a slow one holds up nobody.
+
+There are two ways to a watcher. When the engine serves a topic, `drain` pumps all its watchers before another
+topic is served. Whoever has more to send than one pump takes, or asks by itself, waits in a queue that is
+worked off beside that, a step at a time.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
 
@@ -17,6 +22,7 @@ import msgspec
 from everlog.errors import Closed, EverlogError, TopicNotFound
 from everlog.server.app import App
 from everlog.server.errors import ApiError
+from everlog.server.http_exchange import as_chunk
 from everlog.server.sse import end_with_id, record_lines
 from everlog.topics import Commit, Diff, Discard, Engine, Tombstone, TopicConfig
 from everlog.topics.config import (
@@ -32,6 +38,9 @@ STEP_WATCHERS: Final = 256
 STEP_NS: Final = 2_000_000
 CACHE_BATCHES: Final = 64
 CACHE_BYTES: Final = 16 << 20
+# The clock is looked at once for so many watchers.
+PUMPS_PER_LOOK: Final = 8
+ADVICE_RETRY_MS: Final = 1000
 log = logging.getLogger("everlog.server.watch")
 
 
@@ -67,12 +76,14 @@ class Batch:
 
     __slots__ = (
         "_alone",
+        "_chunk",
         "caught_up",
         "commit",
         "earliest_seq",
         "epoch",
         "head_seq",
         "is_incomplete",
+        "is_plain",
         "lines",
         "loss",
         "name",
@@ -97,9 +108,12 @@ class Batch:
         self.caught_up = diff.caught_up
         self.lines = b""
         self._alone = b""
+        self._chunk = b""
         if diff.delivered and not diff.incomplete:
             topic = msgspec.json.encode(name)
             self.lines = record_lines(topic, diff.records, self.start_seq, self.to_seq, self.head_seq)
+        # Records up to the head and nothing else: what nearly all readers get nearly all the time.
+        self.is_plain = bool(self.lines) and tombstone is None and self.caught_up
 
     @property
     def frame_alone(self) -> bytes:
@@ -108,16 +122,27 @@ class Batch:
             self._alone = self.lines + end_with_id({self.name: self.to_seq})
         return self._alone
 
+    @property
+    def chunk_alone(self) -> bytes:
+        """The same as one piece of a stream over HTTP/1.1, framed once for all of them."""
+        if not self._chunk:
+            self._chunk = as_chunk(self.frame_alone)
+        return self._chunk
+
 
 class Watcher(Protocol):
     """Somebody who follows topics."""
 
-    def topic_changed(self, name: str) -> None:
-        """There may be something new in this topic, or it is gone."""
+    def topic_changed(self, name: str) -> bool:
+        """There may be something new in this topic, or it is gone; tells whether to pump for it now."""
         ...
 
     def pump(self) -> None:
-        """Send a little; called after `FanOut.serve_soon`."""
+        """Send a little; called after `topic_changed` or `FanOut.serve_soon`."""
+        ...
+
+    def advise(self, names: list[str], retry_after_ms: int) -> None:
+        """These topics have something new that is not pushed for now; it can be read."""
         ...
 
     def fail(self, error: Exception) -> None:
@@ -128,13 +153,18 @@ class Watcher(Protocol):
 class _Feed:
     """The watchers of one topic name; the engine tells it of the next change while it is armed."""
 
-    __slots__ = ("fan_out", "is_armed", "name", "watchers")
+    __slots__ = ("batch", "fan_out", "from_seq", "is_armed", "moment", "name", "watchers", "wishes")
 
     def __init__(self, fan_out: FanOut, name: str) -> None:
         self.fan_out = fan_out
         self.name = name
         self.watchers: dict[Watcher, None] = {}
         self.is_armed = False
+        # The last read: most watchers want the same one after the other.
+        self.batch: Batch | None = None
+        self.moment = 0
+        self.from_seq = 0
+        self.wishes = Wishes()
 
     def woken(self) -> None:
         """The topic has something new or is deleted; each registration is told once."""
@@ -185,9 +215,15 @@ class FanOut:
         self._woken: list[_Feed] = []
         self._ready: set[Watcher] = set()
         self._queue: deque[Watcher] = deque()
+        self._live: deque[tuple[str, Iterator[Watcher]]] = deque()
         self._step_is_due = False
+        self._moment = 0
         self._versions: dict[str, Version | None] = {}
+        self._advised: set[str] = set()
+        self._shared_by: set[_Feed] = set()
         self.batches = SharedBatches()
+        app.drains.append(self.drain)
+        app.advisers.append(self.advise)
 
     # --- Who watches what --------------------------------------------------------------------------------
 
@@ -223,9 +259,11 @@ class FanOut:
                 feed.is_armed = True
 
     def feed_woken(self, feed: _Feed) -> None:
-        """Tell the watchers, but not here: this may be the middle of a commit."""
+        """Tell the watchers, but not here: this may be the middle of a change."""
         self._woken.append(feed)
-        self._step_soon()
+        engine = self._app.engine
+        if engine is None or not engine.delivery.is_serving:
+            self._step_soon()
 
     def serve_soon(self, watcher: Watcher) -> None:
         """Let a watcher pump when its turn comes."""
@@ -241,15 +279,42 @@ class FanOut:
             self._step_is_due = True
             self._app.loop.call_soon(self._step)
 
+    def drain(self, end_ns: int) -> bool:
+        """Pump the watchers of topics that have something new, up to a time; tells whether all had theirs."""
+        woken = self._woken
+        if woken:
+            self._woken = []
+            self._live.extend((feed.name, iter(tuple(feed.watchers))) for feed in woken)
+        if not self._live:
+            return True
+        self._begin_moment()
+        is_done = self._pump_live(end_ns)
+        if is_done and not self._queue:
+            self._forget_moment()
+        return is_done
+
+    def _pump_live(self, end_ns: int) -> bool:
+        live, now_ns = self._live, self._app.now_ns
+        pumps_left = PUMPS_PER_LOOK
+        while live:
+            name, watchers = live[0]
+            for watcher in watchers:
+                if watcher.topic_changed(name):
+                    self._pump(watcher)
+                    pumps_left -= 1
+                    if not pumps_left:
+                        pumps_left = PUMPS_PER_LOOK
+                        if now_ns() >= end_ns:
+                            return False
+            live.popleft()
+        return True
+
     def _step(self) -> None:
         """Serve watchers for a while; what is left goes on after the loop has seen to others."""
         self._step_is_due = False
-        self._versions.clear()
-        woken, self._woken = self._woken, []
-        for feed in woken:
-            for watcher in tuple(feed.watchers):
-                watcher.topic_changed(feed.name)
         end_ns = self._app.now_ns() + STEP_NS
+        is_drained = self.drain(end_ns)
+        self._begin_moment()
         for _ in range(min(len(self._queue), STEP_WATCHERS)):
             watcher = self._queue.popleft()
             if watcher in self._ready:
@@ -257,11 +322,22 @@ class FanOut:
                 self._pump(watcher)
                 if self._app.now_ns() >= end_ns:
                     break
-        if self._queue or self._woken:
+        if self._queue or self._woken or not is_drained:
             self._step_soon()
         else:
-            # Nobody is left who could share them.
-            self.batches.clear()
+            self._forget_moment()
+
+    def _begin_moment(self) -> None:
+        """From here to the end of the call nothing changes, so what is read once holds for all."""
+        self._moment += 1
+        self._versions.clear()
+
+    def _forget_moment(self) -> None:
+        """Nobody is left who could share what was read."""
+        self.batches.clear()
+        for feed in self._shared_by:
+            feed.batch = None
+        self._shared_by.clear()
 
     def _pump(self, watcher: Watcher) -> None:
         try:
@@ -271,6 +347,21 @@ class FanOut:
         except Exception as error:
             log.exception("a watch stream failed")
             watcher.fail(error)
+
+    # --- Topics that are paused --------------------------------------------------------------------------
+
+    def advise(self, paused: list[str]) -> None:
+        """Tell the watchers of these topics that nothing is pushed for now, once for each pause."""
+        self._advised.intersection_update(paused)
+        told: dict[Watcher, list[str]] = {}
+        for name in paused:
+            feed = self._feeds.get(name)
+            if feed is not None and name not in self._advised:
+                self._advised.add(name)
+                for watcher in feed.watchers:
+                    told.setdefault(watcher, []).append(name)
+        for watcher, names in told.items():
+            watcher.advise(names, ADVICE_RETRY_MS)
 
     # --- Reading -----------------------------------------------------------------------------------------
 
@@ -282,8 +373,27 @@ class FanOut:
         """
         engine = self._app.ready_engine()
         feed = self._feeds.get(name)
-        if feed is not None:
+        if feed is None:
+            return self._read(engine, name, epoch, from_seq, wishes)
+        if not feed.is_armed:
             self._arm(feed)
+        batch = feed.batch
+        if (
+            batch is not None
+            and feed.moment == self._moment
+            and feed.from_seq == from_seq
+            and batch.epoch == epoch
+            and feed.wishes == wishes
+        ):
+            self.batches.shared += 1
+            return batch
+        batch = self._read(engine, name, epoch, from_seq, wishes)
+        if batch is not None and not batch.is_incomplete and batch.epoch == epoch:
+            feed.batch, feed.moment, feed.from_seq, feed.wishes = batch, self._moment, from_seq, wishes
+            self._shared_by.add(feed)
+        return batch
+
+    def _read(self, engine: Engine, name: str, epoch: int, from_seq: int, wishes: Wishes) -> Batch | None:
         version = self._version(engine, name)
         if version is None:
             return None
@@ -330,6 +440,12 @@ class FanOut:
             block=False,
         )
         commit = diff.commit
+        start_seq = from_seq if diff.tombstone is None else diff.tombstone.earliest_seq - 1
+        if diff.incomplete and diff.next_from_seq > start_seq:
+            # What was passed on the way to a cold segment is passed for good. To begin at the old cursor
+            # again could need more segments at once than there is memory for, and would never end.
+            diff = msgspec.structs.replace(diff, incomplete=False)
+            commit = engine.floor_commit(name)
         if wishes.is_strong and diff.delivered and not diff.incomplete:
             commit = _both(commit, engine.synced_commit(name))
         if not commit.done:

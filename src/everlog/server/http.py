@@ -16,14 +16,24 @@ from email.utils import formatdate
 from typing import Final, Protocol
 
 from everlog.clock import NS_PER_S, Clock, SystemClock
+from everlog.native.http_request import read_plain
 from everlog.server.http_connection import HttpConnection
 from everlog.server.http_exchange import Channel, Exchange, Stream, Upgraded
 from everlog.server.http_limits import HttpLimits
-from everlog.server.http_messages import JSON_TYPE, Headers, Request, error_body, render_head
+from everlog.server.http_messages import (
+    JSON_TYPE,
+    EarlyAnswer,
+    Headers,
+    Refusal,
+    Request,
+    error_body,
+    render_head,
+)
 
 __all__ = [
     "Application",
     "Channel",
+    "EarlyAnswer",
     "Exchange",
     "Headers",
     "HttpLimits",
@@ -42,8 +52,8 @@ ABORT_GRACE_S: Final = 1.0
 class Application(Protocol):
     """What a server serves. Both calls are made on the event loop and must not block."""
 
-    def check_head(self, request: Request) -> tuple[int, bytes] | None:
-        """Refuse a request (status, JSON body) when its headers are there, before its body is read."""
+    def check_head(self, request: Request) -> EarlyAnswer | None:
+        """Refuse a request by its head (status, JSON body, headers), before its body is read."""
         ...
 
     def handle(self, exchange: Exchange) -> None:
@@ -64,12 +74,20 @@ class HttpServer:
         self.application = application
         self.limits = limits if limits is not None else HttpLimits()
         self.is_draining = False
+        # What bodies that are counted hold, see `HttpLimits.max_bodies_bytes`.
+        self.bodies_bytes = 0
         self.loop: asyncio.AbstractEventLoop
         # The time that timeouts are measured in; asked for with every request, so it is bound directly.
         self.now_s: Callable[[], float]
         self.date_line = b""
         self.ok_json_head = b""
         self.full_response = b""
+        self._plain_limits = (
+            self.limits.max_target_bytes,
+            self.limits.max_header_bytes,
+            self.limits.max_headers,
+            self.limits.max_body_bytes,
+        )
         self._clock = clock
         self._wall: Clock = clock if clock is not None else SystemClock()
         self._connections: set[HttpConnection] = set()
@@ -147,6 +165,23 @@ class HttpServer:
             return False
         self._connections.add(connection)
         return True
+
+    def read_plain(self, data: bytes, peer: str) -> Request | None:
+        """The request that these bytes are, if they are one and nothing unusual is about it."""
+        return read_plain(data, peer, *self._plain_limits)
+
+    def take_body(self, size: int) -> None:
+        """Count a part of a body that is held from now on; raises a Refusal if that is too much."""
+        self.bodies_bytes += size
+        limit = self.limits.max_bodies_bytes
+        if self.bodies_bytes > limit:
+            self.bodies_bytes -= size
+            body = error_body(
+                "throttled",
+                f"the requests that are being read or handled hold {limit} bytes together; retry later",
+                {"limit": "max_bodies_bytes", "max": limit},
+            )
+            raise Refusal(429, body, ((b"Retry-After", b"1"),))
 
     def forget(self, connection: HttpConnection) -> None:
         """A connection is over."""

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from everlog.server.http_exchange import Exchange, Upgraded
-from everlog.server.http_messages import CONTINUE, Refusal, Request, error_body
+from everlog.server.http_messages import CONTINUE, EarlyAnswer, Refusal, Request, error_body
 from everlog.server.http_reading import RequestReader, body_too_large
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class HttpConnection(asyncio.Protocol):
     __slots__ = (
         "_body_since_s",
         "_continue_is_due",
+        "_counted_bytes",
         "_early_answer",
         "_exchanges",
         "_flushed_bytes",
@@ -58,6 +59,7 @@ class HttpConnection(asyncio.Protocol):
         "_is_refusing",
         "_now_s",
         "_parked",
+        "_peer",
         "_pump_is_due",
         "_reader",
         "_requests_in_turn",
@@ -80,8 +82,11 @@ class HttpConnection(asyncio.Protocol):
         self._now_s = self._since_s = server.now_s()
         self._exchanges: list[Exchange] = []
         self._reader: RequestReader | None = None
-        self._early_answer: tuple[int, bytes] | None = None
+        self._peer = ""
+        self._early_answer: EarlyAnswer | None = None
         self._body_since_s = 0.0
+        # What the server counts for the body that is being read.
+        self._counted_bytes = 0
         self._continue_is_due = False
         self._unread = b""
         self._unread_start = 0
@@ -107,10 +112,16 @@ class HttpConnection(asyncio.Protocol):
             return
         limits = self.server.limits
         self.transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
-        self._reader = RequestReader(limits, self, _peer_name(transport))
+        self._peer = _peer_name(transport)
+        self._reader = RequestReader(limits, self, self._peer)
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client."""
+        if self._state <= IDLE and not (self._exchanges or self._unread or self.is_write_paused):
+            request = self.server.read_plain(data, self._peer)
+            if request is not None:
+                self._take_plain(request)
+                return
         if self._state >= DEAF:
             self._discard(data)
         elif self._unread:
@@ -139,6 +150,7 @@ class HttpConnection(asyncio.Protocol):
         self.server.forget(self)
         exchanges, self._exchanges = self._exchanges, []
         for exchange in exchanges:
+            self._let_go(exchange)
             self._call(exchange.gone())
 
     def pause_writing(self) -> None:
@@ -154,6 +166,37 @@ class HttpConnection(asyncio.Protocol):
         self._pump_soon()
 
     # --- Input ---
+
+    def _take_plain(self, request: Request) -> None:
+        """A request that came alone and whole: what `_parse` would do with it, without its parser.
+
+        That one stands between two requests and does not miss anything.
+        """
+        self._state = IDLE
+        self._now_s = self._since_s = self.server.now_s()
+        try:
+            answer = self.server.application.check_head(request)
+        except Exception:
+            answer = self._check_failed(request)
+        exchange = Exchange(self, request)
+        self._exchanges.append(exchange)
+        size = len(request.body)
+        if size > self.server.limits.uncounted_body_bytes:
+            try:
+                self.server.take_body(size)
+            except Refusal as refusal:
+                answer = (refusal.status, refusal.body, refusal.headers)
+            else:
+                exchange.counted_bytes = size
+        if answer is not None:
+            status, body, headers = answer
+            exchange.respond(status, body, headers=headers)
+        else:
+            self._handle(exchange)
+
+    def _check_failed(self, request: Request) -> EarlyAnswer:
+        log.exception("checking the head of %s %r failed", request.method, request.path)
+        return (500, INTERNAL_ERROR, ())
 
     def _parse(self, data: bytes, position: int) -> None:
         """Read requests out of `data`; what must wait is kept."""
@@ -199,8 +242,7 @@ class HttpConnection(asyncio.Protocol):
         try:
             answer = self.server.application.check_head(request)
         except Exception:
-            log.exception("checking the head of %s %r failed", request.method, request.path)
-            answer = (500, INTERNAL_ERROR)
+            answer = self._check_failed(request)
         if body_bytes == 0:
             self._early_answer = answer
             return
@@ -223,17 +265,33 @@ class HttpConnection(asyncio.Protocol):
             else:
                 self.write(CONTINUE)
 
+    def body_received(self, size: int) -> None:
+        """The reader holds more of a body."""
+        self.server.take_body(size)
+        self._counted_bytes += size
+
+    def _let_go(self, exchange: Exchange | None = None) -> None:
+        """What the server counts is no longer held: a body that is not read on, or one that was answered."""
+        if exchange is None:
+            self.server.bodies_bytes -= self._counted_bytes
+            self._counted_bytes = 0
+        else:
+            self.server.bodies_bytes -= exchange.counted_bytes
+            exchange.counted_bytes = 0
+
     def request_received(self, request: Request) -> None:
         """The reader has a whole request."""
         self._state = IDLE if request.keep_alive else DEAF
         self._requests_in_turn += 1
         self._continue_is_due = False
         exchange = Exchange(self, request)
+        exchange.counted_bytes, self._counted_bytes = self._counted_bytes, 0
         exchanges = self._exchanges
         exchanges.append(exchange)
         answer, self._early_answer = self._early_answer, None
         if answer is not None:
-            exchange.respond(*answer)
+            status, body, headers = answer
+            exchange.respond(status, body, headers=headers)
         elif request.offers_upgrade:
             # A connection can be handed over only when nothing else is due on it, and when what came in
             # behind the request is put aside; that is done when the parser returns.
@@ -267,7 +325,7 @@ class HttpConnection(asyncio.Protocol):
         self._exchanges.append(exchange)
         # Input is thrown away from here on, and that needs reading.
         self._resume_reading()
-        exchange.respond(refusal.status, refusal.body)
+        exchange.respond(refusal.status, refusal.body, headers=refusal.headers)
 
     def _discard(self, data: bytes) -> None:
         """Input that is not parsed."""
@@ -281,6 +339,7 @@ class HttpConnection(asyncio.Protocol):
     def _drop_reader(self) -> None:
         """Parse nothing more."""
         self._unread = b""
+        self._let_go()
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -346,6 +405,8 @@ class HttpConnection(asyncio.Protocol):
         `body` is what was not worth copying behind its head.
         """
         exchanges = self._exchanges
+        if exchange.counted_bytes:
+            self._let_go(exchange)
         if exchanges[0] is not exchange:
             exchange.held = bytearray(data + body)
             return
@@ -419,6 +480,7 @@ class HttpConnection(asyncio.Protocol):
         """Begin a response without an end. No request is read after it, but the end of the input is."""
         self._state = DEAF
         self._unread = b""
+        self._let_go(exchange)
         self._resume_reading()
         if self._exchanges[0] is exchange:
             self.write(head)
@@ -435,6 +497,7 @@ class HttpConnection(asyncio.Protocol):
     def start_raw(self, exchange: Exchange, head: bytes) -> None:
         """Leave HTTP."""
         self._state = RAW
+        self._let_go(exchange)
         self._drop_reader()
         self.write(head)
         self._resume_reading()

@@ -30,14 +30,16 @@ class Exchange:
     """One request and its one response.
 
     `on_gone` is called once if the client goes away before the exchange was answered; answering it after
-    that does nothing. A client that only closes its sending side still gets its answer, unless `on_gone` is
-    set: who sets it prefers to hear at once of a client that may have gone.
+    that does nothing. A client that only closes its sending side counts as gone if `hears_end` is left true:
+    who sets `on_gone` then hears at once of a client that may have gone. Otherwise it still gets its answer.
     """
 
     __slots__ = (
         "_connection",
         "channel",
         "closes",
+        "counted_bytes",
+        "hears_end",
         "held",
         "is_answered",
         "on_gone",
@@ -47,6 +49,7 @@ class Exchange:
     def __init__(self, connection: HttpConnection, request: Request) -> None:
         self.request = request
         self.on_gone: Callable[[], None] | None = None
+        self.hears_end = True
         self._connection: HttpConnection | None = connection
         self.is_answered = False
         # The rest is for the connection: output that must wait for earlier responses, the stream or upgraded
@@ -54,6 +57,8 @@ class Exchange:
         self.held: bytearray | None = None
         self.channel: Stream | Upgraded | None = None
         self.closes = not request.keep_alive
+        # What the server counts for the body until this is answered.
+        self.counted_bytes = 0
 
     def respond(
         self, status: int, body: bytes, content_type: bytes = JSON_TYPE, headers: Headers = ()
@@ -62,8 +67,9 @@ class Exchange:
 
         HEAD gets the head alone, and 204 and 304 have no body.
         """
-        connection = self._unanswered()
-        if connection is None:
+        connection = self._connection
+        if self.is_answered or connection is None:
+            self._unanswered()
             return
         request = self.request
         server = connection.server
@@ -74,6 +80,10 @@ class Exchange:
             and content_type == JSON_TYPE
             and not server.is_draining
         ):
+            self.is_answered = True
+            if len(body) <= JOINED_BODY_BYTES:
+                connection.answer(self, b"%b%d\r\n\r\n%b" % (server.ok_json_head, len(body), body))
+                return
             head = b"%b%d\r\n\r\n" % (server.ok_json_head, len(body))
         else:
             self.closes = self.closes or connection.should_close_after(self)
@@ -142,7 +152,9 @@ class Exchange:
     @property
     def wants_word(self) -> bool:
         """Whether somebody is to be told at once if the client may have gone."""
-        return self.channel is not None or (self.on_gone is not None and not self.is_answered)
+        return self.channel is not None or (
+            self.on_gone is not None and self.hears_end and not self.is_answered
+        )
 
     def gone(self) -> Callable[[], None] | None:
         """The client has gone: what is to be called for it, once."""
@@ -226,18 +238,40 @@ class Stream(Channel):
     @property
     def buffered(self) -> int:
         """Bytes that were written and that the kernel has not taken, or not even been offered."""
-        held = self._exchange.held
-        return len(held) if held is not None and self._connection is not None else super().buffered
+        held, connection = self._exchange.held, self._connection
+        if connection is None:
+            return 0
+        return connection.buffered if held is None else len(held)
 
     @property
     def is_writable(self) -> bool:
         """As for every channel, and not before the responses to earlier requests are out."""
-        return super().is_writable and self._exchange.held is None
+        connection = self._connection
+        return (
+            connection is not None
+            and not connection.is_write_paused
+            and not self.is_closed
+            and self._exchange.held is None
+        )
 
     def write(self, data: bytes) -> None:
         """Send one piece. After the end of the stream it does nothing."""
         if data and not self.is_closed:
-            self._emit(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+            self._emit(as_chunk(data) if self._is_chunked else data)
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether `write_chunk` may be used; an HTTP/1.0 client would not understand it."""
+        return self._is_chunked
+
+    def write_chunk(self, chunk: bytes) -> None:
+        """Send one piece that `as_chunk` has framed: many streams can share it."""
+        connection = self._connection
+        if connection is not None:
+            if self._exchange.held is None:
+                connection.write(chunk)
+            else:
+                self._exchange.held += chunk
 
     def close(self) -> None:
         """End the response, and the connection once everything is out."""
@@ -255,6 +289,11 @@ class Stream(Channel):
             held += data
         elif self._connection is not None:
             self._connection.write(data)
+
+
+def as_chunk(data: bytes) -> bytes:
+    """A piece of a stream in the framing of HTTP/1.1; it must not be empty, that would be the end."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 class Upgraded(Channel):

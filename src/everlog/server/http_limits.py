@@ -15,6 +15,11 @@ class HttpLimits:
 
     max_body_bytes: int = 64 * 1024 * 1024
     """A longer body is refused with 413: by its Content-Length, or while its chunks arrive."""
+    max_bodies_bytes: int = 256 * 1024 * 1024
+    """Bodies of all connections together, from their first byte to the answer; one more is refused with 429.
+    Those of at most `uncounted_body_bytes` are not counted."""
+    uncounted_body_bytes: int = 16 * 1024
+    """So small a body is bounded by the number of connections; counting it would cost every request."""
     max_target_bytes: int = 16 * 1024
     """A longer request target is refused with 414."""
     max_header_bytes: int = 64 * 1024

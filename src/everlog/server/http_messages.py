@@ -1,16 +1,34 @@
 """Requests and responses as values: what a request is, and how a response head is written.
 
-Owns the `Request`, the error body and the bytes of a head. Touches no socket and knows no route.
+Owns the error body and the bytes of a head; the `Request` itself is native. Touches no socket and knows no
+route.
 """
 
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from everlog.native.http_request import Request
+
 Headers = tuple[tuple[bytes, bytes], ...]
+# Status, JSON body and headers of an answer that is given before the body of the request is read.
+EarlyAnswer = tuple[int, bytes, Headers]
+__all__ = [
+    "BODILESS_STATUSES",
+    "CONTINUE",
+    "JSON_TYPE",
+    "LAST_CHUNK",
+    "EarlyAnswer",
+    "Headers",
+    "Refusal",
+    "Request",
+    "error_body",
+    "origin_form",
+    "render_head",
+]
 
 JSON_TYPE: Final = b"application/json"
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -22,55 +40,14 @@ STATUS_LINES: Final = {
 }
 
 
-class Request:
-    """One request: complete when the application's `handle` sees it, without its body in `check_head`.
-
-    `context` is the application's own: what it learned from the head (such as who is asking) and wants to
-    have again when the body is there.
-    """
-
-    __slots__ = (
-        "body",
-        "context",
-        "headers",
-        "is_http_1_0",
-        "is_plain",
-        "keep_alive",
-        "method",
-        "offers_upgrade",
-        "path",
-        "peer",
-        "query",
-    )
-
-    def __init__(
-        self, method: str, path: bytes, query: bytes, headers: dict[bytes, bytes], peer: str
-    ) -> None:
-        self.method = method
-        self.path = path
-        self.query = query
-        self.headers = headers
-        self.peer = peer
-        self.body = b""
-        self.context: Any = None
-        self.keep_alive = True
-        self.is_http_1_0 = False
-        self.offers_upgrade = False
-        # Whether a response to it needs nothing but the usual head.
-        self.is_plain = False
-
-    def header(self, name: bytes) -> bytes | None:
-        """The value of a header by its lower-case name; several lines of one name are joined by commas."""
-        return self.headers.get(name)
-
-
 class Refusal(Exception):
     """A request that is answered here, before the application sees it; the connection ends with it."""
 
-    def __init__(self, status: int, body: bytes) -> None:
+    def __init__(self, status: int, body: bytes, headers: Headers = ()) -> None:
         super().__init__(status)
         self.status = status
         self.body = body
+        self.headers = headers
 
     @classmethod
     def because(cls, status: int, message: str, code: str = "invalid_request") -> Refusal:
@@ -78,9 +55,12 @@ class Refusal(Exception):
         return cls(status, error_body(code, message))
 
 
-def error_body(code: str, message: str) -> bytes:
+def error_body(code: str, message: str, detail: dict[str, object] | None = None) -> bytes:
     """The JSON body that every answer other than a success carries."""
-    return msgspec.json.encode({"error": {"code": code, "message": message}})
+    error: dict[str, object] = {"code": code, "message": message}
+    if detail is not None:
+        error["detail"] = detail
+    return msgspec.json.encode({"error": error})
 
 
 def origin_form(target: bytes) -> bytes:

@@ -31,6 +31,10 @@ class Listener(Protocol):
         """The headers are complete; the body has this many bytes (None: not known before its end)."""
         ...
 
+    def body_received(self, size: int) -> None:
+        """So many bytes more are held of a body that is worth counting; may raise a Refusal."""
+        ...
+
     def request_received(self, request: Request) -> None:
         """The request is complete."""
         ...
@@ -43,6 +47,7 @@ class RequestReader:
         "_body",
         "_body_bytes",
         "_body_left",
+        "_counted_bytes",
         "_headers",
         "_limits",
         "_listener",
@@ -78,6 +83,7 @@ class RequestReader:
         self._request: Request | None = None
         self._body: bytes | bytearray = b""
         self._body_bytes = 0
+        self._counted_bytes = 0
 
     def close(self) -> None:
         """Read nothing more. Parser and reader refer to each other; this spares the collector the work."""
@@ -189,6 +195,9 @@ class RequestReader:
             self._body_left -= len(piece)
         elif self._body_bytes > self._limits.max_body_bytes:
             raise body_too_large(self._limits.max_body_bytes)
+        if self._body_bytes > self._limits.uncounted_body_bytes:
+            self._listener.body_received(self._body_bytes - self._counted_bytes)
+            self._counted_bytes = self._body_bytes
         if not self._body:
             self._body = piece
             return

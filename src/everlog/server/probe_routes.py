@@ -19,6 +19,9 @@ from everlog.server.app import App, Call, Route
 from everlog.server.auth import Scope
 from everlog.server.errors import RETRY_SOON, ApiError
 from everlog.topics import Durability, EngineCounts
+from everlog.topics.delivery.delivery import DeliveryCounts
+from everlog.topics.delivery.governor import Rung
+from everlog.topics.routing.definitions import RouterState
 
 TOPIC_METRICS_MAX: Final = 1000
 _VERSION: Final = version("everlog")
@@ -80,6 +83,11 @@ class ProbeRoutes:
         engine = self._app.engine
         return EngineCounts() if engine is None else engine.counts()
 
+    def delivery(self) -> DeliveryCounts:
+        """How delivery is; zeros before the engine is ready."""
+        engine = self._app.engine
+        return DeliveryCounts() if engine is None else engine.delivery.counts()
+
     def gauges(self) -> dict[str, int]:
         """What only the server knows."""
         return self._gauges()
@@ -97,6 +105,8 @@ class ProbeRoutes:
             **{f"topics_{kind}": counts.by_class.get(kind, 0) for kind in Durability},
             "records_live": counts.records_live,
             "bytes_live": counts.bytes_live,
+            "queue_topics": counts.queue_topics,
+            "queue_leases_in_flight": counts.queue_leases_in_flight,
             **self.gauges(),
             "ready": bool(self.is_ready()),
             "replay_progress": 1.0 if self.is_ready() else self._app.replay_progress,
@@ -124,6 +134,11 @@ class ProbeRoutes:
         states = engine.topics(limit=TOPIC_METRICS_MAX + 1)
         return states[:TOPIC_METRICS_MAX], len(states) > TOPIC_METRICS_MAX
 
+    def routers_shown(self) -> list[RouterState]:
+        """The routers that get metrics of their own."""
+        engine = self._app.engine
+        return [] if engine is None else engine.routers(limit=TOPIC_METRICS_MAX)
+
 
 class _Metrics(Collector):
     """The same for Prometheus."""
@@ -144,6 +159,8 @@ class _Metrics(Collector):
             "topics": counts.topics,
             "records_live": counts.records_live,
             "bytes_live": counts.bytes_live,
+            "queue_topics": counts.queue_topics,
+            "queue_leases_in_flight": counts.queue_leases_in_flight,
             **self._probes.gauges(),
             "ready": self._probes.is_ready(),
             "recovery_progress": 1.0
@@ -156,6 +173,8 @@ class _Metrics(Collector):
         for name, value in gauges.items():
             yield GaugeMetricFamily(f"topics_{name}", name.replace("_", " "), value=value)
         yield from self._log_metrics(counts)
+        yield from self._delivery_metrics(self._probes.delivery())
+        yield from self._router_metrics()
         yield from self._topic_metrics()
 
     def _log_metrics(self, counts: EngineCounts) -> Iterator[Metric]:
@@ -165,6 +184,47 @@ class _Metrics(Collector):
         yield CounterMetricFamily("topics_wal_submit_full", "refused for a full queue", counts.queue_refused)
         histogram = HistogramMetricFamily("topics_wal_fsync_latency_us", "time of a sync in microseconds")
         histogram.add_metric([], wal.cumulative_buckets(), wal.fsync_micros_total)
+        yield histogram
+
+    def _router_metrics(self) -> Iterator[Metric]:
+        lag = GaugeMetricFamily(
+            "topics_router_lag", "Records a router is behind its source.", labels=["router"]
+        )
+        total = CounterMetricFamily(
+            "topics_router_forwarded", "Records a router has copied.", labels=["router"]
+        )
+        for state in self._probes.routers_shown():
+            lag.add_metric([state.router], state.lag)
+            total.add_metric([state.router], state.forwarded_total)
+        yield lag
+        yield total
+
+    @staticmethod
+    def _delivery_metrics(delivery: DeliveryCounts) -> Iterator[Metric]:
+        for name, text, value in (
+            ("pressure", "how much there is to do, 0 to 1", delivery.pressure),
+            ("loop_busy", "share of the time in which the loop worked, 0 to 1", delivery.busy),
+            ("scheduler_held", "topics that gather more before they are served", delivery.held),
+            ("scheduler_paused", "topics that are not pushed for now", delivery.paused),
+            ("coalesce_window_ms", "time between two services of a topic, at least", delivery.coalesce_ms),
+            ("commit_window_floor_ms", "time between two syncs, at least", delivery.commit_floor_ms),
+        ):
+            yield GaugeMetricFamily(f"topics_{name}", text, value=value)
+        depths = GaugeMetricFamily("topics_band_depth", "topics that wait to be served", labels=["band"])
+        for band, depth in enumerate(delivery.band_depths):
+            depths.add_metric([f"B{band}"], depth)
+        rungs = GaugeMetricFamily("topics_rung_engaged", "1 while a rung is taken", labels=["rung"])
+        taken = CounterMetricFamily("topics_rung_taken", "how often a rung was taken", labels=["rung"])
+        for rung in Rung:
+            rungs.add_metric([rung.name.lower()], int(delivery.rungs[rung]))
+            taken.add_metric([rung.name.lower()], delivery.rungs_taken[rung])
+        yield from (depths, rungs, taken)
+        yield CounterMetricFamily("topics_scheduler_serviced", "topics that were served", delivery.served)
+        yield CounterMetricFamily("topics_throttled", "writes refused for pressure", delivery.refused)
+        histogram = HistogramMetricFamily(
+            "topics_scheduling_latency_us", "time from news to service in microseconds"
+        )
+        histogram.add_metric([], delivery.cumulative_buckets(), delivery.latency_us_total)
         yield histogram
 
     def _topic_metrics(self) -> Iterator[Metric]:
@@ -178,5 +238,12 @@ class _Metrics(Collector):
             family = GaugeMetricFamily(f"topics_topic_{name}", f"{field} of a topic", labels=["topic"])
             for state in states:
                 family.add_metric([state.topic], getattr(state, field))
+            yield family
+        for name in ("ready", "in_flight"):
+            text = f"{name} jobs of a queue"
+            family = GaugeMetricFamily(f"topics_topic_queue_{name}", text, labels=["topic"])
+            for state in states:
+                if state.queue is not None:
+                    family.add_metric([state.topic], getattr(state.queue, name))
             yield family
         yield GaugeMetricFamily("topics_topic_metrics_truncated", "1 if topics are left out", int(truncated))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -16,72 +17,125 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from everlog.errors import Io
 from everlog.fs import OsFs, replace_file
 from everlog.server.app import App
 from everlog.server.auth import check_bind, is_loopback
+from everlog.server.busy_time import busy_ns
+from everlog.server.claim_windows import ClaimWindows
 from everlog.server.http import HttpServer
 from everlog.server.http_limits import HttpLimits
 from everlog.server.logs import configure_logging
 from everlog.server.probe_routes import ProbeRoutes
+from everlog.server.queue_routes import QueueRoutes
+from everlog.server.router_routes import RouterRoutes
 from everlog.server.settings import ServerSettings
 from everlog.server.socket_session import WebSocketRoutes
 from everlog.server.stream_slots import StreamSlots
 from everlog.server.topic_routes import TopicRoutes
 from everlog.server.watch_stream import WatchRoutes
+from everlog.server.work_stream import WorkRoutes
 from everlog.topics import Engine
 from everlog.topics.storage.recovery import Progress
 
 DRAIN_S: Final = 10.0
+COLLECTOR_ALLOCATIONS: Final = 20_000
+BODIES_OF_LENGTH: Final = 4
 log = logging.getLogger("everlog.server")
 
 
+class StartCancelled(Exception):
+    """The server was told to stop before it was ready."""
+
+
 class TopicsServer:
-    """One server in a running event loop. `memory` keeps everything in memory only."""
+    """One server in a running event loop. `memory` keeps everything in memory only.
+
+    A host that is a name is looked up here, which may block: make the server before the loop runs.
+    """
 
     def __init__(self, settings: ServerSettings, *, memory: bool = False) -> None:
         check_bind(settings.host, settings.api_keys.enabled, settings.allow_insecure_no_auth)
         self.settings = settings
         self.is_memory = memory
+        self.is_local = is_loopback(settings.host)
         self.address = ("", 0)
+        self._is_cancelled = False
+        self._port_is_told = settings.port_file is None
         self._app: App | None = None
         self._http: HttpServer | None = None
         self._watch: WatchRoutes | None = None
         self._sockets: WebSocketRoutes | None = None
+        self._work: WorkRoutes | None = None
 
     async def start(self) -> None:
-        """Listen, recover, and be ready."""
+        """Listen, recover, and be ready; raises StartCancelled after `cancel_start`."""
         loop = asyncio.get_running_loop()
-        self._app = app = App(self.settings, loop, time.monotonic_ns)
-        self._http = HttpServer(app, HttpLimits(max_body_bytes=self.settings.max_body_bytes))
-        slots = StreamSlots(self.settings)
-        TopicRoutes(app)
-        self._watch = WatchRoutes(app, slots=slots)
-        self._sockets = WebSocketRoutes(app, slots=slots, fan_out=self._watch.fan_out)
-        ProbeRoutes(app, self._gauges)
+        self._app = app = self.build_app(loop)
+        self._http = HttpServer(app, _http_limits(self.settings))
         # Listening before recovery: probes answer, everything else is told to come back.
         self.address = await self._http.start(self.settings.host, self.settings.port)
         try:
-            if self.settings.port_file is not None:
-                replace_file(OsFs(), self.settings.port_file, _host_and_port(self.address).encode())
             app.engine = await loop.run_in_executor(None, self._open_engine, app)
         except BaseException:
             await self._http.drain(0)
             raise
+        app.engine.delivery.measure_busy(busy_ns)
         app.turn_soon()
+
+    def build_app(self, loop: asyncio.AbstractEventLoop) -> App:
+        """The application with all its routes; the documents of the API are made from these."""
+        app = App(self.settings, loop, time.monotonic_ns)
+        slots = StreamSlots(self.settings)
+        TopicRoutes(app)
+        RouterRoutes(app)
+        self._watch = WatchRoutes(app, slots=slots)
+        self._sockets = WebSocketRoutes(app, slots=slots, fan_out=self._watch.fan_out)
+        windows = ClaimWindows(app, loop)
+        QueueRoutes(app, windows)
+        self._work = WorkRoutes(app, windows, slots=slots)
+        ProbeRoutes(app, self._gauges)
+        return app
+
+    def cancel_start(self) -> None:
+        """Give up recovery as soon as it looks up; what is on disk stays as it is."""
+        self._is_cancelled = True
+        if self._app is not None:
+            self._app.drain()
 
     def _open_engine(self, app: App) -> Engine:
         def show(progress: Progress) -> None:
+            if self._is_cancelled:
+                raise StartCancelled("told to stop while the log was being replayed")
+            # From here on the data directory is locked: another server that was refused never gets so far.
+            self._tell_port()
             share = progress.done / progress.total if progress.total else 1.0
             app.replay_progress = share / 2 if progress.phase == "segments" else 0.5 + share / 2
 
         data_dir = None if self.is_memory else self.settings.data_dir
-        return Engine.open(data_dir, self.settings.engine_settings(), wake=app.wake, progress=show)
+        engine = Engine.open(data_dir, self.settings.engine_settings(), wake=app.wake, progress=show)
+        try:
+            self._tell_port()
+        except BaseException:
+            engine.abandon()
+            raise
+        return engine
+
+    def _tell_port(self) -> None:
+        """Write the port file, once."""
+        path = self.settings.port_file
+        if self._port_is_told or path is None:
+            return
+        try:
+            replace_file(OsFs(), path, _host_and_port(self.address).encode())
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise Io(f"the port file {path} cannot be written: {reason}", error.errno) from error
+        self._port_is_told = True
 
     def _gauges(self) -> dict[str, int]:
         return {
-            "routers": 0,
-            "queue_topics": 0,
-            "queue_leases_in_flight": 0,
+            "routers": 0 if self._app is None or self._app.engine is None else self._app.engine.router_count,
             "sse_connections": self._watch.slots.taken if self._watch is not None else 0,
             "watch_sessions": len(self._watch.sessions) if self._watch is not None else 0,
         }
@@ -96,11 +150,22 @@ class TopicsServer:
         if self._watch is not None and self._sockets is not None:
             self._watch.shut_down()
             self._sockets.shut_down()
+        if self._work is not None:
+            self._work.shut_down()
         await http.drain(drain_s)
         engine = app.engine
         app.stop_turning()
         if engine is not None:
             await asyncio.get_running_loop().run_in_executor(None, engine.close)
+
+
+def _http_limits(settings: ServerSettings) -> HttpLimits:
+    """Whatever the longest body is, a few of them have room."""
+    longest = settings.max_body_bytes
+    return HttpLimits(
+        max_body_bytes=longest,
+        max_bodies_bytes=max(BODIES_OF_LENGTH * longest, HttpLimits().max_bodies_bytes),
+    )
 
 
 def announce(server: TopicsServer) -> None:
@@ -112,7 +177,7 @@ def announce(server: TopicsServer) -> None:
     if settings.api_keys.enabled:
         log.info("keys: on, %d keys", len(settings.api_keys))
         return
-    where = "on this machine" if is_loopback(settings.host) else "in the network"
+    where = "on this machine" if server.is_local else "in the network"
     log.warning(
         "keys: OFF, anyone %s who reaches it may read and delete everything; set TOPICS_API_KEYS", where
     )
@@ -123,15 +188,25 @@ def _host_and_port(address: tuple[str, int]) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-async def _run(
-    settings: ServerSettings, memory: bool, started: Callable[[TopicsServer], None] | None
-) -> None:
-    server = TopicsServer(settings, memory=memory)
+async def _run(server: TopicsServer, started: Callable[[TopicsServer], None] | None) -> None:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
+    is_starting = True
+
+    def stop() -> None:
+        stopping.set()
+        if is_starting:
+            server.cancel_start()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    await server.start()
+        loop.add_signal_handler(number, stop)
+    try:
+        await server.start()
+    except StartCancelled:
+        log.info("stopped before it was ready; the data directory is as it was")
+        return
+    is_starting = False
+    _spare_collector()
     announce(server)
     if started is not None:
         started(server)
@@ -141,6 +216,17 @@ async def _run(
     log.info("stopped")
 
 
+def _spare_collector() -> None:
+    """Let the garbage collector pass over what was there at the start, and look at the rest less often.
+
+    Nearly everything that a request makes goes away by itself. To look through all objects every few
+    hundred requests would be the longest wait that a client sees.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECTOR_ALLOCATIONS, 20, 50)
+
+
 def run(
     settings: ServerSettings, *, memory: bool = False, started: Callable[[TopicsServer], None] | None = None
 ) -> None:
@@ -148,10 +234,11 @@ def run(
     configure_logging(settings.log_level, settings.log_format, sys.stderr)
     # The plain text of the keys is needed no more, and child processes must not inherit it.
     os.environ.pop("TOPICS_API_KEYS", None)
+    server = TopicsServer(settings, memory=memory)
     make_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     with contextlib.suppress(ImportError):
         import uvloop
 
         make_loop = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=make_loop) as runner:
-        runner.run(_run(settings, memory, started))
+        runner.run(_run(server, started))

@@ -55,6 +55,8 @@ class ServerSettings:
     hot_retain_bytes: int = EngineSettings.hot_retain_bytes
 
     max_body_bytes: int = 64 * MIB
+    gzip: bool = False
+    """Whether requests may come and answers may go compressed."""
     max_topics: int = EngineSettings.max_topics
     max_routers: int = 10_000
     max_watch_sessions: int = 10_000
@@ -100,6 +102,7 @@ class ServerSettings:
             hot_retain_bytes=self.hot_retain_bytes,
             cold_dir=self.cold_dir,
             max_topics=self.max_topics,
+            max_routers=self.max_routers,
             max_total_bytes=self.max_total_bytes,
         )
 
@@ -361,6 +364,7 @@ _READERS: Final[dict[str, Callable[[_Given], object]]] = {
     "api_keys": _api_keys,
     "allow_insecure_no_auth": _switch,
     "probe_auth": _switch,
+    "gzip": _switch,
     "cors_origins": _cors_origins,
     "data_dir": _path,
     "cold_dir": _path,

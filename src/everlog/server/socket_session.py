@@ -310,12 +310,20 @@ class SocketSession:
 
     # --- Pushes ------------------------------------------------------------------------------------------
 
-    def topic_changed(self, name: str) -> None:
+    def topic_changed(self, name: str) -> bool:
         """There may be something new in this topic, or it is gone."""
         subscription = self._subscriptions.get(name)
-        if subscription is not None and subscription.is_active and subscription.held is None:
-            self._due[name] = subscription
-            self._serve_soon()
+        if subscription is None or not subscription.is_active or subscription.held is not None:
+            return False
+        self._due[name] = subscription
+        return self._socket.room >= PUSHES_PER_READ
+
+    def advise(self, names: list[str], retry_after_ms: int) -> None:
+        """Tell the client that these topics are not pushed for now."""
+        if self._socket.room >= PUSHES_PER_READ:
+            message = f"too much to do: {names} are pushed later, and can be read; wait {retry_after_ms} ms"
+            self._socket.send(self.error_frame("throttled", message))
+            self._socket.flush()
 
     def _serve_soon(self) -> None:
         """Ask for a turn; without room there is nothing to do in it, and `room_made` asks again."""

@@ -5,13 +5,13 @@ Owns what these answers look like; the engine decides what is in them.
 
 from __future__ import annotations
 
-import base64
 from functools import partial
-from typing import Final
 
 import msgspec
 
 from everlog.errors import BatchTooLarge, TopicFull, TopicNotEmpty
+from everlog.native import append_answer
+from everlog.native.append_answer import render_fields
 from everlog.server.app import App, Call, Route, query_flag
 from everlog.server.auth import Key, Scope
 from everlog.server.bodies import (
@@ -23,7 +23,9 @@ from everlog.server.bodies import (
     take_records,
 )
 from everlog.server.errors import ApiError, invalid
+from everlog.server.forwarded import when_forwarded
 from everlog.server.long_poll import LongPoll
+from everlog.server.pages import cursor_behind, name_in_cursor, page_size
 from everlog.topics import (
     Appended,
     Commit,
@@ -35,11 +37,9 @@ from everlog.topics import (
     TopicPut,
     TopicState,
 )
-from everlog.topics.commits import KEPT
+from everlog.topics.commits import together
 from everlog.topics.config import MAX_RECORDS_PER_APPEND
 
-PAGE_DEFAULT: Final = 100
-PAGE_MAX: Final = 1000
 _json = msgspec.json.Encoder()
 
 
@@ -81,12 +81,15 @@ class TopicRoutes:
 
     def get_topic(self, call: Call) -> None:
         """GET /v0/topics/:topic."""
+        when_forwarded(self._app, call, call.name, partial(self._answer_topic, call))
+
+    def _answer_topic(self, call: Call) -> None:
         state = self._engine.state(call.name, touch=query_flag(call.query(), "touch", True))
         commit = self._engine.floor_commit(call.name)
         self._app.answer_when(call, commit, partial(self._state_answer, call, state))
 
     def _state_answer(self, call: Call, state: TopicState) -> tuple[bytes, int]:
-        fields = {
+        fields: dict[str, object] = {
             "topic": state.topic,
             "type": state.config.type,
             "head_seq": state.head_seq,
@@ -98,20 +101,23 @@ class TopicRoutes:
             "effective_priority": state.effective_priority,
             "last_write_ts": state.last_write_ts,
             "last_read_ts": state.last_read_ts,
-            "performance": msgspec.Raw(self._app.performance(call)),
         }
+        if state.queue is not None:
+            fields["queue"] = state.queue
+        fields["performance"] = msgspec.Raw(self._app.performance(call))
         return _json.encode(fields), 200
 
     def list_topics(self, call: Call) -> None:
         """GET /v0/topics."""
         query = call.query()
-        page_size = _page_size(query.get("page_size"))
-        states = self._allowed_page(call, query.get("prefix", ""), _after(query.get("cursor")), page_size)
-        more, states = len(states) > page_size, states[:page_size]
+        size = page_size(query.get("page_size"))
+        after = name_in_cursor(query.get("cursor"))
+        states = self._allowed_page(call, query.get("prefix", ""), after, size)
+        more, states = len(states) > size, states[:size]
         engine = self._engine
         if query_flag(query, "touch", False):
             states = [engine.state(state.topic) for state in states]
-        floors = _together([engine.floor_commit(state.topic) for state in states])
+        floors = together([engine.floor_commit(state.topic) for state in states])
         self._app.answer_when(call, floors, partial(self._list_answer, call, states, more))
 
     def _list_answer(self, call: Call, states: list[TopicState], more: bool) -> tuple[bytes, int]:
@@ -131,7 +137,7 @@ class TopicRoutes:
             "performance": msgspec.Raw(self._app.performance(call)),
         }
         if more:
-            answer["next_cursor"] = _cursor(states[-1].topic)
+            answer["next_cursor"] = cursor_behind(states[-1].topic)
         return _json.encode(answer), 200
 
     def _allowed_page(self, call: Call, prefix: str, after: str | None, page_size: int) -> list[TopicState]:
@@ -161,9 +167,10 @@ class TopicRoutes:
         self._app.answer_when(call, deleted.commit, partial(self._deleted_answer, call, deleted))
 
     def _deleted_answer(self, call: Call, deleted: TopicDeleted) -> tuple[bytes, int]:
-        answer = b'{"topic":%b,"deleted":%b,"routers_removed":[],"performance":%b}' % (
+        answer = b'{"topic":%b,"deleted":%b,"routers_removed":%b,"performance":%b}' % (
             _json.encode(call.name),
             _flag(deleted.deleted),
+            _json.encode(deleted.routers_removed),
             self._app.performance(call),
         )
         return answer, 200
@@ -172,22 +179,17 @@ class TopicRoutes:
 
     def append(self, call: Call) -> None:
         """POST /v0/topics/:topic."""
-        request = call.request
+        request = call.exchange.request
+        engine = self._app.ready_engine()
         body = decode(request, AppendBody)
-        if body.config is not None and not self._engine.has_topic(call.name):
+        if body.config is not None and not engine.has_topic(call.name):
             self._app.require(call, Scope.WRITE | Scope.ADMIN)
         check_dead_letter(call.key, body.config)
         key = body.idempotency_key
         if key is None and (header := request.header(b"idempotency-key")) is not None:
             key = _header_text("Idempotency-Key", header)
-        appended = append_batch(self._engine, call.name, body, key)
-        self._app.answer_when(call, appended.commit, partial(self._appended_answer, call, appended))
-
-    def _appended_answer(self, call: Call, appended: Appended) -> tuple[bytes, int]:
-        with_seqs = query_flag(call.query(), "return_seqs", True) if call.request.query else True
-        seqs = b'"seqs":%b,' % render_seqs(appended) if with_seqs else b""
-        fields = appended_fields(self._app, call.name, appended, seqs, call.started_ns)
-        return b"{%b}" % fields, 201 if appended.created else 200
+        appended = append_batch(engine, call.name, body, key)
+        appended.commit.on_done(_AppendAnswer(self._app, call, appended))
 
     def delete_records(self, call: Call) -> None:
         """POST /v0/topics/:topic/delete."""
@@ -216,7 +218,30 @@ class TopicRoutes:
         """POST /v0/topics/:topic/diff."""
         body = decode(call.request, DiffBody, if_empty=DiffBody())
         check_counts(body)
-        LongPoll(self._app, call, body).read()
+        when_forwarded(self._app, call, call.name, LongPoll(self._app, call, body).read)
+
+
+class _AppendAnswer:
+    """The answer to an append; its commit calls it."""
+
+    __slots__ = ("_app", "_appended", "_call")
+
+    def __init__(self, app: App, call: Call, appended: Appended) -> None:
+        self._app = app
+        self._call = call
+        self._appended = appended
+
+    def __call__(self, commit: Commit) -> None:
+        app, call, appended = self._app, self._call, self._appended
+        try:
+            if commit.error is not None:
+                raise commit.error
+            with_seqs = not call.exchange.request.query or query_flag(call.query(), "return_seqs", True)
+            seqs = b'"seqs":%b,' % render_seqs(appended) if with_seqs else b""
+            body = b"{%b}" % appended_fields(app, call.name, appended, seqs, call.started_ns)
+            app.answer(call, body, 201 if appended.created else 200)
+        except Exception as error:
+            app.fail(call, error)
 
 
 def check_dead_letter(key: Key | None, config: TopicConfig | None) -> None:
@@ -238,6 +263,7 @@ def append_batch(engine: Engine, name: str, body: AppendBody, idempotency_key: s
             idempotency_key=idempotency_key,
             create=body.create,
             config=body.config,
+            disable_backpressure=body.disable_backpressure,
         )
     except TopicFull as error:
         raise _full(engine, name, error) from None
@@ -260,29 +286,26 @@ def _full(engine: Engine, name: str, error: TopicFull) -> ApiError:
 
 def appended_fields(app: App, name: str, appended: Appended, seqs: bytes, started_ns: int) -> bytes:
     """The fields of the answer to an append, without braces; `seqs` is that whole field and a comma."""
-    waited_ms = (app.now_ns() - started_ns) / 1e6
-    synced_ms = waited_ms if app.ready_engine().durability_of(name) is Durability.FSYNC else 0.0
-    return (
-        b'"topic":%b,"first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b,'
-        b'"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}'
-    ) % (
+    waited_ns = app.now_ns() - started_ns
+    synced_ns = waited_ns if app.ready_engine().durability_of(name) is Durability.FSYNC else 0
+    return render_fields(
         _json.encode(name),
         appended.first_seq,
         appended.last_seq,
         seqs,
         appended.head_seq,
         appended.count,
-        _flag(appended.created),
-        _flag(appended.deduped),
-        waited_ms,
-        waited_ms - synced_ms,
-        synced_ms,
+        appended.created,
+        appended.deduped,
+        waited_ns,
+        synced_ns,
+        app.throttle_field(synced_ns / 1e6),
     )
 
 
 def render_seqs(appended: Appended) -> bytes:
     """The seqs of a batch as a JSON array."""
-    return b"[%b]" % ",".join(map(str, range(appended.first_seq, appended.last_seq + 1))).encode()
+    return append_answer.render_seqs(appended.first_seq, appended.last_seq)
 
 
 def _header_text(name: str, value: bytes) -> str:
@@ -294,45 +317,3 @@ def _header_text(name: str, value: bytes) -> str:
 
 def _flag(value: bool) -> bytes:
     return b"true" if value else b"false"
-
-
-def _page_size(text: str | None) -> int:
-    try:
-        return min(max(int(text), 1), PAGE_MAX) if text else PAGE_DEFAULT
-    except ValueError:
-        return PAGE_DEFAULT
-
-
-def _together(commits: list[Commit]) -> Commit:
-    """A commit that is done when all of these are; it fails as soon as one of them does."""
-    waiting = [commit for commit in commits if not commit.done or commit.error is not None]
-    if not waiting:
-        return KEPT
-    whole = Commit()
-    left = len(waiting)
-
-    def done(commit: Commit) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0 or commit.error is not None:
-            whole.finish(commit.error)
-
-    for commit in waiting:
-        commit.on_done(done)
-    return whole
-
-
-def _cursor(name: str) -> str:
-    return base64.urlsafe_b64encode(_json.encode({"after": name})).decode()
-
-
-def _after(cursor: str | None) -> str | None:
-    """The name behind which a page begins."""
-    if not cursor:
-        return None
-    try:
-        return msgspec.json.decode(
-            base64.b64decode(cursor, altchars=b"-_", validate=True), type=dict[str, str]
-        )["after"]
-    except (ValueError, msgspec.MsgspecError, KeyError):
-        raise invalid(f"the cursor {cursor!r} is not one that this server gave") from None

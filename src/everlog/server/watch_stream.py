@@ -76,7 +76,6 @@ class _Place:
         "name",
         "seq",
         "skips",
-        "taken",
         "topic",
         "was_live",
     )
@@ -94,11 +93,27 @@ class _Place:
         self.is_gone = False
         self.skips = False  # its reader was too slow for too long
         self.burst = 0
-        self.taken = (position.seq, position.epoch)  # so far the kernel has taken what was sent, at least
 
 
 class WatchStream:
     """One open stream."""
+
+    __slots__ = (
+        "_beat_timer",
+        "_cursors",
+        "_dirty",
+        "_full_since_s",
+        "_full_timer",
+        "_is_over",
+        "_left",
+        "_only",
+        "_output_s",
+        "_places",
+        "_routes",
+        "_session",
+        "_stream",
+        "_under_way",
+    )
 
     def __init__(self, routes: WatchRoutes, session: Session, stream: Stream) -> None:
         self._routes = routes
@@ -108,7 +123,11 @@ class WatchStream:
         self._cursors = {name: place.seq for name, place in self._places.items()}
         self._left = len(self._places)
         self._dirty: dict[str, None] = dict.fromkeys(self._places)  # topics to look at, the first one first
-        self._under_way: set[_Place] = set()  # moved by frames that the kernel may not have taken
+        # Who watches one topic, in pieces of HTTP/1.1, gets what others get, to the byte.
+        is_alone = len(self._places) == 1 and stream.takes_chunks
+        self._only = next(iter(self._places.values())) if is_alone else None
+        # How far topics were before the first frame that the kernel has not taken, if there is any.
+        self._under_way: dict[_Place, tuple[int, int]] = {}
         self._output_s = routes.timers.time()
         self._full_since_s: float | None = None
         self._full_timer: Timer | None = None
@@ -128,25 +147,30 @@ class WatchStream:
 
     # --- What to look at next ----------------------------------------------------------------------------
 
-    def topic_changed(self, name: str) -> None:
+    def topic_changed(self, name: str) -> bool:
         """There may be something new in this topic, or it is gone."""
         place = self._places[name]
-        if not place.is_gone and place.held is None:
-            self._dirty[name] = None
-            self._routes.fan_out.serve_soon(self)
+        if place.is_gone or place.held is not None:
+            return False
+        self._dirty[name] = None
+        return True
 
     def pump(self) -> None:
         """Send the next of what is due, if the client has room for it."""
         if self._is_over or not self._dirty:
             return
-        if not self._stream.is_writable:
+        stream = self._stream
+        if not stream.is_writable:
             self._note_full()
             return
-        self._note_taken()
-        place = self._places[next(iter(self._dirty))]
+        if self._under_way and stream.buffered == 0:
+            self._under_way.clear()
+        place = self._only or self._places[next(iter(self._dirty))]
         batch = place.held
         if batch is None:
             batch = self._routes.fan_out.read(place.name, place.epoch, place.seq, self._session.wishes)
+            if batch is not None and batch.is_plain and place is self._only and self._pass_on(place, batch):
+                return
         if batch is None:
             self._send_deleted(place)
         elif not batch.commit.done:
@@ -157,6 +181,25 @@ class WatchStream:
             self._deliver(place, batch)
         if self._dirty and not self._is_over:
             self._routes.fan_out.serve_soon(self)
+
+    def _pass_on(self, place: _Place, batch: Batch) -> bool:
+        """Send what everybody gets who is live in one topic, the short way; False if it is not so simple."""
+        commit = batch.commit
+        if not place.is_live or place.skips or not commit.done or commit.error is not None:
+            return False
+        before = place.seq
+        place.seq = self._cursors[place.name] = batch.to_seq
+        place.head_seq = batch.head_seq
+        self._dirty.clear()
+        stream = self._stream
+        stream.write_chunk(batch.chunk_alone)
+        self._output_s = self._routes.timers.time()
+        if stream.buffered:
+            self._under_way.setdefault(place, (before, place.epoch))
+        if self._session.owner is self:
+            position = self._session.positions[place.name]
+            position.seq, position.head_seq = batch.to_seq, batch.head_seq
+        return True
 
     def _hold(self, place: _Place, batch: Batch) -> None:
         """What was read may not be shown yet, or a cold segment is on its way; other topics go on."""
@@ -177,6 +220,7 @@ class WatchStream:
     def _deliver(self, place: _Place, batch: Batch) -> None:
         """Send what was read and move the cursor."""
         was_held, place.held = place.held is not None, None
+        before = (place.seq, place.epoch)
         if place.skips and batch.loss and batch.epoch == place.epoch and batch.head_seq > place.seq:
             frames = self._skip(place, batch, batch.loss)
             is_caught_up = True
@@ -190,7 +234,7 @@ class WatchStream:
         if was_held:
             self._dirty[place.name] = None  # it was not told of what has come meanwhile
         self._write(frames)
-        self._save(place)
+        self._save(place, before)
 
     def _lost(self, place: _Place, batch: Batch) -> bytes:
         """The tombstone of a read, if it has one; its id stands for the place where reading goes on."""
@@ -263,25 +307,20 @@ class WatchStream:
     def _move(self, place: _Place, seq: int) -> None:
         place.seq = self._cursors[place.name] = seq
 
-    def _save(self, place: _Place) -> None:
+    def _save(self, place: _Place, before: tuple[int, int]) -> None:
         """What was sent is what the session goes on from."""
-        self._under_way.add(place)
+        if self._stream.buffered:
+            self._under_way.setdefault(place, before)
         if self._session.owner is self:
             position = self._session.positions[place.name]
             position.seq, position.epoch, position.head_seq = place.seq, place.epoch, place.head_seq
 
-    def _note_taken(self) -> None:
-        if self._under_way and self._stream.buffered == 0:
-            for place in self._under_way:
-                place.taken = (place.seq, place.epoch)
-            self._under_way.clear()
-
     def _go_back(self) -> None:
         """Let the session go on from what has left this machine: the rest is thrown away with the stream."""
         if self._session.owner is self:
-            for place in self._under_way:
+            for place, taken in self._under_way.items():
                 position = self._session.positions[place.name]
-                position.seq, position.epoch = place.taken
+                position.seq, position.epoch = taken
 
     def _write(self, frames: bytes) -> None:
         if frames:
@@ -327,6 +366,12 @@ class WatchStream:
     def _give_up(self) -> None:
         message = "this reader is too slow: it took nothing for too long; connect again to go on"
         self._end_with(sse.error(429, message, retry_after_ms=2000, topics=list(self._dirty)))
+
+    def advise(self, names: list[str], retry_after_ms: int) -> None:
+        """Tell the reader that these topics are not pushed for now; the stream goes on."""
+        if self._stream.is_writable:
+            message = "the server has too much to do: these topics are pushed later, and can be read at once"
+            self._write(sse.error(429, message, retry_after_ms=retry_after_ms, topics=names))
 
     # --- The end -----------------------------------------------------------------------------------------
 

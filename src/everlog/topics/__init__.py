@@ -3,12 +3,15 @@
 from everlog.topics.commits import Commit
 from everlog.topics.config import Discard, Durability, EngineSettings, TopicConfig, TopicType
 from everlog.topics.engine import Engine
+from everlog.topics.queueing.claims import ClaimRequest
 from everlog.topics.records import NewRecord, record_of
 from everlog.topics.results import (
     Appended,
+    Claimed,
     Diff,
     EngineCounts,
     RecordsDeleted,
+    Settled,
     Tombstone,
     TopicDeleted,
     TopicPut,
@@ -17,6 +20,8 @@ from everlog.topics.topic import TopicState
 
 __all__ = [
     "Appended",
+    "ClaimRequest",
+    "Claimed",
     "Commit",
     "Diff",
     "Discard",
@@ -26,6 +31,7 @@ __all__ = [
     "EngineSettings",
     "NewRecord",
     "RecordsDeleted",
+    "Settled",
     "Tombstone",
     "TopicConfig",
     "TopicDeleted",

@@ -16,6 +16,7 @@ from everlog.topics.config import (
     MAX_IDEMPOTENCY_KEY_BYTES,
     MAX_RECORDS_PER_APPEND,
     SEQ_RESERVATION,
+    Discard,
     Durability,
     TopicConfig,
 )
@@ -32,19 +33,6 @@ from everlog.topics.topic import RememberedKey, Topic
 _CEILING_LOW: Final = SEQ_RESERVATION // 2  # with fewer seqs left, the next ceiling is logged ahead
 
 
-class Batch:
-    """An append on its way in: what was asked, before and while it is framed."""
-
-    __slots__ = ("created", "key", "records", "topic", "ts")
-
-    def __init__(self, topic: Topic, records: RecordBatch, key: str | None, ts: int, created: bool) -> None:
-        self.topic = topic
-        self.records = records
-        self.key = key
-        self.ts = ts
-        self.created = created
-
-
 def append(
     core: Core,
     name: str,
@@ -53,6 +41,7 @@ def append(
     key: str | None,
     create: bool | None,
     config: TopicConfig | None,
+    disable_backpressure: bool = False,
 ) -> Appended:
     """See `Engine.append`."""
     if not records:
@@ -77,14 +66,21 @@ def append(
             remembered = None if key is None else topic.keys.get(key)
             if remembered is not None:
                 return _repeat(topic, remembered)
-        core.sweep(topic, now_ms)
-    batch = Batch(topic, checked, key, max(now_ms, topic.log.last_ts, topic.restored_ts), created)
-    entry = _frame_into_log(core, batch) if core.is_logged(topic) else _frame_into_memory(core, batch)
+        if topic.config.ttl_ms or topic.caps_due or topic.floor_commit is not None:
+            core.sweep(topic, now_ms)
+    if core.delivery.is_refusing and not disable_backpressure:
+        core.check_pressure(topic)
+    ts = max(now_ms, topic.log.last_ts, topic.restored_ts)
+    if core.is_logged(topic):
+        entry = _frame_into_log(core, topic, checked, key, ts, created)
+    else:
+        entry = _frame_into_memory(core, topic, checked, ts, created)
     if key is not None:
         # A pending key stands for its batch too: whoever repeats it waits for the same commit.
-        topic.keys[key] = RememberedKey(entry.first_seq, entry.count, entry.ts, entry.commit)
-    last_seq = entry.first_seq + entry.count - 1
-    return Appended(entry.first_seq, last_seq, entry.count, last_seq, created, False, entry.commit)
+        topic.keys[key] = RememberedKey(entry.first_seq, entry.count, ts, entry.commit)
+    return Appended(
+        entry.first_seq, entry.last_seq, entry.count, entry.last_seq, created, False, entry.commit
+    )
 
 
 def _repeat(topic: Topic, remembered: RememberedKey) -> Appended:
@@ -94,138 +90,137 @@ def _repeat(topic: Topic, remembered: RememberedKey) -> Appended:
     )
 
 
-def _check_room(core: Core, topic: Topic, count: int, size: int) -> EvictionPlan | None:
+def _check_room(core: Core, topic: Topic, count: int, size: int, is_capped: bool) -> EvictionPlan | None:
     """Refuse a framed batch that has no room; return what it evicts, None for a topic without caps."""
-    check_room(topic, count, size)
-    plan = plan_caps(topic) if has_caps(topic) else None
+    if topic.config.discard is Discard.REJECT:
+        check_room(topic, count, size)
+    plan = plan_caps(topic) if is_capped else None
     quota = core.settings.max_total_bytes
-    after = core.totals.bytes + size - (plan.bytes if plan is not None else 0)
-    if quota and after > quota:
-        raise LimitReached(
-            f"the live bytes of all topics would be {after}, more than max_total_bytes {quota}; delete "
-            f"records or raise it",
-            "max_total_bytes",
-            quota,
-        )
+    if quota:
+        after = core.totals.bytes + size - (plan.bytes if plan is not None else 0)
+        if after > quota:
+            raise LimitReached(
+                f"the live bytes of all topics would be {after}, more than max_total_bytes {quota}; delete "
+                f"records or raise it",
+                "max_total_bytes",
+                quota,
+            )
     return plan
 
 
-def _frame_into_memory(core: Core, batch: Batch) -> BatchEntry:
+def _frame_into_memory(core: Core, topic: Topic, records: RecordBatch, ts: int, created: bool) -> BatchEntry:
     """Keep the frames of an ephemeral topic in its memory; visible at once."""
-    topic, log = batch.topic, batch.topic.log
-    count = len(batch.records)
-    buffer = core.scratch
-    buffer.clear()
-    chunks = topic.chunks or MemoryChunks(core.sources)
-    source, offset = chunks.room(batch.records.frame_bytes)
-    first_seq = log.next_seq
-    size = log.append(buffer, source, offset, batch.records, batch.ts, 0, None, False)
+    log = topic.log
+    chunks = topic.chunks or MemoryChunks(core.sources, core.spare_chunks)
+    chunk = chunks.chunk_for(records.frame_bytes)
+    buffer = chunk.buffer
+    mark = len(buffer)
+    first_seq, count = log.next_seq, records.count
+    size = log.append(buffer, chunk.source, 0, records, ts, 0, None, False)
     try:
-        plan = _check_room(core, topic, count, size)
-        created = log_create(core, topic) if batch.created else KEPT
+        plan = _check_room(core, topic, count, size, has_caps(topic))
+        chunks.keep(chunk, first_seq + count - 1)
+        commit = log_create(core, topic) if created else KEPT
     except BaseException:
-        log.pop(buffer, offset, count)
+        log.pop(buffer, 0, count)
+        buffer.truncate(mark)
         if topic.chunks is None:
             chunks.clear()
         raise
     topic.chunks = chunks
-    chunks.store(buffer, first_seq + count - 1)
-    entry = BatchEntry(topic, first_seq, count, size, batch.ts, None)
+    entry = BatchEntry(topic, first_seq, count, size, ts, None, KEPT)
     if plan is not None:
         entry.take_plan(plan)
     entry.committed()
-    entry.commit = created
+    entry.commit = commit
     return entry
 
 
-def _frame_into_log(core: Core, batch: Batch) -> BatchEntry:
+def _frame_into_log(
+    core: Core, topic: Topic, records: RecordBatch, key: str | None, ts: int, created: bool
+) -> BatchEntry:
     """Frame the batch at the end of its shard's gathered bytes, all of it or nothing, and gather it."""
-    topic, log = batch.topic, batch.topic.log
+    log, durability = topic.log, topic.durability
     shard = core.writable_shard(topic)
-    buffer = shard.buffer
-    shard.reserve(batch.records.frame_bytes + CONTROL_ROOM)
+    shard.reserve(records.frame_bytes + CONTROL_ROOM)
+    wal, buffer = shard.shard, shard.buffer
     mark = len(buffer)
-    first_seq = log.next_seq
+    first_seq, count = log.next_seq, records.count
+    is_capped = has_caps(topic)
+    flags = FLAG_DURABLE if durability is Durability.FSYNC else 0
     companions: list[ChangeEntry] = []
-    durable = FLAG_DURABLE if topic.durability is Durability.FSYNC else 0
+    frames = count
     try:
-        if batch.created:
+        if created:
             companions.append(frame_create(core, shard, topic))
-        frames = len(companions) + _frame_key_and_ceiling(shard, batch, companions)
-        size = log.append(
-            buffer,
-            shard.shard.source,
-            shard.shard.source_offset,
-            batch.records,
-            batch.ts,
-            durable,
-            None,
-            has_caps(topic),
-        )
+            frames += 1
+        if key is not None and durability is not Durability.MEMORY:
+            frames += _frame_key(shard, topic, key, count, ts)
+        if durability is Durability.DISK and topic.ceiling_logged - (first_seq + count - 1) < _CEILING_LOW:
+            frames += _frame_ceiling(shard, topic, first_seq + count - 1 + SEQ_RESERVATION, ts, companions)
+        size = log.append(buffer, wal.source, wal.source_offset, records, ts, flags, None, is_capped)
         try:
-            plan = _check_room(core, topic, len(batch.records), size)
+            plan = _check_room(core, topic, count, size, is_capped)
         except BaseException:
-            log.pop(buffer, shard.shard.source_offset, len(batch.records))
+            log.pop(buffer, wal.source_offset, count)
             raise
     except BaseException:
         buffer.truncate(mark)
         for companion in companions:
             companion.withdraw()
         raise
-    entry = BatchEntry(topic, first_seq, len(batch.records), size, batch.ts, shard.shard)
-    entry.key = batch.key
-    topic.logged_seq = first_seq + entry.count - 1
-    entry.wait_for_sync(_needs_sync(batch, entry))
+    entry = BatchEntry(topic, first_seq, count, size, ts, wal)
+    entry.key = key
+    topic.logged_seq = entry.last_seq
+    entry.wait_for_sync(created or _needs_sync(topic, durability, entry.last_seq))
     if plan is not None:
         entry.take_plan(plan)
-        frames += _frame_floor(shard, batch, entry, plan, companions)
-    if batch.created:
+        frames += _frame_floor(shard, entry, plan, companions)
+    if created:
         register(core, topic)
     # The companions first: what fails is taken back in reverse, the batch before its topic.
     for companion in companions:
         shard.gather(companion, 0)
-    shard.gather(entry, frames + entry.count)
+    shard.gather(entry, frames)
     return entry
 
 
-def _needs_sync(batch: Batch, entry: BatchEntry) -> bool:
+def _needs_sync(topic: Topic, durability: Durability, last_seq: int) -> bool:
     """Whether the acknowledgement has to wait for a sync rather than for the write alone."""
-    topic = batch.topic
-    if batch.created or topic.pending_syncs or not floor_commit(topic).done:
+    if topic.pending_syncs or (topic.floor_commit is not None and not floor_commit(topic).done):
         return True
-    if topic.durability is Durability.DISK:
-        return entry.first_seq + entry.count - 1 > topic.ceiling_durable
-    return topic.durability is Durability.FSYNC
+    if durability is Durability.DISK:
+        return last_seq > topic.ceiling_durable
+    return durability is Durability.FSYNC
 
 
-def _frame_key_and_ceiling(shard: ShardLog, batch: Batch, companions: list[ChangeEntry]) -> int:
-    """Write the frames that stand before the records; return how many."""
-    topic = batch.topic
-    first_seq, count = topic.log.next_seq, len(batch.records)
-    frames = 0
-    if batch.key is not None and topic.durability is not Durability.MEMORY:
-        payload = encode(IdempotencyKey(batch.key, first_seq, count))
-        shard.buffer.append_control(
-            FrameType.IDEMPOTENCY_KEY, FLAG_BATCH_CONTINUES, topic.topic_id, first_seq, batch.ts, payload
-        )
-        frames += 1
-    last_seq = first_seq + count - 1
-    if topic.durability is Durability.DISK and topic.ceiling_logged - last_seq < _CEILING_LOW:
-        ceiling = last_seq + SEQ_RESERVATION
-        payload = encode(HeadWatermark(ceiling))
-        shard.buffer.append_control(
-            FrameType.HEAD_WATERMARK, FLAG_BATCH_CONTINUES, topic.topic_id, 0, batch.ts, payload
-        )
-        companions.append(ceiling_entry(topic, ceiling))
-        frames += 1
-    return frames
+def _frame_key(shard: ShardLog, topic: Topic, key: str, count: int, ts: int) -> int:
+    """Write the frame that remembers the key of the batch behind it. Return 1."""
+    first_seq = topic.log.next_seq
+    payload = encode(IdempotencyKey(key, first_seq, count))
+    shard.buffer.append_control(
+        FrameType.IDEMPOTENCY_KEY, FLAG_BATCH_CONTINUES, topic.topic_id, first_seq, ts, payload
+    )
+    return 1
+
+
+def _frame_ceiling(
+    shard: ShardLog, topic: Topic, ceiling: int, ts: int, companions: list[ChangeEntry]
+) -> int:
+    """Write the frame that reserves seqs ahead. Return 1."""
+    payload = encode(HeadWatermark(ceiling))
+    shard.buffer.append_control(
+        FrameType.HEAD_WATERMARK, FLAG_BATCH_CONTINUES, topic.topic_id, 0, ts, payload
+    )
+    companions.append(ceiling_entry(topic, ceiling))
+    return 1
 
 
 def _frame_floor(
-    shard: ShardLog, batch: Batch, entry: BatchEntry, plan: EvictionPlan, companions: list[ChangeEntry]
+    shard: ShardLog, entry: BatchEntry, plan: EvictionPlan, companions: list[ChangeEntry]
 ) -> int:
     """Write the frame that ends the batch of a capped topic: what it evicts. Return 1."""
-    topic = batch.topic
+    topic = entry.topic
     reserved = plan.floor
     if topic.durability is Durability.DISK:
         reserved = max(topic.reserved_logged, plan.floor)
@@ -235,5 +230,5 @@ def _frame_floor(
         if plan.floor > topic.reserved_durable:
             entry.wait_for_sync(True)
     mark = EvictWatermark(plan.floor, topic.ttl_floor, reserved)
-    shard.buffer.append_control(FrameType.EVICT_WATERMARK, 0, topic.topic_id, 0, batch.ts, encode(mark))
+    shard.buffer.append_control(FrameType.EVICT_WATERMARK, 0, topic.topic_id, 0, entry.ts, encode(mark))
     return 1

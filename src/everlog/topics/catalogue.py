@@ -22,6 +22,7 @@ from everlog.topics.committing import ShardLog
 from everlog.topics.config import Durability, TopicConfig, check_topic_name
 from everlog.topics.core import CONTROL_ROOM, Core
 from everlog.topics.entries import ChangeEntry, nothing
+from everlog.topics.queueing.lease_events import keeps_leases, log_all_leases
 from everlog.topics.results import TopicDeleted, TopicPut
 from everlog.topics.storage.control import (
     ConfigUpdate,
@@ -76,7 +77,8 @@ def hide(core: Core, topic: Topic) -> None:
     if core.topics.get(topic.name) is topic:
         del core.topics[topic.name]
     core.by_id.pop(topic.topic_id, None)
-    topic.wake()
+    core.delivery.forget(topic)
+    topic.wake()  # at once: who watches it must not take the next topic of this name for this one
 
 
 def release(core: Core, topic: Topic) -> None:
@@ -163,6 +165,8 @@ def _log_config(core: Core, topic: Topic, config: TopicConfig) -> Commit:
         if becomes_logged:
             topic.logs_ahead = True
             _log_memory(core, topic)
+        if not keeps_leases(topic.config):
+            log_all_leases(core, topic, config)
         return core.log_change(topic, FrameType.CONFIG_UPDATE, encode(ConfigUpdate(config)), kept, lost)
     except BaseException:
         lost()
@@ -171,7 +175,11 @@ def _log_config(core: Core, topic: Topic, config: TopicConfig) -> Commit:
 
 def reconfigure(core: Core, topic: Topic, config: TopicConfig) -> None:
     """Give a topic its new configuration and let it take effect at once."""
+    kept_leases = keeps_leases(topic.config)
     topic.config = config
+    if not kept_leases:
+        log_all_leases(core, topic, config)  # those that were given while this change was on its way
+    core.delivery.reconsider(topic)
     topic.logs_ahead = False
     topic.snapshot_record = None
     topic.caps_due = True
@@ -224,6 +232,9 @@ def delete_topic(core: Core, name: str, if_empty: bool) -> TopicDeleted:
             f"topic {name!r} has {topic.count} live records and was to be deleted only if empty"
         )
     gone = topic
+    if topic.feeds is not None and core.forwarder is not None:
+        core.forwarder.bring_up_from(topic)
+    touching = core.routers.touching(topic)
 
     def kept() -> None:
         core.deleting.pop(gone.topic_id, None)
@@ -234,12 +245,16 @@ def delete_topic(core: Core, name: str, if_empty: bool) -> TopicDeleted:
         if name not in core.topics:
             gone.deleted = False
             register(core, gone)
+            for router in touching:
+                core.routers.bring_back(router)
 
     commit = core.log_change(topic, FrameType.TOPIC_DELETE, encode(TopicDelete(name)), kept, lost)
     hide(core, topic)
+    for router in touching:
+        core.routers.remove(router)
     if not topic.gone:
         core.deleting[topic.topic_id] = topic
-    return TopicDeleted(True, commit)
+    return TopicDeleted(True, commit, tuple(router.name for router in touching))
 
 
 def list_topics(core: Core, prefix: str, after: str | None, limit: int) -> list[Topic]:

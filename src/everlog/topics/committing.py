@@ -45,17 +45,15 @@ class ShardLog:
 
     def __init__(self, shard: WalShard) -> None:
         self.shard = shard
+        self.buffer: FrameBuffer = shard.buffer
+        """The gathered frames."""
+        self.depth = 0
+        """Entries that are gathered or wait for a sync."""
+        self.depth_peak = 0
+        self.refused = 0  # counted by who looks at the depth before adding to it
         self._gathered: list[Entry] = []
         self._gathered_from = shard.position
         self._waiting: deque[_Group] = deque()
-        self._waiting_entries = 0
-        self.depth_peak = 0
-        self.refused = 0  # counted by who looks at the depth before adding to it
-
-    @property
-    def buffer(self) -> FrameBuffer:
-        """The gathered frames."""
-        return self.shard.buffer
 
     @property
     def oldest_position(self) -> Position:
@@ -64,14 +62,11 @@ class ShardLog:
             return self._waiting[0].start
         return self._gathered_from if self._gathered else self.shard.position
 
-    @property
-    def depth(self) -> int:
-        """Entries that are gathered or wait for a sync."""
-        return len(self._gathered) + self._waiting_entries
-
     def reserve(self, size: int) -> None:
         """Make room for `size` bytes of frames; entries gathered before may be committed or failed by it."""
-        gathered_bytes = len(self.shard.buffer)
+        if self.shard.has_room(size):
+            return
+        gathered_bytes = len(self.buffer)
         try:
             self.shard.reserve(size)
         except StorageFailed as error:
@@ -79,15 +74,17 @@ class ShardLog:
                 self._fail_gathered(error)
             raise
         finally:
-            if self._gathered and gathered_bytes and not len(self.shard.buffer):
+            if self._gathered and gathered_bytes and not len(self.buffer):
                 self._pass_on()  # the room was made by writing what was gathered and beginning a new file
 
     def gather(self, entry: Entry, frames: int) -> None:
         """Take an entry whose `frames` frames are at the end of the buffer."""
+        shard = self.shard
         if not self._gathered:
-            self._gathered_from = self.shard.position
-        self.shard.frames_gathered += frames
+            self._gathered_from = shard.position
+        shard.frames_gathered += frames
         self._gathered.append(entry)
+        self.depth += 1
         self.depth_peak = max(self.depth_peak, self.depth)
 
     def write(self) -> None:
@@ -104,17 +101,19 @@ class ShardLog:
     def _pass_on(self) -> None:
         """Commit what only had to be written, and let the rest wait for a sync."""
         entries, self._gathered = self._gathered, []
-        group = _Group(self._gathered_from, [entry for entry in entries if entry.needs_sync])
-        if group.entries:
-            self._waiting.append(group)
-            self._waiting_entries += len(group.entries)
+        waiting = [entry for entry in entries if entry.needs_sync]
+        if waiting:
+            self._waiting.append(_Group(self._gathered_from, waiting))
             self.shard.sync(self._synced)
         else:
             self.shard.request_sync()
-        _tell(entry.committed for entry in entries if not entry.needs_sync)
+        if len(waiting) < len(entries):
+            self.depth -= len(entries) - len(waiting)
+            _tell(entry.committed for entry in entries if not entry.needs_sync)
 
     def _fail_gathered(self, error: StorageFailed) -> None:
         entries, self._gathered = self._gathered, []
+        self.depth -= len(entries)
         # Newest first: each takes back what it put at the end of its topic's log.
         for entry in reversed(entries):
             entry.failed(error, False)
@@ -122,7 +121,7 @@ class ShardLog:
 
     def _synced(self, error: StorageFailed | None) -> None:
         group = self._waiting.popleft()
-        self._waiting_entries -= len(group.entries)
+        self.depth -= len(group.entries)
         if error is None:
             _tell(entry.committed for entry in group.entries)
         else:

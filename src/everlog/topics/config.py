@@ -135,6 +135,7 @@ class EngineSettings:
     mapped_bytes_max: int = 4096 * MIB
     cold_cache_bytes: int = 64 * MIB
     max_topics: int = 100_000
+    max_routers: int = 10_000
     max_total_bytes: int = 0
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ Owns these and the few steps that every operation needs; the operations are in t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from everlog.clock import Clock
 from everlog.errors import LimitReached, ReadOnly
@@ -16,17 +16,25 @@ from everlog.native.topic_log import Sources
 from everlog.topics.commits import KEPT, Commit
 from everlog.topics.committing import ShardLog
 from everlog.topics.config import Durability, EngineSettings
+from everlog.topics.delivery.delivery import Delivery
 from everlog.topics.entries import ChangeEntry, nothing
+from everlog.topics.memory import SpareChunks
 from everlog.topics.retention import expired_floor, has_caps, plan_caps
+from everlog.topics.routing.table import RouterTable
 from everlog.topics.storage.control import EvictWatermark, encode
 from everlog.topics.storage.layout import FrameType
 from everlog.topics.topic import Topic, Totals
+
+if TYPE_CHECKING:
+    from everlog.topics.routing.forwarding import Forwarder
 
 NS_PER_MS: Final = 1_000_000
 # Entries of one shard that may wait for the disk; whoever comes then is told to come back.
 QUEUE_MAX: Final = 4096
 # Room for the control frames that can accompany a batch: create, key, head and evict watermark.
 CONTROL_ROOM: Final = 4096
+_LEASES_PER_MS_BITS: Final = 20
+_LEASE_TIME_BITS: Final = 20
 
 
 class Core:
@@ -40,17 +48,28 @@ class Core:
         self.topics: dict[str, Topic] = {}
         self.by_id: dict[int, Topic] = {}
         self.shards: list[ShardLog] = []
-        self.totals = Totals()
+        self.delivery = Delivery(clock)
+        self.delivery.ingest = self._ingest
+        self.totals = Totals(self.delivery)
         self.deleting: dict[int, Topic] = {}  # by id: deleted, but that is not kept yet
         self.dropped: list[Topic] = []  # deleted, with files that the next checkpoint removes
+        self.routers = RouterTable()
+        self.forwarder: Forwarder | None = None  # once everything is recovered
         self.scratch = FrameBuffer()
+        self.spare_chunks = SpareChunks()
         self.next_topic_id = 1
         self.next_epoch = 1
         self.next_file_number = 1
+        # Without a log nothing outlives the process, so the time of its start tells its leases from others.
+        self.next_lease_id = self.now_ms() << _LEASES_PER_MS_BITS
 
     def now_ms(self) -> int:
         """Wall time."""
         return self.clock.wall_ns() // NS_PER_MS
+
+    def _ingest(self) -> int:
+        """How full the fullest queue of the log is, in thousandths."""
+        return max((shard.depth for shard in self.shards), default=0) * 1000 // QUEUE_MAX
 
     def shard_of(self, topic_id: int, shards: int) -> int:
         """Which of `shards` shards a topic writes to."""
@@ -61,6 +80,21 @@ class Core:
         number = self.next_file_number
         self.next_file_number += 1
         return number
+
+    def begin_leases(self) -> None:
+        """Begin to number leases behind those of all earlier lives: every life takes a new file number.
+
+        The time is in it as well, for a life whose files were lost with the power before they were synced.
+        """
+        started_ms = self.now_ms() % (1 << _LEASE_TIME_BITS)
+        number = self.next_file_number << _LEASE_TIME_BITS | started_ms
+        self.next_lease_id = number << _LEASES_PER_MS_BITS
+
+    def take_lease_ids(self, count: int) -> int:
+        """The first of `count` numbers for leases; none is ever given again."""
+        first = self.next_lease_id
+        self.next_lease_id += count
+        return first
 
     def is_logged(self, topic: Topic) -> bool:
         """Whether records of this topic go into the log.
@@ -87,6 +121,22 @@ class Core:
                 f"{shard.depth} writes wait for the disk; try again soon", "wal_queue", QUEUE_MAX
             )
         return shard
+
+    def check_pressure(self, topic: Topic) -> None:
+        """Refuse a write while there is far too much to do and the queue of its shard is nearly full."""
+        if not self.is_logged(topic):
+            return
+        depth = self.shards[topic.shard].depth
+        if depth * 4 >= QUEUE_MAX * 3:
+            self.delivery.refused += 1
+            retry_after_ms = self.delivery.governor.retry_after_ms
+            raise LimitReached(
+                f"the server has too much to do, and {depth} writes wait for the disk; try again in "
+                f"{retry_after_ms} ms",
+                "pressure",
+                QUEUE_MAX,
+                retry_after_ms,
+            )
 
     def log_change(
         self,

@@ -1,56 +1,22 @@
 """Deleting records for good: by seq, by tag, by prefix of a tag; as of now, never for later ones.
 
-Owns the predicate and the order "logged, then applied".
+Owns the order "logged, then applied"; what a predicate means is in `matching`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from everlog.errors import InvalidRequest
 from everlog.topics.commits import KEPT
 from everlog.topics.config import U64_MAX, Durability
 from everlog.topics.core import Core, floor_commit
+from everlog.topics.matching import parse_match
 from everlog.topics.results import RecordsDeleted
 from everlog.topics.storage.control import Delete, encode
 from everlog.topics.storage.layout import FrameType
 from everlog.topics.topic import Topic
-
-
-class TagMatch(NamedTuple):
-    """Records whose tag is `tag`, or begins with it."""
-
-    tag: bytes
-    prefix: bool
-
-    def matches(self, tag: bytes | None) -> bool:
-        """Tell whether a record with this tag is meant; one without a tag never is."""
-        if not tag:
-            return False
-        return tag.startswith(self.tag) if self.prefix else tag == self.tag
-
-    def canonical(self) -> list[str]:
-        """Return the tuple form, as it is reported."""
-        text = self.tag.decode("utf-8", "surrogatepass")
-        return ["tag", "Glob", text + "*"] if self.prefix else ["tag", "Eq", text]
-
-
-def parse_match(match: str | Sequence[Any]) -> TagMatch:
-    """Read a predicate: `["tag","Eq",v]`, `["tag","Glob","p*"]`, or a string, a final `*` meaning prefix."""
-    if isinstance(match, str):
-        field, operator, value = "tag", "Glob" if match.endswith("*") else "Eq", match
-    elif isinstance(match, list | tuple) and len(match) == 3 and all(isinstance(part, str) for part in match):
-        field, operator, value = match
-    else:
-        raise InvalidRequest(f'match is {match!r}; it must be a string or ["tag", "Eq" or "Glob", text]')
-    if field != "tag" or operator not in ("Eq", "Glob"):
-        raise InvalidRequest(f'match {match!r} must be about "tag" with "Eq" or "Glob"')
-    if operator == "Eq":
-        return TagMatch(value.encode("utf-8", "surrogatepass"), False)
-    if not value.endswith("*"):
-        raise InvalidRequest(f"the Glob pattern {value!r} must end in *; only that one is a wildcard")
-    return TagMatch(value[:-1].encode("utf-8", "surrogatepass"), True)
 
 
 def delete_records(

@@ -18,16 +18,32 @@ from everlog.errors import Closed, EverlogError, ReadOnly, StorageFailed
 from everlog.fs import Fs, OsFs
 from everlog.topics import appending, catalogue, deletion, reading
 from everlog.topics.commits import KEPT, Commit
-from everlog.topics.config import Durability, EngineSettings, TopicConfig
+from everlog.topics.config import Durability, EngineSettings, TopicConfig, TopicType
 from everlog.topics.core import Core, floor_commit
+from everlog.topics.delivery.delivery import BUDGET_NS, Delivery, Drain
+from everlog.topics.delivery.router_work import RouterWork
+from everlog.topics.queueing import claims
+from everlog.topics.queueing.claims import ClaimRequest
 from everlog.topics.records import AnyRecord
-from everlog.topics.results import Appended, Diff, EngineCounts, RecordsDeleted, TopicDeleted, TopicPut
+from everlog.topics.results import (
+    Appended,
+    Claimed,
+    Diff,
+    EngineCounts,
+    RecordsDeleted,
+    Settled,
+    TopicDeleted,
+    TopicPut,
+)
+from everlog.topics.routing import routers
+from everlog.topics.routing.definitions import RouterConfig, RouterDeleted, RouterPut, RouterState
+from everlog.topics.routing.forwarding import COPIES_PER_TURN, Forwarder
 from everlog.topics.storage.checkpoint import Checkpointer
 from everlog.topics.storage.recovery import Progress, open_store
 from everlog.topics.storage.store import RecoveryReport, Store
 from everlog.topics.storage.syncs import InlineSyncs, SyncRunner, ThreadSyncs
 from everlog.topics.storage.wal import WalMetrics
-from everlog.topics.topic import TopicState
+from everlog.topics.topic import Topic, TopicState
 
 NS_PER_S: Final = 1_000_000_000
 
@@ -40,10 +56,14 @@ class Engine:
 
     def __init__(self, core: Core, store: Store | None, syncs: SyncRunner) -> None:
         self._core = core
+        self.delivery: Delivery = core.delivery
         self._store = store
         self._syncs = syncs
         self._closed = False
         self._is_distrusted = False
+        self._commit_floor_ns = self.delivery.commit_floor_ns
+        self._forwarder = core.forwarder = Forwarder(core, self._load_segment)
+        self._router_work = RouterWork(core.totals.unforwarded.values, self.forward_turn)
         self._checkpointer = None if store is None else Checkpointer(core, store, syncs)
 
     @classmethod
@@ -91,10 +111,12 @@ class Engine:
         """Report a topic; without `touch` that does not count as consuming it."""
         self._check_open()
         topic = catalogue.find(self._core, name)
+        if topic.feeders is not None:
+            self._forwarder.bring_up(topic)
         now_ms = self._core.now_ms()
         self._core.sweep(topic, now_ms)
         if touch:
-            topic.last_read_ts = now_ms
+            self._touch(topic, now_ms)
         return topic.state(now_ms)
 
     def has_topic(self, name: str) -> bool:
@@ -112,6 +134,8 @@ class Engine:
         now_ms = self._core.now_ms()
         listed = catalogue.list_topics(self._core, prefix, after, limit)
         for topic in listed:
+            if topic.feeders is not None:
+                self._forwarder.bring_up(topic)
             self._core.sweep(topic, now_ms)
         return [topic.state(now_ms) for topic in listed]
 
@@ -121,6 +145,8 @@ class Engine:
         wal = WalMetrics()
         for shard in self._core.shards:
             wal.add(shard.shard.metrics)
+        now_ms = self._core.now_ms()
+        queues = [topic.queue_counts(now_ms) for topic in topics if topic.config.type is TopicType.QUEUE]
         return EngineCounts(
             topics=len(topics),
             by_class=Counter(topic.durability for topic in topics),
@@ -130,6 +156,8 @@ class Engine:
             queue_depth=sum(shard.depth for shard in self._core.shards),
             queue_depth_peak=sum(shard.depth_peak for shard in self._core.shards),
             queue_refused=sum(shard.refused for shard in self._core.shards),
+            queue_topics=len(queues),
+            queue_leases_in_flight=sum(queue.in_flight for queue in queues),
             wal=wal,
         )
 
@@ -165,14 +193,18 @@ class Engine:
         idempotency_key: str | None = None,
         create: bool | None = None,
         config: TopicConfig | None = None,
+        disable_backpressure: bool = False,
     ) -> Appended:
         """Append a batch: contiguous seqs in order, all of it or nothing.
 
         A missing topic is created if `create` is true, or if it is None and `config.auto_create` is.
         A key that was used within the topic's window gives the first batch's seqs again.
+        With `disable_backpressure` it is not refused for pressure, only for limits.
         """
         self._check_open()
-        return appending.append(self._core, name, records, node, idempotency_key or None, create, config)
+        return appending.append(
+            self._core, name, records, node, idempotency_key or None, create, config, disable_backpressure
+        )
 
     def diff(
         self,
@@ -195,7 +227,9 @@ class Engine:
         self._check_open()
         topic = catalogue.find(self._core, name)
         if touch:
-            topic.last_read_ts = self._core.now_ms()
+            self._touch(topic, self._core.now_ms())
+        if topic.feeders is not None:
+            self._bring_up(topic, block)
         options = reading.ReadOptions(
             limit,
             max_batch_bytes,
@@ -217,6 +251,119 @@ class Engine:
         self._check_open()
         return deletion.delete_records(self._core, catalogue.find(self._core, name), before_seq, match)
 
+    # --- Jobs --------------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        name: str,
+        node: str,
+        max_jobs: int = 1,
+        lease_ms: int | None = None,
+        *,
+        held: dict[int, int] | None = None,
+        block: bool = True,
+    ) -> Claimed:
+        """Lease up to `max_jobs` jobs of a queue to `node`: reclaimed ones first, then in the order of seq.
+
+        `held` is kept equal to those of the leases that are still alive (seq -> lease id). Without `block` a
+        cold segment is fetched in the background: see `Claimed.incomplete`.
+        """
+        return self.claim_together(name, [ClaimRequest(node, max_jobs, lease_ms, held)], block=block)[0]
+
+    def claim_together(
+        self, name: str, requests: Sequence[ClaimRequest], *, block: bool = True
+    ) -> list[Claimed]:
+        """Serve several claimers in one pass, in which the jobs are dealt round-robin."""
+        self._check_open()
+        topic = catalogue.find(self._core, name)
+        claims.check_queue(topic)
+        self._touch(topic, self._core.now_ms())
+        if topic.feeders is not None:
+            self._bring_up(topic, block)
+        load = self._load_segment if block else self._fetch_segment
+        return claims.claim(self._core, topic, requests, load)
+
+    def ack(
+        self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str] | None = None
+    ) -> Settled:
+        """Delete the jobs that `node` holds; one whose `lease_id` names another lease is skipped too."""
+        return self._settling(name, claims.ack, node, seqs, lease_ids)
+
+    def nack(
+        self,
+        name: str,
+        node: str,
+        seqs: Sequence[int],
+        lease_ids: Sequence[str] | None = None,
+        *,
+        delay_ms: int = 0,
+    ) -> Settled:
+        """Give jobs back, claimable at once or after a delay."""
+        return self._settling(name, claims.nack, node, seqs, lease_ids, delay_ms)
+
+    def extend(
+        self,
+        name: str,
+        node: str,
+        seqs: Sequence[int],
+        lease_ids: Sequence[str] | None = None,
+        *,
+        lease_ms: int,
+    ) -> Settled:
+        """Let leases end `lease_ms` from now instead."""
+        return self._settling(name, claims.extend, node, seqs, lease_ids, lease_ms)
+
+    def _settling(
+        self,
+        name: str,
+        settle: Callable[..., Settled],
+        node: str,
+        seqs: Sequence[int],
+        lease_ids: Sequence[str] | None,
+        *more: int,
+    ) -> Settled:
+        self._check_open()
+        fences = claims.check_settling(node, seqs, lease_ids)
+        return settle(self._core, catalogue.find(self._core, name), node, seqs, fences, *more)
+
+    def release(self, name: str, node: str, leases: dict[int, int]) -> None:
+        """End exactly these leases (seq -> lease id); one that is over, or a missing topic, is no error."""
+        topic = self._core.topics.get(name)
+        if topic is not None and topic.queue is not None and not self._closed:
+            claims.release(self._core, topic, node, leases)
+
+    def on_jobs(self, name: str, callback: Callable[[], None]) -> None:
+        """Call back once when there may be jobs to claim, a lease has ended, or the topic is gone.
+
+        What time alone brings is not told: see `expire_jobs`. The same callback registered twice is called
+        once for each of the two reasons (new records, leases) at most.
+        """
+        self._check_open()
+        topic = catalogue.find(self._core, name)
+        claims.check_queue(topic).waiters[callback] = None
+        topic.waiters[callback] = None
+
+    def forget_jobs(self, name: str, callback: Callable[[], None]) -> None:
+        """Take back an `on_jobs`; an absent topic is no error."""
+        topic = self._core.topics.get(name)
+        if topic is not None:
+            topic.waiters.pop(callback, None)
+            if topic.queue is not None:
+                topic.queue.waiters.pop(callback, None)
+
+    def claim_jitter_ms(self, name: str) -> int:
+        """For how long claims of a queue are gathered before they are served together."""
+        topic = catalogue.find(self._core, name)
+        claims.check_queue(topic)
+        return topic.config.claim_jitter_ms
+
+    def expire_jobs(self, name: str) -> int | None:
+        """End the leases and delays that are over; return the ms until the next one ends, None: none will."""
+        self._check_open()
+        return claims.expire(self._core, catalogue.find(self._core, name))
+
+    # --- Waiting -----------------------------------------------------------------------------------------
+
     def on_change(self, name: str, callback: Callable[[], None]) -> None:
         """Call back once when the topic has something new or is deleted; register before looking.
 
@@ -231,6 +378,84 @@ class Engine:
         if topic is not None:
             topic.waiters.pop(callback, None)
 
+    def _touch(self, topic: Topic, now_ms: int) -> None:
+        """The topic is being consumed."""
+        topic.last_read_ts = now_ms
+        if topic.turn is not None:
+            self.delivery.reconsider(topic)
+
+    # --- Routers -----------------------------------------------------------------------------------------
+
+    def put_router(self, name: str, config: RouterConfig) -> RouterPut:
+        """Copy what comes to a topic to another one from now on, or change how an existing router does so.
+
+        Missing topics are created, the destination only if `config.create_dest`.
+        """
+        self._check_open()
+        return routers.put_router(self._core, name, config)
+
+    def delete_router(self, name: str) -> RouterDeleted:
+        """Delete a router, if there is one; it copies nothing more, and what it has copied stays."""
+        self._check_open()
+        return routers.delete_router(self._core, name)
+
+    def router(self, name: str) -> RouterState:
+        """Report a router; it is brought up to date before."""
+        self._check_open()
+        router = routers.find(self._core, name)
+        self._forwarder.bring_up(router.dest)
+        return router.state()
+
+    def routers(
+        self,
+        prefix: str = "",
+        source: str | None = None,
+        dest: str | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> list[RouterState]:
+        """Report routers in byte order of their names, beginning behind the name `after`."""
+        self._check_open()
+        listed = routers.list_routers(self._core, prefix, source, dest, after, limit)
+        return [router.state() for router in listed]
+
+    @property
+    def router_count(self) -> int:
+        """How many routers there are."""
+        return len(self._core.routers)
+
+    @property
+    def dirty_sources(self) -> list[str]:
+        """The topics that have records which their routers have not copied yet."""
+        return [topic.name for topic in self._core.totals.unforwarded.values()]
+
+    def forward(self, name: str) -> Commit:
+        """Copy to a topic what is on its way there, so that whoever reads it next sees everything.
+
+        Done at once if that is all. Otherwise call it again when the commit is done. An absent topic is no
+        error.
+        """
+        topic = self._core.topics.get(name)
+        return KEPT if topic is None or topic.feeders is None else self._forwarder.bring_up(topic)
+
+    def forward_turn(self, budget: int = COPIES_PER_TURN) -> int:
+        """Let routers copy what is due, about `budget` records; returns how many were copied."""
+        if not self._core.totals.unforwarded:
+            return 0
+        copied = self._forwarder.turn(budget)
+        self.write()
+        return copied
+
+    def _bring_up(self, topic: Topic, block: bool) -> None:
+        commit = self._forwarder.bring_up(topic)
+        while block and not commit.done:
+            # What cannot be copied now is copied later; what is there can be read.
+            with suppress(StorageFailed):
+                self.settle(commit)
+            if commit.error is not None:
+                return
+            commit = self._forwarder.bring_up(topic)
+
     # --- The turn of the loop ----------------------------------------------------------------------------
 
     def write(self) -> None:
@@ -238,8 +463,8 @@ class Engine:
         for shard in self._core.shards:
             shard.write()
 
-    def poll(self) -> None:
-        """Take finished syncs, start those that are due, go on with checkpoints."""
+    def poll(self, drain: Drain | None = None) -> None:
+        """Take finished syncs, start those that are due, go on with checkpoints, and `deliver`."""
         self._syncs.poll()
         for shard in self._core.shards:
             shard.shard.poll()
@@ -248,12 +473,44 @@ class Engine:
                 self._store.distrust_memory()
         if self._checkpointer is not None:
             self._checkpointer.poll()
+        self._mark_routers()
+        self.deliver(drain=drain)
+
+    def _mark_routers(self) -> None:
+        """Let routers copy in their turn, if something is to be copied now."""
+        due_ns = self._forwarder.due_ns()
+        if due_ns is not None and due_ns <= self._core.clock.monotonic_ns():
+            self.delivery.mark_router(self._router_work, self._core.now_ms())
+
+    def deliver(self, budget_ns: int = BUDGET_NS, drain: Drain | None = None) -> None:
+        """Tell those who wait for topics that have something new, for a while, in the order of priority.
+
+        `drain` is called between two topics with the time to stop at, to finish what a callback only began;
+        as long as it returns False no other topic is served. What is left over is due at once.
+        """
+        self.delivery.turn(budget_ns, drain)
+        floor_ns = self.delivery.commit_floor_ns
+        if floor_ns != self._commit_floor_ns:
+            self._commit_floor_ns = floor_ns
+            for shard in self._core.shards:
+                shard.shard.window.floor_ns = floor_ns
+
+    def paused_topics(self) -> list[str]:
+        """The topics that have something new for those who wait, and are not served because of pressure."""
+        if not self.delivery.scheduler.paused:
+            return []
+        works = [turn.work for turn in self.delivery.scheduler.waiting(0)]
+        return [work.name for work in works if isinstance(work, Topic)]
 
     def due_ns(self) -> int | None:
         """When `poll` has to be called next, on the monotonic clock; None if nothing is due."""
         times = [due for shard in self._core.shards if (due := shard.shard.due_ns()) is not None]
         if self._checkpointer is not None:
             times.append(self._checkpointer.due_ns())
+        if (delivery_ns := self.delivery.due_ns()) is not None:
+            times.append(delivery_ns)
+        if (forward_ns := self._forwarder.due_ns()) is not None:
+            times.append(forward_ns)
         return min(times, default=None)
 
     def settle(self, commit: Commit, timeout_s: float = 30.0) -> None:
@@ -267,6 +524,7 @@ class Engine:
             if now_ns > deadline_ns:
                 raise EverlogError(f"the commit is not done after {timeout_s} s; is the disk stuck?")
             self._wait_for_work(commit, now_ns, deadline_ns)
+        self.deliver()
         if commit.error is not None:
             raise commit.error
 
@@ -311,6 +569,8 @@ class Engine:
         try:
             if self._checkpointer is not None:
                 self._settle_shards()
+                while self._core.totals.unforwarded and self._forwarder.bring_up_all():
+                    self._settle_shards()
                 for shard in self._core.shards:
                     if shard.shard.read_only is not None:
                         raise ReadOnly(str(shard.shard.read_only), shard.shard.read_only.errno)

@@ -25,6 +25,7 @@ class BatchEntry:
         "count",
         "first_seq",
         "key",
+        "last_seq",
         "needs_sync",
         "plan",
         "topic",
@@ -39,21 +40,25 @@ class BatchEntry:
         size: int,
         ts: int,
         shard: WalShard | None,
+        commit: Commit | None = None,
     ) -> None:
         self.topic = topic
         self.first_seq = first_seq
+        self.last_seq = first_seq + count - 1
         self.count = count
         self.bytes = size
         self.ts = ts
         self.plan: EvictionPlan | None = None
         self.key: str | None = None
-        self.commit = Commit()
+        self.commit = commit or Commit()
         self.needs_sync = False
         self._floor_before = 1
         self._shard = shard
         topic.pending_count += count
         topic.pending_bytes += size
         topic.totals.bytes += size
+        if topic.order is not None:
+            topic.order.join(self)
 
     def wait_for_sync(self, needed: bool) -> None:
         """Ask for a sync; later batches of the topic then wait as well, so that order is kept."""
@@ -68,29 +73,41 @@ class BatchEntry:
         self.topic.planned_floor = plan.floor
 
     def committed(self) -> None:
+        """The condition is met: the records can be read, once those before them can."""
+        order = self.topic.order
+        if order is None:
+            self.publish()
+        else:
+            order.met(self)
+
+    def publish(self) -> None:
         """Make the records readable and evict what they push out."""
         topic = self.topic
         self._leave_pending()
-        topic.visible = self.first_seq + self.count - 1
+        topic.visible = self.last_seq
         topic.last_write_ts = self.ts
         topic.snapshot_record = None
         topic.totals.unsaved[topic.topic_id] = topic
         if self.plan is not None and self.plan.count:
             topic.kill_below(self.plan.floor)
             topic.raise_floor(cap=self.plan.floor)
+        if topic.feeds is not None:
+            topic.totals.unforwarded[topic.topic_id] = topic
         self.commit.finish()
         if topic.waiters:
-            topic.wake()
+            topic.has_news(self.ts)
 
     def failed(self, error: StorageFailed, written: bool) -> None:
-        """Forget the batch: its seqs are free again, or silent holes if they are in the log."""
+        """Forget the batch: its seqs are free again, or silent holes if they are logged or not the last."""
         topic = self.topic
+        if topic.order is not None:
+            topic.order.lost(self)
         self._leave_pending()
         if self.plan is not None:
             topic.planned_floor = self._floor_before
         if self.key is not None:
             topic.keys.pop(self.key, None)
-        if written:
+        if written or topic.log.next_seq != self.first_seq + self.count:
             topic.kill_range(self.first_seq, self.first_seq + self.count)
         elif self._shard is not None:
             topic.totals.bytes -= self.bytes

@@ -1,6 +1,7 @@
-"""Where the frames of ephemeral topics live: chunks of memory, freed from the front.
+"""Where frames live that are in no log: of ephemeral topics and of copies; freed from the front.
 
-Owns the chunks of one topic. A chunk never moves, because readers follow its address.
+Owns the chunks of one topic, and the few that wait to be used again. A chunk never moves, because readers
+follow its address.
 """
 
 from __future__ import annotations
@@ -11,58 +12,108 @@ from typing import Final
 from everlog.native.frames import FrameBuffer
 from everlog.native.topic_log import Sources
 
+CHUNK_BYTES_MAX: Final = 1 << 20
+"""The size up to which chunks of a topic double; only a larger batch gets a larger one."""
+
 _FIRST_BYTES: Final = 2048
-_MAX_BYTES: Final = 1 << 20
+_SPARE_CHUNKS_MAX: Final = 8
 
 
-class _Chunk:
-    __slots__ = ("last_seq", "memory", "source", "used")
+class SpareChunks:
+    """Chunks of the usual size that topics gave back: memory the system need not map and clear again."""
 
-    def __init__(self, source: int, memory: bytearray) -> None:
+    __slots__ = ("_buffers",)
+
+    def __init__(self) -> None:
+        self._buffers: list[FrameBuffer] = []
+
+    def take(self, size: int) -> FrameBuffer:
+        """Return an empty buffer of `size` bytes, a used one if there is one."""
+        if size == CHUNK_BYTES_MAX and self._buffers:
+            return self._buffers.pop()
+        buffer = FrameBuffer(size)
+        if size == CHUNK_BYTES_MAX:
+            buffer.populate()  # a topic that needs so much soon fills it
+        return buffer
+
+    def give(self, size: int, buffer: FrameBuffer) -> None:
+        """Take a buffer of `size` bytes back; it is freed if enough are held, or if it is still read."""
+        # A checkpoint may be copying from it in another thread, and must find the frames it looks for.
+        if size == CHUNK_BYTES_MAX and len(self._buffers) < _SPARE_CHUNKS_MAX and not buffer.is_viewed:
+            buffer.clear()
+            self._buffers.append(buffer)
+
+
+class Chunk:
+    """One piece of memory: the frames in `buffer` are those of `source`, at the same offsets."""
+
+    __slots__ = ("buffer", "last_seq", "size", "source")
+
+    def __init__(self, size: int, buffer: FrameBuffer, source: int) -> None:
+        self.size = size
+        self.buffer = buffer
         self.source = source
-        self.memory = memory
-        self.used = 0
         self.last_seq = 0
 
 
 class MemoryChunks:
     """The chunks of one topic, oldest first."""
 
-    __slots__ = ("_chunks", "_sources")
+    __slots__ = ("_chunks", "_sources", "_spare")
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: Sources, spare: SpareChunks) -> None:
         self._sources = sources
-        self._chunks: deque[_Chunk] = deque()
+        self._spare = spare
+        self._chunks: deque[Chunk] = deque()
+
+    def chunk_for(self, size: int) -> Chunk:
+        """Return a chunk to whose buffer `size` bytes can be appended without moving it; see `keep`."""
+        chunk = self._chunks[-1] if self._chunks else None
+        if chunk is None or chunk.size - len(chunk.buffer) < size:
+            before = chunk.size if chunk is not None else _FIRST_BYTES // 2
+            capacity = max(size, min(before * 2, CHUNK_BYTES_MAX))
+            buffer = self._spare.take(capacity)
+            chunk = Chunk(capacity, buffer, self._sources.add(buffer))
+            self._chunks.append(chunk)
+        return chunk
+
+    def keep(self, chunk: Chunk, last_seq: int) -> None:
+        """What was appended to the chunk stays and can be read; `last_seq` is its newest record."""
+        self._sources.set(chunk.source, chunk.buffer)  # which looks at the length again
+        chunk.last_seq = last_seq
 
     def room(self, size: int) -> tuple[int, int]:
-        """Make room for `size` bytes; return the source and the offset in it where they will lie."""
-        chunk = self._chunks[-1] if self._chunks else None
-        if chunk is None or len(chunk.memory) - chunk.used < size:
-            before = len(chunk.memory) if chunk is not None else _FIRST_BYTES // 2
-            memory = bytearray(max(size, min(before * 2, _MAX_BYTES)))
-            chunk = _Chunk(self._sources.add(memory), memory)
-            self._chunks.append(chunk)
-        return chunk.source, chunk.used
+        """Make room for `size` bytes of frames that are encoded elsewhere; return their source and offset."""
+        chunk = self.chunk_for(size)
+        return chunk.source, len(chunk.buffer)
 
     def store(self, frames: FrameBuffer, last_seq: int) -> None:
         """Keep the frames that were encoded for the room made last."""
         chunk = self._chunks[-1]
-        end = chunk.used + len(frames)
-        memoryview(chunk.memory)[chunk.used : end] = memoryview(frames)
-        chunk.used = end
-        chunk.last_seq = last_seq
+        chunk.buffer.append_bytes(frames)
+        self.keep(chunk, last_seq)
 
     @property
     def last_seq(self) -> int:
         """The newest record here, 0 if there is none."""
         return self._chunks[-1].last_seq if self._chunks else 0
 
+    @property
+    def held_bytes(self) -> int:
+        """The memory of all chunks."""
+        return sum(chunk.size for chunk in self._chunks)
+
     def drop_below(self, seq: int) -> None:
         """Free the chunks whose records are all below `seq`; the newest stays for what comes next."""
         while len(self._chunks) > 1 and self._chunks[0].last_seq < seq:
-            self._sources.remove(self._chunks.popleft().source)
+            self._drop_oldest()
 
     def clear(self) -> None:
         """Free all of it."""
         while self._chunks:
-            self._sources.remove(self._chunks.popleft().source)
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        chunk = self._chunks.popleft()
+        self._sources.remove(chunk.source)
+        self._spare.give(chunk.size, chunk.buffer)

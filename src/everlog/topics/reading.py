@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from everlog.errors import Corrupt, InvalidRequest
+from everlog.native.forwarding import next_live
 from everlog.native.topic_log import Rendered
 from everlog.topics.commits import Commit
 from everlog.topics.config import (
@@ -28,11 +29,33 @@ def tombstone_for(topic: Topic, from_seq: int) -> Tombstone | None:
     if from_seq > head_seq:
         return Tombstone(1, head_seq, "recreated", earliest_seq, head_seq)
     if from_seq + 1 >= topic.evict_floor:
-        return None
+        return _trim_for(topic, from_seq) if topic.trim_holes else None
     by_cap = topic.cap_floor > from_seq + 1
     by_age = topic.ttl_floor > from_seq + 1
-    reason = "mixed" if by_cap and by_age else "cap" if by_cap else "ttl"
+    reason = "mixed" if by_cap and by_age else "cap" if by_cap else "ttl" if by_age else "source_trim"
     return Tombstone(from_seq + 1, earliest_seq - 1, reason, earliest_seq, head_seq)
+
+
+def _trim_for(topic: Topic, from_seq: int) -> Tombstone | None:
+    """The gap that a router's source left, if the next thing to read lies behind it.
+
+    There are live records before it, so reading goes on right behind it and not at the topic's first record.
+    """
+    for first_seq, last_seq in topic.trim_holes:
+        if last_seq > from_seq:
+            if next_live(topic.log, from_seq + 1) < first_seq:
+                return None
+            gap_from = max(from_seq + 1, first_seq)
+            return Tombstone(gap_from, last_seq, "source_trim", last_seq + 1, topic.visible)
+    return None
+
+
+def _end_of_read(topic: Topic, start_seq: int) -> int:
+    """Up to where a read may go: a gap that a router's source left is told before what is behind it."""
+    for first_seq, _ in topic.trim_holes:
+        if first_seq > start_seq:
+            return first_seq - 1
+    return topic.visible
 
 
 class ColdRead(Exception):
@@ -75,7 +98,7 @@ def diff(core: Core, topic: Topic, from_seq: int, options: ReadOptions, load: Ca
         raise InvalidRequest(f"from_seq is {from_seq}; it must be from 0 to {U64_MAX}")
     core.sweep(topic, core.now_ms())
     tombstone = tombstone_for(topic, from_seq)
-    start = from_seq if tombstone is None else topic.earliest_seq - 1
+    start = from_seq if tombstone is None else tombstone.earliest_seq - 1
     cold_reads = 0
     rendered = _render(core, topic, start, options)
     # A read stops where a segment is not in memory; only one that has nothing yet goes on.
@@ -110,7 +133,7 @@ def _render(core: Core, topic: Topic, from_seq: int, options: ReadOptions) -> Re
     return topic.log.render(
         core.sources,
         from_seq,
-        topic.visible,
+        _end_of_read(topic, from_seq) if topic.trim_holes else topic.visible,
         options.limit,
         options.max_bytes,
         options.nodes if topic.config.dedupe_node else (),

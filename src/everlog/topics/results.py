@@ -76,6 +76,36 @@ class Diff(msgspec.Struct, frozen=True):
         return self.head_seq - self.next_from_seq
 
 
+class Claimed(msgspec.Struct, frozen=True):
+    """Answer of `claim`; each job is a JSON object, ready to be sent.
+
+    `ready` jobs are left. `incomplete` happens only to those who asked not to be blocked, and only without
+    any job: a cold segment is being fetched; when `commit` is done, the same claim will find it.
+    """
+
+    jobs: list[bytes]
+    leases: dict[int, int]  # seq -> lease id
+    ready: int
+    commit: Commit
+    incomplete: bool = False
+
+    @property
+    def count(self) -> int:
+        """How many jobs."""
+        return len(self.jobs)
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """Answer of `ack`, `nack` and `extend`: the jobs that were held, and those that were not."""
+
+    done: list[int]
+    skipped: list[int]
+    ready: int
+    in_flight: int
+    commit: Commit
+    deadline_ms: int = 0
+
+
 class EngineCounts(msgspec.Struct, frozen=True):
     """What an engine holds and has done, for metrics."""
 
@@ -87,6 +117,8 @@ class EngineCounts(msgspec.Struct, frozen=True):
     queue_depth: int = 0
     queue_depth_peak: int = 0
     queue_refused: int = 0
+    queue_topics: int = 0
+    queue_leases_in_flight: int = 0
     wal: WalMetrics = msgspec.field(default_factory=WalMetrics)
 
 
@@ -106,3 +138,4 @@ class TopicDeleted(msgspec.Struct, frozen=True):
 
     deleted: bool
     commit: Commit
+    routers_removed: tuple[str, ...] = ()

@@ -13,15 +13,28 @@ import msgspec
 
 from everlog.native.topic_log import TopicLog
 from everlog.topics.commits import Commit
-from everlog.topics.config import Durability, TopicConfig
+from everlog.topics.config import Durability, TopicConfig, TopicType
+from everlog.topics.delivery.delivery import Delivery
+from everlog.topics.delivery.scheduler import Turn
 from everlog.topics.priority import effective_priority
+from everlog.topics.routing.order import SeqOrder
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from everlog.topics.memory import MemoryChunks
+    from everlog.topics.queueing.lease_state import LeaseState
+    from everlog.topics.routing.table import Router
     from everlog.topics.storage.segments import SegmentSet
+
+
+class QueueCounts(msgspec.Struct, frozen=True):
+    """The jobs of a queue: claimable, leased, and moved to its dead-letter topic so far."""
+
+    ready: int
+    in_flight: int
+    dead_lettered: int
 
 
 class TopicState(msgspec.Struct, frozen=True):
@@ -38,6 +51,7 @@ class TopicState(msgspec.Struct, frozen=True):
     effective_priority: int
     last_write_ts: int | None
     last_read_ts: int | None
+    queue: QueueCounts | None = None
 
     @property
     def next_seq(self) -> int:
@@ -57,10 +71,12 @@ class RememberedKey(msgspec.Struct, frozen=True):
 class Totals:
     """What an engine knows of all its topics together."""
 
-    __slots__ = ("bytes", "unsaved")
+    __slots__ = ("bytes", "delivery", "unforwarded", "unsaved")
 
-    def __init__(self) -> None:
+    def __init__(self, delivery: Delivery | None = None) -> None:
         self.bytes = 0
+        self.delivery = delivery  # None: whatever happens is of no interest to anybody
+        self.unforwarded: dict[int, Topic] = {}  # by id: sources of routers with something new
         self.unsaved: dict[int, Topic] = {}  # by id: those with records or marks for the next checkpoint
 
 
@@ -78,9 +94,12 @@ class Topic:
         "delete_below",
         "deleted",
         "epoch",
+        "feeders",
+        "feeds",
         "flips",
         "floor_commit",
         "gone",
+        "hop_runs",
         "keys",
         "last_read_ts",
         "last_write_ts",
@@ -88,21 +107,28 @@ class Topic:
         "logged_seq",
         "logs_ahead",
         "name",
+        "order",
         "pending_bytes",
         "pending_count",
         "pending_syncs",
         "planned_floor",
+        "queue",
         "reserved_durable",
         "reserved_logged",
         "restored_head",
         "restored_ts",
         "saved",
         "saved_seq",
+        "served_ns",
         "shard",
         "snapshot_record",
+        "spare",
         "topic_id",
         "totals",
+        "trim_floor",
+        "trim_holes",
         "ttl_floor",
+        "turn",
         "visible",
         "waiters",
     )
@@ -121,6 +147,8 @@ class Topic:
         # Floors are "first seq that is not lost"; 1 means nothing is.
         self.cap_floor = 1
         self.ttl_floor = 1
+        self.trim_floor = 1  # of what a source had lost before it was copied; later such gaps are holes
+        self.trim_holes: list[tuple[int, int]] = []  # first and last seq, ascending, behind live records
         self.caps_due = False  # the caps may be tighter than what is kept
         self.delete_below = 0
         # Appended, not yet visible; and what their publication will evict.
@@ -136,6 +164,15 @@ class Topic:
         self.floor_commit: Commit | None = None
         self.keys: dict[str, RememberedKey] = {}
         self.waiters: dict[Callable[[], None], None] = {}  # in the order in which they came
+        self.turn: Turn | None = None
+        self.spare: Turn | None = None
+        self.served_ns = 0
+        self.queue: LeaseState | None = None  # made when somebody claims, or a lease comes back
+        # Routers: those that read here, those that write here, and what only then is needed.
+        self.feeds: list[Router] | None = None
+        self.feeders: list[Router] | None = None
+        self.order: SeqOrder | None = None
+        self.hop_runs: list[tuple[int, int, int]] = []  # first and last seq, hops of copies
         self.chunks: MemoryChunks | None = None
         self.saved: SegmentSet | None = None
         self.saved_seq = 0
@@ -158,8 +195,10 @@ class Topic:
 
     @property
     def evict_floor(self) -> int:
-        """The first seq that was not lost to cap or age; the only trigger of tombstones."""
-        return max(self.cap_floor, self.ttl_floor)
+        """The first seq that was not lost to cap, age or a trimmed source."""
+        if self.trim_holes:
+            self._pass_trims(self.earliest_seq)
+        return max(self.cap_floor, self.ttl_floor, self.trim_floor)
 
     @property
     def earliest_seq(self) -> int:
@@ -178,7 +217,6 @@ class Topic:
 
     def state(self, now_ms: int) -> TopicState:
         """Return what is reported about the topic."""
-        idle_ms = None if self.last_read_ts is None else now_ms - self.last_read_ts
         return TopicState(
             topic=self.name,
             config=self.config,
@@ -188,13 +226,45 @@ class Topic:
             evict_floor=self.evict_floor,
             count=self.count,
             bytes=self.bytes,
-            effective_priority=effective_priority(self.config.priority, self.config.auto_priority, idle_ms),
+            effective_priority=self.priority_at(now_ms),
             last_write_ts=self.last_write_ts,
             last_read_ts=self.last_read_ts,
+            queue=self.queue_counts(now_ms) if self.config.type is TopicType.QUEUE else None,
         )
+
+    def queue_counts(self, now_ms: int) -> QueueCounts:
+        """Return how the jobs of a queue stand, after leases and delays have ended that are over."""
+        queue = self.queue
+        if queue is None:
+            return QueueCounts(self.count, 0, 0)
+        if queue.sweep(now_ms):
+            queue.wake()
+        return QueueCounts(queue.ready(self.count), queue.leased, queue.dead_lettered)
+
+    def priority_at(self, now_ms: int) -> int:
+        """The priority that the topic has now, whether or not it waits to be served."""
+        config, read_ts = self.config, self.last_read_ts
+        if read_ts is None and config.priority is None:
+            return 0
+        idle_ms = None if read_ts is None else now_ms - read_ts
+        return effective_priority(config.priority, config.auto_priority, idle_ms)
+
+    def has_news(self, now_ms: int) -> None:
+        """Let those who wait be told, in the order in which topics are served."""
+        if self.waiters and self.turn is None and self.totals.delivery is not None:
+            self.totals.delivery.mark(self, now_ms)
+
+    def serve(self) -> None:
+        """Tell those who wait: it is this topic's turn."""
+        if self.waiters:
+            self.wake()
 
     def wake(self) -> None:
         """Tell everyone who waits that something is new; each is told once."""
+        if len(self.waiters) == 1:
+            waiter, _ = self.waiters.popitem()  # the dictionary is used again: there are many topics
+            waiter()
+            return
         waiters, self.waiters = self.waiters, {}
         for waiter in waiters:
             waiter()
@@ -213,18 +283,24 @@ class Topic:
         """Mark every record below `seq` dead; return how many were alive."""
         count, size = self.log.kill_below(seq)
         self.totals.bytes -= size
+        if count and self.queue is not None:
+            self.queue.drop_below(seq)
         return count
 
     def kill_range(self, first_seq: int, end_seq: int) -> int:
         """Mark the records from `first_seq` up to before `end_seq` dead; return how many were alive."""
         count, size = self.log.kill_range(first_seq, end_seq)
         self.totals.bytes -= size
+        if count and self.queue is not None:
+            self.queue.drop(range(first_seq, end_seq))
         return count
 
     def kill(self, seqs: NDArray[np.uint64]) -> int:
         """Mark the records `seqs` dead; return how many were alive."""
         count, size = self.log.kill(seqs)
         self.totals.bytes -= size
+        if count and self.queue is not None:
+            self.queue.drop(seqs.tolist())
         return count
 
     def raise_floor(self, *, cap: int = 1, ttl: int = 1) -> None:
@@ -237,6 +313,27 @@ class Topic:
     def reclaim(self) -> None:
         """Give back the memory of the dead front."""
         floor = self.earliest_seq
+        if self.trim_holes:
+            self._pass_trims(floor)
         self.log.drop_front(floor)
         if self.chunks is not None:
             self.chunks.drop_below(floor)
+
+    def order_by_seq(self) -> None:
+        """From now on batches come through more than one shard of the log."""
+        if self.order is None:
+            self.order = SeqOrder(self.log.next_seq)
+
+    def note_trim(self, first_seq: int, last_seq: int) -> None:
+        """These seqs stand for records that a source had lost before they could be copied."""
+        holes = self.trim_holes
+        if holes and first_seq <= holes[-1][1] + 1:
+            before = holes.pop()
+            first_seq, last_seq = min(first_seq, before[0]), max(last_seq, before[1])
+        holes.append((first_seq, last_seq))
+        self.snapshot_record = None
+
+    def _pass_trims(self, earliest_seq: int) -> None:
+        """Gaps without a live record before them are told by the floor."""
+        while self.trim_holes and self.trim_holes[0][1] < earliest_seq:
+            self.trim_floor = max(self.trim_floor, self.trim_holes.pop(0)[1] + 1)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from everlog.errors import EverlogError, StorageFailed
 from everlog.native.frames import FrameBuffer
 from everlog.topics.config import Durability
+from everlog.topics.queueing.lease_events import kept_leases
 from everlog.topics.storage import snapshot
 from everlog.topics.storage.control import SnapshotBody, TopicRecord, encode
 from everlog.topics.storage.segment_store import delete_topic
@@ -104,6 +105,7 @@ class Checkpointer:
         self._drops: list[Callable[[], None]] = []
         self._drops_next: list[Callable[[], None]] = []
         self._coverage: Coverage | None = None
+        self._coverage_ahead: Coverage | None = None  # of the checkpoint that is being prepared
 
     # --- When --------------------------------------------------------------------------------------------
 
@@ -119,8 +121,14 @@ class Checkpointer:
         now_ns = self._core.clock.monotonic_ns()
         elapsed_ms = (now_ns - self._last_ns) // NS_PER_MS
         logged = self._log_bytes() - self._bytes_at_last
-        if logged >= settings.snapshot_log_bytes or (logged and elapsed_ms >= settings.snapshot_interval_ms):
-            self.start()
+        forwarder = self._core.forwarder
+        if (
+            logged >= settings.snapshot_log_bytes
+            or (logged and elapsed_ms >= settings.snapshot_interval_ms)
+            or (forwarder is not None and forwarder.wants_checkpoint)
+        ):
+            if self._is_prepared():
+                self.start()
         elif now_ns >= self._next_look_ns and not self._start_relocation():
             self._next_look_ns = now_ns + _CHECK_INTERVAL_NS
 
@@ -128,10 +136,33 @@ class Checkpointer:
         """Checkpoint and wait for it; raises what went wrong."""
         self.wait_idle()
         self.last_error = None
+        self._prepare()
         self.start()
         self.wait_idle()
         if self.last_error is not None:
             raise self.last_error
+
+    def _is_prepared(self) -> bool:
+        """Whether a checkpoint can begin: no copies of routers are on their way. Asks for that if not.
+
+        From the first time it was asked for, routers copy only what will be in the log behind the snapshot.
+        """
+        forwarder = self._core.forwarder
+        if forwarder is None:
+            return True
+        is_prepared = forwarder.prepare_checkpoint()
+        if self._coverage_ahead is None:
+            self._coverage_ahead = self._store.coverage()
+        return is_prepared
+
+    def _prepare(self) -> None:
+        """Wait until a checkpoint can begin."""
+        while not self._is_prepared():
+            for shard in self._core.shards:
+                shard.write()
+                shard.shard.hurry()
+            if not self._syncs.poll() and not self._is_prepared():
+                self._syncs.wait(_WAIT_SLICE_NS)
 
     def wait_idle(self) -> None:
         """Wait until no checkpoint is running."""
@@ -142,19 +173,24 @@ class Checkpointer:
                 self._syncs.wait(_WAIT_SLICE_NS)
 
     def _log_bytes(self) -> int:
-        return sum(shard.shard.metrics.bytes_written for shard in self._core.shards)
+        logged = 0
+        for shard in self._core.shards:  # no sum(): every turn of the loop asks
+            logged += shard.shard.metrics.bytes_written
+        return logged
 
     # --- The steps ---------------------------------------------------------------------------------------
 
     def start(self, *, clean: bool = False) -> None:
         """Begin: everything committed so far will be in segments and in the next snapshot."""
         core = self._core
-        coverage = self._store.coverage()
+        coverage, self._coverage_ahead = self._coverage_ahead or self._store.coverage(), None
         works = [work for topic in core.totals.unsaved.values() if (work := self._plan(topic)) is not None]
         core.totals.unsaved = {}
         self._busy = True
         self._last_ns = core.clock.monotonic_ns()
         self._bytes_at_last = self._log_bytes()
+        if core.forwarder is not None:
+            core.forwarder.checkpoint_begun()
 
         def job() -> None:
             one_sync = len(works) > _FEW_TOPICS
@@ -241,13 +277,12 @@ class Checkpointer:
             self._place(topic, work.tier, info, written)
         if min(topic.visible, topic.logged_seq) > topic.saved_seq or topic.flips:
             self._core.totals.unsaved[topic.topic_id] = topic
-        if (
-            topic.chunks is not None
-            and self._core.is_logged(topic)
-            and topic.saved_seq >= topic.chunks.last_seq
-        ):
-            topic.chunks.clear()
-            topic.chunks = None
+        if topic.chunks is not None and self._core.is_logged(topic):
+            if topic.saved_seq >= topic.chunks.last_seq:
+                topic.chunks.clear()
+                topic.chunks = None
+            else:
+                topic.chunks.drop_below(topic.saved_seq + 1)
         topic.snapshot_record = None
 
     def _place(self, topic: Topic, tier: TopicTier, info: SegmentInfo, written: _Written) -> None:
@@ -285,8 +320,12 @@ class Checkpointer:
             next_file_number=coverage.next_file_number,
             starts=coverage.starts,
             topics=[self._record(topic, clean) for topic in self._kept_topics()],
+            routers=[router.record() for router in core.routers if router.is_kept],
+            next_router_id=core.routers.next_id,
         )
         payload = encode(body)
+        if core.forwarder is not None:
+            core.forwarder.checkpoint_over()
         number = store.snapshot_number + 1
         drops, self._drops, self._drops_next = self._drops, self._drops_next, []
 
@@ -371,6 +410,8 @@ class Checkpointer:
 
     def _give_up(self, error: BaseException) -> None:
         self._busy = False
+        if self._core.forwarder is not None:
+            self._core.forwarder.checkpoint_over()
         if not isinstance(error, Exception):
             raise error
         self.last_error = (
@@ -443,6 +484,7 @@ class Checkpointer:
             # The first brings the records into segments, the second has nothing left to do but to
             # say so; then no older snapshot needs what is removed.
             self.last_error = None
+            self._prepare()
             self.start(clean=clean)
             self.wait_idle()
             if self.last_error is not None:
@@ -468,6 +510,9 @@ def topic_record(topic: Topic, clean: bool) -> TopicRecord:
         ceiling=0 if clean else topic.ceiling_durable,
         cap_floor=topic.cap_floor,
         ttl_floor=topic.ttl_floor,
+        trim_floor=topic.trim_floor,
+        trim_holes=topic.trim_holes,
+        hop_runs=topic.hop_runs,
         reserved_floor=topic.cap_floor if clean else max(topic.cap_floor, topic.reserved_durable),
         delete_below=topic.delete_below,
         last_ts=max(topic.log.last_ts, topic.restored_ts),
@@ -480,4 +525,6 @@ def topic_record(topic: Topic, clean: bool) -> TopicRecord:
             for key, remembered in topic.keys.items()
             if kept and remembered.commit.done and remembered.commit.error is None
         ],
+        leases=kept_leases(topic),
+        dead_lettered=0 if topic.queue is None else topic.queue.dead_lettered,
     )

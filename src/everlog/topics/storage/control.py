@@ -43,6 +43,26 @@ class Delete(msgspec.Struct, array_like=True, frozen=True):
     prefix: bool = False
 
 
+class DeleteSeqs(msgspec.Struct, array_like=True, frozen=True):
+    """Exactly these records were deleted: jobs that were acknowledged or moved to another topic.
+
+    `runs` are first seq and length, ascending. `dead_lettered` is how many jobs of the topic were moved to
+    its dead-letter topic up to now, 0 if none of these were.
+    """
+
+    runs: list[tuple[int, int]]
+    dead_lettered: int = 0
+
+
+class Lease(msgspec.Struct, array_like=True, frozen=True):
+    """Jobs of a queue changed hands: all of them went into the same phase, to or from the same node."""
+
+    phase: int  # of topics.queueing.lease_state.Phase: 0 ready, 1 leased, 2 delayed
+    node: str
+    until_ms: int  # deadline of the leases, or end of the delay
+    jobs: list[tuple[int, int, int]]  # seq, lease id, deliveries
+
+
 class EvictWatermark(msgspec.Struct, array_like=True, frozen=True):
     """Everything below these seqs is lost to the cap or to age.
 
@@ -70,6 +90,62 @@ class IdempotencyKey(msgspec.Struct, array_like=True, frozen=True):
     count: int
 
 
+class RouterRecord(msgspec.Struct, array_like=True, frozen=True):
+    """A router came into being or was changed; also one router in a snapshot.
+
+    Everything of its source up to `cursor` was passed on, or was there before the router.
+    """
+
+    router_id: int
+    name: str
+    source_id: int
+    dest_id: int
+    cursor: int
+    total: int
+    preserve_node: bool
+    preserve_tag: bool
+    allow_cycle: bool
+    exactly_once: bool
+    filter_tag: bytes | None
+    filter_prefix: bool
+
+
+class RouterDelete(msgspec.Struct, array_like=True, frozen=True):
+    """The router is gone; what it copied stays."""
+
+    router_id: int
+
+
+class ForwardEntry(msgspec.Struct, array_like=True, frozen=True):
+    """What one router did in one pass: its copies are the seqs of `dest_id` from `first_seq` on.
+
+    A run is the first source seq, how many, and the hops of the copies; a first source seq of 0 stands for
+    seqs without a record, because the source had lost what they stand for. Without runs the copies are not to
+    be made again: the destination was not in the log. `drops` has bit 1 if copies carry no node, 2 if no tag.
+    """
+
+    router_id: int
+    dest_id: int
+    cursor: int
+    total: int
+    first_seq: int
+    ts: int
+    runs: list[tuple[int, int, int]]
+    drops: int = 0
+    router: str = ""  # the name, if the copies carry where they are from
+    ceiling: int = 0  # as in HeadWatermark and EvictWatermark, but of the destination
+    cap_floor: int = 1
+    reserved: int = 1
+
+
+class Forward(msgspec.Struct, array_like=True, frozen=True):
+    """Records of the frame's topic were copied to others; the copies themselves are in no frame."""
+
+    source: str
+    epoch: int
+    entries: list[ForwardEntry]
+
+
 class TopicRecord(msgspec.Struct, array_like=True, frozen=True):
     """One topic in a snapshot."""
 
@@ -89,6 +165,11 @@ class TopicRecord(msgspec.Struct, array_like=True, frozen=True):
     last_read_ts: int | None
     segments: list[tuple[int, int, int]]  # first seq, last seq, bytes of data
     keys: list[tuple[str, int, int, int]]  # idempotency key, first seq, count, ts
+    leases: list[tuple[int, int, str, int, int, int]] = []  # see topics.queueing.lease_state.KeptLease
+    dead_lettered: int = 0
+    trim_floor: int = 1
+    trim_holes: list[tuple[int, int]] = []  # first and last seq, behind trim_floor
+    hop_runs: list[tuple[int, int, int]] = []  # first and last seq, hops; only what may be passed on again
 
 
 class SnapshotBody(msgspec.Struct, array_like=True, frozen=True):
@@ -100,6 +181,8 @@ class SnapshotBody(msgspec.Struct, array_like=True, frozen=True):
     next_file_number: int  # files from this number on are replayed whole
     starts: list[tuple[int, int]]  # earlier files of which the rest is replayed: number, offset
     topics: list[msgspec.Raw]  # TopicRecord each
+    routers: list[RouterRecord] = []
+    next_router_id: int = 1
 
 
 _Entry = TypeVar("_Entry")

@@ -128,6 +128,8 @@ class FrameType(IntEnum):
     HEAD_WATERMARK = 11
     IDEMPOTENCY_KEY = 12
     FILE_END = 13
+    FORWARD = 14
+    DELETE_SEQS = 16
 
 
 LOCK_FILE = ".topics.lock"

@@ -21,6 +21,9 @@ from everlog.topics import catalogue
 from everlog.topics.commits import KEPT
 from everlog.topics.config import Durability
 from everlog.topics.deletion import apply_delete
+from everlog.topics.queueing.deleting import apply_delete_seqs
+from everlog.topics.queueing.lease_events import apply_lease, finish_leases, forget_leases, restore_leases
+from everlog.topics.routing.replay import ForwardReplay
 from everlog.topics.storage import control, layout, snapshot
 from everlog.topics.storage.layout import FrameType
 from everlog.topics.storage.segment_loading import LoadedSegment, index_entries, load_listed, load_segments
@@ -57,6 +60,7 @@ def open_store(
         if not store.boot_pending:
             store.note_boot()
         store.open_shards()
+        core.begin_leases()
         for topic in list(core.topics.values()):
             topic.shard = core.shard_of(topic.topic_id, len(core.shards))
             topic.caps_due = True
@@ -78,7 +82,13 @@ _KNOWN_TYPES: Final = {
     FrameType.EVICT_WATERMARK,
     FrameType.HEAD_WATERMARK,
     FrameType.IDEMPOTENCY_KEY,
+    FrameType.DELETE_SEQS,
+    FrameType.LEASE,
+    FrameType.ROUTER_CREATE,
+    FrameType.ROUTER_DELETE,
+    FrameType.FORWARD,
 }
+_ROUTER_TYPES: Final = {FrameType.ROUTER_CREATE, FrameType.ROUTER_DELETE, FrameType.FORWARD}
 EMPTY_SNAPSHOT: Final = control.SnapshotBody(True, 1, 1, 1, [], [])
 
 
@@ -103,6 +113,7 @@ class _Recovery:
         self._replayed_frames = False
         self._is_same_boot = False
         self._logs: dict[int, TopicLog] = {}
+        self._forwards = ForwardReplay(core, store.load_segment)
         self._listed: set[int] = set()  # ids of topics of which the snapshot lists segments
 
     def run(self) -> None:
@@ -112,14 +123,17 @@ class _Recovery:
         files = list_wal_files(self._core.fs, self._store.wal_dir)
         if body is not None:
             self._clean = body.clean
+            self._forwards.restore(body)
             for number, raw in enumerate(body.topics):
                 self._restore_topic(control.decode(raw, control.TopicRecord))
                 if number % 1000 == 0:
                     self._progress(Progress("segments", number, len(body.topics)))
             self._progress(Progress("segments", len(body.topics), len(body.topics)))
         self._replay(files, body)
+        self._forwards.resolve(self._apply_to)
         for topic in self._core.topics.values():
             self._finish_topic(topic)
+        self._forwards.finish()
         self._core.totals.bytes = sum(topic.log.live_bytes for topic in self._core.topics.values())
         self._remove_unknown_topics()
         self._report.topics = len(self._core.topics)
@@ -174,6 +188,9 @@ class _Recovery:
         topic = Topic(record.topic_id, record.name, record.epoch, record.config, 0, core.totals)
         topic.cap_floor = record.cap_floor
         topic.ttl_floor = record.ttl_floor
+        topic.trim_floor = record.trim_floor
+        topic.trim_holes = record.trim_holes
+        topic.hop_runs = record.hop_runs
         topic.delete_below = record.delete_below
         topic.reserved_logged = max(record.cap_floor, record.reserved_floor)
         topic.ceiling_logged = record.ceiling
@@ -182,6 +199,7 @@ class _Recovery:
         topic.last_read_ts = record.last_read_ts
         for key, first_seq, count, ts in record.keys:
             topic.keys[key] = RememberedKey(first_seq, count, ts, KEPT)
+        restore_leases(topic, record)
         topic.restored_head = record.head_seq
         topic.restored_ts = record.last_ts
         first_seq = record.segments[0][0] if record.segments else record.saved_seq + 1
@@ -202,13 +220,19 @@ class _Recovery:
         core = self._core
         other = core.topics.get(topic.name)
         catalogue.register(core, topic)
-        self._logs[topic.topic_id] = topic.log
+        self._logs[topic.topic_id] = self._forwards.log_of(topic.topic_id, topic.log)
+        self._forwards.created(topic)
         if other is not None:
             older = other if other.epoch < topic.epoch else topic
             core.topics[topic.name] = topic if older is other else other
             catalogue.hide(core, older)
             catalogue.release(core, older)
-            self._logs.pop(older.topic_id, None)
+            self._forget_log(older)
+
+    def _forget_log(self, topic: Topic) -> None:
+        """Collect no more records of a topic that is gone, unless copies of them have to be made."""
+        if not self._forwards.takes_part(topic.topic_id):
+            self._logs.pop(topic.topic_id, None)
 
     def _load_segments(self, topic: Topic, record: control.TopicRecord) -> None:
         store = self._store
@@ -288,6 +312,11 @@ class _Recovery:
         for file in files:
             self._core.next_file_number = max(self._core.next_file_number, file.number + 1)
         self._sync_directories()
+        for file in wanted:
+            # Whoever is told may also end it all: a stop does not have to wait for the last file.
+            self._progress(Progress("log", 0, len(wanted)))
+            self._look_ahead(file, starts.get(file.number, 0))
+        self._forwards.begin(self._logs)
         total = len(wanted)
         ended_shards: set[str] = set()
         last_of_shard = self._last_files_with_frames(wanted)
@@ -303,6 +332,17 @@ class _Recovery:
         absorbed = [file for file in files if file not in wanted]
         for file in absorbed:
             self._core.fs.unlink(file.path)
+
+    def _look_ahead(self, file: WalFile, start: int) -> None:
+        """Find out which topics take part in copying, before any record of theirs is met."""
+        with _reading(file):
+            fd = self._core.fs.open(file.path, os.O_RDONLY)
+            try:
+                size = self._core.fs.size(fd)
+                if size > start:
+                    self._forwards.expect(Mapping(fd, size, False), start)
+            finally:
+                self._core.fs.close(fd)
 
     def _sync_directories(self) -> None:
         """Make sure of the names in the log directories: no file may come back under a number used again."""
@@ -397,18 +437,31 @@ class _Recovery:
         if frame.type == FrameType.TOPIC_CREATE:
             self._create(frame)
             return
+        if frame.type in _ROUTER_TYPES:
+            self._forwards.apply(frame)
+            return
         topic = self._core.by_id.get(frame.topic_id)
-        if topic is None:
-            return  # deleted later, and the snapshot knows that already
+        # One that is not there was deleted later, and the snapshot knows that already.
+        if topic is not None and not self._forwards.keeps_aside(frame):
+            self._apply_to(topic, frame)
+
+    def _apply_to(self, topic: Topic, frame: LogFrame) -> None:
+        """Apply one control frame of a topic."""
         if frame.type == FrameType.TOPIC_DELETE:
             catalogue.hide(self._core, topic)
             catalogue.release(self._core, topic)
-            self._logs.pop(topic.topic_id, None)
+            self._forget_log(topic)
         elif frame.type == FrameType.CONFIG_UPDATE:
             topic.config = control.decode(frame.data, control.ConfigUpdate).config
+            forget_leases(topic)
         elif frame.type == FrameType.DELETE:
             topic.visible = topic.log.next_seq - 1
             apply_delete(topic, control.decode(frame.data, control.Delete))
+        elif frame.type == FrameType.DELETE_SEQS:
+            topic.visible = topic.log.next_seq - 1
+            apply_delete_seqs(topic, control.decode(frame.data, control.DeleteSeqs))
+        elif frame.type == FrameType.LEASE:
+            apply_lease(topic, control.decode(frame.data, control.Lease))
         elif frame.type == FrameType.EVICT_WATERMARK:
             mark = control.decode(frame.data, control.EvictWatermark)
             topic.visible = topic.log.next_seq - 1
@@ -462,6 +515,7 @@ class _Recovery:
         topic.ceiling_logged = 0
         topic.reclaim()
         topic.logged_seq = topic.visible if topic.durability is not Durability.EPHEMERAL else 0
+        finish_leases(topic)
         if topic.visible > topic.saved_seq or topic.flips:
             self._core.totals.unsaved[topic.topic_id] = topic
 

@@ -46,6 +46,11 @@ _CONTROL_ENTRIES: Final[dict[int, type[msgspec.Struct]]] = {
     layout.FrameType.EVICT_WATERMARK: control.EvictWatermark,
     layout.FrameType.HEAD_WATERMARK: control.HeadWatermark,
     layout.FrameType.IDEMPOTENCY_KEY: control.IdempotencyKey,
+    layout.FrameType.ROUTER_CREATE: control.RouterRecord,
+    layout.FrameType.ROUTER_DELETE: control.RouterDelete,
+    layout.FrameType.FORWARD: control.Forward,
+    layout.FrameType.DELETE_SEQS: control.DeleteSeqs,
+    layout.FrameType.LEASE: control.Lease,
 }
 _FRAME_TYPES: Final = frozenset(map(int, layout.FrameType))
 _RECORD_FLAGS: Final = layout.FLAG_HAS_TAG | layout.FLAG_HAS_NODE | layout.FLAG_HAS_META

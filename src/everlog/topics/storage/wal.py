@@ -198,6 +198,8 @@ class WalShard:
         self.window = CommitWindow()
         self.buffer = FrameBuffer()
         self.frames_gathered = 0
+        self.position = Position(0, 0)
+        """Up to where the log is written."""
         self.read_only: StorageFailed | None = None
         self._next_file_number = next_file_number
         self._sources = sources
@@ -236,11 +238,6 @@ class WalShard:
     # --- Gathering and writing ---------------------------------------------------------------------------
 
     @property
-    def position(self) -> Position:
-        """Up to where the log is written."""
-        return Position(self._active.number, self._active.end)
-
-    @property
     def needs_discard(self) -> bool:
         """Whether what is gathered will never be written, so that it must be taken back and discarded."""
         return self._write_error is not None or (self.read_only is not None and len(self.buffer) > 0)
@@ -250,6 +247,10 @@ class WalShard:
         """The files of this life that are still there, oldest first; the last one is being written."""
         return [HeldFile(file.number, file.path, file.source) for file in self._files]
 
+    def has_room(self, size: int) -> bool:
+        """Tell whether `size` more bytes fit behind what is gathered."""
+        return self.source_offset + len(self.buffer) + size <= self._limit
+
     def reserve(self, size: int) -> None:
         """Make sure that `size` more bytes, one whole batch, fit behind what is gathered.
 
@@ -257,7 +258,7 @@ class WalShard:
         `source_offset` may change. Raises StorageFailed if there is no next file (`needs_discard` is
         false: what is gathered is untouched and still fits) or as `write` does.
         """
-        if self.source_offset + len(self.buffer) + size > self._limit:
+        if not self.has_room(size):
             self._rotate(size)
 
     def write(self) -> None:
@@ -283,6 +284,7 @@ class WalShard:
             self._is_gated = True
             raise self._write_error
         file.end = self.source_offset = end
+        self.position = Position(file.number, end)
         metrics = self.metrics
         metrics.frames += self.frames_gathered
         metrics.batches += 1
@@ -393,10 +395,12 @@ class WalShard:
             raise self._cut_back(error) from None
         file.end += len(END_FRAME)
         self.source_offset = file.end
+        self.position = Position(file.number, file.end)
 
     def _activate(self, file: LogFile) -> None:
         file.source = self._sources.add(file.mapping)
         self._active = file
+        self.position = Position(file.number, file.end)
         self._prepared = None
         self.prepared_number = 0
         self._files.append(file)
@@ -520,15 +524,17 @@ class WalShard:
 
     def poll(self) -> None:
         """Tell waiters what is known, start the sync that is due."""
-        if self._waiters:
+        waiters = self._waiters
+        if waiters and (waiters[0][0] <= self.synced or self.read_only is not None):
             self._release()
-        if self._requested_ns is None and not self._waiters:
+        # Nearly every turn of a busy loop ends here: nothing is asked for, or a sync is on its way.
+        if self._group is not None or (self._requested_ns is None and not waiters):
             return
         now_ns = self.clock.monotonic_ns()
         due_ns = self._next_sync_ns(now_ns)
         if due_ns is not None and due_ns <= now_ns:
             self._requested_ns = None
-            self.window.started(now_ns, len(self._waiters))
+            self.window.started(now_ns, len(waiters))
             self._group = self._start_sync(self._active)
 
     def hurry(self) -> None:

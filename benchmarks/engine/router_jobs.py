@@ -1,0 +1,56 @@
+"""What it costs to copy one topic to many: jobs for one pinned process.
+
+Timed is the copying alone, from the first pass to the last, in processor time of the thread that owns
+the engine. The append before is not part of it: it does not know about routers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from benchmarks.engine.engines import opened
+from benchmarks.engine.samples import WrongRecord
+from benchmarks.queue.stats import NS_PER_S
+from everlog.topics import Engine, NewRecord
+from everlog.topics.routing.definitions import RouterConfig
+
+Numbers = dict[str, float]
+Cores = tuple[int, ...]
+
+BATCH = 1000
+_DATA = b'{"n":1,"text":"%b"}' % (b"x" * 80)
+
+
+@contextmanager
+def fan_out(path: str, dests: int, batches: int, cores: Cores) -> Iterator[Callable[[], Numbers]]:
+    """Copy `batches` batches of records to `dests` topics of class disk."""
+    with opened(path, cores) as engine:
+        for number in range(dests):
+            config = RouterConfig(source="source", dest=f"dest-{number}")
+            engine.settle(engine.put_router(f"router-{number}", config).commit)
+        yield lambda: _measure(engine, dests, batches)
+
+
+def _measure(engine: Engine, dests: int, batches: int) -> Numbers:
+    frames_before = engine.counts().wal.frames
+    elapsed_ns = 0
+    for _ in range(batches):
+        appended = engine.append("source", [NewRecord(_DATA) for _ in range(BATCH)])
+        engine.write()
+        while not appended.commit.done:
+            engine.settle(appended.commit)
+        started_ns = time.thread_time_ns()
+        while engine.dirty_sources:
+            engine.forward_turn()
+        elapsed_ns += time.thread_time_ns() - started_ns
+        engine.settle(engine.forward(f"dest-{dests - 1}"))
+    copied = sum(state.forwarded_total for state in engine.routers(limit=dests))
+    if copied != dests * batches * BATCH:
+        raise WrongRecord(f"{copied} copies were made, not {dests * batches * BATCH}")
+    frames = engine.counts().wal.frames - frames_before
+    return {
+        "router_copies_per_s": copied * NS_PER_S / max(elapsed_ns, 1),
+        "router_frames_per_record": frames / (batches * BATCH),
+    }

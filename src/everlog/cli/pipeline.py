@@ -1,0 +1,395 @@
+"""The commands `everlog pipeline ...`: jobs on Spark, from this machine or a cluster.
+
+Owns their arguments and what they print; the jobs are in `everlog.pipeline.jobs`. Spark is imported when a
+job starts, so that the other commands stay quick and work without the extra.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+from everlog.cli import output
+from everlog.cli.import_ import FormatName
+from everlog.cli.options import AsJson
+from everlog.cli.output import Table, reporting
+from everlog.errors import InvalidConfig, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+    from everlog.pipeline.jobs.audit import AuditReport
+    from everlog.pipeline.jobs.importing import ImportReport
+    from everlog.pipeline.jobs.refine import RefineReport
+    from everlog.pipeline.jobs.report import RunReport
+
+UNSOUND_EXIT_CODE = 1
+NS_PER_MS = 1_000_000
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Run jobs on Spark: archive, audit, books and features.",
+    epilog="Example: everlog pipeline audit --lake ./lake --table messages",
+)
+
+Lake = Annotated[str, typer.Option("--lake", metavar="DIR", help="Root directory of the lake's tables.")]
+TableName = Annotated[str, typer.Option("--table", metavar="NAME", help="Table of the lake.")]
+Url = Annotated[
+    str | None, typer.Option("--url", envvar="EVERLOG_URL", metavar="URL", help="Server to take topics from.")
+]
+Topics = Annotated[
+    str | None,
+    typer.Option("--topic", metavar="NAMES", help="A topic, several with commas, or a prefix with *."),
+]
+QueueDir = Annotated[str | None, typer.Option("--queue", metavar="DIR", help="Queue to take messages from.")]
+Master = Annotated[
+    str | None,
+    typer.Option("--master", metavar="URL", help="Spark master, such as spark://host:7077. Default: here."),
+]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option("--checkpoint", metavar="DIR", help="Where progress is kept. Default: beside the table."),
+]
+Reader = Annotated[
+    str | None,
+    typer.Option("--reader", metavar="NAME", help="Reader name in the queue: its retention waits for us."),
+]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes. Ctrl-C ends it.")]
+Gaps = Annotated[
+    str, typer.Option("--gaps", metavar="panic|quarantine|ignore", help="What a gap in the numbers does.")
+]
+UnknownOrders = Annotated[
+    str, typer.Option("--unknown-orders", metavar="fail|skip", help="What an unknown order id does.")
+]
+Partitions = Annotated[
+    int | None, typer.Option("--partitions", min=1, help="Tasks to deal the markets to. Default: all cores.")
+]
+MaxRecords = Annotated[
+    int | None, typer.Option("--max-records", min=1, help="At most so many records in one commit.")
+]
+
+
+@app.command(
+    epilog="Example: everlog pipeline archive --url http://127.0.0.1:4000 --topic 'orders*' --lake ./lake"
+)
+def archive(  # noqa: PLR0913, PLR0917
+    lake: Lake,
+    table: TableName = "records",
+    url: Url = None,
+    topic: Topics = None,
+    queue: QueueDir = None,
+    reader: Reader = None,
+    checkpoint: Checkpoint = None,
+    follow: Follow = False,
+    max_records: MaxRecords = None,
+    master: Master = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring topics or a queue into a Delta table: every record once, every gap as a row.
+
+    Run it again to go on where it ended. The key of a server is taken from EVERLOG_KEY.
+    """
+    with reporting(as_json=as_json):
+        if (topic is None) == (queue is None):
+            raise InvalidConfig("an archive needs either --topic (with --url) or --queue")
+        if topic is not None and url is None:
+            raise InvalidConfig("an archive of topics needs --url, or EVERLOG_URL in the environment")
+        options = {} if max_records is None else {"maxRecordsPerBatch": str(max_records)}
+        with _session(master) as spark:
+            from everlog.pipeline.jobs import archive as job
+
+            shared: dict[str, Any] = {"checkpoint": checkpoint, "follow": follow, "options": options}
+            shared["shown"] = None if as_json else _show_progress
+            if queue is not None:
+                report = job.archive_queue(spark, queue, lake, table, reader=reader, **shared)
+            else:
+                assert url is not None and topic is not None, "checked above"
+                report = job.archive_topics(spark, url, topic, lake, table, **shared)
+        _print_report(report, as_json=as_json)
+
+
+@app.command(epilog="Example: everlog pipeline audit --url http://127.0.0.1:4000 --lake ./lake")
+def audit(
+    lake: Lake, table: TableName = "records", url: Url = None, master: Master = None, as_json: AsJson = False
+) -> None:
+    """Account for every seq of a table: delivered, gap, deleted, duplicate or missing.
+
+    With --url the table is of topics, and absent seqs are looked for at the server; otherwise of a queue.
+    Exit code 1 if a seq is there twice or cannot be explained.
+    """
+    with reporting(as_json=as_json):
+        with _session(master) as spark:
+            from everlog.pipeline.jobs import audit as job
+
+            report = (
+                job.audit_queue(spark, lake, table)
+                if url is None
+                else job.audit_topics(spark, lake, table, url)
+            )
+        _print_audit(report, as_json=as_json)
+    if not report.is_sound:
+        raise typer.Exit(UNSOUND_EXIT_CODE)
+
+
+@app.command(epilog="Example: everlog pipeline replay --queue ./feed --lake ./lake --table tops")
+def replay(
+    queue: Annotated[str, typer.Option("--queue", metavar="DIR", help="Queue of market data.")],
+    lake: Lake,
+    table: TableName = "tops",
+    gaps: Gaps = "panic",
+    unknown_orders: UnknownOrders = "fail",
+    partitions: Partitions = None,
+    master: Master = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build the books of every market and write the top of the book after each event."""
+    with reporting(as_json=as_json):
+        with _session(master) as spark:
+            from everlog.market import BookSettings
+            from everlog.pipeline.jobs import books
+
+            settings = BookSettings(gap_policy=gaps, unknown_orders=unknown_orders)
+            report = books.replay_books(spark, queue, lake, table, settings=settings, partitions=partitions)
+        _print_report(report, as_json=as_json)
+
+
+@app.command(epilog="Example: everlog pipeline features --queue ./feed --lake ./lake --interval-ms 1000")
+def features(
+    queue: Annotated[str, typer.Option("--queue", metavar="DIR", help="Queue of market data.")],
+    lake: Lake,
+    table: TableName = "features",
+    depth: Annotated[int, typer.Option("--depth", min=1, help="Levels a side that features look at.")] = 5,
+    interval_ms: Annotated[
+        int | None, typer.Option("--interval-ms", min=1, help="One row per interval. Default: every event.")
+    ] = None,
+    gaps: Gaps = "panic",
+    unknown_orders: UnknownOrders = "fail",
+    partitions: Partitions = None,
+    master: Master = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compute the features of every market's book: mid price, spread, imbalance, microprice, flow, slope."""
+    with reporting(as_json=as_json):
+        with _session(master) as spark:
+            from everlog.market import BookSettings
+            from everlog.market.feature_rows import standard_features
+            from everlog.market.triggers import Always, TimeBar
+            from everlog.pipeline.jobs import books
+
+            report = books.features_of_books(
+                spark,
+                queue,
+                lake,
+                table,
+                standard_features(depth),
+                trigger=Always() if interval_ms is None else TimeBar(interval_ms * NS_PER_MS),
+                settings=BookSettings(gap_policy=gaps, unknown_orders=unknown_orders),
+                partitions=partitions,
+            )
+        _print_report(report, as_json=as_json)
+
+
+@app.command("import", epilog="Example: everlog pipeline import tardis-book data/*.csv.gz --lake ./lake")
+def import_(  # noqa: PLR0913, PLR0917
+    format_name: Annotated[FormatName, typer.Argument(metavar="FORMAT", help="What the files are.")],
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Files, plain or .gz, .zst or .zip as they are.")
+    ],
+    queue: Annotated[
+        str | None, typer.Option("--queue", metavar="DIR", help="Directory of queues, one for each file.")
+    ] = None,
+    lake: Annotated[
+        str | None, typer.Option("--lake", metavar="DIR", help="Root directory of the lake's tables.")
+    ] = None,
+    table: TableName = "events",
+    lenient: Annotated[
+        bool, typer.Option("--lenient", help="Set bad rows aside in a quarantine file and go on.")
+    ] = False,
+    symbol: Annotated[str | None, typer.Option(help="Symbol, where the files do not tell it.")] = None,
+    venue: Annotated[str | None, typer.Option(help="Venue, where the files do not tell it.")] = None,
+    date: Annotated[
+        str | None, typer.Option(help="Day as YYYY-MM-DD, where a file does not tell it.")
+    ] = None,
+    master: Master = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import market data files in parallel, each once: a task for every file.
+
+    With --queue each file becomes a queue of its own, with --lake all become rows of one table, partitioned
+    by date and venue. Files that are there already are left alone.
+    """
+    with reporting(as_json=as_json):
+        if (queue is None) == (lake is None):
+            raise InvalidConfig("an import needs either --queue or --lake")
+        with _session(master) as spark:
+            from everlog.market.venues.interface import ImportOptions
+            from everlog.pipeline.jobs import importing
+
+            shared: dict[str, Any] = {"lenient": lenient}
+            shared["options"] = ImportOptions(venue=venue, symbol=symbol, date=date)
+            if queue is not None:
+                report = importing.import_to_queues(spark, format_name.value, files, queue, **shared)
+            else:
+                assert lake is not None, "checked above"
+                report = importing.import_to_lake(spark, format_name.value, files, lake, table, **shared)
+        _print_import(report, as_json=as_json)
+
+
+@app.command(
+    epilog="Example: everlog pipeline refine --queue ./raw --to ./archive --venue binance --symbols BTCUSDT"
+)
+def refine(
+    queue: Annotated[str, typer.Option("--queue", metavar="DIR", help="Raw queue of a venue.")],
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Root of the refined queues.")],
+    venue: Annotated[str, typer.Option("--venue", metavar="NAME", help="Venue, for the paths.")],
+    symbols: Annotated[
+        str, typer.Option("--symbols", metavar="NAMES", help="All symbols of the queue, or @FILE with them.")
+    ],
+    gaps: Gaps = "panic",
+    partitions: Partitions = None,
+    master: Master = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make queues of one symbol, day and stream from a raw queue: book with snapshots, trades, late.
+
+    The queues are at DIR/v1/VENUE/SYMBOL/DATE/STREAM. Run it again for what has come since.
+    """
+    with reporting(as_json=as_json):
+        names = _symbols(symbols)
+        with _session(master) as spark:
+            from everlog.pipeline.jobs import refine as job
+            from everlog.pipeline.refinery import RefinerySettings
+
+            settings = RefinerySettings(gap_policy=gaps)
+            report = job.refine(spark, queue, to, venue, names, settings=settings, partitions=partitions)
+        _print_refined(report, as_json=as_json)
+
+
+def _symbols(text: str) -> list[str]:
+    """Return the names in a list, or in the file that `@` names: separated by commas or lines."""
+    if text.startswith("@"):
+        try:
+            with open(text[1:], encoding="utf-8") as file:
+                text = file.read()
+        except OSError as error:
+            raise InvalidConfig(f"cannot read the symbols in {text[1:]}: {error.strerror}") from None
+    return [name for part in text.replace(",", "\n").splitlines() if (name := part.strip())]
+
+
+@contextmanager
+def _session(master: str | None) -> Iterator[SparkSession]:
+    """A session for one job; without the extra the error says what to install."""
+    try:
+        from everlog.pipeline import spark_session
+    except ImportError as error:
+        raise Unsupported(
+            f"the pipeline needs Spark, which is not installed ({error}): pip install 'everlog[spark]'"
+        ) from None
+    session = spark_session(master=master)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def _show_progress(report: RunReport) -> None:
+    """Tell a person after each commit how far it is."""
+    if sys.stderr.isatty():
+        rate = report.rows / report.seconds if report.seconds else 0
+        Console(stderr=True).print(
+            f"commit {report.batches}: {report.rows:,} rows in {report.files:,} files, {rate:,.0f} rows/s"
+        )
+
+
+def _print_report(report: RunReport, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(msgspec.to_builtins(report))
+        return
+    output.print_fields(
+        [
+            ("source", report.source),
+            ("table", report.table),
+            ("rows", f"{report.rows:,}"),
+            ("commits", f"{report.batches:,}"),
+            ("files", f"{report.files:,}"),
+            ("version", str(report.version) if report.version is not None else "nothing to do"),
+            ("seconds", f"{report.seconds:.1f}"),
+        ]
+    )
+
+
+def _print_import(report: ImportReport, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(msgspec.to_builtins(report))
+        return
+    rows = [
+        (
+            output.printable(entry.source_path),
+            entry.venue,
+            entry.symbol,
+            entry.date,
+            f"{entry.rows:,}",
+            f"{entry.groups:,}",
+            f"{entry.quarantined:,}",
+        )
+        for entry in report.entries
+    ]
+    columns = ("file", "venue", "symbol", "date", "rows>", "events>", "quarantined>")
+    output.print_table(Table(f"into {report.table}", columns, rows))
+    print(f"{report.rows:,} new events; {report.known} of {len(report.entries)} imports were there before")
+
+
+def _print_refined(report: RefineReport, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(msgspec.to_builtins(report))
+        return
+    counts = ("books", "trades", "late", "snapshots", "known")
+    names = ("book events", "trades", "late", "snapshots put in", "there before")
+    fields = [("source", report.source), ("below", report.table)]
+    fields += [(name, f"{getattr(report, field):,}") for name, field in zip(names, counts, strict=True)]
+    output.print_fields([*fields, ("seconds", f"{report.seconds:.1f}")])
+
+
+def _print_audit(report: AuditReport, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json({**msgspec.to_builtins(report), "is_sound": report.is_sound})
+        return
+    columns = (
+        "stream",
+        "first>",
+        "last>",
+        "delivered>",
+        "gap>",
+        "deleted>",
+        "duplicate>",
+        "missing>",
+        "behind>",
+    )
+    rows = [
+        (
+            stream.name,
+            *(
+                f"{count:,}"
+                for count in (
+                    stream.first_seq,
+                    stream.last_seq,
+                    stream.delivered,
+                    stream.gap,
+                    stream.deleted,
+                    stream.duplicate,
+                    stream.missing,
+                    stream.behind,
+                )
+            ),
+        )
+        for stream in report.streams
+    ]
+    output.print_table(Table(f"table {report.table}", columns, rows))
+    print("every seq is accounted for" if report.is_sound else "NOT every seq is accounted for")

@@ -1,0 +1,156 @@
+"""The routes about routers.
+
+Owns what these answers look like; the engine decides what is in them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from everlog.errors import RouterCycle, RouterIncompatible, RouterNotFound
+from everlog.server.app import App, Call, Route
+from everlog.server.auth import Key, Scope
+from everlog.server.bodies import RouterBody, decode
+from everlog.server.errors import ApiError
+from everlog.server.forwarded import when_forwarded
+from everlog.server.pages import cursor_behind, name_in_cursor, page_size
+from everlog.topics.routing.definitions import RouterConfig, RouterDeleted, RouterPut, RouterState
+
+_json = msgspec.json.Encoder()
+_LIST_STEP: Final = 1000
+
+
+class RouterRoutes:
+    """Handlers of everything below /v0/routers."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        app.add("GET", "/v0/routers", Route(Scope.READ, self.list_routers))
+        app.add("PUT", "/v0/routers/:name", Route(Scope.ADMIN, self.put_router))
+        app.add("GET", "/v0/routers/:name", Route(Scope.READ, self.get_router))
+        app.add("DELETE", "/v0/routers/:name", Route(Scope.DELETE, self.delete_router))
+
+    def put_router(self, call: Call) -> None:
+        """PUT /v0/routers/:router."""
+        body = decode(call.request, RouterBody)
+        for name in (body.source, body.dest):
+            _check_allowed(call.key, name)
+        config = RouterConfig(
+            source=body.source,
+            dest=body.dest,
+            preserve_node=body.preserve_node,
+            preserve_tag=body.preserve_tag,
+            create_dest=body.create_dest,
+            filter=body.filter,
+            allow_cycle=body.allow_cycle,
+            guarantee=body.guarantee,
+        )
+        try:
+            put = self._app.ready_engine().put_router(call.name, config)
+        except RouterCycle as error:
+            raise ApiError(409, "router_cycle", str(error), {"cycle": list(error.cycle)}) from None
+        except RouterIncompatible as error:
+            raise _incompatible(error) from None
+        self._app.answer_when(call, put.commit, partial(self._put_answer, call, put))
+
+    def _put_answer(self, call: Call, put: RouterPut) -> tuple[bytes, int]:
+        answer = {"router": put.state.router, "created": put.created, **_definition(put.state)}
+        return self._encoded(call, answer), 201 if put.created else 200
+
+    def get_router(self, call: Call) -> None:
+        """GET /v0/routers/:router."""
+        state = self._find(call)
+        when_forwarded(self._app, call, state.dest, partial(self._answer_router, call))
+
+    def _answer_router(self, call: Call) -> None:
+        state = self._find(call)
+        total = {"forwarded_total": state.forwarded_total}
+        self._app.answer(call, self._encoded(call, {"router": state.router, **_definition(state), **total}))
+
+    def _find(self, call: Call) -> RouterState:
+        try:
+            state = self._app.ready_engine().router(call.name)
+        except RouterNotFound as error:
+            raise ApiError(404, error.code, str(error), {"router": call.name}) from None
+        for name in (state.source, state.dest):
+            _check_allowed(call.key, name)
+        return state
+
+    def list_routers(self, call: Call) -> None:
+        """GET /v0/routers."""
+        query = call.query()
+        size = page_size(query.get("page_size"))
+        source, dest = query.get("source"), query.get("dest")
+        after = name_in_cursor(query.get("cursor"))
+        engine = self._app.ready_engine()
+        found: list[RouterState] = []
+        while len(found) <= size:
+            page = engine.routers(query.get("prefix", ""), source, dest, after, _LIST_STEP)
+            found += [state for state in page if _is_allowed(call.key, state)]
+            if len(page) < _LIST_STEP:
+                break
+            after = page[-1].router
+        shown = found[:size]
+        answer: dict[str, object] = {
+            "routers": [
+                {
+                    "router": state.router,
+                    "source": state.source,
+                    "dest": state.dest,
+                    "guarantee": state.guarantee,
+                    "forwarded_total": state.forwarded_total,
+                }
+                for state in shown
+            ]
+        }
+        if len(found) > size:
+            answer["next_cursor"] = cursor_behind(shown[-1].router)
+        self._app.answer(call, self._encoded(call, answer))
+
+    def delete_router(self, call: Call) -> None:
+        """DELETE /v0/routers/:router."""
+        engine = self._app.ready_engine()
+        for state in engine.routers(call.name, limit=1):
+            if state.router == call.name:
+                _check_allowed(call.key, state.source)
+                _check_allowed(call.key, state.dest)
+        deleted = engine.delete_router(call.name)
+        self._app.answer_when(call, deleted.commit, partial(self._deleted_answer, call, deleted))
+
+    def _deleted_answer(self, call: Call, deleted: RouterDeleted) -> tuple[bytes, int]:
+        return self._encoded(call, {"router": call.name, "deleted": deleted.deleted}), 200
+
+    def _encoded(self, call: Call, answer: dict[str, object]) -> bytes:
+        return _json.encode({**answer, "performance": msgspec.Raw(self._app.performance(call))})
+
+
+def _definition(state: RouterState) -> dict[str, object]:
+    return {
+        "source": state.source,
+        "dest": state.dest,
+        "preserve_node": state.preserve_node,
+        "preserve_tag": state.preserve_tag,
+        "filter": state.filter,
+        "allow_cycle": state.allow_cycle,
+        "guarantee": state.guarantee,
+    }
+
+
+def _incompatible(error: RouterIncompatible) -> ApiError:
+    detail: dict[str, object] = {"reason": error.reason}
+    if error.reason == "router_repoint_forbidden":
+        detail["existing_source"], detail["existing_dest"] = error.existing
+    return ApiError(409, "topic_exists_incompatible", str(error), detail)
+
+
+def _check_allowed(key: Key | None, name: str) -> None:
+    if key is not None and not key.allows_name(name.encode("utf-8", "surrogatepass")):
+        raise ApiError(403, "forbidden", "this key may not use this topic", {"topic": name})
+
+
+def _is_allowed(key: Key | None, state: RouterState) -> bool:
+    names = (state.router, state.source, state.dest)
+    return key is None or all(key.allows_name(name.encode()) for name in names)

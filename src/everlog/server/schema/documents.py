@@ -1,0 +1,57 @@
+"""The documents as files: which ones there are, where they lie, and whether they are up to date.
+
+Owns names and formatting. The routes are those of a server that was built and never started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from everlog.server.schema.asyncapi import asyncapi
+from everlog.server.schema.openapi import openapi
+from everlog.server.schema.reference import reference_page
+from everlog.server.serve import TopicsServer
+from everlog.server.settings import ServerSettings
+
+
+def registered_routes() -> set[tuple[str, str]]:
+    """Method and path of everything that a server answers."""
+    loop = asyncio.new_event_loop()
+    try:
+        return set(TopicsServer(ServerSettings(), memory=True).build_app(loop).routes)
+    finally:
+        loop.close()
+
+
+def documents() -> dict[str, str]:
+    """Every document by its file name."""
+    routes = registered_routes()
+    return {
+        "openapi.json": _pretty(openapi(routes)),
+        "asyncapi.json": _pretty(asyncapi(routes)),
+        "http.md": reference_page(routes),
+    }
+
+
+def _pretty(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def write_documents(directory: Path) -> list[Path]:
+    """Write those that have changed; return them."""
+    changed = outdated(directory)
+    for path in changed:
+        path.write_text(documents()[path.name], encoding="utf-8")
+    return changed
+
+
+def outdated(directory: Path) -> list[Path]:
+    """The documents that are missing or say something else than the code."""
+    return [
+        directory / name
+        for name, text in documents().items()
+        if not (directory / name).exists() or (directory / name).read_text(encoding="utf-8") != text
+    ]

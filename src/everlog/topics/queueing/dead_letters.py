@@ -1,0 +1,125 @@
+"""Moving a job that was delivered too often to the dead-letter topic of its queue.
+
+Owns the order: first the copy is kept there, then the job is deleted here. A crash in between leaves both,
+so a job is never lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from everlog.errors import EverlogError, InvalidRequest
+from everlog.native.frames import read_log_frame, read_segment_frame
+from everlog.topics import appending
+from everlog.topics.commits import KEPT, Commit, failed
+from everlog.topics.queueing.deleting import delete_jobs
+from everlog.topics.reading import ColdRead
+from everlog.topics.records import NewRecord
+from everlog.topics.results import Appended
+from everlog.topics.storage.layout import FLAG_HAS_META, META_LEN, META_LEN_SIZE
+from everlog.topics.topic import Topic
+
+if TYPE_CHECKING:
+    from everlog.topics.core import Core
+    from everlog.topics.queueing.lease_state import LeaseState
+
+PROVENANCE: Final = "$dead_letter_"
+_json = msgspec.json.Encoder()
+
+
+def move_to_dead_letters(
+    core: Core,
+    topic: Topic,
+    state: LeaseState,
+    seq: int,
+    load: Callable[[int], bool],
+    cold: list[Commit],
+) -> Commit:
+    """Begin to move a job; the commit is done, never with an error, when it is moved or claimable again.
+
+    What has to be fetched first is added to `cold`.
+    """
+    state.leave(seq)
+    try:
+        appended = _append_copy(core, topic, seq, load)
+    except ColdRead as read:
+        cold.append(read.commit)
+        state.stay(seq)
+        return KEPT
+    except EverlogError:
+        state.stay(seq)
+        return KEPT
+    decided = Commit()
+    state.dead_lettered += 1
+    number = state.dead_lettered
+
+    def copied(commit: Commit) -> None:
+        if commit.error is not None:
+            stayed(commit)
+            return
+        try:
+            delete_jobs(core, topic, state, [seq], dead_lettered=number).on_done(stayed)
+        except EverlogError as error:
+            stayed(failed(error))
+
+    def stayed(commit: Commit) -> None:
+        if commit.error is not None:
+            state.dead_lettered -= 1
+            state.stay(seq)
+            state.wake()
+        decided.finish()
+
+    appended.commit.on_done(copied)
+    return decided
+
+
+def _append_copy(core: Core, topic: Topic, seq: int, load: Callable[[int], bool]) -> Appended:
+    record = _read(core, topic, seq, load)
+    target = topic.config.dead_letter
+    assert target is not None, "only a queue with a dead-letter topic moves jobs"
+    marked = NewRecord(record.data, record.tag, record.node, _with_provenance(topic, seq, record.meta))
+    try:
+        return appending.append(core, target, [marked], None, None, True, None)
+    except InvalidRequest:
+        # The marks do not fit beside this meta; the job itself is worth more than where it comes from.
+        return appending.append(core, target, [record], None, None, True, None)
+
+
+def _read(core: Core, topic: Topic, seq: int, load: Callable[[int], bool]) -> NewRecord:
+    """The job as it was appended."""
+    source, offset, _, in_log = topic.log.place(seq)
+    while not core.sources.is_loaded(source):
+        load(source)
+    buffer = core.sources.buffer(source)
+    assert buffer is not None
+    frame = read_log_frame(buffer, offset) if in_log else read_segment_frame(buffer, offset)
+    data, meta = frame.data, None
+    if frame.flags & FLAG_HAS_META:
+        (meta_len,) = META_LEN.unpack_from(data)
+        meta, data = data[META_LEN_SIZE : META_LEN_SIZE + meta_len], data[META_LEN_SIZE + meta_len :]
+    return NewRecord(data, _text(frame.tag), _text(frame.node), meta)
+
+
+def _text(stored: bytes) -> str | None:
+    return stored.decode("utf-8", "surrogatepass") or None
+
+
+def _with_provenance(topic: Topic, seq: int, meta: bytes | msgspec.Raw | None) -> bytes:
+    """The meta of a job, as text, with where it comes from."""
+    marks = {
+        f"{PROVENANCE}from": topic.name,
+        f"{PROVENANCE}deliveries": str(topic.config.max_deliveries),
+        f"{PROVENANCE}src_seq": str(seq),
+    }
+    text = bytes(meta or b"{}")
+    if PROVENANCE.encode() in text:
+        # It has been a dead letter before: the marks of the last time count, the rest stays as it is.
+        values = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        for mark in marks:
+            values.pop(mark, None)
+        text = _json.encode(values)
+    added = _json.encode(marks)[1:]
+    return text[:-1] + (b"," if len(text) > len(b"{}") else b"") + added

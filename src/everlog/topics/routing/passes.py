@@ -1,0 +1,407 @@
+"""One pass over a source: what is new there is copied to all its destinations, and one frame says so.
+
+Owns the copying and the frame. When a pass is made, and what is tried again, is decided in `forwarding`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from everlog.errors import Corrupt, LimitReached, StorageFailed
+from everlog.native.forwarding import Selection, copy_records, select_records
+from everlog.topics.config import SEQ_RESERVATION, U64_MAX, Discard, Durability
+from everlog.topics.core import CONTROL_ROOM, Core
+from everlog.topics.entries import BatchEntry, ChangeEntry, ceiling_entry, nothing, reserve_entry
+from everlog.topics.memory import MemoryChunks
+from everlog.topics.retention import EvictionPlan, has_caps, plan_caps, reservation
+from everlog.topics.routing import hops
+from everlog.topics.routing.copying import Copying, copy_to_memory, drops_of, metas_of
+from everlog.topics.routing.definitions import HOP_LIMIT, Guarantee
+from everlog.topics.routing.exactly_once import Evidence, Origin
+from everlog.topics.routing.hops import HopRun
+from everlog.topics.routing.table import Router
+from everlog.topics.storage.control import Forward, ForwardEntry, HeadWatermark, encode
+from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES, FLAG_DURABLE, FrameType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from everlog.topics.committing import Entry
+    from everlog.topics.topic import Topic
+
+HOLES_PER_PASS: Final = 1 << 20
+_LOOK_AHEAD: Final = 16  # records looked at for each that may be copied: a filter may want none of them
+_CEILING_LOW: Final = SEQ_RESERVATION // 2
+
+
+class Taken(NamedTuple):
+    """What one router has to do to get to `cursor`: leave so many holes, or copy the runs.
+
+    A run is the first source seq, how many, and the hops of the copies. That of holes begins at seq 0.
+    """
+
+    cursor: int
+    holes: int = 0
+    runs: tuple[HopRun, ...] = ()
+    copies: int = 0
+    frame_bytes: int = 0
+
+
+class CopyEntry(BatchEntry):
+    """Copies that one router made in one pass, visible when the frame of the pass is kept."""
+
+    __slots__ = ("_cursor_before", "_on_over", "_router", "_taken")
+
+    def __init__(
+        self, router: Router, taken: Taken, first_seq: int, size: int, ts: int, on_over: Callable[[], None]
+    ) -> None:
+        super().__init__(router.dest, first_seq, taken.copies, size, ts, None)
+        self._router = router
+        self._taken = taken
+        self._cursor_before = router.cursor
+        self._on_over = on_over
+        router.cursor = taken.cursor
+        router.total += taken.copies + taken.holes
+        router.pending += 1
+        router.last_commit = self.commit
+
+    def publish(self) -> None:
+        """Let readers see the copies; from now on the router need not go back."""
+        router, dest, taken = self._router, self.topic, self._taken
+        router.pending -= 1
+        # What was only passed over since then counts as soon as nothing before it can be taken back.
+        router.kept_cursor = max(router.kept_cursor, taken.cursor) if router.pending else router.cursor
+        router.kept_total += taken.copies + taken.holes
+        if taken.holes:
+            dest.note_trim(self.first_seq - taken.holes, self.first_seq - 1)
+        note_hops(dest, self.first_seq - taken.holes, taken.runs)
+        super().publish()
+        self._on_over()
+
+    def failed(self, error: StorageFailed, written: bool) -> None:
+        """Go back to where the router was; the seqs stay empty, since others may be behind them."""
+        router = self._router
+        router.pending -= 1
+        router.cursor = min(router.cursor, self._cursor_before)
+        router.total -= self._taken.copies + self._taken.holes
+        super().failed(error, True)
+        self._on_over()
+
+
+def note_hops(dest: Topic, first_seq: int, runs: tuple[HopRun, ...]) -> None:
+    """Remember how often the copies were passed on, as long as somebody may pass them on again."""
+    feeds = dest.feeds
+    if feeds is None:
+        dest.hop_runs.clear()
+        return
+    hops.forget_below(dest.hop_runs, min(router.kept_cursor for router in feeds) + 1)
+    for _, count, hop_count in runs:
+        hops.note(dest.hop_runs, first_seq, first_seq + count - 1, hop_count)
+        first_seq += count
+
+
+class Pass:
+    """One pass. `take` for each router, then `finish`; what was copied is then on its way, or taken back."""
+
+    def __init__(
+        self, core: Core, source: Topic, on_begun: Callable[[], None], on_over: Callable[[], None]
+    ) -> None:
+        self._core = core
+        self._source = source
+        self._on_begun = on_begun
+        self._on_over = on_over
+        self._now_ms = core.now_ms()
+        self._selections: dict[tuple[int, int, object], Selection] = {}
+        self._entries: list[ForwardEntry] = []
+        self._copies: list[CopyEntry] = []
+        self._at_once: list[CopyEntry] = []
+        self._companions: list[ChangeEntry] = []
+        self.copied = 0
+        self.memory_bytes = 0  # of copies that will be in segments
+        self.missing_source = 0
+
+    # --- What to copy ------------------------------------------------------------------------------------
+
+    def take(self, router: Router, limit: int) -> None:
+        """Copy what is new for one router, at most `limit` records and what its destination has room for."""
+        taken = self._choose(router, limit)
+        if taken is None:
+            return
+        if not taken.copies and not taken.holes:
+            self._pass_over(router, taken.cursor)
+        elif taken.copies and self._source.logged_seq < taken.cursor and self._core.is_logged(router.dest):
+            self._write_out(router, taken)
+        else:
+            self._copy(router, taken)
+        self.copied += taken.copies
+
+    def _pass_over(self, router: Router, cursor: int) -> None:
+        """There is nothing to copy. Logged too: a record that is lost later was not lost to this router."""
+        router.cursor = cursor
+        if not router.pending:
+            router.kept_cursor = cursor
+        if self._source.logged_seq >= cursor:
+            self._entries.append(
+                ForwardEntry(router.router_id, router.dest.topic_id, cursor, router.total, 0, 0, [])
+            )
+
+    def _choose(self, router: Router, limit: int) -> Taken | None:
+        source = self._source
+        start, end = router.cursor + 1, source.visible + 1
+        lost_to = source.evict_floor - 1
+        for first_seq, last_seq in source.trim_holes:
+            if last_seq >= start:
+                if first_seq <= start:
+                    lost_to = max(lost_to, last_seq)
+                else:
+                    end = min(end, first_seq)
+                    break
+        if lost_to >= start:
+            return self._choose_holes(start, min(lost_to, source.visible, router.cursor + HOLES_PER_PASS) + 1)
+        end = min(end, start + limit * _LOOK_AHEAD)
+        if start <= source.logged_seq:
+            end = min(end, source.logged_seq + 1)  # those behind are in no log and go another way
+        return self._choose_records(router, start, end, limit)
+
+    def _choose_holes(self, start: int, end: int) -> Taken:
+        """Leave a hole for each record that the source has lost; a hole is passed on as often as a record."""
+        first_seq, end_seq, hop_count = next(hops.pieces(self._source.hop_runs, start, end))
+        count = end_seq - first_seq
+        if hop_count >= HOP_LIMIT:
+            return Taken(end_seq - 1)
+        return Taken(end_seq - 1, count, ((0, count, hop_count + 1),))
+
+    def _choose_records(self, router: Router, start: int, end: int, limit: int) -> Taken | None:
+        count_left, bytes_left = self._room(router.dest, limit)
+        runs: list[HopRun] = []
+        frame_bytes = 0
+        for first_seq, end_seq, hop_count in hops.pieces(self._source.hop_runs, start, end):
+            if hop_count >= HOP_LIMIT:
+                continue
+            found = self._select(router, first_seq, end_seq, count_left, bytes_left)
+            runs += [(seq, length, hop_count + 1) for seq, length in found.runs]
+            frame_bytes += found.frame_bytes
+            count_left -= found.records
+            bytes_left -= found.payload
+            if found.next_seq < end_seq:
+                end = found.next_seq
+                self.missing_source = self.missing_source or found.missing_source
+                break
+        if end <= start:
+            return None
+        if runs and router.guarantee is Guarantee.EXACTLY_ONCE:
+            runs = self._without_known(router, runs)
+        return Taken(end - 1, 0, tuple(runs), sum(length for _, length, _ in runs), frame_bytes)
+
+    def _select(self, router: Router, first_seq: int, end_seq: int, count: int, size: int) -> Selection:
+        """Ask the kernel, once for all routers that want the same."""
+        match = router.match
+        key = (first_seq, end_seq, match)
+        known = self._selections.get(key)
+        if known is not None and known.records <= count and known.payload <= size:
+            return known
+        found = select_records(
+            self._core.sources,
+            self._source.log,
+            first_seq,
+            end_seq,
+            None if match is None else match.tag,
+            match is not None and match.prefix,
+            count,
+            size,
+        )
+        if found.next_seq >= end_seq:
+            self._selections[key] = found
+        return found
+
+    def _room(self, dest: Topic, limit: int) -> tuple[int, int]:
+        """How many records and bytes the destination, and the engine, can take now."""
+        config, log = dest.config, dest.log
+        count, size = limit, U64_MAX
+        if config.discard is Discard.REJECT:
+            if config.cap_records:
+                count = min(count, max(0, config.cap_records - log.live_count))
+            if config.cap_bytes:
+                size = max(0, config.cap_bytes - log.live_bytes)
+        quota = self._core.settings.max_total_bytes
+        if quota:
+            size = min(size, max(0, quota - self._core.totals.bytes))
+        return count, size
+
+    def _without_known(self, router: Router, runs: list[HopRun]) -> list[HopRun]:
+        """Leave out the records whose copies are still in the destination."""
+        dest = router.dest
+        if router.evidence is None:
+            router.evidence = Evidence()
+        router.evidence.look(self._core.sources, dest)
+        origin = self._origin(router)
+        fresh_source, fresh_dest = router.fresh_above
+        kept: list[HopRun] = []
+        for first_seq, length, hop_count in runs:
+            for seq in range(first_seq, first_seq + length):
+                found = router.evidence.find(dest, origin.key(seq))
+                if found and not (seq > fresh_source and found <= fresh_dest):
+                    continue
+                if kept and kept[-1][0] + kept[-1][1] == seq and kept[-1][2] == hop_count:
+                    kept[-1] = (kept[-1][0], kept[-1][1] + 1, hop_count)
+                else:
+                    kept.append((seq, 1, hop_count))
+        return kept
+
+    def _origin(self, router: Router) -> Origin:
+        return Origin(router.name, self._source.name, self._source.topic_id, self._source.epoch)
+
+    # --- Copies that are made again after a crash --------------------------------------------------------
+
+    def _copy(self, router: Router, taken: Taken) -> None:
+        dest = router.dest
+        ts = max(self._now_ms, dest.log.last_ts, dest.restored_ts)
+        hole_seq = dest.log.next_seq
+        if taken.holes:
+            dest.log.push_holes(taken.holes, ts)
+        first_seq = dest.log.next_seq
+        size = self._copy_frames(router, taken, ts) if taken.copies else 0
+        entry = CopyEntry(router, taken, first_seq, size, ts, self._on_over)
+        self._on_begun()
+        plan = plan_caps(dest) if has_caps(dest) else None
+        if plan is not None:
+            entry.take_plan(plan)
+        is_logged = self._core.is_logged(dest)
+        ceiling, reserved = self._promise(entry, dest, plan) if is_logged else (0, 1)
+        (self._copies if is_logged else self._at_once).append(entry)
+        if is_logged or self._source.logged_seq >= taken.cursor:
+            self._entries.append(
+                ForwardEntry(
+                    router_id=router.router_id,
+                    dest_id=dest.topic_id,
+                    cursor=taken.cursor,
+                    total=router.total,
+                    first_seq=hole_seq,
+                    ts=ts,
+                    runs=list(taken.runs) if is_logged else [],
+                    drops=drops_of(router.preserve_node, router.preserve_tag),
+                    router=router.name if router.guarantee is Guarantee.EXACTLY_ONCE else "",
+                    ceiling=ceiling,
+                    cap_floor=1 if plan is None else plan.floor,
+                    reserved=reserved,
+                )
+            )
+
+    def _copy_frames(self, router: Router, taken: Taken, ts: int) -> int:
+        """Copy the records into the memory of the destination; returns their payload."""
+        core, dest = self._core, router.dest
+        copying = Copying(
+            ts,
+            FLAG_DURABLE if dest.durability is Durability.FSYNC else 0,
+            drops_of(router.preserve_node, router.preserve_tag),
+            self._origin(router) if router.guarantee is Guarantee.EXACTLY_ONCE else None,
+        )
+        chunks = dest.chunks or MemoryChunks(core.sources, core.spare_chunks)
+        first_seq = dest.log.next_seq
+        copied = copy_to_memory(
+            core, self._source.log, list(taken.runs), dest.log, chunks, copying, taken.frame_bytes
+        )
+        dest.chunks = chunks
+        self.memory_bytes += taken.frame_bytes if core.is_logged(dest) else 0
+        if copied.records < taken.copies:
+            dest.log.kill_range(first_seq, dest.log.next_seq)
+            raise Corrupt(
+                f"record {copied.corrupt_seq} of topic {self._source.name!r} does not match its checksum and "
+                f"cannot be copied; run `everlog verify` on the stopped data directory"
+            )
+        return copied.payload
+
+    def _promise(self, entry: CopyEntry, dest: Topic, plan: EvictionPlan | None) -> tuple[int, int]:
+        """As for an append: what is shown stays, also if the machine stops. Returns ceiling and reserve."""
+        last_seq = dest.logged_seq = dest.log.next_seq - 1
+        if dest.durability is not Durability.DISK:
+            entry.wait_for_sync(dest.durability is Durability.FSYNC)
+            return 0, 1 if plan is None else plan.floor
+        entry.wait_for_sync(last_seq > dest.ceiling_durable)
+        ceiling = 0
+        if dest.ceiling_logged - last_seq < _CEILING_LOW:
+            ceiling = last_seq + SEQ_RESERVATION
+            self._companions.append(ceiling_entry(dest, ceiling))
+        if plan is None:
+            return ceiling, 1
+        reserved = max(dest.reserved_logged, plan.floor)
+        if plan.floor > dest.reserved_logged:
+            reserved = min(plan.floor + reservation(dest), dest.log.next_seq)
+            self._companions.append(reserve_entry(dest, reserved))
+        entry.wait_for_sync(plan.floor > dest.reserved_durable)
+        return ceiling, reserved
+
+    def finish(self) -> None:
+        """Log what was done; raises `StorageFailed` or `LimitReached` after everything was taken back."""
+        if self._entries and self._core.shards:
+            try:
+                self._gather()
+            except (StorageFailed, LimitReached) as error:
+                self._take_back(error)
+                raise
+        for entry in self._at_once:
+            entry.committed()
+
+    def _gather(self) -> None:
+        core, source = self._core, self._source
+        shard = core.writable_shard(source)
+        frame = encode(Forward(source.name, source.epoch, self._entries))
+        shard.reserve(len(frame) + CONTROL_ROOM)
+        shard.buffer.append_control(FrameType.FORWARD, 0, source.topic_id, 0, self._now_ms, frame)
+        # One that nobody waits for, so that the frame counts once, whoever else does.
+        shard.gather(ChangeEntry(nothing, nothing, needs_sync=False), 1)
+        entries: list[Entry] = [*self._companions, *self._copies]
+        for entry in entries:
+            shard.gather(entry, 0)
+
+    def _take_back(self, error: StorageFailed | LimitReached) -> None:
+        for companion in self._companions:
+            companion.withdraw()
+        failure = error if isinstance(error, StorageFailed) else StorageFailed(str(error))
+        for entry in reversed([*self._copies, *self._at_once]):
+            entry.failed(failure, False)
+
+    # --- Copies of records that are in no log ------------------------------------------------------------
+
+    def _write_out(self, router: Router, taken: Taken) -> None:
+        """Append the copies to the log of the destination: nothing could make them again."""
+        core, dest = self._core, router.dest
+        ts = max(self._now_ms, dest.log.last_ts, dest.restored_ts)
+        shard = core.writable_shard(dest)
+        metas = None
+        if router.guarantee is Guarantee.EXACTLY_ONCE:
+            metas = metas_of(core.sources, self._source.log, self._origin(router), list(taken.runs))
+        extra = sum(map(len, metas)) + 64 * len(metas) if metas else 0
+        shard.reserve(taken.frame_bytes + extra + CONTROL_ROOM)
+        first_seq = dest.log.next_seq
+        last_seq = first_seq + taken.copies - 1
+        is_disk = dest.durability is Durability.DISK
+        if is_disk and dest.ceiling_logged - last_seq < _CEILING_LOW:
+            ceiling = last_seq + SEQ_RESERVATION
+            mark = encode(HeadWatermark(ceiling))
+            shard.buffer.append_control(FrameType.HEAD_WATERMARK, 0, dest.topic_id, 0, ts, mark)
+            shard.gather(ceiling_entry(dest, ceiling), 1)
+        copied = copy_records(
+            core.sources,
+            self._source.log,
+            [(seq, length) for seq, length, _ in taken.runs],
+            dest.log,
+            shard.buffer,
+            shard.shard.source,
+            shard.shard.source_offset,
+            ts,
+            FLAG_BATCH_CONTINUES | (FLAG_DURABLE if dest.durability is Durability.FSYNC else 0),
+            router.preserve_node,
+            router.preserve_tag,
+            metas,
+        )
+        entry = CopyEntry(router, taken, first_seq, copied.payload, ts, self._on_over)
+        self._on_begun()
+        dest.logged_seq = last_seq
+        entry.wait_for_sync(
+            dest.durability is Durability.FSYNC
+            or bool(dest.pending_syncs)
+            or (is_disk and last_seq > dest.ceiling_durable)
+        )
+        shard.gather(entry, taken.copies)
+        dest.caps_due = has_caps(dest)  # enforced, and logged, by whoever looks next

@@ -1,0 +1,176 @@
+"""Which routers there are: create, change, list, delete.
+
+Owns the refusals and the control frames that keep the table. Every change waits for a sync.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from everlog.errors import (
+    InvalidRequest,
+    LimitReached,
+    RouterCycle,
+    RouterIncompatible,
+    RouterNotFound,
+    TopicNotFound,
+)
+from everlog.topics import catalogue
+from everlog.topics.commits import KEPT, Commit, together
+from everlog.topics.config import TopicConfig
+from everlog.topics.routing.definitions import Guarantee, RouterConfig, RouterDeleted, RouterPut
+from everlog.topics.routing.graph import find_cycle
+from everlog.topics.routing.table import Router
+from everlog.topics.storage.control import RouterDelete, encode
+from everlog.topics.storage.layout import FrameType
+
+if TYPE_CHECKING:
+    from everlog.topics.core import Core
+    from everlog.topics.matching import TagMatch
+    from everlog.topics.topic import Topic
+
+
+def find(core: Core, name: str) -> Router:
+    """Return the router; `RouterNotFound` if there is none."""
+    router = core.routers.by_name.get(name)
+    if router is None:
+        raise RouterNotFound(f"there is no router {name!r}; create it or check the name")
+    return router
+
+
+def put_router(core: Core, name: str, config: RouterConfig) -> RouterPut:
+    """See `Engine.put_router`."""
+    match = config.check(name)
+    existing = core.routers.by_name.get(name)
+    if existing is not None:
+        _check_ends(existing, config)
+        _check_cycle(core, name, config)
+        return _change(core, existing, config, match)
+    _check_fan_in(core, config)
+    _check_cycle(core, name, config)
+    _check_limits(core, config)
+    source, source_commit = _topic(core, config.source)
+    dest, dest_commit = _topic(core, config.dest)
+    router = Router(core.routers.next_id, name, source, dest, source.visible)
+    core.routers.next_id += 1
+    _define(router, config, match)
+    commit = core.log_change(source, FrameType.ROUTER_CREATE, encode(router.record()), router.keep)
+    core.routers.add(router)
+    whole = together((source_commit, dest_commit, commit))
+
+    def done(commit: Commit) -> None:
+        if commit.error is not None:
+            core.routers.remove(router)
+        elif core.routers.by_name.get(name) is router:
+            router.is_active = True
+
+    whole.on_done(done)
+    return RouterPut(True, router.state(), whole)
+
+
+def _check_ends(router: Router, config: RouterConfig) -> None:
+    ends = (router.source.name, router.dest.name)
+    if ends != (config.source, config.dest):
+        raise RouterIncompatible(
+            f"router {router.name!r} leads from {ends[0]!r} to {ends[1]!r}, which cannot be changed to "
+            f"{config.source!r} and {config.dest!r}; delete it first or use another name",
+            "router_repoint_forbidden",
+            ends,
+        )
+
+
+def _check_fan_in(core: Core, config: RouterConfig) -> None:
+    dest = core.topics.get(config.dest)
+    for router in (dest.feeders if dest is not None else None) or ():
+        if router.source.name != config.source:
+            raise RouterIncompatible(
+                f"topic {config.dest!r} already gets the records of {router.source.name!r} through router "
+                f"{router.name!r}; those of two sources would have no common order, use another destination",
+                "router_dest_fan_in",
+                (router.source.name, config.dest),
+            )
+
+
+def _check_cycle(core: Core, name: str, config: RouterConfig) -> None:
+    if config.allow_cycle:
+        return
+    cycle = find_cycle(core.routers.edges(without=name), config.source, config.dest)
+    if cycle is not None:
+        raise RouterCycle(
+            f"router {name!r} would close the cycle {' -> '.join(cycle)}; leave it open, or set allow_cycle",
+            tuple(cycle),
+        )
+
+
+def _check_limits(core: Core, config: RouterConfig) -> None:
+    """Refuse before anything is created."""
+    limit = core.settings.max_routers
+    if limit and len(core.routers) >= limit:
+        raise LimitReached(
+            f"there are {len(core.routers)} routers, as many as max_routers allows; delete some",
+            "max_routers",
+            limit,
+        )
+    if not config.create_dest and config.dest not in core.topics:
+        raise TopicNotFound(f"there is no topic {config.dest!r}, and this router may not create it")
+    missing = sum(name not in core.topics for name in (config.source, config.dest))
+    if core.settings.max_topics and len(core.topics) + missing > core.settings.max_topics:
+        raise LimitReached(
+            f"there are {len(core.topics)} topics, and the router needs {missing} more than there are; "
+            f"max_topics allows {core.settings.max_topics}",
+            "max_topics",
+            core.settings.max_topics,
+        )
+
+
+def _topic(core: Core, name: str) -> tuple[Topic, Commit]:
+    """A topic at one end of a router, created if there is none."""
+    topic = core.topics.get(name)
+    if topic is not None:
+        return topic, KEPT
+    topic = catalogue.new_topic(core, name, True, TopicConfig())
+    return topic, catalogue.log_create(core, topic)
+
+
+def _define(router: Router, config: RouterConfig, match: TagMatch | None) -> None:
+    router.preserve_node = config.preserve_node
+    router.preserve_tag = config.preserve_tag
+    router.allow_cycle = config.allow_cycle
+    router.guarantee = Guarantee(config.guarantee)
+    router.match = match
+
+
+def _change(core: Core, router: Router, config: RouterConfig, match: TagMatch | None) -> RouterPut:
+    """Give a router another definition, once that is kept; it stays where it is in its source."""
+    changed = Router(router.router_id, router.name, router.source, router.dest, router.kept_cursor)
+    changed.total = changed.kept_total = router.kept_total
+    _define(changed, config, match)
+
+    def kept() -> None:
+        _define(router, config, match)
+
+    commit = core.log_change(router.source, FrameType.ROUTER_CREATE, encode(changed.record()), kept)
+    return RouterPut(False, changed.state(), commit)
+
+
+def delete_router(core: Core, name: str) -> RouterDeleted:
+    """See `Engine.delete_router`."""
+    router = core.routers.by_name.get(name)
+    if router is None:
+        return RouterDeleted(False, KEPT)
+    frame = encode(RouterDelete(router.router_id))
+    commit = core.log_change(
+        router.source, FrameType.ROUTER_DELETE, frame, undo=partial(core.routers.bring_back, router)
+    )
+    core.routers.remove(router)
+    return RouterDeleted(True, commit)
+
+
+def list_routers(
+    core: Core, prefix: str, source: str | None, dest: str | None, after: str | None, limit: int
+) -> list[Router]:
+    """Return up to `limit` routers in byte order of their names."""
+    if limit < 1:
+        raise InvalidRequest(f"a list of {limit} routers was asked for; the limit must be at least 1")
+    return core.routers.page(prefix, source, dest, after, limit)

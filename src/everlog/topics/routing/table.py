@@ -1,0 +1,166 @@
+"""Which routers there are, by name and by the topics at their ends.
+
+Owns the table and the router objects; what is logged about them and what they copy is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from everlog.topics.commits import KEPT
+from everlog.topics.routing.definitions import Guarantee, RouterState
+from everlog.topics.storage.control import RouterRecord
+
+if TYPE_CHECKING:
+    from everlog.topics.matching import TagMatch
+    from everlog.topics.routing.exactly_once import Evidence
+    from everlog.topics.topic import Topic
+
+
+class Router:
+    """One router. `cursor` counts what is on its way as done, `kept_cursor` only what cannot be lost."""
+
+    __slots__ = (
+        "allow_cycle",
+        "cursor",
+        "dest",
+        "evidence",
+        "fresh_above",
+        "guarantee",
+        "is_active",
+        "is_kept",
+        "kept_cursor",
+        "kept_total",
+        "last_commit",
+        "match",
+        "name",
+        "pending",
+        "preserve_node",
+        "preserve_tag",
+        "router_id",
+        "source",
+        "total",
+    )
+
+    def __init__(self, router_id: int, name: str, source: Topic, dest: Topic, cursor: int) -> None:
+        self.router_id = router_id
+        self.name = name
+        self.source = source
+        self.dest = dest
+        self.preserve_node = True
+        self.preserve_tag = True
+        self.allow_cycle = False
+        self.guarantee = Guarantee.AT_LEAST_ONCE
+        self.match: TagMatch | None = None
+        self.cursor = self.kept_cursor = cursor
+        self.total = self.kept_total = 0
+        self.pending = 0  # passes that are on their way
+        self.is_kept = False
+        self.is_active = False  # it is kept, and both topics are
+        self.last_commit = KEPT  # of the newest copies
+        self.evidence: Evidence | None = None
+        # Source seqs above the first may be given out again after a crash; copies up to the second are of
+        # records that had them before.
+        self.fresh_above: tuple[int, int] = (0, 0)
+
+    def keep(self) -> None:
+        """It is in the log for good."""
+        self.is_kept = True
+
+    def record(self) -> RouterRecord:
+        """The router as it is stored."""
+        return RouterRecord(
+            router_id=self.router_id,
+            name=self.name,
+            source_id=self.source.topic_id,
+            dest_id=self.dest.topic_id,
+            cursor=self.kept_cursor,
+            total=self.kept_total,
+            preserve_node=self.preserve_node,
+            preserve_tag=self.preserve_tag,
+            allow_cycle=self.allow_cycle,
+            exactly_once=self.guarantee is Guarantee.EXACTLY_ONCE,
+            filter_tag=None if self.match is None else self.match.tag,
+            filter_prefix=self.match is not None and self.match.prefix,
+        )
+
+    def state(self) -> RouterState:
+        """The router as it is reported."""
+        return RouterState(
+            router=self.name,
+            source=self.source.name,
+            dest=self.dest.name,
+            preserve_node=self.preserve_node,
+            preserve_tag=self.preserve_tag,
+            filter=None if self.match is None else self.match.canonical(),
+            allow_cycle=self.allow_cycle,
+            guarantee=self.guarantee,
+            forwarded_total=self.kept_total,
+            lag=max(0, self.source.visible - self.kept_cursor),
+        )
+
+
+class RouterTable:
+    """All routers of an engine."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Router] = {}
+        self.next_id = 1
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    def __iter__(self) -> Iterator[Router]:
+        return iter(self.by_name.values())
+
+    def add(self, router: Router) -> None:
+        """Put a router into the table; the topics at its ends know it from now on."""
+        source, dest = router.source, router.dest
+        self.by_name[router.name] = router
+        source.feeds = [*(source.feeds or ()), router]
+        dest.feeders = [*(dest.feeders or ()), router]
+        dest.order_by_seq()
+
+    def remove(self, router: Router) -> None:
+        """Take a router out of the table; it copies nothing more."""
+        router.is_active = False
+        if self.by_name.get(router.name) is router:
+            del self.by_name[router.name]
+        source, dest = router.source, router.dest
+        source.feeds = [each for each in source.feeds or () if each is not router] or None
+        dest.feeders = [each for each in dest.feeders or () if each is not router] or None
+
+    def bring_back(self, router: Router) -> None:
+        """Take back a removal that was not kept, unless the router could not be there any more."""
+        if router.name not in self.by_name and not (router.source.deleted or router.dest.deleted):
+            self.add(router)
+            router.is_active = router.is_kept
+
+    def touching(self, topic: Topic) -> list[Router]:
+        """The routers with this topic at either end, by name."""
+        found = {router.name: router for router in (*(topic.feeds or ()), *(topic.feeders or ()))}
+        return [found[name] for name in sorted(found)]
+
+    def edges(self, without: str) -> dict[str, set[str]]:
+        """Where records can go from each topic, not counting the router of this name."""
+        edges: dict[str, set[str]] = {}
+        for router in self.by_name.values():
+            if router.name != without:
+                edges.setdefault(router.source.name, set()).add(router.dest.name)
+        return edges
+
+    def page(
+        self, prefix: str, source: str | None, dest: str | None, after: str | None, limit: int
+    ) -> list[Router]:
+        """Up to `limit` routers in byte order of their names, behind the name `after`."""
+        names = (
+            name
+            for name, router in self.by_name.items()
+            if name.startswith(prefix)
+            and (after is None or name > after)
+            and (source is None or router.source.name == source)
+            and (dest is None or router.dest.name == dest)
+        )
+        return [self.by_name[name] for name in heapq.nsmallest(limit, names)]

@@ -1,0 +1,390 @@
+"""Delivery inside an engine: when waiters are called, in which order, and what pressure changes about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from everlog.clock import NS_PER_S, TestClock
+from everlog.errors import LimitReached
+from everlog.topics import Engine, EngineSettings, NewRecord, TopicConfig
+from everlog.topics.core import QUEUE_MAX
+from everlog.topics.delivery.delivery import BUDGET_NS, LATENCY_BUCKETS, SERVICES_MAX
+from everlog.topics.delivery.governor import COMMIT_MIN_NS, SAMPLE_NS, Rung
+from everlog.topics.routing.definitions import RouterConfig
+from everlog.topics.storage.syncs import InlineSyncs
+from tests.support.scheduler_model import MS, Chore
+from tests.support.topic_engines import UnsyncedFs
+
+RAM = TopicConfig(durability="ephemeral")  # type: ignore[arg-type]
+
+
+class Stage:
+    """An engine whose time stands still, and what was called."""
+
+    def __init__(self, engine: Engine, clock: TestClock) -> None:
+        self.engine = engine
+        self.clock = clock
+        self.busy_ns = 0
+        self.called: list[str] = []
+        engine.delivery.measure_busy(lambda: self.busy_ns)
+
+    def watch(self, name: str, **config: object) -> None:
+        """Note every change of a topic, which is made if need be."""
+        if not self.engine.has_topic(name):
+            self.engine.put_topic(name, TopicConfig(durability="ephemeral", **config))  # type: ignore[arg-type]
+        self.engine.on_change(name, self._caller(name))
+
+    def _caller(self, name: str) -> Callable[[], None]:
+        def called() -> None:
+            self.called.append(name)
+            if self.engine.has_topic(name):
+                self.engine.on_change(name, called)
+
+        return called
+
+    def append(self, *names: str) -> None:
+        for name in names:
+            self.engine.append(name, [NewRecord(b"1")])
+
+    def poll(self) -> list[str]:
+        """Take a turn; what was called in it."""
+        self.called.clear()
+        self.engine.write()
+        self.engine.poll()
+        return list(self.called)
+
+    def press(self, samples: int = 20) -> None:
+        """Let pressure rise to the top: somebody is ready and is not served, and the loop is busy."""
+        stuck = Chore("stuck", -1000)
+        self.engine.delivery.mark(stuck, 0)
+        for _ in range(samples):
+            self.clock.advance_ns(SAMPLE_NS)
+            self.busy_ns += SAMPLE_NS
+            self.engine.delivery._sample_if_due(self.clock.monotonic_ns(), 10_000)
+        self.engine.delivery.forget(stuck)
+
+    def relax(self) -> None:
+        """Let time pass until nothing is wrong any more."""
+        for _ in range(100):
+            self.clock.advance_ns(SAMPLE_NS)
+            self.engine.poll()
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    clock = TestClock()
+    with Engine.open(None, clock=clock) as engine:
+        yield Stage(engine, clock)
+
+
+@pytest.fixture
+def disk_stage(tmp_path: Path) -> Iterator[Stage]:
+    clock = TestClock()
+    settings = EngineSettings(shards=1)
+    engine = Engine.open(tmp_path, settings, clock=clock, fs=UnsyncedFs(), syncs=InlineSyncs())
+    with engine:
+        yield Stage(engine, clock)
+
+
+def test_a_commit_is_delivered_by_the_next_poll_and_not_inside_of_it(stage: Stage) -> None:
+    stage.watch("a")
+    stage.append("a")
+    assert stage.called == []
+    assert stage.engine.due_ns() == stage.clock.monotonic_ns()
+    assert stage.poll() == ["a"]
+    assert stage.poll() == []
+
+
+def test_a_burst_of_writes_is_one_call(stage: Stage) -> None:
+    stage.watch("a")
+    stage.append("a", "a", "a")
+    assert stage.poll() == ["a"]
+
+
+def test_nobody_is_marked_for_whom_nobody_waits(stage: Stage) -> None:
+    stage.watch("a")
+    stage.engine.put_topic("b", RAM)
+    stage.append("a", "b")
+    assert stage.engine.delivery.scheduler.count == 1
+
+
+def test_topics_are_served_by_priority_and_a_read_makes_them_more_important(stage: Stage) -> None:
+    for name, priority in (("low", -1), ("normal", 0), ("high", 900)):
+        stage.watch(name, priority=priority)
+    stage.append("low", "normal", "high")
+    assert stage.poll() == ["high", "normal", "low"]
+    stage.watch("read")
+    stage.append("low", "read", "normal", "high")
+    stage.engine.diff("read")
+    assert stage.poll() == ["high", "read", "normal", "low"], "it was read while it waited"
+    stage.append("low", "normal", "high")
+    stage.engine.put_topic("normal", TopicConfig(durability="ephemeral", priority=1000))  # type: ignore[arg-type]
+    assert stage.poll() == ["normal", "high", "low"], "its priority was changed while it waited"
+
+
+def test_a_topic_that_is_deleted_wakes_at_once_and_is_not_served_any_more(stage: Stage) -> None:
+    stage.watch("a")
+    stage.append("a")
+    stage.engine.delete_topic("a")
+    assert stage.called == ["a"]
+    assert stage.engine.delivery.scheduler.count == 0
+    assert stage.poll() == []
+
+
+def test_a_turn_ends_with_its_time_and_the_next_one_goes_on(stage: Stage) -> None:
+    names = [f"t{number}" for number in range(10)]
+    for name in names:
+        stage.engine.put_topic(name, RAM)
+        stage.engine.on_change(name, lambda: stage.clock.advance_ns(BUDGET_NS // 4))
+    stage.append(*names)
+    turns = 0
+    while stage.engine.delivery.has_ready:
+        assert stage.engine.due_ns() == stage.clock.monotonic_ns()
+        stage.poll()
+        turns += 1
+    assert turns == 3
+    assert stage.engine.delivery.counts().served == 10
+
+
+def test_work_that_makes_news_by_being_served_does_not_keep_a_turn(stage: Stage) -> None:
+    calls: list[int] = []
+
+    def again() -> None:
+        calls.append(1)
+        stage.engine.on_change("a", again)
+        stage.append("a")
+
+    stage.engine.put_topic("a", RAM)
+    stage.engine.on_change("a", again)
+    stage.append("a")
+    stage.engine.poll()
+    assert len(calls) == SERVICES_MAX
+
+
+def test_no_other_topic_is_served_before_one_is_drained(stage: Stage) -> None:
+    for name in ("a", "b"):
+        stage.watch(name)
+    stage.append("a", "b")
+    answers = iter([False, False, True, True])
+    drained: list[list[str]] = []
+
+    def drain(end_ns: int) -> bool:
+        assert end_ns == stage.clock.monotonic_ns() + BUDGET_NS
+        drained.append(list(stage.called))
+        return next(answers)
+
+    for expected in (["a"], ["a"], ["a", "b"]):
+        stage.engine.poll(drain)
+        assert stage.called == expected
+        assert stage.engine.delivery.has_ready == (expected == ["a"])
+    assert drained == [["a"], ["a"], ["a"], ["a", "b"]]
+
+
+def test_one_that_fails_does_not_stop_the_others(stage: Stage) -> None:
+    stage.engine.put_topic("bad", RAM)
+    stage.engine.on_change("bad", lambda: 1 // 0)  # type: ignore[arg-type]
+    stage.watch("good")
+    stage.append("bad", "good")
+    with pytest.raises(ZeroDivisionError):
+        stage.engine.poll()
+    assert stage.called == ["good"]
+    assert not stage.engine.delivery.is_serving
+
+
+def test_a_drain_that_fails_is_tried_again(stage: Stage) -> None:
+    for name in ("a", "b"):
+        stage.watch(name)
+    stage.append("a", "b")
+    outcomes = iter([ZeroDivisionError, True, True])
+
+    def drain(_: int) -> bool:
+        outcome = next(outcomes)
+        if outcome is not True:
+            raise ZeroDivisionError
+        return True
+
+    with pytest.raises(ZeroDivisionError):
+        stage.engine.poll(drain)
+    assert stage.called == ["a"] and stage.engine.delivery.has_ready
+    stage.engine.poll(drain)
+    assert stage.called == ["a", "b"] and not stage.engine.delivery.has_ready
+
+
+def test_whoever_is_being_served_may_take_a_turn(stage: Stage) -> None:
+    stage.engine.put_topic("a", RAM)
+    stage.engine.on_change("a", stage.engine.poll)
+    stage.watch("b")
+    stage.append("a", "b")
+    assert stage.poll() == ["b"]
+
+
+def test_latency_is_counted_from_news_to_service(stage: Stage) -> None:
+    stage.watch("a")
+    for waited_us in (0, 3, 1000, 10**9):
+        stage.append("a")
+        stage.clock.advance_ns(waited_us * 1000)
+        stage.poll()
+    counts = stage.engine.delivery.counts()
+    assert (counts.served, counts.latency_us_total) == (4, 10**9 + 1003)
+    buckets = dict(counts.cumulative_buckets())
+    assert (buckets["1"], buckets["2"], buckets["4"], buckets["1024"], buckets["+Inf"]) == (1, 1, 2, 3, 4)
+    assert len(buckets) == LATENCY_BUCKETS
+
+
+# --- Under pressure --------------------------------------------------------------------------------------
+
+
+def test_every_rung_is_taken_in_turn_and_left_again(stage: Stage) -> None:
+    taken: list[tuple[bool, ...]] = []
+    governor = stage.engine.delivery.governor
+    for _ in range(12):
+        stage.press(1)
+        taken.append(tuple(governor.engaged))
+    order = [taken.index(next(seen for seen in taken if seen[rung])) for rung in Rung]
+    assert order == sorted(order) and taken[-1] == (True,) * 4
+    assert decisions(stage) == (True, True)
+    stage.relax()
+    assert not any(governor.engaged)
+    assert stage.engine.delivery.counts().rungs_taken == (1, 1, 1, 1)
+    assert decisions(stage) == (False, False)
+
+
+def decisions(stage: Stage) -> tuple[bool, bool]:
+    """Whether writes may be refused, and whether anything is later than it could be."""
+    return stage.engine.delivery.is_refusing, stage.engine.delivery.is_throttling
+
+
+def test_under_pressure_a_topic_is_served_once_in_a_window(stage: Stage) -> None:
+    stage.watch("a")
+    stage.press()
+    served = []
+    for now_ms in range(100):
+        stage.append("a")
+        if stage.poll():
+            served.append(now_ms)
+        stage.clock.advance_ns(MS)
+        stage.busy_ns += MS
+    gaps = [later - earlier for earlier, later in pairwise(served)]
+    assert min(gaps) >= 15 and max(gaps) <= 21
+    stage.relax()
+    stage.append("a")
+    assert stage.poll() == ["a"]
+    stage.append("a")
+    assert stage.poll() == ["a"], "without pressure there is no window"
+
+
+def test_the_window_is_not_counted_as_latency(stage: Stage) -> None:
+    stage.watch("a")
+    stage.press()
+    stage.append("a")
+    stage.poll()
+    before = stage.engine.delivery.counts().latency_us_total
+    stage.append("a")
+    due_ns = stage.engine.due_ns()
+    assert due_ns is not None and due_ns > stage.clock.monotonic_ns()
+    stage.clock.advance_ns(due_ns - stage.clock.monotonic_ns())
+    assert stage.poll() == ["a"]
+    assert stage.engine.delivery.counts().latency_us_total == before
+
+
+def test_negative_topics_are_paused_but_readable_and_come_back(stage: Stage) -> None:
+    stage.watch("low", priority=-5)
+    stage.watch("normal")
+    stage.press()
+    stage.append("low", "normal")
+    assert stage.poll() == ["normal"]
+    assert stage.engine.paused_topics() == ["low"]
+    assert stage.engine.diff("low").delivered == 1
+    assert stage.engine.delivery.counts().paused == 1
+    stage.called.clear()
+    stage.relax()
+    assert stage.called == ["low"]
+    assert stage.engine.paused_topics() == []
+
+
+def test_routers_give_way_only_under_pressure(stage: Stage) -> None:
+    delivery = stage.engine.delivery
+    router = Chore("router", 500)
+    delivery.mark_router(router, 0)
+    assert delivery.scheduler.depths[3] == 1
+    stage.engine.poll()
+    assert router.served == 1
+    stage.press()
+    delivery.mark_router(router, 0)
+    assert delivery.scheduler.depths[2] == 1
+
+
+def test_routers_copy_in_the_turn_of_their_source_and_their_readers_are_called_with_it(stage: Stage) -> None:
+    stage.watch("copies")
+    stage.engine.put_topic("source", RAM)
+    stage.engine.put_router("r", RouterConfig(source="source", dest="copies"))
+    stage.append("source")
+    assert stage.poll() == ["copies"]
+    stage.press()
+    stage.clock.advance_ns(NS_PER_S)
+    stage.append("source")
+    assert stage.poll() == ["copies"], "lowered, but not paused"
+    assert stage.engine.diff("copies").delivered == 2
+
+
+def test_syncs_are_further_apart_under_pressure(disk_stage: Stage) -> None:
+    window = disk_stage.engine._core.shards[0].shard.window
+    assert window.floor_ns == COMMIT_MIN_NS
+    disk_stage.press()
+    disk_stage.poll()
+    assert window.floor_ns == disk_stage.engine.delivery.commit_floor_ns > 9 * MS
+    assert disk_stage.engine.delivery.sync_wait_ns(NS_PER_S) > 8 * MS
+    assert disk_stage.engine.delivery.sync_wait_ns(MS) == MS
+    disk_stage.relax()
+    assert window.floor_ns == COMMIT_MIN_NS
+    assert disk_stage.engine.delivery.sync_wait_ns(NS_PER_S) == 0
+
+
+def fill_queue(engine: Engine, depth: int) -> None:
+    """Append until so many writes wait."""
+    while engine.counts().queue_depth < depth:
+        engine.append("t", [NewRecord(b"1")])
+
+
+def test_a_write_is_refused_only_under_pressure_and_with_a_queue_that_is_nearly_full(
+    disk_stage: Stage,
+) -> None:
+    engine = disk_stage.engine
+    engine.settle(engine.append("t", [NewRecord(b"0")]).commit)
+    fill_queue(engine, QUEUE_MAX * 3 // 4)
+    engine.append("t", [NewRecord(b"1")], idempotency_key="known")
+    head_seq = engine._core.topics["t"].log.next_seq - 1
+    disk_stage.press()
+    with pytest.raises(LimitReached) as refusal:
+        engine.append("t", [NewRecord(b"2")])
+    assert 100 <= refusal.value.retry_after_ms <= 1000
+    assert engine.append("t", [NewRecord(b"1")], idempotency_key="known").deduped
+    kept = engine.append("t", [NewRecord(b"2")], disable_backpressure=True)
+    assert kept.first_seq == head_seq + 1, "what was refused has used no seq"
+    assert engine.append("ram", [NewRecord(b"2")], config=RAM).first_seq == 1, (
+        "it needs no place in the queue"
+    )
+    assert engine.delivery.counts().refused == 1
+    engine.settle(kept.commit)
+    assert engine.append("t", [NewRecord(b"3")]).first_seq == kept.last_seq + 1, "the queue is empty again"
+
+
+def test_a_full_queue_refuses_without_pressure_too_and_nothing_gets_around_that(disk_stage: Stage) -> None:
+    engine = disk_stage.engine
+    engine.settle(engine.append("t", [NewRecord(b"0")]).commit)
+    fill_queue(engine, QUEUE_MAX)
+    with pytest.raises(LimitReached) as refusal:
+        engine.append("t", [NewRecord(b"2")], disable_backpressure=True)
+    assert (refusal.value.limit, refusal.value.retry_after_ms) == ("wal_queue", 0)
+
+
+def test_a_calm_engine_needs_no_timer(stage: Stage) -> None:
+    stage.watch("a")
+    stage.append("a")
+    stage.poll()
+    stage.relax()
+    assert stage.engine.due_ns() is None
