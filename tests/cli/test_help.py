@@ -47,6 +47,8 @@ def test_the_commands_are_these() -> None:
         "everlog pipeline archive",
         "everlog pipeline audit",
         "everlog pipeline features",
+        "everlog pipeline import",
+        "everlog pipeline refine",
         "everlog pipeline replay",
         "everlog jobs",
         "everlog jobs ls",

@@ -6,6 +6,7 @@ Knows the promises of the four classes; knows no engine and no file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -274,12 +275,18 @@ class TopicTruth:
             if entry.durable or (entry.status == "kept" and how != "power")
         ]
         first_open = certain[-1] + 1 if certain else 0
-        state = _copy(self._base)
+        states = [_copy(self._base)]
         for entry in self._entries[:first_open]:
-            # One that is not acknowledged lies in the log before one that is certain, so it is there too.
+            # One that is not acknowledged lies in the log before one that is certain, so it is there too. One
+            # that failed after the certain one was acknowledged is in the log as well, synced or not.
             if entry.status != "failed":
-                state = entry.step.apply(state)
-        return [state, *self._continuations(state, self._entries[first_open:])][::-1]
+                states = [entry.step.apply(state) for state in states]
+                continue
+            for state in tuple(states):
+                with suppress(Impossible):
+                    states.append(entry.step.apply(_copy(state)))
+        later = self._entries[first_open:]
+        return [each for state in states for each in [state, *self._continuations(state, later)][::-1]]
 
     def _continuations(self, state: State, entries: list[_Entry]) -> Iterator[State]:
         """What further steps can make of a state: each may be the last; failed ones may be missing."""

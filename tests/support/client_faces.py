@@ -172,7 +172,7 @@ class ClientOfCases:
         typed = typed_answer(method, path, reply.text.encode())
         if typed is None:
             return
-        told = msgspec.to_builtins(typed, str_keys=True)
+        told = json.loads(msgspec.json.encode(typed))
         for name, value in told.items():
             assert reply.json.get(name) == value or name in ("records", "claimed", "tombstone"), (name, reply)
 

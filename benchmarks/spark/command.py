@@ -1,0 +1,129 @@
+"""The command line of the Spark benchmark: arguments, sessions, output, exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.engine.report import Results
+from benchmarks.queue import machine
+from benchmarks.queue.command import _directory, _positive
+from benchmarks.spark.costs import core_costs
+from benchmarks.spark.measures import (
+    FULL,
+    MEASURES,
+    QUICK,
+    SCALED,
+    Measured,
+    Numbers,
+    Sizes,
+    prepare,
+    request,
+)
+from benchmarks.spark.report import print_table, sections
+
+COSTS = "costs"
+ROUNDS = 3
+QUICK_ROUNDS = 1
+CORES = 2
+TABLE_WIDTH = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and return the exit code."""
+    options = _parse(arguments)
+    sizes = QUICK if options.quick else FULL
+    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+    started_s = time.monotonic()
+    facts = machine.describe()
+    results = Results(sections(sizes))
+    with tempfile.TemporaryDirectory(prefix="everlog-bench-", dir=options.dir) as scratch:
+        measure(Path(scratch), sizes, rounds, options.only or [COSTS, *MEASURES], results)
+    facts |= {
+        "rounds": f"median of {rounds} after a warm-up" + (", quick run" if options.quick else ""),
+        "files": f"{options.dir} ({machine.filesystem_of(options.dir)})",
+        "took": f"{time.monotonic() - started_s:.0f} s",
+    }
+    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False)
+    print_table(console, results)
+    for fact, value in facts.items():
+        console.print(f"{fact + ':':<13}{value}", soft_wrap=True)
+    if options.json:
+        options.json.write_text(json.dumps({"machine": facts, **results.as_json()}, indent=2) + "\n")
+    return 1 if options.check and (results.missed() or results.failures) else 0
+
+
+def measure(folder: Path, sizes: Sizes, rounds: int, names: list[str], results: Results) -> None:
+    """Measure without Spark, with two cores, and with one what has to scale."""
+    prepare(folder, sizes)
+    if COSTS in names:
+        results.add(core_costs(folder, str(folder / "orders"), sizes.order_events // 4))
+    names = [name for name in names if name != COSTS]
+    if not names:
+        return
+    two = _session(folder, sizes, CORES, rounds, names, results)
+    for numbers in two:
+        results.add(numbers)
+    scaled = [name for name in SCALED if name in names]
+    if not scaled:
+        return
+    one = _session(folder, sizes, 1, rounds, scaled, results)
+    for name in scaled:
+        number = f"{name}_per_s"
+        pairs = zip(_values(two, number), _values(one, number), strict=False)
+        for with_two, with_one in pairs:
+            results.add({f"scale_{name}": with_two / with_one})
+
+
+def _values(found: list[Numbers], number: str) -> list[float]:
+    return [numbers[number] for numbers in found if number in numbers]
+
+
+def _session(
+    folder: Path, sizes: Sizes, cores: int, rounds: int, names: list[str], results: Results
+) -> list[Numbers]:
+    """Measure in a process of its own; what it says when it fails is a failure in the table."""
+    out = folder / f"numbers-{cores}.json"
+    asked = request(folder, sizes, cores, rounds, names, out)
+    command = [sys.executable, "-m", "benchmarks.spark.measures", asked]
+    done = subprocess.run(command, env={**os.environ}, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        results.failures.append(f"{cores} cores: {done.stderr}")
+        return []
+    measured = Measured(*json.loads(out.read_text()))
+    results.failures.extend(measured.failures)
+    return measured.numbers
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.spark", description="Queues and topics in Spark, local[2]."
+    )
+    parser.add_argument("--rounds", type=_positive, help=f"rounds to take the median of (default {ROUNDS})")
+    parser.add_argument("--quick", action="store_true", help="small sizes and one round; noisier")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="also write every number to this file")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="NAME",
+        choices=[COSTS, *MEASURES],
+        help="only this measurement; may be given several times: %(choices)s",
+    )
+    parser.add_argument(
+        "--dir",
+        type=_directory,
+        default=Path(tempfile.gettempdir()),
+        help="where the queues lie; needs 10 GB free (default %(default)s)",
+    )
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
+    return parser.parse_args(arguments)

@@ -1,0 +1,97 @@
+"""What a core does in a second, without Spark: the work that tasks do, in processor time of one process.
+
+Owns these measurements. Processor time, because a plan for many machines needs what the work costs, not how
+long it took beside something else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+
+from everlog.market import BookSet, Outputs
+from everlog.market.protocol import TypeId
+from everlog.market.replay import Replay
+from everlog.market.venues.simulated import SimulatedVenue
+from everlog.pipeline import queue_ranges
+from everlog.pipeline.jobs.refine import refine_symbols
+from everlog.pipeline.lake_files import write_files
+from everlog.pipeline.queue_ranges import Lost, SeqRange
+from everlog.pipeline.refinery import Refinery, Symbols
+from everlog.pipeline.sources.queue import QueueBatchReader, parse_options
+from everlog.queue import Queue
+
+SYMBOLS = 20
+Numbers = dict[str, float]
+
+
+def _rate(work: Callable[[], int]) -> float:
+    """Return how many records the work did in a second of processor time."""
+    started_s = time.process_time()
+    done = work()
+    return done / (time.process_time() - started_s)
+
+
+def _write_levels(path: str, events: int) -> tuple[str, ...]:
+    """Write price levels and trades of many symbols; return the symbols."""
+    venue = SimulatedVenue(SYMBOLS, kinds=("l2", "trades"), rate=100_000.0, resting_orders=100)
+    with Queue.open_publisher(path, segment_size=1 << 26) as writer:
+        for block in venue.blocks(events):
+            block.append_to(writer)
+    return venue.symbols
+
+
+def _read(path: str) -> int:
+    count = 0
+    for piece in queue_ranges.read(path, queue_ranges.bounds(path)):
+        assert not isinstance(piece, Lost)
+        count += len(piece)
+    return count
+
+
+def _decoded(path: str, **options: str) -> list[pa.RecordBatch]:
+    reader = QueueBatchReader(parse_options({"path": path, **options}))
+    return [batch for part in reader.partitions() for batch in reader.read(part)]
+
+
+def _rows(path: str, **options: str) -> int:
+    return sum(batch.num_rows for batch in _decoded(path, **options))
+
+
+def _replayed(path: str) -> int:
+    books, count = BookSet(), 0
+    for some in Replay(path).types(TypeId.BOOK_EVENT).batches():
+        books.apply_packed(some.packed, Outputs())
+        count += len(some.chosen)
+    return count
+
+
+def core_costs(folder: Path, orders: str, events: int) -> Numbers:
+    """Measure everything once; `orders` is the queue of orders."""
+    levels, refined = str(folder / "levels"), folder / "refined"
+    symbols = Symbols("simulated", _write_levels(levels, events))
+    end = queue_ranges.bounds(levels).end
+    batches = _decoded(orders)
+
+    def refine() -> int:
+        return sum(refine_symbols(levels, SeqRange(0, end), Refinery(str(refined), symbols, range(SYMBOLS))))
+
+    def write() -> int:
+        return sum(len(batch) and 1 for batch in write_files(iter(batches), str(folder / "files"), ()))
+
+    started_s = time.process_time()
+    write()
+    written_s = time.process_time() - started_s
+    return {
+        "core_read_per_s": _rate(lambda: _read(orders)),
+        "core_decode_l3_per_s": _rate(lambda: _rows(orders, decode="l3")),
+        "core_decode_two_per_s": _rate(lambda: _rows(orders, decode="l3", columns="price,qty")),
+        "core_decode_book_per_s": _rate(lambda: _rows(levels, decode="book")),
+        "core_replay_l3_per_s": _rate(lambda: _replayed(orders)),
+        "core_replay_l2_per_s": _rate(lambda: _replayed(levels)),
+        "core_refine_per_s": _rate(refine),
+        "core_parquet_per_s": sum(batch.num_rows for batch in batches) / written_s,
+    }

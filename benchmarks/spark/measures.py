@@ -1,0 +1,269 @@
+"""What is measured, in a session with so many cores: every measure is a function that returns numbers.
+
+Owns the measurements; the data is made by `samples`, the table by `report`. Runs in a process of its own for
+each number of cores, because a process has one session.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from benchmarks.spark import samples
+from everlog.market import BookSet, L3Book, Outputs
+from everlog.market.protocol import L3_RECORD, TypeId
+from everlog.market.replay import Replay, book_headers
+from everlog.pipeline import queue_ranges, spark_session
+from everlog.pipeline.jobs.archive import archive_topics
+from everlog.pipeline.queue_ranges import Lost, SeqRange
+
+Numbers = dict[str, float]
+Batches = Iterator[pa.RecordBatch]
+NS_PER_S: Final = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    scan_records: int
+    order_events: int
+    order_markets: int
+    topic_records: int
+    linear_points: tuple[int, ...]
+
+    @property
+    def queue_records(self) -> int:
+        """Records that the plain queue needs."""
+        return max(self.scan_records, *self.linear_points)
+
+
+FULL: Final = Sizes(5_000_000, 4_000_000, 8, 1_000_000, (1_000_000, 5_000_000, 20_000_000, 50_000_000))
+QUICK: Final = Sizes(1_000_000, 400_000, 4, 100_000, (500_000, 1_000_000))
+
+
+@dataclass
+class Bench:
+    """A session, its data, and how much of it."""
+
+    spark: SparkSession
+    folder: Path
+    sizes: Sizes
+    cores: int
+
+    @property
+    def plain(self) -> str:
+        """The queue of plain records."""
+        return str(self.folder / "plain")
+
+    @property
+    def orders(self) -> str:
+        """The queue of orders."""
+        return str(self.folder / "orders")
+
+
+def prepare(folder: Path, sizes: Sizes) -> None:
+    """Make the queues; both sessions read the same ones."""
+    samples.write_plain_queue(str(folder / "plain"), sizes.queue_records)
+    samples.write_order_queue(str(folder / "orders"), sizes.order_events, sizes.order_markets)
+
+
+def _timed_s(work: Callable[[], object]) -> float:
+    started_s = time.perf_counter()
+    work()
+    return time.perf_counter() - started_s
+
+
+def _drop(frame: DataFrame) -> None:
+    """Compute every row, and keep none."""
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def _queue(bench: Bench, **options: str) -> DataFrame:
+    ranged = {"toSeq": str(bench.sizes.scan_records - 1), **options}
+    return bench.spark.read.format("everlog.queue").options(**ranged).load(bench.plain)
+
+
+def scan_all_columns(bench: Bench) -> Numbers:
+    """Segments to a DataFrame of five columns."""
+    return {"scan5_per_s": bench.sizes.scan_records / _timed_s(lambda: _drop(_queue(bench)))}
+
+
+def scan_one_column(bench: Bench) -> Numbers:
+    """Segments to a DataFrame of one number."""
+    taken_s = _timed_s(lambda: _drop(_queue(bench, columns="seq")))
+    return {"scan1_per_s": bench.sizes.scan_records / taken_s}
+
+
+def _aggregate(bench: Bench, records: int) -> int:
+    """Read ranges inside the tasks and return one row for each; return the number of records."""
+    path = bench.plain
+    parts = queue_ranges.split(queue_ranges.retained(path), SeqRange(0, records), 2 * bench.cores)
+
+    def task(batches: Batches) -> Batches:
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                count, newest = 0, 0
+                for piece in queue_ranges.read(path, parts[number]):
+                    assert not isinstance(piece, Lost)
+                    count += len(piece)
+                    newest = max(newest, int(piece.timestamp_ns.max()))
+                yield pa.RecordBatch.from_pylist([{"count": count, "newest": newest}])
+
+    frame = bench.spark.range(len(parts), numPartitions=len(parts))
+    rows = frame.mapInArrow(task, "count long, newest long").collect()
+    counted = sum(row["count"] for row in rows)
+    assert counted == records and max(row["newest"] for row in rows) == records - 1, rows
+    return counted
+
+
+def aggregate_inside(bench: Bench) -> Numbers:
+    """Aggregate inside the tasks; only results travel."""
+    records = bench.sizes.scan_records
+    return {"inside_per_s": records / _timed_s(lambda: _aggregate(bench, records))}
+
+
+def spark_itself(bench: Bench) -> Numbers:
+    """Spark's own sources on the same rows."""
+    path = str(bench.folder / f"parquet-{bench.cores}")
+    if not Path(path).exists():
+        _queue(bench).write.parquet(path)
+    records = bench.sizes.scan_records
+    return {
+        "parquet_per_s": records / _timed_s(lambda: _drop(bench.spark.read.parquet(path))),
+        "range_per_s": records / _timed_s(lambda: _drop(bench.spark.range(records))),
+    }
+
+
+def linear(bench: Bench) -> Numbers:
+    """The cost of a record as the queue gets longer."""
+    return {
+        f"linear_{records}_ns": _timed_s(lambda count=records: _aggregate(bench, count)) * NS_PER_S / records
+        for records in bench.sizes.linear_points
+    }
+
+
+def topics(bench: Bench) -> Numbers:
+    """Rows into a topic, and the topic into the lake."""
+    records = bench.sizes.topic_records
+    lake = bench.folder / "lake"
+    shutil.rmtree(lake, ignore_errors=True)
+    rows = bench.spark.range(records, numPartitions=2 * bench.cores).selectExpr(
+        "to_json(struct(id, id * 3 as price)) as data", "cast(id % 100 as string) as tag"
+    )
+    with samples.running_server(bench.folder) as url:
+        write = rows.write.format("everlog.topics").options(url=url, topic="rows").mode("append")
+        written_s = _timed_s(write.save)
+        started_s = time.perf_counter()
+        report = archive_topics(bench.spark, url, "rows", str(lake), "rows")
+        archived_s = time.perf_counter() - started_s
+    assert report.rows == records, report
+    return {"sink_per_s": records / written_s, "lake_per_s": records / archived_s}
+
+
+def _kernel_events_per_s(path: str) -> float:
+    """The bare kernel on one core: arrays that are in memory already, one book for each market."""
+    arrays: dict[int, list[Any]] = {}
+    for some in Replay(path).types(TypeId.BOOK_EVENT).batches():
+        market_ids = book_headers(some.packed)["market_id"]
+        assert (market_ids == market_ids[0]).all() or len(set(market_ids.tolist())) == 2
+        records = some.batch.view(L3_RECORD)[some.chosen]
+        for market in np.unique(market_ids).tolist():
+            arrays.setdefault(market, []).append(records[market_ids == market])
+    joined = [np.concatenate(parts) for parts in arrays.values()]
+    taken_s = sum(_timed_s(lambda one=one: L3Book().apply_array(one, Outputs())) for one in joined)
+    return sum(map(len, joined)) / taken_s
+
+
+def replay_orders(bench: Bench) -> Numbers:
+    """Books of orders inside the tasks, and the kernel alone."""
+    path, cores, markets = bench.orders, bench.cores, bench.sizes.order_markets
+
+    def task(batches: Batches) -> Batches:
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                books, count = BookSet(), 0
+                mine = [market for market in range(1, markets + 1) if market % cores == number]
+                for some in Replay(path).markets(*mine).types(TypeId.BOOK_EVENT).batches():
+                    books.apply_packed(some.packed, Outputs())
+                    count += len(some.chosen)
+                yield pa.RecordBatch.from_pylist([{"count": count}])
+
+    def run() -> None:
+        rows = bench.spark.range(cores, numPartitions=cores).mapInArrow(task, "count long").collect()
+        counts.append(sum(row["count"] for row in rows))
+
+    counts: list[int] = []
+    taken_s = _timed_s(run)
+    inside, kernel = counts[0] / taken_s / cores, _kernel_events_per_s(path)
+    return {"l3_core_per_s": inside, "l3_kernel_per_s": kernel, "l3_share": inside / kernel}
+
+
+MEASURES: Final[dict[str, Callable[[Bench], Numbers]]] = {
+    "scan5": scan_all_columns,
+    "scan1": scan_one_column,
+    "inside": aggregate_inside,
+    "spark": spark_itself,
+    "topics": topics,
+    "orders": replay_orders,
+    "linear": linear,
+}
+SCALED: Final = ("scan5", "inside")
+"""Measured with one core as well."""
+
+
+class Measured(NamedTuple):
+    """What a session gave: numbers, and what could not be measured."""
+
+    numbers: list[Numbers]
+    failures: list[str]
+
+
+def run(folder: Path, sizes: Sizes, cores: int, rounds: int, names: list[str]) -> Measured:
+    """Measure in a session of so many cores; the first round warms up and does not count."""
+    settings = {"spark.sql.shuffle.partitions": str(cores), "spark.driver.memory": "2g"}
+    spark = spark_session(app_name="benchmark", master=f"local[{cores}]", **settings)
+    bench, measured = Bench(spark, folder, sizes, cores), Measured([], [])
+    try:
+        for number, name in ((number, name) for number in range(rounds + 1) for name in names):
+            try:
+                numbers = MEASURES[name](bench)
+            except Exception as error:  # a failure of one must not cost the others
+                measured.failures.append(f"{cores} cores, {name}: {error}")
+                continue
+            if number:
+                measured.numbers.append(numbers)
+    finally:
+        spark.stop()
+    return measured
+
+
+def request(folder: Path, sizes: Sizes, cores: int, rounds: int, names: list[str], out: Path) -> str:
+    """Return the argument with which this module, run as a process, measures."""
+    return json.dumps(
+        {
+            "folder": str(folder),
+            "sizes": asdict(sizes),
+            "cores": cores,
+            "rounds": rounds,
+            "names": names,
+            "out": str(out),
+        }
+    )
+
+
+if __name__ == "__main__":
+    asked = json.loads(sys.argv[1])
+    sizes_given = Sizes(**{**asked["sizes"], "linear_points": tuple(asked["sizes"]["linear_points"])})
+    measured = run(Path(asked["folder"]), sizes_given, asked["cores"], asked["rounds"], asked["names"])
+    Path(asked["out"]).write_text(json.dumps(measured))

@@ -1,0 +1,111 @@
+"""The rows of the Spark benchmark, their targets, and the table.
+
+Owns labels and targets; medians and verdicts are those of the engine's benchmark.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from benchmarks.engine.report import MEGA, Results, short
+from benchmarks.queue.report import Row, Section, Target, Verdict
+from benchmarks.spark.measures import FULL, Sizes
+
+NOTES = (
+    "The first round warms the session up and does not count. Sources of Spark read the same rows.",
+    "Topics: the server runs on the same cores. One core against two: the same work in two sessions.",
+)
+
+
+def _rate(label: str, number: str, target: Target | None = None) -> Row:
+    return Row(label, number, "M/s", target, scale=MEGA)
+
+
+def sections(sizes: Sizes) -> tuple[Section, ...]:
+    """All rows, for a run of these sizes; in small ones the start of a job is most of the time."""
+    is_full = sizes == FULL
+
+    def at_least(bound: float) -> Target | None:
+        return Target(bound, at_most=False) if is_full else None
+
+    records = short(sizes.scan_records)
+    points = [
+        Row(f"{short(point)} records", f"linear_{point}_ns", "ns/record") for point in sizes.linear_points
+    ]
+    return (
+        Section(
+            f"Queue, {records} records of 64 bytes",
+            (
+                _rate("segments to a DataFrame, 5 columns, no-op sink", "scan5_per_s", at_least(3)),
+                _rate("segments to a DataFrame, one number", "scan1_per_s", at_least(4)),
+                _rate("aggregated inside the tasks (mapInArrow)", "inside_per_s", at_least(8)),
+                _rate("Spark's own: Parquet of the same rows, no-op sink", "parquet_per_s"),
+                _rate("Spark's own: range, no-op sink", "range_per_s"),
+            ),
+        ),
+        Section(
+            f"Topics, {short(sizes.topic_records)} records",
+            (
+                _rate("batch write to a topic", "sink_per_s", at_least(0.3)),
+                _rate("topic to the lake", "lake_per_s", at_least(0.3)),
+            ),
+        ),
+        Section(
+            f"Books of orders, {short(sizes.order_events)} events, {sizes.order_markets} markets",
+            (
+                _rate("inside Spark, per core", "l3_core_per_s"),
+                _rate("the kernel alone", "l3_kernel_per_s"),
+                Row("share of the kernel's rate", "l3_share", "x", at_least(0.4)),
+            ),
+        ),
+        Section(
+            "Two cores over one",
+            (
+                Row("segments to a DataFrame, 5 columns", "scale_scan5", "x", at_least(1.7)),
+                Row("aggregated inside the tasks", "scale_inside", "x", at_least(1.7)),
+            ),
+        ),
+        Section(
+            "One core without Spark, by its processor time",
+            (
+                _rate("read and verified", "core_read_per_s"),
+                _rate("decoded, orders, all columns", "core_decode_l3_per_s"),
+                _rate("decoded, orders, two columns", "core_decode_two_per_s"),
+                _rate("decoded, price levels, all columns", "core_decode_book_per_s"),
+                _rate("books of orders", "core_replay_l3_per_s"),
+                _rate("books of price levels", "core_replay_l2_per_s"),
+                _rate("refined", "core_refine_per_s"),
+                _rate("written to Parquet, zstd", "core_parquet_per_s"),
+            ),
+        ),
+        Section("As the queue gets longer, aggregated inside the tasks", tuple(points)),
+    )
+
+
+def print_table(console: Console, results: Results) -> None:
+    """Print every row that was measured, then what failed."""
+    table = Table(title="everlog on Spark", title_justify="left", header_style="bold")
+    for heading in ("What", "unit", "target", "median", "min", "max", "verdict"):
+        table.add_column(heading, justify="left" if heading in ("What", "unit") else "right")
+    before: Section | None = None
+    for section, row in results.measured():
+        if section is not before:
+            table.add_section()
+            table.add_row(Text(section.title, style="bold"))
+            before = section
+        low, middle, high = results.spread(row)
+        verdict = results.verdict(row)
+        table.add_row(
+            f"  {row.label}",
+            row.unit,
+            row.target.text(row) if row.target else "",
+            *(row.format(value) for value in (middle, low, high)),
+            Text(verdict.value, style="bold red" if verdict is Verdict.MISSED else "green"),
+        )
+    console.print(table)
+    for note in NOTES:
+        console.print(note, soft_wrap=True)
+    for failure in results.failures:
+        console.print(Text(failure.strip(), style="red"))

@@ -1,0 +1,347 @@
+"""`Producer`: many records into one topic, fast, in order, none lost silently and none twice.
+
+Owns batching, the bound on what is buffered, and the thread that sends. Records are encoded when they are
+given, so what a program does with its objects afterwards changes nothing. Batches go out one after the other,
+each with an idempotency key of its own, and one is tried again only while the server is sure to know its key.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+import msgspec
+
+from everlog.client import calls, flows
+from everlog.client.calls import Call
+from everlog.client.errors import ApiFailed, BufferFull, ProducerFailed
+from everlog.client.flows import Wishes
+from everlog.client.records import Appended, TopicSettings
+from everlog.client.retrying import RetryPolicy
+from everlog.client.sync_client import Client
+from everlog.client.wire import topic_path
+from everlog.errors import Closed, EverlogError, InvalidConfig, InvalidRecord, RecordTooLarge
+
+MAX_RECORDS: Final = 10_000
+MAX_RECORD_BYTES: Final = 1 << 20
+MAX_TAG_BYTES: Final = 256
+MAX_NODE_BYTES: Final = 128
+MAX_META_BYTES: Final = 16 << 10
+MAX_META_KEYS: Final = 64
+WINDOW_MS_DEFAULT: Final = 120_000
+
+# What stands between two records of a body, and what a record costs besides its text.
+_BETWEEN: Final = b'},{"data":'
+_COST_BYTES: Final = len(_BETWEEN) + 48
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class _Batch(NamedTuple):
+    number: int
+    texts: list[bytes]
+    size_bytes: int
+
+
+class Producer:
+    """Sends records to one topic from any number of threads.
+
+    `send` returns as soon as the record is buffered; `flush` and `close` wait until all of them are kept.
+    When the buffer is full, `send` waits: that is how a server that is slower than the program slows it down.
+    After a batch could not be delivered every call raises `ProducerFailed`.
+    """
+
+    def __init__(
+        self,
+        client: Client | str,
+        topic: str,
+        *,
+        key: str | None = None,
+        batch_records: int = MAX_RECORDS,
+        batch_bytes: int = 1 << 20,
+        linger_s: float = 0.005,
+        max_buffered_bytes: int = 64 << 20,
+        deadline_s: float = 60.0,
+        config: TopicSettings | None = None,
+        on_delivered: Callable[[Appended], None] | None = None,
+    ) -> None:
+        _check(batch_records, batch_bytes, linger_s, max_buffered_bytes)
+        self.topic = topic
+        self._owns_client = isinstance(client, str)
+        self._client = Client(client, key) if isinstance(client, str) else client
+        self._batch_records = batch_records
+        self._batch_bytes = batch_bytes
+        self._linger_s = linger_s
+        self._max_buffered_bytes = max_buffered_bytes
+        self._deadline_s = deadline_s
+        self._config = config
+        self._on_delivered = on_delivered
+        self._id = calls.new_key()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._texts: list[bytes] = []
+        self._texts_bytes = 0
+        self._opened_s = 0.0
+        self._sealed: deque[_Batch] = deque()
+        self._batches = 0
+        self._sealed_bytes = 0
+        self._sealed_records = 0
+        self._delivered = 0
+        self._failure: EverlogError | None = None
+        self._is_closing = False
+        self._thread = threading.Thread(target=_send_all, args=(self,), name=f"producer-{topic}", daemon=True)
+        self._thread.start()
+        self._at_exit = _closer(self)
+        atexit.register(self._at_exit)
+
+    @property
+    def delivered(self) -> int:
+        """How many records the server has confirmed."""
+        return self._delivered
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How much waits or is under way."""
+        return self._sealed_bytes + self._texts_bytes
+
+    # --- Giving --------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        data: Any,
+        *,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: dict[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Buffer a record; waits while there is no room, for `timeout_s` at most (then `BufferFull`)."""
+        text = _encode(data)
+        if len(text) > MAX_RECORD_BYTES or tag is not None or node is not None or meta is not None:
+            text = _with_fields(text, tag, node, meta)
+        with self._lock:
+            if not self._texts:
+                self._begin_batch(timeout_s)
+            texts = self._texts
+            texts.append(text)
+            self._texts_bytes = size = self._texts_bytes + len(text) + _COST_BYTES
+            if size >= self._batch_bytes or len(texts) >= self._batch_records:
+                self._seal()
+
+    def send_many(self, values: Iterable[Any]) -> None:
+        """Buffer records that are nothing but data."""
+        send = self.send
+        for value in values:
+            send(value)
+
+    def _begin_batch(self, timeout_s: float | None) -> None:
+        """Wait until another batch may be begun; called with the lock held.
+
+        Room is asked for once a batch, for a full one: what is buffered never passes the bound by more than
+        the last record of a batch.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            self._check_alive()
+            if self._texts or self._sealed_bytes + self._batch_bytes <= self._max_buffered_bytes:
+                break
+            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise BufferFull(
+                    f"{self._sealed_bytes} bytes for topic {self.topic} wait for the server; not enough were "
+                    f"confirmed within {timeout_s:g} s"
+                )
+            self._changed.wait(left_s)
+        if not self._texts:
+            self._opened_s = time.monotonic()
+            self._changed.notify_all()
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise self._failed()
+        if self._is_closing:
+            raise Closed(f"the producer for topic {self.topic} is closed; make a new one")
+
+    def _failed(self) -> ProducerFailed:
+        undelivered = self._sealed_records - self._delivered
+        error = ProducerFailed(
+            f"{undelivered} records for topic {self.topic} were not delivered: {self._failure}", undelivered
+        )
+        error.__cause__ = self._failure
+        return error
+
+    def _seal(self) -> None:
+        """Let the records so far be a batch; called with the lock held."""
+        texts = self._texts
+        if not texts:
+            return
+        self._batches += 1
+        self._sealed.append(_Batch(self._batches, texts, self._texts_bytes))
+        self._sealed_bytes += self._texts_bytes
+        self._sealed_records += len(texts)
+        self._texts, self._texts_bytes = [], 0
+        self._changed.notify_all()
+
+    # --- Ending --------------------------------------------------------------------------------------------
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until everything given so far is kept; raises `ProducerFailed` if that cannot be."""
+        with self._lock:
+            self._seal()
+            target = self._sealed_records
+            done = self._changed.wait_for(
+                lambda: self._failure is not None or self._delivered >= target, timeout_s
+            )
+            if self._failure is not None:
+                raise self._failed()
+            if not done:
+                raise BufferFull(
+                    f"{target - self._delivered} records for topic {self.topic} are not confirmed after "
+                    f"{timeout_s:g} s; they are still being sent"
+                )
+
+    def close(self) -> None:
+        """Deliver what is buffered and stop; raises `ProducerFailed` if that cannot be."""
+        with self._lock:
+            is_first, self._is_closing = not self._is_closing, True
+            self._seal()
+            self._changed.notify_all()
+        self._thread.join()
+        atexit.unregister(self._at_exit)
+        if self._owns_client:
+            self._client.close()
+        if is_first and self._failure is not None:
+            raise self._failed()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except ProducerFailed as failed:
+            if error is None:
+                raise
+            error.add_note(str(failed))
+
+    # --- The thread ----------------------------------------------------------------------------------------
+
+    def _next_batch(self) -> _Batch | None:
+        """Wait for a batch that is full or has waited long enough; None at the end."""
+        with self._lock:
+            while not self._sealed:
+                if self._texts:
+                    left_s = self._linger_s - (time.monotonic() - self._opened_s)
+                    if left_s <= 0:
+                        self._seal()
+                    else:
+                        self._changed.wait(left_s)
+                elif self._is_closing:
+                    return None
+                else:
+                    self._changed.wait()
+            return self._sealed.popleft()
+
+    def _deliver_all(self) -> None:
+        wishes: Wishes | None = None
+        while (batch := self._next_batch()) is not None:
+            try:
+                if wishes is None:
+                    wishes = self._careful_wishes()
+                appended = self._client._run(flows.call(wishes, self._call(batch, wishes)))
+            except EverlogError as error:
+                self._stop(error)
+                return
+            with self._lock:
+                self._delivered += len(batch.texts)
+                self._sealed_bytes -= batch.size_bytes
+                self._changed.notify_all()
+            if self._on_delivered is not None:
+                self._on_delivered(appended)
+
+    def _call(self, batch: _Batch, wishes: Wishes) -> Call[Appended]:
+        tail = b'}],"idempotency_key":"%b-%d"' % (self._id.encode(), batch.number)
+        if self._config is not None:
+            tail += b',"config":' + _encode(self._config)
+        body = b'{"records":[{"data":' + _BETWEEN.join(batch.texts) + tail + b"}"
+        path = topic_path(self.topic) + "?return_seqs=false"
+        return Call("POST", path, Appended, body, may_repeat=wishes.policy.deadline_s > 0)
+
+    def _careful_wishes(self) -> Wishes:
+        """How long a batch may be tried: half of the time for which the server remembers its key."""
+        window_ms = (self._config or {}).get("idempotency_window_ms", WINDOW_MS_DEFAULT)
+        try:
+            state = self._client.topic(self.topic, touch=False)
+            window_ms = state.config.idempotency_window_ms
+        except ApiFailed as error:
+            # Not there yet, or not to be read by this key, which may still write.
+            if error.status not in (403, 404):
+                raise
+        plain = self._client._wishes
+        deadline_s = min(self._deadline_s, window_ms / 2000)
+        policy = RetryPolicy(deadline_s, plain.policy.first_pause_s, plain.policy.longest_pause_s)
+        return Wishes(plain.writer, policy, plain.timeout_s, plain.now_ns)
+
+    def _stop(self, error: EverlogError) -> None:
+        with self._lock:
+            # Counted as not delivered; the next call finds an empty batch and looks why.
+            self._seal()
+            self._failure = error
+            self._changed.notify_all()
+
+
+def _send_all(producer: Producer) -> None:
+    try:
+        producer._deliver_all()
+    except BaseException as error:
+        # A mistake of ours or of the callback: those who wait must hear of it.
+        failure = EverlogError(f"the thread of the producer ended: {error!r}")
+        failure.__cause__ = error
+        producer._stop(failure)
+
+
+def _closer(producer: Producer) -> Callable[[], None]:
+    """What is called when the program ends with records still buffered."""
+    reference = weakref.ref(producer)
+
+    def close() -> None:
+        still_there = reference()
+        if still_there is not None:
+            still_there.close()
+
+    return close
+
+
+def _check(batch_records: int, batch_bytes: int, linger_s: float, max_buffered_bytes: int) -> None:
+    if not 1 <= batch_records <= MAX_RECORDS:
+        raise InvalidConfig(f"batch_records is {batch_records}; it must be from 1 to {MAX_RECORDS}")
+    if batch_bytes < 1 or linger_s < 0:
+        raise InvalidConfig(f"batch_bytes is {batch_bytes} and linger_s is {linger_s}; both must be positive")
+    if max_buffered_bytes < 2 * batch_bytes:
+        raise InvalidConfig(
+            f"max_buffered_bytes is {max_buffered_bytes}, less than two batches ({batch_bytes}); raise it"
+        )
+
+
+def _with_fields(text: bytes, tag: str | None, node: str | None, meta: dict[str, Any] | None) -> bytes:
+    """A record with more than data. What the server would refuse is refused here, before it is in a batch."""
+    meta_text = b"" if meta is None else _encode(meta)
+    if len(text) + len(meta_text) > MAX_RECORD_BYTES:
+        raise RecordTooLarge(
+            f"data and meta are {len(text) + len(meta_text)} bytes of JSON; the limit is {MAX_RECORD_BYTES}"
+        )
+    if len(meta_text) > MAX_META_BYTES or (meta is not None and len(meta) > MAX_META_KEYS):
+        raise InvalidRecord(f"meta is over {MAX_META_BYTES} bytes or {MAX_META_KEYS} keys")
+    for name, value, limit in (("tag", tag, MAX_TAG_BYTES), ("node", node, MAX_NODE_BYTES)):
+        if value is not None:
+            if len(value.encode()) > limit:
+                raise InvalidRecord(f"{name} is over {limit} bytes: {value[:40]!r}...")
+            text += b',"%b":%b' % (name.encode(), _encode(value))
+    return text if meta is None else text + b',"meta":' + meta_text

@@ -1,0 +1,73 @@
+"""When a request is tried again, and after which pause.
+
+Owns the rules: a refusal with 429 or 503 did nothing and is always tried again; so is a request that could
+not be sent. One that was sent and not answered is tried again only if its caller says that this does no harm.
+Everything ends at the deadline. Pauses grow, are never in step with those of other clients, and are at least
+what the server asks for. Sleeps and sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from everlog.client.errors import ApiFailed
+from everlog.client.http_api import Backoff
+from everlog.clock import NS_PER_S
+from everlog.errors import InvalidConfig
+
+SHORTEST_TRY_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long a call goes on trying, and how long it pauses in between; 0 tries once."""
+
+    deadline_s: float = 30.0
+    first_pause_s: float = Backoff.FIRST_S
+    longest_pause_s: float = Backoff.LONGEST_S
+
+    def __post_init__(self) -> None:
+        if self.deadline_s < 0 or not 0 < self.first_pause_s <= self.longest_pause_s:
+            raise InvalidConfig(
+                f"a deadline of {self.deadline_s} s with pauses from {self.first_pause_s} s to "
+                f"{self.longest_pause_s} s cannot work; give a deadline of 0 or more and growing pauses"
+            )
+
+
+class Attempts:
+    """The tries of one call; `begin_again` after a success starts the deadline anew."""
+
+    def __init__(self, policy: RetryPolicy, now_ns: Callable[[], int]) -> None:
+        self._policy = policy
+        self._now_ns = now_ns
+        self._backoff = Backoff(policy.first_pause_s, policy.longest_pause_s)
+        self._deadline_ns: int | None = None
+
+    def begin_again(self) -> None:
+        """Forget earlier failures."""
+        if self._deadline_ns is not None:
+            self._deadline_ns = None
+            self._backoff = Backoff(self._policy.first_pause_s, self._policy.longest_pause_s)
+
+    def left_s(self, at_most_s: float) -> float:
+        """How long the next try may take without a sign of the server."""
+        if self._deadline_ns is None:
+            self._deadline_ns = self._now_ns() + int(self._policy.deadline_s * NS_PER_S)
+        left_s = (self._deadline_ns - self._now_ns()) / NS_PER_S
+        # With a deadline of 0 there is one try, and that has all the time it needs.
+        return at_most_s if self._policy.deadline_s == 0 else min(at_most_s, max(left_s, SHORTEST_TRY_S))
+
+    def pause_s(self, error: ApiFailed, may_repeat: bool) -> float:
+        """The pause before the next try; raises the error if there is to be none."""
+        is_safe = error.is_busy or (error.is_outage and (may_repeat or not error.was_sent))
+        if not is_safe:
+            raise error
+        now_ns = self._now_ns()
+        if self._deadline_ns is None:
+            self._deadline_ns = now_ns + int(self._policy.deadline_s * NS_PER_S)
+        pause_s = self._backoff.pause_s(error)
+        if now_ns + int(pause_s * NS_PER_S) >= self._deadline_ns:
+            raise error
+        return pause_s

@@ -1,0 +1,487 @@
+"""The WebSocket of a server: publish and subscribe on one connection, blocking or on an event loop.
+
+Owns commands, their answers and what is pushed. `Messages` does the thinking and moves no bytes; `Socket` and
+`AsyncSocket` move them. A socket remembers nothing across connections; `at` says where to subscribe again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+import wsproto
+import wsproto.events as ws
+
+from everlog.client.async_connection import AsyncConnection
+from everlog.client.calls import Nodes, new_key
+from everlog.client.connection import Connection
+from everlog.client.errors import UNREACHABLE, ApiFailed
+from everlog.client.flows import lost, stream_failure
+from everlog.client.records import (
+    Appended,
+    CaughtUp,
+    Gaps,
+    NewRecord,
+    Records,
+    Start,
+    Tombstone,
+    TopicGone,
+    TopicSettings,
+    Watched,
+    WatchEvent,
+)
+from everlog.client.wire import Answer, Place, RequestWriter, foreign, refusal
+
+_PUSHED: Final[dict[str, type[WatchEvent]]] = {
+    "record": Records,
+    "caught_up": CaughtUp,
+    "tombstone": Tombstone,
+    "topic_deleted": TopicGone,
+}
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class _Head(msgspec.Struct):
+    op: str
+    request_id: int | None = None
+    code: str = ""
+    message: str = ""
+    detail: dict[str, Any] | None = None
+
+
+class _Subscribed(msgspec.Struct):
+    topics: dict[str, Watched]
+
+
+class Messages:
+    """Commands out, answers and pushed events in; no bytes are moved here."""
+
+    def __init__(self, place: Place, gaps: Gaps) -> None:
+        self.place = place
+        self.gaps = gaps
+        self.at: dict[str, int] = {}
+        self.is_ended = False
+        self.failure: ApiFailed | None = None
+        self._protocol = wsproto.WSConnection(wsproto.ConnectionType.CLIENT)
+        self._is_accepted = False
+        self._text: list[str] = []
+        self._answers: dict[int, bytes | ApiFailed] = {}
+        self._events: deque[WatchEvent] = deque()
+        self._last_id = 0
+
+    # --- Out -----------------------------------------------------------------------------------------------
+
+    def hello(self, authorization: bytes | None) -> bytes:
+        """The request for the upgrade."""
+        headers = [] if authorization is None else [(b"Authorization", authorization)]
+        host, target = self.place.host_and_port, f"{self.place.prefix}/v0/ws"
+        return self._protocol.send(ws.Request(host=host, target=target, extra_headers=headers))
+
+    def command(self, op: str, **fields: object) -> tuple[int, bytes]:
+        """A command as bytes, and the number that its answer carries."""
+        self._check_end()
+        self._last_id += 1
+        message = {"op": op, "request_id": self._last_id}
+        message |= {name: value for name, value in fields.items() if value is not None}
+        return self._last_id, self._protocol.send(ws.TextMessage(_encode(message).decode()))
+
+    def goodbye(self) -> bytes:
+        """The end of the conversation, unless it has ended."""
+        if self.is_ended or not self._is_accepted:
+            return b""
+        self.is_ended = True
+        return self._protocol.send(ws.CloseConnection(code=1000))
+
+    # --- In ------------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> bytes:
+        """Take in bytes; what has to be sent back at once comes back."""
+        reply = b""
+        try:
+            self._protocol.receive_data(data or None)
+            for event in self._protocol.events():
+                reply += self._take(event)
+        except wsproto.utilities.RemoteProtocolError as error:
+            self._end(foreign(self.place, 101, f"the WebSocket: {error}"))
+        return reply
+
+    def _take(self, event: ws.Event) -> bytes:
+        if isinstance(event, ws.TextMessage):
+            self._text.append(event.data)
+            if event.message_finished:
+                text = "".join(self._text)
+                self._text.clear()
+                self._read(text.encode())
+        elif isinstance(event, ws.AcceptConnection):
+            self._is_accepted = True
+        elif isinstance(event, ws.Ping):
+            return self._protocol.send(event.response())
+        elif isinstance(event, ws.CloseConnection):
+            self._end(ApiFailed(UNREACHABLE, "unreachable", f"{self.place} closed the WebSocket"))
+            if self._protocol.state is wsproto.connection.ConnectionState.REMOTE_CLOSING:
+                return self._protocol.send(event.response())
+        elif isinstance(event, ws.RejectConnection):
+            headers = {bytes(name).lower(): bytes(value) for name, value in event.headers}
+            self._refused = Answer(event.status_code, headers)
+            if not event.has_body:
+                self._end(refusal(self.place, self._refused))
+        elif isinstance(event, ws.RejectData):
+            self._refused.body += bytes(event.data)
+            if event.body_finished:
+                self._end(refusal(self.place, self._refused))
+        return b""
+
+    def _end(self, failure: ApiFailed) -> None:
+        self.is_ended = True
+        self.failure = self.failure or failure
+
+    def _read(self, text: bytes) -> None:
+        try:
+            head = msgspec.json.decode(text, type=_Head)
+            kind = _PUSHED.get(head.op)
+            if kind is not None:
+                self._push(msgspec.json.decode(text, type=kind))
+            elif head.op == "error":
+                self._complain(head)
+            elif head.request_id is not None:
+                self._answers[head.request_id] = text
+        except msgspec.MsgspecError as error:
+            self._end(foreign(self.place, 101, f"a message: {error}"))
+
+    def _complain(self, head: _Head) -> None:
+        if head.request_id is None:
+            failure = stream_failure(head.code, head.message)
+            if head.code == "server_shutting_down":
+                self.failure = failure
+            else:
+                self._end(failure)
+            return
+        self._answers[head.request_id] = ApiFailed(400, head.code, head.message, head.detail)
+
+    def _push(self, event: WatchEvent) -> None:
+        if isinstance(event, Records):
+            self.at[event.topic] = event.to_seq
+        elif isinstance(event, TopicGone):
+            self.at.pop(event.topic, None)
+        elif isinstance(event, Tombstone) and event.topic in self.at:
+            self.at[event.topic] = 0 if event.reason == "recreated" else event.gap_to
+        self._events.append(event)
+
+    # --- For the two sockets -------------------------------------------------------------------------------
+
+    def is_open(self) -> bool:
+        """Whether the upgrade is done; raises why it cannot be."""
+        self._check_end()
+        return self._is_accepted
+
+    def answer(self, number: int) -> bytes | None:
+        """The answer to a command, if it is there; raises its refusal."""
+        found = self._answers.pop(number, None)
+        if isinstance(found, ApiFailed):
+            raise found
+        if found is None:
+            self._check_end()
+        return found
+
+    def event(self) -> WatchEvent | None:
+        """The next event, if there is one; raises what is to be an exception."""
+        if not self._events:
+            self._check_end()
+            return None
+        event = self._events.popleft()
+        if isinstance(event, Tombstone) and self.gaps == "raise":
+            raise lost(event)
+        return event
+
+    def _check_end(self) -> None:
+        if self.is_ended:
+            closed = ApiFailed(UNREACHABLE, "unreachable", f"the WebSocket to {self.place} is closed")
+            raise self.failure or closed
+
+    def subscribed(self, text: bytes) -> dict[str, Watched]:
+        """What the answer to a subscription says."""
+        found = msgspec.json.decode(text, type=_Subscribed).topics
+        for topic, watched in found.items():
+            self.at.setdefault(topic, watched.from_seq)
+        return found
+
+
+def publish_fields(
+    topic: str,
+    records: Iterable[NewRecord],
+    node: str | None,
+    idempotency_key: str | None,
+    create: bool | None,
+    config: TopicSettings | None,
+) -> dict[str, object]:
+    """The fields of a publish."""
+    return {
+        "topic": topic,
+        "records": list(records),
+        "node": node,
+        "idempotency_key": idempotency_key or new_key(),
+        "create": create,
+        "config": config,
+        "return_seqs": False,
+    }
+
+
+def subscribe_fields(
+    topics: Mapping[str, Start] | str, node: Nodes | None, include_tags: bool, lenient: bool
+) -> dict[str, object]:
+    """The fields of a subscription."""
+    starts = {topics: "earliest"} if isinstance(topics, str) else topics
+    wanted: dict[str, dict[str, object]] = {}
+    for topic, start in starts.items():
+        cursor = max(start - 1, 0) if isinstance(start, int) else 0
+        wanted[topic] = {"tail": True} if start == "now" else {"from_seq": cursor}
+    return {"topics": wanted, "node": node, "include_tags": include_tags, "lenient": lenient}
+
+
+class Socket:
+    """A WebSocket; iterate over it for what is pushed. Any thread may publish while one iterates."""
+
+    def __init__(self, writer: RequestWriter, timeout_s: float, gaps: Gaps = "raise") -> None:
+        self._timeout_s = timeout_s
+        self._messages = Messages(writer.place, gaps)
+        self._connection = Connection(writer.place, timeout_s)
+        self._changed = threading.Condition()
+        self._is_reading = False
+        try:
+            self._connection.send(self._messages.hello(writer.authorization))
+            while not self._messages.is_open():
+                self._messages.receive(self._connection.receive(timeout_s))
+        except BaseException:
+            self._connection.close()
+            raise
+
+    @property
+    def at(self) -> dict[str, int]:
+        """How far each subscribed topic was pushed."""
+        return dict(self._messages.at)
+
+    def publish(
+        self,
+        topic: str,
+        records: Iterable[NewRecord],
+        *,
+        node: str | None = None,
+        idempotency_key: str | None = None,
+        create: bool | None = None,
+        config: TopicSettings | None = None,
+    ) -> Appended:
+        """Append records and wait until they are kept."""
+        fields = publish_fields(topic, records, node, idempotency_key, create, config)
+        return msgspec.json.decode(self._ask("publish", fields), type=Appended)
+
+    def subscribe(
+        self,
+        topics: Mapping[str, Start] | str,
+        *,
+        node: Nodes | None = None,
+        include_tags: bool = False,
+        lenient: bool = False,
+    ) -> dict[str, Watched]:
+        """Follow topics, each from its start; one that is followed already begins anew."""
+        answer = self._ask("subscribe", subscribe_fields(topics, node, include_tags, lenient))
+        return self._messages.subscribed(answer)
+
+    def unsubscribe(self, *topics: str) -> None:
+        """Follow topics no more."""
+        self._ask("unsubscribe", {"topics": list(topics)})
+
+    def ping(self) -> None:
+        """Ask for a sign of life, and wait for it."""
+        self._ask("ping", {})
+
+    def __iter__(self) -> Iterator[WatchEvent]:
+        while True:
+            yield self.next_event()
+
+    def next_event(self) -> WatchEvent:
+        """Wait for what is pushed next."""
+        with self._changed:
+            while (event := self._messages.event()) is None:
+                self._read_or_wait(None)
+        return event
+
+    def _ask(self, op: str, fields: Mapping[str, object]) -> bytes:
+        with self._changed:
+            number, data = self._messages.command(op, **fields)
+            self._connection.send(data)
+            while (answer := self._messages.answer(number)) is None:
+                self._read_or_wait(self._timeout_s)
+        return answer
+
+    def _read_or_wait(self, timeout_s: float | None) -> None:
+        """Let one thread read for all; called with the condition held, which is given up meanwhile."""
+        if self._is_reading:
+            self._changed.wait()
+            return
+        self._is_reading = True
+        self._changed.release()
+        data, failure = b"", None
+        try:
+            data = self._connection.receive(_FOREVER_S if timeout_s is None else timeout_s)
+        except ApiFailed as error:
+            failure = error
+        finally:
+            self._changed.acquire()
+            self._is_reading = False
+            self._changed.notify_all()
+        if failure is not None:
+            self._messages.is_ended, self._messages.failure = True, failure
+            return
+        reply = self._messages.receive(data)
+        if reply and self._connection.is_open:
+            self._connection.send(reply)
+
+    def close(self) -> None:
+        """Say goodbye and hang up; a thread that waits comes back with an error."""
+        data = self._messages.goodbye()
+        if data and self._connection.is_open:
+            try:
+                self._connection.send(data)
+            except ApiFailed:
+                return  # it is closed, which is all that was wanted
+        self._connection.interrupt()
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_FOREVER_S: Final = 10.0 * 365 * 24 * 3600
+
+
+class AsyncSocket:
+    """A WebSocket on an event loop; iterate over it for what is pushed, publish from any task meanwhile."""
+
+    def __init__(self, writer: RequestWriter, timeout_s: float, gaps: Gaps = "raise") -> None:
+        self._writer = writer
+        self._timeout_s = timeout_s
+        self._messages = Messages(writer.place, gaps)
+        self._connection: AsyncConnection
+        self._changed = asyncio.Condition()
+        self._is_reading = False
+
+    async def open(self) -> Self:
+        """Connect; done by `async with`."""
+        self._connection = await AsyncConnection.connect(self._writer.place, self._timeout_s)
+        try:
+            await self._connection.send(self._messages.hello(self._writer.authorization))
+            while not self._messages.is_open():
+                self._messages.receive(await self._connection.receive(self._timeout_s))
+        except BaseException:
+            self._connection.close()
+            raise
+        return self
+
+    @property
+    def at(self) -> dict[str, int]:
+        """How far each subscribed topic was pushed."""
+        return dict(self._messages.at)
+
+    async def publish(
+        self,
+        topic: str,
+        records: Iterable[NewRecord],
+        *,
+        node: str | None = None,
+        idempotency_key: str | None = None,
+        create: bool | None = None,
+        config: TopicSettings | None = None,
+    ) -> Appended:
+        """Append records and wait until they are kept."""
+        fields = publish_fields(topic, records, node, idempotency_key, create, config)
+        return msgspec.json.decode(await self._ask("publish", fields), type=Appended)
+
+    async def subscribe(
+        self,
+        topics: Mapping[str, Start] | str,
+        *,
+        node: Nodes | None = None,
+        include_tags: bool = False,
+        lenient: bool = False,
+    ) -> dict[str, Watched]:
+        """Follow topics, each from its start; one that is followed already begins anew."""
+        answer = await self._ask("subscribe", subscribe_fields(topics, node, include_tags, lenient))
+        return self._messages.subscribed(answer)
+
+    async def unsubscribe(self, *topics: str) -> None:
+        """Follow topics no more."""
+        await self._ask("unsubscribe", {"topics": list(topics)})
+
+    async def ping(self) -> None:
+        """Ask for a sign of life, and wait for it."""
+        await self._ask("ping", {})
+
+    async def __aiter__(self) -> AsyncIterator[WatchEvent]:
+        while True:
+            yield await self.next_event()
+
+    async def next_event(self) -> WatchEvent:
+        """Wait for what is pushed next."""
+        async with self._changed:
+            while (event := self._messages.event()) is None:
+                await self._read_or_wait(None)
+        return event
+
+    async def _ask(self, op: str, fields: Mapping[str, object]) -> bytes:
+        async with self._changed:
+            number, data = self._messages.command(op, **fields)
+            await self._connection.send(data)
+            while (answer := self._messages.answer(number)) is None:
+                await self._read_or_wait(self._timeout_s)
+        return answer
+
+    async def _read_or_wait(self, timeout_s: float | None) -> None:
+        """Let one task read for all; called with the condition held, which is given up meanwhile."""
+        if self._is_reading:
+            await self._changed.wait()
+            return
+        self._is_reading = True
+        self._changed.release()
+        data, failure = b"", None
+        try:
+            data = await self._connection.receive(_FOREVER_S if timeout_s is None else timeout_s)
+        except ApiFailed as error:
+            failure = error
+        finally:
+            await self._changed.acquire()
+            self._is_reading = False
+            self._changed.notify_all()
+        if failure is not None:
+            self._messages.is_ended, self._messages.failure = True, failure
+            return
+        reply = self._messages.receive(data)
+        if reply and self._connection.is_open:
+            await self._connection.send(reply)
+
+    async def close(self) -> None:
+        """Say goodbye and hang up; a task that waits comes back with an error."""
+        data = self._messages.goodbye()
+        if data and self._connection.is_open:
+            try:
+                await self._connection.send(data)
+            except ApiFailed:
+                return  # it is closed, which is all that was wanted
+        self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

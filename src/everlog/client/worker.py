@@ -1,0 +1,309 @@
+"""`Worker`: does the jobs of a queue with a function of yours.
+
+Owns claiming, the threads that run the function, the leases while they run, and what becomes of a job: done,
+tried again later, or put aside. Every job is done at least once; twice if a lease is lost in the middle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import random
+import signal
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType, TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from everlog.client.calls import new_key
+from everlog.client.errors import ApiFailed
+from everlog.client.http_api import Backoff
+from everlog.client.records import Job, NewRecord
+from everlog.client.sync_client import Client
+from everlog.clock import NS_PER_S, Clock, SystemClock
+from everlog.errors import EverlogError, InvalidConfig
+
+log = logging.getLogger("everlog.worker")
+
+Handler = Callable[[Job], Awaitable[None] | None]
+_Function = TypeVar("_Function", bound=Handler)
+
+HEARTBEATS_A_LEASE: Final = 3
+MS_PER_S: Final = 1000
+
+
+class DeadLetter(EverlogError):
+    """Raised by a handler: this job can never be done, put it into the dead-letter topic now."""
+
+    code = "dead_letter"
+
+
+class Worker:
+    """Claims jobs of a queue and runs a handler for each, `concurrency` at a time.
+
+    A handler that returns has done its job. One that raises has it tried again after a pause that doubles
+    with each delivery; the queue's `max_deliveries` and `dead_letter` say when that ends. One that raises
+    `DeadLetter` has it put aside at once. Leases are extended while handlers run.
+    """
+
+    def __init__(
+        self,
+        client: Client | str,
+        queue: str,
+        *,
+        key: str | None = None,
+        node: str | None = None,
+        concurrency: int = 4,
+        lease_ms: int = 30_000,
+        poll_ms: int = 1000,
+        first_delay_ms: int = 1000,
+        longest_delay_ms: int = 300_000,
+        clock: Clock | None = None,
+    ) -> None:
+        if concurrency < 1 or lease_ms < 100 or poll_ms < 1:
+            raise InvalidConfig(
+                f"concurrency {concurrency}, lease_ms {lease_ms} and poll_ms {poll_ms} cannot work; they "
+                "must be at least 1, 100 and 1"
+            )
+        self._owns_client = isinstance(client, str)
+        self._client = Client(client, key) if isinstance(client, str) else client
+        self.queue = queue
+        self.node = node or f"{socket.gethostname()[:60]}-{os.getpid()}-{new_key()[:8]}"
+        self.done = 0
+        self.failed = 0
+        self._concurrency = concurrency
+        self._lease_ms = lease_ms
+        self._poll_ms = poll_ms
+        self._first_delay_ms = first_delay_ms
+        self._longest_delay_ms = longest_delay_ms
+        self._clock: Clock = clock if clock is not None else SystemClock()
+        self._handler: Handler | None = None
+        self._changed = threading.Condition()
+        self._held: dict[str, Job] = {}
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def handler(self, function: _Function) -> _Function:
+        """Decorator: this function does the jobs. It may be a coroutine function."""
+        self._handler = function
+        return function
+
+    # --- Running -------------------------------------------------------------------------------------------
+
+    def run(self, *, handle_signals: bool = True) -> None:
+        """Do jobs until `stop`, SIGTERM or SIGINT; jobs that run then are finished first."""
+        if self._handler is None:
+            raise InvalidConfig("the worker has no handler; put @worker.handler above a function")
+        is_main = threading.current_thread() is threading.main_thread()
+        with _stopping_on_signals(self, handle_signals and is_main):
+            heart = threading.Thread(target=self._beat, name=f"leases-{self.queue}", daemon=True)
+            heart.start()
+            try:
+                with ThreadPoolExecutor(self._concurrency, f"worker-{self.queue}") as pool:
+                    self._claim_all(pool, self._handler)
+            finally:
+                self._stopping.set()
+                with self._changed:
+                    self._changed.notify_all()
+                heart.join()
+                if self._owns_client:
+                    self._client.close()
+
+    def stop(self) -> None:
+        """Claim nothing more; `run` returns when the running jobs are settled."""
+        self._stopping.set()
+        # Not by the condition: this is called by signal handlers, in the middle of anything.
+
+    def start(self) -> None:
+        """Run in a thread of its own; `join` waits for its end. Done by `with`."""
+
+        def run() -> None:
+            try:
+                self.run(handle_signals=False)
+            except BaseException as error:
+                self._failure = error
+
+        self._thread = threading.Thread(target=run, name=f"worker-{self.queue}")
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until a started worker has ended; raises what ended it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self.join()
+
+    def _claim_all(self, pool: ThreadPoolExecutor, handler: Handler) -> None:
+        backoff = Backoff()
+        head_seq: int | None = None
+        while not self._stopping.is_set():
+            free = self._wait_for_room()
+            if not free:
+                continue
+            try:
+                if head_seq is None:
+                    head_seq = self._client.topic(self.queue, touch=False).head_seq
+                claimed = self._client.claim(self.queue, self.node, free, lease_ms=self._lease_ms).claimed
+                self._hold(claimed)
+                for job in claimed:
+                    pool.submit(self._do, handler, job)
+                if not claimed:
+                    # Answered as soon as something is appended; other jobs come back with time.
+                    waited = self._client.diff(self.queue, head_seq, limit=1, wait_ms=self._poll_ms)
+                    head_seq = waited.head_seq
+                backoff = Backoff()
+            except ApiFailed as error:
+                if not (error.is_busy or error.is_outage):
+                    raise
+                log.warning("jobs of %s cannot be claimed, trying again: %s", self.queue, error)
+                self._clock.wait(self._stopping, int(backoff.pause_s(error) * NS_PER_S))
+
+    def _wait_for_room(self) -> int:
+        with self._changed:
+            free = self._concurrency - len(self._held)
+            if not free:
+                # Looked at again now and then, as `stop` wakes nobody.
+                self._changed.wait(self._poll_ms / MS_PER_S)
+                free = self._concurrency - len(self._held)
+            return 0 if self._stopping.is_set() else free
+
+    def _hold(self, jobs: list[Job]) -> None:
+        with self._changed:
+            self._held.update((job.lease_id, job) for job in jobs)
+
+    # --- Jobs ----------------------------------------------------------------------------------------------
+
+    def _do(self, handler: Handler, job: Job) -> None:
+        """Run the handler and settle the job; runs in a thread of the pool, where nobody hears of errors."""
+        try:
+            settle = self._outcome(handler, job)
+            settle(job)
+        except ApiFailed as error:
+            log.error("job %d of %s is not settled and will come back: %s", job.seq, self.queue, error)
+        except BaseException:
+            log.exception("job %d of %s is not settled and will come back", job.seq, self.queue)
+        finally:
+            with self._changed:
+                self._held.pop(job.lease_id, None)
+                self._changed.notify_all()
+
+    def _outcome(self, handler: Handler, job: Job) -> Callable[[Job], None]:
+        try:
+            waiting = handler(job)
+            if inspect.isawaitable(waiting):
+                asyncio.run(_awaited(waiting))
+        except DeadLetter as error:
+            return partial(self._put_aside, reason=str(error))
+        except Exception:
+            log.exception("job %d of %s failed, delivery %d", job.seq, self.queue, job.deliveries)
+            return self._give_back
+        return self._acknowledge
+
+    def _acknowledge(self, job: Job) -> None:
+        answer = self._client.ack(self.queue, self.node, [job.seq], lease_ids=[job.lease_id])
+        if answer.acked:
+            with self._changed:
+                self.done += 1
+        else:
+            log.warning("job %d of %s was done, but its lease had ended", job.seq, self.queue)
+
+    def _give_back(self, job: Job) -> None:
+        delay_ms = self.delay_ms(job.deliveries)
+        self._client.nack(self.queue, self.node, [job.seq], delay_ms=delay_ms, lease_ids=[job.lease_id])
+        with self._changed:
+            self.failed += 1
+
+    def delay_ms(self, deliveries: int) -> int:
+        """How long a job that failed so often rests: doubling, and never in step with others."""
+        longest_ms = min(self._first_delay_ms * 2 ** min(deliveries - 1, 60), self._longest_delay_ms)
+        return int(longest_ms * random.uniform(0.5, 1.0))
+
+    def _put_aside(self, job: Job, reason: str) -> None:
+        """Copy the job to the dead-letter topic, as the server does, then delete it."""
+        dead_letter = self._client.topic(self.queue, touch=False).config.dead_letter
+        if dead_letter is None:
+            log.error("job %d of %s is hopeless, but the queue has no dead_letter", job.seq, self.queue)
+            self._give_back(job)
+            return
+        meta: dict[str, Any] = {
+            **(job.meta or {}),
+            "$dead_letter_from": self.queue,
+            "$dead_letter_deliveries": str(job.deliveries),
+            "$dead_letter_src_seq": str(job.seq),
+            "$dead_letter_reason": reason,
+        }
+        key = f"dead-letter:{self.queue}:{job.lease_id}"[:256]
+        self._client.append_many(
+            dead_letter, [NewRecord(job.data, tag=job.tag, meta=meta)], idempotency_key=key
+        )
+        self._client.ack(self.queue, self.node, [job.seq], lease_ids=[job.lease_id])
+        with self._changed:
+            self.failed += 1
+
+    # --- Leases --------------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        """Extend the leases of running jobs, until none runs and none will."""
+        interval_s = self._lease_ms / MS_PER_S / HEARTBEATS_A_LEASE
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping.is_set() and not self._held, interval_s)
+                if self._stopping.is_set() and not self._held:
+                    return
+                jobs = list(self._held.values())
+            if jobs:
+                self._extend(jobs)
+
+    def _extend(self, jobs: list[Job]) -> None:
+        seqs, leases = [job.seq for job in jobs], [job.lease_id for job in jobs]
+        try:
+            answer = self._client.extend(self.queue, self.node, seqs, self._lease_ms, lease_ids=leases)
+        except ApiFailed as error:
+            log.warning("leases of %s cannot be extended: %s", self.queue, error)
+            return
+        with self._changed:
+            lost = [job for job in jobs if job.seq in answer.skipped and job.lease_id in self._held]
+        for job in lost:
+            log.warning("the lease of job %d of %s has ended while it runs", job.seq, self.queue)
+
+
+async def _awaited(waiting: Awaitable[None]) -> None:
+    await waiting
+
+
+@contextmanager
+def _stopping_on_signals(worker: Worker, is_wanted: bool) -> Iterator[None]:
+    if not is_wanted:
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        worker.stop()
+        # A second one is not for us: it ends the program at once.
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""The jobs of the pipeline, one module each: functions on a Spark session, to be run again at will."""

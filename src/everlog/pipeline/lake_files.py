@@ -1,0 +1,160 @@
+"""What a Spark task writes for the lake: Parquet files by partition, and what the log says of each.
+
+Owns file names, partition directories and statistics. Runs inside tasks; commits nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+OPEN_FILES_MAX: Final = 32
+"""More partitions than this at a time close the file that was opened first."""
+
+STATISTICS_TEXT_MAX: Final = 64
+"""Longer texts have no statistics: cut ones would not bound the values."""
+
+WRITTEN_SCHEMA: Final = pa.schema(
+    [
+        pa.field("path", pa.string()),
+        pa.field("size", pa.int64()),
+        pa.field("rows", pa.int64()),
+        pa.field("modified_ms", pa.int64()),
+        pa.field("partition_values", pa.map_(pa.string(), pa.string())),
+        pa.field("stats", pa.string()),
+    ]
+)
+
+Values = tuple[str | None, ...]
+
+
+class _File:
+    """One Parquet file that is being written."""
+
+    def __init__(self, root: str, partition_by: tuple[str, ...], values: Values, schema: pa.Schema) -> None:
+        self.values = values
+        folders = [f"{name}={_escaped(value)}" for name, value in zip(partition_by, values, strict=True)]
+        self.relative = "/".join([*folders, f"part-{uuid.uuid4().hex}.parquet"])
+        self._path = os.path.join(root, self.relative)
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        self._writer = pq.ParquetWriter(self._path, schema, compression="zstd")
+
+    def write(self, rows: pa.Table) -> None:
+        """Add rows."""
+        self._writer.write_table(rows)
+
+    def finish(self, partition_by: tuple[str, ...]) -> dict[str, Any]:
+        """Close and sync it; return what the log has to say of it."""
+        self._writer.close()
+        with open(self._path, "rb+") as file:
+            os.fsync(file.fileno())
+        metadata = pq.read_metadata(self._path)
+        return {
+            "path": self.relative,
+            "size": os.path.getsize(self._path),
+            "rows": metadata.num_rows,
+            "modified_ms": int(time.time() * 1000),
+            "partition_values": list(zip(partition_by, self.values, strict=True)),
+            "stats": msgspec.json.encode(statistics(metadata)).decode(),
+        }
+
+
+def write_files(
+    batches: Iterator[pa.RecordBatch], root: str, partition_by: tuple[str, ...]
+) -> Iterator[pa.RecordBatch]:
+    """Write the rows of a task into one file per partition; yield a row for each file."""
+    open_files: dict[Values, _File] = {}
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        for values, rows in _by_partition(pa.Table.from_batches([batch]), partition_by):
+            if values not in open_files and len(open_files) >= OPEN_FILES_MAX:
+                yield _written(open_files.pop(next(iter(open_files))).finish(partition_by))
+            if values not in open_files:
+                open_files[values] = _File(root, partition_by, values, rows.schema)
+            open_files[values].write(rows)
+    for file in open_files.values():
+        yield _written(file.finish(partition_by))
+
+
+def _written(row: dict[str, Any]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([row], schema=WRITTEN_SCHEMA)
+
+
+def _by_partition(rows: pa.Table, partition_by: tuple[str, ...]) -> Iterator[tuple[Values, pa.Table]]:
+    """Split rows by the values of the partition columns, which are then left out."""
+    if not partition_by:
+        yield (), rows
+        return
+    keys = rows.select(partition_by).group_by(list(partition_by)).aggregate([])
+    for key in keys.to_pylist():
+        mask = None
+        for name in partition_by:
+            column = rows.column(name)
+            equal = pc.is_null(column) if key[name] is None else pc.equal(column, pa.scalar(key[name]))
+            mask = equal if mask is None else pc.and_(mask, equal)
+        values = tuple(None if key[name] is None else str(key[name]) for name in partition_by)
+        yield values, rows.filter(mask).drop_columns(list(partition_by))
+
+
+def _escaped(value: str | None) -> str:
+    """Return a partition's value as a directory may show it; the usual word stands for none."""
+    return "__HIVE_DEFAULT_PARTITION__" if value is None else quote(value, safe=" -_.+@")
+
+
+def statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
+    """Return what lets a reader skip the file: rows, and smallest, largest and missing values by column."""
+    lowest: dict[str, Any] = {}
+    highest: dict[str, Any] = {}
+    missing: dict[str, int] = {}
+    skipped: set[str] = set()
+    for group in range(metadata.num_row_groups):
+        for place in range(metadata.num_columns):
+            column = metadata.row_group(group).column(place)
+            found, name = column.statistics, column.path_in_schema
+            if "." in name or found is None:
+                continue
+            if found.has_null_count:
+                missing[name] = missing.get(name, 0) + found.null_count
+            if not found.has_min_max:
+                if found.null_count != column.num_values:
+                    skipped.add(name)
+                continue
+            low, high = _plain(found.min), _plain(found.max)
+            if low is None or high is None:
+                skipped.add(name)
+                continue
+            lowest[name] = min(lowest.get(name, low), low)
+            highest[name] = max(highest.get(name, high), high)
+    for name in skipped:
+        lowest.pop(name, None)
+        highest.pop(name, None)
+    return {
+        "numRecords": metadata.num_rows,
+        "minValues": lowest,
+        "maxValues": highest,
+        "nullCount": missing,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as the log spells it, None if it has no use there."""
+    if isinstance(value, bool | bytes):
+        return None
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    if isinstance(value, date):
+        return value.isoformat()
+    return value if isinstance(value, str) and len(value) <= STATISTICS_TEXT_MAX else None

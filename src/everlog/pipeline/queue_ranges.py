@@ -1,0 +1,158 @@
+"""Ranges of seqs of a live queue directory, and reading one of them; knows nothing of Spark.
+
+Owns the planning of a bounded read and the accounting of what is gone: a message that retention deleted is
+reported as a `Lost` range, never passed over. Readers here are anonymous: they hold back no retention.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from everlog.errors import QueueNotFound, SegmentMissing
+from everlog.fs import OsFs
+from everlog.native import mapping as native
+from everlog.queue import Queue
+from everlog.queue.batch import Batch
+from everlog.queue.control import ControlBlock
+from everlog.queue.layout import HEADER_SIZE, MSG_SEQ, RECORD_ALIGN, SEG_DATA_OFFSET
+from everlog.queue.reader import QueueReader
+from everlog.queue.segment import list_segments, map_segment
+
+BATCH_RECORDS: Final = 65536
+RETENTION_REASON: Final = "retention"
+
+
+class SeqRange(NamedTuple):
+    """Messages from `first` up to, but not including, `end`."""
+
+    first: int
+    end: int
+
+    @property
+    def records(self) -> int:
+        """How many seqs there are."""
+        return max(0, self.end - self.first)
+
+
+class Lost(NamedTuple):
+    """Messages from `first` up to, but not including, `end` are gone from the queue."""
+
+    first: int
+    end: int
+    reason: str
+
+
+def retained(path: str) -> list[SeqRange]:
+    """Return the range of each segment that has messages, oldest first; they join without a gap."""
+    fs = OsFs()
+    if not ControlBlock.is_ready(fs, path):
+        raise QueueNotFound(f"there is no queue at {path!r}; check the path, or start its writer first")
+    with Queue.open_subscriber(path, None, "earliest") as reader:
+        segment_size, end = reader.segment_size, _head_end(reader)
+    firsts = []
+    for segment_id in list_segments(fs, path):
+        first = _first_seq(fs, path, segment_id, segment_size)
+        if first is not None and first < end:
+            firsts.append(first)
+    return [SeqRange(first, after) for first, after in pairwise([*firsts, end])]
+
+
+def bounds(path: str) -> SeqRange:
+    """Return the range of everything that is retained; empty where the next message will be."""
+    ranges = retained(path)
+    if not ranges:
+        with Queue.open_subscriber(path, None, "earliest") as reader:
+            end = _head_end(reader)
+        return SeqRange(end, end)
+    return SeqRange(ranges[0].first, ranges[-1].end)
+
+
+def seq_at_time(path: str, timestamp_ns: int) -> int:
+    """Return the seq of the first message at or after this time; the next one's if there is none."""
+    with Queue.open_subscriber(path, None, "earliest") as reader:
+        if not reader.seek_timestamp(timestamp_ns):
+            return _head_end(reader)
+        return int(reader.read_batch(1, verify=False).seq[0])
+
+
+def split(ranges: list[SeqRange], wanted: SeqRange, parts: int | None) -> list[SeqRange]:
+    """Cut what is wanted at the ends of segments; with `parts`, into that many of about equal length."""
+    inside = [SeqRange(max(one.first, wanted.first), min(one.end, wanted.end)) for one in ranges]
+    inside = [one for one in inside if one.records]
+    if parts is None or not inside:
+        return inside
+    first, end = inside[0].first, inside[-1].end
+    size = max(1, -(-(end - first) // parts))
+    return [SeqRange(start, min(start + size, end)) for start in range(first, end, size)]
+
+
+def end_within_bytes(path: str, wanted: SeqRange, max_bytes: int) -> int:
+    """Return the end of the part of `wanted` that occupies at most `max_bytes`, of one message at least."""
+    taken = 0
+    for piece in read(path, wanted, verify=False):
+        if isinstance(piece, Lost):
+            continue
+        sizes = (piece.length.astype("u8") + (HEADER_SIZE + RECORD_ALIGN - 1)) // RECORD_ALIGN * RECORD_ALIGN
+        grown = sizes.cumsum() + taken
+        fitting = int(grown.searchsorted(max_bytes, side="right"))
+        if fitting < len(piece):
+            return max(int(piece.seq[0]) + fitting, wanted.first + 1)
+        taken = int(grown[-1])
+    return wanted.end
+
+
+def read(
+    path: str, wanted: SeqRange, *, max_records: int = BATCH_RECORDS, verify: bool = True
+) -> Iterator[Batch | Lost]:
+    """Yield the messages of a range in order, and the parts of it that are gone."""
+    if not wanted.records:
+        return
+    at = wanted.first
+    with Queue.open_subscriber(path, None, "earliest", verify=verify) as reader:
+        reader.seek_seq(at)
+        while at < wanted.end:
+            try:
+                batch = reader.read_batch(min(max_records, wanted.end - at))
+            except SegmentMissing:
+                # Retention was faster: begin again at what is left.
+                reader.seek_seq(at)
+                batch = reader.read_batch(min(max_records, wanted.end - at))
+            found = int(batch.seq[0]) if len(batch) else wanted.end
+            if found > at:
+                lost_end = min(found, wanted.end)
+                yield Lost(at, lost_end, RETENTION_REASON)
+                at = lost_end
+                if len(batch):
+                    reader.seek_seq(at)
+                continue
+            at += len(batch)
+            yield batch
+
+
+def _first_seq(fs: OsFs, path: str, segment_id: int, segment_size: int) -> int | None:
+    """Return the seq of a segment's first message, None if it has none or is gone."""
+    try:
+        mapping = map_segment(fs, path, segment_id, segment_size)
+    except FileNotFoundError:
+        return None
+    offset = native.find_record(mapping, SEG_DATA_OFFSET, 0, by_timestamp=False)
+    return mapping.load_u64(offset + MSG_SEQ) if offset else None
+
+
+def _head_end(reader: QueueReader) -> int:
+    """Return the seq that the next message will have."""
+    fs = OsFs()
+    for segment_id in reversed(list_segments(fs, reader.path)):
+        mapping = map_segment(fs, reader.path, segment_id, reader.segment_size)
+        scan = native.scan_segment(mapping, SEG_DATA_OFFSET, verify=False)
+        if scan["records"]:
+            return scan["last_seq"] + 1
+    return 0
+
+
+def queue_name(path: str) -> str:
+    """Return what the `queue` column says: the path without what is redundant in it."""
+    return os.path.normpath(path)

@@ -1,0 +1,75 @@
+"""A Spark session with everything set: Java, loopback, time zone, quiet logs, the formats of everlog.
+
+Owns the settings that a session needs to work without set-up; a job's own settings are its own. The same call
+works on a cluster: whatever is given wins over what is set here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from everlog.pipeline.java import java_home
+from everlog.pipeline.sources import register
+
+_QUIET_LOGS: Final = os.path.join(os.path.dirname(__file__), "quiet-log4j2.properties")
+_SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "8",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.executorEnv.TZ": "UTC",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+
+def spark_session(
+    *, app_name: str = "everlog", master: str | None = None, **conf: str | int | bool
+) -> SparkSession:
+    """Return a session in which `everlog.topics` and `everlog.queue` are formats.
+
+    Without a `master` it runs on this machine with all cores, unless `spark-submit` or `SPARK_MASTER` says
+    otherwise. `conf` are settings of Spark: `spark_session(**{"spark.executor.memory": "2g"})`. A session
+    that runs already is used and given these settings, as Spark does it.
+    """
+    _prepare_environment()
+    builder: Any = SparkSession.builder.appName(app_name)
+    submitted = "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
+    if master is not None or not submitted:
+        builder = builder.master(master or os.environ.get("SPARK_MASTER") or "local[*]")
+    if not submitted:
+        for name, setting in _SETTINGS.items():
+            builder = builder.config(name, setting)
+        builder = builder.config("spark.driver.extraJavaOptions", _java_options(conf))
+    for name, value in conf.items():
+        if name != "spark.driver.extraJavaOptions":
+            builder = builder.config(name, value)
+    session: SparkSession = builder.getOrCreate()
+    register(session)
+    return session
+
+
+def _java_options(conf: dict[str, str | int | bool]) -> str:
+    own = f"-Duser.timezone=UTC -Dlog4j2.configurationFile=file:{_QUIET_LOGS}"
+    wanted = conf.get("spark.driver.extraJavaOptions")
+    return f"{own} {wanted}" if wanted else own
+
+
+def _prepare_environment() -> None:
+    """Set what the Java process and the Python workers inherit; what the user has set stays."""
+    os.environ["JAVA_HOME"] = java_home()
+    # A bind address alone is not enough where the host's own name does not resolve.
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if "TZ" not in os.environ:
+        # collect() gives times of the local zone; with all processes in UTC nobody has to convert.
+        os.environ["TZ"] = "UTC"
+        time.tzset()

@@ -1,0 +1,5 @@
+"""Found by Spark itself: a module whose name begins with `pyspark_` makes its format known."""
+
+from everlog.pipeline.sources.topics import TopicsFormat as DefaultSource
+
+__all__ = ["DefaultSource"]

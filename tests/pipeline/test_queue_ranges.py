@@ -1,0 +1,129 @@
+"""Planning and reading ranges of a queue: everything once, and what is gone is told."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everlog.errors import QueueNotFound
+from everlog.pipeline import queue_ranges
+from everlog.pipeline.queue_ranges import Lost, SeqRange
+from everlog.queue import Queue
+
+SEGMENT_SIZE = 4096
+MESSAGES = 200
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> str:
+    """A queue of 200 messages over several segments; message n has n % 90 bytes and the time 1000 + n."""
+    path = str(tmp_path / "queue")
+    with Queue.open_publisher(path, segment_size=SEGMENT_SIZE) as writer:
+        for number in range(MESSAGES):
+            writer.append(1 + number % 2, bytes([number % 256]) * (number % 90), 1000 + number)
+    return path
+
+
+def delete_oldest_segment(path: str) -> int:
+    """Delete the oldest segment, as retention does; return the first seq that is left."""
+    oldest = min(name for name in os.listdir(path) if name.endswith(".q"))
+    os.unlink(os.path.join(path, oldest))
+    return queue_ranges.bounds(path).first
+
+
+def seqs(path: str, wanted: SeqRange, **how: int) -> tuple[list[int], list[Lost]]:
+    """Read a range; return the seqs that came and what was lost."""
+    found: list[int] = []
+    lost: list[Lost] = []
+    for piece in queue_ranges.read(path, wanted, **how):  # type: ignore[arg-type]
+        if isinstance(piece, Lost):
+            lost.append(piece)
+        else:
+            found += piece.seq.tolist()
+    return found, lost
+
+
+def test_the_ranges_of_the_segments_join_without_a_gap(queue: str) -> None:
+    ranges = queue_ranges.retained(queue)
+    assert len(ranges) > 3
+    assert ranges[0].first == 0 and ranges[-1].end == MESSAGES
+    assert all(one.end == following.first for one, following in pairwise(ranges))
+
+
+def test_an_empty_queue_has_an_empty_range(tmp_path: Path) -> None:
+    Queue.open_publisher(str(tmp_path / "empty"), segment_size=SEGMENT_SIZE).close()
+    assert queue_ranges.bounds(str(tmp_path / "empty")).records == 0
+
+
+def test_a_path_without_a_queue_is_named(tmp_path: Path) -> None:
+    with pytest.raises(QueueNotFound, match="no queue at"):
+        queue_ranges.retained(str(tmp_path))
+
+
+def test_a_time_is_found_by_its_first_message(queue: str) -> None:
+    assert queue_ranges.seq_at_time(queue, 1050) == 50
+    assert queue_ranges.seq_at_time(queue, 0) == 0
+    assert queue_ranges.seq_at_time(queue, 10_000) == MESSAGES
+
+
+@given(first=st.integers(0, MESSAGES), end=st.integers(0, MESSAGES), parts=st.none() | st.integers(1, 300))
+def test_the_parts_of_a_range_cover_it_once(first: int, end: int, parts: int | None) -> None:
+    """Whatever is asked for, no seq is in two tasks and none is forgotten."""
+    ranges = [SeqRange(at, min(at + 33, MESSAGES)) for at in range(0, MESSAGES, 33)]
+    cut = queue_ranges.split(ranges, SeqRange(first, end), parts)
+    assert [seq for one in cut for seq in range(one.first, one.end)] == list(range(first, end))
+    assert parts is None or len(cut) <= parts
+
+
+@pytest.mark.parametrize("max_records", [1, 7, 65536])
+def test_a_range_is_read_in_order_and_nothing_around_it(queue: str, max_records: int) -> None:
+    found, lost = seqs(queue, SeqRange(13, 151), max_records=max_records)
+    assert found == list(range(13, 151))
+    assert not lost
+
+
+def test_what_retention_deleted_is_reported_and_the_rest_is_read(queue: str) -> None:
+    left = delete_oldest_segment(queue)
+    found, lost = seqs(queue, SeqRange(2, MESSAGES))
+    assert lost == [Lost(2, left, "retention")]
+    assert found == list(range(left, MESSAGES))
+
+
+def test_a_range_that_is_gone_as_a_whole_is_one_loss(queue: str) -> None:
+    left = delete_oldest_segment(queue)
+    assert seqs(queue, SeqRange(0, left - 1)) == ([], [Lost(0, left - 1, "retention")])
+
+
+def test_a_segment_deleted_under_the_reader_is_reported(queue: str) -> None:
+    pieces = queue_ranges.read(queue, SeqRange(0, MESSAGES), max_records=5)
+    next(pieces)
+    ranges = queue_ranges.retained(queue)
+    for segment in sorted(name for name in os.listdir(queue) if name.endswith(".q"))[:3]:
+        os.unlink(os.path.join(queue, segment))
+    rest = list(pieces)
+    lost = [piece for piece in rest if isinstance(piece, Lost)]
+    assert lost == [Lost(ranges[1].first, ranges[3].first, "retention")]
+    assert sum(len(piece) for piece in rest if not isinstance(piece, Lost)) + 5 == (
+        MESSAGES - (ranges[3].first - ranges[1].first)
+    )
+
+
+def test_a_limit_of_bytes_takes_what_fits_and_one_message_at_least(queue: str) -> None:
+    whole = SeqRange(0, MESSAGES)
+    assert queue_ranges.end_within_bytes(queue, whole, 1) == 1
+    # Message 0 takes 64 bytes with its header, messages 1 to 64 take 128.
+    assert queue_ranges.end_within_bytes(queue, whole, 64 + 3 * 128) == 4
+    assert queue_ranges.end_within_bytes(queue, whole, 1 << 30) == MESSAGES
+
+
+def test_payloads_are_joined_whatever_their_lengths(queue: str) -> None:
+    for piece in queue_ranges.read(queue, SeqRange(0, MESSAGES)):
+        assert not isinstance(piece, Lost)
+        data, begins = piece.joined()
+        payloads = [data[start:end].tobytes() for start, end in pairwise(begins)]
+        assert payloads == [bytes(view) for view in piece]

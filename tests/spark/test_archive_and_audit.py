@@ -1,0 +1,120 @@
+"""From a source to the lake and back to an account of every seq."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from everlog.client.http_api import HttpApi
+from everlog.errors import InvalidConfig
+from everlog.pipeline.jobs.archive import archive_queue, archive_topics
+from everlog.pipeline.jobs.audit import StreamAudit, audit_queue, audit_topics
+from everlog.pipeline.lake import LakeTable
+from everlog.queue import Queue
+from tests.support.topic_servers import running_server
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def append(api: HttpApi, topic: str, count: int, **fields: Any) -> None:
+    """Append records; every second has the tag `even`."""
+    records = [{"data": n, **({} if n % 2 else {"tag": "even"})} for n in range(count)]
+    api.call("POST", f"/topics/{topic}", dict[str, Any], body={"records": records, **fields})
+
+
+def counts(stream: StreamAudit) -> tuple[int, int, int, int, int]:
+    """Return delivered, gap, deleted, duplicate, missing."""
+    return stream.delivered, stream.gap, stream.deleted, stream.duplicate, stream.missing
+
+
+def test_deleted_evicted_and_late_records_of_topics_are_all_accounted_for(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake = str(tmp_path / "lake")
+    with running_server(tmp_path, "--memory") as server, HttpApi(server.url) as api:
+        append(api, "orders", 100)
+        append(api, "capped", 100, config={"cap_records": 60})
+        api.call("POST", "/topics/orders/delete", dict[str, Any], body={"match": "even"})
+        report = archive_topics(spark, server.url, "orders,capped", lake, "records")
+        assert report.rows == 50 + 60
+        # The archive lags: what the cap takes meanwhile is a gap in the table.
+        append(api, "capped", 100)
+        append(api, "orders", 10)
+        later = archive_topics(spark, server.url, "orders,capped", lake, "records")
+        assert later.rows == 10 + 60 + 1
+        verdict = {one.name: one for one in audit_topics(spark, lake, "records", server.url).streams}
+        assert counts(verdict["orders"]) == (60, 0, 49, 0, 0)
+        assert counts(verdict["capped"]) == (120, 40, 0, 0, 0)
+        append(api, "orders", 7)
+        (behind,) = [
+            one.behind
+            for one in audit_topics(spark, lake, "records", server.url).streams
+            if one.name == "orders"
+        ]
+        assert behind == 7
+
+
+def test_a_record_that_the_table_lost_is_missing_and_one_that_it_has_twice_a_duplicate(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake = str(tmp_path / "lake")
+    with running_server(tmp_path, "--memory") as server, HttpApi(server.url) as api:
+        append(api, "orders", 20)
+        archive_topics(spark, server.url, "orders", lake, "whole")
+        rows = LakeTable(lake, "whole").read(spark)
+        damaged = rows.where("seq not in (5, 6, 11)").union(rows.where("seq = 3"))
+        LakeTable(lake, "damaged").append(damaged, "test", 0, ("date", "topic"))
+        (stream,) = audit_topics(spark, lake, "damaged", server.url).streams
+        assert counts(stream) == (17, 0, 0, 1, 3)
+        assert stream.missing_ranges == [(5, 6), (11, 11)]
+
+
+def test_an_archived_queue_lets_retention_go_on_only_behind_the_table(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path, lake = str(tmp_path / "queue"), str(tmp_path / "lake")
+    with Queue.open_publisher(path, segment_size=1 << 14) as writer:
+        for number in range(500):
+            writer.append(7, str(number).encode(), 1_700_000_000_000_000_000 + number)
+        report = archive_queue(spark, path, lake, "messages", reader="archive")
+        assert (report.rows, report.batches) == (500, 1)
+        with Queue.open_subscriber(path, "archive") as position:
+            assert position.next() is None, "the position is behind the last archived message"
+        for number in range(500, 600):
+            writer.append(7, str(number).encode())
+        assert archive_queue(spark, path, lake, "messages", reader="archive").rows == 100
+    (stream,) = audit_queue(spark, lake, "messages").streams
+    assert counts(stream) == (600, 0, 0, 0, 0)
+    payloads = LakeTable(lake, "messages").read(spark).orderBy("seq").select("payload").collect()
+    assert [row.payload for row in payloads] == [str(number).encode() for number in range(600)]
+
+
+def test_messages_deleted_before_they_were_archived_are_a_gap_in_the_account(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path, lake = tmp_path / "queue", str(tmp_path / "lake")
+    with Queue.open_publisher(str(path), segment_size=1 << 14) as writer:
+        for number in range(500):
+            writer.append(7, b"x", number)
+    archive_queue(spark, str(path), lake, "messages", options={"endingOffsets": '{"seq": 10}'})
+    os.unlink(min(path.glob("*.q")))
+    archive_queue(spark, str(path), lake, "messages")
+    (stream,) = audit_queue(spark, lake, "messages").streams
+    assert stream.gap > 0
+    assert stream.delivered + stream.gap == 500
+    assert stream.is_sound
+
+
+def test_a_filled_table_without_its_checkpoint_is_not_filled_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path, lake = str(tmp_path / "queue"), str(tmp_path / "lake")
+    with Queue.open_publisher(path, segment_size=1 << 14) as writer:
+        writer.append(7, b"x")
+    archive_queue(spark, path, lake, "messages")
+    with pytest.raises(InvalidConfig, match="has been filled"):
+        archive_queue(spark, path, lake, "messages", checkpoint=str(tmp_path / "elsewhere"))

@@ -1,0 +1,91 @@
+"""Books and features inside Spark tasks: the numbers of one machine, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from everlog.errors import InvalidConfig
+from everlog.market import BookSet, Market, Outputs
+from everlog.market.feature_rows import standard_features
+from everlog.market.protocol import TypeId
+from everlog.market.replay import Replay
+from everlog.market.triggers import TimeBar
+from everlog.pipeline.jobs.books import features_of_books, replay_books
+from everlog.pipeline.lake import LakeTable
+from everlog.queue import Queue
+from tests.support.market_queues import DIFFS, MARKETS, SECOND_NS, write_market_queue
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def queue(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A queue of two markets."""
+    path = str(tmp_path_factory.mktemp("books") / "queue")
+    write_market_queue(path)
+    return path
+
+
+def test_features_are_those_of_one_machine_bit_for_bit(
+    spark: SparkSession, queue: str, tmp_path: Path
+) -> None:
+    trigger = TimeBar(SECOND_NS)
+    report = features_of_books(
+        spark, queue, str(tmp_path), "features", standard_features(), trigger=trigger, partitions=3
+    )
+    expected: dict[int, list[tuple[object, ...]]] = {market: [] for market in MARKETS}
+    Replay(queue).features(standard_features()).trigger(TimeBar(SECOND_NS)).for_each(
+        lambda one: expected[one.market.market_id].extend(map(tuple, one.rows.tolist()))
+    )
+    table = LakeTable(tmp_path, "features").read(spark)
+    names = [name for name in table.columns if name not in ("venue_id", "market_id", "date")]
+    for market, rows in expected.items():
+        found = table.where(f"market_id = {market}").orderBy("ingest_ts_ns").select(names).collect()
+        assert [tuple(row) for row in found] == rows
+    assert report.rows == sum(map(len, expected.values()))
+    assert {str(row.date) for row in table.select("date").distinct().collect()} == {
+        "2024-10-03",
+        "2024-10-04",
+    }
+
+
+def test_tops_are_those_of_one_machine(spark: SparkSession, queue: str, tmp_path: Path) -> None:
+    replay_books(spark, queue, str(tmp_path), "tops", partitions=2)
+    books, expected = BookSet(), {}
+    for some in Replay(queue).types(TypeId.BOOK_EVENT).batches():
+        for events, result in books.apply_packed(some.packed, Outputs()).values():
+            assert result.top is not None
+            expected.update(zip(some.seq[events].tolist(), result.top.tolist(), strict=True))
+    rows = LakeTable(tmp_path, "tops").read(spark).collect()
+    assert {row.seq: (row.bid_price, row.bid_size, row.ask_price, row.ask_size) for row in rows} == expected
+    assert len(rows) == DIFFS + len(MARKETS)
+    assert {Market(row.venue_id, row.market_id) for row in rows} == set(books.books)
+
+
+def test_a_run_over_the_same_messages_changes_nothing_and_one_over_more_replaces_the_table(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path, lake = str(tmp_path / "queue"), str(tmp_path / "lake")
+    write_market_queue(path)
+    first = replay_books(spark, path, lake, "tops")
+    again = replay_books(spark, path, lake, "tops")
+    assert (first.batches, again.batches, again.version) == (1, 0, first.version)
+    with Queue.open_publisher(path) as writer:
+        writer.append(99, b"not a book event")
+    more = replay_books(spark, path, lake, "tops")
+    assert more.rows == first.rows
+    assert LakeTable(lake, "tops").read(spark).count() == first.rows
+
+
+def test_a_queue_that_was_made_anew_is_not_taken_for_the_old_one(spark: SparkSession, tmp_path: Path) -> None:
+    path, lake = tmp_path / "queue", str(tmp_path / "lake")
+    write_market_queue(str(path))
+    replay_books(spark, str(path), lake, "tops")
+    path.rename(tmp_path / "old")
+    with Queue.open_publisher(str(path)) as writer:
+        writer.append(99, b"x")
+    with pytest.raises(InvalidConfig, match="was it made anew"):
+        replay_books(spark, str(path), lake, "tops")

@@ -1,0 +1,103 @@
+"""Files to queues and to the lake, one per task: the events of one machine, and each file once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+
+from everlog.errors import InvalidConfig
+from everlog.fs import OsFs
+from everlog.market.ledger import Ledger
+from everlog.market.venues.simulated import SimulatedVenue
+from everlog.pipeline.jobs.importing import import_to_lake, import_to_queues
+from everlog.pipeline.lake import LakeTable
+from tests.support.import_runs import import_into, messages_of
+from tests.support.tardis_files import write_tardis_files
+
+pytestmark = pytest.mark.timeout(300)
+
+FORMAT = "tardis-book"
+Event = tuple[int, int, bytes]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Books of three symbols as vendor files."""
+    folder = tmp_path_factory.mktemp("files")
+    paths = []
+    for number in range(3):
+        venue = SimulatedVenue(
+            [f"SYM{number}"], seed=number, resting_orders=10, rate=2000.0, kinds=("l2", "trades")
+        )
+        paths.append(str(write_tardis_files(venue, 200, folder)[0]))
+    return paths
+
+
+def events_of(queue: Path) -> list[Event]:
+    """Type, time and payload of every message."""
+    return [(one.type_id, one.timestamp_ns, bytes(one.payload)) for one in messages_of(queue)]
+
+
+@pytest.fixture(scope="module")
+def expected(files: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Event]]:
+    """The events of each file, imported without Spark."""
+    folder = tmp_path_factory.mktemp("expected")
+    found = {}
+    for number, path in enumerate(files):
+        import_into(folder / str(number), FORMAT, Path(path))
+        found[path] = events_of(folder / str(number))
+    return found
+
+
+def test_each_file_becomes_a_queue_with_the_events_of_one_machine(
+    spark: SparkSession, files: list[str], expected: dict[str, list[Event]], tmp_path: Path
+) -> None:
+    report = import_to_queues(spark, FORMAT, files, str(tmp_path))
+    assert (report.rows, report.known) == (sum(map(len, expected.values())), 0)
+    for path, events in expected.items():
+        assert events_of(tmp_path / os.path.basename(path)) == events
+    again = import_to_queues(spark, FORMAT, files, str(tmp_path))
+    assert (again.rows, again.known, again.entries) == (0, len(files), report.entries)
+    assert all(events_of(tmp_path / os.path.basename(path)) == events for path, events in expected.items())
+
+
+def test_a_table_takes_each_file_once_and_its_ledger_is_made_good(
+    spark: SparkSession, files: list[str], expected: dict[str, list[Event]], tmp_path: Path
+) -> None:
+    lake = str(tmp_path)
+    first = import_to_lake(spark, FORMAT, files[:2], lake, "events")
+    # The second run finds two files, one of which lost its ledger entry between commit and entry.
+    lost = first.entries[0]
+    ledger = Ledger(OsFs(), lake)
+    ledger.forget(FORMAT, lost.file_hash)
+    pending = tmp_path / "imports" / "pending" / f"{FORMAT}-{lost.file_hash}.json"
+    pending.write_bytes(msgspec.json.encode(lost))
+    second = import_to_lake(spark, FORMAT, files, lake, "events")
+    assert (first.known, second.known) == (0, 2)
+    assert second.entries[:2] == first.entries
+    assert ledger.finished(FORMAT, lost.file_hash) == lost
+    table = LakeTable(lake, "events").read(spark)
+    for entry in second.entries:
+        rows = table.where(f"file_hash = '{entry.file_hash}'").orderBy("seq").collect()
+        assert [(row.type_id, row.ts_ns, bytes(row.payload)) for row in rows] == expected[entry.source_path]
+        assert [row.seq for row in rows] == list(range(entry.groups))
+        assert {(str(row.date), row.venue) for row in rows} == {("2024-01-02", "simulated")}
+    third = import_to_lake(spark, FORMAT, files, lake, "events")
+    assert (third.rows, third.known, third.version) == (0, 3, None)
+
+
+def test_files_that_cannot_be_imported_are_named(
+    spark: SparkSession, files: list[str], tmp_path: Path
+) -> None:
+    twin = tmp_path / os.path.basename(files[0])
+    twin.write_bytes(b"")
+    with pytest.raises(InvalidConfig, match="would share the queue"):
+        import_to_queues(spark, FORMAT, [files[0], str(twin)], str(tmp_path / "out"))
+    with pytest.raises(InvalidConfig, match="there is no file"):
+        import_to_lake(spark, FORMAT, [str(tmp_path / "absent")], str(tmp_path), "events")
+    with pytest.raises(InvalidConfig, match="valid are tardis-book"):
+        import_to_lake(spark, "parchment", files, str(tmp_path), "events")

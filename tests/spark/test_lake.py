@@ -1,0 +1,128 @@
+"""Tables of the lake: exactly once, readable by others, pruned by what the log knows."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import deltalake
+import duckdb
+import polars
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from everlog.errors import InvalidConfig
+from everlog.pipeline import lake
+from everlog.pipeline.lake import LakeTable
+
+pytestmark = pytest.mark.timeout(300)
+
+PARTITIONS = ("date", "topic")
+
+
+def rows(spark: SparkSession, first: int, end: int) -> DataFrame:
+    """Return records of three topics, one of them with a name that directories have to escape."""
+    return spark.range(first, end).selectExpr(
+        "id as seq",
+        "concat('orders:', id % 3) as topic",
+        "to_date('2024-12-01') as date",
+        "timestamp_micros(id * 1000) as ts",
+        "cast(id as string) as data",
+    )
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LakeTable:
+    """A table that is not there yet."""
+    return LakeTable(tmp_path, "records")
+
+
+def test_a_batch_that_is_run_again_changes_nothing(spark: SparkSession, table: LakeTable) -> None:
+    first = table.append(rows(spark, 0, 90), "job", 0, PARTITIONS)
+    again = table.append(rows(spark, 0, 90), "job", 0, PARTITIONS)
+    assert (first.rows, first.is_repeat) == (90, False)
+    assert (again.rows, again.is_repeat, again.version) == (0, True, first.version)
+    table.append(rows(spark, 90, 100), "job", 1, PARTITIONS)
+    assert table.committed_batch("job") == 1
+    assert sorted(row.seq for row in table.read(spark).collect()) == list(range(100))
+
+
+def test_another_application_has_numbers_of_its_own(spark: SparkSession, table: LakeTable) -> None:
+    table.append(rows(spark, 0, 3), "one", 0)
+    assert not table.append(rows(spark, 3, 6), "two", 0).is_repeat
+    assert table.committed_batch("three") is None
+
+
+def test_duckdb_polars_and_spark_read_the_same(spark: SparkSession, table: LakeTable) -> None:
+    table.append(rows(spark, 0, 90), "job", 0, PARTITIONS)
+    with duckdb.connect() as database:
+        database.register("records", deltalake.DeltaTable(table.path).to_pyarrow_dataset())
+        by_duckdb = database.sql("select topic, sum(seq) from records group by topic").fetchall()
+    by_polars = polars.read_delta(table.path).group_by("topic").agg(polars.col("seq").sum()).rows()
+    by_spark = table.read(spark).groupBy("topic").sum("seq").collect()
+    assert sorted(by_duckdb) == sorted(by_polars) == sorted(tuple(row) for row in by_spark)
+    assert {name for name, _ in by_polars} == {"orders:0", "orders:1", "orders:2"}
+
+
+def test_only_the_files_of_the_named_partitions_are_opened(spark: SparkSession, table: LakeTable) -> None:
+    table.append(rows(spark, 0, 90), "job", 0, PARTITIONS)
+    files = table.files({"topic": "orders:1"})
+    assert files and all("topic=orders%3A1" in file for file in files)
+    read = lake.read(spark, Path(table.path).parent, "records", topic="orders:1")
+    assert sorted(row.seq for row in read.collect()) == list(range(1, 90, 3))
+
+
+def test_the_log_knows_what_lets_a_reader_skip_a_file(spark: SparkSession, table: LakeTable) -> None:
+    table.append(rows(spark, 10, 20).coalesce(1), "job", 0)
+    (line,) = [
+        json.loads(line)["add"]
+        for line in Path(table.path, "_delta_log", f"{0:020}.json").read_text().splitlines()
+        if line.startswith('{"add"')
+    ]
+    stats = json.loads(line["stats"])
+    assert (stats["numRecords"], stats["minValues"]["seq"], stats["maxValues"]["seq"]) == (10, 10, 19)
+    assert stats["minValues"]["ts"] == "1970-01-01T00:00:00.010000Z"
+    assert stats["nullCount"]["data"] == 0
+
+
+def test_a_new_column_is_empty_in_what_was_there_before(spark: SparkSession, table: LakeTable) -> None:
+    table.append(rows(spark, 0, 5), "job", 0)
+    table.append(rows(spark, 5, 10).selectExpr("*", "seq * 2 as twice"), "job", 1)
+    found = {row.seq: row.twice for row in table.read(spark).collect()}
+    assert found == {seq: None if seq < 5 else seq * 2 for seq in range(10)}
+
+
+def test_a_column_that_changes_its_type_is_refused(spark: SparkSession, table: LakeTable) -> None:
+    table.append(rows(spark, 0, 5), "job", 0)
+    with pytest.raises(InvalidConfig, match="column 'seq' of table 'records' is int64"):
+        table.append(spark.range(3).selectExpr("cast(id as string) as seq"), "job", 1)
+    assert table.committed_batch("job") == 0
+
+
+def test_joining_small_files_changes_no_row_and_old_versions_stay_until_vacuum(
+    spark: SparkSession, table: LakeTable
+) -> None:
+    for batch in range(3):
+        table.append(rows(spark, batch * 10, batch * 10 + 10), "job", batch)
+    before = len(table.files())
+    table.compact()
+    assert len(table.files()) < before
+    assert sorted(row.seq for row in table.read(spark).collect()) == list(range(30))
+    assert table.read(spark, version=0).count() == 10
+    stray = Path(table.path, "part-of-a-task-that-failed.parquet")
+    stray.write_bytes(b"")
+    table.vacuum(timedelta(0))
+    assert not stray.exists()
+    assert table.read(spark).count() == 30
+
+
+def test_a_table_that_is_not_there_is_named(spark: SparkSession, table: LakeTable) -> None:
+    with pytest.raises(InvalidConfig, match="no table 'records'"):
+        table.read(spark)
+
+
+@pytest.mark.parametrize("name", ["", "_log", "a/b", ".hidden"])
+def test_a_name_that_would_leave_the_lake_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidConfig, match="cannot be called"):
+        LakeTable(tmp_path, name)

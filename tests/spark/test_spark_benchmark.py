@@ -1,0 +1,35 @@
+"""The Spark benchmark measures every row of its table, also with tiny sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from benchmarks.engine.report import Results
+from benchmarks.spark.costs import core_costs
+from benchmarks.spark.measures import MEASURES, Bench, Sizes, prepare
+from benchmarks.spark.report import print_table, sections
+
+pytestmark = pytest.mark.timeout(300)
+
+TINY = Sizes(20_000, 4000, 2, 2000, (5000, 10_000))
+
+
+def test_every_row_is_measured(spark: SparkSession, tmp_path: Path) -> None:
+    prepare(tmp_path, TINY)
+    bench = Bench(spark, tmp_path, TINY, 2)
+    results = Results(sections(TINY))
+    for measure in MEASURES.values():
+        results.add(measure(bench))
+    results.add(core_costs(tmp_path, bench.orders, 2000))
+    # Scaling needs a second session; it is the ratio of two rows that are here.
+    results.add({"scale_scan5": 2.0, "scale_inside": 2.0})
+    wanted = [row.number for section in results.sections for row in section.rows]
+    assert sorted(results.rounds) == sorted(wanted)
+    assert all(value > 0 for values in results.rounds.values() for value in values)
+    console = Console(record=True, width=130, file=(tmp_path / "table").open("w"))
+    print_table(console, results)
+    assert "mapInArrow" in console.export_text()

@@ -1,0 +1,108 @@
+"""Writing to topics from a real Spark session: every row once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors.exceptions.base import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from everlog.client.http_api import HttpApi
+from tests.support.spark_streams import PATIENCE_S
+from tests.support.topic_servers import running_server
+
+pytestmark = pytest.mark.timeout(300)
+
+FORMAT = "everlog.topics"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpApi]:
+    """A server in memory."""
+    with (
+        running_server(tmp_path_factory.mktemp("server"), "--memory") as running,
+        HttpApi(running.url) as api,
+    ):
+        yield api
+
+
+def records(server: HttpApi, topic: str) -> list[dict[str, Any]]:
+    """Return everything a topic holds, up to a thousand records."""
+    body = {"limit": 1000, "include_tags": True}
+    found: list[dict[str, Any]] = server.call("POST", f"/topics/{topic}/diff", dict[str, Any], body=body)[
+        "records"
+    ]
+    return found
+
+
+def save(frame: DataFrame, server: HttpApi, **options: Any) -> None:
+    """Write a batch."""
+    frame.write.format(FORMAT).options(url=str(server.place), **options).mode("append").save()
+
+
+def numbers(spark: SparkSession, first: int, end: int) -> DataFrame:
+    """Return rows with a number each, in two partitions."""
+    return spark.range(first, end, 1, 2).selectExpr(
+        "to_json(struct(id)) as data", "concat('t', id % 2) as tag"
+    )
+
+
+def test_every_row_is_appended_once_with_its_fields(spark: SparkSession, server: HttpApi) -> None:
+    save(numbers(spark, 0, 100), server, topic="plain", recordsPerAppend=7)
+    found = records(server, "plain")
+    assert sorted(record["data"]["id"] for record in found) == list(range(100))
+    assert all(record["$tag"] == f"t{record['data']['id'] % 2}" for record in found)
+
+
+def test_a_column_can_say_to_which_topic_a_row_goes(spark: SparkSession, server: HttpApi) -> None:
+    rows = numbers(spark, 0, 30).selectExpr("data", "concat('to-', tag) as topic", "'me' as node")
+    save(rows, server)
+    assert [len(records(server, name)) for name in ("to-t0", "to-t1")] == [15, 15]
+    assert {record["$node"] for record in records(server, "to-t0")} == {"me"}
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("select 1 as data", "it must be a string"),
+        ("select '1' as value", "takes the column data"),
+        ("select '1},{\"data\":2' as data", "is not JSON"),
+        ("select cast(null as string) as data", "without data"),
+    ],
+)
+def test_rows_that_are_no_records_are_refused(
+    spark: SparkSession, server: HttpApi, expression: str, said: str
+) -> None:
+    with pytest.raises(PySparkException, match=said):
+        save(spark.sql(expression), server, topic="refused")
+
+
+def test_a_topic_is_not_overwritten(spark: SparkSession, server: HttpApi) -> None:
+    with pytest.raises(PySparkException, match="appended to"):
+        numbers(spark, 0, 1).write.format(FORMAT).options(url=str(server.place), topic="x").mode(
+            "overwrite"
+        ).save()
+
+
+def run(table: DataFrame, server: HttpApi, checkpoint: Path) -> None:
+    """Stream what is there into the topic `streamed`."""
+    writer = table.writeStream.format(FORMAT).options(url=str(server.place), topic="streamed")
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    assert query.awaitTermination(PATIENCE_S)
+
+
+def test_a_batch_of_a_stream_that_is_run_again_appends_nothing_twice(
+    spark: SparkSession, server: HttpApi, tmp_path: Path
+) -> None:
+    source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    numbers(spark, 0, 50).select("data").write.parquet(str(source))
+    table = spark.readStream.schema("data string").parquet(str(source))
+    run(table, server, checkpoint)
+    # As after a crash between the last append and the commit of the batch.
+    for commit in (checkpoint / "commits").glob("*"):
+        commit.unlink()
+    run(table, server, checkpoint)
+    assert sorted(record["data"]["id"] for record in records(server, "streamed")) == list(range(50))
