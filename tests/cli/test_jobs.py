@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from everlog.cli.http_api import HttpApi
+from everlog.client.http_api import HttpApi
 from tests.support.topic_servers import ScriptedServer, TopicCommands, http_answer, running_server
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-from everlog.cli.http_api import HttpApi
 from everlog.cli.main import app
+from everlog.client.http_api import HttpApi
 from tests.support.command_lines import run
 from tests.support.topic_directories import files_below, stopped_directory
 from tests.support.topic_servers import Terminal, TopicCommands, running_server

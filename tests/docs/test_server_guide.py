@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from everlog.cli import main, serve
-from everlog.cli.http_api import DEFAULT_URL
+from everlog.client.http_api import DEFAULT_URL
 from everlog.server.auth import NO_KEYS
 from everlog.server.errors import _STATUS
 from everlog.server.settings import VARIABLES, ServerSettings

@@ -99,8 +99,8 @@ def face(kind: str, url: str, key: str | None = None, **options: Any) -> Iterato
         async def make() -> AsyncClient:
             return AsyncClient(url, key, **options)
 
-        with Blocking(thread.result(make()), thread) as client:
-            yield client
+        with Blocking(thread.result(make()), thread) as awaited:
+            yield awaited
     finally:
         thread.close()
 

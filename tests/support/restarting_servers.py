@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from everlog.cli.http_api import HttpApi
+from everlog.client.http_api import HttpApi
 from tests.support.command_lines import Started, started
 from tests.support.processes import PATIENCE_S, Resources, eventually, resources_of
 from tests.support.server_clients import PlainClient, Reply

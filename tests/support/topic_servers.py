@@ -23,8 +23,8 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from everlog.cli.http_api import ApiFailed, HttpApi
 from everlog.cli.main import app
+from everlog.client.http_api import ApiFailed, HttpApi
 from tests.support.command_lines import Started, command_line, started
 from tests.support.processes import PATIENCE_S, eventually
 

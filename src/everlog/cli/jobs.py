@@ -16,9 +16,9 @@ import msgspec
 import typer
 
 from everlog.cli import output
-from everlog.cli.http_api import ApiFailed, topic_path
 from everlog.cli.output import Table, one_line, printable
 from everlog.cli.topic import Document, Session, server_command
+from everlog.client.http_api import ApiFailed, topic_path
 from everlog.errors import InvalidRequest
 
 PEEK_DEFAULT: Final = 10

@@ -20,13 +20,13 @@ import msgspec
 import typer
 
 from everlog.cli import output
-from everlog.cli.http_api import DEFAULT_URL, ApiFailed, Backoff, HttpApi, topic_path
 from everlog.cli.options import AsJson
 from everlog.cli.output import Table, human_bytes, one_line, printable, reporting
 from everlog.cli.record_format import Renderer, renderer
 from everlog.cli.record_input import STDIN, Defaults, Line, LineFormat, batches, read_lines
 from everlog.cli.signatures import Option, give_options, options_of
 from everlog.cli.topic_reading import Last, Place, ReadRequest, Start, read_topic
+from everlog.client.http_api import DEFAULT_URL, ApiFailed, Backoff, HttpApi, topic_path
 from everlog.errors import TopicIncompatible
 from everlog.topics import Discard, Durability, TopicType
 

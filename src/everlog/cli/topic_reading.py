@@ -19,8 +19,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 import typer
 
-from everlog.cli.http_api import ApiFailed, Backoff, HttpApi, topic_path
 from everlog.cli.output import write_patiently
+from everlog.client.http_api import ApiFailed, Backoff, HttpApi, topic_path
 
 GAPS_EXIT_CODE: Final = 4
 LIMIT_MAX: Final = 1000

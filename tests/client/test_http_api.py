@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlog.cli.http_api import UNREACHABLE, ApiFailed, Backoff, HttpApi, Place, topic_path
+from everlog.client.http_api import UNREACHABLE, ApiFailed, Backoff, HttpApi, Place, topic_path
 from everlog.errors import InvalidConfig
 from tests.support.topic_servers import ScriptedServer, http_answer, running_server
 

@@ -1,0 +1,1 @@
+"""The Python clients of everlog, Redis and NATS side by side: `make bench-client`."""

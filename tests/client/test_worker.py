@@ -1,0 +1,249 @@
+"""The worker: every job is done, tried again, or put aside; leases live as long as handlers run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everlog.client import ApiFailed, Client, DeadLetter, Job, NewRecord, RetryPolicy, Worker
+from everlog.errors import InvalidConfig
+from tests.support.fault_proxy import FaultProxy
+from tests.support.http_cases import PATIENCE_S, wait_for
+
+
+def queue_of(client: Client, *values: object, **config: Any) -> None:
+    settings: Any = {"type": "queue", **config}
+    client.put_topic("q", settings)
+    client.append_many("q", [NewRecord(value) for value in values])
+
+
+def is_empty(client: Client) -> bool:
+    return client.topic("q").count == 0
+
+
+@contextmanager
+def worker_program(url: str) -> Iterator[subprocess.Popen[str]]:
+    """A worker as a process of its own."""
+    command = [sys.executable, "-m", "tests.support.worker_program", url, "q"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_every_job_is_done_once(plain: Client) -> None:
+    queue_of(plain, *range(60))
+    seen: list[Any] = []
+    worker = Worker(plain, "q", concurrency=3, poll_ms=50)
+
+    @worker.handler
+    def do(job: Job) -> None:
+        seen.append(job.data)
+
+    with worker:
+        wait_for(lambda: is_empty(plain))
+        plain.append("q", "late")
+        wait_for(lambda: "late" in seen and is_empty(plain))
+    assert sorted(seen[:-1]) == list(range(60))
+    assert worker.done == 61
+
+
+def test_a_handler_may_be_a_coroutine_function(plain: Client) -> None:
+    queue_of(plain, 1)
+    seen = []
+    worker = Worker(plain, "q", poll_ms=50)
+
+    @worker.handler
+    async def do(job: Job) -> None:
+        await asyncio.sleep(0)
+        seen.append(job.data)
+
+    with worker:
+        wait_for(lambda: is_empty(plain))
+    assert seen == [1]
+
+
+def test_a_job_that_fails_is_tried_again_until_it_is_put_aside(
+    plain: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue_of(plain, "bad", "good", max_deliveries=3, dead_letter="faulty")
+    tries: list[int] = []
+    worker = Worker(plain, "q", first_delay_ms=1, poll_ms=5)
+
+    @worker.handler
+    def do(job: Job) -> None:
+        if job.data == "bad":
+            tries.append(job.deliveries)
+            raise ValueError("no")
+
+    with worker:
+        wait_for(lambda: is_empty(plain))
+    assert tries == [1, 2, 3]
+    assert (worker.done, worker.failed) == (1, 3)
+    (dead,) = plain.read("faulty")
+    assert dead.data == "bad"
+    assert "ValueError" in caplog.text
+
+
+def test_a_hopeless_job_is_put_aside_at_once(plain: Client) -> None:
+    queue_of(plain, "bad", dead_letter="faulty")
+    worker = Worker(plain, "q", poll_ms=50)
+
+    @worker.handler
+    def do(job: Job) -> None:
+        raise DeadLetter("no such address")
+
+    with worker:
+        wait_for(lambda: is_empty(plain))
+    (dead,) = plain.read("faulty")
+    assert dead.data == "bad"
+    assert dead.meta == {
+        "$dead_letter_from": "q",
+        "$dead_letter_deliveries": "1",
+        "$dead_letter_src_seq": "1",
+        "$dead_letter_reason": "no such address",
+    }
+
+
+def test_a_hopeless_job_without_a_dead_letter_topic_is_given_back(
+    plain: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue_of(plain, "bad")
+    worker = Worker(plain, "q", first_delay_ms=100_000, poll_ms=50)
+
+    @worker.handler
+    def do(job: Job) -> None:
+        raise DeadLetter("no")
+
+    with worker:
+        wait_for(lambda: worker.failed == 1)
+    assert plain.topic("q").count == 1
+    assert "no dead_letter" in caplog.text
+
+
+def test_a_lease_lives_as_long_as_its_handler_runs(plain: Client) -> None:
+    queue_of(plain, 1)
+    may_end = threading.Event()
+    deadlines: list[int] = []
+    worker = Worker(plain, "q", lease_ms=150, poll_ms=50)
+
+    @worker.handler
+    def do(job: Job) -> None:
+        deadlines.append(job.deadline_ms)
+        assert may_end.wait(PATIENCE_S)
+
+    with worker:
+        wait_for(lambda: bool(deadlines))
+        # Long after the first lease would have ended, nobody else gets the job.
+        wait_for(lambda: time.time_ns() // 1_000_000 > deadlines[0] + 400)
+        assert plain.claim("q", "other").claimed == []
+        may_end.set()
+        wait_for(lambda: is_empty(plain))
+    assert worker.done == 1
+    assert len(deadlines) == 1
+
+
+def test_stop_finishes_what_runs_and_takes_nothing_more(plain: Client) -> None:
+    queue_of(plain, 1, 2, 3)
+    is_running, may_end = threading.Event(), threading.Event()
+    worker = Worker(plain, "q", concurrency=1, poll_ms=10)
+
+    @worker.handler
+    def do(job: Job) -> None:
+        is_running.set()
+        assert may_end.wait(PATIENCE_S)
+
+    worker.start()
+    assert is_running.wait(PATIENCE_S)
+    worker.stop()
+    may_end.set()
+    worker.join()
+    counts = plain.topic("q").queue
+    assert counts is not None
+    assert (worker.done, counts.ready, counts.in_flight) == (1, 2, 0)
+
+
+def test_the_job_of_a_killed_worker_comes_back(url: str, plain: Client) -> None:
+    queue_of(plain, "x")
+    with worker_program(url) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started 1\n"
+        process.kill()
+    seen: list[Job] = []
+    worker = Worker(plain, "q", poll_ms=20)
+    worker.handler(seen.append)
+    with worker:
+        wait_for(lambda: is_empty(plain))
+    assert [(job.data, job.deliveries) for job in seen] == [("x", 2)]
+
+
+def test_sigterm_lets_a_worker_finish(url: str, plain: Client) -> None:
+    queue_of(plain, "x", "y")
+    with worker_program(url) as process:
+        assert process.stdout is not None and process.stdin is not None
+        assert process.stdout.readline() == "started 1\n"
+        process.send_signal(signal.SIGTERM)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "done 1\n"
+        assert process.wait(PATIENCE_S) == 0
+    counts = plain.topic("q").queue
+    assert counts is not None
+    assert (counts.ready, counts.in_flight) == (1, 0)
+
+
+def test_connections_that_are_cut_leave_no_job_undone(
+    url: str, plain: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "everlog.worker")
+    queue_of(plain, *range(40))
+    seen: set[int] = set()
+    retry = RetryPolicy(first_pause_s=0.001, longest_pause_s=0.01)
+    with FaultProxy(url, seed=5, most_bytes=3000) as proxy, Client(proxy.url, retry=retry) as client:
+        worker = Worker(client, "q", concurrency=2, lease_ms=300, poll_ms=20)
+        worker.handler(lambda job: seen.add(job.data))
+        with worker:
+            wait_for(lambda: is_empty(plain))
+        assert proxy.cuts > 2
+    assert seen == set(range(40))
+
+
+def test_a_queue_that_is_none_ends_the_worker_with_the_reason(plain: Client) -> None:
+    plain.put_topic("q")
+    worker = Worker(plain, "q", poll_ms=50)
+    worker.handler(lambda job: None)
+    with pytest.raises(ApiFailed, match="q") as raised:
+        worker.run()
+    assert raised.value.code == "not_a_queue"
+
+
+@given(st.integers(1, 100), st.integers(1, 5000), st.integers(5000, 10**6))
+def test_pauses_double_up_to_a_bound(deliveries: int, first_ms: int, longest_ms: int) -> None:
+    worker = Worker("http://127.0.0.1:1", "q", first_delay_ms=first_ms, longest_delay_ms=longest_ms)
+    most_ms = min(first_ms * 2 ** (deliveries - 1), longest_ms)
+    assert most_ms // 2 <= worker.delay_ms(deliveries) <= most_ms
+
+
+@pytest.mark.parametrize("options", [{"concurrency": 0}, {"lease_ms": 1}, {"poll_ms": 0}])
+def test_settings_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfig):
+        Worker("http://127.0.0.1:1", "q", **options)
+
+
+def test_a_worker_without_a_handler_says_what_to_do() -> None:
+    with pytest.raises(InvalidConfig, match=r"@worker\.handler"):
+        Worker("http://127.0.0.1:1", "q").run()
