@@ -30,8 +30,9 @@ setup: $(SETUP_STAMP) ## Create .venv, install the pinned versions and build the
 demo: setup ## Run the demonstration
 	$(BIN)/python -m examples.demo
 
+# Two processes, a file of tests in one of them: most tests wait for processes and disks of their own.
 test: lint docs ## Everything a change must pass: lint, docs, tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: setup ## Style, formatting, types and import layers
 	$(BIN)/ruff check .

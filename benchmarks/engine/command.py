@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -14,16 +13,21 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from benchmarks.arguments import (
+    add_directory,
+    benchmark_parser,
+    directory_in_memory,
+    directory_on_disk,
+    print_facts,
+    table_console,
+)
 from benchmarks.engine.measures import FULL, MEASURES, QUICK, Bench, Measure
 from benchmarks.engine.report import Results, print_table, sections
 from benchmarks.queue import machine
-from benchmarks.queue.command import SHARED_MEMORY, _directory, _positive
 from benchmarks.queue.processes import ChildFailed
 
 ROUNDS = 5
 QUICK_ROUNDS = 2
-TABLE_WIDTH = 150
-MEMORY_FILESYSTEMS = {"tmpfs", "ramfs"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [measure for measure in MEASURES if measure.name in options.only] or list(MEASURES)
     with tempfile.TemporaryDirectory(prefix="everlog-bench-", dir=options.dir) as scratch:
         results = _measure(
-            Bench(Path(scratch), _memory_directory(options.dir), core, helper_cores, sizes, rounds), chosen
+            Bench(Path(scratch), directory_in_memory(options.dir), core, helper_cores, sizes, rounds), chosen
         )
     facts |= {
         "noise": machine.CpuTime.now().noise_since(before),
@@ -51,51 +55,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "took": f"{time.monotonic() - started_s:.0f} s",
     }
 
-    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False)
+    console = table_console()
     print_table(console, results)
-    for fact, value in facts.items():
-        console.print(f"{fact + ':':<13}{value}", soft_wrap=True)
+    print_facts(console, facts)
     if options.json:
         options.json.write_text(json.dumps({"machine": facts, **results.as_json()}, indent=2) + "\n")
     return 1 if options.check and (results.missed() or results.failures) else 0
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.engine", description="The topics engine inside one process."
+    parser = benchmark_parser(
+        "engine", "The topics engine inside one process.", ROUNDS, [measure.name for measure in MEASURES]
     )
-    parser.add_argument("--rounds", type=_positive, help=f"rounds to take the median of (default {ROUNDS})")
-    parser.add_argument("--quick", action="store_true", help="small sizes and fewer rounds; noisier")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write every number to this file")
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="NAME",
-        choices=[measure.name for measure in MEASURES],
-        help="only this measurement; may be given several times: %(choices)s",
-    )
-    parser.add_argument(
-        "--dir",
-        type=_directory,
-        default=_default_directory(),
-        help="where the data directories lie; needs 20 GB free (default %(default)s)",
-    )
+    add_directory(parser, directory_on_disk(), "the data directories lie; needs 20 GB free")
     parser.add_argument("--one-core", action="store_true", help="the engine's threads share its core")
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
     return parser.parse_args(arguments)
-
-
-def _default_directory() -> Path:
-    """The first usual place for temporary files that is on a disk."""
-    places = [Path(tempfile.gettempdir()), Path("/var/tmp"), Path.cwd()]
-    on_disk = (place for place in places if machine.filesystem_of(place) not in MEMORY_FILESYSTEMS)
-    return next((place for place in on_disk if place.is_dir()), places[0])
-
-
-def _memory_directory(otherwise: Path) -> Path:
-    """Where files stay in memory, if there is such a place."""
-    return SHARED_MEMORY if SHARED_MEMORY.is_dir() else otherwise
 
 
 def _measure(bench: Bench, measures: Sequence[Measure]) -> Results:

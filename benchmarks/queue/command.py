@@ -13,6 +13,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from benchmarks.arguments import (
+    add_directory,
+    benchmark_parser,
+    directory_in_memory,
+    print_facts,
+    table_console,
+)
 from benchmarks.queue import machine
 from benchmarks.queue.measures import MEASURES, Bench, Measure
 from benchmarks.queue.peers import PEERS
@@ -21,8 +28,6 @@ from benchmarks.queue.report import EVERLOG, Results, print_table
 
 ROUNDS = 5
 QUICK_ROUNDS = 3
-SHARED_MEMORY = Path("/dev/shm")
-TABLE_WIDTH = 150
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,10 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "versions": ", ".join(f"{name} {PEERS[name].installed_version()}" for name in contenders),
     }
 
-    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False)
+    console = table_console()
     print_table(console, results, contenders, missing)
-    for fact, value in facts.items():
-        console.print(f"{fact + ':':<13}{value}", soft_wrap=True)
+    print_facts(console, facts)
     if options.json:
         options.json.write_text(json.dumps({"machine": facts, **results.as_json()}, indent=2) + "\n")
     complete = EVERLOG not in missing and not results.failures
@@ -59,42 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.queue", description="The everlog queue side by side with its peers."
+    parser = benchmark_parser(
+        "queue",
+        "The everlog queue side by side with its peers.",
+        ROUNDS,
+        [*PEERS, *(measure.name for measure in MEASURES)],
     )
-    parser.add_argument("--rounds", type=_positive, help=f"rounds to take the median of (default {ROUNDS})")
-    parser.add_argument("--quick", action="store_true", help="shorter runs and fewer rounds; noisier")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write every number to this file")
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="NAME",
-        choices=[*PEERS, *(measure.name for measure in MEASURES)],
-        help="only this contender or measurement; may be given several times: %(choices)s",
-    )
-    parser.add_argument(
-        "--dir",
-        type=_directory,
-        default=SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir()),
-        help="where the queue files lie (default %(default)s)",
-    )
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
+    add_directory(parser, directory_in_memory(Path(tempfile.gettempdir())), "the queue files lie")
     return parser.parse_args(arguments)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} rounds measure nothing; give 1 or more")
-    return value
-
-
-def _directory(text: str) -> Path:
-    path = Path(text).resolve()
-    if not path.is_dir():
-        raise argparse.ArgumentTypeError(f"{path} is not a directory; create it first")
-    return path
 
 
 def _selection(only: Sequence[str]) -> tuple[list[str], list[Measure]]:

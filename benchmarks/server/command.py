@@ -8,14 +8,18 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.engine.command import TABLE_WIDTH, _default_directory
+from benchmarks.arguments import (
+    add_directory,
+    benchmark_parser,
+    directory_on_disk,
+    print_facts,
+    table_console,
+)
 from benchmarks.queue import machine
-from benchmarks.queue.command import _directory, _positive
 from benchmarks.queue.processes import ChildFailed
 from benchmarks.queue.report import EVERLOG
 from benchmarks.server.measures import CONTENDERS, FULL, MEASURES, QUICK, Bench, Measure
@@ -53,10 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "took": f"{time.monotonic() - started_s:.0f} s",
     }
 
-    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False)
+    console = table_console()
     print_table(console, results, contenders, missing)
-    for fact, value in facts.items():
-        console.print(f"{fact + ':':<13}{value}", soft_wrap=True)
+    print_facts(console, facts)
     if options.json:
         document = {"machine": facts, "missing": missing, **results.as_json()}
         options.json.write_text(json.dumps(document, indent=2) + "\n")
@@ -65,28 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.server",
-        description="The everlog topics server side by side with its peers.",
+    parser = benchmark_parser(
+        "server",
+        "The everlog topics server side by side with its peers.",
+        ROUNDS,
+        [*CONTENDERS, *(measure.name for measure in MEASURES)],
     )
-    parser.add_argument("--rounds", type=_positive, help=f"rounds to take the median of (default {ROUNDS})")
-    parser.add_argument("--quick", action="store_true", help="shorter runs and fewer rounds; noisier")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write every number to this file")
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="NAME",
-        choices=[*CONTENDERS, *(measure.name for measure in MEASURES)],
-        help="only this contender or measurement; may be given several times: %(choices)s",
-    )
-    parser.add_argument(
-        "--dir",
-        type=_directory,
-        default=_default_directory(),
-        help="where the servers keep their data; needs 5 GB free (default %(default)s)",
-    )
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
+    add_directory(parser, directory_on_disk(), "the servers keep their data; needs 5 GB free")
     return parser.parse_args(arguments)
 
 

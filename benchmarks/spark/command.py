@@ -12,11 +12,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
+from benchmarks.arguments import add_directory, benchmark_parser, print_facts, table_console
 from benchmarks.engine.report import Results
 from benchmarks.queue import machine
-from benchmarks.queue.command import _directory, _positive
 from benchmarks.spark.costs import core_costs
 from benchmarks.spark.measures import (
     FULL,
@@ -35,7 +33,6 @@ COSTS = "costs"
 ROUNDS = 3
 QUICK_ROUNDS = 1
 CORES = 2
-TABLE_WIDTH = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,10 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "files": f"{options.dir} ({machine.filesystem_of(options.dir)})",
         "took": f"{time.monotonic() - started_s:.0f} s",
     }
-    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False)
+    console = table_console()
     print_table(console, results)
-    for fact, value in facts.items():
-        console.print(f"{fact + ':':<13}{value}", soft_wrap=True)
+    print_facts(console, facts)
     if options.json:
         options.json.write_text(json.dumps({"machine": facts, **results.as_json()}, indent=2) + "\n")
     return 1 if options.check and (results.missed() or results.failures) else 0
@@ -105,25 +101,6 @@ def _session(
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.spark", description="Queues and topics in Spark, local[2]."
-    )
-    parser.add_argument("--rounds", type=_positive, help=f"rounds to take the median of (default {ROUNDS})")
-    parser.add_argument("--quick", action="store_true", help="small sizes and one round; noisier")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write every number to this file")
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="NAME",
-        choices=[COSTS, *MEASURES],
-        help="only this measurement; may be given several times: %(choices)s",
-    )
-    parser.add_argument(
-        "--dir",
-        type=_directory,
-        default=Path(tempfile.gettempdir()),
-        help="where the queues lie; needs 10 GB free (default %(default)s)",
-    )
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
+    parser = benchmark_parser("spark", "Queues and topics in Spark, local[2].", ROUNDS, [COSTS, *MEASURES])
+    add_directory(parser, Path(tempfile.gettempdir()), "the queues lie; needs 10 GB free")
     return parser.parse_args(arguments)
