@@ -72,6 +72,8 @@ def archive_queue(
     With a `reader` name the archive is a reader of the queue: retention keeps what it has not yet committed
     to the table. The rest is as for `archive_topics`.
     """
+    # Tasks may run in another directory than this process.
+    path = os.path.abspath(path)
     given = {"path": path, "onDataLoss": "record", **(options or {})}
     source = spark.readStream.format("everlog.queue").options(**given).load()
     job = _Archive(LakeTable(lake, table), ("date",), checkpoint, path, shown)
