@@ -44,7 +44,9 @@ class Started:
         deadline_s = time.monotonic() + PATIENCE_S
         pipe = getattr(self.process, stream)
         while b"\n" not in self._buffered[stream]:
-            ready, _, _ = select.select([pipe], [], [], max(0.0, deadline_s - time.monotonic()))
+            poll = select.poll()  # select() knows no descriptors above 1023
+            poll.register(pipe, select.POLLIN)
+            ready = poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000)
             data = os.read(pipe.fileno(), 65536) if ready else b""
             assert data, f"{stream} ended or stayed silent after {self._buffered[stream]!r}"
             self._buffered[stream] += data
