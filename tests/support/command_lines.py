@@ -32,6 +32,13 @@ def run(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+def readable(descriptor: int, timeout_s: float) -> bool:
+    """Wait until there is something to read; other than select() for any number of open files."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(max(0.0, timeout_s) * 1000))
+
+
 class Started:
     """A running command whose output is read line by line."""
 
@@ -44,9 +51,7 @@ class Started:
         deadline_s = time.monotonic() + PATIENCE_S
         pipe = getattr(self.process, stream)
         while b"\n" not in self._buffered[stream]:
-            poll = select.poll()  # select() knows no descriptors above 1023
-            poll.register(pipe, select.POLLIN)
-            ready = poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000)
+            ready = readable(pipe.fileno(), deadline_s - time.monotonic())
             data = os.read(pipe.fileno(), 65536) if ready else b""
             assert data, f"{stream} ended or stayed silent after {self._buffered[stream]!r}"
             self._buffered[stream] += data
@@ -99,7 +104,7 @@ def on_terminal(name: str, *arguments: object, columns: int = 120) -> tuple[int,
     os.close(theirs)
     shown = b""
     try:
-        while select.select([ours], [], [], PATIENCE_S)[0]:
+        while readable(ours, PATIENCE_S):
             try:
                 data = os.read(ours, 65536)
             except OSError:  # the other side is closed

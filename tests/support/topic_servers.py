@@ -9,7 +9,6 @@ import json
 import os
 import pty
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -25,7 +24,7 @@ from typer.testing import CliRunner
 
 from everlog.cli.main import app
 from everlog.client.http_api import ApiFailed, HttpApi
-from tests.support.command_lines import Started, command_line, started
+from tests.support.command_lines import Started, command_line, readable, started
 from tests.support.processes import PATIENCE_S, eventually
 
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
@@ -152,7 +151,7 @@ class Terminal:
         return self.process.wait(PATIENCE_S)
 
     def _read(self, deadline_s: float) -> bool:
-        ready, _, _ = select.select([self._ours], [], [], max(0.0, deadline_s - time.monotonic()))
+        ready = readable(self._ours, deadline_s - time.monotonic())
         try:
             data = os.read(self._ours, 65536) if ready else b""
         except OSError:  # the other side is closed
