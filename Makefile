@@ -32,7 +32,7 @@ demo: setup ## Run the demonstration
 
 # Two processes, a file of tests in one of them: most tests wait for processes and disks of their own.
 test: lint docs ## Everything a change must pass: lint, docs, tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --max-worker-restart 0
 
 lint: setup ## Style, formatting, types and import layers
 	$(BIN)/ruff check .
