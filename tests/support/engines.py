@@ -50,6 +50,10 @@ class Stage:
         self._random = random.Random(seed)
         self.engine = self._open()
 
+    def __del__(self) -> None:
+        """Give the files of a stage that nobody looks at any more back."""
+        self.engine.abandon()
+
     @property
     def data_dir(self) -> Path:
         """Where the engine keeps its files."""
