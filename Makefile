@@ -18,6 +18,8 @@ endif
 SOAK_SECONDS ?= 600
 SOAK_MARGIN_S := 300
 export CRASH_ROUNDS SOAK_SECONDS
+SECONDS ?= 15
+SYMBOLS ?= 4
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint bench bench-queue bench-engine bench-books bench-server bench-client bench-spark crash sim soak soak-server soak-others api docs clean
@@ -27,12 +29,14 @@ help: ## List the targets
 
 setup: $(SETUP_STAMP) ## Create .venv, install the pinned versions and build the native code
 
-demo: setup ## Run the demonstration
-	$(BIN)/python -m examples.demo
+demo: setup ## Run the whole chain, leave demo-report/index.html: SECONDS=15 SYMBOLS=4
+	$(BIN)/python -m examples.demo --seconds $(SECONDS) --symbols $(SYMBOLS)
 
 # Two processes, a file of tests in one of them: most tests wait for processes and disks of their own.
+# A test that no signal interrupts (native code, a callback that swallows it) ends its process and the run.
 test: lint docs ## Everything a change must pass: lint, docs, tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --max-worker-restart 0
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --max-worker-restart 0 \
+		-o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 
 lint: setup ## Style, formatting, types and import layers
 	$(BIN)/ruff check .
@@ -76,14 +80,15 @@ soak-server:
 soak-others:
 	$(BIN)/python -m pytest tests -m soak --deselect tests/soak/test_server_soak.py --timeout=$$(( $(SOAK_SECONDS) + $(SOAK_MARGIN_S) ))
 
-api: setup ## Write docs/reference/http.md, openapi.json and asyncapi.json anew
+api: setup ## Write the pages of docs/reference that are made from the code anew
 	$(BIN)/python -m everlog.server.schema
+	$(BIN)/python -m everlog.cli.reference
 
 docs: setup ## Build the documentation site into build/site
 	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
 clean: ## Remove what was built; .venv stays and is completed by the next setup
-	rm -rf build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf build dist demo-report src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 	rm -f src/everlog/native/*.so $(SETUP_STAMP) $(BENCH_STAMP)
 

@@ -24,7 +24,7 @@ from benchmarks.server.measures import CONTENDERS, Bench
 from benchmarks.server.measures import QUICK as SERVER_SIZES
 from benchmarks.server.report import Results, print_table
 
-NAMES = ("producer", "http")
+NAMES = ("producer", "http", "bridge")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

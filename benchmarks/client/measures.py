@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.client import client_jobs
+from benchmarks.client import bridge_jobs, client_jobs
 from benchmarks.engine.report import at_least
 from benchmarks.queue.report import Row, Section
 from benchmarks.server import servers
@@ -42,9 +42,13 @@ def measures(sizes: Sizes) -> tuple[Measure, ...]:
     def http(bench: Bench) -> Numbers:
         return bench.on(servers.everlog, client_jobs.transports, sizes.requests)
 
+    def bridge(bench: Bench) -> Numbers:
+        return bench.on(servers.everlog, bridge_jobs.bridges, sizes.records, str(bench.directory))
+
     return (
         Measure("producer", {"everlog": everlog, "redis": redis, "nats": nats}),
         Measure("http", {"everlog": http}),
+        Measure("bridge", {"everlog": bridge}),
     )
 
 
@@ -69,6 +73,15 @@ SECTIONS = (
             Row("batches of 100, http.client: records", "batch_http_client_per_s", "k/s", scale=KILO),
             Row("batches of 100, urllib3: records", "batch_urllib3_per_s", "k/s", scale=KILO),
             Row("batches of 100, own in times http.client", "batch_own_ratio", "x", at_least(1)),
+        ),
+    ),
+    Section(
+        "Bridges: a queue to a topic and back, exactly once",
+        (
+            Row("queue to topic, JSON as it is", "bridge_json_per_s", "k/s", at_least(300), scale=KILO),
+            Row("CPU of the bridge a record", "bridge_json_cpu_us", "us"),
+            Row("queue to topic, base64", "bridge_base64_per_s", "k/s", scale=KILO),
+            Row("topic to queue", "bridge_back_per_s", "k/s", scale=KILO),
         ),
     ),
 )

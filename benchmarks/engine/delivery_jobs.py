@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 from benchmarks.engine.samples import WrongRecord
 from benchmarks.queue.stats import NS_PER_S, NS_PER_US
+from everlog.native.ready_set import WEIGHTS
 from everlog.topics import Durability, Engine, NewRecord, TopicConfig
 from everlog.topics.delivery.governor import SAMPLE_NS
-from everlog.topics.delivery.scheduler import WEIGHTS
 from everlog.topics.topic import Topic
 
 Numbers = dict[str, float]

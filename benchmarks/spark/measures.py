@@ -25,6 +25,7 @@ from everlog.market.protocol import L3_RECORD, TypeId
 from everlog.market.replay import Replay, book_headers
 from everlog.pipeline import queue_ranges, spark_session
 from everlog.pipeline.jobs.archive import archive_topics
+from everlog.pipeline.jobs.market_tasks import Dealt, dealt_messages
 from everlog.pipeline.queue_ranges import Lost, SeqRange
 
 Numbers = dict[str, float]
@@ -186,17 +187,22 @@ def _kernel_events_per_s(path: str) -> float:
 
 
 def replay_orders(bench: Bench) -> Numbers:
-    """Books of orders inside the tasks, and the kernel alone."""
-    path, cores, markets = bench.orders, bench.cores, bench.sizes.order_markets
+    """Books of orders inside the tasks, and the kernel alone.
+
+    Each core has a queue to replay, as venues and days are spread over a cluster: one queue is one order of
+    events, and tasks that share it all have to read it.
+    """
+    path, cores = bench.orders, bench.cores
+    held = queue_ranges.bounds(path)
 
     def task(batches: Batches) -> Batches:
         for batch in batches:
-            for number in batch.column("id").to_pylist():
+            for _ in batch.column("id").to_pylist():
                 books, count = BookSet(), 0
-                mine = [market for market in range(1, markets + 1) if market % cores == number]
-                for some in Replay(path).markets(*mine).types(TypeId.BOOK_EVENT).batches():
+                for some in dealt_messages(path, held, Dealt(1, 0)):
+                    assert not isinstance(some, Lost)
                     books.apply_packed(some.packed, Outputs())
-                    count += len(some.chosen)
+                    count += len(some)
                 yield pa.RecordBatch.from_pylist([{"count": count}])
 
     def run() -> None:

@@ -1,12 +1,20 @@
-"""The demonstration: a feed, two strategies and a router, each a process of its own, over queues.
+"""The demonstration: the whole chain of everlog, every box a process of its own.
 
-    feed --ticks--> arbitrage --orders--> router --fills--> arbitrage
-    feed --ticks--> maker     --orders--> router --fills--> maker
+    venue --> queue --> strategies <--> router                    files that all processes map
+                |                         |
+              bridge                bridge of fills
+                v                         v
+              topic --> SSE watcher   job queue --> workers       one topics server
+                |
+    queue and topic --> Spark: archive, L2 and L3 replay, features, audit
 
-`python -m examples.demo` starts them, kills one strategy with SIGKILL half way, starts it again,
-and when all is over reads every queue from its first record and follows each tick to its order,
-its fill and the books of the strategy. What it prints is what that audit found.
+`python -m examples.demo` (or `make demo`) starts them, kills the bridge, a strategy and a worker with
+SIGKILL on the way and starts them again. When all is over it reads everything from the first record
+and holds every step against the one before it, and the books against the venue's own. What the report
+says is what that audit found and what was measured in this run.
 
-Where to look: `feed`, `strategy` and `router` are the three programs, `records` is what they say
-to each other, `supervisor` starts and kills them, `audit` judges, `report` prints.
+Where to look: `feed`, `strategy`, `router`, `watcher`, `worker` and `lake` are the programs, `records`
+is what they say to each other, `processes` and `session` start and kill them, `display` shows the live
+book; `audit` follows the orders, `accounts` and `evidence` judge the rest; `series`, `charts`, `page` and
+`report` tell it.
 """

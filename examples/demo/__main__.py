@@ -1,44 +1,73 @@
-"""`python -m examples.demo`: run the demonstration and say whether anything was lost.
+"""`python -m examples.demo`: run the chain, leave a report, say whether every message is accounted for.
 
-Exit code: 0 nothing lost, 1 something lost or failed, 2 wrong arguments, 130 interrupted.
+Exit code: 0 everything explained, 1 something unexplained or failed, 2 wrong arguments, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
 
+from everlog.bus import IpcLayout
 from everlog.errors import EverlogError
-from examples.demo.audit import Findings, audit
-from examples.demo.records import STRATEGIES
-from examples.demo.report import Display, make_console, print_findings, to_json
-from examples.demo.supervisor import DemoFailed, Supervisor
+from examples.demo.display import Display, make_console
+from examples.demo.evidence import Evidence, gather
+from examples.demo.plan import RATE_MAX, RATE_PER_SYMBOL, Plan
+from examples.demo.processes import DemoFailed
+from examples.demo.records import ticks_dir
+from examples.demo.report import PAGE_FILE, TEXT_FILE, as_json, print_report, write_report
+from examples.demo.session import Session
+from examples.demo.summary import summarize
 
 INTERRUPTED = 130
+SECONDS_DEFAULT = 15.0
+SYMBOLS_DEFAULT = 4
+SYMBOLS_MAX = 200
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.demo",
-        description="A feed, two strategies and a router exchange orders and fills; one strategy is killed.",
+        description="A simulated venue, strategies, bridges, a topics server, a watcher, workers and Spark; "
+        "three of the processes are killed on the way, and every message is accounted for at the end.",
     )
     parser.add_argument(
-        "--seconds", type=_at_least(1.0), default=5.0, help="how long the feed sends (default 5)"
+        "--seconds",
+        type=_number(2.0, 3600.0),
+        default=SECONDS_DEFAULT,
+        help=f"how long the venue trades (default {SECONDS_DEFAULT:g})",
     )
     parser.add_argument(
-        "--rate", type=_at_least(1000.0), default=10000, help="ticks per second (default 10000)"
+        "--symbols",
+        type=_number(1, SYMBOLS_MAX),
+        default=SYMBOLS_DEFAULT,
+        help=f"how many markets it has (default {SYMBOLS_DEFAULT})",
+    )
+    parser.add_argument(
+        "--rate",
+        type=_number(500.0, 1e6),
+        help=f"changes of orders per second, all symbols (default {RATE_PER_SYMBOL:g} for each symbol, "
+        f"{RATE_MAX:g} at most)",
+    )
+    parser.add_argument(
+        "--no-spark", action="store_true", help="leave out the lake: faster, and needs no Java"
+    )
+    parser.add_argument(
+        "--report", type=Path, default=Path("demo-report"), help="where the report goes (default demo-report)"
     )
     parser.add_argument("--json", action="store_true", help="print what was found as JSON, and nothing else")
     parser.add_argument(
-        "--dir", type=Path, help="keep the queues in this directory, which must be new or empty"
+        "--dir", type=Path, help="keep queues, topics and lake in this directory, which must be new or empty"
     )
     options = parser.parse_args(arguments)
     if options.dir is not None and options.dir.exists() and any(options.dir.iterdir()):
@@ -46,37 +75,57 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
+def plan_of(options: argparse.Namespace) -> Plan:
+    """Turn the options into a plan."""
+    symbols = int(options.symbols)
+    rate = options.rate or min(RATE_MAX, RATE_PER_SYMBOL * symbols)
+    return Plan(options.seconds, symbols, rate, not options.no_spark)
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Run, audit, print; return the exit code."""
+    """Run, audit, report; return the exit code."""
     options = parse(arguments)
     console = make_console(quiet=options.json)
     _raise_once_on_signals()
     try:
         with _directory(options.dir) as root:
-            findings = _run(root, int(options.seconds * options.rate), int(options.rate), console)
+            return _run(root, options, console)
     except KeyboardInterrupt:
         print("interrupted; every process has ended", file=sys.stderr)
         return INTERRUPTED
     except (DemoFailed, EverlogError) as error:
         print(f"the demonstration failed: {error}", file=sys.stderr)
         return 1
+
+
+def _run(root: Path, options: argparse.Namespace, console: Console) -> int:
+    """Run a plan and report on it."""
+    plan = plan_of(options)
+    started_s = time.monotonic()
+    with Display(console, ticks_dir(IpcLayout(root))) as display, Session(root, plan, display) as session:
+        outcome = session.run()
+        display.stage("audit")
+        display.note("all processes have ended; reading everything again from its first record")
+        assert session.topic is not None, "a session that ended well has read its topic"
+        evidence = gather(root, outcome, session.topic)
+    return conclude(evidence, plan, options, console, time.monotonic() - started_s)
+
+
+def conclude(
+    evidence: Evidence, plan: Plan, options: argparse.Namespace, console: Console, seconds: float
+) -> int:
+    """Write and print the report; return the exit code that the verdict asks for."""
+    summary = summarize(evidence, plan, seconds)
+    write_report(options.report, evidence, summary)
     if options.json:
-        print(to_json(findings))
+        print(json.dumps(as_json(evidence, summary)))
     else:
-        print_findings(console, findings)
+        print_report(console, evidence, summary)
+        places = f"The report: {options.report / PAGE_FILE} (opens offline), {options.report / TEXT_FILE}."
+        console.print(places, soft_wrap=True)
         if options.dir is not None:
-            console.print(f"The queues are in {options.dir}.", soft_wrap=True)
-    return 0 if findings.zero_loss else 1
-
-
-def _run(root: Path, ticks: int, rate_per_s: int, console: Console) -> Findings:
-    console.print(
-        f"{ticks:,} ticks at {rate_per_s:,} per second, an order and a fill for each and every strategy"
-    )
-    with Display(console, ticks) as display, Supervisor(root, ticks, rate_per_s, display) as supervisor:
-        kill = supervisor.run()
-        display.note("all processes have ended; reading every queue again from its first record")
-        return audit(root, STRATEGIES, kill)
+            console.print(f"Queues, topics and lake are in {options.dir}.", soft_wrap=True)
+    return 0 if summary.is_sound else 1
 
 
 @contextlib.contextmanager
@@ -102,11 +151,11 @@ def _raise_once_on_signals() -> None:
         signal.signal(number, interrupt)
 
 
-def _at_least(least: float) -> Callable[[str], float]:
+def _number(least: float, most: float) -> Callable[[str], float]:
     def number(text: str) -> float:
         value = float(text)
-        if not value >= least:
-            raise argparse.ArgumentTypeError(f"{text} is less than {least:g}")
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not between {least:g} and {most:g}")
         return value
 
     return number

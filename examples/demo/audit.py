@@ -1,7 +1,8 @@
-"""The audit: reads every queue from its first record and follows each tick to the books.
+"""The audit of the order flow: reads every queue from its first record, follows each trade to the books.
 
-Judges by what lies in the queues alone; nobody's counters are asked. Each queue becomes one
-NumPy array, so a million messages take a second. Changes nothing.
+Judges by what lies in the queues alone; nobody's counters are asked. Each queue becomes NumPy
+columns, so a million messages take a second. Changes nothing. The rest of the chain, topics and
+lake, is judged by `accounts`.
 """
 
 from __future__ import annotations
@@ -9,55 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from everlog.bus import FILL_TYPE_ID, ORDER_TYPE_ID, IpcLayout
-from everlog.queue import Queue
+from examples.demo.plan import Kill
 from examples.demo.records import (
     BOOKED,
     BOOKED_TYPE_ID,
     BUY,
     FILL,
     ORDER,
-    SESSION_END_TYPE_ID,
-    TRADE,
-    TRADE_TYPE_ID,
     Record,
     books_dir,
     ticks_dir,
 )
-from examples.demo.supervisor import Kill
-
-Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Table:
-    """All messages of one queue."""
-
-    seq: Array
-    timestamp_ns: Array
-    type_id: Array
-    rows: Array
-    segments: int
-
-    def __len__(self) -> int:
-        """Return the number of messages."""
-        return len(self.seq)
-
-    def of_type(self, type_id: int) -> Table:
-        """Return only the messages of one type."""
-        chosen = self.type_id == type_id
-        return Table(
-            self.seq[chosen],
-            self.timestamp_ns[chosen],
-            self.type_id[chosen],
-            self.rows[chosen],
-            self.segments,
-        )
+from examples.demo.tables import FOREIGN, L2, L3, TRADES, Array, MarketTable, Table, read_market, read_table
 
 
 @dataclass(frozen=True)
@@ -68,6 +36,14 @@ class Latency:
     p50_us: float
     p99_us: float
     p999_us: float
+
+    @staticmethod
+    def of(taken_ns: Array) -> Latency | None:
+        """Return the percentiles of some durations, None if there are none."""
+        if not len(taken_ns):
+            return None
+        p50, p99, p999 = (float(value) / 1000 for value in np.percentile(taken_ns, [50, 99, 99.9]))
+        return Latency(len(taken_ns), p50, p99, p999)
 
 
 @dataclass(frozen=True)
@@ -126,7 +102,9 @@ class Auditor:
         self._left_out = 0
         self._resumption: Resumption | None = None
         self._problems: list[str] = []
-        self._ticks = self._read_ticks()
+        self.market: MarketTable = read_market(ticks_dir(layout))
+        self._ticks = self.market.trades
+        self._check_market()
 
     def findings(self) -> Findings:
         """Return what was found so far."""
@@ -153,15 +131,21 @@ class Auditor:
 
     # -- the queues ----------------------------------------------------------------------
 
-    def _read_ticks(self) -> Table:
-        every = self._read(ticks_dir(self._layout), TRADE, "ticks", [TRADE_TYPE_ID, SESSION_END_TYPE_ID])
-        ticks = every.of_type(TRADE_TYPE_ID)
-        ends = every.of_type(SESSION_END_TYPE_ID).rows["trade_id"].tolist()
-        self._check(
-            ends == [len(ticks)], f"the session should end once, after {len(ticks)} ticks; ends: {ends}"
+    def _check_market(self) -> None:
+        """The market queue has no hole, and the feed's good-bye says what is before it."""
+        market = self.market
+        self._check_all(
+            "market data", "gaps in the seq", market.seq == np.arange(len(market), dtype=np.uint64)
         )
-        self._check_all("ticks", "trade ids that are not the seq", ticks.rows["trade_id"] == ticks.seq)
-        return ticks
+        self._check_all("market data", "messages of a foreign type", market.kind != FOREIGN)
+        counted = (market.count(L3), market.count(L2), market.count(TRADES))
+        told = [(int(end["l3_events"]), int(end["l2_events"]), int(end["trades"])) for end in market.ends]
+        self._check(
+            told == [counted],
+            f"the session should end once, after {counted} L3 events, L2 events and trades; ends: {told}",
+        )
+        ids = market.trades.rows["trade_id"]
+        self._check_all("trades", "ids that do not count up", np.diff(ids.astype(np.int64)) == 1)
 
     def _read(self, path: Path, record: Record, what: str, type_ids: list[int]) -> Table:
         """Read a queue from its first message, checksums and all."""
@@ -175,14 +159,14 @@ class Auditor:
     def _tick_link(self, strategy: str, orders: Table) -> Link:
         ticks, rows = self._ticks, orders.rows
         known = np.isin(rows["order_id"], ticks.seq)
-        self._check_all(f"orders of {strategy}", "ids that no tick has", known)
-        causes = rows["order_id"][known]
+        self._check_all(f"orders of {strategy}", "ids that no trade has", known)
+        causes = np.searchsorted(ticks.seq, rows["order_id"][known])
         same_time = rows["tick_timestamp_ns"][known] == ticks.timestamp_ns[causes]
         same_price = rows["price"][known] == ticks.rows["price"][causes]
-        same_quantity = rows["quantity"][known] == ticks.rows["quantity"][causes]
+        same_quantity = rows["quantity"][known] == ticks.rows["qty"][causes]
         self._check_all(
             f"orders of {strategy}",
-            "contents that differ from the tick",
+            "contents that differ from the trade",
             same_time & same_price & same_quantity,
         )
         orders_by_run = len(np.unique(rows[["order_id", "run"]]))
@@ -242,26 +226,27 @@ class Auditor:
     def _measure_whole_way(self, strategy: str, booked: Table) -> None:
         rows = booked.rows[booked.rows["applied"] == 1]
         rows = rows[np.isin(rows["order_id"], self._ticks.seq)]
-        ticked_ns = self._ticks.timestamp_ns[rows["order_id"]]
+        ticked_ns = self._ticks.timestamp_ns[np.searchsorted(self._ticks.seq, rows["order_id"])]
         self._tick_to_books[strategy] = _latency(rows["received_ns"], ticked_ns, rows["catching_up"])
 
     def _check_position(self, strategy: str, fills: Table, booked: Table) -> None:
         """What the strategy believes to hold must be what its fills add up to."""
         sign = np.where(fills.rows["side"] == BUY, 1.0, -1.0)
-        held = float((sign * fills.rows["quantity"]).sum())
+        # Added up one by one, as the strategy does it: another order would round differently.
+        held = float(np.cumsum(sign * fills.rows["quantity"])[-1]) if len(fills) else 0.0
         believed = float(booked.rows["position"][-1]) if len(booked) else 0.0
         self._check(believed == held, f"{strategy} believes to hold {believed}, its fills add up to {held}")
 
     def _check_resumption(self, kill: Kill, orders: Table) -> None:
-        """The first tick after the restart must be the one at the committed position."""
+        """The first trade after the restart must be the first one at or after the committed position."""
         last_run = orders.rows["run"].max(initial=0)
         before = np.flatnonzero(orders.rows["run"] < last_run)
         after = np.flatnonzero(orders.rows["run"] == last_run)
-        if not len(before) or not len(after):
-            self._problems.append(f"{kill.strategy} sent no orders before its kill, or none after it")
+        if not len(before) or not len(after) or kill.committed_seq is None:
+            self._problems.append(f"{kill.who} sent no orders before its kill, or none after it")
             return
         resumption = Resumption(
-            strategy=kill.strategy,
+            strategy=kill.who,
             pid=kill.pid,
             last_seq_before=int(orders.rows["order_id"][before[-1]]),
             committed_seq=kill.committed_seq,
@@ -269,9 +254,10 @@ class Auditor:
             silent_ms=float(orders.timestamp_ns[after[0]] - orders.timestamp_ns[before[-1]]) / 1e6,
         )
         self._resumption = resumption
+        waiting = self._ticks.seq[np.searchsorted(self._ticks.seq, kill.committed_seq) :]
         self._check(
-            resumption.first_seq_after == kill.committed_seq,
-            f"{kill.strategy} had committed up to tick {kill.committed_seq} but resumed at tick "
+            len(waiting) > 0 and resumption.first_seq_after == int(waiting[0]),
+            f"{kill.who} had committed up to message {kill.committed_seq} but resumed with the trade "
             f"{resumption.first_seq_after}",
         )
 
@@ -285,26 +271,11 @@ class Auditor:
 
 
 def audit(root: Path, strategies: Iterable[str], kill: Kill | None) -> Findings:
-    """Read all queues below `root` and say what became of every tick."""
+    """Read all queues of the order flow below `root` and say what became of every trade."""
     auditor = Auditor(IpcLayout(root))
     for strategy in strategies:
-        auditor.follow(strategy, kill if kill is not None and kill.strategy == strategy else None)
+        auditor.follow(strategy, kill if kill is not None and kill.who == strategy else None)
     return auditor.findings()
-
-
-def read_table(path: Path, record: Record) -> Table:
-    """Return all messages of a queue, each with its checksum verified."""
-    batches = []
-    segments = set()
-    with Queue.open_subscriber(path, None, "earliest") as reader:
-        while len(batch := reader.read_batch()):
-            segments.add(batch.segment_id)
-            batches.append((batch.seq, batch.timestamp_ns, batch.type_id, batch.view(record.dtype)))
-    if not batches:
-        empty = np.empty(0, dtype=np.uint64)
-        return Table(empty, empty, np.empty(0, dtype=np.uint16), np.empty(0, dtype=record.dtype), 0)
-    seq, timestamp_ns, type_id, rows = (np.concatenate(column) for column in zip(*batches, strict=True))
-    return Table(seq, timestamp_ns, type_id, rows, len(segments))
 
 
 def _missing(wanted: Array, present: Array) -> int:
@@ -321,9 +292,5 @@ def _rate_per_s(table: Table) -> float:
 def _latency(received_ns: Array, sent_ns: Array, catching_up: Array) -> Latency | None:
     """Percentiles without what waited for a strategy to come back; None if nothing is left."""
     chosen = catching_up == 0
-    if not chosen.any():
-        return None
     # Signed: on a clock that was set back a message may seem to arrive before it was sent.
-    taken_ns = received_ns[chosen].astype(np.int64) - sent_ns[chosen].astype(np.int64)
-    p50, p99, p999 = (float(value) / 1000 for value in np.percentile(taken_ns, [50, 99, 99.9]))
-    return Latency(len(taken_ns), p50, p99, p999)
+    return Latency.of(received_ns[chosen].astype(np.int64) - sent_ns[chosen].astype(np.int64))

@@ -1,7 +1,7 @@
-"""What the processes of the demonstration say to each other: payload layouts, type ids, places.
+"""What the processes of the demonstration say to each other: payload layouts, names, places.
 
-Owns no state and opens nothing. Each payload has 64 bytes, so that a whole queue can be looked
-at as one NumPy array.
+Owns no state and opens nothing. Each payload of its own has 64 bytes, so that a whole queue can be
+looked at as one NumPy array; market data is laid out as `everlog.market.protocol` says.
 """
 
 from __future__ import annotations
@@ -12,15 +12,31 @@ from pathlib import Path
 import numpy as np
 
 from everlog.bus import IpcLayout
+from everlog.market.protocol import TypeId
 from everlog.queue import Queue, WriterConfig
 from everlog.queue.config import MIB
 
-VENUE = "demo_spot"
+VENUE = "simulated"
 STRATEGIES = ("arbitrage", "maker")
+WORKERS = ("worker-1", "worker-2")
+WATCHER = "watcher"
 
-TRADE_TYPE_ID = 0x1002
-SESSION_END_TYPE_ID = 0x3000
-BOOKED_TYPE_ID = 0x3001
+SETTLED_STRATEGY = STRATEGIES[1]
+"""Whose fills are settled by the workers."""
+
+MARKET_TOPIC = "market"
+JOBS_TOPIC = "settlement"
+MARKET_BRIDGE = "market"
+FILLS_BRIDGE = "fills"
+LEASE_MS = 2000
+CONCURRENCY = 8
+"""Jobs that one worker does at a time."""
+
+TRADE_TYPE_ID = int(TypeId.TRADE)
+SESSION_END_TYPE_ID = 0x4000
+BOOKED_TYPE_ID = 0x4001
+SEEN_TYPE_ID = 0x4002
+DONE_TYPE_ID = 0x4003
 
 BUY, SELL = 1, 2
 
@@ -45,19 +61,19 @@ class Record:
         self.dtype = np.dtype([(name, f"<{code}") for name, code in fields.items()])
 
 
-# A trade as the venue reports it. `trade_id` counts from 0, like the seq of its queue.
-TRADE = Record(
-    exchange_timestamp_ns="Q",
-    price="d",
-    quantity="d",
-    trade_id="Q",
-    buyer_order_id="Q",
-    seller_order_id="Q",
-    buyer_is_maker="Q",
-    symbol_hash="Q",
+# The last message of the feed: what the venue has sent before it, by kind.
+SESSION_END = Record(
+    messages="Q",
+    l3_events="Q",
+    l2_events="Q",
+    trades="Q",
+    started_ns="Q",
+    ended_ns="Q",
+    symbols="Q",
+    seed="Q",
 )
 
-# `order_id` is the seq of the tick that caused the order: whoever reads that tick again sends the
+# `order_id` is the seq of the trade that caused the order: whoever reads that trade again sends the
 # same id again, and the router knows it. `run` counts how often the strategy was started.
 ORDER = Record(
     order_id="Q",
@@ -94,6 +110,31 @@ BOOKED = Record(
     position="d",
 )
 
+# What the watcher got over server-sent events: a record of the topic, the queue's message that it
+# carries, and how many records came together.
+SEEN = Record(
+    seq="Q",
+    source_seq="Q",
+    server_ms="Q",
+    received_ns="Q",
+    together="Q",
+    is_end="Q",
+    run="Q",
+    reserved="Q",
+)
+
+# What a worker did: a job, the order whose fill it settled, and what it computed.
+DONE = Record(
+    job_seq="Q",
+    order_id="Q",
+    server_ms="Q",
+    started_ns="Q",
+    done_ns="Q",
+    deliveries="Q",
+    run="Q",
+    notional="d",
+)
+
 
 def ticks_dir(layout: IpcLayout) -> Path:
     """Return the queue the feed writes."""
@@ -103,6 +144,16 @@ def ticks_dir(layout: IpcLayout) -> Path:
 def books_dir(layout: IpcLayout, strategy: str) -> Path:
     """Return the queue in which a strategy keeps its books."""
     return layout.root / "books" / strategy / "queue"
+
+
+def notes_dir(layout: IpcLayout, name: str) -> Path:
+    """Return the queue in which the watcher or a worker notes what it got."""
+    return layout.root / "notes" / name / "queue"
+
+
+def truth_file(root: Path) -> Path:
+    """Return the file in which the venue tells its books at the end of the session."""
+    return root / "venue.json"
 
 
 def last_payload(path: str | Path, next_seq: int) -> bytes | None:

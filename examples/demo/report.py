@@ -1,134 +1,170 @@
-"""What the demonstration prints: progress while it runs, and what the audit found.
+"""The report as text: on the terminal and in `report.txt`, the same numbers as on the page.
 
-Owns the wording. On a terminal it is rich's tables and bars; anywhere else plain lines.
+Owns the tables of text and small plots made of characters.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import io
 import json
-import time
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from examples.demo.audit import Findings, Latency
-from examples.demo.records import STRATEGIES
-from examples.demo.supervisor import Counts
+from examples.demo import series
+from examples.demo.charts import duration_text
+from examples.demo.evidence import Evidence
+from examples.demo.page import render_page
+from examples.demo.summary import Summary, audit_rows, kill_texts, latency_rows, stage_rows
 
 PLAIN_WIDTH = 110
-WIDE = 100  # with this many columns there is room for some air in the table
-PLAIN_INTERVAL_S = 1.0
+BAR_WIDTH = 50
+RATE_LINES_MAX = 30
+PAGE_FILE = "index.html"
+TEXT_FILE = "report.txt"
+JSON_FILE = "report.json"
 
 
-def make_console(*, quiet: bool) -> Console:
-    """Return a console: as wide as the terminal, or wide enough for the table if there is none."""
-    console = Console(quiet=quiet, highlight=False)
-    return console if console.is_terminal else Console(quiet=quiet, highlight=False, width=PLAIN_WIDTH)
+def write_report(directory: Path, evidence: Evidence, summary: Summary) -> None:
+    """Leave the page, the text and the numbers in a directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / PAGE_FILE).write_text(render_page(evidence, summary), encoding="utf-8")
+    text = io.StringIO()
+    print_report(Console(file=text, width=PLAIN_WIDTH, highlight=False), evidence, summary, with_plots=True)
+    (directory / TEXT_FILE).write_text(text.getvalue(), encoding="utf-8")
+    (directory / JSON_FILE).write_text(json.dumps(as_json(evidence, summary), indent=2), encoding="utf-8")
 
 
-class Display:
-    """Shows how a run goes on; a `Watcher` of the supervisor."""
-
-    def __init__(self, console: Console, ticks: int) -> None:
-        self._console = console
-        self._started_s = time.monotonic()
-        self._shown_s = self._started_s
-        self._progress: Progress | None = None
-        if console.is_terminal and not console.quiet:
-            columns = (TextColumn("{task.description:>8}"), BarColumn(None), MofNCompleteColumn())
-            self._progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
-            both = len(STRATEGIES) * ticks
-            self._totals = {"ticks": ticks, "orders": both, "fills": both}
-            self._bars = {
-                name: self._progress.add_task(name, total=self._totals[name]) for name in self._totals
-            }
-
-    def note(self, text: str) -> None:
-        """Tell what happened, and when."""
-        self._console.print(f"{time.monotonic() - self._started_s:6.2f} s  {text}")
-
-    def progress(self, counts: Counts) -> None:
-        """Move the bars, or print a line once a second."""
-        if self._progress is not None:
-            for name, bar in self._bars.items():
-                # Orders that a restarted strategy repeats would carry its bar beyond the end.
-                completed = min(getattr(counts, name), self._totals[name])
-                self._progress.update(bar, completed=completed)
-        elif counts.ticks and time.monotonic() - self._shown_s >= PLAIN_INTERVAL_S:
-            self._shown_s = time.monotonic()
-            self.note(f"{counts.ticks:,} ticks, {counts.orders:,} orders, {counts.fills:,} fills")
-
-    def __enter__(self) -> Self:
-        if self._progress is not None:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-
-def print_findings(console: Console, findings: Findings) -> None:
-    """Print the table, what the kill did, and the verdict."""
-    console.print(_table(findings, console))
-    resumed = findings.resumption
-    if resumed is not None:
-        console.print(
-            f"Kill: {resumed.strategy} (pid {resumed.pid}) got SIGKILL after tick "
-            f"{resumed.last_seq_before:,}, was silent for {resumed.silent_ms:.0f} ms and resumed at tick "
-            f"{resumed.first_seq_after:,}; its committed position was tick {resumed.committed_seq:,}."
-        )
-    rolls = sum(link.segments - 1 for link in findings.links)
-    console.print(
-        f"Latency: from append to receipt, over {rolls} rolls of a segment. Left out: {findings.left_out:,} "
-        "ticks that waited for a strategy to start, with their orders and fills."
-    )
-    for problem in findings.problems:
+def print_report(console: Console, evidence: Evidence, summary: Summary, *, with_plots: bool = False) -> None:
+    """Print tables, kills and the verdict; with the plots as characters if wanted."""
+    console.print("everlog demo", style="bold")
+    console.print(f"{summary.setting} {summary.machine}\n", soft_wrap=True)
+    if with_plots:
+        _print_plots(console, evidence)
+    console.print(_stages(console, evidence))
+    console.print(_links(console, evidence))
+    console.print(_audit(console, evidence))
+    for text in kill_texts(evidence):
+        console.print(f"Kill: {text}")
+    for problem in summary.problems:
         console.print(f"PROBLEM: {problem}", style="bold red")
-    if findings.zero_loss:
-        verdict = "zero loss: every tick has one order, one fill and one entry in the books"
-        console.print(verdict, style="bold green")
-    else:
-        lost = sum(link.lost for link in findings.links)
-        duplicated = sum(link.duplicated for link in findings.links)
-        problems = len(findings.problems)
-        verdict = f"NOT zero loss: {lost:,} lost, {duplicated:,} duplicated, {problems} problems"
-        console.print(verdict, style="bold red")
+    console.print(summary.verdict, style="bold green" if summary.is_sound else "bold red")
 
 
-def to_json(findings: Findings) -> str:
-    """Return everything that was found as one JSON object."""
-    content: dict[str, Any] = dataclasses.asdict(findings)
-    return json.dumps({"zero_loss": findings.zero_loss, **content}, indent=2, ensure_ascii=False)
+def as_json(evidence: Evidence, summary: Summary) -> dict[str, Any]:
+    """Return what was found, for programs."""
+    headings = ("part", "step", "expected", "arrived", "again", "unexplained")
+    return {
+        "is_sound": summary.is_sound,
+        "unexplained": evidence.verdict.unexplained,
+        "problems": summary.problems,
+        "messages": len(evidence.market),
+        "accounts": [
+            {name: getattr(account, name) for name in (*headings, "lost", "duplicated", "different")}
+            for account in evidence.verdict.accounts
+        ],
+        "kills": [kill.who for kill in evidence.outcome.kills],
+        "stages": [{"name": stage.name, "seconds": stage.seconds} for stage in evidence.outcome.stages],
+    }
 
 
-def _table(findings: Findings, console: Console) -> Table:
+# -- tables ----------------------------------------------------------------------------------
+
+
+def _table(
+    console: Console, title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], numbers: range
+) -> Table:
     style = box.ROUNDED if console.is_terminal else box.ASCII2
-    padding = (0, 1) if console.width >= WIDE else 0
-    table = Table(title="What the audit found", box=style, padding=padding)
-    table.add_column("link", no_wrap=True)
-    headings = ("messages", "msg/s", "p50\nus", "p99\nus", "p99.9\nus", "lost", "dupli-\ncated")
-    for heading in (*headings, "redeli-\nvered\nafter kill"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for link in findings.links:
-        counts = [f"{count:,}" for count in (link.lost, link.duplicated, link.redelivered)]
-        rate = f"{link.rate_per_s:,.0f}"
-        table.add_row(link.name, f"{link.messages:,}", rate, *_percentiles(link.latency), *counts)
-    table.add_section()
-    for strategy, latency in findings.tick_to_books.items():
-        table.add_row(f"{strategy}, in all", "", "", *_percentiles(latency), "", "", "")
+    table = Table(title=title, title_justify="left", box=style, padding=(0, 1) if console.width >= 100 else 0)
+    for place, heading in enumerate(headings):
+        is_number = place in numbers
+        table.add_column(heading, justify="right" if is_number else "left", no_wrap=is_number)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
-def _percentiles(latency: Latency | None) -> list[str]:
-    if latency is None:
-        return ["-", "-", "-"]
-    values = (latency.p50_us, latency.p99_us, latency.p999_us)
-    return [f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" for value in values]
+def _audit(console: Console, evidence: Evidence) -> Table:
+    headings = ("part", "step", "expected", "arrived", "again", "unex-\nplained", "checked")
+    rows = audit_rows(evidence.verdict)
+    table = _table(console, "Audit of everything", headings, [row.cells for row in rows], range(2, 6))
+    table.add_section()
+    names = ("expected", "arrived", "again", "unexplained")
+    table.add_row("", "all", *(f"{sum(row.number(name) for row in rows):,}" for name in names), "")
+    return table
+
+
+def _links(console: Console, evidence: Evidence) -> Table:
+    headings = (
+        "link",
+        "messages",
+        "msg/s",
+        "p50\nus",
+        "p99\nus",
+        "p99.9\nus",
+        "lost",
+        "dupli-\ncated",
+        "again",
+    )
+    return _table(console, "Links, from append to receipt", headings, latency_rows(evidence), range(1, 9))
+
+
+def _stages(console: Console, evidence: Evidence) -> Table:
+    return _table(console, "Stages", ("stage", "seconds", "result"), stage_rows(evidence), range(1, 2))
+
+
+# -- plots -----------------------------------------------------------------------------------
+
+
+def _print_plots(console: Console, evidence: Evidence) -> None:
+    found = series.prices(evidence)
+    console.print(f"Mid price and spread of {found.symbol} ({found.source})")
+    step = max(1, len(found.seconds) // RATE_LINES_MAX)
+    low, high = float(found.mid.min()), float(found.mid.max())
+    for place in range(0, len(found.seconds), step):
+        column = round((float(found.mid[place]) - low) / max(high - low, 1e-9) * BAR_WIDTH)
+        spread = f"{float(found.spread_bps[place]):6.2f} bps"
+        line = (
+            f"{float(found.seconds[place]):7.2f} s {float(found.mid[place]):9.3f} {spread} |{' ' * column}*"
+        )
+        console.print(line)
+    _print_depth(console, evidence)
+    for histogram in series.histograms(evidence):
+        console.print(f"\nLatency of {histogram.name}, messages per interval")
+        largest = max(1, int((histogram.counts + histogram.apart).max(initial=1)))
+        for low_us, count, apart in zip(histogram.edges_us, histogram.counts, histogram.apart, strict=False):
+            if count or apart:
+                bar = "#" * round(BAR_WIDTH * int(count) / largest) + "~" * round(
+                    BAR_WIDTH * int(apart) / largest
+                )
+                console.print(f"from {duration_text(float(low_us)):>9} {int(count + apart):>9,} {bar}")
+        console.print(f"~ are {histogram.apart_count:,} that waited for a process that was dead")
+    _print_rates(console, evidence)
+
+
+def _print_depth(console: Console, evidence: Evidence) -> None:
+    """The heat map with a character per cell, every other column and row."""
+    found = series.heat(evidence)
+    console.print(
+        "\nDepth: resting size by price (down) and time (right); denser characters are larger sizes"
+    )
+    characters = " .:-=+*#"
+    for row in range(found.shades.shape[1] - 1, -1, -2):
+        cells = "".join(characters[min(int(shade), 7)] for shade in found.shades[::2, row])
+        console.print(f"{float(found.prices[row]):9.3f} |{cells}", markup=False)
+
+
+def _print_rates(console: Console, evidence: Evidence) -> None:
+    found = series.rates(evidence)
+    headings = ("seconds", *found.per_second)
+    step = max(1, len(found.seconds) // RATE_LINES_MAX)
+    rows = [
+        (f"{found.seconds[place]:.2f}", *(f"{values[place]:,.0f}" for values in found.per_second.values()))
+        for place in range(0, len(found.seconds), step)
+    ]
+    console.print()
+    console.print(_table(console, "Messages a second", headings, rows, range(0, 5)))

@@ -17,7 +17,6 @@ import time
 
 from everlog.bus import Added, IpcLayout, RouterChannel, RouterDiscovery, RouterEvent
 from everlog.queue import FanInReader, MessageView
-from examples.demo.parent import Parent
 from examples.demo.records import COMMIT_EVERY, CONFIG, FILL, ORDER, last_payload
 
 IDLE_WAIT_S = 0.05
@@ -37,7 +36,6 @@ class Router:
 
     def run(self) -> None:
         """Route orders until the last strategy has left."""
-        parent = Parent()
         with RouterDiscovery(self._layout) as discovery:
             looked_ns = 0
             while self._remaining:
@@ -46,7 +44,6 @@ class Router:
                         self._follow(event)
                     looked_ns = time.monotonic_ns()
                 if not self._channels:
-                    parent.check()
                     discovery.wait(IDLE_WAIT_S)
                     continue
                 item = self._orders.next()
@@ -54,8 +51,8 @@ class Router:
                     self._answer(*item, time.time_ns())
                 elif self._leaving:
                     self._let_go()
-                elif not self._orders.wait(IDLE_WAIT_S):
-                    parent.check()
+                else:
+                    self._orders.wait(IDLE_WAIT_S)
 
     def close(self) -> None:
         """Close every channel that is still open."""

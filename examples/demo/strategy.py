@@ -1,12 +1,13 @@
-"""A strategy: one order for each tick, and books about its fills.
+"""A strategy: one order for each trade of the venue, and books about its fills.
 
     python -m examples.demo.strategy ROOT NAME
 
 It may be killed at any instant. What makes each tick count exactly once all the same:
 
-* Ticks. The position is committed after the order was sent, never before, so a restart may read
-  some ticks again but misses none. An order's id is the seq of its tick, so a tick that is read
-  again gives the same order again, and the router drops what it knows.
+* Ticks, which are the trades among the market data. The position is committed after the order was
+  sent, never before, so a restart may read some ticks again but misses none. An order's id is the
+  seq of its tick, so a tick that is read again gives the same order again, and the router drops
+  what it knows.
 * Fills. The books are a queue too. Their last record says which fill was booked last and what
   the strategy holds, so a restart goes on from there and drops the fills it has booked.
 """
@@ -18,8 +19,8 @@ import time
 from contextlib import ExitStack
 
 from everlog.bus import Connected, IpcLayout, StrategyChannel, SubscriberDiscovery
+from everlog.market.views import TradeView
 from everlog.queue import FanInReader, MessageView, Queue, QueueReader, QueueWriter
-from examples.demo.parent import Parent
 from examples.demo.records import (
     BOOKED,
     BOOKED_TYPE_ID,
@@ -30,7 +31,6 @@ from examples.demo.records import (
     ORDER,
     SELL,
     SESSION_END_TYPE_ID,
-    TRADE,
     TRADE_TYPE_ID,
     books_dir,
     last_payload,
@@ -58,13 +58,11 @@ class Strategy:
 
     def run(self) -> None:
         """Handle ticks and fills until the session is over and every order has its fill."""
-        parent = Parent()
         while not (self._session_over and self._booked_id >= self._ordered_id):
             item = self._sources.next()
             if item is None:
                 self._catching_up = False
-                if not self._sources.wait(IDLE_WAIT_S):
-                    parent.check()
+                self._sources.wait(IDLE_WAIT_S)
                 continue
             received_ns = time.time_ns()
             source, message = item
@@ -75,11 +73,16 @@ class Strategy:
         self._sources.commit_all()
 
     def _on_tick(self, message: MessageView, received_ns: int) -> None:
-        if message.type_id == SESSION_END_TYPE_ID:
+        if message.type_id == TRADE_TYPE_ID:
+            self._order(message, received_ns)
+        elif message.type_id == SESSION_END_TYPE_ID:
             self._session_over = True
-        if message.type_id != TRADE_TYPE_ID:
-            return
-        _, price, quantity, _, _, _, buyer_is_maker, _ = TRADE.unpack(message)
+        if message.seq % COMMIT_EVERY == COMMIT_EVERY - 1:
+            # Not forced to disk: it has to survive this process, not a power cut.
+            self._sources.commit(TICKS, durable=False)
+
+    def _order(self, message: MessageView, received_ns: int) -> None:
+        trade = TradeView(message)
         self._ordered_id = message.seq
         order = ORDER.pack(
             message.seq,
@@ -87,14 +90,11 @@ class Strategy:
             received_ns,
             self._run,
             self._catching_up,
-            SELL if buyer_is_maker else BUY,
-            price,
-            quantity,
+            SELL if trade.is_buyer_maker else BUY,
+            trade.price,
+            trade.qty,
         )
         self._channel.send_order(order)
-        if message.seq % COMMIT_EVERY == COMMIT_EVERY - 1:
-            # Not forced to disk: it has to survive this process, not a power cut.
-            self._sources.commit(TICKS, durable=False)
 
     def _on_fill(self, message: MessageView, received_ns: int) -> None:
         order_id, _, _, _, catching_up, side, _, quantity = FILL.unpack(message)
@@ -129,16 +129,13 @@ def _resume_books(books: QueueWriter) -> tuple[int, int, float]:
 def open_and_run(root: str, name: str) -> None:
     """Open everything in the order in which it appears, run, and close it again."""
     layout = IpcLayout(root)
-    parent = Parent()
     with ExitStack() as stack:
         books = stack.enter_context(Queue.open_publisher(books_dir(layout, name), CONFIG))
         channel = stack.enter_context(StrategyChannel.open(layout, name, config=CONFIG))
         while not channel.attach_inbox():  # until the router has found us
-            parent.check()
             time.sleep(POLL_S)
         discovery = SubscriberDiscovery(ticks_dir(layout), name, poll_interval_s=0)
         while not isinstance(event := discovery.poll(None)[0], Connected):  # until there is a feed
-            parent.check()
             time.sleep(POLL_S)
         ticks = stack.enter_context(event.reader)
         Strategy(channel, ticks, books).run()

@@ -63,3 +63,11 @@ def test_an_event_that_is_not_complete_is_none_yet() -> None:
     assert parser.feed(b"data: 1\n") == []
     assert parser.feed(b"\r") == []
     assert parser.feed(b"\n") == [Event("message", b"1")]
+
+
+def test_a_long_line_that_comes_in_pieces_takes_time_in_proportion_to_its_length() -> None:
+    parser = EventParser()
+    piece = b"x" * 65_536
+    # A search that tries every start of an unfinished line would take hours for this one.
+    assert [parser.feed(part) for part in (b"data: ", *[piece] * 64)] == [[]] * 65
+    assert [len(event.data) for event in parser.feed(b"\n\n")] == [64 * len(piece)]

@@ -44,6 +44,12 @@ def guarded() -> Iterator[RunningServer]:
         yield started
 
 
+def watch_path(server: RunningServer) -> str:
+    """The stream of a watch session that another key has made."""
+    answer = taken(server.api("all").request("POST", "/v0/watch", {"topics": {"t": {"from_seq": 0}}}))
+    return f"/v0/watch/{answer['wid']}"
+
+
 # --- Tokens ----------------------------------------------------------------------------------------------
 
 
@@ -88,6 +94,10 @@ def test_without_a_known_token_everything_is_401(guarded: RunningServer, header:
         assert_error(reply, 401, "unauthorized")
         assert reply.headers["www-authenticate"] == "Bearer"
     assert_error(api.request("GET", "/nowhere"), 401, "unauthorized")
+    for path in (watch_path(guarded), "/v0/topics/t/work", "/v0/ws"):
+        reply = api.request("GET", path)
+        assert_error(reply, 401, "unauthorized")
+        assert reply.headers["www-authenticate"] == "Bearer"
     assert_error(api.request("PATCH", "/v0/topics"), 401, "unauthorized")
 
 

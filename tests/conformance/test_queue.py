@@ -102,7 +102,7 @@ def test_a_claim_answers_what_the_contract_says(server: RunningServer, api: Api)
 
 @pytest.mark.parametrize(("asked", "given"), [(None, 1), (0, 1), (1, 1), (2, 2), (10**6, 3)])
 def test_max_is_clamped(api: Api, queue: str, asked: int | None, given: int) -> None:
-    fields = {} if asked is None else {"max": asked}
+    fields: dict[str, Any] = {} if asked is None else {"max": asked}
     assert seqs_of(api.claim(queue, **fields)) == list(range(1, given + 1))
 
 
@@ -120,7 +120,8 @@ def test_the_time_of_a_lease_is_the_topics_unless_asked_for_and_is_clamped(
 ) -> None:
     made(api, 1, lease_ms=200)
     server.clock.freeze()
-    (job,) = jobs_of(api.claim("q", **({} if asked is None else {"lease_ms": asked})))
+    fields: dict[str, Any] = {} if asked is None else {"lease_ms": asked}
+    (job,) = jobs_of(api.claim("q", **fields))
     assert job["deadline"] == server.clock.wall_ns() // 1_000_000 + given
 
 
@@ -368,7 +369,7 @@ def test_a_job_that_fails_too_often_is_moved_with_its_provenance(api: Api) -> No
 
 
 @pytest.mark.parametrize("config", [{"max_deliveries": 2}, {"dead_letter": "dead"}, {}])
-def test_without_both_settings_jobs_are_delivered_for_ever(api: Api, config: dict[str, object]) -> None:
+def test_without_both_settings_jobs_are_delivered_for_ever(api: Api, config: dict[str, Any]) -> None:
     made(api, 1, **config)
     fail_until_dead(api, "q", 1, 5)
     assert jobs_of(api.claim("q"))[0]["deliveries"] == 6

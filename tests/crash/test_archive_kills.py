@@ -1,4 +1,4 @@
-"""`kill -9` of an archive's driver, again and again: the table holds every message once in the end."""
+"""`kill -9` of the driver of an archive and of a live replay: the tables are as if nothing had been."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from everlog.market.venues.simulated import SimulatedVenue
 from everlog.pipeline import spark_session
 from everlog.pipeline.jobs.archive import archive_queue
 from everlog.pipeline.jobs.audit import audit_queue
+from everlog.pipeline.jobs.live_replay import follow_books
+from everlog.pipeline.jobs.replay import replay_books
 from everlog.pipeline.lake import LakeTable
 from everlog.queue import Queue
 from tests.support.processes import fresh_seed
 
 ROUNDS_MAX = 50
+REPLAY_ROUNDS_MAX = 10
+EVENTS_PER_ROUND = 60
 MESSAGES_PER_ROUND = 400
 MOMENT_S = 3.0
 BATCH = 150
@@ -40,9 +45,24 @@ archive_queue(spark, sys.argv[1], sys.argv[2], "messages", reader="archive", fol
 """
 
 
-def start_driver(queue: str, lake: str, complaints: Path) -> subprocess.Popen[str]:
-    """Start an archive in a group of its own, so that its Java process dies with it."""
-    command = [sys.executable, "-c", _DRIVER, queue, lake, str(BATCH)]
+_REPLAY_DRIVER = """
+import sys
+from everlog.pipeline import spark_session
+from everlog.pipeline.jobs.live_replay import follow_books
+
+def shown(report):
+    print(report.rows, flush=True)
+
+spark = spark_session(master="local[1]")
+print("started", flush=True)
+follow_books(spark, sys.argv[1], sys.argv[2], "live", reader="books", partitions=2,
+             options={"maxRecordsPerBatch": sys.argv[3]}, shown=shown)
+"""
+
+
+def start_driver(queue: str, lake: str, complaints: Path, program: str = _DRIVER) -> subprocess.Popen[str]:
+    """Start a job in a group of its own, so that its Java process dies with it."""
+    command = [sys.executable, "-c", program, queue, lake, str(BATCH)]
     with complaints.open("w") as stderr:
         return subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
@@ -55,6 +75,18 @@ def kill(driver: subprocess.Popen[str]) -> None:
     driver.wait()
     assert driver.stdout is not None
     driver.stdout.close()
+
+
+def live_and_die(driver: subprocess.Popen[str], lives: random.Random, complaints: Path) -> None:
+    """Let a driver run for a while: it is killed before, between, in and after its commits."""
+    try:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "started\n"
+        for _ in range(lives.choice((0, 0, 1, 1, 2))):
+            assert driver.stdout.readline(), complaints.read_text()
+        time.sleep(lives.uniform(0.0, MOMENT_S))
+    finally:
+        kill(driver)
 
 
 @pytest.fixture(scope="module")
@@ -79,16 +111,7 @@ def test_an_archive_that_is_killed_at_random_holds_every_message_once(
             for _ in range(MESSAGES_PER_ROUND):
                 writer.append(7, str(written).encode(), 1_700_000_000_000_000_000 + written)
                 written += 1
-            driver = start_driver(queue, lake, complaints)
-            try:
-                assert driver.stdout is not None
-                assert driver.stdout.readline() == "started\n"
-                # Killed before, between, in and after its commits.
-                for _ in range(lives.choice((0, 0, 1, 1, 2))):
-                    assert driver.stdout.readline(), complaints.read_text()
-                time.sleep(lives.uniform(0.0, MOMENT_S))
-            finally:
-                kill(driver)
+            live_and_die(start_driver(queue, lake, complaints), lives, complaints)
             table = LakeTable(lake, "messages").open()
             commits = table.version() + 1 if table is not None else 0
     archive_queue(spark, queue, lake, "messages", reader="archive")
@@ -97,3 +120,28 @@ def test_an_archive_that_is_killed_at_random_holds_every_message_once(
     assert (stream.delivered, stream.duplicate, stream.missing, stream.gap) == (written, 0, 0, 0)
     rows = LakeTable(lake, "messages").read(spark).orderBy("seq").select("payload").collect()
     assert [row.payload for row in rows] == [str(number).encode() for number in range(written)]
+
+
+@pytest.mark.crash
+def test_a_live_replay_that_is_killed_at_random_has_the_rows_of_one_run(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lives = random.Random(fresh_seed("REPLAY_SEED"))
+    rounds = min(REPLAY_ROUNDS_MAX, int(os.environ.get("CRASH_ROUNDS", REPLAY_ROUNDS_MAX)))
+    queue, lake = str(tmp_path / "queue"), str(tmp_path / "lake")
+    venue = SimulatedVenue(3, rate=2000.0, kinds=("l2",), resting_orders=10, block_events=EVENTS_PER_ROUND)
+    with Queue.open_publisher(queue, segment_size=1 << 20, reader_ttl_s=3600.0) as writer:
+        for _ in range(rounds):
+            for block in venue.blocks(EVENTS_PER_ROUND):
+                block.append_to(writer)
+            complaints = tmp_path / "complaints"
+            live_and_die(start_driver(queue, lake, complaints, _REPLAY_DRIVER), lives, complaints)
+    follow_books(spark, queue, lake, "live", reader="books", follow=False)
+    replay_books(spark, queue, lake, "whole")
+    for suffix in ("", "_depth", "_report"):
+        live, whole = (
+            LakeTable(lake, f"{name}{suffix}").read(spark).orderBy("seq").collect()
+            for name in ("live", "whole")
+        )
+        assert live == whole
+    assert LakeTable(lake, "live").read(spark).count() > 0

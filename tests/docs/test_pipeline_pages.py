@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from everlog.pipeline.sources import queue, topics
+from everlog.pipeline.sources import queue, queue_sink, topics_options, topics_sink
+from tests.support.snippets import run_page_alone
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs" / "guide"
 
-_RUN = """
-import sys
-from pathlib import Path
-from tests.support.snippets import run_page
-
-print(run_page(Path(sys.argv[1]), Path.cwd()))
-"""
-
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("page", "blocks"), [("spark.md", 6), ("replaying.md", 3)])
+@pytest.mark.parametrize(
+    ("page", "blocks"), [("spark.md", 8), ("replaying.md", 2), ("writing-a-feature.md", 5)]
+)
 def test_every_example_of_the_page_runs(page: str, blocks: int, tmp_path: Path) -> None:
-    # As a reader would: in a process whose first Spark session is the page's, in the page's directory.
-    done = subprocess.run(
-        [sys.executable, "-c", _RUN, GUIDE / page],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[-1]) >= blocks
+    assert run_page_alone(GUIDE / page, tmp_path) >= blocks
 
 
-@pytest.mark.parametrize("options", [queue.OPTIONS, topics.OPTIONS])
+@pytest.mark.parametrize(
+    "options", [queue.OPTIONS, queue_sink.OPTIONS, topics_options.OPTIONS, topics_sink.OPTIONS]
+)
 def test_every_option_of_a_format_is_explained(options: tuple[str, ...]) -> None:
     text = (GUIDE / "spark.md").read_text(encoding="utf-8")
     assert [name for name in options if f"`{name}`" not in text] == []

@@ -1,45 +1,321 @@
-"""The demonstration as a user runs it: real processes, a real kill, and how it ends when interrupted."""
+"""The demonstration as a user runs it: real processes, real kills, a report, and how it ends when it must."""
 
 from __future__ import annotations
 
+import argparse
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
+from rich.console import Console
 
 from everlog.bus import IpcLayout, StrategyChannel
+from everlog.queue import Queue
 from examples.demo import __main__ as command
-from examples.demo.audit import Findings, Link, audit
-from examples.demo.records import CONFIG, FILL, ORDER, STRATEGIES, ticks_dir
-from examples.demo.supervisor import Kill
+from examples.demo.display import Display, make_console
+from examples.demo.evidence import Evidence, gather
+from examples.demo.plan import Plan
+from examples.demo.records import (
+    CONFIG,
+    FILL,
+    ORDER,
+    SEEN,
+    SEEN_TYPE_ID,
+    STRATEGIES,
+    WATCHER,
+    notes_dir,
+    ticks_dir,
+    truth_file,
+)
+from examples.demo.report import write_report
+from examples.demo.session import Counts, Session
+from examples.demo.summary import summarize
+from examples.demo.topic_copy import TopicCopy
 from tests.support.processes import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEMO = [sys.executable, "-m", "examples.demo"]
-SHORT = ["--seconds", "1.5", "--rate", "4000"]
-TICKS = 6000
+PLAN = Plan(seconds=4.0, symbols=2, rate_per_s=2000.0, with_spark=False)
+STEPS = [
+    "venue to queue",
+    "feed -> arbitrage",
+    "arbitrage -> router",
+    "router -> arbitrage",
+    "feed -> maker",
+    "maker -> router",
+    "router -> maker",
+    "queue to topic",
+    "topic to SSE watcher",
+    "fills to job queue",
+    "job queue to workers",
+    "L2 replay to book",
+    "L3 replay to book",
+    "seqs of 10 queues",
+    "seqs of topic market",
+    "seqs of topic settlement",
+    "bridge of market",
+    "bridge of fills",
+]
+
+# A run has a dozen processes to start, and a machine under test may be busy.
+pytestmark = pytest.mark.timeout(300)
 
 
-def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the demonstration to its end, with its output in pipes."""
-    return subprocess.run(
-        [*DEMO, *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=100, check=False
-    )
+class Finished(NamedTuple):
+    """A run that has ended, and where its report is."""
+
+    root: Path
+    evidence: Evidence
+    topic: TopicCopy
+    report: Path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Run the chain once, without Spark."""
+    root = tmp_path_factory.mktemp("demo")
+    console = make_console(quiet=True)
+    with Display(console, ticks_dir(IpcLayout(root))) as display, Session(root, PLAN, display) as session:
+        outcome = session.run()
+    assert session.topic is not None
+    evidence = gather(root, outcome, session.topic)
+    report = root / "report"
+    write_report(report, evidence, summarize(evidence, PLAN, 1.0))
+    return Finished(root, evidence, session.topic, report)
+
+
+# -- what a run proves -----------------------------------------------------------------------
+
+
+def test_every_message_is_accounted_for_although_three_processes_are_killed(finished: Finished) -> None:
+    verdict = finished.evidence.verdict
+    assert verdict.problems == []
+    assert [account.step for account in verdict.accounts] == STEPS
+    assert [account.unexplained for account in verdict.accounts] == [0] * len(STEPS)
+    assert all(account.expected == account.arrived > 0 for account in verdict.accounts)
+    assert [kill.who for kill in finished.evidence.outcome.kills] == ["bridge", "arbitrage", "worker-1"]
+    assert verdict.is_sound
+
+
+def test_the_killed_strategy_resumes_at_its_committed_position(finished: Finished) -> None:
+    findings = finished.evidence.findings
+    resumed = findings.resumption
+    assert resumed is not None
+    assert resumed.committed_seq <= resumed.first_seq_after <= resumed.last_seq_before + 1
+    links = {link.name: link for link in findings.links}
+    assert links["feed -> maker"].redelivered == 0
+    for strategy in STRATEGIES:
+        trades, orders = links[f"feed -> {strategy}"], links[f"{strategy} -> router"]
+        assert orders.messages == trades.messages + orders.redelivered
+        assert trades.latency is not None and trades.latency.samples > 0
+        assert 0 < trades.latency.p50_us <= trades.latency.p99_us <= trades.latency.p999_us
+
+
+# -- what an audit must not overlook ---------------------------------------------------------
+
+
+def judged(finished: Finished, topic: TopicCopy | None = None, root: Path | None = None) -> Evidence:
+    return gather(root or finished.root, finished.evidence.outcome, topic or finished.topic)
+
+
+def unexplained(evidence: Evidence) -> dict[str, int]:
+    """The steps that are not sound, with how much is unexplained."""
+    accounts = evidence.verdict.accounts
+    return {account.step: account.unexplained for account in accounts if account.unexplained}
+
+
+def without_record(topic: TopicCopy, place: int) -> TopicCopy:
+    kept = np.arange(len(topic)) != place
+    none = np.empty(0)
+    return TopicCopy(topic.seq[kept], topic.source_seq[kept], none.astype(np.intp), none, none)
+
+
+def test_a_record_that_the_topic_lost_makes_the_demo_fail(
+    finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    doctored = judged(finished, without_record(finished.topic, 17))
+    assert unexplained(doctored) == {"queue to topic": 1, "topic to SSE watcher": 1}
+    options = argparse.Namespace(report=tmp_path / "report", json=True, dir=None)
+    assert command.conclude(doctored, PLAN, options, make_console(quiet=True), 1.0) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["is_sound"], told["unexplained"]) == (False, 2)
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "NOT SOUND: 2 unexplained" in page
+    assert "NOT SOUND: 2 unexplained" in (tmp_path / "report" / "report.txt").read_text()
+
+
+def test_the_exit_code_of_a_sound_run_is_0(
+    finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = argparse.Namespace(report=tmp_path / "report", json=True, dir=None)
+    assert command.conclude(finished.evidence, PLAN, options, make_console(quiet=True), 1.0) == 0
+    assert json.loads(capsys.readouterr().out)["is_sound"] is True
+
+
+def test_a_trade_with_another_price_in_the_topic_is_unexplained(finished: Finished) -> None:
+    prices = finished.topic.trade_price.copy()
+    prices[3] += 0.01
+    assert unexplained(judged(finished, replace(finished.topic, trade_price=prices))) == {"queue to topic": 1}
+
+
+@pytest.fixture
+def copied(finished: Finished, tmp_path: Path) -> Path:
+    """Another directory with the same run, to be doctored."""
+    subprocess.run(["cp", "-r", f"{finished.root}/.", str(tmp_path / "copy")], check=True)
+    return tmp_path / "copy"
+
+
+def test_a_record_that_the_watcher_got_twice_is_unexplained(finished: Finished, copied: Path) -> None:
+    with Queue.open_publisher(notes_dir(IpcLayout(copied), WATCHER), CONFIG) as notes:
+        notes.append(SEEN_TYPE_ID, SEEN.pack(5, 4, 0, 0, 1, 0, 1, 0))
+    assert unexplained(judged(finished, root=copied)) == {"topic to SSE watcher": 1}
+
+
+def test_a_book_that_differs_from_the_venues_is_unexplained(finished: Finished, copied: Path) -> None:
+    truth = json.loads(truth_file(copied).read_text())
+    truth["books"][1]["bids"][0][1] += 1
+    truth_file(copied).write_text(json.dumps(truth))
+    assert unexplained(judged(finished, root=copied)) == {"L2 replay to book": 1, "L3 replay to book": 1}
+
+
+def test_an_event_that_the_venue_sent_and_the_queue_has_not_is_unexplained(
+    finished: Finished, copied: Path
+) -> None:
+    truth = json.loads(truth_file(copied).read_text())
+    truth["counts"]["l3_events"] += 1
+    truth_file(copied).write_text(json.dumps(truth))
+    assert unexplained(judged(finished, root=copied)) == {"venue to queue": 1}
+
+
+# -- the report ------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """Collects what a page would load from elsewhere, its headings and the cells of its tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.tags: list[str] = []
+        self.rows: list[list[str]] = []
+        self._open: list[str] = []
+        self.headings: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._open.append(tag)
+        self.loaded += [f"{name}={value}" for name, value in attrs if name in {"src", "href", "xlink:href"}]
+        if tag == "tr":
+            self.rows.append([])
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] == "td":
+            self.rows[-1].append(data)
+        elif self._open and self._open[-1] == "h2":
+            self.headings.append(data)
+
+
+def test_the_page_opens_offline_and_has_every_plot_and_the_audit(finished: Finished) -> None:
+    text = (finished.report / "index.html").read_text()
+    page = Page()
+    page.feed(text)
+    assert page.loaded == []
+    assert not re.search(r"https?://|@import|url\((?!#)", text)
+    assert not {"script", "link", "img", "iframe"} & set(page.tags)
+    assert page.headings[:6] == [
+        "The chain",
+        "Audit",
+        "Mid price and spread",
+        "Depth of the book",
+        "Latency",
+        "Throughput",
+    ]
+    assert page.tags.count("svg") == 8
+    rows = {row[1]: row for row in page.rows if len(row) == 7}
+    assert list(rows) == STEPS
+    assert {row[5] for row in rows.values()} == {"0"}
+    assert "prefers-color-scheme:dark" in text
+    assert "zero unexplained" in text
+
+
+def test_axes_have_units_and_histograms_have_percentiles(finished: Finished) -> None:
+    text = (finished.report / "index.html").read_text()
+    labels = re.findall(r'class="label"[^>]*>([^<]*)<', text)
+    assert {
+        "seconds since the opening",
+        "mid price",
+        "spread, bps",
+        "price",
+        "latency, logarithmic",
+        "messages",
+        "messages a second",
+    } == set(labels)
+    assert len(re.findall(r'class="mark-text"[^>]*>p(?:50|99) [\d.]+ (?:µs|ms|s)<', text)) == 4
+    assert len(re.findall(r'class="mark-text"[^>]*>\S+ killed<', text)) == 3
+
+
+def test_the_same_is_there_as_text_and_as_json(finished: Finished) -> None:
+    text = (finished.report / "report.txt").read_text()
+    for words in (
+        "Mid price and spread of SIM0000",
+        "Depth: resting size",
+        "Latency of queue",
+        "Latency of SSE",
+    ):
+        assert words in text
+    for words in ("Messages a second", "Audit of everything", "Kill: bridge", "zero unexplained"):
+        assert words in text
+    for step in STEPS:
+        assert step in text
+    told = json.loads((finished.report / "report.json").read_text())
+    assert [account["step"] for account in told["accounts"]] == STEPS
+    assert told["unexplained"] == 0
+
+
+def test_a_terminal_shows_the_live_book_and_what_has_come_so_far(finished: Finished) -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=110, height=40)
+    with Display(console, ticks_dir(IpcLayout(finished.root))) as display:
+        display.stage("trade")
+
+        def is_drawn() -> bool:
+            display.progress(Counts(12345, 6, 7, 8, 9))
+            return "12,345" in shown.getvalue()
+
+        eventually("a frame is drawn", is_drawn)
+    frame = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
+    book = finished.evidence.truth["books"][0]
+    assert "book of SIM0000, live" in frame
+    for price, size in (book["bids"][0], book["asks"][0]):
+        assert re.search(rf"{price / 100:g}\s+{size / 1000:g}\s+█", frame)
+
+
+# -- how it ends -----------------------------------------------------------------------------
 
 
 @contextmanager
-def running_demo(temporary: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Start a long demonstration; yield it and its processes once they are trading."""
+def running_demo(temporary: Path, until: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """Start a long demonstration; yield it and its processes once it has said something."""
     environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONUNBUFFERED": "1"}
     demo = subprocess.Popen(
-        [*DEMO, "--seconds", "60", "--rate", "1000"],
+        [*DEMO, "--seconds", "60", "--symbols", "1", "--no-spark", "--report", str(temporary / "report")],
         cwd=REPOSITORY,
         env=environment,
         stdout=subprocess.PIPE,
@@ -50,10 +326,10 @@ def running_demo(temporary: Path) -> Iterator[tuple[subprocess.Popen[str], list[
     children: list[int] = []
     try:
         for line in demo.stdout:
-            if " fills" in line and " s  " in line:
+            if until in line:
                 break
         children = children_of(demo.pid)
-        assert len(children) == 4, "feed, two strategies and the router"
+        assert children, "the demonstration has started something"
         yield demo, children
     finally:
         demo.kill()
@@ -77,52 +353,11 @@ def has_ended(pid: int) -> bool:
     return state == "Z"
 
 
-def test_the_demo_loses_nothing_although_a_strategy_is_killed() -> None:
-    result = run_demo(*SHORT, "--json")
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stderr == ""
-    found = json.loads(result.stdout)
-    assert found["zero_loss"] is True
-    assert found["problems"] == []
-    links = {link["name"]: link for link in found["links"]}
-    assert len(links) == 3 * len(STRATEGIES)
-    for strategy in STRATEGIES:
-        ticks = links[f"feed -> {strategy}"]
-        orders = links[f"{strategy} -> router"]
-        fills = links[f"router -> {strategy}"]
-        assert ticks["messages"] == fills["messages"] == TICKS
-        assert orders["messages"] == TICKS + orders["redelivered"]
-        for link in (ticks, orders, fills):
-            assert link["lost"] == link["duplicated"] == 0
-            assert link["latency"]["samples"] > 0
-            assert 0 < link["latency"]["p50_us"] <= link["latency"]["p99_us"] <= link["latency"]["p999_us"]
-    resumed = found["resumption"]
-    assert resumed["committed_seq"] == resumed["first_seq_after"] <= resumed["last_seq_before"] + 1
-    again = resumed["last_seq_before"] + 1 - resumed["first_seq_after"]
-    assert links["feed -> arbitrage"]["redelivered"] == again
-    assert links["feed -> maker"]["redelivered"] == 0
-
-
-def test_without_a_terminal_the_demo_prints_plain_text_and_a_named_directory_is_kept(tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    result = run_demo(*SHORT, "--dir", str(kept))
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.isascii()
-    assert "\x1b" not in result.stdout
-    assert "killed arbitrage" in result.stdout
-    assert "zero loss: every tick has one order, one fill and one entry in the books" in result.stdout
-    assert len(list(ticks_dir(IpcLayout(kept)).glob("*.q"))) > 1, "the queue should have rolled"
-    assert audit(kept, STRATEGIES, None).zero_loss
-    wrong_place = Kill("arbitrage", 1, committed_seq=17)
-    [problem] = audit(kept, STRATEGIES, wrong_place).problems
-    assert "arbitrage had committed up to tick 17 but resumed at tick" in problem
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_demo_leaves_no_process_and_no_file(tmp_path: Path, number: signal.Signals) -> None:
-    with running_demo(tmp_path) as (demo, children):
+def test_an_interrupted_demo_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    with running_demo(tmp_path, "the venue is open") as (demo, children):
+        assert len(children) == 10, "server, two bridges, router, strategies, watcher, workers, feed"
         assert list(tmp_path.iterdir()) != []
-        demo.send_signal(number)
+        demo.send_signal(signal.SIGINT)
         _, errors = demo.communicate(timeout=60)
         assert demo.returncode == 130
         assert errors == "interrupted; every process has ended\n"
@@ -131,39 +366,43 @@ def test_an_interrupted_demo_leaves_no_process_and_no_file(tmp_path: Path, numbe
 
 
 def test_processes_end_by_themselves_when_the_demo_is_killed(tmp_path: Path) -> None:
-    with running_demo(tmp_path) as (demo, children):
+    with running_demo(tmp_path, "listens on") as (demo, children):
         demo.kill()
         eventually("all processes have ended", lambda: all(map(has_ended, children)))
 
 
 def test_a_process_that_fails_makes_the_demo_fail_and_is_named(tmp_path: Path) -> None:
-    with running_demo(tmp_path) as (demo, children):
-        victim = next(child for child in children if "router" in Path(f"/proc/{child}/cmdline").read_text())
+    with running_demo(tmp_path, "listens on") as (demo, children):
+        victim = next(child for child in children if "serve" in Path(f"/proc/{child}/cmdline").read_text())
         os.kill(victim, signal.SIGKILL)
         _, errors = demo.communicate(timeout=60)
         assert demo.returncode == 1
-        assert "the demonstration failed: router failed with exit code -9" in errors
+        assert "the demonstration failed: server failed with exit code -9" in errors
         assert [child for child in children if not has_ended(child)] == []
 
 
-def test_a_directory_that_is_not_empty_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrong", [["--seconds", "1"], ["--symbols", "0"], ["--rate", "5"]])
+def test_numbers_that_make_no_demo_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        command.parse(wrong)
+    assert raised.value.code == 2
+    assert "is not between" in capsys.readouterr().err
+
+
+def test_a_directory_that_is_not_empty_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "precious").touch()
-    result = run_demo("--dir", str(tmp_path))
-    assert result.returncode == 2
-    assert "is not empty; name a new directory" in result.stderr
+    with pytest.raises(SystemExit) as raised:
+        command.parse(["--dir", str(tmp_path)])
+    assert raised.value.code == 2
+    assert "is not empty; name a new directory" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
-@pytest.mark.parametrize(("lost", "duplicated", "problems"), [(1, 0, []), (0, 1, []), (0, 0, ["odd"])])
-def test_the_exit_code_is_1_if_anything_is_lost_doubled_or_odd(
-    lost: int, duplicated: int, problems: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    link = Link("a -> b", 9, 1, 1.0, None, lost, duplicated, 0)
-    findings = Findings([link], {"b": None}, 0, None, problems)
-    monkeypatch.setattr(command, "_run", lambda *_: findings)
-    monkeypatch.setattr(command, "_raise_once_on_signals", lambda: None)
-    assert command.main([]) == 1
-    assert command.main(["--json"]) == 1
+def test_more_symbols_bring_more_changes_up_to_a_bound() -> None:
+    rates = [
+        command.plan_of(command.parse(["--symbols", str(symbols)])).rate_per_s for symbols in (1, 4, 8, 200)
+    ]
+    assert rates == [1000, 4000, 8000, 8000]
 
 
 def test_a_router_that_is_killed_answers_no_order_twice(tmp_path: Path) -> None:

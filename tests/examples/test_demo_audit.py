@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlog.bus import FILL_TYPE_ID, ORDER_TYPE_ID, IpcLayout
+from everlog.market.protocol import TRADE
 from everlog.queue import Queue
 from examples.demo.audit import Findings, audit
+from examples.demo.plan import Kill
 from examples.demo.records import (
     BOOKED,
     BOOKED_TYPE_ID,
@@ -23,13 +26,12 @@ from examples.demo.records import (
     FILL,
     ORDER,
     SELL,
+    SESSION_END,
     SESSION_END_TYPE_ID,
-    TRADE,
     TRADE_TYPE_ID,
     books_dir,
     ticks_dir,
 )
-from examples.demo.supervisor import Kill
 
 SOLO = "solo"
 START_NS = 1_700_000_000_000_000_000
@@ -55,6 +57,13 @@ def side_of(tick: int) -> int:
     return BUY if tick % 3 else SELL
 
 
+def trade_bytes(tick: int) -> bytes:
+    trade = np.zeros(1, dtype=TRADE)
+    trade["price"], trade["qty"], trade["trade_id"] = 5.0, 2.0, tick
+    trade["is_buyer_maker"] = side_of(tick) == SELL
+    return trade.tobytes()
+
+
 def write(root: Path, session: Session) -> None:
     """Write the queues as the processes of the demonstration would."""
     layout = IpcLayout(root)
@@ -65,11 +74,10 @@ def write(root: Path, session: Session) -> None:
     )
     with Queue.open_publisher(ticks_dir(layout), segment_size=1024) as ticks:
         for tick in range(session.ticks):
-            payload = TRADE.pack(0, 5.0, 2.0, tick, 0, 0, side_of(tick) == SELL, 0)
-            ticks.append(TRADE_TYPE_ID, payload, START_NS + tick * STEP_NS)
+            ticks.append(TRADE_TYPE_ID, trade_bytes(tick), START_NS + tick * STEP_NS)
         for end in session.ends:
             trades = session.ticks if end < 0 else end
-            ticks.append(SESSION_END_TYPE_ID, TRADE.pack(0, 5.0, 0.0, trades, 0, 0, 0, 0))
+            ticks.append(SESSION_END_TYPE_ID, SESSION_END.pack(trades, 0, 0, trades, 0, 0, 1, 0))
     with Queue.open_publisher(endpoints.orders_out, segment_size=1024) as orders:
         for number, (tick, run) in enumerate(session.orders):
             tick_ns = START_NS + tick * STEP_NS
@@ -100,6 +108,10 @@ def written(session: Session) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as directory:
         write(Path(directory), session)
         yield Path(directory)
+
+
+def killed_at(committed_seq: int) -> Kill:
+    return Kill(SOLO, 4711, START_NS, START_NS, committed_seq)
 
 
 def findings_of(session: Session, kill: Kill | None = None) -> Findings:
@@ -148,6 +160,7 @@ def test_the_audit_counts_lost_duplicated_and_redelivered_as_a_plain_model_does(
     assert found.zero_loss == (not any(lost or doubled for lost, doubled, _ in wanted.values()))
 
 
+ONE_END = "the session should end once, after (0, 0, 4) L3 events, L2 events and trades"
 GOOD = Session(
     ticks=4,
     orders=[(0, 1), (1, 1), (2, 1), (1, 2), (2, 2), (3, 2)],
@@ -157,7 +170,7 @@ GOOD = Session(
 
 
 def test_a_restart_that_repeats_itself_and_is_recognised_is_no_loss() -> None:
-    found = findings_of(GOOD, Kill(SOLO, 4711, committed_seq=1))
+    found = findings_of(GOOD, killed_at(1))
     assert found.zero_loss
     assert [link.redelivered for link in found.links] == [2, 2, 1]
     assert found.resumption is not None
@@ -173,14 +186,14 @@ def test_latency_is_the_time_from_append_to_receipt() -> None:
 @pytest.mark.parametrize(
     ("session", "problem"),
     [
-        (replace(GOOD, ends=[]), "the session should end once, after 4 ticks; ends: []"),
-        (replace(GOOD, ends=[-1, -1]), "the session should end once, after 4 ticks; ends: [4, 4]"),
-        (replace(GOOD, ends=[9]), "the session should end once, after 4 ticks; ends: [9]"),
-        (replace(GOOD, price_of_order=6.0), "orders of solo: 6 contents that differ from the tick"),
+        (replace(GOOD, ends=[]), f"{ONE_END}; ends: []"),
+        (replace(GOOD, ends=[-1, -1]), f"{ONE_END}; ends: [(0, 0, 4), (0, 0, 4)]"),
+        (replace(GOOD, ends=[9]), f"{ONE_END}; ends: [(0, 0, 9)]"),
+        (replace(GOOD, price_of_order=6.0), "orders of solo: 6 contents that differ from the trade"),
         (replace(GOOD, quantity_of_fill=3.0), "fills of solo: 4 contents that differ from the order"),
         (replace(GOOD, position_off_by=1.0), "solo believes to hold"),
         (replace(GOOD, foreign_messages=1), "orders of solo: 1 messages of a foreign type"),
-        (replace(GOOD, ticks=3), "orders of solo: 1 ids that no tick has"),
+        (replace(GOOD, ticks=3), "orders of solo: 1 ids that no trade has"),
     ],
 )
 def test_what_is_odd_is_named_and_is_no_zero_loss(session: Session, problem: str) -> None:
@@ -190,8 +203,8 @@ def test_what_is_odd_is_named_and_is_no_zero_loss(session: Session, problem: str
 
 
 def test_a_resumption_elsewhere_than_at_the_committed_position_is_a_problem() -> None:
-    [problem] = findings_of(GOOD, Kill(SOLO, 4711, committed_seq=2)).problems
-    assert problem == "solo had committed up to tick 2 but resumed at tick 1"
+    [problem] = findings_of(GOOD, killed_at(2)).problems
+    assert problem == "solo had committed up to message 2 but resumed with the trade 1"
     unharmed = Session(ticks=1, orders=[(0, 1)], fills=[0], booked=[(0, True)])
-    [problem] = findings_of(unharmed, Kill(SOLO, 4711, committed_seq=0)).problems
+    [problem] = findings_of(unharmed, killed_at(0)).problems
     assert problem == "solo sent no orders before its kill, or none after it"

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 from everlog import errors
+from everlog.client.http_api import DEFAULT_URL
 from everlog.errors import EverlogError
 from everlog.queue import StartMode, WriterConfig
-from tests.support.snippets import blocks_of, run_page
+from tests.support import little_curl
+from tests.support.snippets import blocks_of, run_page, run_page_alone
+from tests.support.topic_servers import running_server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 README = REPOSITORY / "README.md"
@@ -44,12 +48,33 @@ NOT_OF_THE_QUEUE = {
 }
 
 
-@pytest.mark.parametrize("page", [README, GUIDE], ids=lambda page: page.name)
-def test_every_snippet_of_the_page_runs_and_gives_what_it_says(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_every_snippet_of_the_guide_runs_and_gives_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run_page(page, tmp_path) > 5
+    assert run_page(GUIDE, tmp_path) > 5
+
+
+@pytest.mark.timeout(300)
+def test_every_snippet_of_the_tour_runs_and_gives_what_it_says(tmp_path: Path) -> None:
+    little_curl.install(tmp_path / "programs")
+    path = f"{tmp_path / 'programs'}{os.pathsep}{os.environ['PATH']}"
+    home = tmp_path / "home"
+    home.mkdir()
+    # The reader's `everlog serve`, on a port that is free here.
+    with running_server(tmp_path) as server:
+        page = tmp_path / README.name
+        page.write_text(README.read_text(encoding="utf-8").replace(DEFAULT_URL, server.url), encoding="utf-8")
+        assert run_page_alone(page, home, PATH=path, EVERLOG_URL=server.url) > 10
+
+
+def test_the_tour_goes_through_all_planes_and_leaves_no_snippet_unrun() -> None:
+    tour = README.read_text(encoding="utf-8").split("[start:tour]")[1].split("[end:tour]")[0]
+    assert re.findall(r"^### (.+)$", tour, re.MULTILINE) == ["A queue", "A topic", "A job queue", "Spark"]
+    languages = re.findall(r"^```(\w+)$", tour, re.MULTILINE)
+    # A `text` block is what the block before it prints.
+    assert set(languages) == {"python", "console", "text"}
+    assert "](" not in tour, "the site shows the tour too, where links of the README lead nowhere"
 
 
 def test_every_make_target_of_the_readme_exists() -> None:

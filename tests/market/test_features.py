@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everlog.errors import InvalidConfig
 from everlog.market import features
 from everlog.market.features import Floats
 
@@ -113,24 +114,24 @@ def test_no_trades_make_no_bars() -> None:
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_bar_without_extent_is_refused(size: int) -> None:
-    with pytest.raises(ValueError, match="must be more than 0"):
+    with pytest.raises(InvalidConfig, match="must be more than 0"):
         features.time_bars(np.array([1]), size)
-    with pytest.raises(ValueError, match="must be more than 0"):
+    with pytest.raises(InvalidConfig, match="must be more than 0"):
         features.count_bars(3, size)
-    with pytest.raises(ValueError, match="must be more than 0"):
+    with pytest.raises(InvalidConfig, match="must be more than 0"):
         features.volume_bars(floats(1.0), size)
 
 
 def test_a_price_without_a_logarithm_is_refused() -> None:
-    with pytest.raises(ValueError, match="positive"):
+    with pytest.raises(InvalidConfig, match="positive"):
         features.realised_volatility(floats(1.0, 0.0), np.array([0]))
 
 
 def test_a_depth_of_nothing_is_refused() -> None:
     levels = np.zeros((1, 1))
-    with pytest.raises(ValueError, match="at least one level"):
+    with pytest.raises(InvalidConfig, match="at least one level"):
         features.book_imbalance(levels, levels, 0)
-    with pytest.raises(ValueError, match="at least one level"):
+    with pytest.raises(InvalidConfig, match="at least one level"):
         features.depth_slope(levels, levels, levels, levels, 0)
 
 

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import zipfile
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,9 @@ from everlog.market.importing import ImportRequest, ImportRun
 from everlog.market.ledger import BegunEntry, Ledger
 from everlog.market.removal import NEW_SUFFIX, OLD_SUFFIX
 from everlog.market.venues.interface import ImportOptions
+from everlog.market.venues.opening import open_members
 from everlog.queue import Message, Queue
-from tests.support.import_runs import import_into, messages_of, small_archive
+from tests.support.import_runs import import_into, messages_of, small_archive, write_archive
 
 LEDGER_KEYS = {
     "source_path",
@@ -222,30 +223,44 @@ def test_compressed_files_are_read_as_they_are(tmp_path: Path) -> None:
     (tmp_path / f"{plain.name}.gz").write_bytes(gzip.compress(data[:900]) + gzip.compress(data[900:]))
     compress = zstandard.ZstdCompressor().compress
     (tmp_path / f"{plain.name}.zst").write_bytes(compress(data[:900]) + compress(data[900:]))
-    with zipfile.ZipFile(tmp_path / "AAPL_2012-06-21_x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(plain.name, data)
+    for suffix in (".zip", ".7z"):
+        write_archive(tmp_path / f"AAPL_2012-06-21_x{suffix}", [plain])
     import_into(tmp_path / "queue", "lobster", plain)
     expected = bodies(messages_of(tmp_path / "queue"))
-    for name in (f"{plain.name}.gz", f"{plain.name}.zst", "AAPL_2012-06-21_x.zip"):
+    for name in (f"{plain.name}.gz", f"{plain.name}.zst", "AAPL_2012-06-21_x.zip", "AAPL_2012-06-21_x.7z"):
         import_into(tmp_path / name.replace(".", "-"), "lobster", tmp_path / name)
         assert bodies(messages_of(tmp_path / name.replace(".", "-"))) == expected
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst", ".zip"])
+def test_what_a_7z_was_unpacked_to_is_gone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = tmp_path / "room"
+    room.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(room))
+    path = tmp_path / "AAPL_2012-06-21_x.7z"
+    write_archive(path, [lobster_file(tmp_path, 20)])
+    with open_members(str(path)) as members:
+        assert [member.name for member in members] == ["AAPL_2012-06-21_message_1.csv"]
+        assert list(room.iterdir())
+        assert members[0].read(10) + members[0].read() == (tmp_path / members[0].name).read_bytes()
+    assert list(room.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst", ".zip", ".7z"])
 def test_a_compressed_file_that_was_cut_off_is_refused(tmp_path: Path, suffix: str) -> None:
     zstandard = pytest.importorskip("zstandard")
     plain = lobster_file(tmp_path, 2000)
     path = tmp_path / (plain.name + suffix)
-    if suffix == ".zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.write(plain, plain.name)
+    if suffix in (".zip", ".7z"):
+        write_archive(path, [plain])
     else:
         whole = plain.read_bytes()
         path.write_bytes(
             gzip.compress(whole) if suffix == ".gz" else zstandard.ZstdCompressor().compress(whole)
         )
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(InvalidSource, match=r"cut off|ends in the middle"):
+    with pytest.raises(InvalidSource, match=r"damaged or cut off|ends in the middle"):
         import_into(tmp_path / "queue", "lobster", path)
     assert messages_of(tmp_path / "queue") == []
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everlog.errors import InvalidConfig
 from everlog.market.triggers import Always, AnyOf, Events, EventTypes, TimeBar, Trigger
 
 
@@ -54,13 +55,13 @@ def test_every_member_of_a_choice_sees_every_event() -> None:
 
 
 def test_senseless_triggers_are_refused() -> None:
-    with pytest.raises(ValueError, match="more than 0"):
+    with pytest.raises(InvalidConfig, match="more than 0"):
         TimeBar(0)
-    with pytest.raises(ValueError, match="'ingest' or 'exchange'"):
+    with pytest.raises(InvalidConfig, match="'ingest' or 'exchange'"):
         TimeBar(1, "wall")
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(InvalidConfig, match="at least one"):
         EventTypes()
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(InvalidConfig, match="at least one"):
         AnyOf([])
 
 

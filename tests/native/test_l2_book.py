@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from everlog.errors import BookGap, Corrupt, LimitReached, Unsupported, UnsupportedVersion
+from everlog.errors import BookGap, Corrupt, InvalidConfig, LimitReached, Unsupported, UnsupportedVersion
 from everlog.market.book_results import L2_UPDATE, EventStatus, Outputs
 from everlog.market.books import L2Book
 from everlog.market.packing import PackedRecords
@@ -307,3 +307,12 @@ def test_other_threads_run_while_an_array_is_applied() -> None:
     own = L2Book().apply_array(array)
     thread.join()
     assert seen == [own.count]
+
+
+@pytest.mark.parametrize("side", [0, 3])
+def test_a_side_that_is_none_is_refused_with_an_error_of_ours(side: int) -> None:
+    book = L2Book()
+    for call in (book.update, book.update_and_top):
+        with pytest.raises(InvalidConfig, match=f"side is 1 .buy. or 2 .sell., not {side}"):
+            call(side, 1, 1)
+    assert book.top() == (0, 0, 0, 0)

@@ -145,6 +145,70 @@ def test_a_large_random_book_agrees_with_the_plain_one() -> None:
     assert book.top() == twin.top()
 
 
+@given(
+    events=st.lists(
+        st.one_of(rows(), st.just((int(L3EventType.RESET), 0, 0, 0, 0, 0, 0, 0))), min_size=1, max_size=80
+    )
+)
+@settings(max_examples=80)
+def test_whatever_is_asked_for_and_one_by_one_the_events_do_the_same(events: list[L3Row]) -> None:
+    records, twin = l3_records(events), L3Twin()
+    wishes = (Outputs(), Outputs(places=True), Outputs(places=True, statuses=True), Outputs(trades=True))
+    books = [L3Book(unknown_orders="skip") for _ in wishes]
+    results = [book.apply_array(records, want) for book, want in zip(books, wishes, strict=True)]
+    single = L3Book(unknown_orders="skip")
+    for number, record in enumerate(records):
+        twin.apply(record)
+        tops = [result.top[number].item() for result in results if result.top is not None]
+        assert tops == [twin.top()] * len(wishes)
+        assert single.apply_and_top(record.tobytes()) == twin.top()
+    assert_equal_books(single, twin)
+    assert {book.book_hash() for book in books} == {single.book_hash()}
+    assert results[1].places is not None and results[2].places is not None
+    assert results[1].places.tolist() == results[2].places.tolist()
+
+
+@pytest.mark.parametrize("step", [1, 2, 987, 1 << 32, 1 << 52, 0x9E3779B97F4A7C15, 0xF1DE83E19937733D])
+def test_ids_that_count_up_by_any_step_are_found_again_and_gone_when_cancelled(step: int) -> None:
+    ids = [number * step % 2**64 or 1 for number in range(1, 2500)]
+    ids = list(dict.fromkeys(ids))
+    book = L3Book()
+    book.apply_array(l3_records([(ADD, 1, order, 0, 0, 50 + order % 5, 1, 0) for order in ids]))
+    gone = set(ids[::2])
+    book.apply_array(l3_records([(CANCEL, 0, order, 0, 0, 0, 0, 0) for order in ids[::2]], len(ids) + 1))
+    assert book.order_count == len(ids) - len(gone)
+    assert {order for order in ids if book.order(order) is None} == gone
+
+
+def test_an_order_that_its_new_price_cannot_take_is_kept_off_the_ladder() -> None:
+    book = L3Book(max_levels=2)
+    book.apply_array(
+        l3_records([(ADD, 1, order, 0, 0, price, 4, 0) for order, price in ((1, 10), (2, 11), (3, 10))])
+    )
+    with pytest.raises(LimitReached):
+        book.apply(one(MODIFY, order_id=3, price=12).tobytes())
+    assert book.order(3) == (1, 12, 4) and book.queue_place(3) is None
+    assert (book.queue(1, 10), book.order_count, book.bid_count) == ([1], 3, 2)
+
+
+def test_a_book_emptied_and_filled_again_and_again_forgets_no_queue() -> None:
+    book, twin = L3Book(), L3Twin()
+    for turn in range(4):
+        events: list[L3Row] = [
+            (ADD, 1 + order % 2, order, 0, 0, 40 + order % 97, order % 9 + 1, 0) for order in range(1, 900)
+        ]
+        kept = 13 * turn
+        events += [(CANCEL, 0, order, 0, 0, 0, 0, 0) for order in range(1, 900 - kept)]
+        events += [(int(L3EventType.RESET), 0, 0, 0, 0, 0, 0, 0)] if turn % 2 else []
+        events += [(CANCEL, 0, order, 0, 0, 0, 0, 0) for order in range(900 - kept, 900) if not turn % 2]
+        records = l3_records(events, book.last_seq + 1)
+        book.apply_array(records)
+        for record in records:
+            twin.apply(record)
+        assert_equal_books(book, twin)
+        assert book.order_count == 0
+
+
 def one(kind: int, **fields: int) -> NDArray[np.void]:
     records = l3_records([(kind, 0, 0, 0, 0, 0, 0, 0)])
     records["header"]["seq"] = 0

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from everlog.cli import pipeline
 from everlog.errors import InvalidConfig
+from everlog.market import BookSettings
 
 
 @pytest.mark.parametrize(
@@ -21,12 +22,29 @@ from everlog.errors import InvalidConfig
             "cannot read the symbols in absent",
         ),
         (("archive", "--lake", "l"), "either --topic"),
+        (("audit", "--lake", "l", "--topic", "t"), "needs --url"),
+        (("replay", "--queue", "q", "--lake", "l", "--reader", "r"), "need --follow or --live"),
+        (("features", "--queue", "q", "--lake", "l", "--bars", "time"), "--bars is 'time'"),
+        (("features", "--queue", "q", "--lake", "l", "--bars", "volume:-1"), "--bars is 'volume:-1'"),
+        (("compact", "--lake", "absent"), "there is no table 'records'"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_at_once(words: tuple[str, ...], said: str) -> None:
     result = CliRunner().invoke(pipeline.app, [*words, "--json"])
     assert result.exit_code != 0
     assert said in result.output + result.stderr
+
+
+def test_bars_are_a_kind_and_a_size() -> None:
+    assert pipeline._bars("time:1000") == ("time", 1_000_000_000.0)
+    assert pipeline._bars("volume:2.5") == ("volume", 2.5)
+
+
+def test_books_of_one_mode_pass_over_the_other() -> None:
+    assert pipeline._books("panic", "fail", None) == BookSettings()
+    assert pipeline._books("panic", "fail", "l3").other_modes == "skip"
+    with pytest.raises(InvalidConfig, match="must be l2 or l3"):
+        pipeline._books("panic", "fail", "l4")
 
 
 def test_symbols_are_a_list_or_a_file(tmp_path: Path) -> None:

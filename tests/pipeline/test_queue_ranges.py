@@ -14,6 +14,7 @@ from everlog.errors import QueueNotFound
 from everlog.pipeline import queue_ranges
 from everlog.pipeline.queue_ranges import Lost, SeqRange
 from everlog.queue import Queue
+from everlog.queue.batch import Batch
 
 SEGMENT_SIZE = 4096
 MESSAGES = 200
@@ -127,3 +128,17 @@ def test_payloads_are_joined_whatever_their_lengths(queue: str) -> None:
         data, begins = piece.joined()
         payloads = [data[start:end].tobytes() for start, end in pairwise(begins)]
         assert payloads == [bytes(view) for view in piece]
+
+
+@pytest.mark.parametrize("sizes", [[5] * 9, [5, 9, 5], [5, 100, 5], [0, 0], [7]])
+def test_payloads_are_joined_whether_or_not_they_have_one_length(tmp_path: Path, sizes: list[int]) -> None:
+    payloads = [bytes([number]) * size for number, size in enumerate(sizes)]
+    with Queue.open_publisher(tmp_path / "q", segment_size=1 << 16) as writer:
+        for payload in payloads:
+            writer.append(1, payload, 1)
+    (batch,) = queue_ranges.read(str(tmp_path / "q"), SeqRange(0, len(sizes)))
+    assert isinstance(batch, Batch)
+    data, begins = batch.joined()
+    assert [data[first:end].tobytes() for first, end in pairwise(begins.tolist())] == payloads
+    data[:] = 0  # a copy, not the queue itself
+    assert [bytes(view.payload) for view in batch] == payloads

@@ -135,7 +135,7 @@ def test_a_slow_answer_says_how_much_of_it_is_due_to_pressure(tmp_path: Path) ->
                 slow = await site.ask("POST", "/v0/topics/f", {"records": [{"data": 1}]})
                 performance = slow.json["performance"]
                 waited_ms = performance["throttle_wait_ms"]
-                assert 0 <= waited_ms <= performance["fsync_ms"] + 0.001, "both are rounded"
+                assert 0 <= waited_ms <= performance["fsync_ms"] + 0.002, "one is rounded, one cut off"
             state = await site.ask("GET", "/v0/topics/f")
             assert state.json["performance"]["throttle_wait_ms"] == 0
 

@@ -21,6 +21,7 @@ from everlog.topics.commits import Commit
 from everlog.topics.storage.syncs import InlineSyncs
 from everlog.topics.storage.verify import verify_directory
 from tests.simulation.machine import Machine
+from tests.simulation.routed import PREFIX, RoutedTruth
 from tests.simulation.truth import Birth, Step, TopicTruth
 from tests.support.topic_engines import Mismatch, look, require, require_equal
 from tests.support.topics_model import ModelRecord
@@ -54,6 +55,7 @@ class Lives:
         self.cold_dir = os.path.join(root, "cold") if self.rng.random() < 0.5 else None
         self.data_dir = os.path.join(root, "data")
         self.truths = {name: TopicTruth(name) for name in NAMES}
+        self.routed = RoutedTruth(self.rng)
         self.windows_ms = {name: self.rng.choice((1000, 120_000)) for name in NAMES}
         self.flights: list[Flight] = []
         self.engine: Engine | None = None
@@ -137,14 +139,16 @@ class Lives:
         """Hold every topic against what may be there, and go on from what is."""
         for truth in self.truths.values():
             truth.reconcile(look(self.live, truth.name), self.machine.now_ms, self.how)
+        self.routed.check(self.live, self.how, is_faulty=self.machine.flaky.failures > 0)
         self._check_list()
 
     def _check_list(self) -> None:
         expected = sorted(truth.name for truth in self.truths.values() if truth.now is not None)
-        require_equal("topics", [state.topic for state in self.live.topics()], expected)
+        found = [state.topic for state in self.live.topics() if not state.topic.startswith(PREFIX)]
+        require_equal("topics", found, expected)
         require_equal(
             "second page",
-            [state.topic for state in self.live.topics(after="eph")],
+            [s.topic for s in self.live.topics(after="eph") if not s.topic.startswith(PREFIX)],
             [name for name in expected if name > "eph"],
         )
         require_equal(

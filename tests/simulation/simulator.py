@@ -457,6 +457,11 @@ class Simulation(Lives):
         require_equal(f"ack of {truth.name}", (answer.done, answer.skipped), (seqs, []))
         return answer.commit
 
+    def _route(self) -> None:
+        """Send records to a topic whose routers copy them to others."""
+        self._settle_flights()
+        self.routed.step(self.live)
+
     def _mix(self) -> None:
         """Appends, deletes, and topics made anew, none of them waiting for the one before."""
         self._settle_flights()
@@ -608,6 +613,7 @@ OPERATIONS = (
     ("delete", 8),
     ("put", 6),
     ("work", 8),
+    ("route", 8),
     ("delete_topic", 2),
     ("diff", 10),
     ("check_all", 3),

@@ -15,6 +15,7 @@ from everlog.pipeline.jobs.archive import archive_queue, archive_topics
 from everlog.pipeline.jobs.audit import StreamAudit, audit_queue, audit_topics
 from everlog.pipeline.lake import LakeTable
 from everlog.queue import Queue
+from tests.support.processes import eventually
 from tests.support.topic_servers import running_server
 
 pytestmark = pytest.mark.timeout(300)
@@ -58,6 +59,39 @@ def test_deleted_evicted_and_late_records_of_topics_are_all_accounted_for(
         assert behind == 7
 
 
+def test_records_that_expired_while_the_archive_lagged_are_a_gap_with_that_reason(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake = str(tmp_path / "lake")
+    with running_server(tmp_path, "--memory") as server, HttpApi(server.url) as api:
+        append(api, "prices", 20)
+        append(api, "absent", 5)
+        archive_topics(spark, server.url, "prices", lake, "records")
+        append(api, "prices", 30)
+        configured(api, "prices", ttl_ms=1)
+        eventually("all has expired", lambda: state_of(api, "prices")["count"] == 0)
+        configured(api, "prices", ttl_ms=0)
+        append(api, "prices", 10)
+        archive_topics(spark, server.url, "prices", lake, "records")
+        rows = LakeTable(lake, "records").read(spark)
+        (gap,) = rows.where("kind = 'gap'").collect()
+        assert (gap.seq, gap.gap_to, gap.reason) == (21, 50, "ttl")
+        named = audit_topics(spark, lake, "records", server.url, topics=["prices", "abs*"])
+        verdict = {one.name: one for one in named.streams}
+        assert counts(verdict["prices"]) == (30, 30, 0, 0, 0)
+        assert (verdict["absent"].behind, verdict["absent"].is_sound) == (5, True)
+
+
+def configured(api: HttpApi, topic: str, **config: Any) -> None:
+    """Give a topic another configuration."""
+    api.call("PUT", f"/topics/{topic}", dict[str, Any], body=config)
+
+
+def state_of(api: HttpApi, topic: str) -> dict[str, Any]:
+    """Return what the server says of a topic."""
+    return api.get(f"/topics/{topic}", dict[str, Any], {"touch": "false"})
+
+
 def test_a_record_that_the_table_lost_is_missing_and_one_that_it_has_twice_a_duplicate(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -71,6 +105,9 @@ def test_a_record_that_the_table_lost_is_missing_and_one_that_it_has_twice_a_dup
         (stream,) = audit_topics(spark, lake, "damaged", server.url).streams
         assert counts(stream) == (17, 0, 0, 1, 3)
         assert stream.missing_ranges == [(5, 6), (11, 11)]
+        LakeTable(lake, "headless").append(rows.where("seq > 4"), "test", 0, ("date", "topic"))
+        (stream,) = audit_topics(spark, lake, "headless", server.url, topics=["orders"]).streams
+        assert (counts(stream), stream.missing_ranges) == ((16, 0, 0, 0, 4), [(1, 4)])
 
 
 def test_an_archived_queue_lets_retention_go_on_only_behind_the_table(
@@ -87,8 +124,9 @@ def test_an_archived_queue_lets_retention_go_on_only_behind_the_table(
         for number in range(500, 600):
             writer.append(7, str(number).encode())
         assert archive_queue(spark, path, lake, "messages", reader="archive").rows == 100
-    (stream,) = audit_queue(spark, lake, "messages").streams
+    (stream,) = audit_queue(spark, lake, "messages", queue=path).streams
     assert counts(stream) == (600, 0, 0, 0, 0)
+    assert (stream.first_seq, stream.behind) == (0, 0)
     payloads = LakeTable(lake, "messages").read(spark).orderBy("seq").select("payload").collect()
     assert [row.payload for row in payloads] == [str(number).encode() for number in range(600)]
 

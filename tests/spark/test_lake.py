@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+import os
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import deltalake
@@ -54,14 +55,17 @@ def test_another_application_has_numbers_of_its_own(spark: SparkSession, table: 
     assert table.committed_batch("three") is None
 
 
-def test_duckdb_polars_and_spark_read_the_same(spark: SparkSession, table: LakeTable) -> None:
+def test_duckdb_polars_pandas_and_spark_read_the_same(spark: SparkSession, table: LakeTable) -> None:
     table.append(rows(spark, 0, 90), "job", 0, PARTITIONS)
     with duckdb.connect() as database:
         database.register("records", deltalake.DeltaTable(table.path).to_pyarrow_dataset())
         by_duckdb = database.sql("select topic, sum(seq) from records group by topic").fetchall()
     by_polars = polars.read_delta(table.path).group_by("topic").agg(polars.col("seq").sum()).rows()
     by_spark = table.read(spark).groupBy("topic").sum("seq").collect()
-    assert sorted(by_duckdb) == sorted(by_polars) == sorted(tuple(row) for row in by_spark)
+    frame = deltalake.DeltaTable(table.path).to_pandas()
+    by_pandas = list(frame.groupby("topic")["seq"].sum().items())
+    assert sorted(by_duckdb) == sorted(by_polars) == sorted(by_pandas)
+    assert sorted(by_polars) == sorted(tuple(row) for row in by_spark)
     assert {name for name, _ in by_polars} == {"orders:0", "orders:1", "orders:2"}
 
 
@@ -84,6 +88,26 @@ def test_the_log_knows_what_lets_a_reader_skip_a_file(spark: SparkSession, table
     assert (stats["numRecords"], stats["minValues"]["seq"], stats["maxValues"]["seq"]) == (10, 10, 19)
     assert stats["minValues"]["ts"] == "1970-01-01T00:00:00.010000Z"
     assert stats["nullCount"]["data"] == 0
+
+
+def test_only_files_that_may_have_rows_of_a_range_are_opened(spark: SparkSession, table: LakeTable) -> None:
+    for batch in range(4):
+        table.append(rows(spark, batch * 10, batch * 10 + 10).coalesce(1), "job", batch, PARTITIONS)
+    wanted = {"seq": (12, 18)}
+    files = table.files(ranges=wanted)
+    assert len(files) == 3 and len(table.files()) == 12
+    read = table.read(spark, ranges=wanted)
+    opened = {os.path.basename(file) for file in read.inputFiles()}
+    assert opened == {os.path.basename(file) for file in files}
+    assert sorted(row.seq for row in read.collect()) == list(range(12, 19))
+    both = table.read(spark, where={"topic": "orders:1"}, ranges=wanted)
+    assert [row.seq for row in both.orderBy("seq").collect()] == [13, 16]
+    first = datetime(1970, 1, 1, tzinfo=UTC)
+    times = {"ts": (first + timedelta(milliseconds=35), first + timedelta(days=1))}
+    assert sorted(row.seq for row in table.read(spark, ranges=times).collect()) == list(range(35, 40))
+    assert table.read(spark, ranges={"seq": (100, 200)}).count() == 0
+    assert len(table.files(ranges={"date": (date(2024, 12, 1), date(2024, 12, 2))})) == 12
+    assert table.files(ranges={"date": (date(2024, 12, 2), date(2024, 12, 3))}) == []
 
 
 def test_a_new_column_is_empty_in_what_was_there_before(spark: SparkSession, table: LakeTable) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
 from everlog.errors import InvalidConfig
+from everlog.market.protocol import TRADE, TypeId, symbol_hash
 from everlog.market.venues.simulated import SimulatedVenue
-from everlog.pipeline.jobs.refine import refine, refine_symbols
+from everlog.pipeline.jobs.refine import LateTable, refine, refine_symbols
+from everlog.pipeline.lake import LakeTable
 from everlog.pipeline.queue_ranges import SeqRange
 from everlog.pipeline.refinery import Refinery, RefinerySettings, Symbols
 from everlog.queue import Queue
@@ -18,6 +21,7 @@ from tests.support.import_runs import messages_of
 pytestmark = pytest.mark.timeout(300)
 
 NAMES = [f"SIM{number:04d}" for number in range(5)]
+DAY_NS = 86_400_000_000_000
 SMALL = RefinerySettings(segment_size=1 << 20)
 
 
@@ -47,3 +51,37 @@ def test_tasks_write_what_one_process_does_and_nothing_twice(spark: SparkSession
         ]
     with pytest.raises(InvalidConfig, match="refined from another settings"):
         refine(spark, raw, str(root), "simulated", NAMES)
+
+
+def test_what_came_too_late_is_in_a_table_once_for_each_venue(spark: SparkSession, tmp_path: Path) -> None:
+    raw, late = str(tmp_path / "raw"), LateTable(str(tmp_path / "lake"))
+    midnight_ns = 19_725 * DAY_NS
+    times_ns = [midnight_ns - 1, midnight_ns + DAY_NS // 2, midnight_ns - 2, midnight_ns - 3]
+    with Queue.open_publisher(raw, segment_size=1 << 16) as writer:
+
+        def append(time_ns: int) -> None:
+            trade = np.zeros(1, TRADE)
+            trade["timestamp_ns"], trade["symbol_hash"] = time_ns, symbol_hash(NAMES[0])
+            writer.append(TypeId.TRADE, trade.tobytes(), midnight_ns)
+
+        for time_ns in times_ns:
+            append(time_ns)
+        for venue in ("one", "two"):
+            report = refine(spark, raw, str(tmp_path / venue), venue, NAMES, settings=SMALL, late=late)
+            assert report.late == 2
+        append(midnight_ns - 4)
+    for _ in range(2):
+        refine(spark, raw, str(tmp_path / "one"), "one", NAMES, settings=SMALL, late=late)
+    found = LakeTable(late.lake, late.table).read(spark).orderBy("venue", "seq").collect()
+    assert [(row.venue, row.seq) for row in found] == [
+        ("one", 0),
+        ("one", 1),
+        ("one", 2),
+        ("two", 0),
+        ("two", 1),
+    ]
+    assert {(row.symbol, str(row.date), row.type_id) for row in found} == {
+        ("sim0000", "2024-01-02", TypeId.TRADE)
+    }
+    times = [int(np.frombuffer(row.payload, TRADE, 1)[0]["timestamp_ns"]) for row in found]
+    assert times[:3] == [midnight_ns - 2, midnight_ns - 3, midnight_ns - 4]

@@ -128,3 +128,13 @@ def test_a_stream_shares_its_limit_among_topics_and_resumes(
     assert drain(table, tmp_path) == [7]
     written = spark.read.parquet(str(tmp_path / "out"))
     assert written.count() == written.select("topic", "seq").distinct().count() == 2517
+
+
+def test_a_stream_takes_about_so_many_bytes_at_a_time(
+    spark: SparkSession, server: HttpApi, tmp_path: Path
+) -> None:
+    records = [{"data": "x" * 98} for _ in range(100)]
+    server.call("POST", "/topics/wide", dict[str, Any], body={"records": records})
+    source = spark.readStream.format(FORMAT).option("url", str(server.place)).option("key", "sesame")
+    table = source.option("topic", "wide").option("maxBytesPerBatch", 4000).load()
+    assert drain(table, tmp_path) == [40, 40, 20]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import py7zr
 import pytest
 from numpy.typing import NDArray
 
@@ -148,3 +150,15 @@ def l2_events_of(blocks: Sequence[EventBlock]) -> list[L2Event]:
 def small_archive() -> WriterConfig:
     """Settings of a writer with small segments."""
     return WriterConfig.archive().replace(segment_size=SMALL_SEGMENT)
+
+
+def write_archive(path: Path, files: Sequence[Path]) -> None:
+    """Pack files without their folders; the suffix says how."""
+    if path.suffix == ".7z":
+        with py7zr.SevenZipFile(path, "w") as archive:
+            for file in files:
+                archive.write(file, file.name)
+        return
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive_of_zip:
+        for file in files:
+            archive_of_zip.write(file, file.name)

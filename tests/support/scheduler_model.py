@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from everlog.topics.delivery.scheduler import TICK_NS, Turn
+from everlog.native.ready_set import TICK_NS, Work
 
 MS = 1_000_000
 ROUND = [4] * 8 + [3] * 4 + [2] * 2 + [1] + [0]
 
 
-class Chore:
+class Chore(Work):
     """Something to be served whose priority the test decides, and that counts how often it was."""
 
     def __init__(self, name: str, priority: int = 0) -> None:
         self.name = name
         self.priority = priority
-        self.turn: Turn | None = None
-        self.spare: Turn | None = None
         self.served_ns = -(10**12)
         self.served = 0
 
@@ -54,6 +52,20 @@ def band_by_table(priority: int) -> int:
     if priority >= 250:
         return 2
     return 1 if priority >= 0 else 0
+
+
+def effective_priority(priority: int | None, is_auto: bool, idle_ms: int | None) -> int:
+    """The priority of a topic without age: the operator's number, or 500 halved every 30 s.
+
+    In 64 steps for each half-life, as fixed-point numbers of 16 bits; nothing is left after five minutes.
+    """
+    if priority is not None:
+        return max(-1000, min(1000, priority))
+    if not is_auto or idle_ms is None or idle_ms >= 300_000:
+        return 0
+    halvings, rest_ms = divmod(max(0, idle_ms), 30_000)
+    factor = round(2 ** (-(rest_ms * 64 // 30_000) / 64) * 65536) >> halvings
+    return (500 * factor + 32768) >> 16
 
 
 class SchedulerModel:

@@ -7,7 +7,8 @@ Owns what the blocks mean:
 * `console`: each `$ command` is run by a shell; the lines below it must be what it prints.
 * anything else (`sh`, `text` elsewhere) is for the eye only.
 
-In expected output `...` stands for anything. All blocks of a page share one working directory.
+In expected output `...` stands for anything. All blocks of a page share one working directory. `python -m
+tests.support.snippets PAGE` runs one in the working directory of its own process.
 """
 
 import ast
@@ -26,6 +27,7 @@ from typing import Any
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _RESULT = re.compile(r"#\s*->\s*(.+)$")
 _COMMAND_TIMEOUT_S = 60.0
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,20 @@ def run_page(page: Path, directory: Path) -> int:
             continue
         count += 1
     return count
+
+
+def run_page_alone(page: Path, directory: Path, **variables: str) -> int:
+    """Run a page in a process of its own, as a reader would: its first Spark session is the page's."""
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, page],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(_ROOT), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.split()[-1])
 
 
 def _run_python(block: Block, namespace: dict[str, Any], shown: str) -> None:
@@ -120,3 +136,7 @@ def _run_console(block: Block, directory: Path) -> None:
 def _matches(wanted: str, printed: str) -> bool:
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     return doctest.OutputChecker().check_output(wanted.strip() + "\n", printed.strip() + "\n", flags)
+
+
+if __name__ == "__main__":
+    print(run_page(Path(sys.argv[1]), Path.cwd()))

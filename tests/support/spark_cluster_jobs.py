@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from everlog.pipeline import spark_session
 from everlog.pipeline.jobs.archive import archive_queue, archive_topics
-from everlog.pipeline.jobs.books import replay_books
+from everlog.pipeline.jobs.replay import replay_books
 from everlog.pipeline.jobs.report import RunReport
 
 MESSAGES_PER_COMMIT = 4000

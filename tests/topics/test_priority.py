@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from everlog.topics.priority import effective_priority, recency
+from everlog.native.ready_set import TopicWork, recency
 from tests.support.engines import Stage
+from tests.support.scheduler_model import effective_priority
+
+
+def ranked(priority: int | None, is_auto: bool, read_ms: int | None) -> TopicWork:
+    """What waits for a topic that is configured so and was consumed then."""
+    topic = TopicWork()
+    topic.rank(priority, is_auto)
+    topic.last_read_ts = read_ms
+    return topic
 
 
 @pytest.mark.parametrize(
@@ -33,7 +44,7 @@ def test_a_clock_that_went_back_counts_as_consumed_just_now() -> None:
     [(0, 0), (1000, 1000), (1001, 1000), (-1001, -1000), (-7, -7), (2**31 - 1, 1000)],
 )
 def test_the_operators_number_is_clamped_and_shuts_recency_out(priority: int, effective: int) -> None:
-    assert effective_priority(priority, True, 0) == effective
+    assert ranked(priority, True, 0).priority_at(0) == effective
     stage = Stage(None)
     stage.put("t", priority=priority)
     state = stage.engine.state("t")
@@ -41,8 +52,25 @@ def test_the_operators_number_is_clamped_and_shuts_recency_out(priority: int, ef
 
 
 def test_a_topic_that_nobody_has_read_or_that_has_no_automatic_priority_has_none() -> None:
-    assert effective_priority(None, True, None) == 0
-    assert effective_priority(None, False, 0) == 0
+    assert ranked(None, True, None).priority_at(0) == 0
+    assert ranked(None, False, 0).priority_at(0) == 0
+
+
+@given(
+    st.none() | st.integers(-(2**31), 2**31 - 1),
+    st.booleans(),
+    st.none() | st.integers(0, 2**42),
+    st.integers(-(10**6), 10**6),
+)
+def test_priorities_are_those_of_the_plain_formula(
+    priority: int | None, is_auto: bool, read_ms: int | None, idle_ms: int
+) -> None:
+    topic = ranked(priority, is_auto, read_ms)
+    now_ms = (read_ms or 0) + idle_ms
+    assert topic.last_read_ts == read_ms
+    assert topic.priority_at(now_ms) == effective_priority(
+        priority, is_auto, None if read_ms is None else now_ms - read_ms
+    )
 
 
 def test_state_and_diff_refresh_recency_unless_told_not_to() -> None:

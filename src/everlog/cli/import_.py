@@ -52,7 +52,7 @@ QueueOption = Annotated[
 def import_command(  # noqa: PLR0913, PLR0917
     format_name: Annotated[FormatName, typer.Argument(metavar="FORMAT", help="What the files are.")],
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Files, plain or .gz, .zst or .zip as they are.")
+        list[str], typer.Argument(metavar="FILE...", help="Files, plain, .gz, .zst, .zip or .7z as they are.")
     ],
     queue: QueueOption,
     force: Annotated[
@@ -77,6 +77,10 @@ def import_command(  # noqa: PLR0913, PLR0917
     full_channel: Annotated[
         bool, typer.Option("--full-channel", help="szse: the files hold whole channels; a gap is an error.")
     ] = False,
+    channel_dir: Annotated[
+        str | None,
+        typer.Option("--channels", metavar="DIR", help="szse: also write channel_<n>.csv files here."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Import market data files into a queue, each file once.
@@ -94,7 +98,13 @@ def import_command(  # noqa: PLR0913, PLR0917
             full_channel=full_channel,
         )
         request = ImportRequest(
-            format=format_name.value, paths=files, queue=queue, options=options, force=force, lenient=lenient
+            format=format_name.value,
+            paths=files,
+            queue=queue,
+            options=options,
+            force=force,
+            lenient=lenient,
+            channel_dir=channel_dir,
         )
         clock = SystemClock()
         started_ns = clock.monotonic_ns()

@@ -7,7 +7,20 @@ from typing import Annotated
 import typer
 
 import everlog
-from everlog.cli import book, import_, jobs, output, pipeline, queue, router, serve, topic, verify
+from everlog.cli import (
+    audit,
+    book,
+    bridge,
+    import_,
+    jobs,
+    output,
+    pipeline,
+    queue,
+    router,
+    serve,
+    topic,
+    verify,
+)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(book.app, name="book")
@@ -16,6 +29,8 @@ app.add_typer(topic.app, name="topic")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(router.app, name="router")
 app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(bridge.app, name="bridge")
+app.add_typer(audit.app, name="audit")
 app.command("import", epilog="Example: everlog import tardis-book BTCUSDT.csv.gz --queue ./history")(
     import_.import_command
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -18,13 +19,15 @@ from everlog.cli import output
 from everlog.cli.import_ import FormatName
 from everlog.cli.options import AsJson
 from everlog.cli.output import Table, reporting
+from everlog.cli.task_progress import TaskProgress
 from everlog.errors import InvalidConfig, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
+    from everlog.market import BookSettings
     from everlog.pipeline.jobs.audit import AuditReport
     from everlog.pipeline.jobs.importing import ImportReport
     from everlog.pipeline.jobs.refine import RefineReport
@@ -35,7 +38,7 @@ NS_PER_MS = 1_000_000
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Run jobs on Spark: archive, audit, books and features.",
+    help="Run jobs on Spark: archive, import, refine, replay, features, audit.",
     epilog="Example: everlog pipeline audit --lake ./lake --table messages",
 )
 
@@ -68,8 +71,18 @@ Gaps = Annotated[
 UnknownOrders = Annotated[
     str, typer.Option("--unknown-orders", metavar="fail|skip", help="What an unknown order id does.")
 ]
+Mode = Annotated[
+    str | None,
+    typer.Option("--mode", metavar="l2|l3", help="Only price levels, or only orders. Default: both."),
+]
 Partitions = Annotated[
     int | None, typer.Option("--partitions", min=1, help="Tasks to deal the markets to. Default: all cores.")
+]
+Depth = Annotated[
+    int, typer.Option("--depth", min=0, help="Levels a side in the table of depth; 0 for no such table.")
+]
+DepthInterval = Annotated[
+    int, typer.Option("--depth-interval-ms", min=1, help="One row of depth per market and interval.")
 ]
 MaxRecords = Annotated[
     int | None, typer.Option("--max-records", min=1, help="At most so many records in one commit.")
@@ -117,51 +130,97 @@ def archive(  # noqa: PLR0913, PLR0917
 
 @app.command(epilog="Example: everlog pipeline audit --url http://127.0.0.1:4000 --lake ./lake")
 def audit(
-    lake: Lake, table: TableName = "records", url: Url = None, master: Master = None, as_json: AsJson = False
+    lake: Lake,
+    table: TableName = "records",
+    url: Url = None,
+    topic: Topics = None,
+    queue: QueueDir = None,
+    master: Master = None,
+    as_json: AsJson = False,
 ) -> None:
     """Account for every seq of a table: delivered, gap, deleted, duplicate or missing.
 
     With --url the table is of topics, and absent seqs are looked for at the server; otherwise of a queue.
-    Exit code 1 if a seq is there twice or cannot be explained.
+    With --topic or --queue the account begins with the oldest record of the source. Exit code 1 if a seq is
+    there twice or cannot be explained.
     """
     with reporting(as_json=as_json):
+        if topic is not None and url is None:
+            raise InvalidConfig("an audit of topics needs --url, or EVERLOG_URL in the environment")
         with _session(master) as spark:
             from everlog.pipeline.jobs import audit as job
 
-            report = (
-                job.audit_queue(spark, lake, table)
-                if url is None
-                else job.audit_topics(spark, lake, table, url)
-            )
+            if url is not None and queue is None:
+                names = [name for part in (topic or "").split(",") if (name := part.strip())]
+                report = job.audit_topics(spark, lake, table, url, topics=names)
+            else:
+                report = job.audit_queue(spark, lake, table, queue=queue)
         _print_audit(report, as_json=as_json)
     if not report.is_sound:
         raise typer.Exit(UNSOUND_EXIT_CODE)
 
 
 @app.command(epilog="Example: everlog pipeline replay --queue ./feed --lake ./lake --table tops")
-def replay(
+def replay(  # noqa: PLR0913, PLR0917
     queue: Annotated[str, typer.Option("--queue", metavar="DIR", help="Queue of market data.")],
     lake: Lake,
     table: TableName = "tops",
+    depth: Depth = 10,
+    depth_interval_ms: DepthInterval = 1000,
     gaps: Gaps = "panic",
     unknown_orders: UnknownOrders = "fail",
+    mode: Mode = None,
+    follow: Follow = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Go on from the last run with --live or --follow, and end.")
+    ] = False,
+    reader: Reader = None,
+    checkpoint: Checkpoint = None,
+    max_records: MaxRecords = None,
     partitions: Partitions = None,
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
-    """Build the books of every market and write the top of the book after each event."""
-    with reporting(as_json=as_json):
-        with _session(master) as spark:
-            from everlog.market import BookSettings
-            from everlog.pipeline.jobs import books
+    """Build the books of every market: tops after each event, depth, and a report of gaps and drift.
 
-            settings = BookSettings(gap_policy=gaps, unknown_orders=unknown_orders)
-            report = books.replay_books(spark, queue, lake, table, settings=settings, partitions=partitions)
-        _print_report(report, as_json=as_json)
+    Without --follow or --live the tables hold one run over all that the queue has. With one of them, books
+    are kept between runs and rows are appended; --reader, --checkpoint and --max-records are for these.
+    """
+    with reporting(as_json=as_json):
+        is_stream = follow or live
+        if not is_stream and (reader or checkpoint or max_records):
+            raise InvalidConfig("--reader, --checkpoint and --max-records need --follow or --live")
+        with _session(master) as spark:
+            from everlog.pipeline.jobs import live_replay
+            from everlog.pipeline.jobs import replay as job
+
+            shared: dict[str, Any] = {
+                "settings": _books(gaps, unknown_orders, mode),
+                "depth": depth,
+                "depth_interval_ns": depth_interval_ms * NS_PER_MS,
+                "partitions": partitions,
+            }
+            if is_stream:
+                shared |= {"reader": reader, "checkpoint": checkpoint, "follow": follow}
+                shared["options"] = {} if max_records is None else {"maxRecordsPerBatch": str(max_records)}
+                shared["shown"] = None if as_json else _show_progress
+                report = live_replay.follow_books(spark, queue, lake, table, **shared)
+            else:
+                report = job.replay_books(spark, queue, lake, table, **shared)
+        _print_report(
+            report,
+            as_json=as_json,
+            more=[
+                ("rows of depth", report.depth_rows),
+                ("gaps", report.gaps),
+                ("drifts", report.drifts),
+                ("lost", report.lost),
+            ],
+        )
 
 
 @app.command(epilog="Example: everlog pipeline features --queue ./feed --lake ./lake --interval-ms 1000")
-def features(
+def features(  # noqa: PLR0913, PLR0917
     queue: Annotated[str, typer.Option("--queue", metavar="DIR", help="Queue of market data.")],
     lake: Lake,
     table: TableName = "features",
@@ -169,38 +228,108 @@ def features(
     interval_ms: Annotated[
         int | None, typer.Option("--interval-ms", min=1, help="One row per interval. Default: every event.")
     ] = None,
+    bars: Annotated[
+        str | None,
+        typer.Option("--bars", metavar="KIND:SIZE", help="Bars of trades: time:MS, count:N or volume:V."),
+    ] = None,
     gaps: Gaps = "panic",
     unknown_orders: UnknownOrders = "fail",
+    mode: Mode = None,
     partitions: Partitions = None,
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compute the features of every market's book: mid price, spread, imbalance, microprice, flow, slope."""
+    """Compute the features of every market's book: mid price, spread, imbalance, microprice, flow, slope.
+
+    With --bars, the bars of every symbol's trades go to a table of their own, NAME_bars.
+    """
     with reporting(as_json=as_json):
+        chosen_bars = None if bars is None else _bars(bars)
         with _session(master) as spark:
-            from everlog.market import BookSettings
             from everlog.market.feature_rows import standard_features
             from everlog.market.triggers import Always, TimeBar
-            from everlog.pipeline.jobs import books
+            from everlog.pipeline.jobs import features as job
 
-            report = books.features_of_books(
+            report = job.features_of_books(
                 spark,
                 queue,
                 lake,
                 table,
                 standard_features(depth),
                 trigger=Always() if interval_ms is None else TimeBar(interval_ms * NS_PER_MS),
-                settings=BookSettings(gap_policy=gaps, unknown_orders=unknown_orders),
+                settings=_books(gaps, unknown_orders, mode),
+                bars=None if chosen_bars is None else job.Bars(*chosen_bars),
                 partitions=partitions,
             )
-        _print_report(report, as_json=as_json)
+        _print_report(report, as_json=as_json, more=[("bars", report.bar_rows)] if bars else [])
+
+
+def _books(gaps: str, unknown_orders: str, mode: str | None) -> BookSettings:
+    """Return how books are made; events of a mode that is not wanted are passed over."""
+    from everlog.market import BookSettings
+    from everlog.market.protocol import BookMode
+
+    if mode is None:
+        return BookSettings(gap_policy=gaps, unknown_orders=unknown_orders)
+    if mode not in ("l2", "l3"):
+        raise InvalidConfig(f"--mode is {mode!r}; it must be l2 or l3")
+    wanted = BookMode.L2 if mode == "l2" else BookMode.L3
+    return BookSettings(gap_policy=gaps, unknown_orders=unknown_orders, mode=wanted, other_modes="skip")
+
+
+def _bars(text: str) -> tuple[str, float]:
+    """Return kind and size of bars such as `time:1000`."""
+    kind, _, size = text.partition(":")
+    try:
+        number = float(size)
+    except ValueError:
+        number = 0.0
+    if kind not in ("time", "count", "volume") or not number > 0:
+        raise InvalidConfig(f"--bars is {text!r}; it must be like time:1000 (ms), count:100 or volume:2.5")
+    return kind, number * NS_PER_MS if kind == "time" else number
+
+
+@app.command(epilog="Example: everlog pipeline compact --lake ./lake --table messages --keep-days 7")
+def compact(
+    lake: Lake,
+    table: TableName = "records",
+    keep_days: Annotated[
+        int | None,
+        typer.Option("--keep-days", min=0, help="Also remove files that no version of so many days needs."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Join the small files of a table into larger ones; the rows stay as they are.
+
+    Earlier versions stay readable until --keep-days removes their files. Needs no Spark session.
+    """
+    with reporting(as_json=as_json):
+        try:
+            from everlog.pipeline.lake import LakeTable
+        except ImportError as error:
+            raise _without_spark(error) from None
+        target = LakeTable(lake, table)
+        before = len(target.files())
+        target.compact()
+        removed = [] if keep_days is None else target.vacuum(timedelta(days=keep_days))
+        done = {"files_before": before, "files": len(target.files()), "removed": len(removed)}
+        if as_json:
+            output.print_json(done)
+        else:
+            output.print_fields([(name.replace("_", " "), f"{count:,}") for name, count in done.items()])
+
+
+def _without_spark(error: ImportError) -> Unsupported:
+    return Unsupported(
+        f"the pipeline needs Spark, which is not installed ({error}): pip install 'everlog[spark]'"
+    )
 
 
 @app.command("import", epilog="Example: everlog pipeline import tardis-book data/*.csv.gz --lake ./lake")
 def import_(  # noqa: PLR0913, PLR0917
     format_name: Annotated[FormatName, typer.Argument(metavar="FORMAT", help="What the files are.")],
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Files, plain or .gz, .zst or .zip as they are.")
+        list[str], typer.Argument(metavar="FILE...", help="Files, plain, .gz, .zst, .zip or .7z as they are.")
     ],
     queue: Annotated[
         str | None, typer.Option("--queue", metavar="DIR", help="Directory of queues, one for each file.")
@@ -253,13 +382,20 @@ def refine(
         str, typer.Option("--symbols", metavar="NAMES", help="All symbols of the queue, or @FILE with them.")
     ],
     gaps: Gaps = "panic",
+    lake: Annotated[
+        str | None, typer.Option("--lake", metavar="DIR", help="Lake for a table of what came too late.")
+    ] = None,
+    late_table: Annotated[
+        str, typer.Option("--late-table", metavar="NAME", help="That table; one for each --to.")
+    ] = "late",
     partitions: Partitions = None,
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
     """Make queues of one symbol, day and stream from a raw queue: book with snapshots, trades, late.
 
-    The queues are at DIR/v1/VENUE/SYMBOL/DATE/STREAM. Run it again for what has come since.
+    The queues are at DIR/v1/VENUE/SYMBOL/DATE/STREAM. Run it again for what has come since. With --lake,
+    what came too late for its day is in a table as well.
     """
     with reporting(as_json=as_json):
         names = _symbols(symbols)
@@ -268,7 +404,10 @@ def refine(
             from everlog.pipeline.refinery import RefinerySettings
 
             settings = RefinerySettings(gap_policy=gaps)
-            report = job.refine(spark, queue, to, venue, names, settings=settings, partitions=partitions)
+            late = None if lake is None else job.LateTable(lake, late_table)
+            report = job.refine(
+                spark, queue, to, venue, names, settings=settings, late=late, partitions=partitions
+            )
         _print_refined(report, as_json=as_json)
 
 
@@ -289,12 +428,11 @@ def _session(master: str | None) -> Iterator[SparkSession]:
     try:
         from everlog.pipeline import spark_session
     except ImportError as error:
-        raise Unsupported(
-            f"the pipeline needs Spark, which is not installed ({error}): pip install 'everlog[spark]'"
-        ) from None
+        raise _without_spark(error) from None
     session = spark_session(master=master)
     try:
-        yield session
+        with TaskProgress(session):
+            yield session
     finally:
         session.stop()
 
@@ -308,7 +446,7 @@ def _show_progress(report: RunReport) -> None:
         )
 
 
-def _print_report(report: RunReport, *, as_json: bool) -> None:
+def _print_report(report: RunReport, *, as_json: bool, more: Sequence[tuple[str, int]] = ()) -> None:
     if as_json:
         output.print_json(msgspec.to_builtins(report))
         return
@@ -317,6 +455,7 @@ def _print_report(report: RunReport, *, as_json: bool) -> None:
             ("source", report.source),
             ("table", report.table),
             ("rows", f"{report.rows:,}"),
+            *((name, f"{count:,}") for name, count in more),
             ("commits", f"{report.batches:,}"),
             ("files", f"{report.files:,}"),
             ("version", str(report.version) if report.version is not None else "nothing to do"),

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
 from everlog.client import records as shapes
+from everlog.client.encoding import encode
 from everlog.client.records import NewRecord, Predicate, TopicSettings
 from everlog.client.wire import router_path, topic_path
 
 T = TypeVar("T")
 Nodes = str | Sequence[str]
-_encode: Final = msgspec.json.Encoder().encode
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
@@ -61,7 +61,7 @@ class Call(Generic[T]):
 
 def _given(**fields: object) -> bytes:
     """A body of the fields that were given."""
-    return _encode({name: value for name, value in fields.items() if value is not None})
+    return encode({name: value for name, value in fields.items() if value is not None})
 
 
 def _query(**fields: str | int | bool | None) -> str:
@@ -78,7 +78,7 @@ def _query(**fields: str | int | bool | None) -> str:
 
 def put_topic(topic: str, config: TopicSettings | None = None) -> Call[shapes.TopicPut]:
     """Create a topic, or replace all settings of an existing one."""
-    return Call("PUT", topic_path(topic), shapes.TopicPut, _encode(config or {}))
+    return Call("PUT", topic_path(topic), shapes.TopicPut, encode(config or {}))
 
 
 def topic(topic: str, *, touch: bool = True) -> Call[shapes.TopicState]:

@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from everlog.client.connection import Connection
+from everlog.client.encoding import encode
 from everlog.client.errors import BUSY_STATUSES, GATEWAY_STATUSES, UNREACHABLE, ApiFailed
 from everlog.client.wire import (
     DEFAULT_URL,
@@ -88,7 +89,7 @@ class HttpApi:
         its method or the caller says that this does no harm. `wait_s` is what the server may take by plan.
         """
         target = f"{path}?{urlencode(query)}" if query else path
-        content = None if body is None else msgspec.json.encode(body)
+        content = None if body is None else encode(body)
         request = self._writer.request(method, target, content)
         answer = self._exchange(request, repeatable or method != "POST", self._timeout_s + wait_s)
         if not answer.is_success:

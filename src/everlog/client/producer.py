@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-import msgspec
-
 from everlog.client import calls, flows
 from everlog.client.calls import Call
+from everlog.client.encoding import encode
 from everlog.client.errors import ApiFailed, BufferFull, ProducerFailed
 from everlog.client.flows import Wishes
 from everlog.client.records import Appended, TopicSettings
@@ -39,7 +38,6 @@ WINDOW_MS_DEFAULT: Final = 120_000
 # What stands between two records of a body, and what a record costs besides its text.
 _BETWEEN: Final = b'},{"data":'
 _COST_BYTES: Final = len(_BETWEEN) + 48
-_encode: Final = msgspec.json.Encoder().encode
 
 
 class _Batch(NamedTuple):
@@ -121,7 +119,7 @@ class Producer:
         timeout_s: float | None = None,
     ) -> None:
         """Buffer a record; waits while there is no room, for `timeout_s` at most (then `BufferFull`)."""
-        text = _encode(data)
+        text = encode(data)
         if len(text) > MAX_RECORD_BYTES or tag is not None or node is not None or meta is not None:
             text = _with_fields(text, tag, node, meta)
         with self._lock:
@@ -269,7 +267,7 @@ class Producer:
     def _call(self, batch: _Batch, wishes: Wishes) -> Call[Appended]:
         tail = b'}],"idempotency_key":"%b-%d"' % (self._id.encode(), batch.number)
         if self._config is not None:
-            tail += b',"config":' + _encode(self._config)
+            tail += b',"config":' + encode(self._config)
         body = b'{"records":[{"data":' + _BETWEEN.join(batch.texts) + tail + b"}"
         path = topic_path(self.topic) + "?return_seqs=false"
         return Call("POST", path, Appended, body, may_repeat=wishes.policy.deadline_s > 0)
@@ -332,7 +330,7 @@ def _check(batch_records: int, batch_bytes: int, linger_s: float, max_buffered_b
 
 def _with_fields(text: bytes, tag: str | None, node: str | None, meta: dict[str, Any] | None) -> bytes:
     """A record with more than data. What the server would refuse is refused here, before it is in a batch."""
-    meta_text = b"" if meta is None else _encode(meta)
+    meta_text = b"" if meta is None else encode(meta)
     if len(text) + len(meta_text) > MAX_RECORD_BYTES:
         raise RecordTooLarge(
             f"data and meta are {len(text) + len(meta_text)} bytes of JSON; the limit is {MAX_RECORD_BYTES}"
@@ -343,5 +341,5 @@ def _with_fields(text: bytes, tag: str | None, node: str | None, meta: dict[str,
         if value is not None:
             if len(value.encode()) > limit:
                 raise InvalidRecord(f"{name} is over {limit} bytes: {value[:40]!r}...")
-            text += b',"%b":%b' % (name.encode(), _encode(value))
+            text += b',"%b":%b' % (name.encode(), encode(value))
     return text if meta is None else text + b',"meta":' + meta_text

@@ -20,6 +20,7 @@ import wsproto.events as ws
 from everlog.client.async_connection import AsyncConnection
 from everlog.client.calls import Nodes, new_key
 from everlog.client.connection import Connection
+from everlog.client.encoding import encode
 from everlog.client.errors import UNREACHABLE, ApiFailed
 from everlog.client.flows import lost, stream_failure
 from everlog.client.records import (
@@ -43,7 +44,6 @@ _PUSHED: Final[dict[str, type[WatchEvent]]] = {
     "tombstone": Tombstone,
     "topic_deleted": TopicGone,
 }
-_encode: Final = msgspec.json.Encoder().encode
 
 
 class _Head(msgspec.Struct):
@@ -88,7 +88,7 @@ class Messages:
         self._last_id += 1
         message = {"op": op, "request_id": self._last_id}
         message |= {name: value for name, value in fields.items() if value is not None}
-        return self._last_id, self._protocol.send(ws.TextMessage(_encode(message).decode()))
+        return self._last_id, self._protocol.send(ws.TextMessage(encode(message).decode()))
 
     def goodbye(self) -> bytes:
         """The end of the conversation, unless it has ended."""

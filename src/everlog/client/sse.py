@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-_LINE: Final = re.compile(rb"([^\r\n]*)(\r\n|\n|\r(?!\Z))")
+# Only the break is searched for: with the line before it in the pattern, every start of a line that is not
+# complete yet would be tried, which takes seconds for a line of some hundred kilobytes.
+_BREAK: Final = re.compile(rb"\r\n|\n|\r(?!\Z)")
 _MARK: Final = b"\xef\xbb\xbf"
 
 
@@ -40,12 +42,12 @@ class EventParser:
             self._is_begun = True
             text = text.removeprefix(_MARK)
         events: list[Event] = []
-        end = 0
+        start = 0
         # A carriage return at the very end may be the first half of a line break: it waits for more.
-        for line in _LINE.finditer(text):
-            end = line.end()
-            self._take(line[1], events)
-        self._rest = text[end:]
+        for found in _BREAK.finditer(text):
+            self._take(text[start : found.start()], events)
+            start = found.end()
+        self._rest = text[start:]
         return events
 
     def _take(self, line: bytes, events: list[Event]) -> None:

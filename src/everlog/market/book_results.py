@@ -75,8 +75,8 @@ class Outputs:
     """What to write while an array is applied.
 
     `top` and `depth` (levels a side) get a row after every `every` events. `statuses`, `places` (queue
-    positions) have a row per event. `drift` compares the book with each snapshot; `trades` lists what
-    trades took. Gaps are always listed.
+    positions) have a row per event. `drift` compares the book with each snapshot (an L3 book with the L2
+    snapshots among packed events); `trades` lists what trades took. Gaps are always listed.
     """
 
     top: bool = True

@@ -29,11 +29,13 @@ from everlog.market.books import (
 from everlog.market.packing import PackedRecords, gather_headers
 from everlog.market.protocol import (
     HEADER_BYTES,
+    L3_RECORD,
     BookMode,
     check_headers,
     first_true,
 )
 from everlog.market.sequences import SequenceGap, SequenceValidator, gap_error
+from everlog.native.market_split import split_markets
 
 
 class Market(NamedTuple):
@@ -70,6 +72,30 @@ class MarketResult(NamedTuple):
     result: BookResult
 
 
+class ChannelGap(NamedTuple):
+    """Event `event` of a batch, on a channel of a venue, has number `found` although `seen` was the last."""
+
+    venue_id: int
+    stream_id: int
+    event: int
+    seen: int
+    found: int
+
+
+class _Split(NamedTuple):
+    """What `split_markets` returns."""
+
+    bad: int
+    keys: NDArray[np.uint64]
+    order: NDArray[np.intp]
+    ends: NDArray[np.intp]
+    channels: NDArray[np.uint64]
+    first_events: NDArray[np.uint64]
+    firsts: NDArray[np.uint64]
+    lasts: NDArray[np.uint64]
+    gaps: NDArray[np.uint64]
+
+
 class _Stream:
     """One order-by-order channel: its numbers, and the markets seen on it."""
 
@@ -88,6 +114,9 @@ class BookSet:
     def __init__(self, settings: BookSettings | None = None) -> None:
         self.settings = settings or BookSettings()
         self.books: dict[Market, Book] = {}
+        self.channel_gaps: list[ChannelGap] = []
+        """Gaps of order-by-order channels in the last batch, unless the policy is `panic`."""
+
         self._streams: dict[tuple[int, int], _Stream] = {}
 
     def apply(self, payload: bytes | memoryview) -> EventStatus | None:
@@ -106,15 +135,21 @@ class BookSet:
         Within a market the order of events is kept; markets do not depend on each other. Under gap policy
         `panic` a gap in a channel raises before anything of the batch is applied.
         """
-        headers = self._headers(packed)
-        wanted = np.flatnonzero(self._mode_mask(headers))
-        if len(wanted) == 0:
-            return {}
+        chosen = (
+            None if self.settings.mode is None else np.flatnonzero(self._mode_mask(self._headers(packed)))
+        )
+        wanted = packed if chosen is None else packed.take(chosen)
+        split = _Split(*split_markets(wanted.buffer, wanted.offsets, wanted.lengths))
+        if split.bad < len(wanted):
+            # The same checks again, for their words.
+            self._headers(wanted)
         results: dict[Market, MarketResult] = {}
-        for first, stop, gap_stream in self._runs(headers, wanted):
+        for first, stop, gap_stream in self._runs(split, len(wanted), chosen):
             if gap_stream is not None:
                 self._quarantine(gap_stream)
-            self._apply_run(packed, headers, wanted[first:stop], want, results)
+            self._apply_run(wanted, split, (first, stop), want, results)
+        if chosen is not None:
+            return {market: one._replace(events=chosen[one.events]) for market, one in results.items()}
         return results
 
     def checkpoint(self, channel: int, names: Callable[[int], str] = str) -> str:
@@ -152,29 +187,30 @@ class BookSet:
         return mask
 
     def _runs(
-        self, headers: NDArray[np.void], wanted: NDArray[np.intp]
+        self, split: _Split, count: int, chosen: NDArray[np.intp] | None
     ) -> Iterable[tuple[int, int, _Stream | None]]:
         """Cut the batch where a channel has a gap: the books of that channel must know before going on."""
-        cuts: list[tuple[int, _Stream]] = []
-        seqs = headers["seq"][wanted]
-        orders = np.flatnonzero((headers["book_mode"][wanted] == BookMode.L3) & (seqs != 0))
-        venues, numbers = headers["venue_id"][wanted][orders], headers["stream_id"][wanted][orders]
-        channels = venues.astype(np.uint64) << np.uint64(32) | numbers
-        for channel in np.unique(channels).tolist():
-            rows = orders[channels == channel]
-            stream = self._stream(channel >> 32, channel & 0xFFFFFFFF)
-            before = stream.numbers.last
-            for gap in stream.numbers.check_array(seqs[rows]):
-                place = int(rows[gap.position])
-                if stream.numbers.policy is GapPolicy.PANIC:
-                    stream.numbers.last = before
-                    raise gap_error(SequenceGap(int(wanted[place]), gap.seen, gap.found))
-                if stream.numbers.policy is GapPolicy.QUARANTINE:
-                    cuts.append((place, stream))
-        cuts.sort(key=lambda cut: cut[0])
-        begins = [0, *(place for place, _ in cuts)]
-        streams: list[_Stream | None] = [None, *(stream for _, stream in cuts)]
-        return zip(begins, [*begins[1:], len(wanted)], streams, strict=True)
+        streams = [self._stream(key >> 32, key & 0xFFFFFFFF) for key in split.channels.tolist()]
+        gaps: list[tuple[int, int, int, int]] = [*map(tuple, split.gaps.tolist())]
+        firsts = zip(streams, split.first_events.tolist(), split.firsts.tolist(), strict=True)
+        for number, (stream, event, found) in enumerate(firsts):
+            seen = stream.numbers.last
+            if seen is not None and found != seen + 1:
+                gaps.append((event, number, seen, found))
+        gaps.sort()
+        policy = GapPolicy(self.settings.gap_policy)
+        self.channel_gaps = []
+        for event, number, seen, found in gaps:
+            place, channel = event if chosen is None else int(chosen[event]), int(split.channels[number])
+            if policy is GapPolicy.PANIC:
+                raise gap_error(SequenceGap(place, seen, found))
+            self.channel_gaps.append(ChannelGap(channel >> 32, channel & 0xFFFFFFFF, place, seen, found))
+        for stream, last in zip(streams, split.lasts.tolist(), strict=True):
+            stream.numbers.last = last
+        cuts = gaps if policy is GapPolicy.QUARANTINE else []
+        begins = [0, *(event for event, *_ in cuts)]
+        behind: list[_Stream | None] = [None, *(streams[number] for _, number, *_ in cuts)]
+        return zip(begins, [*begins[1:], count], behind, strict=True)
 
     def _quarantine(self, stream: _Stream) -> None:
         stream.quarantined = True
@@ -184,21 +220,25 @@ class BookSet:
     def _apply_run(
         self,
         packed: PackedRecords,
-        headers: NDArray[np.void],
-        rows: NDArray[np.intp],
+        split: _Split,
+        run: tuple[int, int],
         want: Outputs | None,
         results: dict[Market, MarketResult],
     ) -> None:
-        if len(rows) == 0:
+        """Apply the events of a run, market by market."""
+        parts = np.split(split.order, split.ends[:-1])
+        if run != (0, len(packed)):
+            parts = [part[slice(*np.searchsorted(part, run))] for part in parts]
+        numbers = [number for number in np.argsort(split.keys).tolist() if len(parts[number])]
+        if not numbers:
             return
-        keys = headers["venue_id"][rows].astype(np.uint64) << np.uint64(32) | headers["market_id"][rows]
-        order = np.argsort(keys, kind="stable")
-        starts = np.flatnonzero(np.diff(keys[order], prepend=keys[order][0] + np.uint64(1)))
-        for part in np.split(order, starts[1:]):
-            index = rows[part]
-            head = headers[index[0]]
-            market = Market(int(head["venue_id"]), int(head["market_id"]))
-            result = self._book(market, head).apply_array(packed.take(index), want)
+        heads = gather_headers(packed.take(np.array([parts[number][0] for number in numbers])))
+        for number, head in zip(numbers, heads, strict=True):
+            index, key = parts[number], int(split.keys[number])
+            market = Market(key >> 32, key & 0xFFFFFFFF)
+            own = packed if len(index) == len(packed) else packed.take(index)
+            book = self._book(market, head)
+            result = book.apply_array(_as_records(own) if isinstance(book, L3Book) else own, want)
             earlier = results.get(market)
             results[market] = (
                 MarketResult(index, result) if earlier is None else _joined(earlier, index, result)
@@ -239,6 +279,27 @@ class BookSet:
         if key not in self._streams:
             self._streams[key] = _Stream(self.settings.gap_policy)
         return self._streams[key]
+
+
+def _as_records(packed: PackedRecords) -> PackedRecords | NDArray[np.void]:
+    """Return order-by-order events as an array if they can be one: books go through it much faster."""
+    starts = packed.offsets
+    if not (packed.lengths == L3_RECORD.itemsize).all():
+        return packed
+    steps = np.diff(starts.astype(np.int64))
+    if len(steps) == 0 or (steps == steps[0]).all():
+        stride = int(steps[0]) if len(steps) else L3_RECORD.itemsize
+        data = packed.buffer[int(starts[0]) :] if len(starts) else packed.buffer
+        return np.ndarray((len(starts),), L3_RECORD, data, strides=(stride,))
+    if (starts % np.uint64(HEADER_BYTES)).any():
+        return packed
+    # Those of one market lie among others: two cells of the queue are one record.
+    cells = packed.buffer[: len(packed.buffer) // HEADER_BYTES * HEADER_BYTES].view(f"V{HEADER_BYTES}")
+    places = (starts // np.uint64(HEADER_BYTES)).astype(np.intp)
+    rows = np.empty((len(places), 2), cells.dtype)
+    rows[:, 0], rows[:, 1] = cells[places], cells[places + 1]
+    records: NDArray[np.void] = rows.reshape(-1).view(L3_RECORD)
+    return records
 
 
 def _joined(earlier: MarketResult, index: NDArray[np.intp], result: BookResult) -> MarketResult:

@@ -17,6 +17,7 @@ from typing_extensions import Buffer
 from everlog.errors import Corrupt, InvalidConfig, Unsupported
 from everlog.market.book_results import L2_UPDATE, ORDER_ROW, BookResult, Outputs, ResultArrays
 from everlog.market.decimals import render_scaled
+from everlog.market.l3_drift import Drift, apply_with_drift, drift_from_snapshot
 from everlog.market.packing import PackedRecords
 from everlog.market.protocol import (
     HEADER_BYTES,
@@ -272,9 +273,19 @@ class L3Book(L3Kernel):
         """Apply an array of `L3_RECORD` (also strided, as `Batch.view` gives it) or packed book events.
 
         Other threads run meanwhile. On an error the events before it stay applied, and the error names
-        its index.
+        its index. With `drift` packed events may have L2 snapshots among them, with which the book is
+        compared; the index of an error is then counted from the snapshot before it.
         """
         wanted = want or Outputs()
+        if wanted.drift and isinstance(events, PackedRecords):
+            return apply_with_drift(self, events, wanted, self._apply)
+        return self._apply(events, wanted)
+
+    def drift(self, snapshot: Buffer) -> Drift:
+        """Compare the book with an L2 snapshot event of its venue, within the snapshot's prices."""
+        return drift_from_snapshot(self, np.frombuffer(memoryview(snapshot), dtype=np.uint8))
+
+    def _apply(self, events: NDArray[np.void] | PackedRecords, wanted: Outputs) -> BookResult:
         arrays = ResultArrays(len(events), wanted, orders=True)
         before = (self.price_scale, self.size_scale)
         if isinstance(events, PackedRecords):

@@ -13,6 +13,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from everlog.errors import InvalidConfig
+
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[Any]
 Booleans = npt.NDArray[np.bool_]
@@ -37,7 +39,7 @@ def book_imbalance(bid_sizes: Floats, ask_sizes: Floats, depth: int) -> Floats:
     asks) to 1 (only bids).
     """
     if depth < 1:
-        raise ValueError(f"depth is {depth}; at least one level is needed")
+        raise InvalidConfig(f"depth is {depth}; at least one level is needed")
     bids = _leading(bid_sizes, depth)
     asks = _leading(ask_sizes, depth)
     return _ratio(bids - asks, bids + asks)
@@ -86,7 +88,7 @@ def depth_slope(
     best level to this one. Empty levels (price 0) are left out; 0 where a side is empty.
     """
     if depth < 1:
-        raise ValueError(f"depth is {depth}; at least one level is needed")
+        raise InvalidConfig(f"depth is {depth}; at least one level is needed")
     mid = mid_price(bid_prices[:, 0], ask_prices[:, 0])
     bids = _side_slope(bid_prices[:, :depth], bid_sizes[:, :depth], mid)
     asks = _side_slope(ask_prices[:, :depth], ask_sizes[:, :depth], mid)
@@ -114,7 +116,7 @@ def realised_volatility(price: Floats, starts: Integers) -> Floats:
     error, since they have no logarithm.
     """
     if len(price) and float(np.min(price)) <= 0:
-        raise ValueError("realised volatility needs positive prices")
+        raise InvalidConfig("realised volatility needs positive prices")
     returns = np.zeros(len(price))
     returns[1:] = np.diff(np.log(price))
     returns[starts] = 0.0
@@ -236,4 +238,4 @@ def _changes(groups: npt.NDArray[Any]) -> Integers:
 
 def _check_positive(name: str, value: float) -> None:
     if not value > 0:
-        raise ValueError(f"{name} is {value}; it must be more than 0")
+        raise InvalidConfig(f"{name} is {value}; it must be more than 0")

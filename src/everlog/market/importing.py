@@ -27,6 +27,7 @@ from everlog.market.venues.interface import ImportContext, Importer, ImportOptio
 from everlog.market.venues.lobster import Lobster
 from everlog.market.venues.opening import file_hash, open_members
 from everlog.market.venues.szse import Szse
+from everlog.market.venues.szse_channels import ChannelFiles
 from everlog.market.venues.tardis import TardisBook, TardisTrades
 from everlog.queue import Queue, QueueWriter
 from everlog.queue.config import MIB, WriterConfig
@@ -64,6 +65,8 @@ class ImportRequest:
     """Set bad rows aside in a quarantine file instead of stopping."""
     segment_size: int = SEGMENT_SIZE
     """Of a queue that is made for this import."""
+    channel_dir: str | None = None
+    """SZSE: where the merged rows of each channel are written as well, as `channel_<n>.csv`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ class ImportRun:
         """Check the format; nothing is read or written yet."""
         if request.format not in FORMATS:
             raise InvalidConfig(f"unknown format {request.format!r}; valid are {', '.join(FORMATS)}")
+        if request.channel_dir is not None and request.format != Szse.name:
+            raise InvalidConfig(f"channel files are made of {Szse.name} files, not of {request.format}")
         self._request = request
         self._importer = FORMATS[request.format]
         self._clock = clock or SystemClock()
@@ -163,9 +168,13 @@ class ImportRun:
             members = [
                 member for path in paths for member in opened.enter_context(open_members(path, self._advance))
             ]
+            folder = self._request.channel_dir
+            channels = None if folder is None else opened.enter_context(ChannelFiles(folder))
             for block in self._importer.events(members, context):
                 block.append_to(writer)
                 context.tally.count(block)
+                if channels is not None:
+                    channels.add(block.payloads)
 
     def _entry(
         self,

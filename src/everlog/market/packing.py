@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,7 @@ from everlog.market.protocol import (
     BOOK_EVENT_HEADER,
     HEADER_BYTES,
     L2_DIFF,
-    L2_DIFF_BYTES,
     L2_SNAPSHOT,
-    L2_SNAPSHOT_BYTES,
     LEVEL,
     LEVEL_BYTES,
     MAX_DIFF_LEVELS,
@@ -30,9 +28,10 @@ from everlog.market.protocol import (
     check_headers,
     first_true,
 )
+from everlog.native.event_packing import write_events
 
-# Every part of an L2 record is a multiple of this long, so parts are moved as rows of words.
-WORD_BYTES = 4
+assert BOOK_EVENT_HEADER.fields is not None
+_LENGTH_AT: Final[int] = BOOK_EVENT_HEADER.fields["record_len"][1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,37 +170,20 @@ def _check_level_count(wanted: int, given: int) -> None:
         raise Corrupt(f"the events have {wanted} levels by their counts, but {given} were given")
 
 
-def _words(array: NDArray[Any]) -> NDArray[np.uint32]:
-    """Return the bytes of each element as a row of words."""
-    contiguous = np.ascontiguousarray(array)
-    words: NDArray[np.uint32] = contiguous.view(np.uint32).reshape(
-        len(contiguous), contiguous.itemsize // WORD_BYTES
-    )
-    return words
+def _rows(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the bytes of each element as a row."""
+    rows: NDArray[np.uint8] = np.ascontiguousarray(array).view(np.uint8).reshape(len(array), array.itemsize)
+    return rows
 
 
 def _pack(
     headers: NDArray[np.void], bodies: NDArray[np.void], levels: NDArray[np.void], counts: NDArray[np.int64]
 ) -> PackedRecords:
-    head_bytes = HEADER_BYTES + bodies.itemsize
-    lengths = head_bytes + counts * LEVEL_BYTES
+    lengths = HEADER_BYTES + bodies.itemsize + counts * LEVEL_BYTES
     starts = np.cumsum(lengths) - lengths
-    filled = np.ascontiguousarray(headers).copy()
-    filled["record_len"] = lengths
-    words = np.zeros(int(lengths.sum()) // WORD_BYTES, dtype=np.uint32)
-    at = starts // WORD_BYTES
-    _scatter(words, at, _words(filled))
-    _scatter(words, at + HEADER_BYTES // WORD_BYTES, _words(bodies))
-    level_words = LEVEL_BYTES // WORD_BYTES
-    places = ranges(np.zeros_like(counts), counts) * level_words
-    _scatter(words, places + np.repeat(at + head_bytes // WORD_BYTES, counts), _words(levels))
-    return PackedRecords(words.view(np.uint8), starts.astype(np.uint64), lengths.astype(np.uint64))
-
-
-def _scatter(words: NDArray[np.uint32], starts: NDArray[np.int64], rows: NDArray[np.uint32]) -> None:
-    # One column at a time: the index array stays as small as the number of rows.
-    for column in range(rows.shape[1]):
-        words[starts + column] = rows[:, column]
+    buffer = np.empty(int(lengths.sum()), dtype=np.uint8)
+    write_events(_rows(headers), _rows(bodies), _rows(levels), counts, _LENGTH_AT, buffer)
+    return PackedRecords(buffer, starts.astype(np.uint64), lengths.astype(np.uint64))
 
 
 def _gather(buffer: NDArray[np.uint8], starts: NDArray[Any], layout: np.dtype[np.void]) -> NDArray[np.void]:
@@ -255,6 +237,3 @@ def _split(
     bodies["first_update_id"][later] = bodies["last_update_id"][later]
     bodies["previous_update_id"][later] = bodies["last_update_id"][later]
     return headers[event], bodies, levels[order], bid_part, ask_part
-
-
-assert L2_DIFF_BYTES % WORD_BYTES == L2_SNAPSHOT_BYTES % WORD_BYTES == HEADER_BYTES % WORD_BYTES == 0

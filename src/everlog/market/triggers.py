@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from everlog.errors import InvalidConfig
 from everlog.market.features import Booleans
 
 Timestamps = npt.NDArray[np.uint64]
@@ -50,9 +51,9 @@ class TimeBar:
 
     def __init__(self, interval_ns: int, clock: str = "ingest") -> None:
         if interval_ns <= 0:
-            raise ValueError(f"the interval is {interval_ns} ns; it must be more than 0")
+            raise InvalidConfig(f"the interval is {interval_ns} ns; it must be more than 0")
         if clock not in ("ingest", "exchange"):
-            raise ValueError(f"the clock is {clock!r}; it must be 'ingest' or 'exchange'")
+            raise InvalidConfig(f"the clock is {clock!r}; it must be 'ingest' or 'exchange'")
         self.interval_ns = interval_ns
         self.clock = clock
         self._last_bucket = -1
@@ -74,7 +75,7 @@ class EventTypes:
 
     def __init__(self, *event_types: int) -> None:
         if not event_types:
-            raise ValueError("a trigger by event type needs at least one type")
+            raise InvalidConfig("a trigger by event type needs at least one type")
         self.event_types = event_types
 
     def fires(self, events: Events) -> Booleans:
@@ -87,7 +88,7 @@ class AnyOf:
 
     def __init__(self, triggers: Sequence[Trigger]) -> None:
         if not triggers:
-            raise ValueError("a choice of triggers needs at least one")
+            raise InvalidConfig("a choice of triggers needs at least one")
         self.triggers = tuple(triggers)
 
     def fires(self, events: Events) -> Booleans:

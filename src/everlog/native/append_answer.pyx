@@ -9,11 +9,17 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 
+cdef extern from "Python.h":
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+
+
 cdef enum:
     DIGITS_MAX = 20  # of a number of 64 bits
     NUMBERS = 7
     # More than all fixed text of the fields together.
     TEXT_BYTES = 256
+    # Shorter answers are rendered without asking for memory.
+    SMALL_BYTES = 1024
 
 
 cdef char *put(char *at, const char *text, Py_ssize_t size) noexcept:
@@ -54,13 +60,8 @@ cdef char *put_flag(char *at, bint flag) noexcept:
     return put(at, b"true", 4) if flag else put(at, b"false", 5)
 
 
-def render_seqs(uint64_t first_seq, uint64_t last_seq) -> bytes:
-    """All seqs from the first to the last as a JSON array; at least one."""
-    if last_seq < first_seq:
-        raise ValueError(f"the seqs {first_seq} to {last_seq} are none")
-    cdef bytes room = PyBytes_FromStringAndSize(NULL, 2 + (DIGITS_MAX + 1) * (last_seq - first_seq + 1))
-    cdef char *start = PyBytes_AS_STRING(room)
-    cdef char *at = start
+cdef char *put_seqs(char *at, uint64_t first_seq, uint64_t last_seq) noexcept:
+    """All seqs from the first to the last as a JSON array."""
     cdef uint64_t seq = first_seq
     at[0] = c'['
     at = put_number(at + 1, seq)
@@ -69,7 +70,38 @@ def render_seqs(uint64_t first_seq, uint64_t last_seq) -> bytes:
         at[0] = c','
         at = put_number(at + 1, seq)
     at[0] = c']'
-    return room[: at + 1 - start]
+    return at + 1
+
+
+cdef char *put_range(char *at, uint64_t first_seq, uint64_t last_seq) noexcept:
+    """The fields between the topic and the seqs."""
+    at = put_number(put(at, b',"first_seq":', 13), first_seq)
+    at = put_number(put(at, b',"last_seq":', 12), last_seq)
+    return put(at, b",", 1)
+
+
+cdef char *put_end(char *at, uint64_t head_seq, uint64_t count, bint created, bint deduped,
+                   uint64_t waited_ns, uint64_t synced_ns, bytes more):
+    """The fields behind the seqs."""
+    at = put_number(put(at, b'"head_seq":', 11), head_seq)
+    at = put_number(put(at, b',"count":', 9), count)
+    at = put_flag(put(at, b',"created":', 11), created)
+    at = put_flag(put(at, b',"deduped":', 11), deduped)
+    at = put_ms(put(at, b',"performance":{"server_total_ms":', 34), waited_ns)
+    at = put_ms(put(at, b',"wal_append_ms":', 17), waited_ns - min(waited_ns, synced_ns))
+    at = put_ms(put(at, b',"fsync_ms":', 12), synced_ns)
+    at = put_bytes(at, more)
+    at[0] = c'}'
+    return at + 1
+
+
+def render_seqs(uint64_t first_seq, uint64_t last_seq) -> bytes:
+    """All seqs from the first to the last as a JSON array; at least one."""
+    if last_seq < first_seq:
+        raise ValueError(f"the seqs {first_seq} to {last_seq} are none")
+    cdef bytes room = PyBytes_FromStringAndSize(NULL, 2 + (DIGITS_MAX + 1) * (last_seq - first_seq + 1))
+    cdef char *start = PyBytes_AS_STRING(room)
+    return room[: put_seqs(start, first_seq, last_seq) - start]
 
 
 def render_fields(
@@ -98,18 +130,43 @@ def render_fields(
         + PyBytes_GET_SIZE(more),
     )
     cdef char *start = PyBytes_AS_STRING(room)
-    cdef char *at = put(start, b'"topic":', 8)
-    at = put_bytes(at, topic)
-    at = put_number(put(at, b',"first_seq":', 13), first_seq)
-    at = put_number(put(at, b',"last_seq":', 12), last_seq)
-    at = put_bytes(put(at, b",", 1), seqs)
-    at = put_number(put(at, b'"head_seq":', 11), head_seq)
-    at = put_number(put(at, b',"count":', 9), count)
-    at = put_flag(put(at, b',"created":', 11), created)
-    at = put_flag(put(at, b',"deduped":', 11), deduped)
-    at = put_ms(put(at, b',"performance":{"server_total_ms":', 34), waited_ns)
-    at = put_ms(put(at, b',"wal_append_ms":', 17), waited_ns - min(waited_ns, synced_ns))
-    at = put_ms(put(at, b',"fsync_ms":', 12), synced_ns)
-    at = put_bytes(at, more)
+    cdef char *at = put_range(put_bytes(put(start, b'"topic":', 8), topic), first_seq, last_seq)
+    at = put_bytes(at, seqs)
+    at = put_end(at, head_seq, count, created, deduped, waited_ns, synced_ns, more)
+    return room[: at - start]
+
+
+cdef bytes render_body(str topic, uint64_t first_seq, uint64_t last_seq, uint64_t waited_ns,
+                       uint64_t synced_ns, bytes more):
+    """The answer to an append that neither created its topic nor was a repeat, with all seqs.
+
+    Whatever a topic may be called stands for itself in JSON.
+    """
+    cdef Py_ssize_t name_bytes
+    cdef const char *name = PyUnicode_AsUTF8AndSize(topic, &name_bytes)
+    cdef char small[SMALL_BYTES]
+    cdef uint64_t count = last_seq - first_seq + 1
+    cdef size_t size = (TEXT_BYTES + NUMBERS * DIGITS_MAX + (DIGITS_MAX + 1) * count
+                        + name_bytes + PyBytes_GET_SIZE(more))
+    cdef bytes room = None
+    cdef char *start = small
+    if size > SMALL_BYTES:
+        room = PyBytes_FromStringAndSize(NULL, size)
+        start = PyBytes_AS_STRING(room)
+    cdef char *at = put(put(put(start, b'{"topic":"', 10), name, name_bytes), b'"', 1)
+    at = put_range(at, first_seq, last_seq)
+    at = put(put_seqs(put(at, b'"seqs":', 7), first_seq, last_seq), b",", 1)
+    at = put_end(at, last_seq, count, False, False, waited_ns, synced_ns, more)
     at[0] = c'}'
-    return room[: at + 1 - start]
+    return PyBytes_FromStringAndSize(start, at + 1 - start)
+
+
+cdef bytes render_response(bytes head, bytes body):
+    """A response: a head that ends with the name of its length, and a body."""
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(body)
+    cdef char digits[DIGITS_MAX]
+    cdef Py_ssize_t digit_count = put_number(digits, size) - digits
+    cdef bytes whole = PyBytes_FromStringAndSize(NULL, PyBytes_GET_SIZE(head) + digit_count + 4 + size)
+    cdef char *at = put_bytes(PyBytes_AS_STRING(whole), head)
+    put_bytes(put(put(at, digits, digit_count), b"\r\n\r\n", 4), body)
+    return whole

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""What the book kernels share: the C structs and the output of an array of events."""
+"""What the book kernels share: the C structs, the output of an array of events, the calls for one event."""
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -61,3 +61,43 @@ cdef class BookOutput:
 
 cdef int raise_book_error(int number, size_t index, const uint8_t *payload, size_t length, book_output *output,
                           size_t limit) except -1
+
+
+cdef class BookKernel:
+    cdef bint busy               # a thread applies an array without the GIL
+    cdef book_top shown          # what top_tuple says
+    cdef tuple top_tuple         # None before the first top
+
+    cdef int check_idle(self) except -1
+    cdef int apply_payload(self, object payload) except -1
+    # The book itself: what a kernel must add.
+    cdef int apply_record(self, const uint8_t *payload, size_t length, uint8_t *status) noexcept
+    cdef size_t apply_scattered(self, const uint8_t *buffer, size_t buffer_len, const uint64_t *offsets,
+                                const uint64_t *lengths, size_t count, book_output *output,
+                                int *error) noexcept nogil
+    cdef book_top best(self) noexcept
+    cdef int fail(self, int error, size_t index, const uint8_t *payload, size_t length,
+                  book_output *output) except -1
+    cdef int fail_single(self, int error, const uint8_t *payload, size_t length) except -1
+
+
+cdef inline object shown_top(BookKernel kernel, const book_top *best):
+    """The top as a tuple. Most events leave most of it as it was, so what was made before is used again."""
+    cdef tuple before = kernel.top_tuple
+    cdef bint same_bid, same_ask
+    if before is None:
+        kernel.top_tuple = (best.bid_price, best.bid_size, best.ask_price, best.ask_size)
+        kernel.shown = best[0]
+        return kernel.top_tuple
+    same_bid = best.bid_price == kernel.shown.bid_price and best.bid_size == kernel.shown.bid_size
+    same_ask = best.ask_price == kernel.shown.ask_price and best.ask_size == kernel.shown.ask_size
+    if same_bid and same_ask:
+        return before
+    if same_bid:
+        kernel.top_tuple = (before[0], before[1], best.ask_price, best.ask_size)
+    elif same_ask:
+        kernel.top_tuple = (best.bid_price, best.bid_size, before[2], before[3])
+    else:
+        kernel.top_tuple = (best.bid_price, best.bid_size, best.ask_price, best.ask_size)
+    kernel.shown = best[0]
+    return kernel.top_tuple

@@ -1,6 +1,10 @@
-"""Types of the book kernels' output."""
+"""Types of what both book kernels have."""
 
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Buffer
 
 class BookOutput:
     def __init__(
@@ -28,3 +32,15 @@ class BookOutput:
     def scales(self) -> bytes: ...
     @property
     def trades(self) -> bytes: ...
+
+class BookKernel:
+    def apply(self, payload: Buffer) -> int: ...
+    def apply_and_top(self, payload: Buffer) -> tuple[int, int, int, int]: ...
+    def top(self) -> tuple[int, int, int, int]: ...
+    def _apply_records(
+        self,
+        buffer: NDArray[np.uint8],
+        offsets: NDArray[np.uint64],
+        lengths: NDArray[np.uint64],
+        into: BookOutput,
+    ) -> int: ...

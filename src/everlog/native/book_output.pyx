@@ -1,16 +1,17 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Where the book kernels write what a caller wants to know of an array of events.
+"""What both book kernels have: where they write what a caller wants to know, and the calls for one event.
 
 Owns the reports, whose length nobody knows before; arrays of known length belong to the caller and are only
-held. Knows no book.
+held. Knows no book: what differs is in the kernels, which derive from `BookKernel`.
 """
 
-from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from everlog.errors import InvalidConfig
+from everlog.errors import ConcurrentUse, InvalidConfig
 from everlog.native.book_errors import book_error
 
 
@@ -106,3 +107,90 @@ cdef int raise_book_error(int number, size_t index, const uint8_t *payload, size
         memcpy(&version, payload, 2)
         found = version
     raise book_error(number, index, seen, found, limit)
+
+
+cdef class BookKernel:
+    """One event per call, and payloads that lie anywhere in a buffer; a kernel adds the book."""
+
+    cdef int check_idle(self) except -1:
+        if self.busy:
+            raise ConcurrentUse("another thread applies events to this book; give each thread its own")
+        return 0
+
+    cdef int apply_record(self, const uint8_t *payload, size_t length, uint8_t *status) noexcept:
+        return BOOK_OK
+
+    cdef size_t apply_scattered(self, const uint8_t *buffer, size_t buffer_len, const uint64_t *offsets,
+                                const uint64_t *lengths, size_t count, book_output *output,
+                                int *error) noexcept nogil:
+        return 0
+
+    cdef book_top best(self) noexcept:
+        return self.shown
+
+    cdef int fail(self, int error, size_t index, const uint8_t *payload, size_t length,
+                  book_output *output) except -1:
+        return raise_book_error(error, index, payload, length, output, 0)
+
+    cdef int fail_single(self, int error, const uint8_t *payload, size_t length) except -1:
+        return self.fail(error, 0, payload, length, NULL)
+
+    cdef int apply_payload(self, object payload) except -1:
+        """Apply one book event; returns what became of it."""
+        cdef Py_buffer view
+        cdef uint8_t status = 0
+        cdef int error
+        self.check_idle()
+        if PyBytes_CheckExact(payload):
+            error = self.apply_record(<uint8_t *>PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload),
+                                      &status)
+            if error != BOOK_OK:
+                self.fail_single(error, <uint8_t *>PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload))
+            return status
+        PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+        try:
+            error = self.apply_record(<uint8_t *>view.buf, view.len, &status)
+            if error != BOOK_OK:
+                self.fail_single(error, <uint8_t *>view.buf, view.len)
+        finally:
+            PyBuffer_Release(&view)
+        return status
+
+    def apply(self, payload):
+        """Apply one book event; returns what became of it (a number of `EventStatus`)."""
+        return self.apply_payload(payload)
+
+    def apply_and_top(self, payload):
+        """Apply one book event; returns what `top` returns after it."""
+        cdef book_top best
+        self.apply_payload(payload)
+        best = self.best()
+        return shown_top(self, &best)
+
+    def top(self):
+        """Best bid price and size, best ask price and size; a size of 0 means an empty side."""
+        cdef book_top best
+        self.check_idle()
+        best = self.best()
+        return shown_top(self, &best)
+
+    def _apply_records(self, const uint8_t[::1] buffer, const uint64_t[::1] offsets,
+                       const uint64_t[::1] lengths, BookOutput into):
+        """Apply payloads that lie in one buffer."""
+        cdef size_t done
+        cdef size_t count = offsets.shape[0]
+        cdef size_t size = buffer.shape[0]
+        cdef int error = BOOK_OK
+        if count == 0:
+            return 0
+        self.check_idle()
+        self.busy = True
+        with nogil:
+            done = self.apply_scattered(&buffer[0] if size else NULL, size, &offsets[0], &lengths[0], count,
+                                        &into.output, &error)
+        self.busy = False
+        if error != BOOK_OK:
+            if offsets[done] + lengths[done] <= size and lengths[done]:
+                self.fail(error, done, &buffer[offsets[done]], lengths[done], &into.output)
+            self.fail(error, done, NULL, 0, &into.output)
+        return done

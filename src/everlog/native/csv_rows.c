@@ -5,7 +5,8 @@
 
 #define FNV_BASIS 0xCBF29CE484222325ull
 #define FNV_PRIME 0x100000001B3ull
-#define EXPONENT_MAX 64 /* beyond it every value is 0 or too large */
+#define EXPONENT_MAX 64    /* beyond it every value is 0 or too large */
+#define DIGITS_THAT_FIT 19 /* 10^19 is less than 2^64 */
 
 typedef struct {
     const char *start, *end;
@@ -48,12 +49,30 @@ static inline int append_digit(uint64_t *value, unsigned digit)
            !__builtin_add_overflow(tenfold, (uint64_t)digit, value);
 }
 
+/* So few digits that they fit into 64 bits whatever they are: no look at each of them. 0 for anything else. */
+static inline int short_digits(const char *at, const char *end, uint64_t *value)
+{
+    uint64_t number = 0;
+    unsigned other = 0;
+    if (end - at > DIGITS_THAT_FIT)
+        return 0;
+    for (; at < end; at++) {
+        unsigned digit = (unsigned char)(*at - '0');
+        other |= digit > 9;
+        number = number * 10 + digit;
+    }
+    *value = number;
+    return !other;
+}
+
 static csv_problem read_unsigned(span text, uint64_t *value)
 {
     uint64_t number = 0;
     int fits = 1;
     if (text.start == text.end)
         return CSV_NO_NUMBER;
+    if (short_digits(text.start, text.end, value))
+        return CSV_OK;
     for (const char *at = text.start; at < text.end; at++) {
         if (!is_digit(*at))
             return *text.start == '-' ? CSV_NEGATIVE : CSV_NO_NUMBER;
@@ -185,9 +204,38 @@ static csv_problem read_number(span text, int negative_is_zero, digits *number)
     return number->lost ? CSV_TOO_LARGE : CSV_OK;
 }
 
+/* `123.4500` with few digits, which nearly every price and size is: 12345 with two decimals. 0 for anything
+ * else, which is not looked at any further here. */
+static inline int short_decimal(span text, uint64_t *value, uint8_t *decimals)
+{
+    const char *point = text.start, *end = text.end;
+    uint64_t whole, rest, power = 1;
+    while (point < end && is_digit(*point))
+        point++;
+    if (point == text.start || end - text.start > DIGITS_THAT_FIT)
+        return 0;
+    if (point == end) {
+        *decimals = 0;
+        return short_digits(text.start, end, value);
+    }
+    if (*point != '.' || point + 1 == end)
+        return 0;
+    while (end[-1] == '0')
+        end--;
+    if (!short_digits(text.start, point, &whole) || !short_digits(point + 1, end, &rest))
+        return 0;
+    for (const char *at = point + 1; at < end; at++)
+        power *= 10;
+    *value = whole * power + rest;
+    *decimals = (uint8_t)(end - point - 1);
+    return 1;
+}
+
 static csv_problem read_decimal(span text, int negative_is_zero, uint64_t *value, uint8_t *decimals)
 {
     digits number;
+    if (short_decimal(text, value, decimals))
+        return CSV_OK;
     csv_problem problem = read_number(text, negative_is_zero, &number);
     if (problem != CSV_OK)
         return problem;

@@ -145,84 +145,98 @@ static inline int check_frame_len(const uint8_t *at, size_t available, uint32_t 
     return FRAME_OK;
 }
 
-/* Point into the body that starts at `body` and compare its parts with the length of the whole. */
-static inline int set_parts(frame_view *frame, const uint8_t *body, uint32_t overhead)
+/* Where the two kinds of frames keep what both have; a constant at every call, so it costs nothing. */
+typedef struct {
+    uint32_t flags_at, node_len_at, tag_len_at, data_len_at, header_size, trailer_size;
+} frame_layout;
+
+static const frame_layout LOG_LAYOUT = {LOG_AT_FLAGS,    LOG_AT_NODE_LEN, LOG_AT_TAG_LEN,
+                                        LOG_AT_DATA_LEN, LOG_HEADER_SIZE, LOG_TRAILER_SIZE};
+static const frame_layout SEGMENT_LAYOUT = {SEGMENT_AT_FLAGS,    SEGMENT_AT_NODE_LEN, SEGMENT_AT_TAG_LEN,
+                                            SEGMENT_AT_DATA_LEN, SEGMENT_HEADER_SIZE, SEGMENT_TRAILER_SIZE};
+
+#define HOT static inline __attribute__((always_inline))
+
+/* Whether a frame is here whose lengths agree with each other; FRAME_OK gives its size. */
+HOT int check_lengths(frame_layout layout, const uint8_t *at, size_t available, uint32_t *size)
 {
-    uint64_t parts = (uint64_t)frame->node_len + frame->tag_len + frame->data_len;
-    if (parts != frame->size - overhead)
+    const uint32_t overhead = layout.header_size + layout.trailer_size;
+    uint32_t frame_len;
+    int outcome = check_frame_len(at, available, overhead, &frame_len);
+    if (__builtin_expect(outcome != FRAME_OK, 0))
+        return outcome;
+    *size = frame_len + FRAME_LEN_SIZE;
+    uint32_t data_len = load_u32(at + layout.data_len_at);
+    uint64_t texts = (uint64_t)load_u16(at + layout.node_len_at) + load_u16(at + layout.tag_len_at);
+    if (texts + data_len != *size - overhead)
         return FRAME_CORRUPT;
-    if ((frame->flags & FRAME_HAS_META) && frame->data_len < FRAME_META_LEN_SIZE)
+    if ((at[layout.flags_at] & FRAME_HAS_META) && data_len < FRAME_META_LEN_SIZE)
         return FRAME_CORRUPT;
-    frame->node = body;
-    frame->tag = body + frame->node_len;
-    frame->data = frame->tag + frame->tag_len;
     return FRAME_OK;
 }
 
-static inline int checksum_matches(const uint8_t *at, const frame_view *frame)
+/* For a frame whose lengths are right. */
+HOT int checksum_matches(frame_layout layout, const uint8_t *at, uint32_t size)
 {
-    const uint8_t *end = frame->data + frame->data_len;
+    const uint8_t *end = at + (size - layout.trailer_size);
     return hash_of(at + FRAME_LEN_SIZE, (size_t)(end - at) - FRAME_LEN_SIZE) == load_u64(end);
+}
+
+/* What both kinds have in common; the lengths are right. */
+HOT void fill_view(frame_layout layout, const uint8_t *at, frame_view *frame)
+{
+    frame->flags = at[layout.flags_at];
+    frame->node_len = load_u16(at + layout.node_len_at);
+    frame->tag_len = load_u16(at + layout.tag_len_at);
+    frame->data_len = load_u32(at + layout.data_len_at);
+    frame->node = at + layout.header_size;
+    frame->tag = frame->node + frame->node_len;
+    frame->data = frame->tag + frame->tag_len;
 }
 
 int log_frame_read(const uint8_t *at, size_t available, frame_view *frame, int verify)
 {
-    const uint32_t overhead = LOG_HEADER_SIZE + LOG_TRAILER_SIZE;
-    uint32_t frame_len;
-    int outcome = check_frame_len(at, available, overhead, &frame_len);
+    int outcome = check_lengths(LOG_LAYOUT, at, available, &frame->size);
     if (outcome != FRAME_OK)
         return outcome;
-    frame->size = frame_len + FRAME_LEN_SIZE;
+    fill_view(LOG_LAYOUT, at, frame);
     frame->type = at[LOG_AT_TYPE];
-    frame->flags = at[LOG_AT_FLAGS];
     frame->topic_id = load_u64(at + LOG_AT_TOPIC_ID);
     frame->seq = load_u64(at + LOG_AT_SEQ);
     frame->ts = load_u64(at + LOG_AT_TS);
-    frame->node_len = load_u16(at + LOG_AT_NODE_LEN);
-    frame->tag_len = load_u16(at + LOG_AT_TAG_LEN);
-    frame->data_len = load_u32(at + LOG_AT_DATA_LEN);
     frame->deleted = 0;
-    outcome = set_parts(frame, at + LOG_HEADER_SIZE, overhead);
-    if (outcome == FRAME_OK && verify && !checksum_matches(at, frame))
-        return FRAME_CORRUPT;
-    return outcome;
+    return verify && !checksum_matches(LOG_LAYOUT, at, frame->size) ? FRAME_CORRUPT : FRAME_OK;
 }
 
 int segment_frame_read(const uint8_t *at, size_t available, frame_view *frame, int verify)
 {
-    const uint32_t overhead = SEGMENT_HEADER_SIZE + SEGMENT_TRAILER_SIZE;
-    uint32_t frame_len;
-    int outcome = check_frame_len(at, available, overhead, &frame_len);
+    int outcome = check_lengths(SEGMENT_LAYOUT, at, available, &frame->size);
     if (outcome != FRAME_OK)
         return outcome;
-    frame->size = frame_len + FRAME_LEN_SIZE;
+    fill_view(SEGMENT_LAYOUT, at, frame);
     frame->type = FRAME_TYPE_APPEND;
-    frame->flags = at[SEGMENT_AT_FLAGS];
     frame->topic_id = 0;
     frame->seq = load_u64(at + SEGMENT_AT_SEQ);
     frame->ts = load_u64(at + SEGMENT_AT_TS);
-    frame->node_len = load_u16(at + SEGMENT_AT_NODE_LEN);
-    frame->tag_len = load_u16(at + SEGMENT_AT_TAG_LEN);
-    frame->data_len = load_u32(at + SEGMENT_AT_DATA_LEN);
-    outcome = set_parts(frame, at + SEGMENT_HEADER_SIZE, overhead);
-    if (outcome != FRAME_OK)
-        return outcome;
     /* The mark is outside the checksum, so only its exact value counts: any other means alive. */
     frame->deleted = frame->data[frame->data_len + CHECKSUM_SIZE] == SEGMENT_DELETED;
-    return verify && !checksum_matches(at, frame) ? FRAME_CORRUPT : FRAME_OK;
+    return verify && !checksum_matches(SEGMENT_LAYOUT, at, frame->size) ? FRAME_CORRUPT : FRAME_OK;
 }
 
-typedef int (*frame_reader)(const uint8_t *at, size_t available, frame_view *frame, int verify);
-
-static inline void scan(frame_reader read, const uint8_t *base, size_t length, size_t start, int verify,
-                        frame_scan *result)
+/* Only sizes are looked at: a view of every frame would cost more than all checks but the hash. */
+HOT void scan(frame_layout layout, const uint8_t *base, size_t length, size_t start, int verify,
+              frame_scan *result)
 {
-    frame_view frame;
     uint64_t frames = 0;
     size_t at = start;
+    uint32_t size = 0;
     int outcome;
-    while ((outcome = read(base + at, length - at, &frame, verify)) == FRAME_OK) {
-        at += frame.size;
+    while ((outcome = check_lengths(layout, base + at, length - at, &size)) == FRAME_OK) {
+        if (verify && __builtin_expect(!checksum_matches(layout, base + at, size), 0)) {
+            outcome = FRAME_CORRUPT;
+            break;
+        }
+        at += size;
         frames++;
         frames_prefetch(base + at);
     }
@@ -231,12 +245,12 @@ static inline void scan(frame_reader read, const uint8_t *base, size_t length, s
 
 void log_frames_scan(const uint8_t *base, size_t length, size_t start, int verify, frame_scan *result)
 {
-    scan(log_frame_read, base, length, start, verify, result);
+    scan(LOG_LAYOUT, base, length, start, verify, result);
 }
 
 void segment_frames_scan(const uint8_t *base, size_t length, size_t start, int verify, frame_scan *result)
 {
-    scan(segment_frame_read, base, length, start, verify, result);
+    scan(SEGMENT_LAYOUT, base, length, start, verify, result);
 }
 
 int frame_split(const frame_view *frame, const uint8_t **meta, uint32_t *meta_len, const uint8_t **text,

@@ -4,17 +4,15 @@
 Owns the C book. Arguments of array methods are checked and made by `everlog.market.books`.
 """
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from libc.stddef cimport ptrdiff_t
 from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from everlog.native.book_output cimport (BOOK_GAP, BOOK_OK, BOOK_TOO_MANY_LEVELS, BookOutput, book_level,
-                                         book_output, book_top, raise_book_error)
+from everlog.native.book_output cimport (BOOK_GAP, BOOK_OK, BookKernel, BookOutput, book_level, book_output,
+                                         book_top, raise_book_error, shown_top)
 
-from everlog.errors import ConcurrentUse
+from everlog.errors import InvalidConfig
 from everlog.native.book_errors import book_error
 
 
@@ -30,6 +28,7 @@ cdef extern from "l2_book.h" nogil:
     ctypedef struct l2_book:
         ladder sides[2]
         uint8_t scales[2]
+        uint8_t after_snapshot
         uint8_t quarantined
         uint8_t has_update_id
         uint64_t last_update_id
@@ -52,11 +51,10 @@ cdef extern from "l2_book.h" nogil:
     uint64_t ladder_get(const ladder *side, uint64_t key)
 
 
-cdef class L2Kernel:
+cdef class L2Kernel(BookKernel):
     """Price levels of one market."""
 
     cdef l2_book book
-    cdef bint busy
 
     def __cinit__(self, *, size_t max_levels, uint64_t max_window_ticks, int gap_policy):
         l2_init(&self.book, max_levels, max_window_ticks, gap_policy)
@@ -64,59 +62,43 @@ cdef class L2Kernel:
     def __dealloc__(self):
         l2_free(&self.book)
 
-    cdef int check_idle(self) except -1:
-        if self.busy:
-            raise ConcurrentUse("another thread applies events to this book; give each thread its own")
-        return 0
-
     cdef int fail(self, int error, size_t index, const uint8_t *payload, size_t length,
                   book_output *output) except -1:
         cdef ladder *full = &self.book.sides[0]
         return raise_book_error(error, index, payload, length, output, full.max_levels)
 
-    def update(self, unsigned int side, uint64_t price, uint64_t size):
-        """Set one level (side 1 buy, 2 sell) at the book's own scales; size 0 removes it."""
+    cdef inline int set_level(self, unsigned int side, uint64_t price, uint64_t size) except -1:
         cdef int error
-        self.check_idle()
+        if self.busy:
+            self.check_idle()
         if side != 1 and side != 2:
-            raise ValueError(f"side is 1 (buy) or 2 (sell), not {side}")
+            raise InvalidConfig(f"side is 1 (buy) or 2 (sell), not {side}")
         error = l2_set(&self.book, side - 1, price, size)
         if error != BOOK_OK:
             self.fail(error, 0, NULL, 0, NULL)
+        return 0
+
+    def update(self, unsigned int side, uint64_t price, uint64_t size):
+        """Set one level (side 1 buy, 2 sell) at the book's own scales; size 0 removes it."""
+        self.set_level(side, price, size)
 
     def update_and_top(self, unsigned int side, uint64_t price, uint64_t size):
         """Set one level as `update` does; returns what `top` returns after it."""
         cdef book_top best
-        cdef int error
-        self.check_idle()
-        if side != 1 and side != 2:
-            raise ValueError(f"side is 1 (buy) or 2 (sell), not {side}")
-        error = l2_set(&self.book, side - 1, price, size)
-        if error != BOOK_OK:
-            self.fail(error, 0, NULL, 0, NULL)
+        self.set_level(side, price, size)
         best = l2_top(&self.book)
-        return best.bid_price, best.bid_size, best.ask_price, best.ask_size
+        return shown_top(self, &best)
 
-    cdef int apply_payload(self, object payload) except -1:
-        """Apply one book event; returns what became of it."""
-        cdef Py_buffer view
-        cdef uint8_t status = 0
-        cdef int error
-        self.check_idle()
-        if PyBytes_CheckExact(payload):
-            error = l2_apply_record(&self.book, <uint8_t *>PyBytes_AS_STRING(payload),
-                                    PyBytes_GET_SIZE(payload), 0, NULL, &status)
-            if error != BOOK_OK:
-                self.fail_single(error, <uint8_t *>PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload))
-            return status
-        PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
-        try:
-            error = l2_apply_record(&self.book, <uint8_t *>view.buf, view.len, 0, NULL, &status)
-            if error != BOOK_OK:
-                self.fail_single(error, <uint8_t *>view.buf, view.len)
-        finally:
-            PyBuffer_Release(&view)
-        return status
+    cdef int apply_record(self, const uint8_t *payload, size_t length, uint8_t *status) noexcept:
+        return l2_apply_record(&self.book, payload, length, 0, NULL, status)
+
+    cdef size_t apply_scattered(self, const uint8_t *buffer, size_t buffer_len, const uint64_t *offsets,
+                                const uint64_t *lengths, size_t count, book_output *output,
+                                int *error) noexcept nogil:
+        return l2_apply_records(&self.book, buffer, buffer_len, offsets, lengths, count, output, error)
+
+    cdef book_top best(self) noexcept:
+        return l2_top(&self.book)
 
     cdef int fail_single(self, int error, const uint8_t *payload, size_t length) except -1:
         """`fail` for one payload: there is no report of the gap, so both its numbers are read here."""
@@ -125,24 +107,6 @@ cdef class L2Kernel:
             return self.fail(error, 0, payload, length, NULL)
         memcpy(&found, payload + 64, sizeof(found))
         raise book_error(error, 0, self.book.last_update_id, found, 0)
-
-    def apply(self, payload):
-        """Apply one book event; returns what became of it (a number of `EventStatus`)."""
-        return self.apply_payload(payload)
-
-    def apply_and_top(self, payload):
-        """Apply one book event; returns what `top` returns after it."""
-        cdef book_top best
-        self.apply_payload(payload)
-        best = l2_top(&self.book)
-        return best.bid_price, best.bid_size, best.ask_price, best.ask_size
-
-    def top(self):
-        """Best bid price and size, best ask price and size; a size of 0 means an empty side."""
-        cdef book_top best
-        self.check_idle()
-        best = l2_top(&self.book)
-        return best.bid_price, best.bid_size, best.ask_price, best.ask_size
 
     def _apply_updates(self, const uint8_t[::1] updates, size_t count, BookOutput into):
         cdef size_t done
@@ -155,26 +119,6 @@ cdef class L2Kernel:
             done = l2_apply_updates(&self.book, &updates[0], 24, count, &into.output, &error)
         self.busy = False
         if error != BOOK_OK:
-            self.fail(error, done, NULL, 0, &into.output)
-        return done
-
-    def _apply_records(self, const uint8_t[::1] buffer, const uint64_t[::1] offsets,
-                       const uint64_t[::1] lengths, BookOutput into):
-        cdef size_t done
-        cdef size_t count = offsets.shape[0]
-        cdef size_t size = buffer.shape[0]
-        cdef int error = BOOK_OK
-        if count == 0:
-            return 0
-        self.check_idle()
-        self.busy = True
-        with nogil:
-            done = l2_apply_records(&self.book, &buffer[0] if size else NULL, size, &offsets[0], &lengths[0],
-                                    count, &into.output, &error)
-        self.busy = False
-        if error != BOOK_OK:
-            if offsets[done] + lengths[done] <= size and lengths[done]:
-                self.fail(error, done, &buffer[offsets[done]], lengths[done], &into.output)
             self.fail(error, done, NULL, 0, &into.output)
         return done
 
@@ -210,6 +154,12 @@ cdef class L2Kernel:
         self.book.last_exchange_ts_ns = exchange_ts_ns
         self.book.last_ingest_ts_ns = ingest_ts_ns
 
+    def _restore_flags(self, bint after_snapshot, bint quarantined):
+        """Say how the numbers to come are to be judged: both are as the properties were."""
+        self.check_idle()
+        self.book.after_snapshot = after_snapshot
+        self.book.quarantined = quarantined
+
     def clear(self):
         """Remove every level and forget the update ids."""
         self.check_idle()
@@ -239,6 +189,11 @@ cdef class L2Kernel:
     def quarantined(self):
         """Whether diffs are skipped until the next snapshot, because of a gap."""
         return bool(self.book.quarantined)
+
+    @property
+    def after_snapshot(self):
+        """Whether no diff has come since the last snapshot."""
+        return bool(self.book.after_snapshot)
 
     @property
     def last_seq(self):

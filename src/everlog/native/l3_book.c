@@ -1,14 +1,10 @@
 /* Applying order-by-order events; see l3_book.h. */
 #include "l3_book.h"
 
-#define LARGE_BOOK 2048u  /* orders; a smaller book is in the nearest cache */
-#define RUN_RECORDS 4096u /* after this many the size of the book is looked at again */
-#define TABLE_AHEAD 24u   /* events ahead of which the entry of an id is asked for, */
-#define ORDER_AHEAD 16u   /* then its order, */
-#define QUEUE_AHEAD 8u    /* then the queue of the order */
-#define PLACE_AHEAD 4u    /* then its place there */
-#define INPUT_AHEAD 48u   /* events ahead of which the event itself is asked for */
-#define HASHES 32u        /* more than TABLE_AHEAD */
+#define LARGE_BOOK 32768u /* orders; the queues of a smaller book are in a near cache */
+#define BLOCK 8u        /* events that are looked at together */
+#define HASHES 64u       /* those of three blocks, at the event's number modulo this */
+#define INPUT_AHEAD 48u  /* events ahead of which the event itself is asked for */
 
 int l3_init(l3_book *book, size_t max_orders, size_t max_levels, uint64_t max_window, int gap_policy,
             int unknown_policy)
@@ -21,109 +17,117 @@ int l3_init(l3_book *book, size_t max_orders, size_t max_levels, uint64_t max_wi
     return orders_init(&book->orders, max_orders);
 }
 
-/* --- Levels ------------------------------------------------------------------------------------------- */
-
-static inline uint64_t key_of(uint64_t price, unsigned side)
-{
-    return price ^ side_mask(side);
-}
-
-/* Every queue of a side, best first, for the caller to free; NULL without memory (or without levels). */
-static l3_queue **all_queues(const ladder *side)
-{
-    uint64_t *keys = side->count ? malloc(2 * side->count * sizeof *keys) : NULL;
-    if (keys == NULL)
-        return NULL;
-    ladder_first(side, keys, keys + side->count, side->count);
-    memmove(keys, keys + side->count, side->count * sizeof *keys);
-    return (l3_queue **)keys;
-}
-
-/* Takes the queues out one by one, from the best: needs no memory. */
-static void give_back_queues(l3_book *book, ladder *side)
-{
-    while (side->best_value != 0) {
-        l3_queue *queue = (l3_queue *)side->best_value;
-        ladder_set(side, side->best_key, 0);
-        queue_give_back(&book->orders, queue);
-    }
-}
-
 void l3_clear(l3_book *book)
 {
-    give_back_queues(book, &book->sides[0]);
-    give_back_queues(book, &book->sides[1]);
+    ladder_clear(&book->sides[0]);
+    ladder_clear(&book->sides[1]);
     orders_clear(&book->orders);
 }
 
 void l3_free(l3_book *book)
 {
-    give_back_queues(book, &book->sides[0]);
-    give_back_queues(book, &book->sides[1]);
     orders_free(&book->orders);
     ladder_free(&book->sides[0]);
     ladder_free(&book->sides[1]);
 }
 
-#define HOT static inline __attribute__((always_inline))
+/* --- Levels ------------------------------------------------------------------------------------------- */
 
-HOT int belongs_on_ladder(const l3_order *order)
+HOT ladder *levels_of(l3_book *book, unsigned side) /* of the protocol: 1 buy, 2 sell */
+{
+    return &book->sides[side - 1];
+}
+
+HOT uint64_t key_of(uint64_t price, unsigned side)
+{
+    return price ^ side_mask(side - 1);
+}
+
+typedef struct { /* an order that is about to be put somewhere */
+    uint64_t price, quantity;
+    unsigned side; /* of the protocol */
+    l3_detail detail;
+} new_order;
+
+HOT int belongs_on_ladder(const new_order *order)
 {
     return order->price != 0 && order->quantity != 0 && (order->side == 1 || order->side == 2) &&
-           !(order->flags & L3_PRICE_IS_MARKET);
+           !(order->detail.flags & L3_PRICE_IS_MARKET);
+}
+
+/* Begins the queue of a price, or the one of an order off the ladder. */
+static __attribute__((noinline)) int begin_queue(l3_book *book, const new_order *order, int on_ladder,
+                                                 uint64_t *where)
+{
+    uint32_t number = queue_take(&book->orders, order->price, order->side);
+    if (number == NO_QUEUE)
+        return BOOK_NO_MEMORY;
+    int status = BOOK_OK;
+    if (on_ladder)
+        status = ladder_set(levels_of(book, order->side), key_of(order->price, order->side),
+                            (uint64_t)number + 1);
+    if (status != BOOK_OK) {
+        queue_give_back(&book->orders, number);
+        return status;
+    }
+    l3_queue *queue = &book->orders.queues[number];
+    queue->on_ladder = (uint8_t)on_ladder;
+    *where = where_of(number, queue_append(queue, order->quantity, &order->detail));
+    return BOOK_OK;
 }
 
 /* Puts an order at the back of its price. */
-HOT int enqueue(l3_book *book, uint32_t slot)
+HOT int enqueue(l3_book *book, const new_order *order, uint64_t *where)
 {
-    l3_order *order = &book->orders.pool[slot];
-    unsigned side = (unsigned)order->side - 1;
-    ladder *levels = &book->sides[side];
-    uint64_t key = key_of(order->price, side);
-    l3_queue *before = (l3_queue *)ladder_get(levels, key), *queue = before;
-    if (queue == NULL)
-        queue = queue_take(&book->orders, SMALLEST_QUEUE_SHIFT, order->price, side);
-    if (queue == NULL)
-        return BOOK_NO_MEMORY;
-    int status = queue_push(&book->orders, &queue, slot);
-    if (status == BOOK_OK && queue != before)
-        status = ladder_set(levels, key, (uint64_t)queue);
-    if (status != BOOK_OK && before == NULL) {
-        book->orders.pool[slot].queue = NULL;
-        queue_give_back(&book->orders, queue);
+    uint64_t total, value = ladder_get(levels_of(book, order->side), key_of(order->price, order->side));
+    if (__builtin_expect(value == 0, 0)) {
+        new_order first = *order; /* a copy, so that the order itself need not be in memory */
+        return begin_queue(book, &first, 1, where);
     }
-    return status;
+    l3_queue *queue = &book->orders.queues[value - 1];
+    if (__builtin_add_overflow(queue->total, order->quantity, &total))
+        return BOOK_OVERFLOW;
+    if (__builtin_expect(queue->tail >> queue->shift != 0, 0)) {
+        int status = queue_make_room(&book->orders, queue);
+        if (status != BOOK_OK)
+            return status;
+    }
+    *where = where_of((uint32_t)value - 1, queue_append(queue, order->quantity, &order->detail));
+    return BOOK_OK;
 }
 
-/* Takes an order out of its queue, and the queue off the ladder if it was the last. */
-HOT void dequeue(l3_book *book, l3_order *order)
+/* Takes the last order of a queue, and the queue off the ladder. */
+static __attribute__((noinline)) void end_queue(l3_book *book, uint32_t number)
 {
-    l3_queue *queue = order->queue;
-    if (queue == NULL)
-        return;
-    queue_remove(queue, order->position);
-    order->queue = NULL;
-    if (queue->count == 0) {
-        ladder_set(&book->sides[queue->side], key_of(queue->price, queue->side), 0);
-        queue_give_back(&book->orders, queue);
-    }
+    l3_queue *queue = &book->orders.queues[number];
+    if (queue->on_ladder)
+        ladder_set(levels_of(book, queue->side), key_of(queue->price, queue->side), 0);
+    queue_give_back(&book->orders, number);
+}
+
+HOT void dequeue(l3_book *book, uint64_t where)
+{
+    l3_queue *queue = &book->orders.queues[queue_of(where)];
+    if (__builtin_expect(queue->count == 1, 0))
+        end_queue(book, queue_of(where));
+    else
+        queue_remove(queue, position_of(where));
 }
 
 /* Takes up to `quantity` (0 = all) off the order whose entry is at `place`; it goes when nothing is left.
  * Returns how much was taken. */
-HOT uint64_t reduce(l3_book *book, uint32_t slot, uint64_t place, uint64_t quantity, uint64_t ts_ns)
+HOT uint64_t reduce(l3_book *book, uint64_t place, uint64_t quantity, uint64_t ts_ns)
 {
-    l3_order *order = &book->orders.pool[slot];
-    order->last_ts_ns = ts_ns;
-    if (quantity == 0 || quantity >= order->quantity) {
-        quantity = order->quantity;
-        dequeue(book, order);
-        orders_remove(&book->orders, slot, place);
-        return quantity;
+    uint64_t where = book->orders.table[place].where;
+    l3_queue *queue = &book->orders.queues[queue_of(where)];
+    uint64_t had = queue->quantities[position_of(where)];
+    if (quantity == 0 || quantity >= had) {
+        dequeue(book, where);
+        orders_remove(&book->orders, place);
+        return had;
     }
-    order->quantity -= quantity;
-    if (order->queue != NULL)
-        queue_change(order->queue, order->position, order->quantity);
+    queue_details(queue)[position_of(where)].last_ts_ns = ts_ns;
+    queue_change(queue, position_of(where), had - quantity);
     return quantity;
 }
 
@@ -131,31 +135,29 @@ HOT uint64_t reduce(l3_book *book, uint32_t slot, uint64_t place, uint64_t quant
 
 static int check_rescaled(const l3_book *book, uint64_t price_factor, uint64_t size_factor)
 {
-    for (uint32_t slot = 0; slot < book->orders.pool_used; slot++) {
-        const l3_order *order = &book->orders.pool[slot];
-        uint64_t product, total = order->queue != NULL ? order->queue->total : order->quantity;
-        if (order->in_use && (__builtin_mul_overflow(order->price, price_factor, &product) ||
-                              __builtin_mul_overflow(total, size_factor, &product)))
+    for (uint32_t number = 0; number < book->orders.queues_used; number++) {
+        const l3_queue *queue = &book->orders.queues[number];
+        uint64_t product;
+        if (queue->count != 0 && (__builtin_mul_overflow(queue->price, price_factor, &product) ||
+                                  __builtin_mul_overflow(queue->total, size_factor, &product)))
             return BOOK_SCALE_OVERFLOW;
     }
     return BOOK_OK;
 }
 
-static int rescale_side(ladder *side, unsigned number, uint64_t price_factor, uint64_t size_factor)
+/* Moves the levels of a side to their new prices. */
+static int rescale_side(ladder *side, unsigned number, uint64_t price_factor)
 {
-    l3_queue **queues = all_queues(side);
     size_t count = side->count;
-    if (count == 0)
+    if (count == 0 || price_factor == 1)
         return BOOK_OK;
-    uint64_t *keys = malloc(count * sizeof *keys);
-    int status = queues == NULL || keys == NULL ? BOOK_NO_MEMORY : BOOK_OK;
-    for (size_t at = 0; at < count && status == BOOK_OK; at++)
-        keys[at] = key_of(queues[at]->price * price_factor, number);
-    if (status == BOOK_OK)
-        status = ladder_replace(side, keys, (const uint64_t *)queues, count);
-    for (size_t at = 0; at < count && status == BOOK_OK; at++)
-        status = queue_rescale(queues[at], price_factor, size_factor);
-    free(queues);
+    uint64_t *keys = malloc(2 * count * sizeof *keys);
+    if (keys == NULL)
+        return BOOK_NO_MEMORY;
+    ladder_first(side, keys, keys + count, count);
+    for (size_t at = 0; at < count; at++)
+        keys[at] = key_of(key_of(keys[at], number) * price_factor, number);
+    int status = ladder_replace(side, keys, keys + count, count);
     free(keys);
     return status;
 }
@@ -171,13 +173,13 @@ int l3_raise_scales(l3_book *book, uint8_t price_scale, uint8_t size_scale)
         uint64_t price_factor = TENS[new_price - book->scales[0]];
         uint64_t size_factor = TENS[new_size - book->scales[1]];
         int status = check_rescaled(book, price_factor, size_factor);
-        for (unsigned side = 0; side < 2 && status == BOOK_OK; side++)
-            status = rescale_side(&book->sides[side], side, price_factor, size_factor);
+        for (unsigned side = 1; side <= 2 && status == BOOK_OK; side++)
+            status = rescale_side(levels_of(book, side), side, price_factor);
         if (status != BOOK_OK)
             return status;
-        for (uint32_t slot = 0; slot < book->orders.pool_used; slot++) {
-            book->orders.pool[slot].price *= price_factor;
-            book->orders.pool[slot].quantity *= size_factor;
+        for (uint32_t number = 0; number < book->orders.queues_used; number++) {
+            if (book->orders.queues[number].count != 0)
+                queue_rescale(&book->orders.queues[number], price_factor, size_factor);
         }
     }
     book->scales[0] = new_price;
@@ -192,6 +194,7 @@ typedef struct {
     uint64_t price, quantity; /* of the event, at the book's scales */
     uint64_t ts_ns;
     uint64_t index;
+    uint32_t hash; /* of the event's order_id */
     book_output *output;     /* NULL: nothing wanted */
     book_queue_place *place; /* NULL: not wanted */
     uint8_t status;
@@ -217,146 +220,171 @@ static __attribute__((noinline)) int adopt_scales(l3_book *book, l3_step *step)
 
 /* --- Events ------------------------------------------------------------------------------------------- */
 
-static void show_place(const l3_book *book, uint32_t slot, book_queue_place *place)
+HOT void show_place(const l3_book *book, uint64_t where, book_queue_place *place)
 {
-    const l3_order *order = &book->orders.pool[slot];
-    if (order->queue != NULL)
-        queue_ahead(order->queue, order->position, &place->orders_ahead, &place->size_ahead);
+    const l3_queue *queue = &book->orders.queues[queue_of(where)];
+    if (!queue->on_ladder)
+        return;
+    sum_pair ahead = queue_ahead(queue, position_of(where));
+    *place = (book_queue_place){ahead[1], ahead[0]};
+}
+
+book_queue_place l3_place(const l3_book *book, uint64_t where)
+{
+    book_queue_place place = {UINT64_MAX, UINT64_MAX};
+    show_place(book, where, &place);
+    return place;
 }
 
 /* An id that is in use already: an error, or the new order stands for the old one. */
-static int replace_order(l3_book *book, uint32_t slot, uint64_t *place, l3_step *step)
+static __attribute__((noinline)) int replace_order(l3_book *book, uint64_t id, uint64_t *place)
 {
     if (book->unknown_policy == UNKNOWN_FAIL)
         return BOOK_DUPLICATE_ORDER;
-    uint64_t id = book->orders.pool[slot].id;
-    reduce(book, slot, *place, 0, step->ts_ns);
-    orders_locate(&book->orders, id, place);
-    step->status = EVENT_UNKNOWN_ORDER;
+    reduce(book, *place, 0, 0);
+    *place = orders_locate(&book->orders, id, hash_of_id(id));
     return BOOK_OK;
 }
 
 HOT int add_order(l3_book *book, l3_step *step)
 {
     const l3_event *event = step->event;
-    uint64_t place;
-    if (event->order_id == 0)
+    uint64_t id = event->order_id, where = 0;
+    int result = BOOK_OK;
+    if (id == 0)
         return BOOK_ZERO_ID;
-    uint32_t slot = orders_locate(&book->orders, event->order_id, &place);
-    int result = slot == NO_SLOT ? BOOK_OK : replace_order(book, slot, &place, step);
-    if (result == BOOK_OK)
-        result = orders_add(&book->orders, event->order_id, place, &slot);
+    uint64_t place = orders_locate(&book->orders, id, step->hash);
+    if (__builtin_expect(book->orders.table[place].id != 0, 0)) {
+        step->status = EVENT_UNKNOWN_ORDER;
+        result = replace_order(book, id, &place);
+    }
+    if (__builtin_expect(book->orders.count >= book->orders.room, 0) && result == BOOK_OK)
+        result = orders_make_room(&book->orders, id, &place);
     if (result != BOOK_OK)
         return result;
-    l3_order *order = &book->orders.pool[slot];
-    order->id = event->order_id;
-    order->price = step->price;
-    order->quantity = step->quantity;
-    order->last_ts_ns = step->ts_ns;
-    order->queue = NULL;
-    order->flags = event->flags;
-    order->side = event->side;
-    order->ord_type = event->ord_type;
-    order->in_use = 1;
-    if (!belongs_on_ladder(order))
-        return BOOK_OK;
-    result = enqueue(book, slot);
-    if (result != BOOK_OK) {
-        orders_locate(&book->orders, event->order_id, &place);
-        orders_remove(&book->orders, slot, place);
-        return result;
+    new_order order = {step->price, step->quantity, event->side,
+                       {id, step->ts_ns, event->flags, event->ord_type, {0}}};
+    int on_ladder = belongs_on_ladder(&order);
+    if (__builtin_expect(on_ladder, 1)) {
+        result = enqueue(book, &order, &where);
+    } else {
+        new_order alone = order;
+        result = begin_queue(book, &alone, 0, &where);
     }
-    if (step->place != NULL) /* known without a search: all others of this price */
-        *step->place = (book_queue_place){order->queue->count - 1, order->queue->total - order->quantity};
+    if (result != BOOK_OK)
+        return result;
+    book->orders.table[place].id = id;
+    book->orders.table[place].where = where;
+    book->orders.count++;
+    if (step->place != NULL && on_ladder) { /* known without a search: all others of this price */
+        const l3_queue *queue = &book->orders.queues[queue_of(where)];
+        *step->place = (book_queue_place){queue->count - 1, queue->total - order.quantity};
+    }
     return BOOK_OK;
 }
 
 /* An order that an event names and that is not there: the policy decides between error and status. */
-static int miss_order(l3_book *book, l3_step *step)
+HOT int miss_order(l3_book *book, l3_step *step)
 {
     book->unknown_orders++;
     step->status = EVENT_UNKNOWN_ORDER;
     return book->unknown_policy == UNKNOWN_FAIL ? BOOK_UNKNOWN_ORDER : BOOK_OK;
 }
 
-HOT int reduce_order(l3_book *book, uint64_t id, l3_step *step, uint64_t *taken)
+/* Takes the event's quantity off an order; says how much of it and from which side. */
+HOT int reduce_order(l3_book *book, uint64_t id, uint32_t hash, l3_step *step, uint64_t *taken,
+                     unsigned *side)
 {
-    uint64_t place;
-    uint32_t slot = orders_locate(&book->orders, id, &place);
-    if (slot == NO_SLOT)
+    uint64_t place = orders_locate(&book->orders, id, hash);
+    if (__builtin_expect(book->orders.table[place].id == 0, 0))
         return miss_order(book, step);
+    uint64_t where = book->orders.table[place].where;
+    *side = book->orders.queues[queue_of(where)].side;
     if (step->place != NULL)
-        show_place(book, slot, step->place);
-    *taken = reduce(book, slot, place, step->quantity, step->ts_ns);
+        show_place(book, where, step->place);
+    *taken = reduce(book, place, step->quantity, step->ts_ns);
     return BOOK_OK;
 }
 
-/* Changes what the event says of the order; its queue is the caller's. */
-HOT void change_order(l3_order *order, const l3_step *step)
-{
-    order->last_ts_ns = step->ts_ns;
-    order->flags = step->event->flags;
-    if (step->quantity != 0)
-        order->quantity = step->quantity;
-    if (step->price != 0)
-        order->price = step->price;
-    if (order->side == 0)
-        order->side = step->event->side;
-}
-
 /* A modify that takes the order to another queue, or off the ladder, or onto it. */
-static int move_order(l3_book *book, uint32_t slot, const l3_step *step)
+static __attribute__((noinline)) int move_order(l3_book *book, uint64_t place, const l3_step *step)
 {
-    l3_order *order = &book->orders.pool[slot];
-    dequeue(book, order);
-    change_order(order, step);
-    return belongs_on_ladder(order) ? enqueue(book, slot) : BOOK_OK;
+    uint64_t where = book->orders.table[place].where;
+    const l3_queue *queue = &book->orders.queues[queue_of(where)];
+    new_order order = {step->price != 0 ? step->price : queue->price,
+                       step->quantity != 0 ? step->quantity : queue->quantities[position_of(where)],
+                       queue->side != 0 ? queue->side : step->event->side,
+                       queue_details(queue)[position_of(where)]};
+    order.detail.last_ts_ns = step->ts_ns;
+    order.detail.flags = step->event->flags;
+    dequeue(book, where);
+    int on_ladder = belongs_on_ladder(&order), result = on_ladder ? enqueue(book, &order, &where) : BOOK_OK;
+    /* What its price cannot take is kept off the ladder; without memory for that it is lost. */
+    if ((!on_ladder || result != BOOK_OK) && begin_queue(book, &order, 0, &where) != BOOK_OK) {
+        orders_remove(&book->orders, place);
+        return BOOK_NO_MEMORY;
+    }
+    book->orders.table[place].where = where;
+    return result;
 }
 
 HOT int modify_order(l3_book *book, l3_step *step)
 {
-    uint32_t slot = orders_find(&book->orders, step->event->order_id);
-    if (slot == NO_SLOT)
+    uint64_t place = orders_locate(&book->orders, step->event->order_id, step->hash);
+    if (__builtin_expect(book->orders.table[place].id == 0, 0))
         return miss_order(book, step);
-    int result = BOOK_OK;
-    l3_order *order = &book->orders.pool[slot];
-    int keeps_price = step->price == 0 || step->price == order->price;
-    if (order->queue != NULL && keeps_price && !(step->event->flags & L3_PRICE_IS_MARKET)) {
-        uint64_t total, quantity = step->quantity != 0 ? step->quantity : order->quantity;
-        if (__builtin_add_overflow(order->queue->total - order->quantity, quantity, &total))
+    uint64_t where = book->orders.table[place].where;
+    l3_queue *queue = &book->orders.queues[queue_of(where)];
+    uint32_t position = position_of(where);
+    int keeps_price = step->price == 0 || step->price == queue->price;
+    if (queue->on_ladder && keeps_price && !(step->event->flags & L3_PRICE_IS_MARKET)) {
+        uint64_t total, had = queue->quantities[position];
+        uint64_t quantity = step->quantity != 0 ? step->quantity : had;
+        if (__builtin_add_overflow(queue->total - had, quantity, &total))
             return BOOK_OVERFLOW;
-        change_order(order, step);
-        queue_change(order->queue, order->position, quantity);
-    } else {
-        result = move_order(book, slot, step);
+        if (step->place != NULL) /* before the change: it is the same after, but would wait for the stores */
+            show_place(book, where, step->place);
+        queue_details(queue)[position].last_ts_ns = step->ts_ns;
+        queue_details(queue)[position].flags = step->event->flags;
+        queue_change(queue, position, quantity);
+        return BOOK_OK;
     }
+    l3_step copy = *step; /* so that the step itself need not be in memory */
+    int result = move_order(book, place, &copy);
     if (step->place != NULL && result == BOOK_OK)
-        show_place(book, slot, step->place);
+        show_place(book, book->orders.table[place].where, step->place);
     return result;
 }
 
-/* A trade that names one order, by order_id: whichever side it is on. */
-static int trade_one(l3_book *book, uint64_t id, l3_step *step, report_row *trade)
+/* A trade that names the orders of one side or both. */
+static int trade_sides(l3_book *book, l3_step *step, report_row *trade)
 {
-    uint32_t slot = orders_find(&book->orders, id);
-    int is_ask = slot != NO_SLOT && book->orders.pool[slot].side == 2;
-    return reduce_order(book, id, step, is_ask ? &trade->second : &trade->first);
+    uint64_t bid = step->event->bid_order_id, ask = step->event->ask_order_id;
+    unsigned side;
+    int result = BOOK_OK;
+    if (bid != 0)
+        result = reduce_order(book, bid, hash_of_id(bid), step, &trade->first, &side);
+    if (ask != 0 && result == BOOK_OK) {
+        if (bid != 0)
+            step->place = NULL; /* it shows the bid's */
+        result = reduce_order(book, ask, hash_of_id(ask), step, &trade->second, &side);
+    }
+    return result;
 }
 
+/* A trade that names one order, by order_id, takes from it whichever side it is on. */
 static int apply_trade(l3_book *book, l3_step *step)
 {
-    const l3_event *event = step->event;
     report_row trade = {step->index, 0, 0, step->price, step->quantity};
+    uint64_t taken = 0;
+    unsigned side = 0;
     int result = BOOK_OK;
-    if (event->bid_order_id != 0)
-        result = reduce_order(book, event->bid_order_id, step, &trade.first);
-    if (event->ask_order_id != 0 && result == BOOK_OK) {
-        if (event->bid_order_id != 0)
-            step->place = NULL; /* it shows the bid's */
-        result = reduce_order(book, event->ask_order_id, step, &trade.second);
+    if ((step->event->bid_order_id | step->event->ask_order_id) != 0) {
+        result = trade_sides(book, step, &trade);
+    } else if (step->event->order_id != 0) {
+        result = reduce_order(book, step->event->order_id, step->hash, step, &taken, &side);
+        *(side == 2 ? &trade.second : &trade.first) = taken;
     }
-    if (event->bid_order_id == 0 && event->ask_order_id == 0 && event->order_id != 0)
-        result = trade_one(book, event->order_id, step, &trade);
     if (result == BOOK_OK && step->output != NULL && step->output->want_trades)
         result = report_add(&step->output->trades, trade);
     return result;
@@ -394,17 +422,9 @@ static inline int check_gap(l3_book *book, uint64_t seq, int is_reset, l3_step *
     return BOOK_OK;
 }
 
-HOT int dispatch(l3_book *book, l3_step *step)
+static __attribute__((noinline)) int apply_rare(l3_book *book, l3_step *step)
 {
-    const l3_event *event = step->event;
-    uint64_t taken;
-    switch (event->event_type) {
-    case L3_ADD:
-        return add_order(book, step);
-    case L3_CANCEL:
-        return event->order_id == 0 ? BOOK_OK : reduce_order(book, event->order_id, step, &taken);
-    case L3_MODIFY:
-        return modify_order(book, step);
+    switch (step->event->event_type) {
     case L3_TRADE:
         return apply_trade(book, step);
     case L3_RESET:
@@ -415,6 +435,33 @@ HOT int dispatch(l3_book *book, l3_step *step)
     default:
         return BOOK_BAD_TYPE;
     }
+}
+
+/* A trade that names one order, and of which no report is wanted, is a cancel: one branch less to guess. */
+HOT int is_removal(const l3_step *step)
+{
+    const l3_event *event = step->event;
+    int is_reported = step->output != NULL && step->output->want_trades;
+    int is_trade = (event->event_type == L3_TRADE) & ((event->bid_order_id | event->ask_order_id) == 0);
+    return (event->event_type == L3_CANCEL) | (is_trade & !is_reported);
+}
+
+HOT int dispatch(l3_book *book, l3_step *step)
+{
+    const l3_event *event = step->event;
+    uint64_t taken;
+    unsigned side;
+    if (is_removal(step))
+        return event->order_id == 0 ? BOOK_OK
+                                    : reduce_order(book, event->order_id, step->hash, step, &taken, &side);
+    if (event->event_type == L3_ADD)
+        return add_order(book, step);
+    if (event->event_type == L3_MODIFY)
+        return modify_order(book, step);
+    l3_step copy = *step; /* so that the step itself need not be in memory */
+    int result = apply_rare(book, &copy);
+    *step = copy;
+    return result;
 }
 
 static int apply_event(l3_book *book, l3_step *step)
@@ -448,6 +495,7 @@ int l3_apply_record(l3_book *book, const uint8_t *payload, size_t length, uint64
         *step.place = (book_queue_place){UINT64_MAX, UINT64_MAX};
     }
     step.ts_ns = header->exchange_ts_ns;
+    step.hash = hash_of_id(record->event.order_id);
     int is_reset = header->event_type == EVENT_RESET || record->event.event_type == L3_RESET;
     result = check_gap(book, header->seq, is_reset, &step);
     if (result == BOOK_OK && step.status == EVENT_APPLIED) {
@@ -471,7 +519,7 @@ size_t l3_depth(const l3_book *book, unsigned side, book_level *levels, uint32_t
 {
     size_t found = ladder_first(&book->sides[side], scratch, scratch + wanted, wanted);
     for (size_t at = 0; at < found; at++) {
-        const l3_queue *queue = (const l3_queue *)scratch[wanted + at];
+        const l3_queue *queue = &book->orders.queues[scratch[wanted + at] - 1];
         levels[at] = (book_level){queue->price, queue->total};
         if (orders != NULL)
             orders[at] = queue->count;
@@ -515,30 +563,49 @@ static int apply_one(l3_book *book, const uint8_t *payload, size_t length, size_
     return result;
 }
 
-/* Whether nothing about the record is unusual: version, length, kind, scales, and the number that was due. */
-HOT int is_plain(const l3_book *book, const l3_record *record)
+/* What a record must say so that nothing about it is unusual, in the words it is read in. */
+typedef struct {
+    uint64_t start;  /* version and length */
+    uint16_t kind;   /* event type and book mode */
+    uint16_t scales; /* price and size */
+    int is_possible; /* the book has scales and is not quarantined */
+} plain_record;
+
+#define START_BITS 0xFFFFFFFF0000FFFFu /* without the reserved bytes */
+
+static plain_record plain_of(const l3_book *book)
+{
+    return (plain_record){.start = PROTOCOL_VERSION | (uint64_t)sizeof(l3_record) << 32,
+                          .kind = EVENT_DIFF | MODE_L3 << 8,
+                          .scales = (uint16_t)(book->scales[0] | book->scales[1] << 8),
+                          .is_possible = book->has_scale && !book->quarantined};
+}
+
+/* Whether the record is plain and has the number that was due. */
+HOT int is_plain(const l3_book *book, const plain_record *plain, const l3_record *record)
 {
     const book_header *header = &record->header;
-    int is_known = (header->schema_version == PROTOCOL_VERSION) & (header->record_len == sizeof *record) &
-                   (header->endianness == 0) & (header->book_mode == MODE_L3) &
-                   (header->event_type == EVENT_DIFF);
-    int is_next = (header->seq == book->last_seq + 1) & (header->seq != 0);
-    int has_scales = (record->event.price_scale == book->scales[0]) &
-                     (record->event.size_scale == book->scales[1]) & book->has_scale;
-    return is_known & has_scales & !book->quarantined & (is_next | (header->seq == 0));
+    uint64_t start;
+    uint16_t kind, scales;
+    memcpy(&start, &header->schema_version, sizeof start);
+    memcpy(&kind, &header->event_type, sizeof kind);
+    memcpy(&scales, &record->event.price_scale, sizeof scales);
+    uint64_t odd = ((start & START_BITS) ^ plain->start) | (uint64_t)(kind ^ plain->kind) |
+                   (uint64_t)(scales ^ plain->scales) | header->endianness;
+    uint64_t due = header->seq != 0 ? book->last_seq + 1 : 0;
+    return (odd | (header->seq ^ due)) == 0 && plain->is_possible;
 }
 
 /* The short way for plain records; all others take the long one, which checks one thing after the other. */
-HOT int apply_plain(l3_book *book, const l3_record *record, size_t index, book_output *output)
+HOT int apply_plain(l3_book *book, const l3_record *record, size_t index, uint32_t hash, book_output *output,
+                    book_queue_place *place, uint8_t *status)
 {
-    l3_step step = {.event = &record->event, .index = index, .output = output};
+    l3_step step = {.event = &record->event, .index = index, .output = output, .hash = hash, .place = place};
     step.price = record->event.price;
     step.quantity = record->event.quantity;
     step.ts_ns = record->header.exchange_ts_ns;
-    if (output->places != NULL) {
-        step.place = &output->places[index];
-        *step.place = (book_queue_place){UINT64_MAX, UINT64_MAX};
-    }
+    if (place != NULL)
+        *place = (book_queue_place){UINT64_MAX, UINT64_MAX};
     if (record->header.seq != 0) {
         book->last_seq = record->header.seq;
         book->has_seq = 1;
@@ -546,68 +613,106 @@ HOT int apply_plain(l3_book *book, const l3_record *record, size_t index, book_o
     int result = dispatch(book, &step);
     book->last_exchange_ts_ns = record->header.exchange_ts_ns;
     book->last_ingest_ts_ns = record->header.ingest_ts_ns;
-    if (result == BOOK_OK)
-        finish_event(book, index, step.status, output);
+    *status = step.status;
     return result;
 }
 
-/* What the first look into the table says of an id: right nearly always, and only a hint. */
-HOT const l3_order *likely_order(const l3_book *book, uint32_t hash)
+HOT const l3_record *record_at(const uint8_t *records, ptrdiff_t stride, size_t at)
 {
-    uint64_t entry = book->orders.table[hash & book->orders.mask];
-    return entry >> 32 == hash && entry != 0 ? &book->orders.pool[(uint32_t)entry - 1] : NULL;
+    return (const l3_record *)(records + (ptrdiff_t)at * stride);
 }
 
-HOT uint64_t id_at(const uint8_t *records, ptrdiff_t stride, size_t at)
+/* First look at events to come: asks for the entries of their orders. */
+HOT void look_up(const l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t from, size_t end,
+                 uint32_t hashes[HASHES])
 {
-    uint64_t id;
-    memcpy(&id, records + (ptrdiff_t)at * stride + offsetof(l3_record, event.order_id), sizeof id);
-    return id;
+    for (size_t at = from; at < end; at++) {
+        uint32_t hash = hash_of_id(record_at(records, stride, at)->event.order_id);
+        hashes[at % HASHES] = hash;
+        __builtin_prefetch(&book->orders.table[home_of(&book->orders, hash)], 1);
+    }
 }
 
-/* Asks for the memory of events to come, a step further each time, so that none of them waits for it.
- * `hashes` remembers those of the last events looked at. */
-HOT void prefetch_orders(const l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t at,
-                         uint32_t hashes[HASHES])
+/* Second look: the entry is there, so ask for the order's place in its queue. Nothing is taken for granted:
+ * the entry may be empty or another order's, and a later event may change everything. Whatever address comes
+ * of that, to ask for it does no harm. */
+HOT void look_into(const l3_book *book, size_t from, size_t end, const uint32_t hashes[HASHES])
 {
-    const uint8_t *coming = records + (ptrdiff_t)(at + INPUT_AHEAD) * stride;
-    __builtin_prefetch(coming); /* past the end it is a hint like any other */
-    __builtin_prefetch(coming + sizeof(book_header));
-    uint32_t hash = hash_of_id(id_at(records, stride, at + TABLE_AHEAD));
-    hashes[(at + TABLE_AHEAD) % HASHES] = hash;
-    __builtin_prefetch(&book->orders.table[hash & book->orders.mask]);
-    const l3_order *order = likely_order(book, hashes[(at + ORDER_AHEAD) % HASHES]);
-    if (order != NULL)
-        __builtin_prefetch(order, 1);
-    order = likely_order(book, hashes[(at + QUEUE_AHEAD) % HASHES]);
-    if (order != NULL && order->queue != NULL)
-        __builtin_prefetch(order->queue, 1);
-    order = likely_order(book, hashes[(at + PLACE_AHEAD) % HASHES]);
-    if (order != NULL && order->queue != NULL)
-        __builtin_prefetch(&queue_quantities(order->queue)[order->position], 1);
+    for (size_t at = from; at < end; at++) {
+        uint64_t where = book->orders.table[home_of(&book->orders, hashes[at % HASHES])].where;
+        const l3_queue *queue = &book->orders.queues[queue_of(where)];
+        __builtin_prefetch(&queue->quantities[position_of(where)], 1);
+        __builtin_prefetch(&queue->sums_8[position_of(where) >> 3], 1);
+    }
+}
+
+static inline size_t smaller(size_t one, size_t other)
+{
+    return one < other ? one : other;
+}
+
+/* Tops: after every event, and nothing else. */
+typedef enum { ANY_OUTPUT, TOPS, TOPS_AND_PLACES } output_kind;
+
+static output_kind kind_of(const book_output *output)
+{
+    if (output->every != 1 || output->tops == NULL || output->depth != 0 || output->statuses != NULL)
+        return ANY_OUTPUT;
+    return output->places != NULL ? TOPS_AND_PLACES : TOPS;
+}
+
+/* Compiled once for each kind of output. */
+HOT size_t apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t count,
+                         book_output *output, output_kind kind, int *error)
+{
+    size_t done = 0;
+    uint32_t hashes[HASHES];
+    plain_record plain = plain_of(book);
+    book_queue_place *const places = kind == TOPS ? NULL : output->places;
+    book_top *const tops = output->tops;
+    look_up(book, records, stride, 0, smaller(2 * BLOCK, count), hashes);
+    while (done < count) {
+        size_t end = smaller(done + BLOCK, count);
+        look_up(book, records, stride, smaller(end + BLOCK, count), smaller(end + 2 * BLOCK, count), hashes);
+        if (book->orders.count > LARGE_BOOK)
+            look_into(book, end, smaller(end + BLOCK, count), hashes);
+        for (; done < end; done++) {
+            const l3_record *record = record_at(records, stride, done);
+            const l3_record *coming = record_at(records, stride, done + INPUT_AHEAD);
+            book_queue_place *place = kind == TOPS_AND_PLACES || places != NULL ? &places[done] : NULL;
+            uint8_t status = EVENT_APPLIED;
+            __builtin_prefetch(coming); /* past the end it is a hint like any other */
+            __builtin_prefetch(&coming->event);
+            if (__builtin_expect(is_plain(book, &plain, record), 1)) {
+                *error = apply_plain(book, record, done, hashes[done % HASHES], output, place, &status);
+            } else {
+                *error = l3_apply_record(book, (const uint8_t *)record, sizeof *record, done, output,
+                                         &status);
+                plain = plain_of(book);
+            }
+            if (__builtin_expect(*error != BOOK_OK, 0))
+                return done;
+            if (kind == ANY_OUTPUT)
+                finish_event(book, done, status, output);
+            else
+                tops[done] = l3_top(book);
+        }
+    }
+    return done;
 }
 
 size_t l3_apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t count,
                         book_output *output, int *error)
 {
-    size_t done = 0;
-    uint32_t hashes[HASHES] = {0};
     *error = BOOK_OK;
-    while (done < count) {
-        size_t end = count - done < RUN_RECORDS ? count : done + RUN_RECORDS;
-        int is_large = book->orders.count > LARGE_BOOK;
-        for (; done < end; done++) {
-            if (is_large && done + TABLE_AHEAD < count)
-                prefetch_orders(book, records, stride, done, hashes);
-            const uint8_t *payload = records + (ptrdiff_t)done * stride;
-            const l3_record *record = (const l3_record *)payload;
-            *error = is_plain(book, record) ? apply_plain(book, record, done, output)
-                                            : apply_one(book, payload, sizeof *record, done, output);
-            if (*error != BOOK_OK)
-                return done;
-        }
+    switch (kind_of(output)) {
+    case TOPS:
+        return output->rows = apply_records(book, records, stride, count, output, TOPS, error);
+    case TOPS_AND_PLACES:
+        return output->rows = apply_records(book, records, stride, count, output, TOPS_AND_PLACES, error);
+    default:
+        return apply_records(book, records, stride, count, output, ANY_OUTPUT, error);
     }
-    return done;
 }
 
 size_t l3_apply_scattered(l3_book *book, const uint8_t *buffer, size_t buffer_len, const uint64_t *offsets,
@@ -627,55 +732,59 @@ size_t l3_apply_scattered(l3_book *book, const uint8_t *buffer, size_t buffer_le
 
 /* --- Saving and restoring ----------------------------------------------------------------------------- */
 
-static l3_order_row row_of(const l3_order *order)
+/* Writes the orders of a queue in order of arrival; `positions` has room for all of them. */
+static size_t write_rows(const l3_queue *queue, uint32_t *positions, l3_order_row *rows)
 {
-    return (l3_order_row){.id = order->id,
-                          .price = order->price,
-                          .quantity = order->quantity,
-                          .last_ts_ns = order->last_ts_ns,
-                          .flags = order->flags,
-                          .side = order->side,
-                          .ord_type = order->ord_type};
+    size_t count = queue_positions(queue, positions);
+    for (size_t at = 0; at < count; at++) {
+        const l3_detail *detail = &queue_details(queue)[positions[at]];
+        rows[at] = (l3_order_row){.id = detail->id,
+                                  .price = queue->price,
+                                  .quantity = queue->quantities[positions[at]],
+                                  .last_ts_ns = detail->last_ts_ns,
+                                  .flags = detail->flags,
+                                  .side = queue->side,
+                                  .ord_type = detail->ord_type};
+    }
+    return count;
 }
 
 int l3_rows(const l3_book *book, l3_order_row *rows)
 {
-    size_t written = 0;
-    uint32_t *slots = malloc((book->orders.count + 1) * sizeof *slots);
-    if (slots == NULL)
+    const l3_orders *orders = &book->orders;
+    size_t most = book->sides[0].count > book->sides[1].count ? book->sides[0].count : book->sides[1].count;
+    uint32_t *positions = malloc((orders->count + 1) * sizeof *positions);
+    uint64_t *keys = malloc((2 * most + 1) * sizeof *keys), *numbers = keys + most;
+    if (positions == NULL || keys == NULL) {
+        free(positions);
+        free(keys);
         return BOOK_NO_MEMORY;
+    }
     for (unsigned side = 0; side < 2; side++) {
-        l3_queue **queues = all_queues(&book->sides[side]);
-        if (queues == NULL && book->sides[side].count != 0) {
-            free(slots);
-            return BOOK_NO_MEMORY;
-        }
-        for (size_t at = 0; at < book->sides[side].count; at++) {
-            size_t count = queue_slots(queues[at], slots);
-            for (size_t slot = 0; slot < count; slot++)
-                rows[written++] = row_of(&book->orders.pool[slots[slot]]);
-        }
-        free(queues);
+        size_t levels = ladder_first(&book->sides[side], keys, numbers, book->sides[side].count);
+        for (size_t at = 0; at < levels; at++)
+            rows += write_rows(&orders->queues[numbers[at] - 1], positions, rows);
     }
-    for (uint32_t slot = 0; slot < book->orders.pool_used; slot++) {
-        const l3_order *order = &book->orders.pool[slot];
-        if (order->in_use && order->queue == NULL)
-            rows[written++] = row_of(order);
+    for (uint32_t number = 0; number < orders->queues_used; number++) {
+        if (orders->queues[number].count != 0 && !orders->queues[number].on_ladder)
+            rows += write_rows(&orders->queues[number], positions, rows);
     }
-    free(slots);
+    free(positions);
+    free(keys);
     return BOOK_OK;
 }
 
 int l3_restore(l3_book *book, const l3_order_row *row)
 {
     l3_event event = {.side = row->side, .ord_type = row->ord_type, .flags = row->flags, .order_id = row->id};
-    l3_step step = {.event = &event, .ts_ns = row->last_ts_ns};
+    l3_step step = {.event = &event, .ts_ns = row->last_ts_ns, .hash = hash_of_id(row->id)};
     step.price = row->price;
     step.quantity = row->quantity;
     return add_order(book, &step);
 }
 
-l3_queue *l3_queue_at(const l3_book *book, unsigned side, uint64_t price)
+const l3_queue *l3_queue_at(const l3_book *book, unsigned side, uint64_t price)
 {
-    return (l3_queue *)ladder_get(&book->sides[side], key_of(price, side));
+    uint64_t value = ladder_get(&book->sides[side], price ^ side_mask(side));
+    return value == 0 ? NULL : &book->orders.queues[value - 1];
 }

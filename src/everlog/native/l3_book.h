@@ -42,7 +42,7 @@ _Static_assert(sizeof(l3_record) == 128, "BookEvent with L3Event");
 _Static_assert(sizeof(l3_order_row) == 40, "row of an order");
 
 typedef struct {
-    ladder sides[2]; /* bids, asks; the value of a level is a pointer to its queue */
+    ladder sides[2]; /* bids, asks; the value of a level is the number of its queue, plus 1 */
     l3_orders orders;
     uint8_t scales[2]; /* price, size */
     uint8_t has_scale;
@@ -72,21 +72,24 @@ int l3_restore(l3_book *book, const l3_order_row *row);
 int l3_rows(const l3_book *book, l3_order_row *rows);
 size_t l3_depth(const l3_book *book, unsigned side, book_level *levels, uint32_t *orders, size_t wanted,
                 uint64_t *scratch);
-/* Slots of the orders of one price, oldest first; at most `wanted`. */
-l3_queue *l3_queue_at(const l3_book *book, unsigned side, uint64_t price);
+/* The queue of a price (side 0 = bids, 1 = asks), NULL if there is none. */
+const l3_queue *l3_queue_at(const l3_book *book, unsigned side, uint64_t price);
+
+/* What is ahead of an order (`where` of its entry); both numbers UINT64_MAX if it stands on no level. */
+book_queue_place l3_place(const l3_book *book, uint64_t where);
 
 static inline book_top l3_top(const l3_book *book)
 {
-    const l3_queue *bid = (const l3_queue *)book->sides[0].best_value;
-    const l3_queue *ask = (const l3_queue *)book->sides[1].best_value;
+    const l3_queue *queues = book->orders.queues;
+    uint64_t bid = book->sides[0].best_value, ask = book->sides[1].best_value;
     book_top top = {0, 0, 0, 0};
-    if (bid != NULL) {
-        top.bid_price = bid->price;
-        top.bid_size = bid->total;
+    if (bid != 0) {
+        top.bid_price = queues[bid - 1].price;
+        top.bid_size = queues[bid - 1].total;
     }
-    if (ask != NULL) {
-        top.ask_price = ask->price;
-        top.ask_size = ask->total;
+    if (ask != 0) {
+        top.ask_price = queues[ask - 1].price;
+        top.ask_size = queues[ask - 1].total;
     }
     return top;
 }

@@ -4,17 +4,15 @@
 Owns the C book. Arguments of array methods are checked and made by `everlog.market.books`.
 """
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from libc.stddef cimport ptrdiff_t
-from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from everlog.native.book_output cimport (BOOK_GAP, BOOK_OK, BOOK_TOO_MANY_LEVELS, BookOutput, book_level,
-                                         book_output, book_top, raise_book_error)
+from everlog.native.book_output cimport (BOOK_GAP, BOOK_OK, BOOK_TOO_MANY_LEVELS, BookKernel, BookOutput,
+                                         book_level, book_output, book_queue_place, book_top,
+                                         raise_book_error)
 
-from everlog.errors import ConcurrentUse
 from everlog.native.book_errors import book_error
 
 
@@ -30,24 +28,26 @@ cdef extern from "book_ladder.h" nogil:
 
 
 cdef extern from "l3_orders.h" nogil:
+    ctypedef struct l3_detail:
+        uint64_t id
     ctypedef struct l3_queue:
         uint64_t price
-        uint64_t total
         uint32_t count
-    ctypedef struct l3_order:
-        uint64_t id
-        uint64_t price
-        uint64_t quantity
-        l3_queue *queue
-        uint32_t position
+        uint64_t *quantities
         uint8_t side
+        uint8_t on_ladder
+    ctypedef struct l3_entry:
+        uint64_t where
     ctypedef struct l3_orders:
-        l3_order *pool
+        l3_entry *table
+        l3_queue *queues
         size_t count
         size_t max_orders
-    uint32_t orders_find(const l3_orders *orders, uint64_t id)
-    size_t queue_slots(const l3_queue *queue, uint32_t *slots)
-    void queue_ahead(const l3_queue *queue, uint32_t position, uint64_t *count, uint64_t *quantity)
+    l3_entry *orders_find(const l3_orders *orders, uint64_t id)
+    uint32_t queue_of(uint64_t where)
+    uint32_t position_of(uint64_t where)
+    l3_detail *queue_details(const l3_queue *queue)
+    size_t queue_positions(const l3_queue *queue, uint32_t *positions)
 
 
 cdef extern from "l3_book.h" nogil:
@@ -80,15 +80,15 @@ cdef extern from "l3_book.h" nogil:
     int l3_rows(const l3_book *book, l3_order_row *rows)
     size_t l3_depth(const l3_book *book, unsigned side, book_level *levels, uint32_t *orders, size_t wanted,
                     uint64_t *scratch)
-    l3_queue *l3_queue_at(const l3_book *book, unsigned side, uint64_t price)
+    const l3_queue *l3_queue_at(const l3_book *book, unsigned side, uint64_t price)
+    book_queue_place l3_place(const l3_book *book, uint64_t where)
     book_top l3_top(const l3_book *book)
 
 
-cdef class L3Kernel:
+cdef class L3Kernel(BookKernel):
     """Single orders of one market, in queues by price."""
 
     cdef l3_book book
-    cdef bint busy
 
     def __cinit__(self, *, size_t max_orders, size_t max_levels, uint64_t max_window_ticks, int gap_policy,
                   int unknown_policy):
@@ -98,13 +98,8 @@ cdef class L3Kernel:
             raise MemoryError("no memory for an empty book")
 
     def __dealloc__(self):
-        if self.book.orders.pool != NULL:
+        if self.book.orders.table != NULL:
             l3_free(&self.book)
-
-    cdef int check_idle(self) except -1:
-        if self.busy:
-            raise ConcurrentUse("another thread applies events to this book; give each thread its own")
-        return 0
 
     cdef int fail(self, int error, size_t index, const uint8_t *payload, size_t length,
                   book_output *output) except -1:
@@ -112,26 +107,16 @@ cdef class L3Kernel:
         cdef size_t limit = side.max_levels if error == BOOK_TOO_MANY_LEVELS else self.book.orders.max_orders
         return raise_book_error(error, index, payload, length, output, limit)
 
-    cdef int apply_payload(self, object payload) except -1:
-        """Apply one book event; returns what became of it."""
-        cdef Py_buffer view
-        cdef uint8_t status = 0
-        cdef int error
-        self.check_idle()
-        if PyBytes_CheckExact(payload):
-            error = l3_apply_record(&self.book, <uint8_t *>PyBytes_AS_STRING(payload),
-                                    PyBytes_GET_SIZE(payload), 0, NULL, &status)
-            if error != BOOK_OK:
-                self.fail_single(error, <uint8_t *>PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload))
-            return status
-        PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
-        try:
-            error = l3_apply_record(&self.book, <uint8_t *>view.buf, view.len, 0, NULL, &status)
-            if error != BOOK_OK:
-                self.fail_single(error, <uint8_t *>view.buf, view.len)
-        finally:
-            PyBuffer_Release(&view)
-        return status
+    cdef int apply_record(self, const uint8_t *payload, size_t length, uint8_t *status) noexcept:
+        return l3_apply_record(&self.book, payload, length, 0, NULL, status)
+
+    cdef size_t apply_scattered(self, const uint8_t *buffer, size_t buffer_len, const uint64_t *offsets,
+                                const uint64_t *lengths, size_t count, book_output *output,
+                                int *error) noexcept nogil:
+        return l3_apply_scattered(&self.book, buffer, buffer_len, offsets, lengths, count, output, error)
+
+    cdef book_top best(self) noexcept:
+        return l3_top(&self.book)
 
     cdef int fail_single(self, int error, const uint8_t *payload, size_t length) except -1:
         """`fail` for one payload: there is no report of the gap, so both its numbers are read here."""
@@ -140,24 +125,6 @@ cdef class L3Kernel:
             return self.fail(error, 0, payload, length, NULL)
         memcpy(&found, payload + 40, sizeof(found))
         raise book_error(error, 0, self.book.last_seq, found, 0)
-
-    def apply(self, payload):
-        """Apply one book event; returns what became of it (a number of `EventStatus`)."""
-        return self.apply_payload(payload)
-
-    def apply_and_top(self, payload):
-        """Apply one book event; returns what `top` returns after it."""
-        cdef book_top best
-        self.apply_payload(payload)
-        best = l3_top(&self.book)
-        return best.bid_price, best.bid_size, best.ask_price, best.ask_size
-
-    def top(self):
-        """Best bid price and size, best ask price and size; a size of 0 means an empty side."""
-        cdef book_top best
-        self.check_idle()
-        best = l3_top(&self.book)
-        return best.bid_price, best.bid_size, best.ask_price, best.ask_size
 
     def _apply_array(self, size_t address, ptrdiff_t stride, size_t count, BookOutput into):
         """Apply `count` records that lie `stride` bytes apart; the caller keeps their memory."""
@@ -171,26 +138,6 @@ cdef class L3Kernel:
         self.busy = False
         if error != BOOK_OK:
             self.fail(error, done, records + <ptrdiff_t>done * stride, 128, &into.output)
-        return done
-
-    def _apply_records(self, const uint8_t[::1] buffer, const uint64_t[::1] offsets,
-                       const uint64_t[::1] lengths, BookOutput into):
-        cdef size_t done
-        cdef size_t count = offsets.shape[0]
-        cdef size_t size = buffer.shape[0]
-        cdef int error = BOOK_OK
-        if count == 0:
-            return 0
-        self.check_idle()
-        self.busy = True
-        with nogil:
-            done = l3_apply_scattered(&self.book, &buffer[0] if size else NULL, size, &offsets[0],
-                                      &lengths[0], count, &into.output, &error)
-        self.busy = False
-        if error != BOOK_OK:
-            if offsets[done] + lengths[done] <= size and lengths[done]:
-                self.fail(error, done, &buffer[offsets[done]], lengths[done], &into.output)
-            self.fail(error, done, NULL, 0, &into.output)
         return done
 
     def _levels(self, unsigned int side, size_t wanted, uint8_t[::1] into, uint32_t[::1] orders):
@@ -209,45 +156,42 @@ cdef class L3Kernel:
 
     def _order(self, uint64_t order_id):
         """Side, price, quantity of an order; None if it is not there."""
-        cdef uint32_t slot
-        cdef l3_order *order
+        cdef l3_entry *entry
+        cdef l3_queue *queue
         self.check_idle()
-        slot = orders_find(&self.book.orders, order_id)
-        if slot == UINT32_MAX:
+        entry = orders_find(&self.book.orders, order_id)
+        if entry == NULL:
             return None
-        order = &self.book.orders.pool[slot]
-        return order.side, order.price, order.quantity
+        queue = &self.book.orders.queues[queue_of(entry.where)]
+        return queue.side, queue.price, queue.quantities[position_of(entry.where)]
 
     def _place(self, uint64_t order_id):
         """Orders and quantity ahead of an order; None if it is in no queue."""
-        cdef uint32_t slot
-        cdef l3_order *order
-        cdef uint64_t count = 0
-        cdef uint64_t quantity = 0
+        cdef l3_entry *entry
+        cdef book_queue_place place
         self.check_idle()
-        slot = orders_find(&self.book.orders, order_id)
-        if slot == UINT32_MAX or self.book.orders.pool[slot].queue == NULL:
+        entry = orders_find(&self.book.orders, order_id)
+        if entry == NULL or not self.book.orders.queues[queue_of(entry.where)].on_ladder:
             return None
-        order = &self.book.orders.pool[slot]
-        queue_ahead(order.queue, order.position, &count, &quantity)
-        return count, quantity
+        place = l3_place(&self.book, entry.where)
+        return place.orders_ahead, place.size_ahead
 
     def _queue(self, unsigned int side, uint64_t price):
         """Ids of the orders of one price, oldest first."""
-        cdef l3_queue *queue
-        cdef uint32_t *slots
+        cdef const l3_queue *queue
+        cdef uint32_t *positions
         self.check_idle()
         queue = l3_queue_at(&self.book, side, price)
         if queue == NULL:
             return []
-        slots = <uint32_t *>malloc(queue.count * sizeof(uint32_t))
-        if slots == NULL:
+        positions = <uint32_t *>malloc(queue.count * sizeof(uint32_t))
+        if positions == NULL:
             raise MemoryError("no memory for the orders of one price")
         try:
-            queue_slots(queue, slots)
-            return [self.book.orders.pool[slots[at]].id for at in range(queue.count)]
+            queue_positions(queue, positions)
+            return [queue_details(queue)[positions[at]].id for at in range(queue.count)]
         finally:
-            free(slots)
+            free(positions)
 
     def _rows(self, uint8_t[::1] into):
         """Write every order into an array of ORDER_ROW with room for `order_count`."""

@@ -15,7 +15,8 @@ from libc.stdint cimport UINT32_MAX, uint8_t, uint16_t, uint32_t
 from libc.stdlib cimport free, malloc
 
 from everlog.native.frames cimport (
-    FRAME_META_LEN_SIZE, TEXT_HAS_HIGH, TEXT_HAS_LOW, json_compact, log_frame_size, text_survey, utf8_valid,
+    FRAME_META_LEN_SIZE, JSON_SOUND, TEXT_HAS_HIGH, TEXT_HAS_LOW, json_check, json_compact, log_frame_size,
+    text_survey, utf8_valid,
 )
 
 from everlog.errors import InvalidRecord, RecordTooLarge
@@ -32,6 +33,9 @@ cdef extern from "record_fields.h":
         FIELD_NODE
         FIELD_COUNT
     int record_fields(PyObject *record, PyObject **fields) noexcept
+
+cdef extern from "record_scan.h" nogil:
+    size_t records_scan(const uint8_t *text, size_t length, batch_record *records, size_t capacity)
 
 cdef enum:
     MAX_TAG_BYTES = 256
@@ -156,6 +160,7 @@ cdef enum:
     SPARE_BYTES = 131072
 
 cdef void *spare_memory  # for SPARE_BYTES, or NULL while a batch uses it; the GIL guards it
+cdef list NO_RECORDS = []
 
 
 @cython.final
@@ -205,6 +210,48 @@ cdef class RecordBatch:
 
     def __len__(self):
         return self.count
+
+    @staticmethod
+    cdef RecordBatch of_body(object owner, const uint8_t *text, size_t length, uint32_t max_nesting):
+        """The records of a plain body, whose text belongs to `owner`.
+
+        None if it is not plain, or if a record breaks a limit: the full decoder knows what to say then.
+        """
+        cdef RecordBatch batch
+        cdef size_t place, count
+        if json_check(text, length, max_nesting) != JSON_SOUND:
+            return None
+        batch = RecordBatch.__new__(RecordBatch, NO_RECORDS)
+        count = records_scan(text, length, batch.records, SPARE_BYTES // RECORD_BYTES)
+        if count == 0:
+            return None
+        batch.owners = <PyObject **>(batch.records + count)
+        batch.capacity = count
+        batch.keep(owner)
+        for place in range(count):
+            if not batch.is_within_limits(&batch.records[place]):
+                return None
+        batch.count = count
+        return batch
+
+    cdef bint is_within_limits(self, batch_record *record) noexcept:
+        """Survey the texts of a scanned record, which are sound JSON; False if `take` would measure closer."""
+        cdef int found = text_survey(record.data, record.data_len)
+        cdef size_t text = <size_t>record.data_len + record.meta_len
+        cdef size_t meta_len_size = 0
+        cdef Py_ssize_t keys
+        if record.meta != NULL:
+            meta_len_size = FRAME_META_LEN_SIZE
+            found |= text_survey(record.meta, record.meta_len)
+            keys = count_keys(record.meta, record.meta_len)
+            if not 0 <= keys <= MAX_META_KEYS or record.meta_len > MAX_META_BYTES:
+                return False
+        record.is_compact = not found & TEXT_HAS_LOW
+        if text > MAX_PAYLOAD_BYTES or record.tag_len > MAX_TAG_BYTES or record.node_len > MAX_NODE_BYTES:
+            return False
+        self.frame_bytes += log_frame_size(record.node_len, record.tag_len, text + meta_len_size)
+        return True
+
     cdef int make_room(self, size_t count) except -1:
         global spare_memory
         cdef void *memory = NULL
@@ -295,3 +342,9 @@ cdef class RecordBatch:
             if self.views == NULL:
                 raise MemoryError(f"no memory for a batch of {self.capacity} records")
         return &self.views[self.view_count]
+
+
+def plain_batch(bytes body not None, uint32_t max_nesting):
+    """The records in the body of a plain append; None if the full decoder has to look at it."""
+    return RecordBatch.of_body(body, <const uint8_t *>PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body),
+                               max_nesting)

@@ -4,7 +4,7 @@
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from everlog.native.frames cimport FrameBuffer, frame_view
-from everlog.native.record_batch cimport batch_record
+from everlog.native.record_batch cimport RecordBatch, batch_record
 
 cdef extern from "log_index.h" nogil:
     uint64_t MAX_HOLES, MAX_SEQ
@@ -152,6 +152,9 @@ cdef class TopicLog:
     cdef tag_index *tags
     cdef readonly uint64_t topic_id
 
+    cdef uint64_t append_batch(self, FrameBuffer buffer, uint32_t source, uint64_t source_offset,
+                               RecordBatch batch, uint64_t ts, uint8_t frame_flags,
+                               bint continues) except? 0
     cdef int check_seq(self, uint64_t seq) except -1
     cdef int push(self, const log_entry *entry, const uint8_t *tag, size_t tag_len) except -1
     cdef int push_gap(self, uint64_t first_seq) except -1

@@ -293,6 +293,12 @@ cdef class TopicLog:
             batch = records
         else:
             batch = RecordBatch(records, batch_node)
+        return self.append_batch(buffer, source, source_offset, batch, ts, frame_flags, continues)
+
+    cdef uint64_t append_batch(self, FrameBuffer buffer, uint32_t source, uint64_t source_offset,
+                               RecordBatch batch, uint64_t ts, uint8_t frame_flags,
+                               bint continues) except? 0:
+        """See `append`."""
         cdef append_target target
         cdef append_result result
         cdef uint64_t offset = source_offset + buffer.length

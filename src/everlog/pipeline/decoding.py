@@ -100,8 +100,14 @@ _MARKET: Final = {"venue_id": WHOLE, "market_id": LONG, "stream_id": LONG}
 _TIMES: Final = {"ingest_ts_ns": LONG, "exchange_ts_ns": LONG, "native_seq": LONG}
 
 RAW: Final = Decoding(
-    None, None, {**_MESSAGE, "type_id": WHOLE, "payload": Column("binary", pa.binary())}, {}
+    None,
+    None,
+    {**_MESSAGE, "type_id": WHOLE, "payload": Column("binary", pa.binary()), "flags": WHOLE},
+    {"flags": Place(MSG_FLAGS, np.dtype("<u2"))},
 )
+UNASKED: Final = {"raw": ("flags",)}
+"""Columns that a read has only if they are asked for: few want them, and every column costs."""
+
 TRADES: Final = Decoding(
     TypeId.TRADE,
     None,
@@ -163,15 +169,17 @@ class Chosen:
     """Some messages of a batch: which ones, and where each record starts in its segment.
 
     The batch is asked for the starts once: it has to walk over records of different lengths for them.
+    `stride` is the distance of records that are all equally far apart, else 0.
     """
 
-    __slots__ = ("_bodies", "_cells", "batch", "offsets", "rows")
+    __slots__ = ("_bodies", "_cells", "batch", "offsets", "rows", "stride")
 
-    def __init__(self, batch: Batch, rows: Indexes, offsets: NDArray[np.int64]) -> None:
+    def __init__(self, batch: Batch, rows: Indexes, offsets: NDArray[np.int64], stride: int = 0) -> None:
         self.batch = batch
         self.rows = rows
         self.offsets = offsets
-        self._cells = offsets // RECORD_ALIGN
+        self.stride = stride
+        self._cells: NDArray[np.int64] | None = None
         self._bodies: tuple[_Bodies, _Bodies] | None = None
 
     def __len__(self) -> int:
@@ -186,12 +194,20 @@ class Chosen:
 
     def part(self, first: int, end: int) -> Chosen:
         """Return some that follow each other."""
-        return Chosen(self.batch, self.rows[first:end], self.offsets[first:end])
+        return Chosen(self.batch, self.rows[first:end], self.offsets[first:end], self.stride)
 
     def take(self, place: Place) -> NDArray[Any]:
         """Return the value at a place of each record."""
-        # Records start at multiples of the alignment, so a place is a column of the segment's cells.
         segment = self.batch.segment
+        if self.stride and len(self.offsets):
+            start = int(self.offsets[0]) + place.position
+            strided: NDArray[Any] = np.ndarray(
+                (len(self.offsets),), place.dtype, memoryview(segment.data), start, (self.stride,)
+            )
+            return strided.copy()
+        # Records start at multiples of the alignment, so a place is a column of the segment's cells.
+        if self._cells is None:
+            self._cells = self.offsets // RECORD_ALIGN
         cells = (len(segment) - place.position - place.dtype.itemsize) // RECORD_ALIGN + 1
         column: NDArray[Any] = np.ndarray(
             (cells,), place.dtype, memoryview(segment.data), place.position, (RECORD_ALIGN,)
@@ -217,7 +233,7 @@ class Chosen:
 
 def all_of(batch: Batch) -> Chosen:
     """Return all messages of a batch."""
-    return Chosen(batch, np.arange(len(batch)), batch.offset.astype(np.int64))
+    return Chosen(batch, np.arange(len(batch)), batch.offset.astype(np.int64), batch.stride)
 
 
 def choose(

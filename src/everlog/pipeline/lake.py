@@ -15,10 +15,13 @@ from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 import deltalake
+import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake.exceptions import TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, Transaction
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as fn
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from everlog.errors import InvalidConfig
@@ -36,6 +39,15 @@ class Appended(NamedTuple):
     rows: int
     files: int
     is_repeat: bool
+    highest: dict[str, Any]
+    """The largest value of each column that has statistics, over the files of this batch."""
+
+
+Written = Sequence[Mapping[str, Any]]
+"""Rows of `WRITTEN_SCHEMA`: the files that tasks have written."""
+
+Ranges = Mapping[str, tuple[Any, Any]]
+"""Columns, and the smallest and the largest value that is wanted of each."""
 
 
 class LakeTable:
@@ -74,20 +86,48 @@ class LakeTable:
         With `replace` the table holds nothing but this batch afterwards; earlier versions stay readable.
         `also` are further applications whose batch of this number is part of it.
         """
-        table = self.open()
-        if table is not None:
-            committed = table.transaction_version(application)
-            if committed is not None and committed >= batch:
-                return Appended(table.version(), 0, 0, True)
-        # Columns that come later are missing in earlier files, so every column may be empty.
+        repeat = self.repeated(application, batch)
+        if repeat is not None:
+            return repeat
         given = to_arrow_schema(frame.schema, timezone="UTC")
-        schema = pa.schema([field.with_nullable(True) for field in given])
         written = self._write(frame, tuple(partition_by))
+        return self.commit(written, given, application, batch, partition_by, replace=replace, also=also)
+
+    def repeated(self, application: str, batch: int) -> Appended | None:
+        """Return what to say of a batch that this application has committed already, None if it has not."""
+        table = self.open()
+        if table is None:
+            return None
+        committed = table.transaction_version(application)
+        if committed is None or committed < batch:
+            return None
+        return Appended(table.version(), 0, 0, True, {})
+
+    def commit(
+        self,
+        written: Written,
+        given: pa.Schema,
+        application: str,
+        batch: int,
+        partition_by: Sequence[str] = (),
+        *,
+        replace: bool | Mapping[str, str] = False,
+        also: Sequence[str] = (),
+    ) -> Appended:
+        """Make files that tasks wrote below `path` part of the table, all at once.
+
+        The caller has asked `repeated` before; the arguments are those of `append`. `replace` may name
+        partitions: only these are replaced.
+        """
+        # Columns that come later are missing in earlier files, so every column may be empty.
+        schema = pa.schema([field.with_nullable(True) for field in given])
         actions = [_add_action(row) for row in written]
         properties = CommitProperties(
             app_transactions=[Transaction(name, batch, _now_ms()) for name in (application, *also)]
         )
+        table = self.open()
         if table is None:
+            os.makedirs(self.path, exist_ok=True)
             deltalake.transaction.create_table_with_add_actions(
                 self.path,
                 deltalake.Schema.from_arrow(schema),
@@ -99,15 +139,18 @@ class LakeTable:
             table = deltalake.DeltaTable(self.path)
         else:
             self._evolve(table, schema)
+            replaced = replace if isinstance(replace, Mapping) else {}
             table.create_write_transaction(
                 [*actions],
                 "overwrite" if replace else "append",
                 deltalake.Schema.from_arrow(schema),
                 list(partition_by),
+                [(name, "=", value) for name, value in replaced.items()] or None,
                 commit_properties=properties,
             )
             table.update_incremental()
-        return Appended(table.version(), sum(row["rows"] for row in written), len(actions), False)
+        rows = sum(row["rows"] for row in written)
+        return Appended(table.version(), rows, len(actions), False, _highest(written))
 
     def _write(self, frame: DataFrame, partition_by: tuple[str, ...]) -> list[dict[str, Any]]:
         """Let the tasks write their files; return what they say of them."""
@@ -135,25 +178,55 @@ class LakeTable:
         if new:
             table.alter.add_columns([deltalake.Field.from_arrow(field) for field in new])
 
-    def files(self, where: Mapping[str, str] | None = None, version: int | None = None) -> list[str]:
-        """Return the active files, those of the named partitions only if `where` says so."""
+    def files(
+        self,
+        where: Mapping[str, str] | None = None,
+        version: int | None = None,
+        ranges: Ranges | None = None,
+    ) -> list[str]:
+        """Return the active files: of the named partitions only, and with rows in these ranges only.
+
+        A file whose statistics say that it has no row in a range is left out; no file is opened for that.
+        """
+        table = self._existing(version)
+        conditions = [(name, "=", value) for name, value in (where or {}).items()]
+        files = table.file_uris(file_pruning_predicate=conditions or None)
+        if not ranges:
+            return files
+        known = pa.table(table.get_add_actions(flatten=True))
+        for name, (low, high) in ranges.items():
+            known = known.filter(_may_hold(known, name, low, high))
+        # Names of files are unique; whole paths differ in how often a partition's value was escaped.
+        wanted = {os.path.basename(path) for path in known.column("path").to_pylist()}
+        return [file for file in files if os.path.basename(file) in wanted]
+
+    def _existing(self, version: int | None) -> deltalake.DeltaTable:
         table = self.open(version)
         if table is None:
             raise InvalidConfig(f"there is no table {self.name!r} at {self.path}; run the job that fills it")
-        conditions = [(name, "=", value) for name, value in (where or {}).items()]
-        return table.file_uris(file_pruning_predicate=conditions or None)
+        return table
 
     def read(
-        self, spark: SparkSession, *, where: Mapping[str, str] | None = None, version: int | None = None
+        self,
+        spark: SparkSession,
+        *,
+        where: Mapping[str, str] | None = None,
+        ranges: Ranges | None = None,
+        version: int | None = None,
     ) -> DataFrame:
-        """Return the table, or those partitions of it, as of a version or of now."""
-        files = self.files(where, version)
-        table = self.open(version)
-        assert table is not None, "its files were just listed"
+        """Return the table as of a version or of now: those partitions, and rows in those ranges, of it.
+
+        Spark opens no file that the log's partitions or statistics rule out.
+        """
+        table = self._existing(version)
+        files = self.files(where, table.version(), ranges)
         schema = from_arrow_schema(pa.schema(table.schema().to_arrow()))
         if not files:
             return spark.createDataFrame([], schema)
-        return spark.read.schema(schema).option("basePath", self.path).parquet(*files)
+        frame = spark.read.schema(schema).option("basePath", self.path).parquet(*files)
+        for name, (low, high) in (ranges or {}).items():
+            frame = frame.where(fn.col(name).between(low, high))
+        return frame
 
     def compact(self) -> dict[str, Any]:
         """Join small files into larger ones; the content stays, readers notice nothing."""
@@ -169,12 +242,42 @@ class LakeTable:
         return table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
 
 
-def read(spark: SparkSession, root: str | os.PathLike[str], table: str, **where: str) -> DataFrame:
-    """Return a table of the lake, of the named partitions only.
+def read(
+    spark: SparkSession,
+    root: str | os.PathLike[str],
+    table: str,
+    *,
+    ranges: Ranges | None = None,
+    version: int | None = None,
+    **where: str,
+) -> DataFrame:
+    """Return a table of the lake, of the named partitions and ranges only.
 
-    `read(spark, root, "orders", date="2024-12-01")` opens no file of another day.
+    `read(spark, root, "orders", date="2024-12-01", ranges={"seq": (10, 20)})` opens no file of another day,
+    and none whose statistics say that it has no such seq.
     """
-    return LakeTable(root, table).read(spark, where=where)
+    return LakeTable(root, table).read(spark, where=where, ranges=ranges, version=version)
+
+
+def _may_hold(files: pa.Table, column: str, low: Any, high: Any) -> pa.ChunkedArray:
+    """Return for each file whether it may have a value of the column from `low` to `high`."""
+    names = (f"partition.{column}",) * 2 if f"partition.{column}" in files.column_names else ()
+    smallest, largest = names or (f"min.{column}", f"max.{column}")
+    if smallest not in files.column_names or largest not in files.column_names:
+        return pa.chunked_array([pa.repeat(True, files.num_rows)])
+    # Without statistics nothing is known, so the file stays.
+    starts, ends = files.column(smallest), files.column(largest)
+    reaches = pc.fill_null(pc.greater_equal(ends, pa.scalar(low).cast(ends.type)), True)
+    begins = pc.fill_null(pc.less_equal(starts, pa.scalar(high).cast(starts.type)), True)
+    return pc.and_(reaches, begins)
+
+
+def _highest(written: Written) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for row in written:
+        for name, value in msgspec.json.decode(row["stats"])["maxValues"].items():
+            found[name] = max(found.get(name, value), value)
+    return found
 
 
 def _add_action(row: Mapping[str, Any]) -> AddAction:

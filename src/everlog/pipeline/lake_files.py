@@ -21,11 +21,15 @@ import pyarrow.parquet as pq
 OPEN_FILES_MAX: Final = 32
 """More partitions than this at a time close the file that was opened first."""
 
+ROW_GROUP_BYTES: Final = 8 << 20
+"""Rows wait until there are so many bytes of them: small row groups make files large and slow to read."""
+
 STATISTICS_TEXT_MAX: Final = 64
 """Longer texts have no statistics: cut ones would not bound the values."""
 
 WRITTEN_SCHEMA: Final = pa.schema(
     [
+        pa.field("table", pa.string()),
         pa.field("path", pa.string()),
         pa.field("size", pa.int64()),
         pa.field("rows", pa.int64()),
@@ -34,12 +38,13 @@ WRITTEN_SCHEMA: Final = pa.schema(
         pa.field("stats", pa.string()),
     ]
 )
+"""A file that a task has written. `table` is its table where a task writes to several, or None."""
 
 Values = tuple[str | None, ...]
 
 
 class _File:
-    """One Parquet file that is being written."""
+    """One Parquet file that is being written; rows wait until they are worth a row group."""
 
     def __init__(self, root: str, partition_by: tuple[str, ...], values: Values, schema: pa.Schema) -> None:
         self.values = values
@@ -48,13 +53,24 @@ class _File:
         self._path = os.path.join(root, self.relative)
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
         self._writer = pq.ParquetWriter(self._path, schema, compression="zstd")
+        self._waiting: list[pa.Table] = []
+        self._waiting_bytes = 0
 
     def write(self, rows: pa.Table) -> None:
         """Add rows."""
-        self._writer.write_table(rows)
+        self._waiting.append(rows)
+        self._waiting_bytes += rows.nbytes
+        if self._waiting_bytes >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self._writer.write_table(pa.concat_tables(self._waiting))
+        self._waiting, self._waiting_bytes = [], 0
 
     def finish(self, partition_by: tuple[str, ...]) -> dict[str, Any]:
         """Close and sync it; return what the log has to say of it."""
+        self._flush()
         self._writer.close()
         with open(self._path, "rb+") as file:
             os.fsync(file.fileno())
@@ -69,25 +85,45 @@ class _File:
         }
 
 
+class TableFiles:
+    """The files that one task writes for one table: one for each partition, a few open at a time."""
+
+    def __init__(self, root: str, partition_by: tuple[str, ...]) -> None:
+        self._root = root
+        self._partition_by = partition_by
+        self._open: dict[Values, _File] = {}
+
+    def write(self, batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+        """Add rows; yields what the log says of files that had to be finished for it."""
+        if not batch.num_rows:
+            return
+        for values, rows in _by_partition(pa.Table.from_batches([batch]), self._partition_by):
+            if values not in self._open and len(self._open) >= OPEN_FILES_MAX:
+                yield self._open.pop(next(iter(self._open))).finish(self._partition_by)
+            if values not in self._open:
+                self._open[values] = _File(self._root, self._partition_by, values, rows.schema)
+            self._open[values].write(rows)
+
+    def finish(self) -> Iterator[dict[str, Any]]:
+        """Finish all files; yields what the log says of each."""
+        while self._open:
+            yield self._open.pop(next(iter(self._open))).finish(self._partition_by)
+
+
 def write_files(
     batches: Iterator[pa.RecordBatch], root: str, partition_by: tuple[str, ...]
 ) -> Iterator[pa.RecordBatch]:
     """Write the rows of a task into one file per partition; yield a row for each file."""
-    open_files: dict[Values, _File] = {}
+    files = TableFiles(root, partition_by)
     for batch in batches:
-        if not batch.num_rows:
-            continue
-        for values, rows in _by_partition(pa.Table.from_batches([batch]), partition_by):
-            if values not in open_files and len(open_files) >= OPEN_FILES_MAX:
-                yield _written(open_files.pop(next(iter(open_files))).finish(partition_by))
-            if values not in open_files:
-                open_files[values] = _File(root, partition_by, values, rows.schema)
-            open_files[values].write(rows)
-    for file in open_files.values():
-        yield _written(file.finish(partition_by))
+        for row in files.write(batch):
+            yield written(row)
+    for row in files.finish():
+        yield written(row)
 
 
-def _written(row: dict[str, Any]) -> pa.RecordBatch:
+def written(row: dict[str, Any]) -> pa.RecordBatch:
+    """Return what is said of a file as the row that a task hands over."""
     return pa.RecordBatch.from_pylist([row], schema=WRITTEN_SCHEMA)
 
 
@@ -96,14 +132,17 @@ def _by_partition(rows: pa.Table, partition_by: tuple[str, ...]) -> Iterator[tup
     if not partition_by:
         yield (), rows
         return
-    keys = rows.select(partition_by).group_by(list(partition_by)).aggregate([])
-    for key in keys.to_pylist():
+    keys = rows.select(partition_by).group_by(list(partition_by)).aggregate([]).to_pylist()
+    for key in keys:
+        values = tuple(None if key[name] is None else str(key[name]) for name in partition_by)
+        if len(keys) == 1:
+            yield values, rows.drop_columns(list(partition_by))
+            return
         mask = None
         for name in partition_by:
             column = rows.column(name)
             equal = pc.is_null(column) if key[name] is None else pc.equal(column, pa.scalar(key[name]))
             mask = equal if mask is None else pc.and_(mask, equal)
-        values = tuple(None if key[name] is None else str(key[name]) for name in partition_by)
         yield values, rows.filter(mask).drop_columns(list(partition_by))
 
 

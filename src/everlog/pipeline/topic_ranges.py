@@ -54,14 +54,15 @@ class Lost(NamedTuple):
 
 
 class Record(msgspec.Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag": "$tag"}):
-    """One record, its payload as the server's JSON text."""
+    """One record, its payload as the server's JSON text; no text at all if it has no meta."""
 
     seq: int
     ts: int
     data: msgspec.Raw
     node: str | None = None
     tag: str | None = None
-    meta: msgspec.Raw | None = None
+    # Not `Raw | None`: msgspec then takes nothing but null.
+    meta: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _Tombstone(msgspec.Struct):
@@ -91,6 +92,8 @@ class _TopicList(msgspec.Struct):
 class _State(msgspec.Struct):
     head_seq: int
     earliest_seq: int
+    count: int
+    bytes: int
 
 
 def find_topics(place: Place, wanted: tuple[str, ...]) -> list[str]:
@@ -115,13 +118,25 @@ def find_topics(place: Place, wanted: tuple[str, ...]) -> list[str]:
 
 def bounds(api: HttpApi, topic: str) -> Bounds:
     """Return what a topic holds now, without counting as a reader of it."""
+    state = _state(api, topic)
+    return Bounds(state.earliest_seq, state.head_seq + 1)
+
+
+def average_bytes(place: Place, topics: list[str]) -> int:
+    """Return how many bytes of data and meta a live record of these topics has on average, 1 at least."""
+    with place.connect() as api:
+        states = [_state(api, topic) for topic in topics]
+    count = sum(state.count for state in states)
+    return max(1, sum(state.bytes for state in states) // max(1, count))
+
+
+def _state(api: HttpApi, topic: str) -> _State:
     try:
-        state = api.get(topic_path(topic), _State, {"touch": "false"})
+        return api.get(topic_path(topic), _State, {"touch": "false"})
     except ApiFailed as error:
         if error.code == "topic_not_found":
             raise TopicNotFound(f"there is no topic {topic!r} at {api.place}") from None
         raise
-    return Bounds(state.earliest_seq, state.head_seq + 1)
 
 
 def seq_at_time(api: HttpApi, topic: str, ts_ms: int) -> int:

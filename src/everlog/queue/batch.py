@@ -63,6 +63,11 @@ class Batch:
         return self._segment_id
 
     @property
+    def stride(self) -> int:
+        """How many bytes lie from one record to the next; 0 if that differs."""
+        return self._stride
+
+    @property
     def offset(self) -> NDArray[np.uint64]:
         """Where each record starts in its segment."""
         if self._stride or self._count == 0:
@@ -130,6 +135,13 @@ class Batch:
         There is one more beginning than there are payloads, the end of the last: the layout of a column of
         binary values. `chosen` are the messages that are wanted, all of them if it is None.
         """
+        if (
+            chosen is None
+            and self._length is not None
+            and self._length * self._count < np.iinfo(np.int32).max
+        ):
+            ends = np.arange(self._count + 1, dtype=np.int32) * np.int32(self._length)
+            return self.payloads.copy().reshape(-1), ends
         offsets, lengths = self.offset, np.ascontiguousarray(self.length)
         if chosen is not None:
             offsets, lengths = offsets[chosen], lengths[chosen]

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 from everlog.errors import EverlogError
 from everlog.server.auth import Key, Scope, bearer_token
 from everlog.server.compression import COMPRESSED_BYTES_MIN, packed, unpack_body
-from everlog.server.errors import RETRY_SOON, ApiError, from_engine, limit_reached
+from everlog.server.errors import CHALLENGE, RETRY_SOON, ApiError, from_engine, limit_reached
 from everlog.server.http import Exchange, Request
 from everlog.server.http_messages import JSON_TYPE, EarlyAnswer
 from everlog.server.settings import ServerSettings
@@ -135,7 +135,7 @@ class App:
         self._targets: dict[tuple[str, bytes], Target] = {}
         self._in_flight: dict[int, int] = {}
         self._has_keys = settings.api_keys.enabled
-        self._turn_is_due = False
+        self.turn_is_due = False
         self._advised_samples = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
@@ -159,6 +159,11 @@ class App:
                     self._targets.clear()
                 self._targets[method, path] = target
         return target
+
+    def appended_topic(self, path: bytes) -> str | None:
+        """The name of the topic that a POST of this path appends to; None if it does something else."""
+        pattern, name = _pattern(path)
+        return name if pattern == "/v0/topics/:name" else None
 
     def check_head(self, request: Request) -> EarlyAnswer | None:
         """Refuse a request without a valid key before its body is read, if there is much to read.
@@ -185,7 +190,7 @@ class App:
             self._dispatch(call)
         except Exception as error:
             self.fail(call, error)
-        if not self._turn_is_due:
+        if not self.turn_is_due:
             self.turn_soon()
 
     def guarded(self, call: Call, step: Callable[[], None]) -> None:
@@ -362,12 +367,12 @@ class App:
 
     def turn_soon(self) -> None:
         """Write and poll once after everything that is ready now was handled."""
-        if not self._turn_is_due:
-            self._turn_is_due = True
+        if not self.turn_is_due:
+            self.turn_is_due = True
             self.loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        self._turn_is_due = False
+        self.turn_is_due = False
         engine = self.engine
         if engine is None:
             return
@@ -453,8 +458,7 @@ def _is_short(request: Request) -> bool:
 
 
 def _unauthorised() -> ApiError:
-    challenge = ((b"WWW-Authenticate", b"Bearer"),)
-    return ApiError(401, "unauthorized", "send a valid key as a bearer token", None, challenge)
+    return ApiError(401, "unauthorized", "send a valid key as a bearer token", None, CHALLENGE)
 
 
 def _takes_query_token(path: str) -> bool:

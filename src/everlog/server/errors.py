@@ -25,6 +25,8 @@ from everlog.errors import (
 
 MESSAGE_MAX: Final = 1000
 RETRY_SOON: Final = ((b"Retry-After", b"1"),)
+CHALLENGE: Final = ((b"WWW-Authenticate", b"Bearer"),)
+"""Goes with every 401: how to say who one is."""
 
 
 class ApiError(Exception):

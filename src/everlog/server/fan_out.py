@@ -300,7 +300,11 @@ class FanOut:
             name, watchers = live[0]
             for watcher in watchers:
                 if watcher.topic_changed(name):
-                    self._pump(watcher)
+                    # As `_pump`, without a call for each of perhaps thousands.
+                    try:
+                        watcher.pump()
+                    except Exception as error:
+                        self._pump_failed(watcher, error)
                     pumps_left -= 1
                     if not pumps_left:
                         pumps_left = PUMPS_PER_LOOK
@@ -342,11 +346,13 @@ class FanOut:
     def _pump(self, watcher: Watcher) -> None:
         try:
             watcher.pump()
-        except (EverlogError, ApiError) as error:
-            watcher.fail(error)
         except Exception as error:
-            log.exception("a watch stream failed")
-            watcher.fail(error)
+            self._pump_failed(watcher, error)
+
+    def _pump_failed(self, watcher: Watcher, error: Exception) -> None:
+        if not isinstance(error, EverlogError | ApiError):
+            log.error("a watch stream failed", exc_info=error)
+        watcher.fail(error)
 
     # --- Topics that are paused --------------------------------------------------------------------------
 
@@ -371,10 +377,9 @@ class FanOut:
         The cursor means nothing in another instance of the name: that one is read from its beginning, with
         the tombstone that says so. Call it inside `Watcher.pump` only.
         """
-        engine = self._app.ready_engine()
         feed = self._feeds.get(name)
         if feed is None:
-            return self._read(engine, name, epoch, from_seq, wishes)
+            return self._read(name, epoch, from_seq, wishes)
         if not feed.is_armed:
             self._arm(feed)
         batch = feed.batch
@@ -387,13 +392,14 @@ class FanOut:
         ):
             self.batches.shared += 1
             return batch
-        batch = self._read(engine, name, epoch, from_seq, wishes)
+        batch = self._read(name, epoch, from_seq, wishes)
         if batch is not None and not batch.is_incomplete and batch.epoch == epoch:
             feed.batch, feed.moment, feed.from_seq, feed.wishes = batch, self._moment, from_seq, wishes
             self._shared_by.add(feed)
         return batch
 
-    def _read(self, engine: Engine, name: str, epoch: int, from_seq: int, wishes: Wishes) -> Batch | None:
+    def _read(self, name: str, epoch: int, from_seq: int, wishes: Wishes) -> Batch | None:
+        engine = self._app.ready_engine()
         version = self._version(engine, name)
         if version is None:
             return None

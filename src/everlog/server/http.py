@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from everlog.clock import NS_PER_S, Clock, SystemClock
 from everlog.native.http_request import read_plain
-from everlog.server.http_connection import HttpConnection
+from everlog.server.http_connection import AnyExchange, HttpConnection
 from everlog.server.http_exchange import Channel, Exchange, Stream, Upgraded
 from everlog.server.http_limits import HttpLimits
 from everlog.server.http_messages import (
@@ -61,6 +61,14 @@ class Application(Protocol):
         ...
 
 
+class ShortWay(Protocol):
+    """A way around parser and application for some requests."""
+
+    def take(self, connection: HttpConnection, exchanges: list[AnyExchange], data: bytes) -> bool:
+        """Handle what came in while nothing is due; False, with nothing done, if it is for the others."""
+        ...
+
+
 class HttpServer:
     """Serves one application on one address.
 
@@ -82,7 +90,9 @@ class HttpServer:
         self.date_line = b""
         self.ok_json_head = b""
         self.full_response = b""
-        self._plain_limits = (
+        self.short_way: ShortWay | None = None
+        """Takes what it can of the requests that come alone and whole; set by whoever has one."""
+        self.plain_limits = (
             self.limits.max_target_bytes,
             self.limits.max_header_bytes,
             self.limits.max_headers,
@@ -168,7 +178,7 @@ class HttpServer:
 
     def read_plain(self, data: bytes, peer: str) -> Request | None:
         """The request that these bytes are, if they are one and nothing unusual is about it."""
-        return read_plain(data, peer, *self._plain_limits)
+        return read_plain(data, peer, *self.plain_limits)
 
     def take_body(self, size: int) -> None:
         """Count a part of a body that is held from now on; raises a Refusal if that is too much."""

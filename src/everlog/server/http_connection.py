@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
+from everlog.native.plain_append import PlainAppend
 from everlog.server.http_exchange import Exchange, Upgraded
 from everlog.server.http_messages import CONTINUE, EarlyAnswer, Refusal, Request, error_body
 from everlog.server.http_reading import RequestReader, body_too_large
@@ -41,6 +42,9 @@ REQUESTS_PER_TURN: Final = 64
 # A body up to this size is read over if its head was refused; a longer one ends the connection.
 SKIPPED_BODY_BYTES: Final = 64 * 1024
 INTERNAL_ERROR: Final = error_body("internal", "the request could not be handled because of a server error")
+
+
+AnyExchange = Exchange | PlainAppend
 
 
 class HttpConnection(asyncio.Protocol):
@@ -80,7 +84,7 @@ class HttpConnection(asyncio.Protocol):
         self.is_write_paused = False
         self._state = NEW
         self._now_s = self._since_s = server.now_s()
-        self._exchanges: list[Exchange] = []
+        self._exchanges: list[AnyExchange] = []
         self._reader: RequestReader | None = None
         self._peer = ""
         self._early_answer: EarlyAnswer | None = None
@@ -118,7 +122,14 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes from the client."""
         if self._state <= IDLE and not (self._exchanges or self._unread or self.is_write_paused):
-            request = self.server.read_plain(data, self._peer)
+            server = self.server
+            if server.short_way is not None:
+                # What was kept of the state before is not needed: the other ways set all of this too.
+                self._state = IDLE
+                self._now_s = self._since_s = server.now_s()
+                if server.short_way.take(self, self._exchanges, data):
+                    return
+            request = server.read_plain(data, self._peer)
             if request is not None:
                 self._take_plain(request)
                 return
@@ -234,7 +245,7 @@ class HttpConnection(asyncio.Protocol):
         return (
             self.is_write_paused
             or len(exchanges) >= self.server.limits.max_pipelined
-            or exchanges[-1].request.offers_upgrade
+            or exchanges[-1].offers_upgrade
         )
 
     def head_received(self, request: Request, body_bytes: int | None) -> None:
@@ -270,7 +281,7 @@ class HttpConnection(asyncio.Protocol):
         self.server.take_body(size)
         self._counted_bytes += size
 
-    def _let_go(self, exchange: Exchange | None = None) -> None:
+    def _let_go(self, exchange: AnyExchange | None = None) -> None:
         """What the server counts is no longer held: a body that is not read on, or one that was answered."""
         if exchange is None:
             self.server.bodies_bytes -= self._counted_bytes
@@ -399,7 +410,16 @@ class HttpConnection(asyncio.Protocol):
             self._written_bytes += len(data)
             self.transport.write(data)
 
-    def answer(self, exchange: Exchange, data: bytes, body: bytes = b"") -> None:
+    def push(self, data: bytes) -> int:
+        """As `write`, for what goes to many at once; returns the bytes that the kernel has not taken."""
+        transport = self.transport
+        if transport.is_closing():
+            return self.buffered
+        self._written_bytes += len(data)
+        transport.write(data)
+        return transport.get_write_buffer_size()
+
+    def answer(self, exchange: AnyExchange, data: bytes, body: bytes = b"") -> None:
         """The response to an exchange, whole: it goes out when all earlier ones are out.
 
         `body` is what was not worth copying behind its head.
@@ -423,6 +443,16 @@ class HttpConnection(asyncio.Protocol):
             self._advance()
         else:
             self._since_s = self._now_s if self._is_parsing else self.server.now_s()
+
+    def take_over(self, append: PlainAppend) -> Exchange:
+        """An exchange in the place of an append whose answer is not plain."""
+        request = self.server.read_plain(append.data, self._peer)
+        assert request is not None, "what goes the short way can be read as any other plain request"
+        exchange = Exchange(self, request)
+        exchange.closes = append.closes
+        exchange.counted_bytes = append.counted_bytes
+        self._exchanges[self._exchanges.index(append)] = exchange
+        return exchange
 
     def _advance(self) -> None:
         """The first response of the row is out: send what waited for it."""

@@ -150,6 +150,11 @@ class Exchange:
         return upgraded
 
     @property
+    def offers_upgrade(self) -> bool:
+        """Whether this may leave HTTP, so that what comes behind it is not read as a request."""
+        return self.request.offers_upgrade
+
+    @property
     def wants_word(self) -> bool:
         """Whether somebody is to be told at once if the client may have gone."""
         return self.channel is not None or (
@@ -264,14 +269,15 @@ class Stream(Channel):
         """Whether `write_chunk` may be used; an HTTP/1.0 client would not understand it."""
         return self._is_chunked
 
-    def write_chunk(self, chunk: bytes) -> None:
-        """Send one piece that `as_chunk` has framed: many streams can share it."""
-        connection = self._connection
-        if connection is not None:
-            if self._exchange.held is None:
-                connection.write(chunk)
-            else:
-                self._exchange.held += chunk
+    def write_chunk(self, chunk: bytes) -> int:
+        """Send one piece that `as_chunk` has framed, which streams can share; returns what is `buffered`."""
+        connection, held = self._connection, self._exchange.held
+        if connection is None:
+            return 0
+        if held is None:
+            return connection.push(chunk)
+        held += chunk
+        return len(held)
 
     def close(self) -> None:
         """End the response, and the connection once everything is out."""

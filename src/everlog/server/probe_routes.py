@@ -27,6 +27,40 @@ TOPIC_METRICS_MAX: Final = 1000
 _VERSION: Final = version("everlog")
 _json = msgspec.json.Encoder()
 
+_UPTIME: Final = "milliseconds since the start"
+_GAUGES: Final[dict[str, str]] = {
+    "topics": "topics there are",
+    "records_live": "records that can be read, of all topics",
+    "bytes_live": "bytes of these records: compact JSON of data and meta",
+    "queue_topics": "topics of type queue",
+    "queue_leases_in_flight": "jobs that are leased to a worker, of all queues",
+    "routers": "routers there are",
+    "sse_connections": "open streams and sockets",
+    "watch_sessions": "watch sessions there are",
+    "ready": "1 once recovery is over",
+    "recovery_progress": "share of the log that is replayed, 0 to 1",
+    "wal_queue_depth": "appends that wait to be written",
+    "wal_queue_depth_peak": "most appends that have waited at once",
+    "wal_read_only": "1 after the log could not be written: appends are refused",
+}
+_LOG_COUNTERS: Final[dict[str, str]] = {
+    "frames": "frames written to the log",
+    "batches": "writes that brought them there",
+    "fsyncs": "syncs of the log",
+    "bytes_written": "bytes written to the log",
+    "rotations": "log files that were full",
+}
+_OF_TOPICS: Final[dict[str, tuple[str, str]]] = {
+    "head_seq": ("head_seq", "last seq of the topic"),
+    "earliest_seq": ("earliest_seq", "first seq that can be read"),
+    "records_live": ("count", "records that can be read"),
+    "bytes_live": ("bytes", "bytes of these records"),
+}
+_OF_QUEUES: Final[dict[str, str]] = {
+    "ready": "jobs that can be claimed now",
+    "in_flight": "jobs that are leased to a worker",
+}
+
 
 class ProbeRoutes:
     """Handlers of health, ready and metrics. `gauges` gives what only the server knows."""
@@ -71,8 +105,12 @@ class ProbeRoutes:
     def _uptime_text(self) -> bytes:
         """The one counter whose name does not end as the library lets all counters end."""
         name = b"topics_uptime_ms"
-        help_line = b"# HELP %b milliseconds since the start\n" % name
+        help_line = b"# HELP %b %b\n" % (name, _UPTIME.encode())
         return help_line + b"# TYPE %b counter\n%b %d\n" % (name, name, self.uptime_ms())
+
+    def families(self) -> list[Metric]:
+        """Every metric with its name, its kind, its labels and what it means."""
+        return [*self._registry.collect(), Metric("topics_uptime_ms", _UPTIME, "counter")]
 
     def uptime_ms(self) -> int:
         """Time since the start."""
@@ -150,7 +188,7 @@ class _Metrics(Collector):
         """Yield every metric once."""
         counts = self._probes.counts()
         by_class = GaugeMetricFamily(
-            "topics_topics_by_class", "Topics of each durability class.", labels=["class"]
+            "topics_topics_by_class", "topics of each durability class", labels=["class"]
         )
         for kind in Durability:
             by_class.add_metric([kind], counts.by_class.get(kind, 0))
@@ -171,7 +209,7 @@ class _Metrics(Collector):
             "wal_read_only": counts.read_only,
         }
         for name, value in gauges.items():
-            yield GaugeMetricFamily(f"topics_{name}", name.replace("_", " "), value=value)
+            yield GaugeMetricFamily(f"topics_{name}", _GAUGES.get(name, name), value=value)
         yield from self._log_metrics(counts)
         yield from self._delivery_metrics(self._probes.delivery())
         yield from self._router_metrics()
@@ -179,19 +217,20 @@ class _Metrics(Collector):
 
     def _log_metrics(self, counts: EngineCounts) -> Iterator[Metric]:
         wal = counts.wal
-        for name in ("frames", "batches", "fsyncs", "bytes_written", "rotations"):
-            yield CounterMetricFamily(f"topics_wal_{name}", name.replace("_", " "), getattr(wal, name))
-        yield CounterMetricFamily("topics_wal_submit_full", "refused for a full queue", counts.queue_refused)
+        for name, text in _LOG_COUNTERS.items():
+            yield CounterMetricFamily(f"topics_wal_{name}", text, getattr(wal, name))
+        refused = "appends refused because too many wait to be written"
+        yield CounterMetricFamily("topics_wal_submit_full", refused, counts.queue_refused)
         histogram = HistogramMetricFamily("topics_wal_fsync_latency_us", "time of a sync in microseconds")
         histogram.add_metric([], wal.cumulative_buckets(), wal.fsync_micros_total)
         yield histogram
 
     def _router_metrics(self) -> Iterator[Metric]:
         lag = GaugeMetricFamily(
-            "topics_router_lag", "Records a router is behind its source.", labels=["router"]
+            "topics_router_lag", "records a router is behind its source", labels=["router"]
         )
         total = CounterMetricFamily(
-            "topics_router_forwarded", "Records a router has copied.", labels=["router"]
+            "topics_router_forwarded", "records a router has copied", labels=["router"]
         )
         for state in self._probes.routers_shown():
             lag.add_metric([state.router], state.lag)
@@ -229,18 +268,12 @@ class _Metrics(Collector):
 
     def _topic_metrics(self) -> Iterator[Metric]:
         states, truncated = self._probes.topics_shown()
-        for name, field in (
-            ("head_seq", "head_seq"),
-            ("earliest_seq", "earliest_seq"),
-            ("records_live", "count"),
-            ("bytes_live", "bytes"),
-        ):
-            family = GaugeMetricFamily(f"topics_topic_{name}", f"{field} of a topic", labels=["topic"])
+        for name, (field, text) in _OF_TOPICS.items():
+            family = GaugeMetricFamily(f"topics_topic_{name}", text, labels=["topic"])
             for state in states:
                 family.add_metric([state.topic], getattr(state, field))
             yield family
-        for name in ("ready", "in_flight"):
-            text = f"{name} jobs of a queue"
+        for name, text in _OF_QUEUES.items():
             family = GaugeMetricFamily(f"topics_topic_queue_{name}", text, labels=["topic"])
             for state in states:
                 if state.queue is not None:

@@ -72,7 +72,7 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot work, naming the setting and the value."""
-        for name, (least, most) in _RANGES.items():
+        for name, (least, most) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise InvalidConfig(f"{name} is {value!r}; it must be from {least} to {most}")
@@ -116,7 +116,7 @@ VARIABLES: Final[dict[str, str]] = {name: f"TOPICS_{name.upper()}" for name in _
 }
 """The environment variable of each setting."""
 
-_RANGES: Final[dict[str, tuple[int, int]]] = {
+RANGES: Final[dict[str, tuple[int, int]]] = {
     "port": (0, 65_535),
     "max_body_bytes": (1, U64_MAX),
     "wal_shards": (1, WAL_SHARDS_MAX),
@@ -134,6 +134,7 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "max_total_bytes": (0, U64_MAX),
     "test_min_heartbeat_ms": (1, 1000),
 }
+"""The least and the largest value of each number."""
 
 # Environment numbers outside the range of these are moved into it, as their description promises.
 _CLAMPED: Final = frozenset({"segment_max_events", "test_min_heartbeat_ms"})
@@ -230,7 +231,7 @@ def _read(source: Iterator[_Given]) -> dict[str, Any]:
         if given.name == "host":
             settings["host"], port_of_host = _host(given)
             continue
-        value = _number(given) if given.name in _RANGES else _READERS[given.name](given)
+        value = _number(given) if given.name in RANGES else _READERS[given.name](given)
         if value is not None:
             settings[given.name] = value
     if port_of_host is not None:
@@ -240,7 +241,7 @@ def _read(source: Iterator[_Given]) -> dict[str, Any]:
 
 def _number(given: _Given) -> int | None:
     """Return a number in its range; None if the environment holds none."""
-    least, most = _RANGES[given.name]
+    least, most = RANGES[given.name]
     value = _integer(given.value)
     if value == 0 and given.name == "wal_shards":
         return EngineSettings.shards

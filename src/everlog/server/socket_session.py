@@ -22,7 +22,7 @@ from everlog.server import sse
 from everlog.server.app import App, Call, Route, scope_missing
 from everlog.server.auth import Key, Scope, bearer_token
 from everlog.server.bodies import check_counts
-from everlog.server.errors import ApiError, from_engine, invalid
+from everlog.server.errors import CHALLENGE, ApiError, from_engine, invalid
 from everlog.server.fan_out import Batch, FanOut, Wishes, wishes_of
 from everlog.server.http import Request, Upgraded
 from everlog.server.socket_commands import (
@@ -485,8 +485,7 @@ class WebSocketRoutes:
         token = bearer_token(request.header(b"authorization"))
         key = None if token is None else keys.find(token)
         if key is None:
-            challenge = ((b"WWW-Authenticate", b"Bearer"),)
-            raise ApiError(401, "unauthorized", "send a valid key as a bearer token", None, challenge)
+            raise ApiError(401, "unauthorized", "send a valid key as a bearer token", None, CHALLENGE)
         return key
 
     def _check_origin(self, request: Request) -> None:

@@ -16,7 +16,7 @@ from everlog.errors import Closed, EverlogError
 from everlog.server import sse
 from everlog.server.app import App, Call, Route
 from everlog.server.auth import Scope, bearer_token, token_of_query
-from everlog.server.errors import ApiError
+from everlog.server.errors import CHALLENGE, ApiError
 from everlog.server.fan_out import Batch, FanOut
 from everlog.server.http import Stream
 from everlog.server.stream_slots import StreamSlots
@@ -191,10 +191,8 @@ class WatchStream:
         place.seq = self._cursors[place.name] = batch.to_seq
         place.head_seq = batch.head_seq
         self._dirty.clear()
-        stream = self._stream
-        stream.write_chunk(batch.chunk_alone)
         self._output_s = self._routes.timers.time()
-        if stream.buffered:
+        if self._stream.write_chunk(batch.chunk_alone):
             self._under_way.setdefault(place, (before, place.epoch))
         if self._session.owner is self:
             position = self._session.positions[place.name]
@@ -466,7 +464,8 @@ class WatchRoutes:
         token = bearer_token(request.header(b"authorization")) or token_of_query(request.query)
         key = None if token is None else keys.find(token)
         if key is None or key is not session.key:
-            raise ApiError(401, "unauthorized", "send the key that created this watch session")
+            message = "send the key that created this watch session"
+            raise ApiError(401, "unauthorized", message, None, CHALLENGE)
 
     def stream_ended(self, watch: WatchStream, session: Session) -> None:
         """A stream gives back what it took."""

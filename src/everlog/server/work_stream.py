@@ -17,7 +17,7 @@ from everlog.server import sse
 from everlog.server.app import App, Call, Route, scope_missing
 from everlog.server.auth import Key, Scope, bearer_token, token_of_query
 from everlog.server.claim_windows import Claimer, ClaimWindows
-from everlog.server.errors import ApiError, invalid
+from everlog.server.errors import CHALLENGE, ApiError, invalid
 from everlog.server.http import Stream
 from everlog.server.stream_slots import StreamSlots
 from everlog.server.watch_stream import TIMER_SLACK_S, Timer, Timers
@@ -273,7 +273,8 @@ class WorkRoutes:
         token = bearer_token(request.header(b"authorization")) or token_of_query(request.query)
         key = None if token is None else keys.find(token)
         if key is None:
-            raise ApiError(401, "unauthorized", "send a valid key as a bearer token or as ?token=")
+            message = "send a valid key as a bearer token or as ?token="
+            raise ApiError(401, "unauthorized", message, None, CHALLENGE)
         if not key.allows(Scope.READ | Scope.WRITE):
             raise scope_missing(Scope.READ | Scope.WRITE)
         if not key.allows_name(call.name.encode()):

@@ -30,7 +30,7 @@ from everlog.topics.storage.control import EvictWatermark, HeadWatermark, Idempo
 from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES, FLAG_DURABLE, FrameType
 from everlog.topics.topic import RememberedKey, Topic
 
-_CEILING_LOW: Final = SEQ_RESERVATION // 2  # with fewer seqs left, the next ceiling is logged ahead
+CEILING_LOW: Final = SEQ_RESERVATION // 2  # with fewer seqs left, the next ceiling is logged ahead
 
 
 def append(
@@ -55,26 +55,48 @@ def append(
             f"the idempotency key is longer than {MAX_IDEMPOTENCY_KEY_BYTES} bytes; use a hash"
         )
     checked = RecordBatch(records, node)
-    now_ms = core.now_ms()
     topic = core.topics.get(name)
-    created = topic is None
-    if topic is None:
-        topic = new_topic(core, name, create, config)
-    else:
-        if topic.keys:
-            topic.forget_keys(now_ms)
-            remembered = None if key is None else topic.keys.get(key)
-            if remembered is not None:
-                return _repeat(topic, remembered)
-        if topic.config.ttl_ms or topic.caps_due or topic.floor_commit is not None:
-            core.sweep(topic, now_ms)
+    if topic is not None:
+        return append_batch(core, topic, checked, core.now_ms(), key, disable_backpressure)
+    topic = new_topic(core, name, create, config)
+    return _frame(core, topic, checked, core.now_ms(), key, disable_backpressure, True)
+
+
+def append_batch(
+    core: Core,
+    topic: Topic,
+    records: RecordBatch,
+    now_ms: int,
+    key: str | None = None,
+    disable_backpressure: bool = False,
+) -> Appended:
+    """Append records that were checked to a topic that is there."""
+    if topic.keys:
+        topic.forget_keys(now_ms)
+        remembered = None if key is None else topic.keys.get(key)
+        if remembered is not None:
+            return _repeat(remembered)
+    if topic.config.ttl_ms or topic.caps_due or topic.floor_commit is not None:
+        core.sweep(topic, now_ms)
+    return _frame(core, topic, records, now_ms, key, disable_backpressure, False)
+
+
+def _frame(
+    core: Core,
+    topic: Topic,
+    records: RecordBatch,
+    now_ms: int,
+    key: str | None,
+    disable_backpressure: bool,
+    created: bool,
+) -> Appended:
     if core.delivery.is_refusing and not disable_backpressure:
         core.check_pressure(topic)
     ts = max(now_ms, topic.log.last_ts, topic.restored_ts)
     if core.is_logged(topic):
-        entry = _frame_into_log(core, topic, checked, key, ts, created)
+        entry = _frame_into_log(core, topic, records, key, ts, created)
     else:
-        entry = _frame_into_memory(core, topic, checked, ts, created)
+        entry = _frame_into_memory(core, topic, records, ts, created)
     if key is not None:
         # A pending key stands for its batch too: whoever repeats it waits for the same commit.
         topic.keys[key] = RememberedKey(entry.first_seq, entry.count, ts, entry.commit)
@@ -83,7 +105,7 @@ def append(
     )
 
 
-def _repeat(topic: Topic, remembered: RememberedKey) -> Appended:
+def _repeat(remembered: RememberedKey) -> Appended:
     last_seq = remembered.first_seq + remembered.count - 1
     return Appended(
         remembered.first_seq, last_seq, remembered.count, last_seq, False, True, remembered.commit
@@ -156,7 +178,7 @@ def _frame_into_log(
             frames += 1
         if key is not None and durability is not Durability.MEMORY:
             frames += _frame_key(shard, topic, key, count, ts)
-        if durability is Durability.DISK and topic.ceiling_logged - (first_seq + count - 1) < _CEILING_LOW:
+        if durability is Durability.DISK and topic.ceiling_logged - (first_seq + count - 1) < CEILING_LOW:
             frames += _frame_ceiling(shard, topic, first_seq + count - 1 + SEQ_RESERVATION, ts, companions)
         size = log.append(buffer, wal.source, wal.source_offset, records, ts, flags, None, is_capped)
         try:

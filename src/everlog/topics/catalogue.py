@@ -86,6 +86,7 @@ def release(core: Core, topic: Topic) -> None:
     topic.gone = True
     core.totals.bytes -= topic.log.live_bytes
     topic.totals = Totals()  # what still happens to it does not count any more
+    topic.ready_set = None
     if topic.chunks is not None:
         topic.chunks.clear()
     if topic.saved is not None:
@@ -176,7 +177,7 @@ def _log_config(core: Core, topic: Topic, config: TopicConfig) -> Commit:
 def reconfigure(core: Core, topic: Topic, config: TopicConfig) -> None:
     """Give a topic its new configuration and let it take effect at once."""
     kept_leases = keeps_leases(topic.config)
-    topic.config = config
+    topic.configure(config)
     if not kept_leases:
         log_all_leases(core, topic, config)  # those that were given while this change was on its way
     core.delivery.reconsider(topic)

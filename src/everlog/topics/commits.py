@@ -5,45 +5,18 @@ Owns only that fact and who waits for it. No locks: one thread owns all of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from everlog.errors import EverlogError
+from everlog.native.commits import Commit
 
-
-class Commit:
-    """The pending promise of one operation; `error` tells why it was not kept."""
-
-    __slots__ = ("_callbacks", "done", "error")
-
-    def __init__(self) -> None:
-        self.done = False
-        self.error: EverlogError | None = None
-        self._callbacks: list[Callable[[Commit], None]] | None = None
-
-    def on_done(self, callback: Callable[[Commit], None]) -> None:
-        """Call back once done; at once if it already is."""
-        if self.done:
-            callback(self)
-        elif self._callbacks is None:
-            self._callbacks = [callback]
-        else:
-            self._callbacks.append(callback)
-
-    def finish(self, error: EverlogError | None = None) -> None:
-        """Mark done, with the reason if it failed; a second call changes nothing."""
-        if self.done:
-            return
-        self.done = True
-        self.error = error
-        callbacks, self._callbacks = self._callbacks, None
-        for callback in callbacks or ():
-            callback(self)
+__all__ = ["KEPT", "Commit", "failed", "finished", "together"]
 
 
 def finished() -> Commit:
     """Return a commit that has nothing to wait for."""
     commit = Commit()
-    commit.done = True
+    commit.finish()
     return commit
 
 

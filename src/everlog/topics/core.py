@@ -175,12 +175,14 @@ class Core:
 
     def _enforce_caps(self, topic: Topic) -> None:
         plan = plan_caps(topic) if has_caps(topic) else None
-        if plan is not None and plan.count:
+        is_over = plan is not None and plan.count > 0
+        if plan is not None and is_over:
             floor = min(plan.floor, topic.visible + 1)
             self.log_floor(topic, floor, topic.ttl_floor)
             topic.kill_below(floor)
             topic.raise_floor(cap=floor)
-        topic.caps_due = False
+            is_over = floor < plan.floor  # the others are not visible yet, and go when they are
+        topic.caps_due = is_over
 
     def log_floor(self, topic: Topic, cap_floor: int, ttl_floor: int) -> None:
         """Log the floors of a topic whose records are logged."""

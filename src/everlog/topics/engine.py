@@ -16,6 +16,7 @@ from typing import Any, Final
 from everlog.clock import Clock, SystemClock
 from everlog.errors import Closed, EverlogError, ReadOnly, StorageFailed
 from everlog.fs import Fs, OsFs
+from everlog.native.record_batch import RecordBatch
 from everlog.topics import appending, catalogue, deletion, reading
 from everlog.topics.commits import KEPT, Commit
 from everlog.topics.config import Durability, EngineSettings, TopicConfig, TopicType
@@ -206,6 +207,15 @@ class Engine:
             self._core, name, records, node, idempotency_key or None, create, config, disable_backpressure
         )
 
+    @property
+    def core(self) -> Core:
+        """The state of the engine, for the short way of appends."""
+        return self._core
+
+    def append_batch(self, topic: Topic, records: RecordBatch, now_ms: int) -> Appended:
+        """Append records that were checked already to a topic of this engine."""
+        return appending.append_batch(self._core, topic, records, now_ms)
+
     def diff(
         self,
         name: str,
@@ -381,7 +391,7 @@ class Engine:
     def _touch(self, topic: Topic, now_ms: int) -> None:
         """The topic is being consumed."""
         topic.last_read_ts = now_ms
-        if topic.turn is not None:
+        if topic.is_marked:
             self.delivery.reconsider(topic)
 
     # --- Routers -----------------------------------------------------------------------------------------
@@ -499,7 +509,7 @@ class Engine:
         """The topics that have something new for those who wait, and are not served because of pressure."""
         if not self.delivery.scheduler.paused:
             return []
-        works = [turn.work for turn in self.delivery.scheduler.waiting(0)]
+        works = self.delivery.scheduler.waiting(0)
         return [work.name for work in works if isinstance(work, Topic)]
 
     def due_ns(self) -> int | None:
@@ -581,6 +591,14 @@ class Engine:
             if self._store is not None:
                 self._store.close(remove_log=finished)
             self._syncs.close()
+            self._dismiss()
+
+    def _dismiss(self) -> None:
+        """Tell those who were to be told next, who find the engine closed, and let go of their topics."""
+        topics = [work for work in self.delivery.scheduler.drain() if isinstance(work, Topic)]
+        for waiter in [waiter for topic in topics for waiter in topic.waiters]:
+            with suppress(Closed):
+                waiter()
 
     def _settle_shards(self) -> None:
         for shard in self._core.shards:
@@ -593,6 +611,7 @@ class Engine:
     def abandon(self) -> None:
         """Let go without writing anything, as a crash would."""
         self._closed = True
+        self.delivery.scheduler.drain()
         if self._store is not None:
             self._store.abandon()
         self._syncs.abandon()

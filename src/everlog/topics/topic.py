@@ -6,17 +6,15 @@ the one thread that owns the engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from everlog.native.ready_set import TopicWork
 from everlog.native.topic_log import TopicLog
 from everlog.topics.commits import Commit
 from everlog.topics.config import Durability, TopicConfig, TopicType
 from everlog.topics.delivery.delivery import Delivery
-from everlog.topics.delivery.scheduler import Turn
-from everlog.topics.priority import effective_priority
 from everlog.topics.routing.order import SeqOrder
 
 if TYPE_CHECKING:
@@ -80,7 +78,7 @@ class Totals:
         self.unsaved: dict[int, Topic] = {}  # by id: those with records or marks for the next checkpoint
 
 
-class Topic:
+class Topic(TopicWork):
     """State of one topic. Seqs up to `visible` can be read; later ones wait for their commit."""
 
     __slots__ = (
@@ -101,7 +99,6 @@ class Topic:
         "gone",
         "hop_runs",
         "keys",
-        "last_read_ts",
         "last_write_ts",
         "log",
         "logged_seq",
@@ -119,18 +116,14 @@ class Topic:
         "restored_ts",
         "saved",
         "saved_seq",
-        "served_ns",
         "shard",
         "snapshot_record",
-        "spare",
         "topic_id",
         "totals",
         "trim_floor",
         "trim_holes",
         "ttl_floor",
-        "turn",
         "visible",
-        "waiters",
     )
 
     def __init__(
@@ -140,7 +133,8 @@ class Topic:
         self.topic_id = topic_id
         self.name = name
         self.epoch = epoch
-        self.config = config
+        self.ready_set = None if totals.delivery is None else totals.delivery.scheduler
+        self.configure(config)
         self.shard = shard
         self.log = TopicLog(topic_id)
         self.visible = 0
@@ -163,10 +157,6 @@ class Topic:
         self.reserved_durable = 1
         self.floor_commit: Commit | None = None
         self.keys: dict[str, RememberedKey] = {}
-        self.waiters: dict[Callable[[], None], None] = {}  # in the order in which they came
-        self.turn: Turn | None = None
-        self.spare: Turn | None = None
-        self.served_ns = 0
         self.queue: LeaseState | None = None  # made when somebody claims, or a lease comes back
         # Routers: those that read here, those that write here, and what only then is needed.
         self.feeds: list[Router] | None = None
@@ -179,7 +169,6 @@ class Topic:
         self.logged_seq = 0  # records up to here are in the log or in segments, later ones in memory only
         self.flips: list[NDArray[np.uint64]] = []
         self.last_write_ts: int | None = None
-        self.last_read_ts: int | None = None
         self.snapshot_record: bytes | None = None
         self.logs_ahead = False  # will be logged: its configuration is on the way
         self.create_pending = False
@@ -187,6 +176,11 @@ class Topic:
         self.restored_ts = 0  # no record may be older, whatever the clock says now
         self.deleted = False  # not in the table
         self.gone = False  # and that is kept
+
+    def configure(self, config: TopicConfig) -> None:
+        """Use this configuration from now on."""
+        self.config = config
+        self.rank(config.priority, config.auto_priority)
 
     @property
     def durability(self) -> Durability:
@@ -241,34 +235,6 @@ class Topic:
             queue.wake()
         return QueueCounts(queue.ready(self.count), queue.leased, queue.dead_lettered)
 
-    def priority_at(self, now_ms: int) -> int:
-        """The priority that the topic has now, whether or not it waits to be served."""
-        config, read_ts = self.config, self.last_read_ts
-        if read_ts is None and config.priority is None:
-            return 0
-        idle_ms = None if read_ts is None else now_ms - read_ts
-        return effective_priority(config.priority, config.auto_priority, idle_ms)
-
-    def has_news(self, now_ms: int) -> None:
-        """Let those who wait be told, in the order in which topics are served."""
-        if self.waiters and self.turn is None and self.totals.delivery is not None:
-            self.totals.delivery.mark(self, now_ms)
-
-    def serve(self) -> None:
-        """Tell those who wait: it is this topic's turn."""
-        if self.waiters:
-            self.wake()
-
-    def wake(self) -> None:
-        """Tell everyone who waits that something is new; each is told once."""
-        if len(self.waiters) == 1:
-            waiter, _ = self.waiters.popitem()  # the dictionary is used again: there are many topics
-            waiter()
-            return
-        waiters, self.waiters = self.waiters, {}
-        for waiter in waiters:
-            waiter()
-
     def forget_keys(self, now_ms: int) -> None:
         """Drop idempotency keys whose window is over; they are held in the order of their writing."""
         window_ms = self.config.idempotency_window_ms
@@ -292,7 +258,7 @@ class Topic:
         count, size = self.log.kill_range(first_seq, end_seq)
         self.totals.bytes -= size
         if count and self.queue is not None:
-            self.queue.drop(range(first_seq, end_seq))
+            self.queue.drop_range(first_seq, end_seq)
         return count
 
     def kill(self, seqs: NDArray[np.uint64]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -12,15 +11,22 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from everlog.errors import InvalidSource
+from everlog.errors import InvalidConfig, InvalidSource
 from everlog.market.book_set import BookSet, BookSettings, Market
 from everlog.market.books import L3Book
 from everlog.market.protocol import L3_RECORD, L3EventType, L3Flags, Side
 from everlog.market.venues.interface import ImportOptions
-from everlog.market.venues.szse import local_times
+from everlog.market.venues.szse import in_continuous_trading, local_times
 from everlog.market.venues.szse_simulator import SzseDay
 from everlog.queue import Message
-from tests.support.import_runs import import_into, l3_records_of, messages_of, packed, run_importer
+from tests.support.import_runs import (
+    import_into,
+    l3_records_of,
+    messages_of,
+    packed,
+    run_importer,
+    write_archive,
+)
 
 CHANNELS = {2011: ("000001", "000002"), 2013: ("300750",)}
 ORDER_HEADER = "ApplSeqNum,ChannelNo,Side,Price,OrderQty,OrdType,TransactTime,SendingTime"
@@ -139,14 +145,13 @@ def test_a_missing_message_of_a_full_channel_is_an_error_that_names_both_neighbo
     assert tally.rows == sum(day.last_seq.values()) - 1, "without the whole channel, gaps are normal"
 
 
-def test_archives_and_single_symbols_are_read_as_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", [".7z", ".zip"])
+def test_archives_and_single_symbols_are_read_as_they_are(tmp_path: Path, suffix: str) -> None:
     day = SzseDay(CHANNELS, seed=2, orders_per_symbol=60)
     archives = []
     for folder in {Path(path).parent for path in day.write(str(tmp_path))}:
-        archives.append(tmp_path / f"{folder.name}.zip")
-        with zipfile.ZipFile(archives[-1], "w", zipfile.ZIP_DEFLATED) as archive:
-            for file in sorted(folder.iterdir()):
-                archive.write(file, file.name)
+        archives.append(tmp_path / f"{folder.name}{suffix}")
+        write_archive(archives[-1], sorted(folder.iterdir()))
     _, everything = run_importer("szse", archives)
     assert everything.channel_symbols == {number: set(symbols) for number, symbols in CHANNELS.items()}
     blocks, one = run_importer("szse", archives, ImportOptions(symbol="000002"))
@@ -211,3 +216,51 @@ def test_a_merged_file_gives_the_events_of_its_parts(tmp_path: Path) -> None:
     merged.write_text(merged.read_text().replace("TRADE", "TICK"))
     with pytest.raises(InvalidSource, match="Event 'TICK' is none of the known values"):
         run_importer("szse", [merged])
+
+
+def test_snapshots_are_comparable_in_continuous_trading_only() -> None:
+    clocks = ["092559999", "092959999", "093000000", "112959999", "113000000", "125959999", "130000000"]
+    clocks += ["145659999", "145700000", "150000000"]
+    stamps = local_times(np.array([int(DAY + clock) for clock in clocks], dtype=np.uint64)).utc_ns
+    assert in_continuous_trading(stamps).tolist() == [
+        *(False, False, True, True, False),
+        *(False, True, True, False, False),
+    ]
+
+
+def test_channel_files_hold_the_whole_day_and_give_the_same_events_again(tmp_path: Path) -> None:
+    day = SzseDay(CHANNELS, seed=5, orders_per_symbol=80)
+    paths = [Path(path) for path in day.write(str(tmp_path / "files"))]
+    folder = tmp_path / "channels"
+    import_into(tmp_path / "queue", "szse", *paths, channel_dir=str(folder))
+    names = [f"channel_{number}.csv" for number in CHANNELS]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    for number, name in zip(CHANNELS, names, strict=True):
+        header, *rows = (folder / name).read_text().splitlines()
+        assert header == (
+            "ChannelNo,ApplSeqNum,Event,Symbol,OrderID,BidOrderID,OfferOrderID,Side,Price,Qty,Amt,OrdType,"
+            "ExecType,TransactTime,SendingTime,Source"
+        )
+        assert [int(row.split(",")[1]) for row in rows] == list(range(1, day.last_seq[number] + 1))
+        assert {tuple(row.split(",")[2::13]) for row in rows} == {
+            ("ORDER", "order"),
+            ("TRADE", "tick"),
+            ("CANCEL", "tick"),
+        }
+    import_into(tmp_path / "again", "szse", *(folder / name for name in names))
+    first, second = (messages_of(tmp_path / name) for name in ("queue", "again"))
+    assert [bytes(message.payload) for message in first] == [bytes(message.payload) for message in second]
+
+
+def test_an_import_that_fails_leaves_no_channel_file(tmp_path: Path) -> None:
+    orders = [f"1,1,10.01,100,2,{DAY}091500000", f"2,1,x,100,2,{DAY}091500000"]
+    with pytest.raises(InvalidSource):
+        import_into(
+            tmp_path / "queue", "szse", *symbol_files(tmp_path, orders, []), channel_dir=str(tmp_path / "c")
+        )
+    assert list((tmp_path / "c").iterdir()) == []
+
+
+def test_only_szse_has_channel_files(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="channel files are made of szse files, not of lobster"):
+        import_into(tmp_path / "queue", "lobster", tmp_path / "x.csv", channel_dir=str(tmp_path))

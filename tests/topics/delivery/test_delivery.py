@@ -64,7 +64,7 @@ class Stage:
         for _ in range(samples):
             self.clock.advance_ns(SAMPLE_NS)
             self.busy_ns += SAMPLE_NS
-            self.engine.delivery._sample_if_due(self.clock.monotonic_ns(), 10_000)
+            self.engine.delivery._sample(self.clock.monotonic_ns(), 10_000)
         self.engine.delivery.forget(stuck)
 
     def relax(self) -> None:
@@ -342,6 +342,27 @@ def test_syncs_are_further_apart_under_pressure(disk_stage: Stage) -> None:
     disk_stage.relax()
     assert window.floor_ns == COMMIT_MIN_NS
     assert disk_stage.engine.delivery.sync_wait_ns(NS_PER_S) == 0
+
+
+def test_a_lone_write_is_committed_at_once_under_pressure_too(disk_stage: Stage) -> None:
+    """One append at a time, each waiting for its sync: time stands still, so none of them waits for it."""
+    engine = disk_stage.engine
+    engine.put_topic("t", TopicConfig(durability="fsync"))  # type: ignore[arg-type]
+    engine.settle(engine.append("t", [NewRecord(b"0")]).commit)
+    disk_stage.press()
+    disk_stage.poll()
+    started_ns = disk_stage.clock.monotonic_ns()
+    for _ in range(20):
+        engine.settle(engine.append("t", [NewRecord(b"1")]).commit)
+    assert engine.delivery.commit_floor_ns > 9 * MS and disk_stage.clock.monotonic_ns() == started_ns
+    # Two at once share their sync, and that one keeps its distance from the last.
+    pair = [engine.append("t", [NewRecord(b"2")]).commit for _ in range(2)]
+    disk_stage.poll()
+    assert not any(commit.done for commit in pair)
+    for _ in range(2):
+        disk_stage.clock.advance_ns(10 * MS)
+        disk_stage.poll()
+    assert all(commit.done for commit in pair)
 
 
 def fill_queue(engine: Engine, depth: int) -> None:

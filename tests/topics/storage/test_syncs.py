@@ -318,12 +318,13 @@ def test_cheap_syncs_under_load_keep_the_window_short() -> None:
         assert (window.window_ns > WINDOW_MIN_NS) == (cost_ns > WINDOW_MIN_NS)
 
 
-def test_a_raised_floor_makes_even_a_lone_writer_wait() -> None:
+def test_a_raised_floor_keeps_shared_syncs_apart_but_not_those_of_a_lone_writer() -> None:
     window = CommitWindow()
     window.floor_ns = 4_000_000
     window.started(0, 1)
     window.finished(50_000)
-    assert window.next_start_ns(50_000, 1) == 4_000_000
+    assert window.next_start_ns(50_000, 1) == 50_000
+    assert window.next_start_ns(50_000, 2) == 4_000_000
     window.floor_ns = 10 * WINDOW_MAX_NS
     assert window.floor_ns == WINDOW_MAX_NS
     window.floor_ns = 0

@@ -7,7 +7,7 @@ the bytes. Knows no format: importers bring levels as columns, sorted into group
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from everlog.market.protocol import (
     new_headers,
 )
 from everlog.market.venues.interface import EventBlock
+from everlog.native.event_packing import place_levels
 
 POWERS_OF_TEN: Final = np.array([10**exponent for exponent in range(19)], dtype=np.uint64)
 U64_MAX: Final = np.uint64(2**64 - 1)
@@ -96,17 +97,15 @@ class Groups:
 
 def pack_diffs(levels: Levels, groups: Groups, price_scale: int | None, size_scale: int | None) -> EventBlock:
     """Return the groups as L2 diffs. No group may have more than 65535 levels a side."""
-    counts, bids = _counts(levels, groups)
+    placed = _placed(levels, groups, price_scale, size_scale)
     diffs = np.zeros(len(groups.starts), dtype=L2_DIFF)
     if groups.update_ids is not None:
         for name, ids in zip(("first", "last", "previous"), groups.update_ids, strict=True):
             diffs[f"{name}_update_id"] = ids
     diffs["flags"] = BookFlags.ABSOLUTE
-    diffs["bid_count"], diffs["ask_count"] = bids, counts - bids
-    placed, diffs["price_scale"], diffs["size_scale"] = _placed(
-        levels, groups, counts, bids, price_scale, size_scale
-    )
-    packed = pack_l2_diffs(groups.headers(BookEventType.DIFF), diffs, placed)
+    diffs["price_scale"], diffs["size_scale"] = placed.price_scales, placed.size_scales
+    headers = groups.headers(BookEventType.DIFF)
+    packed = pack_l2_diffs(headers, diffs, placed.levels, placed.bids, placed.asks)
     return EventBlock(TypeId.BOOK_EVENT, packed.buffer, groups.ingest_ts_ns, packed.ends)
 
 
@@ -114,13 +113,11 @@ def pack_snapshots(
     levels: Levels, groups: Groups, price_scale: int | None, size_scale: int | None
 ) -> EventBlock:
     """Return the groups as L2 snapshots; levels must be in book order within their side and not empty."""
-    counts, bids = _counts(levels, groups)
+    placed = _placed(levels, groups, price_scale, size_scale)
     snapshots = np.zeros(len(groups.starts), dtype=L2_SNAPSHOT)
-    snapshots["bid_count"], snapshots["ask_count"] = bids, counts - bids
-    placed, snapshots["price_scale"], snapshots["size_scale"] = _placed(
-        levels, groups, counts, bids, price_scale, size_scale
-    )
-    packed = pack_l2_snapshots(groups.headers(BookEventType.SNAPSHOT), snapshots, placed)
+    snapshots["bid_count"], snapshots["ask_count"] = placed.bids, placed.asks
+    snapshots["price_scale"], snapshots["size_scale"] = placed.price_scales, placed.size_scales
+    packed = pack_l2_snapshots(groups.headers(BookEventType.SNAPSHOT), snapshots, placed.levels)
     return EventBlock(TypeId.BOOK_EVENT, packed.buffer, groups.ingest_ts_ns, packed.ends)
 
 
@@ -130,7 +127,7 @@ def in_book_order(levels: Levels) -> Levels:
     If a price occurs twice the later one counts.
     """
     scale = int(levels.price_decimals.max(initial=0))
-    prices, _ = scaled(levels.prices, levels.price_decimals, *_whole(len(levels)), scale)
+    prices = _at_scale(levels.prices, levels.price_decimals, scale)
     is_ask = levels.sides == Side.SELL
     rank = np.where(is_ask, prices, U64_MAX - prices)
     order = np.lexsort((np.arange(len(levels)), rank, is_ask))
@@ -140,86 +137,47 @@ def in_book_order(levels: Levels) -> Levels:
     return levels.take(kept[levels.sizes[kept] > 0])
 
 
-def _whole(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    if count == 0:
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    return np.zeros(1, dtype=np.int64), np.array([count], dtype=np.int64)
+def _at_scale(values: NDArray[np.uint64], decimals: NDArray[np.uint8], scale: int) -> NDArray[np.uint64]:
+    """Return the values with `scale` decimals, none of which has more; those that leave 64 bits saturate."""
+    factors = POWERS_OF_TEN[scale - decimals]
+    result: NDArray[np.uint64] = values * factors
+    result[values > U64_MAX // factors] = U64_MAX
+    return result
 
 
-def _counts(levels: Levels, groups: Groups) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return how many levels and how many bids each group has; a group may be empty."""
-    total = len(levels)
-    counts = np.diff(groups.starts, append=total)
-    bids_before = np.zeros(total + 1, dtype=np.int64)
-    np.cumsum(levels.sides == Side.BUY, out=bids_before[1:])
-    bids: NDArray[np.int64] = bids_before[groups.starts + counts] - bids_before[groups.starts]
-    return counts, bids
+class _Placed(NamedTuple):
+    """Levels as they stand in the events, bids first, and what each event has of them."""
+
+    levels: NDArray[np.void]
+    bids: NDArray[np.int64]
+    asks: NDArray[np.int64]
+    price_scales: NDArray[np.uint8]
+    size_scales: NDArray[np.uint8]
 
 
-def scaled(
-    values: NDArray[np.uint64],
-    decimals: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    scale: int | None,
-) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
-    """Return the values at their group's scale, and that scale.
+def _placed(levels: Levels, groups: Groups, price_scale: int | None, size_scale: int | None) -> _Placed:
+    """Put the levels of each group, which may be empty, in the order and at the scales of its event.
 
-    The scale is the largest number of decimals in the group unless one is given; then further
-    digits are cut off. Values that leave 64 bits saturate.
+    A scale is the largest number of decimals in the group unless one is given; then further digits are cut
+    off. Values that leave 64 bits saturate.
     """
-    if scale is not None:
-        scales = np.full(len(starts), scale, dtype=np.uint8)
-    else:
-        scales = np.zeros(len(starts), dtype=np.uint8)
-        filled = counts > 0
-        if filled.any():
-            scales[filled] = np.maximum.reduceat(decimals, starts[filled])
-    shift = np.repeat(scales, counts).astype(np.int16) - decimals
-    if not shift.any():
-        return values, scales
-    up = POWERS_OF_TEN[np.maximum(shift, 0)]
-    result: NDArray[np.uint64] = values * up
-    lost = values > U64_MAX // up
-    if lost.any():
-        result[lost] = U64_MAX
-    if scale is not None and (shift < 0).any():
-        result //= POWERS_OF_TEN[np.maximum(-shift, 0)]
-    return result, scales
-
-
-def _placed(
-    levels: Levels,
-    groups: Groups,
-    counts: NDArray[np.int64],
-    bids: NDArray[np.int64],
-    price_scale: int | None,
-    size_scale: int | None,
-) -> tuple[NDArray[np.void], NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return the levels as they stand in the events, bids first, and the scales of each event."""
-    prices, price_scales = scaled(levels.prices, levels.price_decimals, groups.starts, counts, price_scale)
-    sizes, size_scales = scaled(levels.sizes, levels.size_decimals, groups.starts, counts, size_scale)
-    places = _places(levels.sides, groups.starts, counts, bids)
+    starts = np.ascontiguousarray(groups.starts, dtype=np.int64)
     placed = np.empty(len(levels), dtype=LEVEL)
-    placed["price"][places], placed["size"][places] = prices, sizes
-    return placed, price_scales, size_scales
-
-
-def _places(
-    sides: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    bids: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Return each level's place: bids of an event before its asks, otherwise in the given order."""
-    is_bid = sides == Side.BUY
-    bids_before = np.cumsum(is_bid) - is_bid
-    index = np.arange(len(sides))
-    group_start = np.repeat(starts, counts)
-    bids_in_front = bids_before - np.repeat(
-        bids_before[np.minimum(starts, max(0, len(sides) - 1))] if len(sides) else starts, counts
+    bids = np.empty(len(starts), dtype=np.int64)
+    price_scales, size_scales = np.empty(len(starts), dtype=np.uint8), np.empty(len(starts), dtype=np.uint8)
+    place_levels(
+        np.ascontiguousarray(levels.prices),
+        np.ascontiguousarray(levels.price_decimals),
+        np.ascontiguousarray(levels.sizes),
+        np.ascontiguousarray(levels.size_decimals),
+        np.ascontiguousarray(levels.sides),
+        starts,
+        -1 if price_scale is None else price_scale,
+        -1 if size_scale is None else size_scale,
+        placed.view(np.uint64).reshape(len(levels), 2),
+        bids,
+        price_scales,
+        size_scales,
     )
-    asks_in_front = index - group_start - bids_in_front
-    within = np.where(is_bid, bids_in_front, np.repeat(bids, counts) + asks_in_front)
-    places: NDArray[np.int64] = group_start + within
-    return places
+    asks = np.diff(starts, append=len(levels)) - bids
+    return _Placed(placed, bids, asks, price_scales, size_scales)

@@ -1,4 +1,4 @@
-"""Files to import, opened as streams of bytes: plain, `.gz`, `.zst` and `.zip`, in bounded memory.
+"""Files to import, opened as streams of bytes: plain, `.gz`, `.zst`, `.zip` and `.7z`, in bounded memory.
 
 Owns how compression is recognised (by the first bytes, not by the name) and how far a file has
 been read. Knows nothing of what the bytes mean.
@@ -10,7 +10,9 @@ import contextlib
 import gzip
 import hashlib
 import io
+import lzma
 import os
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -65,6 +67,27 @@ class CountedFile(io.RawIOBase):
         """Close the file."""
         self._file.close()
         super().close()
+
+
+class UnpackedFile(io.RawIOBase):
+    """A file of which there may be thousands: it is open only while it is read."""
+
+    def __init__(self, path: str) -> None:
+        """Begin at the start of `path`."""
+        self._path = path
+        self._place = 0
+
+    def readable(self) -> bool:
+        """Files to import are read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read on into `buffer`."""
+        with io.FileIO(self._path) as file:
+            file.seek(self._place)
+            count = file.readinto(buffer) or 0
+        self._place += count
+        return count
 
 
 class ZstdStream(io.RawIOBase):
@@ -151,9 +174,10 @@ def file_hash(path: str, advance: Callable[[int], None] = lambda count: None) ->
 
 @contextlib.contextmanager
 def open_members(path: str, advance: Callable[[int], None] = lambda count: None) -> Iterator[list[Member]]:
-    """Open a file; a zip archive gives one member per file in it, in the order of their names.
+    """Open a file; an archive gives one member per file in it, in the order of their names.
 
-    The members of an archive may be read side by side: each holds its own place.
+    The members of an archive may be read side by side: each holds its own place. A `.7z` is compressed as a
+    whole, so it is unpacked to the directory for temporary files (`TMPDIR`) for as long as it is open.
     """
     with contextlib.ExitStack() as opened:
         with io_errors(f"open {path}"):
@@ -164,7 +188,8 @@ def open_members(path: str, advance: Callable[[int], None] = lambda count: None)
             yield _zip_members(path, raw, opened)
             return
         if magic.startswith(SEVEN_ZIP_MAGIC):
-            raise Unsupported(f"{path} is a 7z archive, which cannot be read as a stream; unpack it first")
+            yield _seven_zip_members(path, raw, opened)
+            return
         stream = opened.enter_context(_decompressed(path, magic, raw))
         yield [Member(path, _data_name(path), path, stream)]
 
@@ -207,6 +232,44 @@ def _zip_members(path: str, raw: CountedFile, opened: contextlib.ExitStack) -> l
     if not members:
         raise InvalidSource(f"{path} is an archive without any file")
     return members
+
+
+def _seven_zip_members(path: str, raw: CountedFile, opened: contextlib.ExitStack) -> list[Member]:
+    package = _py7zr(path)
+    with io_errors(f"unpack {path}"):
+        folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="everlog-import-"))
+        try:
+            with package.SevenZipFile(io.BufferedReader(raw, BLOCK_BYTES)) as archive:
+                archive.extractall(folder)
+        except package.exceptions.PasswordRequired:
+            raise Unsupported(f"{path} needs a password; unpack it first") from None
+        except (package.exceptions.ArchiveError, EOFError, lzma.LZMAError, ValueError) as error:
+            raise damaged(path, error) from error
+        files = sorted(
+            os.path.relpath(os.path.join(parent, name), folder)
+            for parent, _, names in os.walk(folder)
+            for name in names
+        )
+    if not files:
+        raise InvalidSource(f"{path} is an archive without any file")
+    streams = [
+        io.BufferedReader(UnpackedFile(os.path.join(folder, name)), ZSTD_INPUT_BYTES) for name in files
+    ]
+    return [
+        Member(f"{path}!{name}", _data_name(name), path, stream)
+        for name, stream in zip(files, streams, strict=True)
+    ]
+
+
+def _py7zr(path: str) -> Any:
+    try:
+        import py7zr
+    except ImportError:
+        raise Unsupported(
+            f"{path} is a 7z archive and the package py7zr is not installed; "
+            "run: pip install 'everlog[market]', or unpack it first"
+        ) from None
+    return py7zr
 
 
 def _entry_name(entry: zipfile.ZipInfo) -> str:

@@ -39,6 +39,8 @@ READ_AHEAD_BYTES: Final = 64 << 20
 OPENING_CALL: Final = (9 * 60 + 15, 9 * 60 + 25)
 OPENING_NO_CANCEL: Final = (9 * 60 + 20, 9 * 60 + 25)
 CLOSING_CALL: Final = (14 * 60 + 57, 15 * 60)
+MORNING: Final = (9 * 60 + 30, 11 * 60 + 29)
+AFTERNOON: Final = (13 * 60, 14 * 60 + 56)
 
 _CODES: Final = tuple(
     (letter, int(letter) if letter.isdigit() else ord(letter))
@@ -113,6 +115,13 @@ def _midnight_ms(day: int) -> int:
     except (ValueError, OverflowError):
         return -1
     return elapsed.days * MS_PER_DAY if elapsed.days > 0 else -1
+
+
+def in_continuous_trading(exchange_ts_ns: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return which times lie in continuous trading, when snapshots and orders must give the same book."""
+    minutes = (exchange_ts_ns // np.uint64(60_000 * NS_PER_MS) + np.uint64(UTC_OFFSET_MS // 60_000)) % 1440
+    local = minutes.astype(np.int64)
+    return _within(local, MORNING) | _within(local, AFTERNOON)
 
 
 class Szse:

@@ -160,9 +160,8 @@ class _Grouping:
         if len(rows) == 0:
             return
         self._carried.append(rows)
-        starts, snapshot = _groups(rows)
         # The whole block may belong to one long snapshot: do not look at its start again and again.
-        if len(starts) == 1 and len(self._carried) > 1 and snapshot[0]:
+        if len(self._carried) > 1 and rows.is_snapshot.all():
             return
         rows = self._joined()
         starts, snapshot = _groups(rows)
@@ -227,7 +226,7 @@ class _Grouping:
         return Groups(
             starts,
             rows.local_us[starts] * NS_PER_US,
-            np.maximum.reduceat(rows.exchange_us, starts) * NS_PER_US,
+            _last_of(rows.exchange_us, starts) * NS_PER_US,
             seqs,
             seqs,
             self._venue_id,
@@ -239,10 +238,22 @@ def _groups(rows: _Rows) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return where events start and which are snapshots; snapshots in a row are one."""
     local = rows.local_us
     starts = np.flatnonzero(np.concatenate(([True], local[1:] != local[:-1])))
+    if not rows.is_snapshot.any():
+        return starts, np.zeros(len(starts), dtype=bool)
     snapshot = np.logical_or.reduceat(rows.is_snapshot, starts)
     goes_on = np.zeros(len(starts), dtype=bool)
     goes_on[1:] = snapshot[1:] & snapshot[:-1]
     return starts[~goes_on], snapshot[~goes_on]
+
+
+def _last_of(stamps: NDArray[np.uint64], starts: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return the largest time of each group, which is the last one where time does not go back."""
+    largest: NDArray[np.uint64]
+    if (stamps[1:] >= stamps[:-1]).all():
+        largest = stamps[np.append(starts[1:], len(stamps)) - 1]
+    else:
+        largest = np.maximum.reduceat(stamps, starts)
+    return largest
 
 
 def _split_long(starts: NDArray[np.int64], total: int) -> NDArray[np.int64]:

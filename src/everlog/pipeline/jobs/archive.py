@@ -19,8 +19,9 @@ from pyspark.sql import functions as fn
 
 from everlog.errors import InvalidConfig
 from everlog.fs import OsFs, replace_file
+from everlog.pipeline.jobs.batches import run_batches
 from everlog.pipeline.jobs.report import RunReport
-from everlog.pipeline.lake import LakeTable
+from everlog.pipeline.lake import Appended, LakeTable
 from everlog.queue import Queue
 
 NS_PER_US: Final = 1000
@@ -81,7 +82,7 @@ def archive_queue(
     frame = source.withColumn("date", _date(when))
     if reader is None:
         return job.run(frame, follow)
-    with _KeptPosition(path, reader) as position:
+    with KeptPosition(path, reader) as position:
         job.committed = lambda last_seq: position.move_to(last_seq + 1)
         return job.run(frame, follow)
 
@@ -113,13 +114,12 @@ class _Archive:
     def run(self, frame: DataFrame, follow: bool) -> RunReport:
         """Run the query until it has caught up, or until it is stopped."""
         application = application_of(self._checkpoint, self._table)
-        writer = frame.writeStream.option("checkpointLocation", self._checkpoint)
-        writer = writer.foreachBatch(lambda rows, batch: self._commit(rows, application, batch))
-        query = (writer if follow else writer.trigger(availableNow=True)).start()
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+        query = run_batches(
+            frame,
+            self._checkpoint,
+            lambda rows, batch: self._commit(rows, application, batch),
+            follow=follow,
+        )
         for progress in query.recentProgress[-1:]:
             self._report.offsets = {"end": progress["sources"][0]["endOffset"]}
         return self._report
@@ -133,11 +133,20 @@ class _Archive:
         report.version = appended.version
         report.seconds = time.monotonic() - self._started_s
         if self.committed is not None:
-            last = rows.agg(fn.max(fn.coalesce("gap_to", "seq"))).collect()[0][0]
+            last = _last_seq(rows, appended)
             if last is not None:
                 self.committed(last)
         if self._shown is not None:
             self._shown(report)
+
+
+def _last_seq(rows: DataFrame, appended: Appended) -> int | None:
+    """Return the last seq of a batch; the files' statistics know it, so that nothing is read again."""
+    if appended.is_repeat:
+        found: int | None = rows.agg(fn.max(fn.coalesce("gap_to", "seq"))).collect()[0][0]
+        return found
+    known = [appended.highest[name] for name in ("seq", "gap_to") if name in appended.highest]
+    return max(known, default=None)
 
 
 def application_of(checkpoint: str, table: LakeTable) -> str:
@@ -162,8 +171,8 @@ def application_of(checkpoint: str, table: LakeTable) -> str:
     return application
 
 
-class _KeptPosition:
-    """The archive as a reader of the queue: alive as long as the job runs, so that retention waits for it.
+class KeptPosition:
+    """A job as a reader of the queue: alive as long as the job runs, so that retention waits for it.
 
     A thread gives signs of life, since a batch may take longer than a reader may be silent.
     """

@@ -7,14 +7,15 @@ delivered more than once, or missing. The last two are faults.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 
-from everlog.pipeline import topic_ranges
+from everlog.pipeline import queue_ranges, topic_ranges
 from everlog.pipeline.lake import LakeTable
 from everlog.pipeline.topic_ranges import Lost, Place
 
@@ -54,36 +55,71 @@ class AuditReport(msgspec.Struct, kw_only=True):
 
 
 def audit_topics(
-    spark: SparkSession, lake: str, table: str, url: str, *, key: str | None = None
+    spark: SparkSession,
+    lake: str,
+    table: str,
+    url: str,
+    *,
+    topics: Sequence[str] = (),
+    key: str | None = None,
 ) -> AuditReport:
-    """Account for the seqs of a table that `archive_topics` filled; the server is asked for absent ones."""
+    """Account for the seqs of a table that `archive_topics` filled; the server is asked for absent ones.
+
+    `topics` are those that were to be archived, names or prefixes with `*`: of these the account begins with
+    the oldest record that the server has, and one of which the table has nothing is behind with all of it.
+    """
     rows = LakeTable(lake, table).read(spark)
     place = Place(url, key)
+    named = set(topic_ranges.find_topics(place, tuple(topics))) if topics else set()
+    found = {stream.name: stream for stream in _streams(rows, "topic")}
     streams = []
     with place.connect() as api:
-        for stream in _streams(rows, "topic"):
-            live = topic_ranges.bounds(api, stream.name)
+        for name in sorted(named | set(found)):
+            live = topic_ranges.bounds(api, name)
+            stream = found.get(name) or _nothing_of(name, live.first)
             stream.behind = max(0, live.end - 1 - stream.last_seq)
-            for first, last in _absent(rows.where(fn.col("topic") == stream.name), stream):
-                found = sum(_still_there(api, stream.name, first, last + 1))
-                stream.missing += found
-                stream.deleted += last - first + 1 - found
-                if found:
+            absent = list(_absent(rows.where(fn.col("topic") == name), stream))
+            if name in named and name in found and live.first < stream.first_seq:
+                absent.insert(0, (live.first, stream.first_seq - 1))
+                stream.first_seq = live.first
+            for first, last in absent:
+                there = sum(_still_there(api, stream.name, first, last + 1))
+                stream.missing += there
+                stream.deleted += last - first + 1 - there
+                if there:
                     stream.missing_ranges.append((first, last))
             streams.append(stream)
     return AuditReport(table=table, streams=streams)
 
 
-def audit_queue(spark: SparkSession, lake: str, table: str) -> AuditReport:
-    """Account for the seqs of a table that `archive_queue` filled; a queue deletes nothing by itself."""
+def audit_queue(spark: SparkSession, lake: str, table: str, *, queue: str | None = None) -> AuditReport:
+    """Account for the seqs of a table that `archive_queue` filled; a queue deletes nothing by itself.
+
+    With the `queue` it came from, the account begins with the oldest message that is there, and says how far
+    the table is behind.
+    """
     rows = LakeTable(lake, table).read(spark)
+    path = None if queue is None else queue_ranges.queue_name(os.path.abspath(queue))
+    found = {stream.name: stream for stream in _streams(rows, "queue")}
     streams = []
-    for stream in _streams(rows, "queue"):
-        absent = list(_absent(rows.where(fn.col("queue") == stream.name), stream))
+    for name in sorted({*found, *([path] if path is not None else [])}):
+        held = queue_ranges.bounds(name) if name == path else None
+        stream = found.get(name) or _nothing_of(name, held.first if held is not None else 0)
+        absent = list(_absent(rows.where(fn.col("queue") == name), stream))
+        if held is not None:
+            stream.behind = max(0, held.end - 1 - stream.last_seq)
+            if name in found and held.first < stream.first_seq:
+                absent.insert(0, (held.first, stream.first_seq - 1))
+                stream.first_seq = held.first
         stream.missing = sum(last - first + 1 for first, last in absent)
         stream.missing_ranges = absent
         streams.append(stream)
     return AuditReport(table=table, streams=streams)
+
+
+def _nothing_of(name: str, first_seq: int) -> StreamAudit:
+    """Return the account of a stream of which the table has nothing."""
+    return StreamAudit(name=name, first_seq=first_seq, last_seq=first_seq - 1, delivered=0, gap=0)
 
 
 def _streams(rows: DataFrame, by: str) -> Iterator[StreamAudit]:

@@ -1,7 +1,8 @@
 """The job `refine`: a raw queue of a venue to queues by symbol, day and stream, in parallel over symbols.
 
-Owns how symbols are dealt to tasks and the record of where a root began; what is written is decided by
-`everlog.pipeline.refinery`. Tasks read the raw segments themselves, so only counts travel.
+Owns how symbols are dealt to tasks, the record of where a root began, and the table of what came too late;
+what is written is decided by `everlog.pipeline.refinery`. Tasks read the raw segments themselves, so only
+counts travel.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from datetime import date
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -19,9 +23,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from everlog.errors import DataLost, InvalidConfig
 from everlog.fs import OsFs, replace_file
 from everlog.pipeline import queue_ranges
+from everlog.pipeline.jobs.market_tasks import Rows, TableSpec, application_name, commit_run, run_tasks
 from everlog.pipeline.jobs.report import RunReport
+from everlog.pipeline.lake import LakeTable
 from everlog.pipeline.queue_ranges import Lost, SeqRange
 from everlog.pipeline.refinery import LAYOUT_VERSION, Counts, Refinery, RefinerySettings, Symbols
+from everlog.queue.control import ControlBlock
 
 ORIGIN_FILE: Final = "refined.json"
 _COUNTS_SCHEMA: Final = pa.schema([pa.field(name, pa.int64()) for name in Counts._fields])
@@ -35,6 +42,27 @@ class RefineReport(RunReport, kw_only=True):
     late: int = 0
     snapshots: int = 0
     known: int = 0
+
+
+LATE_SCHEMA: Final = pa.schema(
+    [
+        pa.field("date", pa.date32()),
+        pa.field("venue", pa.string()),
+        pa.field("symbol", pa.string()),
+        pa.field("seq", pa.int64()),
+        pa.field("ts_ns", pa.int64()),
+        pa.field("type_id", pa.int32()),
+        pa.field("payload", pa.binary()),
+    ]
+)
+"""A message that came when its day was over: `date` is the day it belongs to, `seq` counts in its queue."""
+
+
+class LateTable(NamedTuple):
+    """The table that gets what came too late; one for each directory of refined queues."""
+
+    lake: str
+    table: str = "late"
 
 
 class _Origin(msgspec.Struct):
@@ -53,12 +81,15 @@ def refine(
     symbols: Sequence[str],
     *,
     settings: RefinerySettings | None = None,
+    late: LateTable | None = None,
     partitions: int | None = None,
 ) -> RefineReport:
     """Refine everything that the raw queue holds now into `<root>/v1/<venue>/<symbol>/<date>/<stream>`.
 
-    Run it again for what has come since; nothing is written twice. The raw queue has to be there from the
-    message with which the first run began: what is in a refined queue follows from all before it.
+    What came too late for its day is in the queues `late`; with a `late` table it is there as well, in the
+    partitions of the day and the venue. Run it again for what has come since; nothing is written twice. The
+    raw queue has to be there from the message with which the first run began: what is in a refined queue
+    follows from all before it.
     """
     started_s = time.monotonic()
     if not symbols:
@@ -84,6 +115,8 @@ def refine(
     report.rows = done.books + done.trades + done.late + done.snapshots
     report.batches = 1 if report.rows else 0
     report.offsets = {"first": first, "end": held.end}
+    if late is not None:
+        _fill_late_table(spark, target, named, late, report)
     report.seconds = time.monotonic() - started_s
     return report
 
@@ -98,6 +131,50 @@ def refine_symbols(queue: str, wanted: SeqRange, refinery: Refinery) -> Counts:
             )
         refinery.take(piece)
     return refinery.close()
+
+
+def _fill_late_table(
+    spark: SparkSession, root: str, symbols: Symbols, late: LateTable, report: RefineReport
+) -> None:
+    """Let the table hold everything late of this venue; one transaction for each end of the raw queue."""
+    spec = TableSpec(LakeTable(late.lake, late.table), LATE_SCHEMA, ("date", "venue"))
+    parent = os.path.join(root, LAYOUT_VERSION, symbols.venue)
+    tasks = min(len(symbols.codes), spark.sparkContext.defaultParallelism)
+
+    def work(number: int) -> Iterator[Rows]:
+        for one in range(number, len(symbols.codes), tasks):
+            for batch in _late_rows(parent, symbols.venue, symbols.codes[one]):
+                yield Rows(spec.table.name, None, batch)
+
+    done = RunReport(job="refine", source=root, table=spec.table.path)
+    application = application_name("refine", root, symbols.venue)
+    run = partial(run_tasks, spark, tasks, [spec], work)
+    commit_run([spec], application, report.offsets["end"], run, done, replace={"venue": symbols.venue})
+    report.files, report.version = done.files, done.version
+
+
+def _late_rows(parent: str, venue: str, code: str) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of all `late` queues of a symbol."""
+    folder = os.path.join(parent, code)
+    for day in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        path = os.path.join(folder, day, "late")
+        if not ControlBlock.is_ready(OsFs(), path):
+            continue
+        for piece in queue_ranges.read(path, queue_ranges.bounds(path)):
+            assert not isinstance(piece, Lost), "a refined queue loses nothing"
+            data, begins = piece.joined()
+            count = len(piece)
+            texts = [pa.repeat(pa.scalar(text), count) for text in (venue, code)]
+            payloads = [None, pa.py_buffer(begins), pa.py_buffer(data)]
+            columns = [
+                pa.repeat(pa.scalar(date.fromisoformat(day), pa.date32()), count),
+                *texts,
+                pa.array(piece.seq.astype(np.int64)),
+                pa.array(piece.timestamp_ns.astype(np.int64)),
+                pa.array(piece.type_id.astype(np.int32)),
+                pa.Array.from_buffers(pa.binary(), count, payloads),
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=LATE_SCHEMA)
 
 
 def _first_seq(parent: str, queue: str, held: SeqRange, settings: RefinerySettings) -> int:

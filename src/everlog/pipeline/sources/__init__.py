@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Final
+
 from pyspark.sql import SparkSession
 
-from everlog.pipeline.sources.queue import QueueFormat
-from everlog.pipeline.sources.topics import TopicsFormat
-
-FORMATS = (QueueFormat, TopicsFormat)
+FORMATS: Final = (
+    ("everlog.pipeline.sources.queue", "QueueFormat"),
+    ("everlog.pipeline.sources.topics", "TopicsFormat"),
+)
+"""By name: a task of one format does not wait for the other to be imported."""
 
 
 def register(session: SparkSession) -> None:
     """Make the formats known to a session; a second time changes nothing."""
-    for source in FORMATS:
-        session.dataSource.register(source)
+    for module, name in FORMATS:
+        session.dataSource.register(getattr(import_module(module), name))

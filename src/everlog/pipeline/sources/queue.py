@@ -1,8 +1,9 @@
-"""The format `everlog.queue`: a live queue directory as a batch or streaming source.
+"""The format `everlog.queue`: a live queue directory as a batch or streaming source, an archive as a sink.
 
 Owns the options, the schema and the offsets; which seqs there are and how they are read is in
-`everlog.pipeline.queue_ranges`, typed columns of market data are in `everlog.pipeline.decoding`. One task
-per segment, or as many as asked for; only Arrow batches, and nothing is copied that no column needs.
+`everlog.pipeline.queue_ranges`, typed columns of market data are in `everlog.pipeline.decoding`, and writing
+is in `queue_sink`. One task per segment, or as many as asked for; only Arrow batches, and nothing is copied
+that no column needs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -25,10 +33,12 @@ from pyspark.sql.types import StructType
 from everlog.errors import DataLost, InvalidConfig
 from everlog.pipeline import queue_ranges
 from everlog.pipeline.columns import Column, arrow_schema, check_schema, spark_schema
-from everlog.pipeline.decoding import DECODINGS, MESSAGE_PLACES, Chosen, all_of, choose
+from everlog.pipeline.decoding import DECODINGS, MESSAGE_PLACES, UNASKED, Chosen, all_of, choose
 from everlog.pipeline.decoding import column as decoded_column
 from everlog.pipeline.options import EARLIEST, LATEST, ON_DATA_LOSS, U64_MAX, Options, Start
 from everlog.pipeline.queue_ranges import Lost, SeqRange
+from everlog.pipeline.sources import queue_sink
+from everlog.pipeline.sources.queue_sink import QueueArchiveWriter
 from everlog.queue.batch import Batch
 
 GAP_COLUMNS: Final = {
@@ -81,6 +91,12 @@ class QueueRead(NamedTuple):
         gaps = GAP_COLUMNS if self.on_data_loss == "record" else {}
         return {**DECODINGS[self.decode].columns, **gaps}
 
+    @property
+    def usual(self) -> tuple[str, ...]:
+        """The columns of a read that does not name any."""
+        unasked = UNASKED.get(self.decode, ())
+        return tuple(name for name in self.known if name not in unasked)
+
 
 def parse_options(given: Mapping[str, str]) -> QueueRead:
     """Check the options of a read; an error names what is valid."""
@@ -112,7 +128,7 @@ def parse_options(given: Mapping[str, str]) -> QueueRead:
     unknown = [name for name in read.columns if name not in read.known]
     if unknown:
         raise options.wrong("columns", ",".join(unknown), f"some of {', '.join(read.known)}")
-    return read._replace(columns=read.columns or tuple(read.known))
+    return read._replace(columns=read.columns or read.usual)
 
 
 def _after(last: int | None) -> int:
@@ -133,7 +149,12 @@ class QueueFormat(DataSource):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
-        self._read = parse_options(options)
+        self._given = dict(options)
+
+    @property
+    def _read(self) -> QueueRead:
+        """What a read asks for; a write has options of its own, so they are not checked before."""
+        return parse_options(self._given)
 
     @classmethod
     def name(cls) -> str:
@@ -151,6 +172,16 @@ class QueueFormat(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Read what comes."""
         return QueueStreamReader(_with_columns(self._read, schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """Write an archive; there must be nothing in its place."""
+        if overwrite:
+            raise InvalidConfig('an archive is written once, to a new directory: use mode("append")')
+        return QueueArchiveWriter(queue_sink.parse_options(self._given, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """Streams are refused: a queue has one live writer, and that is no archive."""
+        raise InvalidConfig("an archive is written as a whole, in batch; let a stream write to a topic")
 
 
 def _with_columns(read: QueueRead, schema: StructType) -> QueueRead:

@@ -7,7 +7,7 @@ Owns the options, the schema and the offsets; which seqs there are and how they 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -21,51 +21,32 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
 
 from everlog.client.http_api import HttpApi
-from everlog.errors import DataLost, InvalidConfig
+from everlog.errors import InvalidConfig
 from everlog.pipeline import topic_ranges
-from everlog.pipeline.columns import Column, arrow_schema, check_schema, spark_schema
-from everlog.pipeline.options import EARLIEST, LATEST, ON_DATA_LOSS, U64_MAX, Options, Start
+from everlog.pipeline.columns import arrow_schema, check_schema, spark_schema
+from everlog.pipeline.options import EARLIEST, U64_MAX, Start
 from everlog.pipeline.sources import topics_sink
-from everlog.pipeline.sources.topics_sink import TopicsBatchWriter, TopicsStreamWriter
-from everlog.pipeline.topic_ranges import Bounds, Lost, Place, Record
-
-COLUMNS: Final = {
-    "topic": Column("string", pa.string()),
-    "seq": Column("bigint", pa.int64()),
-    "ts": Column("timestamp", pa.timestamp("us", "UTC")),
-    "node": Column("string", pa.string()),
-    "tag": Column("string", pa.string()),
-    "meta": Column("string", pa.string()),
-    "data": Column("string", pa.string()),
-    "kind": Column("string", pa.string()),
-    "gap_to": Column("bigint", pa.int64()),
-    "reason": Column("string", pa.string()),
-}
-OPTIONS: Final = (
-    "url",
-    "topic",
-    "key",
-    "startingOffsets",
-    "endingOffsets",
-    "fromSeq",
-    "toSeq",
-    "fromTs",
-    "toTs",
-    "tag",
-    "columns",
-    "partitions",
-    "maxRecordsPerBatch",
-    "onDataLoss",
+from everlog.pipeline.sources.topics_options import (
+    COLUMNS,
+    NS_PER_MS,
+    TopicsRead,
+    constant,
+    first_of,
+    gap,
+    parse_options,
+    partition_records,
 )
+from everlog.pipeline.sources.topics_sink import TopicsBatchWriter, TopicsStreamWriter
+from everlog.pipeline.topic_ranges import Bounds, Lost, Record
+
 US_PER_MS: Final = 1000
-NS_PER_MS: Final = 1_000_000
-DEFAULT_PARTITION_RECORDS: Final = 250_000
 BATCH_PAGES: Final = 16
 Offset = dict[str, int]
 
@@ -75,55 +56,9 @@ _VALUES: Final[dict[str, Callable[[list[Record]], list[Any]]]] = {
     "ts": lambda rows: [row.ts * US_PER_MS for row in rows],
     "node": lambda rows: [row.node for row in rows],
     "tag": lambda rows: [row.tag for row in rows],
-    "meta": lambda rows: [None if row.meta is None else bytes(row.meta) for row in rows],
+    "meta": lambda rows: [bytes(row.meta) or None for row in rows],
     "data": lambda rows: [bytes(row.data) for row in rows],
 }
-
-
-class TopicsRead(NamedTuple):
-    """What was asked for, checked; it travels to the executors."""
-
-    place: Place
-    topics: tuple[str, ...]
-    starting: Start
-    ending: Start
-    wanted: Bounds
-    from_ts_ms: int
-    to_ts_ms: int
-    tag: str | None
-    columns: tuple[str, ...]
-    partitions: int | None
-    max_records: int | None
-    on_data_loss: str
-
-
-def parse_options(given: Mapping[str, str]) -> TopicsRead:
-    """Check the options of a read; an error names what is valid."""
-    options = Options(given, OPTIONS, "everlog.topics")
-    url = options.text("url")
-    topic_ranges.check_url(url)
-    columns = options.names("columns") or tuple(COLUMNS)
-    unknown = [name for name in columns if name not in COLUMNS]
-    if unknown:
-        raise options.wrong("columns", ",".join(unknown), f"some of {', '.join(COLUMNS)}")
-    topics = options.names("topic")
-    if not topics:
-        raise InvalidConfig("everlog.topics needs the option 'topic': a name, several, or a prefix with *")
-    to_seq, to_ts = options.whole("toSeq"), options.whole("toTs")
-    return TopicsRead(
-        Place(url, options.text("key", "") or None),
-        topics,
-        options.start("startingOffsets", EARLIEST),
-        options.start("endingOffsets", LATEST),
-        Bounds(options.whole("fromSeq") or 0, U64_MAX if to_seq is None else to_seq + 1),
-        options.whole("fromTs") or 0,
-        U64_MAX if to_ts is None else to_ts,
-        options.text("tag", "") or None,
-        columns,
-        options.whole("partitions", least=1),
-        options.whole("maxRecordsPerBatch", least=1),
-        options.choice("onDataLoss", ON_DATA_LOSS),
-    )
 
 
 class TopicsFormat(DataSource):
@@ -149,11 +84,22 @@ class TopicsFormat(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Read once; a schema of the user chooses columns."""
-        return TopicsBatchReader(self._with_columns(schema))
+        read = self._with_columns(schema)
+        if read.directory is None:
+            return TopicsBatchReader(read)
+        # Imported here: it needs the whole engine, for which other tasks should not have to wait.
+        from everlog.pipeline.sources.topics_directory import DirectoryBatchReader
+
+        return DirectoryBatchReader(read)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Read what comes."""
-        return TopicsStreamReader(self._with_columns(schema))
+        read = self._with_columns(schema)
+        if read.directory is not None:
+            raise InvalidConfig(
+                "dataDir is for reads in bulk: files say what is there, not what comes; read a stream by url"
+            )
+        return TopicsStreamReader(read)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Append rows; a topic cannot be overwritten."""
@@ -207,7 +153,11 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """How much one micro-batch takes."""
-        return ReadAllAvailable() if self._read.max_records is None else ReadMaxRows(self._read.max_records)
+        if self._read.max_records is not None:
+            return ReadMaxRows(self._read.max_records)
+        if self._read.max_bytes is not None:
+            return ReadMaxBytes(self._read.max_bytes)
+        return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Remember the ends: what comes later is for the next run."""
@@ -216,14 +166,18 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """The end of the next micro-batch; a limit is shared by the topics."""
         ends = self._target if self._target is not None else _both_ends(self._read)[1]
-        if not isinstance(limit, ReadMaxRows):
+        if isinstance(limit, ReadMaxBytes):
+            rows = max(1, limit.max_bytes // topic_ranges.average_bytes(self._read.server, list(ends)))
+        elif isinstance(limit, ReadMaxRows):
+            rows = limit.max_rows
+        else:
             return {**start, **ends}
         # A topic that has little leaves its share to the others.
-        lags = {name: max(0, end - start.get(name, _first_of(self._read))) for name, end in ends.items()}
-        left, result = limit.max_rows, dict(start)
+        lags = {name: max(0, end - start.get(name, first_of(self._read))) for name, end in ends.items()}
+        left, result = rows, dict(start)
         for place, (name, lag) in enumerate(sorted(lags.items(), key=lambda item: item[1])):
             share = min(lag, max(1, left // (len(lags) - place)))
-            result[name] = start.get(name, _first_of(self._read)) + share
+            result[name] = start.get(name, first_of(self._read)) + share
             left -= share
         return result
 
@@ -240,20 +194,15 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(self._read, partition)
 
 
-def _first_of(read: TopicsRead) -> int:
-    """Where a topic begins that came into being after the query."""
-    return max(1, read.wanted.first)
-
-
 def _both_ends(read: TopicsRead) -> tuple[Offset, Offset]:
     """Return the first seq and the seq behind the last, of every topic that is meant, as of now."""
-    names = topic_ranges.find_topics(read.place, read.topics)
+    names = topic_ranges.find_topics(read.server, read.topics)
     starts: Offset = {}
     ends: Offset = {}
-    with read.place.connect() as api:
+    with read.server.connect() as api:
         for name in names:
             live = topic_ranges.bounds(api, name)
-            starts[name] = max(_resolve(api, name, read.starting, live), _first_of(read))
+            starts[name] = max(_resolve(api, name, read.starting, live), first_of(read))
             ends[name] = min(_resolve(api, name, read.ending, live), read.wanted.end)
     return starts, ends
 
@@ -269,11 +218,11 @@ def _resolve(api: HttpApi, topic: str, place: Start, live: Bounds) -> int:
 
 def _partitions(read: TopicsRead, starts: Offset, ends: Offset) -> list[InputPartition]:
     """Cut the ranges of all topics into tasks."""
-    total = sum(max(0, ends[name] - starts.get(name, _first_of(read))) for name in ends)
-    size = DEFAULT_PARTITION_RECORDS if read.partitions is None else max(1, -(-total // read.partitions))
+    total = sum(max(0, ends[name] - starts.get(name, first_of(read))) for name in ends)
+    size = partition_records(read, total)
     parts: list[InputPartition] = []
     for name in sorted(ends):
-        first, end = starts.get(name, _first_of(read)), ends[name]
+        first, end = starts.get(name, first_of(read)), ends[name]
         parts += [RangePartition(name, at, min(at + size, end)) for at in range(first, end, size)]
     return parts or [InputPartition(None)]
 
@@ -287,7 +236,7 @@ def read_partition(read: TopicsRead, partition: InputPartition) -> Iterator[pa.R
     # A page is too few rows for a batch: handing one over costs as much as a thousand rows.
     waiting: list[Record] = []
     pages = 0
-    with read.place.connect() as api:
+    with read.server.connect() as api:
         for piece in topic_ranges.read(api, topic, first, end):
             if not isinstance(piece, Lost):
                 waiting += [record for record in piece if _passes(read, record)] if is_filtered else piece
@@ -296,19 +245,9 @@ def read_partition(read: TopicsRead, partition: InputPartition) -> Iterator[pa.R
                 yield _to_arrow(read, topic, waiting)
                 waiting, pages = [], 0
             if isinstance(piece, Lost):
-                yield _gap(read, topic, piece)
+                yield gap(read, topic, piece)
         if waiting:
             yield _to_arrow(read, topic, waiting)
-
-
-def _gap(read: TopicsRead, topic: str, lost: Lost) -> pa.RecordBatch:
-    """Return a gap as a row, or raise it, as the read says."""
-    if read.on_data_loss == "record":
-        return _gap_row(read, topic, lost)
-    raise DataLost(
-        f"records {lost.first} to {lost.end - 1} of topic {topic!r} are lost ({lost.reason}); "
-        "start behind them, or read with onDataLoss=record to have the gap as a row"
-    )
 
 
 def _passes(read: TopicsRead, record: Record) -> bool:
@@ -328,16 +267,6 @@ def _to_arrow(read: TopicsRead, topic: str, rows: list[Record]) -> pa.RecordBatc
 
 
 def _column(name: str, topic: str, rows: list[Record]) -> pa.Array:
-    kind = COLUMNS[name].arrow
     if name in _VALUES:
-        return pa.array(_VALUES[name](rows), kind)
-    if name in ("topic", "kind"):
-        return pa.repeat(pa.scalar(topic if name == "topic" else "record", kind), len(rows))
-    return pa.nulls(len(rows), kind)
-
-
-def _gap_row(read: TopicsRead, topic: str, lost: Lost) -> pa.RecordBatch:
-    """One row that stands for the records that are gone: `seq` is the first of them."""
-    row = {"topic": topic, "seq": lost.first, "kind": "gap", "gap_to": lost.end - 1, "reason": lost.reason}
-    arrays = [pa.array([row.get(name)], COLUMNS[name].arrow) for name in read.columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(COLUMNS, read.columns))
+        return pa.array(_VALUES[name](rows), COLUMNS[name].arrow)
+    return constant(name, topic, len(rows))

@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -147,11 +150,15 @@ def write_task(write: TopicsWrite, batches: Iterator[pa.RecordBatch], job: str) 
     waiting: dict[str, _Pending] = {}
     with write.place.connect() as api:
         for batch in batches:
-            for topic, row in _rows(batch, write.topic):
+            rows, sizes = _rows(batch)
+            for topic, chosen in _by_topic(batch, write.topic):
                 pending = waiting.get(topic)
                 if pending is None:
                     pending = waiting[topic] = _Pending(api, write, topic, f"spark:{job}:{partition}")
-                pending.add(row)
+                if chosen is None:
+                    pending.extend(rows, sizes)
+                else:
+                    pending.extend([rows[row] for row in chosen.tolist()], sizes[chosen])
             written += batch.num_rows
         for pending in waiting.values():
             pending.flush()
@@ -159,7 +166,10 @@ def write_task(write: TopicsWrite, batches: Iterator[pa.RecordBatch], job: str) 
 
 
 class _Pending:
-    """The rows of one topic that wait to be appended."""
+    """The rows of one topic that wait to be appended.
+
+    Where an append ends depends on the rows alone and not on the batches in which they come: so do the keys.
+    """
 
     def __init__(self, api: HttpApi, write: TopicsWrite, topic: str, key: str) -> None:
         self._api = api
@@ -170,13 +180,23 @@ class _Pending:
         self._bytes = 0
         self._appends = 0
 
-    def add(self, row: _Row) -> None:
-        self._rows.append(row)
-        self._bytes += len(bytes(row.data))
-        if len(self._rows) >= self._write.records_per_append or self._bytes >= BYTES_PER_APPEND:
-            self.flush()
+    def extend(self, rows: list[_Row], sizes: NDArray[np.int64]) -> None:
+        """Take rows, and append whenever there are enough of them."""
+        ends = np.cumsum(sizes)
+        at = before = 0
+        while at < len(rows):
+            by_count = at + self._write.records_per_append - len(self._rows)
+            by_bytes = int(np.searchsorted(ends, before + BYTES_PER_APPEND - self._bytes)) + 1
+            stop = min(by_count, by_bytes)
+            end = min(stop, len(rows))
+            self._rows += rows[at:end]
+            self._bytes += int(ends[end - 1]) - before
+            at, before = end, int(ends[end - 1])
+            if end == stop:
+                self.flush()
 
     def flush(self) -> None:
+        """Append what waits."""
         if not self._rows:
             return
         body = _Append(self._rows, f"{self._key}:{self._appends}", True, self._write.config)
@@ -191,22 +211,49 @@ class _Pending:
         self._rows, self._bytes = [], 0
 
 
-def _rows(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, _Row]]:
-    """Yield the rows of a batch with the topic of each."""
-    columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
-    nothing = [None] * batch.num_rows
-    topics = columns.get("topic", [topic] * batch.num_rows)
-    fields = (columns["data"], columns.get("tag", nothing), columns.get("node", nothing))
-    for name, data, tag, node, meta in zip(topics, *fields, columns.get("meta", nothing), strict=True):
-        if name is None or data is None:
+def _rows(batch: pa.RecordBatch) -> tuple[list[_Row], NDArray[np.int64]]:
+    """Return the rows of a batch, and the bytes of data of each; column by column, there may be many."""
+    for name in ("topic", "data"):
+        if name in batch.schema.names and batch.column(name).null_count:
             raise InvalidConfig("a row without a topic or without data cannot be appended; filter it out")
-        yield name, _Row(_raw(data), tag, node, None if meta is None else _raw(meta))
+    fields: list[list[Any]] = []
+    for name in ("data", "tag", "node", "meta"):
+        if name not in batch.schema.names:
+            fields.append([None] * batch.num_rows)
+            continue
+        values = batch.column(name).to_pylist()
+        fields.append(_raw_texts(values) if name in ("data", "meta") else values)
+    sizes = pc.binary_length(batch.column("data")).to_numpy(zero_copy_only=False).astype(np.int64)
+    return list(map(_Row, *fields)), sizes
 
 
-def _raw(text: str) -> msgspec.Raw:
-    """Return JSON text as it is, checked: half a value, or two, would change what the others mean."""
+def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, NDArray[np.intp] | None]]:
+    """Yield each topic with the numbers of its rows, None for all of them."""
+    if topic is not None:
+        yield topic, None
+        return
+    names = batch.column("topic").dictionary_encode()
+    numbers = names.indices.to_numpy(zero_copy_only=False)
+    for number, name in enumerate(names.dictionary.to_pylist()):
+        yield name, np.flatnonzero(numbers == number)
+
+
+def _raw_texts(texts: list[str | None]) -> list[msgspec.Raw | None]:
+    """Return JSON texts as they are, checked: half a value, or two, would change what the others mean."""
+    found: list[msgspec.Raw | None] = []
+    decode = _one_value.decode
     try:
-        return _one_value.decode(text)
+        found.extend([None if text is None else decode(text) for text in texts])
+    except msgspec.MsgspecError:
+        for text in texts:
+            if text is not None:
+                _check_json(text)
+    return found
+
+
+def _check_json(text: str) -> None:
+    try:
+        _one_value.decode(text)
     except msgspec.MsgspecError as error:
         shown = text if len(text) <= SHOWN_TEXT else text[:SHOWN_TEXT] + "..."
         raise InvalidConfig(

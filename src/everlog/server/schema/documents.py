@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.metrics_core import Metric
+
 from everlog.server.schema.asyncapi import asyncapi
 from everlog.server.schema.openapi import openapi
 from everlog.server.schema.reference import reference_page
@@ -22,6 +24,17 @@ def registered_routes() -> set[tuple[str, str]]:
     loop = asyncio.new_event_loop()
     try:
         return set(TopicsServer(ServerSettings(), memory=True).build_app(loop).routes)
+    finally:
+        loop.close()
+
+
+def registered_metrics() -> list[Metric]:
+    """Everything that a server counts."""
+    loop = asyncio.new_event_loop()
+    try:
+        server = TopicsServer(ServerSettings(), memory=True)
+        server.build_app(loop)
+        return server.probes.families()
     finally:
         loop.close()
 

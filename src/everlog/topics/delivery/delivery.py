@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 
 from everlog.clock import Clock
+from everlog.native.ready_set import BANDS, ReadySet, Work
 from everlog.topics.delivery.governor import COMMIT_MIN_NS, SAMPLE_NS, Governor, Rung, Signals
-from everlog.topics.delivery.scheduler import BANDS, Scheduler, Work
 
 BUDGET_NS: Final = 2_000_000
 """How long one turn serves; then whoever calls has other things to do."""
@@ -58,7 +58,7 @@ class Delivery:
     """The ready set of an engine and the turns in which it is served."""
 
     def __init__(self, clock: Clock) -> None:
-        self.scheduler = Scheduler()
+        self.scheduler = ReadySet(clock.monotonic_ns, clock.wall_ns)
         self.governor = Governor()
         self.refused = 0
         """Writes that were refused because of pressure."""
@@ -67,37 +67,34 @@ class Delivery:
         self.is_serving = False
         self._clock = clock
         self._monotonic_ns = clock.monotonic_ns
-        self._is_unfinished = False
-        self._served = 0
-        self._latency_total_ns = 0
-        self._buckets = [0] * 64  # one for each power of two that a number of microseconds can have
         self._sampled_ns = clock.monotonic_ns()
         self._sampled_served = 0
         self._sampled_latency_ns = 0
         self._sampled_busy_ns = 0
         self._busy_ns: Callable[[], int] = lambda: 0
-        self._window_ns = 0
         self.commit_floor_ns = self.governor.commit_floor_ns
         """How far apart two syncs of one shard are to be at least."""
         self.is_refusing = False
         """Whether a write is refused if the queue of its shard is nearly full."""
         self.is_throttling = False
         """Whether anything is done later than it could be."""
-        self.hold_ns = 0
+
+    @property
+    def hold_ns(self) -> int:
         """How long the work that is being served was held back to gather more."""
+        return self.scheduler.hold_ns
 
     # --- News --------------------------------------------------------------------------------------------
 
     def mark(self, work: Work, now_ms: int) -> None:
         """This work has news, as of this wall time; it is served in one of the next turns."""
-        if work.turn is None:
-            self.scheduler.mark(work, self._monotonic_ns(), now_ms, self._window_ns)
+        scheduler = self.scheduler
+        scheduler.mark(work, self._monotonic_ns(), now_ms, scheduler.window_ns)
 
     def mark_router(self, work: Work, now_ms: int) -> None:
         """As `mark`, for work that gives way to readers when there is too much to do."""
-        if work.turn is None:
-            is_lowered = self.governor.is_deferring
-            self.scheduler.mark(work, self._monotonic_ns(), now_ms, is_lowered=is_lowered)
+        is_lowered = self.governor.is_deferring
+        self.scheduler.mark(work, self._monotonic_ns(), now_ms, is_lowered=is_lowered)
 
     def forget(self, work: Work) -> None:
         """This work is not to be served any more."""
@@ -105,7 +102,7 @@ class Delivery:
 
     def reconsider(self, work: Work) -> None:
         """The priority of this work may have changed."""
-        if work.turn is not None:
+        if work.is_marked:
             clock = self._clock
             self.scheduler.reconsider(work, clock.monotonic_ns(), clock.wall_ns() // NS_PER_MS)
 
@@ -117,59 +114,28 @@ class Delivery:
         All are served whatever one of them raises; the first error is raised in the end.
         """
         scheduler = self.scheduler
-        if not self._is_unfinished and not scheduler.count:
-            self._sample_if_due(self._clock.monotonic_ns(), 0)
+        if not scheduler.count and not scheduler.is_unfinished:
+            now_ns = self._monotonic_ns()
+            if now_ns - self._sampled_ns >= SAMPLE_NS:
+                self._sample(now_ns, 0)
             return
         if self.is_serving:
             return  # somebody who is being served takes a turn: the one that is under way goes on
         self.is_serving = True
         try:
-            self._serve(budget_ns, drain)
+            first_error = scheduler.turn(budget_ns, SERVICES_MAX, drain)
         finally:
             self.is_serving = False
-            self.hold_ns = 0
-
-    def _serve(self, budget_ns: int, drain: Drain | None) -> None:
-        scheduler, buckets, monotonic_ns = self.scheduler, self._buckets, self._monotonic_ns
-        now_ns = monotonic_ns()
-        end_ns = now_ns + budget_ns
-        if scheduler.is_due(now_ns):
-            now_ms = self._clock.wall_ns() // NS_PER_MS
-            scheduler.release(now_ns, now_ms)
-            scheduler.age(now_ns, now_ms)
-        if drain is not None and self._is_unfinished:
-            self._is_unfinished = not drain(end_ns)
-        first_error: Exception | None = None
-        for _ in range(SERVICES_MAX):
-            if self._is_unfinished or now_ns >= end_ns:
-                break
-            taken = scheduler.take()
-            if taken is None:
-                break
-            work = taken.work
-            work.served_ns = now_ns
-            ready_ns = taken.ready_ns
-            self.hold_ns = ready_ns - taken.since_ns
-            latency_ns = now_ns - ready_ns
-            self._served += 1
-            self._latency_total_ns += latency_ns
-            buckets[(latency_ns // NS_PER_US).bit_length()] += 1
-            try:
-                work.serve()
-                if drain is not None:
-                    self._is_unfinished = not drain(end_ns)
-            except Exception as error:
-                first_error = first_error or error
-                self._is_unfinished = drain is not None  # whoever was not told yet is told in the next turn
-            now_ns = monotonic_ns()
-        self._sample_if_due(now_ns, scheduler.ready)
+            scheduler.hold_ns = 0
+        if scheduler.now_ns - self._sampled_ns >= SAMPLE_NS:
+            self._sample(scheduler.now_ns, scheduler.ready)
         if first_error is not None:
             raise first_error
 
     @property
     def has_ready(self) -> bool:
         """Whether another turn has something to do now."""
-        return self._is_unfinished or self.scheduler.ready > 0
+        return self.scheduler.is_unfinished or self.scheduler.ready > 0
 
     def due_ns(self) -> int | None:
         """When the next turn has something to do, on the monotonic clock; None: not before there is news."""
@@ -194,29 +160,27 @@ class Delivery:
         """How much of the time that somebody waited for a sync is due to pressure, at most."""
         return min(waited_ns, max(0, self.commit_floor_ns - COMMIT_MIN_NS))
 
-    def _sample_if_due(self, now_ns: int, depth: int) -> None:
-        elapsed_ns = now_ns - self._sampled_ns
-        if elapsed_ns < SAMPLE_NS:
-            return
+    def _sample(self, now_ns: int, depth: int) -> None:
         busy_ns = self._busy_ns()
         signals = Signals(
             depth=depth,
-            latency_total_ns=self._latency_total_ns - self._sampled_latency_ns,
-            served=self._served - self._sampled_served,
+            latency_total_ns=self.scheduler.latency_total_ns - self._sampled_latency_ns,
+            served=self.scheduler.served - self._sampled_served,
             oldest_ns=self.scheduler.oldest_ns(now_ns),
             ingest=self.ingest(),
             busy_ns=busy_ns - self._sampled_busy_ns,
-            elapsed_ns=elapsed_ns,
+            elapsed_ns=now_ns - self._sampled_ns,
         )
         self._sampled_ns = now_ns
-        self._sampled_served, self._sampled_latency_ns = self._served, self._latency_total_ns
+        self._sampled_served = self.scheduler.served
+        self._sampled_latency_ns = self.scheduler.latency_total_ns
         self._sampled_busy_ns = busy_ns
         self.governor.sample(signals)
         self._follow_governor()
 
     def _follow_governor(self) -> None:
         governor = self.governor
-        self._window_ns = governor.coalesce_ns
+        self.scheduler.window_ns = governor.coalesce_ns
         self.commit_floor_ns = governor.commit_floor_ns
         self.is_refusing = governor.is_refusing
         self.is_throttling = any(governor.engaged)
@@ -225,7 +189,8 @@ class Delivery:
 
     def counts(self) -> DeliveryCounts:
         """What was done and how it is."""
-        governor, scheduler, buckets = self.governor, self.scheduler, self._buckets
+        governor, scheduler = self.governor, self.scheduler
+        buckets = scheduler.latency_buckets
         last = LATENCY_BUCKETS - 1
         return DeliveryCounts(
             pressure=governor.pressure / 1000,
@@ -234,8 +199,8 @@ class Delivery:
             band_depths=tuple(scheduler.depths),
             held=scheduler.held,
             paused=scheduler.paused,
-            served=self._served,
-            latency_us_total=self._latency_total_ns // NS_PER_US,
+            served=scheduler.served,
+            latency_us_total=scheduler.latency_total_ns // NS_PER_US,
             latency_buckets=(*buckets[:last], sum(buckets[last:])),
             rungs=tuple(governor.engaged),
             rungs_taken=tuple(governor.engagements),

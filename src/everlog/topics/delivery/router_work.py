@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from everlog.topics.delivery.scheduler import Turn
+from everlog.native.ready_set import Work
 
 
 class Source(Protocol):
@@ -19,15 +19,12 @@ class Source(Protocol):
         ...
 
 
-class RouterWork:
+class RouterWork(Work):
     """As important as the most important source that has something to copy."""
 
-    __slots__ = ("_copy", "_sources", "served_ns", "spare", "turn")
+    __slots__ = ("_copy", "_sources")
 
     def __init__(self, sources: Callable[[], Iterable[Source]], copy: Callable[[], object]) -> None:
-        self.turn: Turn | None = None
-        self.spare: Turn | None = None
-        self.served_ns = 0
         self._sources = sources
         self._copy = copy
 

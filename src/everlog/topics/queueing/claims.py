@@ -270,9 +270,9 @@ def _fences(seqs: Sequence[int], lease_ids: Sequence[str] | None) -> list[int | 
     """Check the shape of a request; return its fences."""
     if len(seqs) > SEQS_MAX:
         raise BatchTooLarge(f"{len(seqs)} seqs in one call; at most {SEQS_MAX} are allowed, split it")
-    for seq in seqs:
-        if not 0 <= seq <= U64_MAX:
-            raise InvalidRequest(f"seq {seq} is not an unsigned 64-bit number")
+    if seqs and not 0 <= min(seqs) <= max(seqs) <= U64_MAX:
+        wrong = next(seq for seq in seqs if not 0 <= seq <= U64_MAX)
+        raise InvalidRequest(f"seq {wrong} is not an unsigned 64-bit number")
     if lease_ids is None:
         return [None] * len(seqs)
     if len(lease_ids) != len(seqs):

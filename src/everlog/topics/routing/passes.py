@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from everlog.errors import Corrupt, LimitReached, StorageFailed
+from everlog.errors import Corrupt, EverlogError, LimitReached, StorageFailed
 from everlog.native.forwarding import Selection, copy_records, select_records
 from everlog.topics.config import SEQ_RESERVATION, U64_MAX, Discard, Durability
 from everlog.topics.core import CONTROL_ROOM, Core
@@ -78,7 +78,7 @@ class CopyEntry(BatchEntry):
         super().publish()
         self._on_over()
 
-    def failed(self, error: StorageFailed, written: bool) -> None:
+    def failed(self, error: EverlogError, written: bool) -> None:
         """Go back to where the router was; the seqs stay empty, since others may be behind them."""
         router = self._router
         router.pending -= 1
@@ -86,6 +86,17 @@ class CopyEntry(BatchEntry):
         router.total -= self._taken.copies + self._taken.holes
         super().failed(error, True)
         self._on_over()
+
+
+class WrittenCopyEntry(CopyEntry):
+    """Copies in the log of their destination itself: no frame of a pass says what they push out."""
+
+    __slots__ = ()
+
+    def publish(self) -> None:
+        """Let readers see the copies, and whoever looks next enforce the caps, and log that."""
+        self.topic.caps_due |= has_caps(self.topic)
+        super().publish()
 
 
 def note_hops(dest: Topic, first_seq: int, runs: tuple[HopRun, ...]) -> None:
@@ -395,7 +406,7 @@ class Pass:
             router.preserve_tag,
             metas,
         )
-        entry = CopyEntry(router, taken, first_seq, copied.payload, ts, self._on_over)
+        entry = WrittenCopyEntry(router, taken, first_seq, copied.payload, ts, self._on_over)
         self._on_begun()
         dest.logged_seq = last_seq
         entry.wait_for_sync(
@@ -404,4 +415,3 @@ class Pass:
             or (is_disk and last_seq > dest.ceiling_durable)
         )
         shard.gather(entry, taken.copies)
-        dest.caps_due = has_caps(dest)  # enforced, and logged, by whoever looks next

@@ -74,6 +74,11 @@ def open_store(
     return store
 
 
+def recover_store(core: Core, store: Store) -> None:
+    """Find out what a data directory holds, and begin nothing; `store` may be one that changes no file."""
+    _Recovery(core, store, None).run()
+
+
 _KNOWN_TYPES: Final = {
     FrameType.TOPIC_CREATE,
     FrameType.TOPIC_DELETE,
@@ -452,7 +457,7 @@ class _Recovery:
             catalogue.release(self._core, topic)
             self._forget_log(topic)
         elif frame.type == FrameType.CONFIG_UPDATE:
-            topic.config = control.decode(frame.data, control.ConfigUpdate).config
+            topic.configure(control.decode(frame.data, control.ConfigUpdate).config)
             forget_leases(topic)
         elif frame.type == FrameType.DELETE:
             topic.visible = topic.log.next_seq - 1

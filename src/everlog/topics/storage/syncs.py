@@ -247,7 +247,7 @@ class CommitWindow:
 
     @property
     def floor_ns(self) -> int:
-        """The shortest window; raised, it makes even a lone writer wait, to spare the disk."""
+        """The shortest window; raised, it lets more writers share a sync. A lone one never waits."""
         return self._floor_ns
 
     @floor_ns.setter
@@ -259,8 +259,8 @@ class CommitWindow:
         """Return when a sync with so many waiters may start: now, or within one window from now."""
         if self._started_ns is None:
             return now_ns
-        if waiting <= 1 and self._waiting <= 1 and self._floor_ns == WINDOW_MIN_NS:
-            return now_ns  # one writer that always awaits its sync: nobody could join it
+        if waiting <= 1 and self._waiting <= 1:
+            return now_ns  # one writer that always awaits its sync: nobody could join it, whatever the floor
         return max(now_ns, self._started_ns + self._window_ns)
 
     def started(self, now_ns: int, waiting: int) -> None:

@@ -209,6 +209,8 @@ class WalShard:
         self._closed = False
         self._is_gated = False
         """Whether `write` must look closer before it writes: one flag, since it looks every time."""
+        self.limit = -1
+        """Up to where the active file may be filled; -1 while it may not be."""
         self._mark = 0
         self._jobs: deque[_Job] = deque()
         self._group: _Job | None = None
@@ -249,7 +251,7 @@ class WalShard:
 
     def has_room(self, size: int) -> bool:
         """Tell whether `size` more bytes fit behind what is gathered."""
-        return self.source_offset + len(self.buffer) + size <= self._limit
+        return self.source_offset + len(self.buffer) + size <= self.limit
 
     def reserve(self, size: int) -> None:
         """Make sure that `size` more bytes, one whole batch, fit behind what is gathered.
@@ -270,7 +272,7 @@ class WalShard:
             self._pass_gate()
         file = self._active
         end = file.end + length
-        if end > self._limit:
+        if end > self.limit:
             raise ValueError(f"{length} bytes were gathered in {file.path} without a reservation of so many")
         failure = None
         try:
@@ -348,7 +350,7 @@ class WalShard:
     def _cut_back(self, error: OSError) -> StorageFailed:
         """Leave no byte of a failed write in the active file and let no other batch into it."""
         file = self._active
-        self._limit = -1
+        self.limit = -1
         try:
             self.fs.truncate(file.fd, file.end)
             # A read of the old mapping behind the cut would be a bus error.
@@ -369,7 +371,7 @@ class WalShard:
                 f"{what}: {error}; log shard {self.number} takes no more writes until a restart",
                 getattr(error, "errno", None),
             )
-        self._limit = -1
+        self.limit = -1
         self._is_gated = True
         return self.read_only
 
@@ -406,7 +408,7 @@ class WalShard:
         self._files.append(file)
         self.source = file.source
         self.source_offset = 0
-        self._limit = file.limit
+        self.limit = file.limit
         self._mark = file.capacity // 4
         self._update_gate()
 
@@ -661,7 +663,7 @@ class WalShard:
 
     def _drop_files(self) -> None:
         self._closed = True
-        self._limit = -1
+        self.limit = -1
         self._is_gated = True
         for job in self._jobs:
             job.cancel()

@@ -8,12 +8,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from everlog.errors import InvalidConfig
-from everlog.market import BookSet, Market, Outputs
+from everlog.market import BarBuilder, BookSet, Market, Outputs
 from everlog.market.feature_rows import standard_features
 from everlog.market.protocol import TypeId
 from everlog.market.replay import Replay
 from everlog.market.triggers import TimeBar
-from everlog.pipeline.jobs.books import features_of_books, replay_books
+from everlog.pipeline.jobs.features import Bars, features_of_books
+from everlog.pipeline.jobs.replay import replay_books
 from everlog.pipeline.lake import LakeTable
 from everlog.queue import Queue
 from tests.support.market_queues import DIFFS, MARKETS, SECOND_NS, write_market_queue
@@ -34,7 +35,14 @@ def test_features_are_those_of_one_machine_bit_for_bit(
 ) -> None:
     trigger = TimeBar(SECOND_NS)
     report = features_of_books(
-        spark, queue, str(tmp_path), "features", standard_features(), trigger=trigger, partitions=3
+        spark,
+        queue,
+        str(tmp_path),
+        "features",
+        standard_features(),
+        trigger=trigger,
+        bars=Bars("time", 5 * SECOND_NS),
+        partitions=3,
     )
     expected: dict[int, list[tuple[object, ...]]] = {market: [] for market in MARKETS}
     Replay(queue).features(standard_features()).trigger(TimeBar(SECOND_NS)).for_each(
@@ -50,10 +58,17 @@ def test_features_are_those_of_one_machine_bit_for_bit(
         "2024-10-03",
         "2024-10-04",
     }
+    builder, bars = BarBuilder("time", 5 * SECOND_NS), []
+    for times_ns, trades in Replay(queue).trades():
+        bars += builder.add(times_ns, trades).tolist()
+    bars += builder.finish().tolist()
+    kept = LakeTable(tmp_path, "features_bars").read(spark).orderBy("start_ts_ns").drop("date", "symbol_hash")
+    assert [tuple(row) for row in kept.collect()] == bars
+    assert report.bar_rows == len(bars) > 5
 
 
 def test_tops_are_those_of_one_machine(spark: SparkSession, queue: str, tmp_path: Path) -> None:
-    replay_books(spark, queue, str(tmp_path), "tops", partitions=2)
+    report = replay_books(spark, queue, str(tmp_path), "tops", partitions=2)
     books, expected = BookSet(), {}
     for some in Replay(queue).types(TypeId.BOOK_EVENT).batches():
         for events, result in books.apply_packed(some.packed, Outputs()).values():
@@ -63,6 +78,12 @@ def test_tops_are_those_of_one_machine(spark: SparkSession, queue: str, tmp_path
     assert {row.seq: (row.bid_price, row.bid_size, row.ask_price, row.ask_size) for row in rows} == expected
     assert len(rows) == DIFFS + len(MARKETS)
     assert {Market(row.venue_id, row.market_id) for row in rows} == set(books.books)
+    depth = LakeTable(tmp_path, "tops_depth").read(spark)
+    assert depth.count() == report.depth_rows > len(MARKETS)
+    assert depth.selectExpr("max(size(bids)) as most").collect()[0].most > 1
+    assert LakeTable(tmp_path, "tops_report").read(spark).count() == 0
+    files = LakeTable(tmp_path, "tops").files({"date": "2024-10-03", "venue_id": "1"})
+    assert files and all("date=2024-10-03/venue_id=1" in file for file in files)
 
 
 def test_a_run_over_the_same_messages_changes_nothing_and_one_over_more_replaces_the_table(

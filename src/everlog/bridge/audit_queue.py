@@ -1,0 +1,101 @@
+"""The audit of a queue: every seq from 0 to the last is there, whole, or was deleted by retention.
+
+Owns the rules. It reads the queue as a reader without a name does: it holds nothing back and changes nothing.
+
+    live         the message can be read and its checksum is right
+    deleted      it lay before the oldest segment: retention deleted it
+    unexplained  it is missing between two others, or damaged
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from everlog.bridge.audit_topic import RUNS_SHOWN_MAX, SeqRun
+from everlog.errors import Corrupt, SegmentMissing, Unsupported, UnsupportedVersion
+from everlog.queue import Queue, QueueReader, StartMode
+
+BATCH_MAX: Final = 65536
+
+
+class QueueAudit(msgspec.Struct):
+    """The account of a queue. It balances: `assigned` is the sum of the others."""
+
+    queue: str
+    assigned: int = 0
+    live: int = 0
+    deleted: int = 0
+    unexplained: int = 0
+    damaged: int = 0
+    runs: list[SeqRun] = []
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether everything is explained."""
+        return self.unexplained == 0 and self.damaged == 0
+
+    def problem(self, first_seq: int, last_seq: int, problem: str) -> None:
+        """Note what is wrong, up to a bound."""
+        if len(self.runs) < RUNS_SHOWN_MAX:
+            self.runs.append(SeqRun(first_seq, last_seq, problem))
+
+
+def audit_queue(path: str) -> QueueAudit:
+    """Account for every seq of a queue up to its present end."""
+    audit = QueueAudit(path, runs=[])
+    with Queue.open_subscriber(path, None, StartMode.LATEST) as reader:
+        end = reader.position
+    with Queue.open_subscriber(path, None, StartMode.EARLIEST) as reader:
+        expected = 0
+        while reader.position < end:
+            seqs = _next_seqs(reader, audit, expected)
+            if seqs is None:
+                break
+            if not seqs:
+                continue
+            expected = _take(audit, seqs, expected)
+    audit.assigned = expected
+    return audit
+
+
+def _next_seqs(reader: QueueReader, audit: QueueAudit, expected: int) -> list[int] | None:
+    """The seqs of the next messages; empty after a damaged one was stepped over, None at the end."""
+    try:
+        batch = reader.read_batch(BATCH_MAX)
+        return batch.seq.tolist() or None
+    except SegmentMissing:
+        # Retention was faster than the audit: what it deleted meanwhile is accounted for as deleted.
+        return [] if reader.seek_seq(expected) else None
+    except UnsupportedVersion as error:
+        audit.damaged += 1
+        audit.problem(expected, expected, str(error))
+        return None
+    except Corrupt as error:
+        audit.damaged += 1
+        audit.problem(expected, expected, str(error))
+    try:
+        reader.skip_corrupt()
+    except Unsupported:
+        # Of no usable length: whatever follows in its segment cannot be found.
+        return [] if reader.seek_seq(expected + 1) else None
+    return []
+
+
+def _take(audit: QueueAudit, seqs: list[int], expected: int) -> int:
+    """Count messages; return the seq that has to come next."""
+    if seqs[0] > expected:
+        missing = seqs[0] - expected
+        if audit.live == 0 and audit.damaged == 0:
+            audit.deleted += missing
+        else:
+            audit.unexplained += missing
+            audit.problem(expected, seqs[0] - 1, "missing between two messages")
+    following = seqs[0] + len(seqs)
+    if seqs[0] < expected or seqs[-1] != following - 1:
+        audit.damaged += 1
+        audit.problem(seqs[0], seqs[-1], "seqs do not follow each other")
+        following = max(expected, seqs[-1] + 1)
+    audit.live += len(seqs)
+    return following

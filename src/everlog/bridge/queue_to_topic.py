@@ -1,0 +1,465 @@
+"""The bridge out of a queue into a topic.
+
+Owns the order of steps that makes it exactly once: read, store the plan, send under the key of the plan, and
+move the queue's reader only when the batch is confirmed. After a failure nobody knows of, `settling` asks the
+topic before anything is sent again. One batch is under way while the next one is rendered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from everlog.bridge.errors import BatchInDoubt
+from everlog.bridge.metrics import BridgeMetrics
+from everlog.bridge.rendering import (
+    Format,
+    Marker,
+    Messages,
+    Renderer,
+    copy_messages,
+    fitting,
+    request_body,
+)
+from everlog.bridge.requests import send_once
+from everlog.bridge.settling import NOT_FOUND, Verdict, settle
+from everlog.bridge.state import (
+    VERSION,
+    Plan,
+    QueueToTopicState,
+    StateFile,
+    check_name,
+    new_identity,
+    reader_name,
+)
+from everlog.client import ApiFailed, Client, calls
+from everlog.client.calls import Call
+from everlog.client.http_api import Backoff
+from everlog.client.producer import WINDOW_MS_DEFAULT
+from everlog.client.records import Appended
+from everlog.client.wire import topic_path
+from everlog.clock import NS_PER_S, Clock, SystemClock
+from everlog.errors import CorruptMetadata, InvalidConfig, SegmentMissing
+from everlog.fs import Fs, OsFs
+from everlog.queue import Queue, QueueReader, StartMode
+from everlog.queue.control import ControlBlock
+from everlog.queue.reader_meta import meta_path
+from everlog.queue.retention import byte_position
+
+BATCH_RECORDS_MAX: Final = 10_000
+BATCH_BYTES: Final = 4 << 20
+WAIT_SLICE_S: Final = 0.2
+PROGRESS_NS: Final = NS_PER_S // 2
+BAD_REQUEST: Final = 400
+FULL: Final = 422
+_NS_PER_MS: Final = 1_000_000
+
+InDoubt = Literal["stop", "send", "skip"]
+Warn = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueToTopicSettings:
+    """What is bridged and how. `start` counts only when the bridge has never run."""
+
+    queue: str
+    topic: str
+    name: str
+    form: Format = Format.AUTO
+    batch_records: int = BATCH_RECORDS_MAX
+    batch_bytes: int = BATCH_BYTES
+    start: Literal["earliest", "latest"] = "earliest"
+    once: bool = False
+    durability: str | None = None
+    in_doubt: InDoubt = "stop"
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if not 1 <= self.batch_records <= BATCH_RECORDS_MAX:
+            raise InvalidConfig(f"a batch has 1 to {BATCH_RECORDS_MAX} records, not {self.batch_records}")
+        if self.batch_bytes < 1:
+            raise InvalidConfig(f"a batch has at least 1 byte, not {self.batch_bytes}")
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a run has done so far."""
+
+    forwarded: int = 0
+    batches: int = 0
+    deduplicated: int = 0
+    retries: int = 0
+    gaps: int = 0
+    last_seq: int | None = None
+    lag: int = 0
+    elapsed_s: float = 0.0
+    is_in_doubt: bool = False
+
+
+class _Prepared(NamedTuple):
+    """A rendered batch and where the queue's reader stands behind it."""
+
+    messages: Messages
+    texts: list[bytes]
+    end: tuple[int, int]
+    timestamp_ns: int
+
+
+class _Delivered(NamedTuple):
+    topic_head: int
+    was_there: bool
+
+
+class _Stopped(Exception):
+    """The bridge is to end while a batch is under way."""
+
+
+class QueueToTopic:
+    """Forwards a queue to a topic until it is stopped, or once to the end of what is there."""
+
+    def __init__(
+        self,
+        client: Client,
+        settings: QueueToTopicSettings,
+        *,
+        metrics: BridgeMetrics | None = None,
+        clock: Clock | None = None,
+        fs: Fs | None = None,
+        warn: Warn | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.progress = Progress()
+        self.stop = threading.Event()
+        self._client = client
+        self._settings = settings
+        self._metrics = metrics or BridgeMetrics(settings.name, "queue-to-topic")
+        self._clock = clock or SystemClock()
+        self._fs = fs or OsFs()
+        self._warn = warn or (lambda code, message: None)
+        self._on_progress = on_progress
+        self._renderer = Renderer(settings.form)
+        self._file = StateFile(self._fs, settings.queue, settings.name, QueueToTopicState)
+        self._told_ns = 0
+        self._topic_head = 0
+        self._confirmed_ts_ns = 0
+        self._is_away = False
+
+    # --- Running -------------------------------------------------------------------------------------------
+
+    def run(self) -> Progress:
+        """Forward; returns when stopped, or at the end with `once`. Raises what cannot be got over."""
+        self._started_ns = self._clock.monotonic_ns()
+        with contextlib.ExitStack() as held:
+            held.callback(self._file.close)
+            self._state = self._load_state()
+            self._reader = held.enter_context(contextlib.closing(self._open_reader()))
+            self._control = ControlBlock.open(self._fs, self._clock, self._settings.queue, writable=False)
+            held.callback(self._control.close)
+            self._confirmed = self._reader.committed_position
+            pool = held.enter_context(ThreadPoolExecutor(1, "bridge-send"))
+            held.callback(self.stop.set)  # first of all: the thread must not go on trying
+            with contextlib.suppress(_Stopped):
+                self._forward(pool)
+            plan = self._state.plan
+            self.progress.is_in_doubt = plan is not None and self._confirmed < plan.end
+            self._show_progress(is_last=True)
+        return self.progress
+
+    def _load_state(self) -> QueueToTopicState:
+        settings = self._settings
+        if not ControlBlock.is_ready(self._fs, settings.queue):
+            # Says what is missing; a bridge creates no queue to read from.
+            Queue.open_subscriber(settings.queue, None).close()
+        state = self._file.load()
+        if state is None:
+            reader = meta_path(settings.queue, reader_name(settings.name))
+            if self._fs.exists(reader):
+                raise CorruptMetadata(
+                    f"{self._file.path} is missing although the bridge {settings.name!r} has run; restore "
+                    f"it, or delete {reader} as well to forward the queue anew"
+                )
+            state = self._file.create(
+                QueueToTopicState(VERSION, settings.name, new_identity(), settings.topic)
+            )
+        if state.topic != settings.topic:
+            raise InvalidConfig(
+                f"the bridge {settings.name!r} forwards {settings.queue} to topic {state.topic!r}; give a "
+                f"bridge to {settings.topic!r} another --name"
+            )
+        return state
+
+    def _open_reader(self) -> QueueReader:
+        settings = self._settings
+        name = reader_name(settings.name)
+        is_new = not self._fs.exists(meta_path(settings.queue, name))
+        start = StartMode.LATEST if is_new and settings.start == "latest" else StartMode.RESUME_STRICT
+        return Queue.open_subscriber(settings.queue, name, start, clock=self._clock, fs=self._fs)
+
+    def _forward(self, pool: ThreadPoolExecutor) -> None:
+        end = self._end_of_queue() if self._settings.once else None
+        self._settle_old_plan(pool)
+        under_way: tuple[_Prepared, Future[_Delivered]] | None = None
+        for prepared in self._batches(end):
+            if under_way is not None:
+                self._confirm(*under_way)
+                under_way = None
+            if self.stop.is_set():
+                return
+            if prepared is None:
+                self._show_progress()
+                if end is not None and self._reader.position >= end:
+                    return
+                self._reader.wait(WAIT_SLICE_S)
+            else:
+                plan = self._store_plan(prepared)
+                under_way = prepared, pool.submit(self._deliver, prepared, plan, is_in_doubt=False)
+
+    def _end_of_queue(self) -> tuple[int, int]:
+        with Queue.open_subscriber(self._settings.queue, None, StartMode.LATEST) as reader:
+            return reader.position
+
+    # --- Batches -------------------------------------------------------------------------------------------
+
+    def _batches(self, end: tuple[int, int] | None) -> Iterator[_Prepared | None]:
+        """Batches as they come; None whenever there is nothing at the moment."""
+        settings = self._settings
+        while True:
+            if end is not None and self._reader.position >= end:
+                yield None
+                continue
+            batch = self._reader.read_batch(settings.batch_records)
+            if not len(batch):
+                yield None
+                continue
+            position, offsets = self._reader.position, batch.offset
+            times = batch.timestamp_ns
+            start = 0
+            while start < len(batch):
+                stop = start + fitting(batch, settings.batch_bytes, start)
+                messages = copy_messages(batch, start, stop)
+                behind = position if stop == len(batch) else (batch.segment_id, int(offsets[stop]))
+                yield _Prepared(messages, self._renderer.records(messages), behind, int(times[stop - 1]))
+                start = stop
+
+    def _store_plan(self, prepared: _Prepared) -> Plan:
+        messages, state = prepared.messages, self._state
+        plan = Plan(
+            messages.first_seq,
+            messages.last_seq,
+            len(prepared.texts),
+            prepared.end,
+            self._topic_head,
+            self._clock.wall_ns() // _NS_PER_MS,
+        )
+        self._state = msgspec.structs.replace(
+            state,
+            generation=state.generation + 1,
+            forwarded=state.forwarded + (state.plan.count if state.plan is not None else 0),
+            first_seq=messages.first_seq if state.first_seq is None else state.first_seq,
+            plan=plan,
+        )
+        self._file.store(self._state)
+        return plan
+
+    def _confirm(self, prepared: _Prepared, sent: Future[_Delivered]) -> None:
+        """Wait until a batch is in the topic, giving signs of life, and let the queue's reader pass it."""
+        while True:
+            try:
+                delivered = sent.result(WAIT_SLICE_S)
+                break
+            except TimeoutError:
+                if sent.done():
+                    raise
+                self._reader.heartbeat()
+                self._show_progress()
+        self._topic_head = delivered.topic_head
+        self._move_to(prepared.end)
+        progress, metrics = self.progress, self._metrics
+        progress.forwarded += len(prepared.texts)
+        progress.batches += 1
+        progress.last_seq = prepared.messages.last_seq
+        metrics.forwarded.inc(len(prepared.texts))
+        metrics.batches.inc()
+        metrics.last_seq.set(prepared.messages.last_seq)
+        if delivered.was_there:
+            progress.deduplicated += 1
+            metrics.deduplicated.inc()
+        self._confirmed_ts_ns = prepared.timestamp_ns
+        self._show_progress()
+
+    def _move_to(self, position: tuple[int, int]) -> None:
+        # Not synced: if a power loss takes it, the plan still tells where to go on.
+        self._reader._commit_at(position, durable=False)
+        self._confirmed = position
+
+    # --- What an earlier life left -------------------------------------------------------------------------
+
+    def _settle_old_plan(self, pool: ThreadPoolExecutor) -> None:
+        plan = self._state.plan
+        if plan is None or self._reader.committed_position >= plan.end:
+            self._topic_head = self._patiently(self._head_of_topic)
+            return
+        prepared = self._read_again(plan)
+        self._confirm(prepared, pool.submit(self._deliver, prepared, plan, is_in_doubt=True))
+
+    def _read_again(self, plan: Plan) -> _Prepared:
+        """Make the planned batch once more, of the same messages."""
+        self._reader.seek_seq(plan.first_seq)
+        batch = self._reader.read_batch(plan.last_seq - plan.first_seq + 1)
+        if not len(batch) or (int(batch.seq[0]), int(batch.seq[-1])) != (plan.first_seq, plan.last_seq):
+            raise SegmentMissing(
+                f"messages {plan.first_seq} to {plan.last_seq} of {self._settings.queue} are gone, and the "
+                f"bridge {self._settings.name!r} had not been told that they arrived; restore the queue, or "
+                "start a bridge with another --name"
+            )
+        messages = copy_messages(batch, 0, len(batch))
+        texts = self._renderer.records(messages)
+        return _Prepared(messages, texts, self._reader.position, int(batch.timestamp_ns[-1]))
+
+    def _head_of_topic(self) -> int:
+        try:
+            state = send_once(self._client, calls.topic(self._settings.topic, touch=False))
+        except ApiFailed as error:
+            if error.status == NOT_FOUND:
+                return 0
+            raise
+        if state.config.durability in ("ephemeral", "memory"):
+            self._warn(
+                "weak_topic",
+                f"topic {self._settings.topic!r} is of class {state.config.durability}: what it loses in a "
+                "restart is not forwarded again, and a batch under way may be lost or come twice",
+            )
+        return state.head_seq
+
+    def _patiently(self, ask: Callable[[], int]) -> int:
+        """Ask until the server answers or the bridge is stopped."""
+        backoff = Backoff()
+        while True:
+            try:
+                answer = ask()
+            except ApiFailed as error:
+                if not (error.is_busy or error.is_outage):
+                    raise
+                self._pause(error, backoff)
+                self._reader.heartbeat()
+            else:
+                self._is_back()
+                return answer
+
+    # --- Sending, in the thread of its own -----------------------------------------------------------------
+
+    def _deliver(self, prepared: _Prepared, plan: Plan, *, is_in_doubt: bool) -> _Delivered:
+        """Bring a batch into the topic, however long that takes."""
+        backoff = Backoff()
+        call = self._call(prepared.texts, plan)
+        is_careful = False
+        while True:
+            if self.stop.is_set() and (is_in_doubt or self._is_away):
+                raise _Stopped
+            try:
+                if is_in_doubt and (landed := self._look(plan)) is not None:
+                    return landed
+                appended = send_once(self._client, call)
+            except ApiFailed as error:
+                if error.status == BAD_REQUEST and not is_careful:
+                    # One payload is JSON to us and not to the server; looking closely finds it.
+                    is_careful = True
+                    texts = self._renderer.records(prepared.messages, careful=True)
+                    call = self._call(texts, plan)
+                    continue
+                is_in_doubt |= not self._did_nothing(error)
+                self._pause(error, backoff)
+            else:
+                self._is_back()
+                return _Delivered(appended.head_seq, appended.deduped)
+
+    def _call(self, texts: list[bytes], plan: Plan) -> Call[Appended]:
+        more = b',"create":true'
+        if self._settings.durability is not None:
+            more += b',"config":' + msgspec.json.encode({"durability": self._settings.durability})
+        marker = Marker(plan.first_seq, plan.last_seq, plan.count)
+        body = request_body(texts, marker, self._state.node, self._state.key(plan), more)
+        path = topic_path(self._settings.topic) + "?return_seqs=false"
+        return Call("POST", path, Appended, body, may_repeat=False)
+
+    def _look(self, plan: Plan) -> _Delivered | None:
+        """Ask the topic what became of a batch; None if it is to be sent (again)."""
+        finding = settle(self._client, self._state, plan)
+        if finding.verdict is Verdict.LANDED:
+            self._is_back()
+            return _Delivered(finding.topic_head, was_there=True)
+        if finding.verdict is Verdict.UNKNOWN and not self._is_key_known(plan):
+            if self._settings.in_doubt == "skip":
+                return _Delivered(finding.topic_head, was_there=True)
+            if self._settings.in_doubt == "stop":
+                raise BatchInDoubt(
+                    f"messages {plan.first_seq} to {plan.last_seq} of {self._settings.queue} may have been "
+                    f"in topic {self._settings.topic!r}: an answer was lost, records of that time are gone "
+                    "from the topic, and the server no longer remembers the batch's key. Look at the "
+                    "readers of the topic, then start the bridge with --in-doubt send or --in-doubt skip",
+                    plan.first_seq,
+                    plan.last_seq,
+                )
+        return None
+
+    def _is_key_known(self, plan: Plan) -> bool:
+        """Whether the server is sure to remember the key if the batch came: half of its time, to be sure."""
+        try:
+            state = send_once(self._client, calls.topic(self._settings.topic, touch=False))
+            window_ms = state.config.idempotency_window_ms
+        except ApiFailed as error:
+            if error.status != NOT_FOUND:
+                raise
+            window_ms = WINDOW_MS_DEFAULT
+        age_ms = self._clock.wall_ns() // _NS_PER_MS - plan.planned_ms
+        return 0 <= age_ms < window_ms // 2
+
+    def _did_nothing(self, error: ApiFailed) -> bool:
+        """Whether a failed try is sure to have left no trace; raises what another try cannot mend."""
+        if error.is_busy or error.status == FULL:
+            return True
+        if error.is_outage:
+            return not error.was_sent
+        if error.status >= 500:
+            return False
+        raise error
+
+    def _pause(self, error: ApiFailed, backoff: Backoff) -> None:
+        if not self._is_away:
+            self._is_away = True
+            self._metrics.connected.set(0)
+            self._warn(error.code, f"{error}; trying again until it works")
+        self.progress.retries += 1
+        self._metrics.retries.inc()
+        if self.stop.wait(backoff.pause_s(error)):
+            raise _Stopped
+
+    def _is_back(self) -> None:
+        self._metrics.connected.set(1)
+        if self._is_away:
+            self._is_away = False
+            self._warn("server_back", "the server takes records again")
+
+    # --- Telling -------------------------------------------------------------------------------------------
+
+    def _show_progress(self, *, is_last: bool = False) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if not is_last and now_ns - self._told_ns < PROGRESS_NS:
+            return
+        self._told_ns = now_ns
+        size = self._reader.segment_size
+        lag = byte_position(*self._control.head(), size) - byte_position(*self._confirmed, size)
+        self.progress.lag = max(0, lag)
+        age_ns = self._clock.wall_ns() - self._confirmed_ts_ns
+        is_behind = self.progress.lag > 0 and self._confirmed_ts_ns > 0
+        self._metrics.lag_bytes.set(self.progress.lag)
+        self._metrics.lag_seconds.set(max(0, age_ns) / NS_PER_S if is_behind else 0)
+        self.progress.elapsed_s = (now_ns - self._started_ns) / NS_PER_S
+        if self._on_progress is not None:
+            self._on_progress(self.progress)

@@ -1,0 +1,196 @@
+"""From messages of a queue to the records of an append request.
+
+Owns the formats and the text of a request. A payload that is JSON goes through as it is; market protocol
+messages become JSON; anything else becomes base64, with its type id beside it so that it can be turned back.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from everlog.bridge import market_json
+from everlog.errors import InvalidRecord, RecordTooLarge
+from everlog.queue import Batch
+
+MAX_RECORD_BYTES: Final = 1 << 20
+MAX_META_BYTES: Final = 512
+"""What the bridge itself puts into a record's meta is shorter than this."""
+
+MAX_NESTING: Final = 120
+"""Of a payload; the server allows 128 levels of a whole request."""
+
+_BETWEEN: Final = b'},{"data":'
+_FLAGS_OFFSET: Final = 26
+_is_json: Final = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+class Format(StrEnum):
+    """What becomes of payloads."""
+
+    AUTO = "auto"
+    JSON = "json"
+    BASE64 = "base64"
+
+
+class Messages(NamedTuple):
+    """The messages of one request: seqs, and what is needed to render them. Owned copies."""
+
+    seqs: NDArray[np.uint64]
+    type_ids: list[int]
+    flags: list[int]
+    payloads: list[bytes]
+
+    @property
+    def first_seq(self) -> int:
+        """The seq of the first message."""
+        return int(self.seqs[0])
+
+    @property
+    def last_seq(self) -> int:
+        """The seq of the last message."""
+        return int(self.seqs[-1])
+
+
+def copy_messages(batch: Batch, start: int, stop: int) -> Messages:
+    """Take some messages of a batch out of the mapping."""
+    data, begins = batch.joined(np.arange(start, stop))
+    raw = data.tobytes()
+    payloads = [raw[begin:end] for begin, end in pairwise(begins.tolist())]
+    segment = batch.segment
+    places = batch.offset[start:stop].astype(np.int64) + _FLAGS_OFFSET
+    flags = segment[places].astype(np.uint16) | segment[places + 1].astype(np.uint16) << 8
+    type_ids = batch.type_id[start:stop].tolist()
+    return Messages(batch.seq[start:stop].copy(), type_ids, flags.tolist(), payloads)
+
+
+def fitting(batch: Batch, max_bytes: int, start: int) -> int:
+    """How many messages from `start` on stay below `max_bytes` of payload; at least one."""
+    sizes = np.cumsum(batch.length[start:], dtype=np.int64)
+    return max(1, int(np.searchsorted(sizes, max_bytes, side="right")))
+
+
+class Renderer:
+    """Renders messages in one format. `careful` looks at what only the server's strict reader refuses."""
+
+    def __init__(self, form: Format) -> None:
+        self._form = form
+
+    def records(self, messages: Messages, *, careful: bool = False) -> list[bytes]:
+        """Return the text of each record, from its data to before its closing brace."""
+        payloads, form = messages.payloads, self._form
+        if form is Format.BASE64:
+            texts = [_base64(*pair) for pair in zip(messages.type_ids, payloads, strict=True)]
+        elif not careful and _are_all_json(messages.type_ids, payloads):
+            texts = payloads
+        else:
+            texts = [self._text(messages, place) for place in range(len(payloads))]
+        if max(map(len, texts), default=0) > MAX_RECORD_BYTES - MAX_META_BYTES:
+            self._refuse_too_large(messages)
+        return texts
+
+    def _text(self, messages: Messages, place: int) -> bytes:
+        type_id, payload = messages.type_ids[place], messages.payloads[place]
+        if type_id in market_json.KNOWN_TYPE_IDS:
+            rendered = market_json.render(type_id, messages.flags[place], payload)
+            if rendered is not None:
+                return rendered
+        elif is_acceptable_json(payload):
+            return payload
+        if self._form is Format.JSON:
+            raise InvalidRecord(
+                f"message {int(messages.seqs[place])} of type {type_id:#06x} is neither JSON nor a valid "
+                "message of the market protocol; use --format auto to pass such messages as base64"
+            )
+        return _base64(type_id, payload)
+
+    def _refuse_too_large(self, messages: Messages) -> None:
+        lengths = [len(payload) for payload in messages.payloads]
+        place = lengths.index(max(lengths))
+        raise RecordTooLarge(
+            f"message {int(messages.seqs[place])} of the queue has {lengths[place]} bytes; as a record it is "
+            f"larger than the {MAX_RECORD_BYTES} bytes that a topic takes. Keep large payloads elsewhere and "
+            "put a reference into the queue"
+        )
+
+
+def _are_all_json(type_ids: Sequence[int], payloads: list[bytes]) -> bool:
+    if not market_json.KNOWN_TYPE_IDS.isdisjoint(type_ids):
+        return False
+    try:
+        for payload in payloads:
+            _is_json(payload)
+        # The decoder steps over strings; with single bytes between them all of them are right or none is.
+        b"\n".join(payloads).decode()
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
+def is_acceptable_json(payload: bytes) -> bool:
+    """Tell whether a topic takes this payload as the data of a record."""
+    try:
+        _is_json(payload)
+        text = payload.decode()
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    if text.count("[") + text.count("{") < MAX_NESTING:
+        return True
+    try:
+        return _depth(json.loads(text)) < MAX_NESTING
+    except (ValueError, RecursionError):
+        return False
+
+
+def _depth(value: Any) -> int:
+    """How deep a value is nested, without recursion."""
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below += item.values()
+            elif isinstance(item, list):
+                below += item
+        level = below
+    return depth
+
+
+def _base64(type_id: int, payload: bytes) -> bytes:
+    text = binascii.b2a_base64(payload, newline=False)
+    return b'"%b","meta":{"encoding":"base64","type":%d}' % (text, type_id)
+
+
+class Marker(msgspec.Struct):
+    """What the first record of a batch carries in its meta: which messages of the queue the batch holds."""
+
+    first_seq: int
+    last_seq: int
+    count: int
+
+
+def request_body(texts: list[bytes], marker: Marker, node: str, key: str, more: bytes = b"") -> bytes:
+    """Return the body of an append. The marker goes into the first record; all share the node."""
+    first = _with_marker(texts[0], marker)
+    rest = _BETWEEN.join([first, *texts[1:]])
+    names = (msgspec.json.encode(node), msgspec.json.encode(key))
+    tail = b'}],"node":%b,"idempotency_key":%b%b}' % (*names, more)
+    return b'{"records":[{"data":' + rest + tail
+
+
+def _with_marker(text: bytes, marker: Marker) -> bytes:
+    word = b'"bridge":' + msgspec.json.encode(marker)
+    # JSON that begins with a quote is a string and ends with one; only base64 with its meta ends otherwise.
+    if text.startswith(b'"') and text.endswith(b"}"):
+        data, _, meta = text.partition(b'","meta":{')
+        return data + b'","meta":{' + word + b"," + meta
+    return text + b',"meta":{' + word + b"}"

@@ -1,0 +1,268 @@
+"""What a bridge has to remember: who it is, and the batch that it is about to bring across.
+
+Owns `bridges/<name>.state` in the directory of the queue: two slots, written in turn and synced, so one of
+them is always whole. A plan is stored before its batch goes out. So after any crash at most one batch is in
+doubt, and its borders are known.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+import zlib
+from typing import ClassVar, Final, Generic, TypeVar
+
+import msgspec
+
+from everlog.errors import CorruptMetadata, InvalidConfig
+from everlog.fs import Fs, create_directory, replace_file
+from everlog.queue.faults import io_errors
+from everlog.queue.names import check_component
+
+BRIDGES_DIR: Final = "bridges"
+STATE_SUFFIX: Final = ".state"
+READER_PREFIX: Final = "bridge-"
+NAME_MAX_BYTES: Final = 64
+VERSION: Final = 1
+_SLOT_HEAD: Final = struct.Struct("<II")
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A batch on its way to a topic: messages `first_seq` to `last_seq` of the queue, `count` records.
+
+    `end` is where the queue's reader stands behind it. `topic_head` was the head of the topic when the batch
+    was planned: if it is there, it has higher seqs.
+    """
+
+    first_seq: int
+    last_seq: int
+    count: int
+    end: tuple[int, int]
+    topic_head: int
+    planned_ms: int
+
+
+class QueueToTopicState(msgspec.Struct, frozen=True, tag="queue-to-topic", tag_field="direction"):
+    """What a bridge into a topic remembers. `forwarded` counts the records of all batches before the plan."""
+
+    SLOT_BYTES: ClassVar[int] = 1024
+
+    version: int
+    name: str
+    identity: str
+    topic: str
+    generation: int = 0
+    forwarded: int = 0
+    first_seq: int | None = None
+    plan: Plan | None = None
+
+    @property
+    def node(self) -> str:
+        """The `$node` of every record that this bridge appends; nobody else has it."""
+        return f"bridge:{self.name}:{self.identity}"
+
+    def key(self, plan: Plan) -> str:
+        """The idempotency key of a batch: the same whenever and wherever it is sent."""
+        return f"{self.node}:{plan.first_seq}-{plan.last_seq}"
+
+
+class QueuePlan(msgspec.Struct, frozen=True):
+    """A batch on its way to a queue: `count` messages from `first_queue_seq` on.
+
+    The first one is a gap message if `gap_cursor` is given: the topic is read from there behind it. The
+    others are the records of the topic whose seqs are in `runs` (first seq, length). `from_seq` and
+    `next_from_seq` are where the topic is read from before and behind the whole batch.
+    """
+
+    first_queue_seq: int
+    count: int
+    from_seq: int
+    next_from_seq: int
+    runs: list[tuple[int, int]]
+    gap_cursor: int | None = None
+
+    def cursor_after(self, messages: int) -> int:
+        """Where the topic is to be read from if only the first `messages` are in the queue."""
+        if messages <= 0:
+            return self.from_seq
+        if messages >= self.count:
+            return self.next_from_seq
+        record_seq = self.record_seq(messages)
+        return (self.gap_cursor or 0) if record_seq is None else record_seq
+
+    def record_seq(self, messages: int) -> int | None:
+        """The topic's seq of the last of the first `messages`; None if that is the gap, or there is none."""
+        left = messages - (1 if self.gap_cursor is not None else 0)
+        for first_seq, length in self.runs:
+            if 0 < left <= length:
+                return first_seq + left - 1
+            left -= length
+        return None
+
+
+class TopicToQueueState(msgspec.Struct, frozen=True, tag="topic-to-queue", tag_field="direction"):
+    """What a bridge into a queue remembers. The counts are those of all batches before the plan."""
+
+    SLOT_BYTES: ClassVar[int] = 1 << 17
+
+    version: int
+    name: str
+    identity: str
+    topic: str
+    plan: QueuePlan
+    generation: int = 0
+    records: int = 0
+    gaps: int = 0
+
+    def counts(self, arrived: int) -> tuple[int, int]:
+        """Records and gaps in the queue when so many messages of the plan are."""
+        gaps = min(arrived, 1 if self.plan.gap_cursor is not None else 0)
+        return self.records + arrived - gaps, self.gaps + gaps
+
+    def behind(self, arrived: int, plan: QueuePlan) -> TopicToQueueState:
+        """The state with the next plan, when so many messages of this one are in the queue."""
+        records, gaps = self.counts(arrived)
+        return msgspec.structs.replace(
+            self, generation=self.generation + 1, plan=plan, records=records, gaps=gaps
+        )
+
+
+State = QueueToTopicState | TopicToQueueState
+S = TypeVar("S", QueueToTopicState, TopicToQueueState)
+_decoder: Final[msgspec.json.Decoder[State]] = msgspec.json.Decoder(State)
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def new_identity() -> str:
+    """What tells a bridge from any other, also from one of the same name on another queue."""
+    return secrets.token_hex(8)
+
+
+def check_name(name: str) -> str:
+    """Return a name that can be one of a bridge."""
+    check_component(name, "bridge name")
+    if len(name.encode()) > NAME_MAX_BYTES or not name.isprintable():
+        raise InvalidConfig(
+            f"the bridge name {name!r} is not printable or longer than {NAME_MAX_BYTES} bytes; give another "
+            "one by --name"
+        )
+    return name
+
+
+def state_path(queue_path: str, name: str) -> str:
+    """Where the state of a bridge is."""
+    return os.path.join(queue_path, BRIDGES_DIR, check_name(name) + STATE_SUFFIX)
+
+
+def reader_name(name: str) -> str:
+    """The name under which a bridge reads its queue."""
+    return READER_PREFIX + check_name(name)
+
+
+def bridge_names(fs: Fs, queue_path: str) -> list[str]:
+    """The bridges that have run on a queue."""
+    try:
+        files = fs.listdir(os.path.join(queue_path, BRIDGES_DIR))
+    except FileNotFoundError:
+        return []
+    return sorted(name.removesuffix(STATE_SUFFIX) for name in files if name.endswith(STATE_SUFFIX))
+
+
+class StateFile(Generic[S]):
+    """The file of one bridge. Only the process that holds the bridge's lock may store.
+
+    That lock is the one of its reader (out of a queue) or of the writer (into a queue).
+    """
+
+    def __init__(self, fs: Fs, queue_path: str, name: str, kind: type[S]) -> None:
+        self.path = state_path(queue_path, name)
+        self._kind: type[S] = kind
+        self._slot_bytes = kind.SLOT_BYTES
+        self._fs = fs
+        self._queue_path = queue_path
+        self._fd: int | None = None
+
+    def load(self) -> S | None:
+        """Return what was stored last, None if nothing ever was."""
+        with io_errors(f"read the state of the bridge at {self.path}"):
+            try:
+                fd = self._fs.open(self.path, os.O_RDONLY)
+            except FileNotFoundError:
+                return None
+            try:
+                data = self._fs.pread(fd, 2 * self._slot_bytes, 0)
+            finally:
+                self._fs.close(fd)
+        found = [state for start in (0, self._slot_bytes) if (state := _slot(data, start)) is not None]
+        if not found:
+            raise CorruptMetadata(
+                f"{self.path} holds no valid state; restore it, or use another --name to begin anew"
+            )
+        latest = max(found, key=lambda state: state.generation)
+        kind: type[S] = self._kind
+        if not isinstance(latest, kind):
+            raise InvalidConfig(
+                f"{self.path} belongs to a bridge in the other direction; give this one another --name"
+            )
+        if latest.version != VERSION:
+            raise CorruptMetadata(f"{self.path} has version {latest.version}; this build knows {VERSION}")
+        return latest
+
+    def create(self, state: S) -> S:
+        """Keep the state of a new bridge, or return that of another process that was faster."""
+        with io_errors(f"create the state of the bridge at {self.path}"):
+            create_directory(self._fs, os.path.join(self._queue_path, BRIDGES_DIR))
+            own = f"{self.path}.{state.identity}"
+            replace_file(self._fs, own, self._slot_of(state).ljust(2 * self._slot_bytes, b"\0"))
+            try:
+                # Two that start at the same time must end up with one identity.
+                self._fs.rename_noreplace(own, self.path)
+            except FileExistsError:
+                self._fs.unlink(own)
+            self._fs.fsync_dir(os.path.dirname(self.path))
+        return self.load() or state
+
+    def store(self, state: S) -> None:
+        """Keep a state whose generation is one more than that of the last; it survives a power loss."""
+        with io_errors(f"store the state of the bridge at {self.path}"):
+            if self._fd is None:
+                self._fd = self._fs.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            self._fs.pwrite(self._fd, self._slot_of(state), state.generation % 2 * self._slot_bytes)
+            self._fs.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd is not None:
+            self._fs.close(self._fd)
+            self._fd = None
+
+    def _slot_of(self, state: S) -> bytes:
+        text = _encode(state)
+        if len(text) > self._slot_bytes - _SLOT_HEAD.size:
+            raise InvalidConfig(f"the names of bridge {state.name!r} and topic {state.topic!r} are too long")
+        return _SLOT_HEAD.pack(zlib.crc32(text), len(text)) + text
+
+
+def load_any(fs: Fs, queue_path: str, name: str) -> State | None:
+    """Return the state of a bridge in whichever direction; None if there is none."""
+    try:
+        return StateFile(fs, queue_path, name, QueueToTopicState).load()
+    except InvalidConfig:
+        return StateFile(fs, queue_path, name, TopicToQueueState).load()
+    except CorruptMetadata:
+        # The larger slots of the other direction may be the ones that are whole.
+        return StateFile(fs, queue_path, name, TopicToQueueState).load()
+
+
+def _slot(data: bytes, start: int) -> State | None:
+    if len(data) < start + _SLOT_HEAD.size:
+        return None
+    checksum, length = _SLOT_HEAD.unpack_from(data, start)
+    text = data[start + _SLOT_HEAD.size : start + _SLOT_HEAD.size + length]
+    if length == 0 or len(text) != length or zlib.crc32(text) != checksum:
+        return None
+    try:
+        return _decoder.decode(text)
+    except msgspec.MsgspecError:
+        return None

@@ -1,0 +1,400 @@
+"""The bridge out of a topic into a queue.
+
+Owns the order of steps that makes it exactly once: read records, make what is in the queue durable, store the
+plan (which records become which messages), append. The writer of a queue finds its own end after any crash;
+that end, held against the plan, tells which record was the last to get in.
+"""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import accumulate
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from everlog.bridge.layouts import (
+    GAP_TYPE_ID,
+    RECORD_TYPE_ID,
+    Gap,
+    encode_gap,
+    gap_reason,
+    seq_digits,
+    timestamp_ns,
+)
+from everlog.bridge.metrics import BridgeMetrics
+from everlog.bridge.queue_to_topic import PROGRESS_NS, Progress, Warn
+from everlog.bridge.requests import send_once
+from everlog.bridge.settling import NOT_FOUND
+from everlog.bridge.state import (
+    VERSION,
+    QueuePlan,
+    StateFile,
+    TopicToQueueState,
+    check_name,
+    new_identity,
+)
+from everlog.client import ApiFailed, Client, Tombstone, calls
+from everlog.client.calls import Call
+from everlog.client.http_api import Backoff
+from everlog.client.wire import topic_path
+from everlog.clock import NS_PER_S, Clock, SystemClock
+from everlog.errors import Corrupt, EverlogError, InvalidConfig, InvalidRecord
+from everlog.fs import Fs, OsFs
+from everlog.queue import Queue, QueueWriter, StartMode, WriterConfig
+
+BATCH_RECORDS_MAX: Final = 4000
+"""So that a plan with all seqs far apart still fits into a slot of the state file."""
+
+READ_LIMIT: Final = 1000
+READ_BYTES: Final = 8 << 20
+POLL_MS: Final = 1000
+TYPE_ID_MAX: Final = 0xFFFE
+
+
+class PayloadFormat(StrEnum):
+    """What becomes the payload of a message."""
+
+    AUTO = "auto"
+    JSON = "json"
+    BASE64 = "base64"
+    RECORD = "record"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicToQueueSettings:
+    """What is bridged and how. `start` counts only when the bridge has never run."""
+
+    queue: str
+    topic: str
+    name: str
+    form: PayloadFormat = PayloadFormat.AUTO
+    batch_records: int = BATCH_RECORDS_MAX
+    start: Literal["earliest", "latest"] = "earliest"
+    once: bool = False
+    type_id: int = RECORD_TYPE_ID
+    writer: WriterConfig | None = None
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if not 1 <= self.batch_records <= BATCH_RECORDS_MAX:
+            raise InvalidConfig(f"a batch has 1 to {BATCH_RECORDS_MAX} records, not {self.batch_records}")
+        if not 0 <= self.type_id <= TYPE_ID_MAX:
+            raise InvalidConfig(f"a type id is 0 to {TYPE_ID_MAX}, not {self.type_id}")
+
+
+class _Record(msgspec.Struct, frozen=True, rename={"seq": "$seq", "ts_ms": "$ts"}):
+    seq: int
+    ts_ms: int
+    data: msgspec.Raw = msgspec.Raw(b"null")
+    meta: dict[str, Any] | None = None
+
+
+class _Diff(msgspec.Struct, frozen=True):
+    records: list[msgspec.Raw]
+    next_from_seq: int
+    head_seq: int
+    caught_up: bool
+    tombstone: Tombstone | None = None
+
+
+class NewMessage(NamedTuple):
+    """A message to append."""
+
+    type_id: int
+    timestamp_ns: int
+    payload: bytes
+
+
+_record: Final = msgspec.json.Decoder(_Record).decode
+
+
+class TopicToQueue:
+    """Forwards a topic to a queue until it is stopped, or once to the end of what is there."""
+
+    def __init__(
+        self,
+        client: Client,
+        settings: TopicToQueueSettings,
+        *,
+        metrics: BridgeMetrics | None = None,
+        clock: Clock | None = None,
+        fs: Fs | None = None,
+        warn: Warn | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.progress = Progress()
+        self.stop = threading.Event()
+        self._client = client
+        self._settings = settings
+        self._metrics = metrics or BridgeMetrics(settings.name, "topic-to-queue")
+        self._clock = clock or SystemClock()
+        self._fs = fs or OsFs()
+        self._warn = warn or (lambda code, message: None)
+        self._on_progress = on_progress
+        self._file = StateFile(self._fs, settings.queue, settings.name, TopicToQueueState)
+        self._told_ns = 0
+        self._is_away = False
+        self._arrived = 0  # messages of the plan that are in the queue
+
+    # --- Running -------------------------------------------------------------------------------------------
+
+    def run(self) -> Progress:
+        """Forward; returns when stopped, or at the end with `once`. Raises what cannot be got over."""
+        self._started_ns = self._clock.monotonic_ns()
+        settings = self._settings
+        with contextlib.ExitStack() as held:
+            held.callback(self._file.close)
+            config = settings.writer or WriterConfig()
+            self._writer = Queue.open_publisher(settings.queue, config, clock=self._clock, fs=self._fs)
+            held.callback(self._writer.close)
+            state = self._file.load() or self._first_state()
+            if state is not None:
+                self._check_topic(state)
+                self._state = state
+                self._cursor = self._cursor_after_crash(state.plan, self._writer)
+                self._forward()
+                # What was brought across last must not wait for the next batch to survive a power loss.
+                self._writer.flush_sync()
+            self._show_progress(is_last=True)
+        return self.progress
+
+    def _first_state(self) -> TopicToQueueState | None:
+        settings, cursor = self._settings, 0
+        if settings.start == "latest":
+            head = self._patiently(self._head_of_topic)
+            if head is None:
+                return None
+            cursor = head
+        plan = QueuePlan(self._writer.next_seq, 0, cursor, cursor, [])
+        return self._file.create(
+            TopicToQueueState(VERSION, settings.name, new_identity(), settings.topic, plan)
+        )
+
+    def _head_of_topic(self) -> int:
+        wanted = calls.topic(self._settings.topic, touch=False)
+        return send_once(self._client, wanted).head_seq
+
+    def _check_topic(self, state: TopicToQueueState) -> None:
+        settings = self._settings
+        if state.topic != settings.topic:
+            raise InvalidConfig(
+                f"the bridge {settings.name!r} forwards topic {state.topic!r} to {settings.queue}; give a "
+                f"bridge from {settings.topic!r} another --name"
+            )
+
+    def _cursor_after_crash(self, plan: QueuePlan, writer: QueueWriter) -> int:
+        """Hold the end of the queue against the plan: how much of it got in."""
+        arrived = writer.next_seq - plan.first_queue_seq
+        if arrived < 0:
+            raise Corrupt(
+                f"{self._settings.queue} ends at seq {writer.next_seq - 1}, but the bridge "
+                f"{self._settings.name!r} had seen seq {plan.first_queue_seq - 1} safe on disk; it was "
+                "replaced or restored. Use another --name to forward the topic anew"
+            )
+        if arrived > plan.count:
+            self._warn(
+                "foreign_messages",
+                f"somebody else has appended {arrived - plan.count} messages to {self._settings.queue}",
+            )
+        self._arrived = min(arrived, plan.count)
+        record_seq = plan.record_seq(self._arrived)
+        if record_seq is not None:
+            self._check_message(plan.first_queue_seq + self._arrived - 1, record_seq)
+        return plan.cursor_after(arrived)
+
+    def _check_message(self, queue_seq: int, record_seq: int) -> None:
+        """The last message that got in must be the record that the plan says, if it is still there."""
+        with Queue.open_subscriber(self._settings.queue, None, StartMode.EARLIEST) as reader:
+            found = reader.next() if reader.seek_seq(queue_seq) else None
+            if found is None or found.seq != queue_seq:
+                return  # read by everybody and deleted
+            if seq_digits(found.timestamp_ns) != seq_digits(record_seq):
+                raise Corrupt(
+                    f"message {queue_seq} of {self._settings.queue} is not record {record_seq} of topic "
+                    f"{self._settings.topic!r}, as the bridge had planned; somebody else has written to the "
+                    "queue while a batch was incomplete. Use another --name to forward the topic anew"
+                )
+
+    def _forward(self) -> None:
+        end: int | None = None
+        while not self.stop.is_set():
+            diff = self._patiently(lambda: self._read(self._cursor, POLL_MS))
+            if diff is None:
+                return
+            if self._settings.once and end is None:
+                end = diff.head_seq
+            diff, records = self._gather(diff)
+            if records or diff.tombstone is not None:
+                self._bring(diff, records)
+            self._cursor = diff.next_from_seq
+            self._tell_lag(diff)
+            if end is not None and (diff.caught_up or self._cursor >= end):
+                return
+
+    def _gather(self, diff: _Diff) -> tuple[_Diff, list[msgspec.Raw]]:
+        """Read on until there is a full batch, as long as nothing but records comes."""
+        records, gap = list(diff.records), diff.tombstone
+        room = self._settings.batch_records - READ_LIMIT
+        while not diff.caught_up and len(records) <= room and not self.stop.is_set():
+            try:
+                following = self._read(diff.next_from_seq, 0)
+            except ApiFailed:
+                break  # what is here is brought across first; the next read meets the trouble again
+            if following.tombstone is not None:
+                break
+            records += following.records
+            diff = following
+        return msgspec.structs.replace(diff, tombstone=gap), records
+
+    def _read(self, from_seq: int, wait_ms: int) -> _Diff:
+        settings = self._settings
+        body = {
+            "from_seq": from_seq,
+            "limit": min(READ_LIMIT, settings.batch_records),
+            "max_batch_bytes": READ_BYTES,
+            "include_tags": settings.form is PayloadFormat.RECORD,
+            "wait_ms": 0 if settings.once else wait_ms,
+        }
+        path = topic_path(settings.topic, "/diff")
+        content = msgspec.json.encode(body)
+        return send_once(self._client, Call("POST", path, _Diff, content, wait_s=wait_ms / 1000))
+
+    # --- Appending -----------------------------------------------------------------------------------------
+
+    def _bring(self, diff: _Diff, raws: list[msgspec.Raw]) -> None:
+        records = [_record(raw) for raw in raws]
+        messages = [self._message(*pair) for pair in zip(records, raws, strict=True)]
+        gap_cursor: int | None = None
+        gap = diff.tombstone
+        if gap is not None:
+            # A topic that was created again is read from its start; there is nothing to skip in it.
+            gap_cursor = 0 if gap.reason == "recreated" else gap.gap_to
+            messages.insert(0, _gap_message(gap, self._clock.wall_ns()))
+        # In this order: once the plan is kept, everything before it must be, or nobody knows how far we are.
+        self._writer.flush_sync()
+        plan = QueuePlan(
+            self._writer.next_seq,
+            len(messages),
+            self._cursor,
+            diff.next_from_seq,
+            _runs([record.seq for record in records]),
+            gap_cursor,
+        )
+        self._state = self._state.behind(self._arrived, plan)
+        self._file.store(self._state)
+        append(self._writer, messages)
+        self._arrived = plan.count
+        self._count(len(records), gap is not None, records[-1].seq if records else None)
+
+    def _message(self, record: _Record, raw: msgspec.Raw) -> NewMessage:
+        form, type_id = self._settings.form, self._settings.type_id
+        meta = record.meta or {}
+        stamp_ns = timestamp_ns(record.ts_ms, record.seq)
+        if form is PayloadFormat.RECORD:
+            return NewMessage(type_id, stamp_ns, bytes(raw))
+        is_base64 = meta.get("encoding") == "base64"
+        if form is PayloadFormat.JSON or (form is PayloadFormat.AUTO and not is_base64):
+            return NewMessage(type_id, stamp_ns, bytes(record.data))
+        own_type = meta.get("type", type_id)
+        if not isinstance(own_type, int) or not 0 <= own_type <= TYPE_ID_MAX:
+            own_type = type_id
+        try:
+            payload = binascii.a2b_base64(msgspec.json.decode(record.data, type=str), strict_mode=True)
+        except (binascii.Error, msgspec.MsgspecError, ValueError) as error:
+            if form is PayloadFormat.AUTO:
+                return NewMessage(type_id, stamp_ns, bytes(record.data))
+            raise InvalidRecord(
+                f"record {record.seq} of topic {self._settings.topic!r} is no base64 ({error}); use "
+                "--format auto to pass such records as JSON"
+            ) from None
+        return NewMessage(own_type, stamp_ns, payload)
+
+    def _count(self, records: int, has_gap: bool, last_seq: int | None) -> None:
+        progress, metrics = self.progress, self._metrics
+        progress.forwarded += records
+        progress.batches += 1
+        metrics.forwarded.inc(records)
+        metrics.batches.inc()
+        if has_gap:
+            progress.gaps += 1
+            metrics.gaps.inc()
+        if last_seq is not None:
+            progress.last_seq = last_seq
+            metrics.last_seq.set(last_seq)
+
+    # --- The server ----------------------------------------------------------------------------------------
+
+    def _patiently(self, ask: Callable[[], Any]) -> Any:
+        """Ask until the server answers; None if the bridge was stopped meanwhile."""
+        backoff = Backoff()
+        while True:
+            try:
+                answer = ask()
+            except ApiFailed as error:
+                if not (error.is_busy or error.is_outage or self._may_come(error)):
+                    raise
+                if not self._is_away:
+                    self._is_away = True
+                    self._warn(error.code, f"{error}; trying again until it works")
+                self._metrics.connected.set(0)
+                self._metrics.retries.inc()
+                self.progress.retries += 1
+                if self.stop.wait(backoff.pause_s(error)):
+                    return None
+            else:
+                self._metrics.connected.set(1)
+                if self._is_away:
+                    self._is_away = False
+                    self._warn("server_back", "the topic can be read again")
+                return answer
+
+    def _may_come(self, error: EverlogError) -> bool:
+        """A topic that does not exist yet, or not at the moment, is waited for."""
+        return isinstance(error, ApiFailed) and error.status == NOT_FOUND and not self._settings.once
+
+    def _tell_lag(self, diff: _Diff) -> None:
+        self.progress.lag = max(0, diff.head_seq - diff.next_from_seq)
+        self._metrics.lag_records.set(self.progress.lag)
+        self._show_progress()
+
+    def _show_progress(self, *, is_last: bool = False) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if not is_last and now_ns - self._told_ns < PROGRESS_NS:
+            return
+        self._told_ns = now_ns
+        self.progress.elapsed_s = (now_ns - self._started_ns) / NS_PER_S
+        if self._on_progress is not None:
+            self._on_progress(self.progress)
+
+
+def _gap_message(gap: Tombstone, now_ns: int) -> NewMessage:
+    payload = encode_gap(Gap(gap.gap_from, gap.gap_to, gap.missed_estimate, gap_reason(gap.reason)))
+    return NewMessage(GAP_TYPE_ID, now_ns, payload)
+
+
+def _runs(seqs: list[int]) -> list[tuple[int, int]]:
+    """Ascending seqs as (first, length) of those that follow each other."""
+    if not seqs:
+        return []
+    column = np.array(seqs, dtype=np.int64)
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(column) != 1) + 1))
+    lengths = np.diff(np.concatenate((starts, [len(column)])))
+    return list(zip(column[starts].tolist(), lengths.tolist(), strict=True))
+
+
+def append(writer: QueueWriter, messages: list[NewMessage]) -> None:
+    """Append messages of any type and length with one native call."""
+    joined = b"".join(message.payload for message in messages)
+    writer.append_packed(
+        np.array([message.type_id for message in messages], dtype=np.uint16),
+        np.frombuffer(joined, dtype=np.uint8),
+        np.fromiter(accumulate(len(message.payload) for message in messages), dtype=np.uint64),
+        np.array([message.timestamp_ns for message in messages], dtype=np.uint64),
+    )

@@ -1,0 +1,373 @@
+"""The commands of `everlog bridge`: records across, from a queue into a topic or from a topic into a queue.
+
+Owns the flags, the line of progress on a terminal, the report at the end and what signals do. Forwarding
+itself is in `everlog.bridge`.
+
+    exit 0  stopped by a signal, or everything there was is across (--once)
+    exit 1  an error that trying again does not mend
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
+
+import typer
+
+from everlog.cli.options import AsJson
+from everlog.cli.output import human_bytes, print_error, print_fields, print_json, print_warning, reporting
+from everlog.cli.signatures import Option, give_options
+from everlog.cli.topic import Key, Url
+from everlog.client.wire import DEFAULT_URL
+from everlog.errors import EverlogError
+
+if TYPE_CHECKING:
+    from everlog.bridge.metrics import BridgeMetrics
+    from everlog.bridge.queue_to_topic import Progress
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Forward a queue to a topic, or a topic to a queue, each record exactly once.",
+    epilog="Example: everlog bridge queue-to-topic --queue ./queue --topic orders",
+)
+
+Form = Literal["auto", "json", "base64"]
+Direction = Literal["queue-to-topic", "topic-to-queue"]
+BATCH_DEFAULT: Final = 10_000
+BATCH_KIB_DEFAULT: Final = 4096
+REQUIRED: Final = inspect.Parameter.empty
+
+
+class _Bridge(Protocol):
+    """What both directions offer."""
+
+    stop: Any
+
+    def run(self) -> Progress:
+        """Forward."""
+        ...
+
+
+_SHARED_OPTIONS: Final = (
+    Option("queue", Annotated[str, typer.Option(metavar="DIR", help="Directory of the queue.")], REQUIRED),
+    Option("topic", Annotated[str, typer.Option(metavar="TOPIC", help="Name of the topic.")], REQUIRED),
+    Option(
+        "name",
+        Annotated[
+            str | None,
+            typer.Option(
+                metavar="NAME",
+                help="Name under which the bridge remembers how far it is. Default: the topic's name.",
+            ),
+        ],
+    ),
+    Option("url", Url, DEFAULT_URL),
+    Option("key", Key),
+    Option("once", Annotated[bool, typer.Option("--once", help="Stop at the end of what is there.")], False),
+    Option(
+        "metrics_port",
+        Annotated[
+            int | None,
+            typer.Option(min=0, max=65_535, help="Serve metrics on 127.0.0.1 at this port; 0: any free one."),
+        ],
+    ),
+    Option(
+        "metrics_port_file",
+        Annotated[
+            str | None,
+            typer.Option(metavar="FILE", help="Gets host:port of the metrics; implies --metrics-port 0."),
+        ],
+    ),
+    Option("as_json", AsJson, False),
+)
+
+_START: Final = Option(
+    "start",
+    Annotated[
+        Literal["earliest", "latest"],
+        typer.Option("--from", help="Where a bridge that never ran begins."),
+    ],
+    "earliest",
+)
+
+_QUEUE_TO_TOPIC_OPTIONS: Final = (
+    Option(
+        "form",
+        Annotated[
+            Form,
+            typer.Option(
+                "--format",
+                help="auto: JSON as it is, market messages as JSON, the rest as base64. json: refuse the "
+                "rest. base64: everything.",
+            ),
+        ],
+        "auto",
+    ),
+    Option(
+        "batch",
+        Annotated[int, typer.Option(min=1, max=10_000, help="Records in one request at most.")],
+        BATCH_DEFAULT,
+    ),
+    Option(
+        "batch_kib",
+        Annotated[int, typer.Option(min=1, max=32_768, help="KiB of payloads in one request at most.")],
+        BATCH_KIB_DEFAULT,
+    ),
+    _START,
+    Option(
+        "durability",
+        Annotated[
+            Literal["ephemeral", "memory", "disk", "fsync"] | None,
+            typer.Option(help="Class of the topic if it is created; needs the scope admin."),
+        ],
+    ),
+    Option(
+        "in_doubt",
+        Annotated[
+            Literal["stop", "send", "skip"],
+            typer.Option(help="What to do with a batch that nobody can tell whether it arrived."),
+        ],
+        "stop",
+    ),
+)
+
+
+def _queue_to_topic(
+    *,
+    form: Form,
+    batch: int,
+    batch_kib: int,
+    start: Literal["earliest", "latest"],
+    durability: str | None,
+    in_doubt: Literal["stop", "send", "skip"],
+    queue: str,
+    topic: str,
+    name: str | None,
+    once: bool,
+    **shared: Any,
+) -> None:
+    """Forward the messages of a queue to a topic, each exactly once, until Ctrl-C or SIGTERM.
+
+    The bridge may be killed and started again at any time, and so may the server.
+    """
+    from everlog.bridge.queue_to_topic import QueueToTopic, QueueToTopicSettings
+    from everlog.bridge.rendering import Format
+    from everlog.client import Client
+
+    def build(metrics: BridgeMetrics, tell: _Teller) -> _Bridge:
+        settings = QueueToTopicSettings(
+            queue=queue,
+            topic=topic,
+            name=name or topic,
+            form=Format(form),
+            batch_records=batch,
+            batch_bytes=batch_kib << 10,
+            start=start,
+            once=once,
+            durability=durability,
+            in_doubt=in_doubt,
+        )
+        client = Client(shared["url"], shared["key"])
+        return QueueToTopic(client, settings, metrics=metrics, warn=tell.warn, on_progress=tell.progress)
+
+    _run("queue-to-topic", name or topic, build, shared)
+
+
+give_options(_queue_to_topic, [*_SHARED_OPTIONS, *_QUEUE_TO_TOPIC_OPTIONS])
+app.command(
+    "queue-to-topic", epilog="Example: everlog bridge queue-to-topic --queue ./queue --topic orders --once"
+)(_queue_to_topic)
+
+
+_TOPIC_TO_QUEUE_OPTIONS: Final = (
+    Option(
+        "form",
+        Annotated[
+            Literal["auto", "json", "base64", "record"],
+            typer.Option(
+                "--format",
+                help="auto: data as JSON, what a bridge made base64 turned back. json: data as JSON. base64: "
+                "data decoded. record: the whole record as JSON.",
+            ),
+        ],
+        "auto",
+    ),
+    Option(
+        "batch",
+        Annotated[int, typer.Option(min=1, max=4000, help="Records appended under one plan at most.")],
+        4000,
+    ),
+    _START,
+    Option(
+        "type_id",
+        Annotated[
+            int, typer.Option("--type", min=0, max=0xFFFE, help="Type id of records that bring none along.")
+        ],
+        0x3000,
+    ),
+    Option(
+        "segment_mib",
+        Annotated[int, typer.Option(min=1, max=4096, help="Size of segments if the queue is created.")],
+        128,
+    ),
+    Option(
+        "keep",
+        Annotated[bool, typer.Option("--keep", help="Delete no segment, whatever its readers have read.")],
+        False,
+    ),
+)
+
+
+def _topic_to_queue(
+    *,
+    form: str,
+    batch: int,
+    start: Literal["earliest", "latest"],
+    type_id: int,
+    segment_mib: int,
+    keep: bool,
+    queue: str,
+    topic: str,
+    name: str | None,
+    once: bool,
+    **shared: Any,
+) -> None:
+    """Forward the records of a topic to a queue, each exactly once, until Ctrl-C or SIGTERM.
+
+    The bridge is the queue's writer. Records that the topic lost before they were read become gap messages.
+    """
+    from everlog.bridge.topic_to_queue import PayloadFormat, TopicToQueue, TopicToQueueSettings
+    from everlog.client import Client
+    from everlog.queue import WriterConfig
+
+    def build(metrics: BridgeMetrics, tell: _Teller) -> _Bridge:
+        settings = TopicToQueueSettings(
+            queue=queue,
+            topic=topic,
+            name=name or topic,
+            form=PayloadFormat(form),
+            batch_records=batch,
+            start=start,
+            once=once,
+            type_id=type_id,
+            writer=WriterConfig(segment_size=segment_mib << 20, retention=not keep),
+        )
+        client = Client(shared["url"], shared["key"])
+        return TopicToQueue(client, settings, metrics=metrics, warn=tell.warn, on_progress=tell.progress)
+
+    _run("topic-to-queue", name or topic, build, shared)
+
+
+give_options(_topic_to_queue, [*_SHARED_OPTIONS, *_TOPIC_TO_QUEUE_OPTIONS])
+app.command(
+    "topic-to-queue", epilog="Example: everlog bridge topic-to-queue --topic orders --queue ./queue --once"
+)(_topic_to_queue)
+
+
+# --- Running ---------------------------------------------------------------------------------------------
+
+
+class _Teller:
+    """Says on standard error what happens; the line of progress only to a person."""
+
+    def __init__(self, as_json: bool, direction: Direction) -> None:
+        self._as_json = as_json
+        self._unit_is_bytes = direction == "queue-to-topic"
+        self._shows = sys.stderr.isatty() and not as_json
+        self._has_line = False
+
+    def warn(self, code: str, message: str) -> None:
+        """Say what the bridge got over by itself."""
+        self.end_line()
+        print_warning(code, message, as_json=self._as_json)
+
+    def progress(self, progress: Progress) -> None:
+        """Write the line of progress anew."""
+        if not self._shows:
+            return
+        rate = progress.forwarded / progress.elapsed_s if progress.elapsed_s else 0.0
+        lag = human_bytes(progress.lag) if self._unit_is_bytes else f"{progress.lag} records"
+        line = f"\r\x1b[Kforwarded {progress.forwarded:,}  {rate:,.0f}/s  lag {lag}"
+        sys.stderr.write(line)
+        sys.stderr.flush()
+        self._has_line = True
+
+    def end_line(self) -> None:
+        """Leave the line of progress."""
+        if self._has_line:
+            sys.stderr.write("\n")
+            self._has_line = False
+
+
+def _run(
+    direction: Direction,
+    name: str,
+    build: Callable[[BridgeMetrics, _Teller], _Bridge],
+    shared: dict[str, Any],
+) -> None:
+    from everlog.bridge.metrics import BridgeMetrics, MetricsServer
+
+    as_json: bool = shared["as_json"]
+    tell = _Teller(as_json, direction)
+    with reporting(as_json=as_json), contextlib.ExitStack() as held:
+        metrics = BridgeMetrics(name, direction)
+        bridge = build(metrics, tell)
+        port, port_file = shared["metrics_port"], shared["metrics_port_file"]
+        if port is not None or port_file is not None:
+            server = held.enter_context(MetricsServer(metrics, port or 0, port_file))
+            if port_file is None and not as_json:
+                print(f"metrics: http://127.0.0.1:{server.port}/metrics", file=sys.stderr)
+        held.enter_context(_stopping_on_signals(bridge))
+        try:
+            progress = bridge.run()
+        except EverlogError as error:
+            tell.end_line()
+            print_error(error, as_json=as_json)
+            raise typer.Exit(1) from None
+        tell.end_line()
+        _report(direction, name, progress, as_json)
+
+
+def _report(direction: Direction, name: str, progress: Progress, as_json: bool) -> None:
+    rate = progress.forwarded / progress.elapsed_s if progress.elapsed_s else 0.0
+    document = {"bridge": name, "direction": direction, **asdict(progress), "records_per_s": round(rate, 1)}
+    if as_json:
+        print_json(document)
+        return
+    fields = [
+        ("bridge", f"{name} ({direction})"),
+        ("forwarded", f"{progress.forwarded} records in {progress.batches} batches"),
+        ("rate", f"{rate:.0f} records/s"),
+        ("last seq", str(progress.last_seq) if progress.last_seq is not None else "none"),
+        ("there already", f"{progress.deduplicated} batches"),
+        ("retries", str(progress.retries)),
+        ("gaps", str(progress.gaps)),
+    ]
+    if progress.is_in_doubt:
+        fields.append(("under way", "one batch; the next start finds out what became of it"))
+    print_fields(fields)
+
+
+@contextlib.contextmanager
+def _stopping_on_signals(bridge: _Bridge) -> Iterator[None]:
+    """The first signal lets the batch under way arrive; the second ends the process at once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if bridge.stop.is_set():
+            os._exit(128 + number)  # nothing is lost: whatever is under way is settled by the next start
+        bridge.stop.set()
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

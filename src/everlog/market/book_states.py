@@ -1,0 +1,127 @@
+"""The state of a set of books as bytes: saved at one message, loaded to go on with the next.
+
+Owns that format, which is msgpack with a version. It holds all that decides what later events do: levels or
+orders, numbers seen, what waits for a snapshot. Unlike `everlog.market.snapshots`, which keeps one market for
+people and tools to start from, it is read only by the job that wrote it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from everlog.errors import Corrupt, UnsupportedVersion
+from everlog.market.book_set import BookSet, BookSettings, Market
+from everlog.market.books import L2Book, L3Book
+from everlog.market.protocol import BookMode
+
+STATE_VERSION: Final = 1
+
+
+class _BookState(msgspec.Struct, array_like=True):
+    venue_id: int
+    market_id: int
+    mode: int
+    payload: bytes
+    last_seq: int
+    last_update_id: int
+    last_exchange_ts_ns: int
+    last_ingest_ts_ns: int
+    after_snapshot: bool
+    quarantined: bool
+
+
+class _ChannelState(msgspec.Struct, array_like=True):
+    venue_id: int
+    stream_id: int
+    last: int | None
+    quarantined: bool
+    markets: list[tuple[int, int]]
+
+
+class _SetState(msgspec.Struct):
+    version: int
+    books: list[_BookState]
+    channels: list[_ChannelState]
+
+
+def save_books(books: BookSet) -> bytes:
+    """Return the state of all books and channels of a set."""
+    channels = [
+        _ChannelState(
+            venue_id,
+            stream_id,
+            one.numbers.last,
+            one.quarantined,
+            [(market.venue_id, market.market_id) for market in one.books],
+        )
+        for (venue_id, stream_id), one in books._streams.items()
+    ]
+    states = [_book_state(market, book) for market, book in books.books.items()]
+    return msgspec.msgpack.encode(_SetState(STATE_VERSION, states, channels))
+
+
+def load_books(data: bytes, settings: BookSettings | None = None) -> BookSet:
+    """Return the set that `save_books` was given; `settings` are those with which it was made."""
+    try:
+        state = msgspec.msgpack.decode(data, type=_SetState)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"this is no state of books ({error}); remove it and replay from the start") from None
+    if state.version != STATE_VERSION:
+        raise UnsupportedVersion(
+            f"the state of books has version {state.version}, this build reads {STATE_VERSION}; "
+            "replay from the start",
+            state.version,
+        )
+    books = BookSet(settings)
+    for one in state.books:
+        books.books[Market(one.venue_id, one.market_id)] = _loaded(books, one)
+    for channel in state.channels:
+        stream = books._stream(channel.venue_id, channel.stream_id)
+        stream.numbers.last, stream.quarantined = channel.last, channel.quarantined
+        for venue_id, market_id in channel.markets:
+            book = books.books[Market(venue_id, market_id)]
+            assert isinstance(book, L3Book), "only these belong to a channel"
+            stream.books[Market(venue_id, market_id)] = book
+    return books
+
+
+def quarantine_books(books: BookSet) -> None:
+    """Let every book skip events until it is whole again: nobody knows what was lost."""
+    for book in books.books.values():
+        if isinstance(book, L2Book):
+            book._restore_flags(False, True)
+        else:
+            book._quarantine()
+    for stream in books._streams.values():
+        stream.quarantined = True
+
+
+def _book_state(market: Market, book: L2Book | L3Book) -> _BookState:
+    is_l2 = isinstance(book, L2Book)
+    return _BookState(
+        *market,
+        mode=BookMode.L2 if is_l2 else BookMode.L3,
+        payload=book.snapshot_payload(),
+        last_seq=book.last_seq,
+        last_update_id=book.last_update_id if isinstance(book, L2Book) else 0,
+        last_exchange_ts_ns=book.last_exchange_ts_ns,
+        last_ingest_ts_ns=book.last_ingest_ts_ns,
+        after_snapshot=isinstance(book, L2Book) and book.after_snapshot,
+        quarantined=book.quarantined,
+    )
+
+
+def _loaded(books: BookSet, state: _BookState) -> L2Book | L3Book:
+    book = books._new_book(BookMode(state.mode))
+    book.load_payload(state.payload)
+    times_ns = state.last_exchange_ts_ns, state.last_ingest_ts_ns
+    if isinstance(book, L2Book):
+        book._restore_numbers(state.last_seq, state.last_update_id, *times_ns)
+        book._restore_flags(state.after_snapshot, state.quarantined)
+        return book
+    book._restore_numbers(state.last_seq, *times_ns)
+    if state.quarantined:
+        book._quarantine()
+    return book

@@ -1,0 +1,45 @@
+"""Types of the native short way of appends."""
+
+from collections.abc import Callable
+from typing import Any
+
+from everlog.native.commits import BatchEntry, Commit
+
+class PlainAppend(BatchEntry):
+    held: bytearray | None
+    closes: bool
+    counted_bytes: int
+    @property
+    def data(self) -> bytes: ...
+    @property
+    def started_ns(self) -> int: ...
+    @property
+    def connection(self) -> Any: ...
+    @property
+    def channel(self) -> None: ...
+    @property
+    def wants_word(self) -> bool: ...
+    @property
+    def offers_upgrade(self) -> bool: ...
+    def gone(self) -> Callable[[], None] | None: ...
+    def __call__(self, commit: Commit) -> None: ...
+
+class PlainAppends:
+    def __init__(
+        self,
+        owner: Any,
+        app: Any,
+        server: Any,
+        core: Any,
+        *,
+        wall_ns: Callable[[], int],
+        classes: Any,
+        limits: tuple[int, int, int, int],
+        uncounted_bytes: int,
+        packed_bytes: int,
+        ceiling_low: int,
+        queue_max: int,
+        control_room: int,
+        max_nesting: int,
+    ) -> None: ...
+    def take(self, connection: Any, exchanges: list[Any], data: bytes) -> bool: ...

@@ -1,0 +1,176 @@
+"""The job `features`: features of every market's book and bars of every symbol's trades, inside Spark tasks.
+
+Owns what the tables hold. Books, formulas, triggers and bars are those of `everlog.market`, so the rows are
+those of `Replay(queue).features(...)` and `BarBuilder` on one machine, bit for bit. Books and trades are
+taken at their time of arrival: a bar of an interval and the features of it are about the same time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from everlog.errors import DataLost
+from everlog.market import BarBuilder, BookSettings
+from everlog.market.feature_rows import Feature, row_dtype
+from everlog.market.features import BAR_COLUMNS
+from everlog.market.protocol import TRADE
+from everlog.market.replay import Messages, Replay
+from everlog.market.triggers import Always, Trigger
+from everlog.pipeline import queue_ranges
+from everlog.pipeline.jobs.market_tasks import (
+    MARKET_FIELDS,
+    Dealt,
+    Rows,
+    TableSpec,
+    application_name,
+    check_not_made_anew,
+    commit_run,
+    dates,
+    dealt_messages,
+    market_batch,
+    run_tasks,
+    signed,
+)
+from everlog.pipeline.jobs.report import RunReport
+from everlog.pipeline.lake import LakeTable
+from everlog.pipeline.queue_ranges import Lost, SeqRange
+
+BAR_SCHEMA: Final = pa.schema(
+    [
+        pa.field("date", pa.date32()),
+        pa.field("symbol_hash", pa.int64()),
+        *(pa.field(name, signed(pa.from_numpy_dtype(BAR_COLUMNS[name]))) for name in BAR_COLUMNS.names or ()),
+    ]
+)
+"""A bar of one symbol's trades, in the partition of the day on which it began.
+
+A symbol is known by the hash that trades carry (`everlog.market.protocol.symbol_hash`), with its bits as they
+are: one above 2^63 is negative here.
+"""
+
+
+class Bars(NamedTuple):
+    """Which bars to make of trades: by `time` (size in ns), by `count` of trades or by `volume`."""
+
+    kind: str
+    size: float
+
+
+class FeatureReport(RunReport, kw_only=True):
+    """One run: rows of the feature table, and of the bar table."""
+
+    bar_rows: int = 0
+
+
+def features_of_books(
+    spark: SparkSession,
+    queue: str,
+    lake: str,
+    table: str,
+    features: Sequence[Feature],
+    *,
+    trigger: Trigger | None = None,
+    settings: BookSettings | None = None,
+    bars: Bars | None = None,
+    partitions: int | None = None,
+) -> FeatureReport:
+    """Write the features of every market, a row whenever the trigger fires, partitioned by date and venue.
+
+    `GlobalTime` has to be among the features: it says to which day a row belongs. With `bars`, the table
+    `<table>_bars` gets the bars of all trades; the last bar of a symbol is that of the trades so far. The
+    tables always hold one whole run, as those of `replay_books`.
+    """
+    started_s = time.monotonic()
+    work = _FeatureWork(tuple(features), trigger or Always(), settings or BookSettings(), bars)
+    path = os.path.abspath(queue)
+    specs = [TableSpec(LakeTable(lake, table), work.schema)]
+    if bars is not None:
+        BarBuilder(*bars)
+        specs.append(TableSpec(LakeTable(lake, f"{table}_bars"), BAR_SCHEMA, ("date",)))
+    held = queue_ranges.bounds(path)
+    application = application_name("features", path, work.name())
+    check_not_made_anew(specs[0].table, application, held)
+    report = FeatureReport(job="features", source=path, table=specs[0].table.path)
+    report.offsets = {"first": held.first, "end": held.end}
+    tasks = partitions or spark.sparkContext.defaultParallelism
+
+    def task(number: int) -> Iterator[Rows]:
+        yield from work.features(path, held, Dealt(tasks, number), specs[0].table.name)
+        if bars is not None:
+            yield from work.bars(path, held, Dealt(tasks, number, trades=True), specs[1].table.name)
+
+    files = commit_run(
+        specs, application, held.end, lambda: run_tasks(spark, tasks, specs, task), report, replace=True
+    )
+    if bars is not None and files is not None:
+        report.bar_rows = sum(file["rows"] for file in files.by_table[specs[1].table.name])
+    report.seconds = time.monotonic() - started_s
+    return report
+
+
+class _FeatureWork:
+    """What a task computes."""
+
+    def __init__(
+        self, chosen: tuple[Feature, ...], fired_by: Trigger, settings: BookSettings, bars: Bars | None
+    ) -> None:
+        self._chosen = chosen
+        self._fired_by = fired_by
+        self._settings = settings
+        self._bars = bars
+        dtype = row_dtype(chosen)
+        self._names = dtype.names or ()
+        fields = [pa.field(name, signed(pa.from_numpy_dtype(dtype[name]))) for name in self._names]
+        self.schema = pa.schema([*MARKET_FIELDS, *fields])
+
+    def name(self) -> str:
+        """Return what tells this work from another."""
+        fired_by = type(self._fired_by).__name__, sorted(vars(self._fired_by).items(), key=str)
+        return repr([self._names, self._settings, *fired_by, self._bars])
+
+    def features(self, path: str, held: SeqRange, dealt: Dealt, table: str) -> Iterator[Rows]:
+        """Yield the rows of the markets that were dealt."""
+
+        def keep(some: Messages) -> np.ndarray[Any, Any]:
+            return dealt(some) & (some.seq < np.uint64(held.end))
+
+        replay = Replay(path, from_seq=held.first).where(keep)
+        for market, rows in replay.features(self._chosen, self._settings).trigger(self._fired_by).tables():
+            columns = {name: rows[name] for name in self._names}
+            yield Rows(table, market, market_batch(self.schema, market, columns, rows["ingest_ts_ns"]))
+
+    def bars(self, path: str, held: SeqRange, dealt: Dealt, table: str) -> Iterator[Rows]:
+        """Yield the bars of the symbols that were dealt."""
+        assert self._bars is not None, "asked only if there are bars"
+        builders: dict[int, BarBuilder] = {}
+        for some in dealt_messages(path, held, dealt):
+            if isinstance(some, Lost):
+                raise DataLost(
+                    f"messages {some.first} to {some.end - 1} of {path} are gone ({some.reason}) since the "
+                    "run began; keep more of the queue, and run it again"
+                )
+            data, _ = some.batch.joined(some.chosen)
+            trades, times_ns = data.view(TRADE), some.timestamp_ns
+            hashes = trades["symbol_hash"]
+            for symbol in np.unique(hashes).tolist():
+                mine = hashes == symbol
+                builder = builders.setdefault(symbol, BarBuilder(*self._bars))
+                yield _bar_rows(table, symbol, builder.add(times_ns[mine], trades[mine]))
+        for symbol, builder in builders.items():
+            yield _bar_rows(table, symbol, builder.finish())
+
+
+def _bar_rows(table: str, symbol: int, bars: np.ndarray[Any, np.dtype[np.void]]) -> Rows:
+    hashes = np.full(len(bars), symbol, np.uint64).view(np.int64)
+    columns = [
+        bars[name].astype(BAR_SCHEMA.field(name).type.to_pandas_dtype()) for name in bars.dtype.names or ()
+    ]
+    arrays = [dates(bars["start_ts_ns"]), pa.array(hashes), *map(pa.array, columns)]
+    return Rows(table, None, pa.RecordBatch.from_arrays(arrays, schema=BAR_SCHEMA))

@@ -1,0 +1,217 @@
+"""The job `replay` as a stream: the books go on with what comes, from where the last batch left them.
+
+Owns the streaming query, the state of the books between its batches and the order of commits. The query knows
+which messages a batch has; the tasks read them from the segments themselves, take up the books as they were
+before the first of them, and save them as they are after the last. So a batch that is run again gives the
+same rows, and a job that is killed at any moment goes on exactly: first the state is durable, then the tables
+are committed, then the offset.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from typing import Final
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+
+from everlog.clock import NS_PER_S
+from everlog.errors import Corrupt, InvalidConfig
+from everlog.fs import OsFs, create_directory, replace_file
+from everlog.market import BookSettings
+from everlog.pipeline import queue_ranges
+from everlog.pipeline.jobs.archive import KeptPosition, application_of
+from everlog.pipeline.jobs.batches import run_batches
+from everlog.pipeline.jobs.market_tasks import Dealt, Rows, commit_run, dealt_messages, run_tasks
+from everlog.pipeline.jobs.replay import (
+    DEPTH_LEVELS,
+    TOP,
+    BookTables,
+    ReplayPlan,
+    ReplayReport,
+    count_replayed,
+)
+from everlog.pipeline.queue_ranges import SeqRange
+
+PLAN_FILE: Final = "plan.json"
+STATES: Final = "books"
+Shown = Callable[[ReplayReport], None]
+
+
+class _Fixed(msgspec.Struct):
+    """What a checkpoint was made with; states of books fit no other."""
+
+    queue: str
+    tasks: int
+    plan: str
+
+
+def follow_books(  # noqa: PLR0913
+    spark: SparkSession,
+    queue: str,
+    lake: str,
+    table: str,
+    *,
+    settings: BookSettings | None = None,
+    depth: int = DEPTH_LEVELS,
+    depth_interval_ns: int = NS_PER_S,
+    partitions: int | None = None,
+    reader: str | None = None,
+    checkpoint: str | None = None,
+    follow: bool = True,
+    options: Mapping[str, str] | None = None,
+    shown: Shown | None = None,
+) -> ReplayReport:
+    """Append to the tables of `replay_books` what comes into the queue, with books that are kept in between.
+
+    Goes on until it is stopped; without `follow` it ends when it has caught up. Run it again to go on. With a
+    `reader` name the queue's retention waits for it. `options` are those of the format, such as
+    `maxRecordsPerBatch`; `checkpoint` defaults to a directory beside the table.
+    """
+    path = os.path.abspath(queue)
+    plan = ReplayPlan(settings or BookSettings(), depth, depth_interval_ns)
+    job = _LiveReplay(spark, path, plan, lake, table, checkpoint)
+    job.shown = shown
+    job.fix(partitions or spark.sparkContext.defaultParallelism)
+    given = {**(options or {}), "path": path, "columns": "seq", "onDataLoss": "record"}
+    source = spark.readStream.format("everlog.queue").options(**given).load()
+    with ExitStack() as stack:
+        if reader is not None:
+            position = stack.enter_context(KeptPosition(path, reader))
+            job.committed = position.move_to
+        return job.run(source, follow)
+
+
+class _LiveReplay:
+    """One run: a streaming query whose batches take the books further."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        path: str,
+        plan: ReplayPlan,
+        lake: str,
+        table: str,
+        checkpoint: str | None,
+    ) -> None:
+        self.shown: Shown | None = None
+        self.committed: Callable[[int], None] | None = None
+        self._spark = spark
+        self._path = path
+        self._plan = plan
+        self._tables = plan.tables(lake, table)
+        top = self._tables[TOP].table
+        self._checkpoint = os.path.abspath(checkpoint or f"{top.path}.checkpoint")
+        self._application = application_of(self._checkpoint, top)
+        self._report = ReplayReport(job="replay", source=path, table=top.path)
+        self._started_s = time.monotonic()
+        self._tasks = 1
+
+    def fix(self, tasks: int) -> None:
+        """Take the number of tasks from the checkpoint; refuse one that was made with something else."""
+        file = os.path.join(self._checkpoint, PLAN_FILE)
+        wanted = _Fixed(self._path, tasks, repr(self._plan))
+        try:
+            with open(file, "rb") as opened:
+                fixed = msgspec.json.decode(opened.read(), type=_Fixed)
+        except FileNotFoundError:
+            replace_file(OsFs(), file, msgspec.json.encode(wanted))
+            fixed = wanted
+        for name in ("queue", "plan"):
+            if getattr(fixed, name) != getattr(wanted, name):
+                raise InvalidConfig(
+                    f"the checkpoint {self._checkpoint} was made with another {name} "
+                    f"({getattr(fixed, name)}); use another table, or the same {name}"
+                )
+        self._tasks = fixed.tasks
+
+    def run(self, source: DataFrame, follow: bool) -> ReplayReport:
+        """Run the query until it has caught up, or until it is stopped."""
+        run_batches(source, self._checkpoint, lambda _, batch: self._take(batch), follow=follow)
+        return self._report
+
+    def _take(self, batch: int) -> None:
+        """Take the books through one batch, commit its rows, and drop the states before it."""
+        wanted = SeqRange(self._begin(batch), self._end(batch))
+        specs = [*self._tables.values()]
+        files = commit_run(
+            specs,
+            self._application,
+            batch,
+            lambda: run_tasks(self._spark, self._tasks, specs, self._work(wanted, is_first=batch == 0)),
+            self._report,
+            replace=False,
+        )
+        if self.committed is not None:
+            self.committed(wanted.end)
+        self._drop_states(wanted.end)
+        report = self._report
+        report.offsets = {"end": wanted.end}
+        report.seconds = time.monotonic() - self._started_s
+        count_replayed(report, self._tables, files)
+        if self.shown is not None:
+            self.shown(report)
+
+    def _work(self, wanted: SeqRange, *, is_first: bool) -> Callable[[int], Iterator[Rows]]:
+        path, plan, tasks, states = self._path, self._plan, self._tasks, self._states()
+        names = {kind: spec.table.name for kind, spec in self._tables.items()}
+
+        def work(number: int) -> Iterator[Rows]:
+            state = None if is_first else _read_state(states, wanted.first, number)
+            books = BookTables(plan, names, state)
+            for some in dealt_messages(path, wanted, Dealt(tasks, number)):
+                yield from books.take(some)
+            _write_state(states, wanted.end, number, books.state())
+
+        return work
+
+    def _begin(self, batch: int) -> int:
+        """Return the first seq of a batch: where the one before it ended."""
+        return self._end(batch - 1) if batch else queue_ranges.bounds(self._path).first
+
+    def _end(self, batch: int) -> int:
+        """Return the seq after the last of a batch, from the query's own log, which is written before it."""
+        with open(os.path.join(self._checkpoint, "offsets", str(batch)), encoding="utf-8") as file:
+            lines = file.read().splitlines()
+        return msgspec.json.decode(lines[-1], type=dict[str, int])["seq"]
+
+    def _states(self) -> str:
+        return os.path.join(self._checkpoint, STATES)
+
+    def _drop_states(self, needed: int) -> None:
+        """Remove all states but those that the next batch begins with."""
+        with suppress(FileNotFoundError):
+            for name in os.listdir(self._states()):
+                if name != str(needed):
+                    shutil.rmtree(os.path.join(self._states(), name), ignore_errors=True)
+
+
+def _state_path(states: str, seq: int, number: int) -> str:
+    return os.path.join(states, str(seq), f"{number}.state")
+
+
+def _read_state(states: str, seq: int, number: int) -> bytes:
+    path = _state_path(states, seq, number)
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        raise Corrupt(
+            f"the books before message {seq} are not at {path}; every worker has to see the checkpoint's "
+            "directory. If it is lost, replay into another table"
+        ) from None
+
+
+def _write_state(states: str, seq: int, number: int, state: bytes) -> None:
+    path = _state_path(states, seq, number)
+    create_directory(OsFs(), os.path.dirname(path))
+    # Two attempts of a task may run at a time; both write the same, but not into each other's file.
+    own = f"{path}.{uuid.uuid4().hex}"
+    replace_file(OsFs(), own, state)
+    os.replace(own, path)
+    OsFs().fsync_dir(os.path.dirname(path))

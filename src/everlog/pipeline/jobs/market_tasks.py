@@ -1,0 +1,311 @@
+"""Tasks that build books: which messages fall to which task, and how the files that they write are committed.
+
+Owns the dealing of markets, the reading of a range by its tasks, and the commit of several tables by one run.
+What the tables hold is up to the jobs. A task reads the queue's segments itself and writes its files itself,
+so nothing but the names of files goes through the driver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from everlog.errors import Corrupt, InvalidConfig
+from everlog.market import Market
+from everlog.market.packing import PackedRecords, gather_field
+from everlog.market.protocol import HEADER_BYTES, TRADE, BookMode, TypeId
+from everlog.market.replay import Messages
+from everlog.pipeline import queue_ranges
+from everlog.pipeline.jobs.report import RunReport
+from everlog.pipeline.lake import LakeTable
+from everlog.pipeline.lake_files import WRITTEN_SCHEMA, TableFiles, written
+from everlog.pipeline.queue_ranges import Lost, SeqRange
+from everlog.queue.batch import Batch
+from everlog.queue.layout import HEADER_SIZE
+
+NS_PER_DAY: Final = 86_400_000_000_000
+BATCH_MESSAGES: Final = 65536
+"""Many enough that what a batch costs by itself does not count; a book has to be fetched anew for each."""
+
+MARKET_FIELDS: Final = (
+    pa.field("date", pa.date32()),
+    pa.field("venue_id", pa.int32()),
+    pa.field("market_id", pa.int64()),
+)
+MARKET_PARTITIONS: Final = ("date", "venue_id")
+_SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+class TableSpec(NamedTuple):
+    """A table that a job fills."""
+
+    table: LakeTable
+    schema: pa.Schema
+    partition_by: tuple[str, ...] = MARKET_PARTITIONS
+
+
+class Rows(NamedTuple):
+    """Rows for one of the job's tables; `market` whose they are, None if of no single one."""
+
+    table: str
+    market: Market | None
+    batch: pa.RecordBatch
+
+
+Work = Callable[[int], Iterator[Rows]]
+"""What a task does, given its number."""
+
+
+class RunFiles(NamedTuple):
+    """The files that the tasks of a run have written, by table."""
+
+    by_table: dict[str, list[dict[str, Any]]]
+
+    @property
+    def rows(self) -> int:
+        """How many rows they have in all."""
+        return sum(file["rows"] for files in self.by_table.values() for file in files)
+
+
+def run_tasks(spark: SparkSession, tasks: int, specs: Sequence[TableSpec], work: Work) -> RunFiles:
+    """Let tasks write their rows to files; nothing of it is part of a table yet."""
+    places = {one.table.name: (one.table.path, one.partition_by) for one in specs}
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                yield from _write(number, places, work)
+
+    frame = spark.range(tasks, numPartitions=tasks).mapInArrow(task, from_arrow_schema(WRITTEN_SCHEMA))
+    by_table: dict[str, list[dict[str, Any]]] = {name: [] for name in places}
+    seen: dict[tuple[int, int], int] = {}
+    for row in frame.collect():
+        if row["path"]:
+            by_table[row["table"]].append(row.asDict())
+            continue
+        number, markets = msgspec.json.decode(row["stats"], type=tuple[int, list[tuple[int, int]]])
+        for market in markets:
+            if seen.setdefault(market, number) != number:
+                raise Corrupt(
+                    f"orders of market {market[1]} of venue {market[0]} come on two channels, which fell to "
+                    "two tasks; run the job with one partition"
+                )
+    return RunFiles(by_table)
+
+
+def _write(
+    number: int, places: dict[str, tuple[str, tuple[str, ...]]], work: Work
+) -> Iterator[pa.RecordBatch]:
+    """Do the work of one task: yield a row for each of its files, and one that names its markets."""
+    files = {name: TableFiles(path, partition_by) for name, (path, partition_by) in places.items()}
+    markets: set[tuple[int, int]] = set()
+    for rows in work(number):
+        if rows.market is not None:
+            markets.add(rows.market)
+        for row in files[rows.table].write(rows.batch):
+            yield written({"table": rows.table, **row})
+    for name, one in files.items():
+        for row in one.finish():
+            yield written({"table": name, **row})
+    yield written({"path": "", "stats": msgspec.json.encode((number, sorted(markets))).decode()})
+
+
+def application_name(job: str, path: str, what: str) -> str:
+    """Return the name of a run: that of the same work on the same queue, so that it is not done twice."""
+    digest = hashlib.blake2b(f"{path}\n{what}".encode(), digest_size=8).hexdigest()
+    return f"{job}-{digest}"
+
+
+def check_not_made_anew(table: LakeTable, application: str, held: SeqRange) -> None:
+    """Refuse a queue that is shorter than the one from which the table was made."""
+    committed = table.committed_batch(application)
+    if committed is not None and committed > held.end:
+        raise InvalidConfig(
+            f"table {table.path} holds a run over the messages up to {committed}, but the queue "
+            f"ends at {held.end}; was it made anew? Use another table"
+        )
+
+
+def commit_run(
+    specs: Sequence[TableSpec],
+    application: str,
+    batch: int,
+    run: Callable[[], RunFiles],
+    report: RunReport,
+    *,
+    replace: bool | Mapping[str, str],
+) -> RunFiles | None:
+    """Run the tasks and commit each table, unless that was done before; return what they wrote.
+
+    A run that was killed between two of the commits is repeated, and commits what is missing.
+    """
+    repeats = [one.table.repeated(application, batch) for one in specs]
+    if all(repeat is not None for repeat in repeats):
+        assert repeats[0] is not None, "all were just asked"
+        report.version = repeats[0].version
+        return None
+    files = run()
+    for spec, repeat in zip(specs, repeats, strict=True):
+        done = repeat or spec.table.commit(
+            files.by_table[spec.table.name],
+            spec.schema,
+            application,
+            batch,
+            spec.partition_by,
+            replace=replace,
+        )
+        report.files += done.files
+        if spec is specs[0]:
+            report.rows += done.rows
+            report.version = done.version
+    report.batches += 1
+    return files
+
+
+# --- Dealing messages to tasks -----------------------------------------------------------------------------
+
+
+class Dealt:
+    """Passes the messages that fall to one task: of its markets' books, and of its symbols' trades.
+
+    Price levels are dealt by market. Orders are dealt by channel: the numbers of a channel are counted over
+    all its markets, so whoever checks them has to see all of them. Trades are dealt by symbol.
+    """
+
+    def __init__(self, tasks: int, number: int, *, trades: bool = False) -> None:
+        self._tasks = np.uint64(tasks)
+        self._number = np.uint64(number)
+        self._type_id = TypeId.TRADE if trades else TypeId.BOOK_EVENT
+        self._bytes_min = TRADE.itemsize if trades else HEADER_BYTES
+        self._keys = _trade_keys if trades else _book_keys
+
+    def of_batch(self, batch: Batch) -> NDArray[np.intp] | None:
+        """Return the numbers of the messages in a batch that are some of them; None if all are."""
+        is_long = batch.stride > HEADER_SIZE + self._bytes_min
+        # The usual case of a queue that one task takes: nothing but the types need be looked at.
+        if self._tasks == 1 and is_long and (batch.type_id == self._type_id).all():
+            return None
+        keep = self(Messages(batch, np.arange(len(batch))))
+        return None if keep.all() else np.flatnonzero(keep)
+
+    def __call__(self, some: Messages) -> NDArray[np.bool_]:
+        """Return for each message whether it is one of them."""
+        keep: NDArray[np.bool_] = some.type_id == self._type_id
+        if not keep.any():
+            return keep
+        wanted = some if keep.all() else some.where(keep)
+        short = wanted.length < self._bytes_min
+        if short.any():
+            seq = int(wanted.seq[int(short.argmax())])
+            raise Corrupt(
+                f"message {seq} has {int(wanted.length[int(short.argmax())])} bytes, its type has at least "
+                f"{self._bytes_min}; another program wrote it"
+            )
+        if self._tasks > 1:
+            mixed = self._keys(wanted) * _SPREAD >> np.uint64(32)
+            keep[keep] = mixed % self._tasks == self._number
+        return keep
+
+
+def _book_keys(some: Messages) -> NDArray[np.uint64]:
+    packed = some.packed
+    modes = gather_field(packed, "book_mode")
+    is_orders = modes == BookMode.L3
+    if is_orders.all():
+        return gather_field(packed, "stream_id").astype(np.uint64)
+    markets = gather_field(packed, "market_id").astype(np.uint64)
+    if not is_orders.any():
+        return markets
+    return np.where(is_orders, gather_field(packed, "stream_id").astype(np.uint64), markets)
+
+
+def _trade_keys(some: Messages) -> NDArray[np.uint64]:
+    data, _ = some.batch.joined(some.chosen)
+    keys: NDArray[np.uint64] = data.view(TRADE)["symbol_hash"].astype(np.uint64)
+    return keys
+
+
+class Taken(NamedTuple):
+    """The messages of a batch that fall to a task; `chosen` is None if all of them do."""
+
+    batch: Batch
+    chosen: NDArray[np.intp] | None
+
+    @property
+    def seq(self) -> NDArray[np.uint64]:
+        """Each message's seq."""
+        return self.batch.seq if self.chosen is None else self.batch.seq[self.chosen]
+
+    @property
+    def timestamp_ns(self) -> NDArray[np.uint64]:
+        """Each message's ingest time."""
+        return self.batch.timestamp_ns if self.chosen is None else self.batch.timestamp_ns[self.chosen]
+
+    @property
+    def packed(self) -> PackedRecords:
+        """The payloads, without a copy."""
+        offsets, lengths = self.batch.offset + np.uint64(HEADER_SIZE), self.batch.length
+        if self.chosen is not None:
+            offsets, lengths = offsets[self.chosen], lengths[self.chosen]
+        return PackedRecords(self.batch.segment, offsets, lengths.astype(np.uint64))
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self.batch) if self.chosen is None else len(self.chosen)
+
+
+def dealt_messages(path: str, wanted: SeqRange, dealt: Dealt) -> Iterator[Taken | Lost]:
+    """Yield a task's messages of a range, and what is gone of it; a batch is valid until the next."""
+    for piece in queue_ranges.read(path, wanted, max_records=BATCH_MESSAGES):
+        if isinstance(piece, Lost):
+            yield piece
+            continue
+        chosen = dealt.of_batch(piece)
+        if chosen is None or len(chosen):
+            yield Taken(piece, chosen)
+
+
+# --- Rows --------------------------------------------------------------------------------------------------
+
+
+def market_columns(market: Market, times_ns: NDArray[Any]) -> list[pa.Array]:
+    """Return the columns of `MARKET_FIELDS`."""
+    count = len(times_ns)
+    return [
+        dates(times_ns),
+        pa.repeat(pa.scalar(market.venue_id, pa.int32()), count),
+        pa.repeat(pa.scalar(market.market_id, pa.int64()), count),
+    ]
+
+
+def dates(times_ns: NDArray[Any]) -> pa.Array:
+    """Return the UTC days of times."""
+    days = (np.asarray(times_ns, dtype=np.uint64) // np.uint64(NS_PER_DAY)).astype(np.int32)
+    return pa.array(days, pa.int32()).cast(pa.date32())
+
+
+def market_batch(
+    schema: pa.Schema, market: Market, columns: dict[str, Any], times_ns: NDArray[Any]
+) -> pa.RecordBatch:
+    """Return rows of one market; `columns` has all but `MARKET_FIELDS`, as arrays of either library."""
+    arrays = market_columns(market, times_ns)
+    for field in list(schema)[len(arrays) :]:
+        values = columns[field.name]
+        if isinstance(values, pa.Array):
+            arrays.append(values)
+        else:
+            arrays.append(pa.array(np.ascontiguousarray(values).astype(field.type.to_pandas_dtype())))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def signed(kind: pa.DataType) -> pa.DataType:
+    """Spark has no unsigned numbers; times in nanoseconds fit into signed ones until 2262."""
+    return pa.int64() if pa.types.is_uint64(kind) else kind

@@ -1,0 +1,48 @@
+"""The documentation site: every page can be found, and the comparison says where others are better."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+COMPARED = ("Kafka", "NATS and JetStream", "Redis Streams", "Chronicle Queue", "BullMQ")
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    nav = re.search(r"^nav:\n((?:[ \n].*\n?)*)", settings, re.MULTILINE)
+    assert nav is not None
+    listed = re.findall(r"[\w/.-]+\.md\b", nav[1])
+    assert sorted(listed) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+
+
+def test_every_decision_is_in_the_list_of_decisions() -> None:
+    index = (DOCS / "internals" / "index.md").read_text(encoding="utf-8")
+    listed = re.findall(r"\]\(adr/([^)]+)\)", index)
+    assert listed == sorted(path.name for path in (DOCS / "internals" / "adr").glob("*.md"))
+
+
+def test_every_page_of_the_reference_is_in_its_index() -> None:
+    index = (DOCS / "reference" / "index.md").read_text(encoding="utf-8")
+    names = {path.name for path in (DOCS / "reference").iterdir()} - {"index.md"}
+    assert {name for name in names if f"]({name})" not in index} == set()
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_the_comparison_says_where_the_other_one_is_better_and_when_to_take_it(name: str) -> None:
+    text = (DOCS / "guide" / "comparison.md").read_text(encoding="utf-8")
+    section = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (?!\||---)([^|]*) \| ([^|]*) \| ([^|]*) \|$", section, re.MULTILINE)
+    better = [row for row in rows if row[1].startswith("**")]
+    assert len(rows) >= 7
+    assert len(better) >= 4
+    assert re.search(rf"^Take {name.split(maxsplit=1)[0]}", section, re.MULTILINE)
+
+
+def test_the_comparison_claims_no_figures() -> None:
+    text = (DOCS / "guide" / "comparison.md").read_text(encoding="utf-8")
+    assert re.findall(r"\d[\d,.]*\s*(?:[kMG]/s|ns|us|ms|µs|M\b|million|times|%)", text) == []

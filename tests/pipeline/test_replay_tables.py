@@ -1,0 +1,203 @@
+"""What a replay writes, without Spark: the tasks together say what one machine says, whoever gets what."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everlog.errors import BookGap, Corrupt, DataLost, InvalidConfig
+from everlog.market import BookSet, BookSettings, Outputs
+from everlog.market.protocol import BookEventType, TypeId
+from everlog.market.replay import Replay
+from everlog.pipeline import queue_ranges
+from everlog.pipeline.jobs.market_tasks import Dealt, Rows, dealt_messages
+from everlog.pipeline.jobs.replay import DEPTH, REPORT, TOP, BookTables, ReplayPlan
+from everlog.pipeline.queue_ranges import SeqRange
+from everlog.queue import Queue
+from tests.support.book_twins import l2_record, l3_records
+from tests.support.market_queues import MARKETS, SECOND_NS, START_NS, write_market_queue
+
+NAMES = {kind: kind for kind in (TOP, DEPTH, REPORT)}
+PATIENT = ReplayPlan(BookSettings(gap_policy="quarantine"))
+
+
+def replayed(
+    path: str, tasks: int, plan: ReplayPlan, cuts: tuple[int, ...] = ()
+) -> dict[str, list[dict[str, Any]]]:
+    """The rows of all tasks by table, in the order of seqs; at the cuts books are saved and loaded."""
+    held = queue_ranges.bounds(path)
+    bounds = sorted({held.first, held.end, *(cut for cut in cuts if held.first < cut < held.end)})
+    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in NAMES}
+    for number in range(tasks):
+        state: bytes | None = None
+        for first, end in itertools.pairwise(bounds):
+            books = BookTables(plan, NAMES, state)
+            for some in dealt_messages(path, SeqRange(first, end), Dealt(tasks, number)):
+                for rows in books.take(some):
+                    found[rows.table] += rows.batch.to_pylist()
+            state = books.state()
+    return {
+        kind: sorted(rows, key=lambda row: (row["seq"], row.get("kind", ""))) for kind, rows in found.items()
+    }
+
+
+def written(path: Path, payloads: list[bytes]) -> str:
+    """Write book events, a second apart."""
+    with Queue.open_publisher(str(path), segment_size=1 << 14) as writer:
+        for number, payload in enumerate(payloads):
+            writer.append(TypeId.BOOK_EVENT, payload, START_NS + number * SECOND_NS)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def queue(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A queue of two markets."""
+    path = str(tmp_path_factory.mktemp("tables") / "queue")
+    write_market_queue(path)
+    return path
+
+
+def test_tops_and_depth_are_those_of_one_set_of_books(queue: str) -> None:
+    books, tops, bids = BookSet(), {}, {}
+    for some in Replay(queue).types(TypeId.BOOK_EVENT).batches():
+        for events, result in books.apply_packed(some.packed, Outputs(depth=10)).values():
+            assert result.top is not None and result.bids is not None
+            tops.update(zip(some.seq[events].tolist(), result.top.tolist(), strict=True))
+            bids.update(zip(some.seq[events].tolist(), result.bids.tolist(), strict=True))
+    found = replayed(queue, 3, ReplayPlan())
+    names = ("bid_price", "bid_size", "ask_price", "ask_size")
+    assert {row["seq"]: tuple(row[name] for name in names) for row in found[TOP]} == tops
+    seen: set[tuple[int, int]] = set()
+    for row in found[DEPTH]:
+        assert [(level["price"], level["size"]) for level in row["bids"]] == [
+            one for one in bids[row["seq"]] if one[1]
+        ]
+        seen.add((row["market_id"], row["ts_ns"] // SECOND_NS))
+    assert len(seen) == len(found[DEPTH]), "one row for each market and second"
+    assert {market for market, _ in seen} == set(MARKETS)
+    assert found[REPORT] == []
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 4), st.lists(st.integers(0, 450), max_size=4))
+def test_books_that_are_kept_between_batches_write_what_one_run_does(
+    queue: str, tasks: int, cuts: list[int]
+) -> None:
+    assert replayed(queue, tasks, ReplayPlan(), tuple(cuts)) == replayed(queue, 1, ReplayPlan())
+
+
+def levels(number: int, size: int) -> bytes:
+    """A diff that follows the one before it."""
+    return l2_record(BookEventType.DIFF, [(5, size)], [(9, 1)], ids=(number, number, number - 1))
+
+
+def test_the_report_has_every_gap_and_every_drift(tmp_path: Path) -> None:
+    whole = l2_record(BookEventType.SNAPSHOT, [(5, 4), (4, 1)], [(9, 1)], native_seq=9)
+    path = written(
+        tmp_path / "queue", [levels(1, 2), levels(2, 3), whole, levels(12, 5), whole, levels(10, 6)]
+    )
+    rows = replayed(path, 2, PATIENT)[REPORT]
+    assert [(row["kind"], row["seq"]) for row in rows] == [("drift", 2), ("gap", 3)]
+    assert [rows[0][name] for name in ("missing", "extra", "changed")] == [1, 0, 1]
+    assert [rows[1][name] for name in ("seen", "found", "market_id")] == [9, 12, 7]
+    assert str(rows[0]["date"]) == "2024-10-04"
+    with pytest.raises(BookGap):
+        replayed(path, 2, ReplayPlan())
+
+
+def channel(markets: list[int], numbers: list[int]) -> list[bytes]:
+    """Orders of several markets on one channel, with its numbers."""
+    records = l3_records([(1, 1, 100 + at, 0, 0, 10, 1, 0) for at in range(len(markets))])
+    records["header"]["market_id"], records["header"]["seq"] = markets, numbers
+    records["header"]["stream_id"] = 2011
+    return [record.tobytes() for record in records]
+
+
+def test_the_numbers_of_a_channel_are_checked_over_all_its_markets(tmp_path: Path) -> None:
+    markets = [1, 2, 3, 4] * 5
+    whole = written(tmp_path / "whole", channel(markets, [*range(1, 21)]))
+    assert replayed(whole, 3, ReplayPlan())[REPORT] == [], "no task takes the others' numbers for missing"
+    holed = written(tmp_path / "holed", channel(markets, [*range(1, 11), *range(14, 24)]))
+    (gap,) = replayed(holed, 3, PATIENT)[REPORT]
+    assert [gap[name] for name in ("kind", "seq", "stream_id", "seen", "found", "market_id")] == [
+        "gap",
+        10,
+        2011,
+        10,
+        14,
+        3,
+    ]
+
+
+def test_messages_that_are_gone_are_in_the_report_and_books_wait_for_a_whole_one(tmp_path: Path) -> None:
+    path = tmp_path / "queue"
+    whole = l2_record(BookEventType.SNAPSHOT, [(5, 4)], [(9, 1)])
+    diff = l2_record(BookEventType.DIFF, [(5, 9)], [])
+    written(path, [whole, *([diff] * 200), whole, diff])
+    last = queue_ranges.bounds(str(path)).end - 1
+    os.unlink(sorted(path.glob("*.q"))[1])
+    found = replayed(str(path), 1, PATIENT)
+    (lost,) = found[REPORT]
+    assert (lost["kind"], lost["market_id"], lost["date"]) == ("lost", None, None)
+    gone = range(lost["seen"], lost["found"] + 1)
+    tops = {row["seq"]: row["bid_size"] for row in found[TOP]}
+    assert sorted(tops) == [seq for seq in range(last + 1) if seq not in gone]
+    assert tops[gone[0] - 1] == tops[gone[-1] + 1] == tops[last] == 9
+    assert tops[last - 1] == 4, "the book was whole again"
+    with pytest.raises(DataLost, match="are gone from the queue"):
+        replayed(str(path), 1, ReplayPlan())
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 7))
+def test_every_message_falls_to_one_task(tasks: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "queue")
+        orders, trades = channel([1, 2, 3], [1, 2, 3]), [bytes(56) + bytes([n] * 8) for n in range(5)]
+        with Queue.open_publisher(path, segment_size=1 << 14) as writer:
+            for number in range(30):
+                writer.append(TypeId.BOOK_EVENT, l2_record(BookEventType.DIFF, [], [], market=(1, number)))
+                writer.append(TypeId.BOOK_EVENT, orders[number % 3])
+                writer.append(TypeId.TRADE, trades[number % 5])
+        held = queue_ranges.bounds(path)
+        for with_trades, expected in ((False, {0, 1}), (True, {2})):
+            taken = Counter(_dealt_seqs(path, held, tasks, with_trades))
+            assert taken == Counter(seq for seq in range(held.end) if seq % 3 in expected)
+
+
+def _dealt_seqs(path: str, held: SeqRange, tasks: int, with_trades: bool) -> Iterator[int]:
+    for number in range(tasks):
+        for some in dealt_messages(path, held, Dealt(tasks, number, trades=with_trades)):
+            assert not isinstance(some, queue_ranges.Lost)
+            yield from np.asarray(some.seq).tolist()
+
+
+def test_a_message_that_is_too_short_for_its_type_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path / "queue", [levels(1, 1), b"short"])
+    with pytest.raises(Corrupt, match="message 1 has 5 bytes"):
+        replayed(path, 1, ReplayPlan())
+
+
+@pytest.mark.parametrize("wrong", [{"depth": -1}, {"depth_interval_ns": 0}])
+def test_a_plan_that_makes_no_table_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(InvalidConfig, match="depth is"):
+        ReplayPlan(**wrong)  # type: ignore[arg-type]
+
+
+def test_rows_name_the_market_they_are_of(queue: str) -> None:
+    books = BookTables(ReplayPlan(depth=0), NAMES)
+    rows: list[Rows] = []
+    for some in dealt_messages(queue, queue_ranges.bounds(queue), Dealt(1, 0)):
+        rows += books.take(some)
+    assert {one.market.market_id for one in rows if one.market} == set(MARKETS)
+    assert {one.table for one in rows} == {TOP}
