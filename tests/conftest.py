@@ -1,9 +1,10 @@
-"""Settings shared by all tests: the hypothesis profiles. Fixtures live next to the tests that use them.
+"""Settings shared by all tests: hypothesis profiles, interrupts. Fixtures live next to their tests.
 
 `HYPOTHESIS_PROFILE=thorough` looks at many more examples than the default profile `ci`.
 """
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -18,3 +19,7 @@ settings.register_profile(
 )
 settings.register_profile("thorough", parent=settings.get_profile("ci"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# A shell starts what it runs in the background with interrupts ignored; processes of tests would inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

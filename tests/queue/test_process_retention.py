@@ -31,7 +31,7 @@ class Retaining:
     def __init__(self, queue: Path, **settings: Any) -> None:
         self.queue = queue
         self.clock = TestClock()
-        self._passes = 0
+        self._looks = 0
         self._counting = threading.Lock()
         self.writer: QueueWriter = Queue.open_publisher(
             queue,
@@ -45,7 +45,7 @@ class Retaining:
     def _count(self, name: str, arguments: tuple[Any, ...]) -> None:
         if name == "listdir" and arguments[0].endswith("readers"):
             with self._counting:
-                self._passes += 1
+                self._looks += 1
 
     def append(self, count: int) -> None:
         """Append records, one to a segment."""
@@ -53,11 +53,12 @@ class Retaining:
             self.writer.append(1, FILLING)
 
     def settle(self) -> None:
-        """Return when a whole pass has been made since the call; it takes two appends."""
-        for _ in range(2):  # the second pass begins when the first has ended
-            passes = self._passes
+        """Return when a pass has ended that looked at the readers since the call; it takes two appends."""
+        for _ in range(2):  # the first look may have begun before the call
+            looks = self._looks
             self.append(1)
-            eventually("the retention worker looks at the readers", lambda: self._passes > passes)  # noqa: B023
+            eventually("the retention worker looks at the readers", lambda: self._looks > looks)  # noqa: B023
+        self.writer._retention.refresh()  # waits for the end of the pass, which may look more than once
 
     def advance_s(self, seconds: float) -> None:
         """Let the writer's time pass."""

@@ -396,6 +396,24 @@ def test_step_7_an_empty_segment_looks_back(tmp_path: Path) -> None:
         check(image, writer, (1, 64), PER_SEGMENT)
 
 
+@pytest.mark.parametrize(
+    ("place", "lost", "records"),
+    [(64 + 2 * 128 + 64, b"\xff", 1), (64 + 6 * 128 + 64, b"\xff", 1), (64 + 4 * 128, bytes(128), 0)],
+    ids=["a record", "the last record", "the end"],
+)
+def test_step_7_what_the_last_sealed_segment_has_lost_is_reported(
+    tmp_path: Path, place: int, lost: bytes, records: int
+) -> None:
+    image = fill(tmp_path / "q", 2 * PER_SEGMENT + 1, tmp_path / "image")
+    segment_file(image, 2).unlink()
+    head_of(image, 1, 64)
+    overwrite(segment_file(image, 1), place, lost)
+    with open_writer(image, retention=False) as writer:
+        (damage,) = writer.recovery.damage
+        assert (damage.segment_id, damage.records) == (1, records)
+        assert damage.first_offset == place - place % 64 - (64 if records else 0)
+
+
 def test_step_7_segments_of_nothing_but_padding_are_looked_through(killed: Path) -> None:
     for segment_id in (1, 2):
         data = bytearray(segment_file(killed, segment_id).read_bytes())

@@ -33,9 +33,10 @@ READER_AHEAD_SEGMENTS_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Records with a wrong checksum that sound records follow: left as they are.
+    """Records with a wrong checksum that sound records follow, or the lost end of a sealed segment: left as
+    they are.
 
-    Offset and count are 0 if the whole of an older segment cannot be read.
+    The count is 0 for a lost end, the offset as well if the whole of an older segment cannot be read.
     """
 
     segment_id: int
@@ -232,12 +233,27 @@ class _Recovery:
             segment = open_segment(self.fs, self.queue_path, segment_id, self.size, writable=False)
             try:
                 scan = native.scan_segment(segment.mapping, SEG_DATA_OFFSET)
+                if segment.sealed:
+                    self._check_sealed(segment_id, scan)
                 if scan["records"]:
                     self.fs.fsync(segment.fd)  # retention relies on finding this record again
                     return scan["last_seq"] + 1, segment_id
             finally:
                 segment.close(self.fs)
         return 0, current_id
+
+    def _check_sealed(self, segment_id: int, scan: dict[str, int]) -> None:
+        """Report what the last sealed segment has lost: its seal may be on disk although its records are not.
+
+        Older ones were synced before the next one was begun, unless `defer_seal_sync` gave that up.
+        """
+        if any(damage.segment_id == segment_id for damage in self.report.damage):
+            return
+        is_whole = scan["padded"] or scan["good_end"] + HEADER_SIZE > self.size
+        if scan["bad"]:
+            self.report.damage.append(Damage(segment_id, scan["first_bad"], scan["bad"]))
+        elif not is_whole:
+            self.report.damage.append(Damage(segment_id, scan["good_end"], records=0))
 
 
 def recover(fs: Fs, queue_path: str, control: ControlBlock, *, memlock: bool = False) -> Recovered:
