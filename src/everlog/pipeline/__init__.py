@@ -9,7 +9,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import SparkSession
+try:
+    from pyspark.sql import SparkSession
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"the pipeline needs Spark, which is not installed ({error}): pip install 'everlog[spark]'",
+        name=error.name,
+    ) from error
 
 from everlog.pipeline.sources import register
 

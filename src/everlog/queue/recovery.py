@@ -33,8 +33,7 @@ READER_AHEAD_SEGMENTS_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Records with a wrong checksum that sound records follow, or the lost end of a sealed segment: left as
-    they are.
+    """Records with a wrong checksum that sound records follow, or a sealed segment's lost end: left as is.
 
     The count is 0 for a lost end, the offset as well if the whole of an older segment cannot be read.
     """
