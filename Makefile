@@ -65,7 +65,8 @@ bench-client: $(BENCH_STAMP) ## The Python clients side by side with redis-py an
 	$(BIN)/python -m benchmarks.client
 
 crash: setup ## Kill processes CRASH_ROUNDS times and check what survives
-	$(BIN)/python -m pytest tests/crash tests/simulation tests/spark -m crash --timeout=$(CRASH_TIMEOUT_S)
+	$(BIN)/python -m pytest tests/crash tests/simulation tests/spark -m crash --timeout=$(CRASH_TIMEOUT_S) \
+		--numprocesses 2 --dist worksteal
 
 sim: setup ## Simulate the topics engine with faults and power losses, SEEDS=FIRST..LAST
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
