@@ -95,6 +95,10 @@ def _router_section() -> Section:
         (
             _rate("copies", "router_copies_per_s", 0.2),
             Row("frames of the log for one record", "router_frames_per_record", "", at_most(1.1)),
+            Row("answer to a single record at their source, p50", "router_answer_us", "us"),
+            Row(
+                "the same in times that of a topic without routers", "router_answer_ratio", "x", at_most(1.1)
+            ),
         ),
     )
 
