@@ -158,4 +158,8 @@ class _Account:
             audit.holes += count
         else:
             audit.unexplained += count
-            audit.problem(first_seq, last_seq, "neither live, deleted, evicted, expired nor a hole")
+            audit.problem(
+                first_seq,
+                last_seq,
+                "neither live, evicted, expired nor a hole; if they were deleted, say --deletes",
+            )
