@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
-from collections.abc import Callable
 
 import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
-from everlog.clock import TestClock
 from everlog.errors import EverlogError, TopicNotEmpty, TopicNotFound
 from everlog.topics import Engine, EngineSettings, TopicConfig
 from everlog.topics.commits import Commit
 from everlog.topics.config import Discard, Durability
 from everlog.topics.results import Appended
-from everlog.topics.storage.syncs import InlineSyncs
+from tests.support.engine_machines import EngineOnDisk
 from tests.support.topic_engines import (
     Query,
     UnsyncedFs,
@@ -100,47 +96,16 @@ def told(answer: Appended) -> tuple[int, int, int, int, bool, bool]:
     )
 
 
-class EngineMachine(RuleBasedStateMachine):
-    """Operations one after the other, each settled before the next; `topics` is the whole truth."""
+class EngineMachine(EngineOnDisk):
+    """All operations of topics; `topics` is the whole truth."""
 
     has_disk = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.directory = tempfile.mkdtemp(prefix="everlog-model-")
-        self.clock = TestClock()
         self.topics: dict[str, ModelTopic] = {}
         self.epochs: dict[str, int] = {}
         self.floors: dict[str, tuple[int, int, int]] = {}
-        self.engine = self._open(1)
-
-    def _open(self, shards: int) -> Engine:
-        return Engine.open(
-            self.directory + "/data",
-            EngineSettings(
-                shards=shards,
-                file_bytes=16384,
-                segment_max_events=7,
-                hot_retain_segments=1,
-                cold_dir=self.directory + "/cold",
-            ),
-            clock=self.clock,
-            fs=UnsyncedFs(),
-            syncs=InlineSyncs(),
-        )
-
-    def teardown(self) -> None:
-        self.engine.close()
-        shutil.rmtree(self.directory)
-
-    @property
-    def now_ms(self) -> int:
-        return self.clock.wall_ns() // 1_000_000
-
-    def _refused(self, action: Callable[[], object], by: type[EverlogError]) -> None:
-        with pytest.raises(EverlogError) as caught:
-            action()
-        assert caught.type is by, caught.value
 
     @rule(name=names, config=configs)
     def put(self, name: str, config: TopicConfig) -> None:

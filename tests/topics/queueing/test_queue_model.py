@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
-from everlog.clock import TestClock
-from everlog.topics import ClaimRequest, Engine, EngineSettings, TopicConfig, TopicType, record_of
+from everlog.topics import ClaimRequest, TopicConfig, TopicType, record_of
 from everlog.topics.config import Durability
 from everlog.topics.results import Claimed
-from everlog.topics.storage.syncs import InlineSyncs
+from tests.support.engine_machines import EngineOnDisk
 from tests.support.queue_model import ModelClaim, ModelLease, ModelQueue
-from tests.support.topic_engines import UnsyncedFs, all_records
+from tests.support.topic_engines import all_records
 
 QUEUE = "jobs"
 LETTERS = "jobs.dead"
@@ -42,40 +39,16 @@ configs = st.builds(
 fence_kinds = st.sampled_from(("none", "empty", "right", "old"))
 
 
-class QueueMachine(RuleBasedStateMachine):
-    """Operations one after the other, each settled before the next; `queue` is the whole truth."""
+class QueueMachine(EngineOnDisk):
+    """Operations of one queue; `queue` is the whole truth."""
+
+    segment_max_events = 5
 
     def __init__(self) -> None:
         super().__init__()
-        self.directory = tempfile.mkdtemp(prefix="everlog-queue-model-")
-        self.clock = TestClock()
-        self.engine = self._open()
         self.queue = ModelQueue(self._put(TopicConfig(type=TopicType.QUEUE, lease_ms=1000)))
         self.highest_lease_id = 0
         self.number = 0
-
-    def _open(self, shards: int = 1) -> Engine:
-        return Engine.open(
-            self.directory + "/data",
-            EngineSettings(
-                shards=shards,
-                file_bytes=16384,
-                segment_max_events=5,
-                hot_retain_segments=1,
-                cold_dir=self.directory + "/cold",
-            ),
-            clock=self.clock,
-            fs=UnsyncedFs(),
-            syncs=InlineSyncs(),
-        )
-
-    def teardown(self) -> None:
-        self.engine.close()
-        shutil.rmtree(self.directory)
-
-    @property
-    def now_ms(self) -> int:
-        return self.clock.wall_ns() // 1_000_000
 
     def _put(self, config: TopicConfig) -> TopicConfig:
         answer = self.engine.put_topic(QUEUE, config)

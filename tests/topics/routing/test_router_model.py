@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
-import tempfile
-from collections.abc import Callable
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
 from everlog.clock import TestClock
 from everlog.errors import EverlogError, InvalidRequest, RouterCycle, RouterIncompatible, TopicNotFound
-from everlog.topics import Engine, EngineSettings, TopicConfig
+from everlog.topics import TopicConfig
 from everlog.topics.config import Discard, Durability
 from everlog.topics.routing.definitions import Guarantee, RouterConfig
 from everlog.topics.routing.graph import find_cycle
-from everlog.topics.storage.syncs import InlineSyncs
+from tests.support.engine_machines import EngineOnDisk
 from tests.support.router_model import ModelRouter, RoutedTopic, RouterWorld
-from tests.support.topic_engines import Query, UnsyncedFs, ask_diff, ask_state, check_diff, check_state
+from tests.support.topic_engines import Query, ask_diff, ask_state, check_diff, check_state
 from tests.support.topics_model import Draft, Match
 
 NAMES = ("a", "b", "c", "d", "e")  # e is ephemeral, the others never are
@@ -72,43 +69,15 @@ class StillClock(TestClock):
         self.set_wall_ns(wall_ns)
 
 
-class RouterMachine(RuleBasedStateMachine):
-    """Operations one after the other, each settled and passed on before the next."""
+class RouterMachine(EngineOnDisk):
+    """Operations that are passed on before the next."""
+
+    clock_type = StillClock
+    first_shards = 2
 
     def __init__(self) -> None:
         super().__init__()
-        self.directory = tempfile.mkdtemp(prefix="everlog-routers-")
-        self.clock = StillClock()
         self.world = RouterWorld()
-        self.engine = self._open(2)
-
-    def _open(self, shards: int) -> Engine:
-        return Engine.open(
-            self.directory + "/data",
-            EngineSettings(
-                shards=shards,
-                file_bytes=16384,
-                segment_max_events=7,
-                hot_retain_segments=1,
-                cold_dir=self.directory + "/cold",
-            ),
-            clock=self.clock,
-            fs=UnsyncedFs(),
-            syncs=InlineSyncs(),
-        )
-
-    def teardown(self) -> None:
-        self.engine.close()
-        shutil.rmtree(self.directory)
-
-    @property
-    def now_ms(self) -> int:
-        return self.clock.wall_ns() // 1_000_000
-
-    def _refused(self, action: Callable[[], object], by: type[EverlogError]) -> None:
-        with pytest.raises(EverlogError) as caught:
-            action()
-        assert caught.type is by, caught.value
 
     def _config(self, name: str, config: TopicConfig) -> TopicConfig:
         if name != "e":
