@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from typing import Any, Final
 
 from everlog.topics import Engine, NewRecord, TopicConfig
@@ -65,7 +66,7 @@ class RoutedTruth:
             engine.settle(engine.put_router(name, config).commit)
         self._is_built = True
 
-    def check(self, engine: Engine, how: str, *, is_faulty: bool) -> None:
+    def check(self, engine: Engine, how: str, *, is_faulty: Callable[[], bool]) -> None:
         """Hold what a new life finds against what was promised; while calls fail, copies may be late."""
         if not self._is_built:
             return
@@ -77,7 +78,7 @@ class RoutedTruth:
         for name, durability in DESTS.items():
             found = _copies(engine, name)
             numbers = [number for _, number in found.values()]
-            wanted = source[: len(numbers)] if is_faulty else source
+            wanted = source[: len(numbers)] if is_faulty() else source
             require_equal(f"copies in {name} after {how}", numbers, wanted)
             may_be_gone = how == "power" and durability is not Durability.FSYNC
             for seq, copy in self._seen[name].items():
