@@ -9,6 +9,8 @@ import pytest
 from tests.simulation.__main__ import run_seed
 
 SEEDS = 50
+FAILED_ONCE = (1245, 2076, 2124)
+"""Copies whose sync failed and that came back; failures while a start makes copies."""
 CRASH_SEEDS = int(os.environ.get("SIM_SEEDS", "2000"))
 FIRST_CRASH_SEED = 1000
 SEEDS_PER_TEST = 10
@@ -18,6 +20,11 @@ SEEDS_PER_TEST = 10
 def test_every_promise_holds_whatever_fails(first: int) -> None:
     for seed in range(first, first + SEEDS_PER_TEST):
         run_seed(seed)
+
+
+@pytest.mark.parametrize("seed", FAILED_ONCE)
+def test_a_seed_that_failed_once_passes(seed: int) -> None:
+    run_seed(seed)
 
 
 @pytest.mark.crash

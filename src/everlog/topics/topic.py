@@ -123,6 +123,7 @@ class Topic(TopicWork):
         "trim_floor",
         "trim_holes",
         "ttl_floor",
+        "uncertain_seq",
         "visible",
     )
 
@@ -163,6 +164,7 @@ class Topic(TopicWork):
         self.feeders: list[Router] | None = None
         self.order: SeqOrder | None = None
         self.hop_runs: list[tuple[int, int, int]] = []  # first and last seq, hops of copies
+        self.uncertain_seq = 0  # the first copy that was taken back and yet may be there after a restart
         self.chunks: MemoryChunks | None = None
         self.saved: SegmentSet | None = None
         self.saved_seq = 0

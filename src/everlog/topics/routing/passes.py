@@ -79,8 +79,13 @@ class CopyEntry(BatchEntry):
         self._on_over()
 
     def failed(self, error: EverlogError, written: bool) -> None:
-        """Go back to where the router was; the seqs stay empty, since others may be behind them."""
-        router = self._router
+        """Go back to where the router was; the seqs stay empty, since others may be behind them.
+
+        What could not be synced may still be there after a restart, so nobody may pass it on before that.
+        """
+        router, dest = self._router, self.topic
+        if written:
+            dest.uncertain_seq = min(dest.uncertain_seq or self.first_seq, self.first_seq)
         router.pending -= 1
         router.cursor = min(router.cursor, self._cursor_before)
         router.total -= self._taken.copies + self._taken.holes
@@ -159,6 +164,10 @@ class Pass:
     def _choose(self, router: Router, limit: int) -> Taken | None:
         source = self._source
         start, end = router.cursor + 1, source.visible + 1
+        if source.uncertain_seq:
+            end = min(end, source.uncertain_seq)
+            if end <= start:
+                return None  # until a restart tells what is there
         lost_to = source.evict_floor - 1
         for first_seq, last_seq in source.trim_holes:
             if last_seq >= start:
