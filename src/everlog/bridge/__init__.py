@@ -5,8 +5,9 @@ a topics server from outside; neither knows of the other.
 """
 
 from everlog.bridge.errors import BatchInDoubt
-from everlog.bridge.queue_to_topic import Progress, QueueToTopic, QueueToTopicSettings
+from everlog.bridge.queue_to_topic import QueueToTopic, QueueToTopicSettings
 from everlog.bridge.rendering import Format
+from everlog.bridge.running import Progress
 from everlog.bridge.topic_to_queue import PayloadFormat, TopicToQueue, TopicToQueueSettings
 
 __all__ = [

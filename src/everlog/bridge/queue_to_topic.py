@@ -8,7 +8,6 @@ topic before anything is sent again. One batch is under way while the next one i
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from everlog.bridge.errors import BatchInDoubt
-from everlog.bridge.metrics import BridgeMetrics
 from everlog.bridge.rendering import (
     Format,
     Marker,
@@ -28,6 +26,7 @@ from everlog.bridge.rendering import (
     request_body,
 )
 from everlog.bridge.requests import send_once
+from everlog.bridge.running import Bridge, Progress
 from everlog.bridge.settling import NOT_FOUND, Verdict, settle
 from everlog.bridge.state import (
     VERSION,
@@ -38,15 +37,14 @@ from everlog.bridge.state import (
     new_identity,
     reader_name,
 )
-from everlog.client import ApiFailed, Client, calls
+from everlog.client import ApiFailed, calls
 from everlog.client.calls import Call
 from everlog.client.http_api import Backoff
 from everlog.client.producer import WINDOW_MS_DEFAULT
 from everlog.client.records import Appended
 from everlog.client.wire import topic_path
-from everlog.clock import NS_PER_S, Clock, SystemClock
+from everlog.clock import NS_PER_S
 from everlog.errors import CorruptMetadata, InvalidConfig, SegmentMissing
-from everlog.fs import Fs, OsFs
 from everlog.queue import Queue, QueueReader, StartMode
 from everlog.queue.control import ControlBlock
 from everlog.queue.reader_meta import meta_path
@@ -55,13 +53,11 @@ from everlog.queue.retention import byte_position
 BATCH_RECORDS_MAX: Final = 10_000
 BATCH_BYTES: Final = 4 << 20
 WAIT_SLICE_S: Final = 0.2
-PROGRESS_NS: Final = NS_PER_S // 2
 BAD_REQUEST: Final = 400
 FULL: Final = 422
 _NS_PER_MS: Final = 1_000_000
 
 InDoubt = Literal["stop", "send", "skip"]
-Warn = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +83,6 @@ class QueueToTopicSettings:
             raise InvalidConfig(f"a batch has at least 1 byte, not {self.batch_bytes}")
 
 
-@dataclass(slots=True)
-class Progress:
-    """What a run has done so far."""
-
-    forwarded: int = 0
-    batches: int = 0
-    deduplicated: int = 0
-    retries: int = 0
-    gaps: int = 0
-    last_seq: int | None = None
-    lag: int = 0
-    elapsed_s: float = 0.0
-    is_in_doubt: bool = False
-
-
 class _Prepared(NamedTuple):
     """A rendered batch and where the queue's reader stands behind it."""
 
@@ -120,35 +101,18 @@ class _Stopped(Exception):
     """The bridge is to end while a batch is under way."""
 
 
-class QueueToTopic:
+class QueueToTopic(Bridge[QueueToTopicSettings]):
     """Forwards a queue to a topic until it is stopped, or once to the end of what is there."""
 
-    def __init__(
-        self,
-        client: Client,
-        settings: QueueToTopicSettings,
-        *,
-        metrics: BridgeMetrics | None = None,
-        clock: Clock | None = None,
-        fs: Fs | None = None,
-        warn: Warn | None = None,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> None:
-        self.progress = Progress()
-        self.stop = threading.Event()
-        self._client = client
-        self._settings = settings
-        self._metrics = metrics or BridgeMetrics(settings.name, "queue-to-topic")
-        self._clock = clock or SystemClock()
-        self._fs = fs or OsFs()
-        self._warn = warn or (lambda code, message: None)
-        self._on_progress = on_progress
+    direction = "queue-to-topic"
+    back_again = "the server takes records again"
+
+    def _set_up(self) -> None:
+        settings = self._settings
         self._renderer = Renderer(settings.form)
         self._file = StateFile(self._fs, settings.queue, settings.name, QueueToTopicState)
-        self._told_ns = 0
         self._topic_head = 0
         self._confirmed_ts_ns = 0
-        self._is_away = False
 
     # --- Running -------------------------------------------------------------------------------------------
 
@@ -431,28 +395,12 @@ class QueueToTopic:
         raise error
 
     def _pause(self, error: ApiFailed, backoff: Backoff) -> None:
-        if not self._is_away:
-            self._is_away = True
-            self._metrics.connected.set(0)
-            self._warn(error.code, f"{error}; trying again until it works")
-        self.progress.retries += 1
-        self._metrics.retries.inc()
-        if self.stop.wait(backoff.pause_s(error)):
+        if self._wait_for_server(error, backoff):
             raise _Stopped
-
-    def _is_back(self) -> None:
-        self._metrics.connected.set(1)
-        if self._is_away:
-            self._is_away = False
-            self._warn("server_back", "the server takes records again")
 
     # --- Telling -------------------------------------------------------------------------------------------
 
-    def _show_progress(self, *, is_last: bool = False) -> None:
-        now_ns = self._clock.monotonic_ns()
-        if not is_last and now_ns - self._told_ns < PROGRESS_NS:
-            return
-        self._told_ns = now_ns
+    def _measure_lag(self) -> None:
         size = self._reader.segment_size
         lag = byte_position(*self._control.head(), size) - byte_position(*self._confirmed, size)
         self.progress.lag = max(0, lag)
@@ -460,6 +408,3 @@ class QueueToTopic:
         is_behind = self.progress.lag > 0 and self._confirmed_ts_ns > 0
         self._metrics.lag_bytes.set(self.progress.lag)
         self._metrics.lag_seconds.set(max(0, age_ns) / NS_PER_S if is_behind else 0)
-        self.progress.elapsed_s = (now_ns - self._started_ns) / NS_PER_S
-        if self._on_progress is not None:
-            self._on_progress(self.progress)

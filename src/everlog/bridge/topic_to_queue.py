@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import binascii
 import contextlib
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,9 +27,8 @@ from everlog.bridge.layouts import (
     seq_digits,
     timestamp_ns,
 )
-from everlog.bridge.metrics import BridgeMetrics
-from everlog.bridge.queue_to_topic import PROGRESS_NS, Progress, Warn
 from everlog.bridge.requests import send_once
+from everlog.bridge.running import Bridge, Progress
 from everlog.bridge.settling import NOT_FOUND
 from everlog.bridge.state import (
     VERSION,
@@ -40,13 +38,11 @@ from everlog.bridge.state import (
     check_name,
     new_identity,
 )
-from everlog.client import ApiFailed, Client, Tombstone, calls
+from everlog.client import ApiFailed, Tombstone, calls
 from everlog.client.calls import Call
 from everlog.client.http_api import Backoff
 from everlog.client.wire import topic_path
-from everlog.clock import NS_PER_S, Clock, SystemClock
 from everlog.errors import Corrupt, EverlogError, InvalidConfig, InvalidRecord
-from everlog.fs import Fs, OsFs
 from everlog.queue import Queue, QueueWriter, StartMode, WriterConfig
 
 BATCH_RECORDS_MAX: Final = 4000
@@ -115,32 +111,15 @@ class NewMessage(NamedTuple):
 _record: Final = msgspec.json.Decoder(_Record).decode
 
 
-class TopicToQueue:
+class TopicToQueue(Bridge[TopicToQueueSettings]):
     """Forwards a topic to a queue until it is stopped, or once to the end of what is there."""
 
-    def __init__(
-        self,
-        client: Client,
-        settings: TopicToQueueSettings,
-        *,
-        metrics: BridgeMetrics | None = None,
-        clock: Clock | None = None,
-        fs: Fs | None = None,
-        warn: Warn | None = None,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> None:
-        self.progress = Progress()
-        self.stop = threading.Event()
-        self._client = client
-        self._settings = settings
-        self._metrics = metrics or BridgeMetrics(settings.name, "topic-to-queue")
-        self._clock = clock or SystemClock()
-        self._fs = fs or OsFs()
-        self._warn = warn or (lambda code, message: None)
-        self._on_progress = on_progress
+    direction = "topic-to-queue"
+    back_again = "the topic can be read again"
+
+    def _set_up(self) -> None:
+        settings = self._settings
         self._file = StateFile(self._fs, settings.queue, settings.name, TopicToQueueState)
-        self._told_ns = 0
-        self._is_away = False
         self._arrived = 0  # messages of the plan that are in the queue
 
     # --- Running -------------------------------------------------------------------------------------------
@@ -340,19 +319,10 @@ class TopicToQueue:
             except ApiFailed as error:
                 if not (error.is_busy or error.is_outage or self._may_come(error)):
                     raise
-                if not self._is_away:
-                    self._is_away = True
-                    self._warn(error.code, f"{error}; trying again until it works")
-                self._metrics.connected.set(0)
-                self._metrics.retries.inc()
-                self.progress.retries += 1
-                if self.stop.wait(backoff.pause_s(error)):
+                if self._wait_for_server(error, backoff):
                     return None
             else:
-                self._metrics.connected.set(1)
-                if self._is_away:
-                    self._is_away = False
-                    self._warn("server_back", "the topic can be read again")
+                self._is_back()
                 return answer
 
     def _may_come(self, error: EverlogError) -> bool:
@@ -363,15 +333,6 @@ class TopicToQueue:
         self.progress.lag = max(0, diff.head_seq - diff.next_from_seq)
         self._metrics.lag_records.set(self.progress.lag)
         self._show_progress()
-
-    def _show_progress(self, *, is_last: bool = False) -> None:
-        now_ns = self._clock.monotonic_ns()
-        if not is_last and now_ns - self._told_ns < PROGRESS_NS:
-            return
-        self._told_ns = now_ns
-        self.progress.elapsed_s = (now_ns - self._started_ns) / NS_PER_S
-        if self._on_progress is not None:
-            self._on_progress(self.progress)
 
 
 def _gap_message(gap: Tombstone, now_ns: int) -> NewMessage:

@@ -30,7 +30,7 @@ from everlog.errors import EverlogError
 
 if TYPE_CHECKING:
     from everlog.bridge.metrics import BridgeMetrics
-    from everlog.bridge.queue_to_topic import Progress
+    from everlog.bridge.running import Progress
 
 app = typer.Typer(
     no_args_is_help=True,
