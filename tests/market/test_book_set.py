@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from everlog.errors import BookGap, Corrupt
+from everlog.errors import BookGap, Corrupt, Unsupported
 from everlog.market import BookSet, BookSettings, EventStatus, L2Book, L3Book, Market, Outputs, PackedRecords
 from everlog.market.protocol import BookEventType, BookMode, L3EventType
 from everlog.market.sequences import SequenceValidator
@@ -72,6 +72,26 @@ def test_a_mode_that_is_not_wanted_fails_or_is_skipped() -> None:
     with pytest.raises(Corrupt, match="book mode 0"):
         BookSet(BookSettings(mode=BookMode.L3)).apply(record)
     assert BookSet(BookSettings(mode=BookMode.L3, other_modes="skip")).apply(record) is None
+
+
+@pytest.mark.parametrize("first", [BookMode.L2, BookMode.L3])
+def test_a_market_with_both_modes_keeps_that_of_its_first_event_if_others_are_skipped(
+    first: BookMode,
+) -> None:
+    levels = [l2_record(DIFF, [(price, 4)], [], market=(2, 9)) for price in (5, 6)]
+    orders = payloads(channel_records([9, 9, 8], [1, 2, 3]))
+    events = [*levels, *orders] if first is BookMode.L2 else [*orders, *levels]
+    books = BookSet(BookSettings(other_modes="skip"))
+    results = books.apply_packed(packed(events))
+    assert results[Market(2, 9)].events.tolist() == [0, 1]
+    assert books.books[Market(2, 9)].top() == ((6, 4, 0, 0) if first is BookMode.L2 else (10, 2, 0, 0))
+    assert books.books[Market(2, 8)].top() == (10, 1, 0, 0)
+    other = BookMode.L3 if first is BookMode.L2 else BookMode.L2
+    assert books.passed_over == {other: 2}
+    later = levels[0] if first is BookMode.L3 else payloads(channel_records([9], [4]))[0]
+    assert books.apply(later) is None
+    with pytest.raises(Unsupported, match="mode"):
+        BookSet().apply_packed(packed(events))
 
 
 def test_markets_of_a_channel_share_its_numbers_and_a_gap_panics_before_anything_is_applied() -> None:

@@ -157,6 +157,26 @@ def test_a_killed_import_is_redone_from_the_start_by_the_next(tmp_path: Path) ->
     assert import_into(queue, "lobster", path)[0].imported is False
 
 
+KILLED_WHILE_REMOVING = """
+import os, signal, sys
+from everlog.market import removal
+from everlog.market.importing import ImportRequest, ImportRun
+removal._copy_the_rest = lambda queue, new: os.kill(os.getpid(), signal.SIGKILL)
+ImportRun(ImportRequest(format="lobster", paths=[sys.argv[1]], queue=sys.argv[2], force=True)).run()
+"""
+
+
+def test_a_removal_that_is_killed_too_is_redone_by_the_next_import(tmp_path: Path) -> None:
+    queue = tmp_path / "queue"
+    import_into(queue, "lobster", lobster_file(tmp_path, 10, symbol="GOOD"))
+    path = lobster_file(tmp_path, 100)
+    for program in (KILLED, KILLED_WHILE_REMOVING, KILLED_WHILE_REMOVING):
+        killed = subprocess.run([sys.executable, "-c", program, path, queue], check=False)
+        assert killed.returncode == -signal.SIGKILL
+    (result,) = import_into(queue, "lobster", path)
+    assert result.imported and len(messages_of(queue)) == 110
+
+
 def test_any_later_import_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     queue = tmp_path / "queue"
     subprocess.run([sys.executable, "-c", KILLED, lobster_file(tmp_path, 100), queue], check=False)

@@ -14,6 +14,7 @@ from everlog.native.csv_rows import (
     CHOICE,
     DECIMAL,
     FIXED,
+    HASH,
     IDENTIFIER,
     SIGNED,
     UNSIGNED,
@@ -73,7 +74,7 @@ numbers = st.one_of(
 @example("-0.0")
 @example(".")
 @example("")
-@pytest.mark.parametrize("kind", [UNSIGNED, SIGNED, DECIMAL, IDENTIFIER])
+@pytest.mark.parametrize("kind", [UNSIGNED, SIGNED, DECIMAL, IDENTIFIER, HASH])
 def test_numbers_are_read_as_the_plain_twin_reads_them(kind: int, text: str) -> None:
     problem, value, decimals = one(text, kind)
     expected = convert(text, kind)
@@ -105,6 +106,7 @@ def test_an_identifier_is_a_number_a_hash_or_nothing() -> None:
     assert one("42", IDENTIFIER)[1] == 42
     assert one("", IDENTIFIER)[1] == 0
     assert one("a-b", IDENTIFIER)[1] == symbol_hash("a-b")
+    assert one("42", HASH)[1] == symbol_hash("42")
     assert one("99999999999999999999", IDENTIFIER)[1] == symbol_hash("99999999999999999999")
 
 

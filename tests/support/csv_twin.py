@@ -6,7 +6,7 @@ import re
 from decimal import ROUND_DOWN, Context, Decimal
 
 from everlog.market.protocol import symbol_hash
-from everlog.native.csv_rows import DECIMAL, FIXED, IDENTIFIER, SIGNED, UNSIGNED
+from everlog.native.csv_rows import DECIMAL, FIXED, HASH, IDENTIFIER, SIGNED, UNSIGNED
 
 OK, FIELD_COUNT, NO_NUMBER, NEGATIVE, TOO_LARGE, UNKNOWN_CHOICE, BAD_QUOTE = range(7)
 U64 = 2**64
@@ -21,9 +21,15 @@ def convert(text: str, kind: int, scale: int = 0) -> tuple[int, int, int]:
         return _unsigned(text)
     if kind == SIGNED:
         return _signed(text)
+    if kind == HASH:
+        return OK, symbol_hash(text), 0
     if kind == IDENTIFIER:
         problem, value, _ = _unsigned(text)
         return OK, value if problem == OK else symbol_hash(text) if text else 0, 0
+    return _number(text, kind, scale)
+
+
+def _number(text: str, kind: int, scale: int) -> tuple[int, int, int]:
     match = _NUMBER.fullmatch(text)
     if match is None or not ((match[2] or "") + (match[3] or "")):
         return NO_NUMBER, 0, 0

@@ -6,6 +6,7 @@ from everlog.market.book_set import BookSet, BookSettings, Market
 from everlog.market.books import GapPolicy, L2Book, L3Book, Level, QueuePlace, UnknownOrders
 from everlog.market.packing import PackedRecords
 from everlog.market.replay import Replay
+from everlog.market.result_memory import ResultMemory
 from everlog.market.snapshots import SnapshotPlanner, SnapshotRetention, SnapshotStore, join_late, warm_start
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "PackedRecords",
     "QueuePlace",
     "Replay",
+    "ResultMemory",
     "SnapshotPlanner",
     "SnapshotRetention",
     "SnapshotStore",

@@ -16,6 +16,7 @@ from everlog.market.book_results import Outputs
 from everlog.market.book_set import BookSet, Market, MarketResult
 from everlog.market.packing import PackedRecords
 from everlog.market.protocol import HEADER_BYTES, TypeId
+from everlog.market.result_memory import ResultMemory
 from everlog.queue import QueueReader
 
 MESSAGE_HEADER_BYTES = 64
@@ -42,6 +43,7 @@ class BookFeed:
         """`market_ids` chooses markets; None takes all."""
         self._reader = reader
         self.books = books
+        self._memory = ResultMemory()
         self._market_ids = None if market_ids is None else np.array(sorted(market_ids), dtype=np.uint32)
 
     def advance(self, max_messages: int = 65536, want: Outputs | None = None) -> FeedStep | None:
@@ -57,7 +59,7 @@ class BookFeed:
                 kept = np.isin(_field(segment, offsets, MARKET_ID_AT, np.uint32), self._market_ids)
                 chosen, offsets = chosen[kept], offsets[kept]
             packed = PackedRecords(segment, offsets, lengths[chosen])
-            results = self.books.apply_packed(packed, want)
+            results = self.books.apply_packed(packed, want, self._memory)
             return FeedStep(
                 batch.seq[chosen].copy(),
                 batch.timestamp_ns[chosen].copy(),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from everlog.errors import InvalidConfig
 from everlog.market.decimals import POWERS_OF_TEN
 from everlog.market.protocol import LEVEL
+from everlog.market.result_memory import ResultMemory, aligned_array
 from everlog.native.book_output import BookOutput
 
 TOP: Final = np.dtype([("bid_price", "<u8"), ("bid_size", "<u8"), ("ask_price", "<u8"), ("ask_size", "<u8")])
@@ -58,6 +59,8 @@ MATCHED_TRADE: Final = np.dtype(
 )
 """What the trade of event `index` took from the orders it names."""
 
+_ORDER_COUNT: Final = np.dtype(np.uint32)
+_STATUS: Final = np.dtype(np.uint8)
 _SCALES: Final = np.dtype([("index", "<u8"), ("price", "<u8"), ("size", "<u8"), ("_", "V16")])
 
 
@@ -132,21 +135,26 @@ class BookResult:
 class ResultArrays:
     """Arrays for one call of a kernel, and the result made of them."""
 
-    def __init__(self, events: int, want: Outputs, *, orders: bool) -> None:
+    def __init__(
+        self, events: int, want: Outputs, *, orders: bool, memory: ResultMemory | None = None
+    ) -> None:
         """`orders`: the book knows single orders, so levels have a number of orders."""
         if want.every < 1 or want.depth < 0:
             raise InvalidConfig(f"every is {want.every} and depth {want.depth}; at least 1 and 0 are needed")
         rows = events // want.every
         self._every = want.every
-        self._top = np.empty(rows, dtype=TOP) if want.top else None
+        # Every row of these is written whole; of all others only what is there.
+        self._memory = memory
+        whole = aligned_array if memory is None else memory.array
+        self._top = whole(rows, TOP) if want.top else None
+        self._places = whole(events, QUEUE_PLACE) if want.places else None
         shape = (rows, want.depth)
-        self._bids = np.zeros(shape, dtype=LEVEL) if want.depth else None
-        self._asks = np.zeros(shape, dtype=LEVEL) if want.depth else None
+        self._bids = self._cleared(shape, LEVEL) if want.depth else None
+        self._asks = self._cleared(shape, LEVEL) if want.depth else None
         counted = bool(want.depth and orders)
-        self._bid_orders = np.zeros(shape, dtype=np.uint32) if counted else None
-        self._ask_orders = np.zeros(shape, dtype=np.uint32) if counted else None
-        self._statuses = np.zeros(events, dtype=np.uint8) if want.statuses else None
-        self._places = np.empty(events, dtype=QUEUE_PLACE) if want.places else None
+        self._bid_orders = self._cleared(shape, _ORDER_COUNT) if counted else None
+        self._ask_orders = self._cleared(shape, _ORDER_COUNT) if counted else None
+        self._statuses = self._cleared(events, _STATUS) if want.statuses else None
         wanted = want.top or want.depth
         self.output = BookOutput(
             events,
@@ -162,6 +170,13 @@ class ResultArrays:
             want.drift,
             want.trades,
         )
+
+    def _cleared(self, shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        if self._memory is None:
+            return np.zeros(shape, dtype=dtype)
+        array = self._memory.array(shape, dtype)
+        array.reshape(-1).view(np.uint8).fill(0)
+        return array
 
     def result(self, count: int, scales_before: tuple[int, int], scales: tuple[int, int]) -> BookResult:
         """Return everything written, brought to the scales of the last event."""

@@ -7,6 +7,7 @@ markets share. Knows no queue; it is given payloads.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -26,7 +27,7 @@ from everlog.market.books import (
     L3Book,
     UnknownOrders,
 )
-from everlog.market.packing import PackedRecords, gather_headers
+from everlog.market.packing import PackedRecords, gather_field, gather_headers
 from everlog.market.protocol import (
     HEADER_BYTES,
     L3_RECORD,
@@ -34,6 +35,7 @@ from everlog.market.protocol import (
     check_headers,
     first_true,
 )
+from everlog.market.result_memory import ResultMemory
 from everlog.market.sequences import SequenceGap, SequenceValidator, gap_error
 from everlog.native.market_split import split_markets
 
@@ -54,7 +56,11 @@ class OtherModes(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BookSettings:
-    """How the books of a set are made. `mode` None takes both kinds."""
+    """How the books of a set are made.
+
+    `mode` None takes both kinds; the first event of a market says which kind its book is. `other_modes` says
+    what becomes of events of another mode than that, or than the market's book.
+    """
 
     gap_policy: str = GapPolicy.PANIC
     unknown_orders: str = UnknownOrders.FAIL
@@ -117,6 +123,9 @@ class BookSet:
         self.channel_gaps: list[ChannelGap] = []
         """Gaps of order-by-order channels in the last batch, unless the policy is `panic`."""
 
+        self.passed_over: Counter[BookMode] = Counter()
+        """How many events were not applied because of their book mode."""
+
         self._streams: dict[tuple[int, int], _Stream] = {}
 
     def apply(self, payload: bytes | memoryview) -> EventStatus | None:
@@ -129,11 +138,14 @@ class BookSet:
             return EventStatus(int(result.statuses[0]))
         return None
 
-    def apply_packed(self, packed: PackedRecords, want: Outputs | None = None) -> dict[Market, MarketResult]:
+    def apply_packed(
+        self, packed: PackedRecords, want: Outputs | None = None, memory: ResultMemory | None = None
+    ) -> dict[Market, MarketResult]:
         """Apply a batch of book events and return what it did, market by market.
 
         Within a market the order of events is kept; markets do not depend on each other. Under gap policy
-        `panic` a gap in a channel raises before anything of the batch is applied.
+        `panic` a gap in a channel raises before anything of the batch is applied. A loop that drops its
+        results may pass a `ResultMemory`, whose memory is used again.
         """
         chosen = (
             None if self.settings.mode is None else np.flatnonzero(self._mode_mask(self._headers(packed)))
@@ -147,7 +159,7 @@ class BookSet:
         for first, stop, gap_stream in self._runs(split, len(wanted), chosen):
             if gap_stream is not None:
                 self._quarantine(gap_stream)
-            self._apply_run(wanted, split, (first, stop), want, results)
+            self._apply_run(wanted, split, (first, stop), want, memory, results)
         if chosen is not None:
             return {market: one._replace(events=chosen[one.events]) for market, one in results.items()}
         return results
@@ -184,7 +196,25 @@ class BookSet:
                 f"book event {row} has book mode {headers['book_mode'][row]}, wanted is "
                 f"{int(self.settings.mode)}; open the books with other_modes='skip' to pass over it"
             )
+        self._count_passed_over(headers["book_mode"][~mask])
         return mask
+
+    def _count_passed_over(self, modes: NDArray[Any]) -> None:
+        for mode, count in zip(*np.unique(modes, return_counts=True), strict=True):
+            self.passed_over[BookMode(int(mode))] += int(count)
+
+    def _of_its_mode(
+        self, own: PackedRecords, index: NDArray[np.intp], book: Book
+    ) -> tuple[PackedRecords, NDArray[np.intp]]:
+        """Return those events of a market that its book can apply."""
+        if self.settings.mode is not None or OtherModes(self.settings.other_modes) is OtherModes.FAIL:
+            return own, index
+        modes = gather_field(own, "book_mode")
+        fitting = modes == (BookMode.L3 if isinstance(book, L3Book) else BookMode.L2)
+        if fitting.all():
+            return own, index
+        self._count_passed_over(modes[~fitting])
+        return own.take(np.flatnonzero(fitting)), index[fitting]
 
     def _runs(
         self, split: _Split, count: int, chosen: NDArray[np.intp] | None
@@ -223,6 +253,7 @@ class BookSet:
         split: _Split,
         run: tuple[int, int],
         want: Outputs | None,
+        memory: ResultMemory | None,
         results: dict[Market, MarketResult],
     ) -> None:
         """Apply the events of a run, market by market."""
@@ -237,25 +268,34 @@ class BookSet:
             index, key = parts[number], int(split.keys[number])
             market = Market(key >> 32, key & 0xFFFFFFFF)
             own = packed if len(index) == len(packed) else packed.take(index)
-            book = self._book(market, head)
-            result = book.apply_array(_as_records(own) if isinstance(book, L3Book) else own, want)
+            book = self._book(market, BookMode(int(head["book_mode"])))
+            own, index = self._of_its_mode(own, index, book)
+            if len(index) == 0:
+                continue
+            is_whole = index is parts[number]
+            self._join_stream(market, book, head if is_whole else gather_headers(own)[0])
+            events = _as_records(own) if isinstance(book, L3Book) else own
+            result = book.apply_array(events, want, memory)
             earlier = results.get(market)
             results[market] = (
                 MarketResult(index, result) if earlier is None else _joined(earlier, index, result)
             )
 
-    def _book(self, market: Market, head: Any) -> Book:
+    def _book(self, market: Market, mode: BookMode) -> Book:
         book = self.books.get(market)
         if book is None:
-            book = self._new_book(BookMode(int(head["book_mode"])))
+            book = self._new_book(mode)
             self.books[market] = book
+        return book
+
+    def _join_stream(self, market: Market, book: Book, head: Any) -> None:
+        """Note on which channel the events of a book of orders come."""
         if isinstance(book, L3Book):
             stream = self._stream(int(head["venue_id"]), int(head["stream_id"]))
             if market not in stream.books:
                 stream.books[market] = book
                 if stream.quarantined:
                     book._quarantine()
-        return book
 
     def _new_book(self, mode: BookMode) -> Book:
         settings = self.settings

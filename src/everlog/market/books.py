@@ -29,6 +29,7 @@ from everlog.market.protocol import (
     Side,
     new_headers,
 )
+from everlog.market.result_memory import ResultMemory
 from everlog.native.l2_book import L2Kernel
 from everlog.native.l3_book import L3Kernel
 
@@ -143,14 +144,18 @@ class L2Book(L2Kernel):
         """Nothing is left to do."""
 
     def apply_array(
-        self, events: NDArray[np.void] | PackedRecords, want: Outputs | None = None
+        self,
+        events: NDArray[np.void] | PackedRecords,
+        want: Outputs | None = None,
+        memory: ResultMemory | None = None,
     ) -> BookResult:
         """Apply an array of `L2_UPDATE`, or packed book events; other threads run meanwhile.
 
-        On an error the events before it stay applied, and the error names its index.
+        On an error the events before it stay applied, and the error names its index. A loop that drops its
+        results may pass a `ResultMemory`, whose memory is used again.
         """
         wanted = want or Outputs()
-        arrays = ResultArrays(len(events), wanted, orders=False)
+        arrays = ResultArrays(len(events), wanted, orders=False, memory=memory)
         before = (self.price_scale, self.size_scale)
         if isinstance(events, PackedRecords):
             count = self._apply_records(events.buffer, events.offsets, events.lengths, arrays.output)
@@ -268,25 +273,34 @@ class L3Book(L3Kernel):
         """Nothing is left to do."""
 
     def apply_array(
-        self, events: NDArray[np.void] | PackedRecords, want: Outputs | None = None
+        self,
+        events: NDArray[np.void] | PackedRecords,
+        want: Outputs | None = None,
+        memory: ResultMemory | None = None,
     ) -> BookResult:
         """Apply an array of `L3_RECORD` (also strided, as `Batch.view` gives it) or packed book events.
 
         Other threads run meanwhile. On an error the events before it stay applied, and the error names
         its index. With `drift` packed events may have L2 snapshots among them, with which the book is
-        compared; the index of an error is then counted from the snapshot before it.
+        compared; the index of an error is then counted from the snapshot before it. A loop that drops its
+        results may pass a `ResultMemory`, whose memory is used again.
         """
         wanted = want or Outputs()
         if wanted.drift and isinstance(events, PackedRecords):
             return apply_with_drift(self, events, wanted, self._apply)
-        return self._apply(events, wanted)
+        return self._apply(events, wanted, memory)
 
     def drift(self, snapshot: Buffer) -> Drift:
         """Compare the book with an L2 snapshot event of its venue, within the snapshot's prices."""
         return drift_from_snapshot(self, np.frombuffer(memoryview(snapshot), dtype=np.uint8))
 
-    def _apply(self, events: NDArray[np.void] | PackedRecords, wanted: Outputs) -> BookResult:
-        arrays = ResultArrays(len(events), wanted, orders=True)
+    def _apply(
+        self,
+        events: NDArray[np.void] | PackedRecords,
+        wanted: Outputs,
+        memory: ResultMemory | None = None,
+    ) -> BookResult:
+        arrays = ResultArrays(len(events), wanted, orders=True, memory=memory)
         before = (self.price_scale, self.size_scale)
         if isinstance(events, PackedRecords):
             count = self._apply_records(events.buffer, events.offsets, events.lengths, arrays.output)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -23,9 +24,17 @@ from everlog.market.ledger import BegunEntry, Ledger, LedgerEntry
 from everlog.market.removal import remove_messages, settle
 from everlog.market.venues.bybit import Bybit
 from everlog.market.venues.dbn import Dbn
-from everlog.market.venues.interface import ImportContext, Importer, ImportOptions, Rejects, Tally
+from everlog.market.venues.interface import (
+    MULTI,
+    ImportContext,
+    Importer,
+    ImportOptions,
+    Rejects,
+    Tally,
+)
 from everlog.market.venues.lobster import Lobster
 from everlog.market.venues.opening import file_hash, open_members
+from everlog.market.venues.recognition import chosen_members
 from everlog.market.venues.szse import Szse
 from everlog.market.venues.szse_channels import ChannelFiles
 from everlog.market.venues.tardis import TardisBook, TardisTrades
@@ -48,6 +57,8 @@ FORMATS: Final[dict[str, Importer]] = {importer.name: importer for importer in _
 SEGMENT_SIZE: Final = 32 * MIB
 """Filling new segments is most of an import's work, and smaller ones cost the kernel less: a third
 of the system time at 32 MiB compared with 128 MiB."""
+DAILY_NUMBERS: Final = frozenset({Szse.name, Lobster.name})
+"""Formats whose sequences and order ids begin anew each day, without an event that says so."""
 CHANNEL_INDEX: Final = "channel_index.json"
 
 
@@ -106,6 +117,8 @@ class ImportRun:
     def run(self) -> list[ImportResult]:
         """Import everything and return one result per import."""
         paths = list(self._request.paths)
+        for path in paths:
+            _check_file(path)
         settle(self._fs, self._queue)
         self._remove_interrupted()
         groups = [paths] if self._importer.merges_files else [[path] for path in paths]
@@ -127,6 +140,22 @@ class ImportRun:
         if earlier.options == asdict(self._request.options):
             return ()
         return ("it was imported with other options; --force imports it again with these",)
+
+    def _other_days(self, entry: LedgerEntry) -> list[str]:
+        """Say what a second day means for books of venues that count their orders anew each day."""
+        others = {
+            other.date
+            for other in self._ledger.all_finished()
+            if other.format == entry.format
+            and other.date != entry.date
+            and (other.symbol == entry.symbol or MULTI in (other.symbol, entry.symbol))
+        }
+        if self._importer.name not in DAILY_NUMBERS or not others:
+            return []
+        return [
+            f"the queue holds {entry.symbol} of {', '.join(sorted(others))} too, and numbers of orders begin "
+            "anew each day; for books, import each day into a queue of its own"
+        ]
 
     def _write(self, paths: Sequence[str], digest: str) -> ImportResult:
         config = WriterConfig.archive().replace(segment_size=self._request.segment_size)
@@ -159,6 +188,7 @@ class ImportRun:
                 with contextlib.suppress(EverlogError):
                     self._remove(first_seq, 2**64, digest)
             raise
+        tally.notes += self._other_days(entry)
         self._store_channel_index(tally)
         self._ledger.finish(entry)
         return ImportResult(entry, True, tuple(tally.notes), quarantine if tally.quarantined else None)
@@ -168,6 +198,7 @@ class ImportRun:
             members = [
                 member for path in paths for member in opened.enter_context(open_members(path, self._advance))
             ]
+            members = chosen_members(members, self._importer.name, context.tally.notes)
             folder = self._request.channel_dir
             channels = None if folder is None else opened.enter_context(ChannelFiles(folder))
             for block in self._importer.events(members, context):
@@ -175,6 +206,15 @@ class ImportRun:
                 context.tally.count(block)
                 if channels is not None:
                     channels.add(block.payloads)
+        if context.tally.saturated:
+            context.tally.notes.append(
+                f"{context.tally.saturated} prices or sizes are too large for 64 bits with as many decimals "
+                "as their events have, and became 2^64-1; --price-scale or --size-scale with fewer keeps them"
+            )
+        if context.tally.rows == context.tally.quarantined == 0:
+            context.tally.notes.append("there is no row in it")
+        elif context.tally.dropped_rows and not context.tally.groups:
+            context.tally.notes.append("there is no snapshot in it, so no row gave an event")
 
     def _entry(
         self,
@@ -282,6 +322,19 @@ def _joint_hash(paths: Sequence[str]) -> str:
 
 def _source_path(paths: Sequence[str]) -> str:
     return ", ".join(os.path.abspath(path) for path in paths)
+
+
+def _check_file(path: str) -> None:
+    """Refuse what cannot be read, before the first file is imported and not when its turn comes."""
+    with io_errors(f"read {path}"):
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            advice = (
+                "it is a directory; name the files in it" if stat.S_ISDIR(mode) else "it is no regular file"
+            )
+            raise InvalidConfig(f"cannot import {path}: {advice}")
+        with open(path, "rb"):
+            pass
 
 
 def _size(path: str) -> int:

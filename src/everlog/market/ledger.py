@@ -92,6 +92,15 @@ class Ledger:
         """Record, durably, that events of this file are about to be written."""
         self._store(entry, BEGUN_SUFFIX)
 
+    def hand_over(self, writer_epoch: int) -> None:
+        """Record that the writer of this epoch took over from the one before, to remove what it left behind.
+
+        Without it a removal that is interrupted too would look like a stranger's writing.
+        """
+        for entry in self.begun():
+            if entry.writer_epoch == writer_epoch - 1:
+                self.begin(msgspec.structs.replace(entry, writer_epoch=writer_epoch))
+
     def finish(self, entry: LedgerEntry) -> None:
         """Record, durably, that the file is in the queue."""
         self._store(entry, FINISHED_SUFFIX)

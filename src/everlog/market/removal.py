@@ -56,6 +56,7 @@ def remove_messages(
         Queue.open_publisher(queue, WriterConfig.archive(), clock=clock, fs=fs) as lock_holder,
         Queue.open_subscriber(queue, None, "earliest", clock=clock, fs=fs) as reader,
     ):
+        Ledger(fs, queue).hand_over(lock_holder.epoch)
         config = WriterConfig.archive().replace(segment_size=lock_holder.segment_size)
         base = None
         with Queue.open_publisher(new, config, clock=clock, fs=fs) as writer:

@@ -10,10 +10,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 #include "book_ladder.h"
 
 #define PROTOCOL_VERSION 3u
 #define LARGEST_SCALE 18u
+#define STREAM_ALIGNMENT 64u /* a line of cache */
 
 enum { EVENT_SNAPSHOT = 1, EVENT_DIFF = 2, EVENT_RESET = 3, EVENT_HEARTBEAT = 4 };
 enum { MODE_L2 = 0, MODE_L3 = 1 };
@@ -89,9 +94,47 @@ void output_free_reports(book_output *output);
 /* Checks what all book events have in common. */
 int read_header(const uint8_t *payload, size_t length, book_header *header);
 
+/* Results of at least this many bytes are larger than the caches near the core. */
+#define STREAMED_BYTES ((size_t)1 << 22)
+
+/* Whether rows from here on are to be written past the caches: there is too much to find it there later, and
+ * to fetch each line before it is overwritten, and push the book out for it, costs more than the write. */
+static inline int is_streamed(const void *into, size_t bytes)
+{
+#ifdef __SSE2__
+    return bytes >= STREAMED_BYTES && (uintptr_t)into % STREAM_ALIGNMENT == 0;
+#else
+    (void)into, (void)bytes;
+    return 0;
+#endif
+}
+
+/* Copies rows to a caller's array; `streamed` only in whole lines of cache. */
+static inline void copy_rows(void *into, const void *from, size_t bytes, int streamed)
+{
+#ifdef __SSE2__
+    if (streamed && bytes % STREAM_ALIGNMENT == 0) {
+        for (size_t at = 0; at < bytes; at += sizeof(__m128i))
+            _mm_stream_si128((__m128i *)((uint8_t *)into + at),
+                             _mm_load_si128((const __m128i *)((const uint8_t *)from + at)));
+        return;
+    }
+#endif
+    (void)streamed;
+    memcpy(into, from, bytes);
+}
+
+/* Must come before others may read what was streamed. */
+static inline void end_stream(void)
+{
+#ifdef __SSE2__
+    _mm_sfence();
+#endif
+}
+
 static inline uint64_t side_mask(unsigned side) /* 0 = bids, 1 = asks */
 {
-    return side == 0 ? UINT64_MAX : 0;
+    return (uint64_t)side - 1; /* without a branch: which side comes next is random */
 }
 
 #endif

@@ -275,15 +275,19 @@ static csv_problem read_choice(span text, const csv_column *column, uint8_t *cod
     return CSV_UNKNOWN_CHOICE;
 }
 
-static void read_identifier(span text, uint64_t *value)
+static void read_hash(span text, uint64_t *value)
 {
     uint64_t hash = FNV_BASIS;
-    *value = 0;
-    if (text.start == text.end || read_unsigned(text, value) == CSV_OK)
-        return;
     for (const char *at = text.start; at < text.end; at++)
         hash = (hash ^ (uint8_t)*at) * FNV_PRIME;
     *value = hash;
+}
+
+static void read_identifier(span text, uint64_t *value)
+{
+    *value = 0;
+    if (text.start < text.end && read_unsigned(text, value) != CSV_OK)
+        read_hash(text, value);
 }
 
 static csv_problem convert(span text, const csv_column *column, uint64_t row)
@@ -304,6 +308,9 @@ static csv_problem convert(span text, const csv_column *column, uint64_t row)
         return read_choice(text, column, &column->extras[row]);
     case CSV_IDENTIFIER:
         read_identifier(text, &column->values[row]);
+        return CSV_OK;
+    case CSV_HASH:
+        read_hash(text, &column->values[row]);
         return CSV_OK;
     }
     return CSV_NO_NUMBER;

@@ -13,6 +13,7 @@ typedef enum {
     CSV_FIXED = 3,      /* exact decimal -> integer at the column's scale, further digits cut off */
     CSV_CHOICE = 4,     /* one of the column's texts -> its code */
     CSV_IDENTIFIER = 5, /* u64 as it is, other text -> its FNV-1a, empty -> 0 */
+    CSV_HASH = 6,       /* any text -> its FNV-1a */
 } csv_kind;
 
 typedef enum {

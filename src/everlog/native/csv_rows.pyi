@@ -12,6 +12,7 @@ DECIMAL: int
 FIXED: int
 CHOICE: int
 IDENTIFIER: int
+HASH: int
 PROBLEMS: tuple[str, ...]
 
 class RowParser:

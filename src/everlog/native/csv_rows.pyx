@@ -17,6 +17,7 @@ cdef extern from "csv_rows.h" nogil:
         CSV_FIXED
         CSV_CHOICE
         CSV_IDENTIFIER
+        CSV_HASH
     ctypedef struct csv_choice:
         const char *text
         uint64_t length
@@ -46,6 +47,7 @@ DECIMAL = <int>CSV_DECIMAL
 FIXED = <int>CSV_FIXED
 CHOICE = <int>CSV_CHOICE
 IDENTIFIER = <int>CSV_IDENTIFIER
+HASH = <int>CSV_HASH
 
 PROBLEMS = (
     "",

@@ -33,16 +33,6 @@ void l3_free(l3_book *book)
 
 /* --- Levels ------------------------------------------------------------------------------------------- */
 
-HOT ladder *levels_of(l3_book *book, unsigned side) /* of the protocol: 1 buy, 2 sell */
-{
-    return &book->sides[side - 1];
-}
-
-HOT uint64_t key_of(uint64_t price, unsigned side)
-{
-    return price ^ side_mask(side - 1);
-}
-
 typedef struct { /* an order that is about to be put somewhere */
     uint64_t price, quantity;
     unsigned side; /* of the protocol */
@@ -72,7 +62,7 @@ static __attribute__((noinline)) int begin_queue(l3_book *book, const new_order 
     }
     l3_queue *queue = &book->orders.queues[number];
     queue->on_ladder = (uint8_t)on_ladder;
-    *where = where_of(number, queue_append(queue, order->quantity, &order->detail));
+    *where = where_of(number, queue_append(&book->orders, queue, order->quantity, &order->detail));
     return BOOK_OK;
 }
 
@@ -92,7 +82,8 @@ HOT int enqueue(l3_book *book, const new_order *order, uint64_t *where)
         if (status != BOOK_OK)
             return status;
     }
-    *where = where_of((uint32_t)value - 1, queue_append(queue, order->quantity, &order->detail));
+    uint32_t position = queue_append(&book->orders, queue, order->quantity, &order->detail);
+    *where = where_of((uint32_t)value - 1, position);
     return BOOK_OK;
 }
 
@@ -111,7 +102,7 @@ HOT void dequeue(l3_book *book, uint64_t where)
     if (__builtin_expect(queue->count == 1, 0))
         end_queue(book, queue_of(where));
     else
-        queue_remove(queue, position_of(where));
+        queue_remove(&book->orders, queue, position_of(where));
 }
 
 /* Takes up to `quantity` (0 = all) off the order whose entry is at `place`; it goes when nothing is left.
@@ -127,66 +118,11 @@ HOT uint64_t reduce(l3_book *book, uint64_t place, uint64_t quantity, uint64_t t
         return had;
     }
     queue_details(queue)[position_of(where)].last_ts_ns = ts_ns;
-    queue_change(queue, position_of(where), had - quantity);
+    queue_change(&book->orders, queue, position_of(where), had - quantity);
     return quantity;
 }
 
-/* --- Scales ------------------------------------------------------------------------------------------- */
-
-static int check_rescaled(const l3_book *book, uint64_t price_factor, uint64_t size_factor)
-{
-    for (uint32_t number = 0; number < book->orders.queues_used; number++) {
-        const l3_queue *queue = &book->orders.queues[number];
-        uint64_t product;
-        if (queue->count != 0 && (__builtin_mul_overflow(queue->price, price_factor, &product) ||
-                                  __builtin_mul_overflow(queue->total, size_factor, &product)))
-            return BOOK_SCALE_OVERFLOW;
-    }
-    return BOOK_OK;
-}
-
-/* Moves the levels of a side to their new prices. */
-static int rescale_side(ladder *side, unsigned number, uint64_t price_factor)
-{
-    size_t count = side->count;
-    if (count == 0 || price_factor == 1)
-        return BOOK_OK;
-    uint64_t *keys = malloc(2 * count * sizeof *keys);
-    if (keys == NULL)
-        return BOOK_NO_MEMORY;
-    ladder_first(side, keys, keys + count, count);
-    for (size_t at = 0; at < count; at++)
-        keys[at] = key_of(key_of(keys[at], number) * price_factor, number);
-    int status = ladder_replace(side, keys, keys + count, count);
-    free(keys);
-    return status;
-}
-
-int l3_raise_scales(l3_book *book, uint8_t price_scale, uint8_t size_scale)
-{
-    if (price_scale > LARGEST_SCALE || size_scale > LARGEST_SCALE)
-        return BOOK_BAD_SCALE;
-    int has_scale = book->has_scale;
-    uint8_t new_price = has_scale && book->scales[0] > price_scale ? book->scales[0] : price_scale;
-    uint8_t new_size = has_scale && book->scales[1] > size_scale ? book->scales[1] : size_scale;
-    if (has_scale && book->orders.count != 0) {
-        uint64_t price_factor = TENS[new_price - book->scales[0]];
-        uint64_t size_factor = TENS[new_size - book->scales[1]];
-        int status = check_rescaled(book, price_factor, size_factor);
-        for (unsigned side = 1; side <= 2 && status == BOOK_OK; side++)
-            status = rescale_side(levels_of(book, side), side, price_factor);
-        if (status != BOOK_OK)
-            return status;
-        for (uint32_t number = 0; number < book->orders.queues_used; number++) {
-            if (book->orders.queues[number].count != 0)
-                queue_rescale(&book->orders.queues[number], price_factor, size_factor);
-        }
-    }
-    book->scales[0] = new_price;
-    book->scales[1] = new_size;
-    book->has_scale = 1;
-    return BOOK_OK;
-}
+/* --- Events ------------------------------------------------------------------------------------------- */
 
 /* One event on its way into the book. */
 typedef struct {
@@ -218,8 +154,6 @@ static __attribute__((noinline)) int adopt_scales(l3_book *book, l3_step *step)
     return BOOK_OK;
 }
 
-/* --- Events ------------------------------------------------------------------------------------------- */
-
 HOT void show_place(const l3_book *book, uint64_t where, book_queue_place *place)
 {
     const l3_queue *queue = &book->orders.queues[queue_of(where)];
@@ -229,8 +163,9 @@ HOT void show_place(const l3_book *book, uint64_t where, book_queue_place *place
     *place = (book_queue_place){ahead[1], ahead[0]};
 }
 
-book_queue_place l3_place(const l3_book *book, uint64_t where)
+book_queue_place l3_place(l3_book *book, uint64_t where)
 {
+    orders_keep_sums(&book->orders);
     book_queue_place place = {UINT64_MAX, UINT64_MAX};
     show_place(book, where, &place);
     return place;
@@ -346,7 +281,7 @@ HOT int modify_order(l3_book *book, l3_step *step)
             show_place(book, where, step->place);
         queue_details(queue)[position].last_ts_ns = step->ts_ns;
         queue_details(queue)[position].flags = step->event->flags;
-        queue_change(queue, position, quantity);
+        queue_change(&book->orders, queue, position, quantity);
         return BOOK_OK;
     }
     l3_step copy = *step; /* so that the step itself need not be in memory */
@@ -422,11 +357,20 @@ static inline int check_gap(l3_book *book, uint64_t seq, int is_reset, l3_step *
     return BOOK_OK;
 }
 
+HOT int cancel_order(l3_book *book, l3_step *step)
+{
+    uint64_t taken, id = step->event->order_id;
+    unsigned side;
+    return id == 0 ? BOOK_OK : reduce_order(book, id, step->hash, step, &taken, &side);
+}
+
 static __attribute__((noinline)) int apply_rare(l3_book *book, l3_step *step)
 {
     switch (step->event->event_type) {
     case L3_TRADE:
         return apply_trade(book, step);
+    case L3_CANCEL:
+        return cancel_order(book, step);
     case L3_RESET:
         l3_clear(book);
         return BOOK_OK;
@@ -437,23 +381,21 @@ static __attribute__((noinline)) int apply_rare(l3_book *book, l3_step *step)
     }
 }
 
-/* A trade that names one order, and of which no report is wanted, is a cancel: one branch less to guess. */
-HOT int is_removal(const l3_step *step)
+_Static_assert(L3_TRADE == L3_CANCEL + 2 && L3_CANCEL % 4 == 2, "they differ in bits that one mask covers");
+
+/* A cancel or a trade. A trade that names one order is a cancel too: one branch less to guess. */
+HOT int is_removal(const l3_event *event)
 {
-    const l3_event *event = step->event;
-    int is_reported = step->output != NULL && step->output->want_trades;
-    int is_trade = (event->event_type == L3_TRADE) & ((event->bid_order_id | event->ask_order_id) == 0);
-    return (event->event_type == L3_CANCEL) | (is_trade & !is_reported);
+    int is_either = ((event->event_type - L3_CANCEL) & ~(L3_TRADE - L3_CANCEL)) == 0;
+    return is_either & ((event->bid_order_id | event->ask_order_id) == 0);
 }
 
 HOT int dispatch(l3_book *book, l3_step *step)
 {
     const l3_event *event = step->event;
-    uint64_t taken;
-    unsigned side;
-    if (is_removal(step))
-        return event->order_id == 0 ? BOOK_OK
-                                    : reduce_order(book, event->order_id, step->hash, step, &taken, &side);
+    int is_reported = step->output != NULL && step->output->want_trades;
+    if (!is_reported && is_removal(event))
+        return cancel_order(book, step);
     if (event->event_type == L3_ADD)
         return add_order(book, step);
     if (event->event_type == L3_MODIFY)
@@ -514,19 +456,6 @@ int l3_apply_record(l3_book *book, const uint8_t *payload, size_t length, uint64
 
 /* --- Arrays ------------------------------------------------------------------------------------------- */
 
-size_t l3_depth(const l3_book *book, unsigned side, book_level *levels, uint32_t *orders, size_t wanted,
-                uint64_t *scratch)
-{
-    size_t found = ladder_first(&book->sides[side], scratch, scratch + wanted, wanted);
-    for (size_t at = 0; at < found; at++) {
-        const l3_queue *queue = &book->orders.queues[scratch[wanted + at] - 1];
-        levels[at] = (book_level){queue->price, queue->total};
-        if (orders != NULL)
-            orders[at] = queue->count;
-    }
-    return found;
-}
-
 static void write_row(const l3_book *book, book_output *output)
 {
     size_t at = output->rows * output->depth;
@@ -565,23 +494,23 @@ static int apply_one(l3_book *book, const uint8_t *payload, size_t length, size_
 
 /* What a record must say so that nothing about it is unusual, in the words it is read in. */
 typedef struct {
-    uint64_t start;  /* version and length */
+    uint64_t start;  /* version and length; what no record says if the book has no scales or is quarantined */
     uint16_t kind;   /* event type and book mode */
     uint16_t scales; /* price and size */
-    int is_possible; /* the book has scales and is not quarantined */
 } plain_record;
 
 #define START_BITS 0xFFFFFFFF0000FFFFu /* without the reserved bytes */
 
 static plain_record plain_of(const l3_book *book)
 {
-    return (plain_record){.start = PROTOCOL_VERSION | (uint64_t)sizeof(l3_record) << 32,
+    int is_possible = book->has_scale && !book->quarantined;
+    uint64_t start = PROTOCOL_VERSION | (uint64_t)sizeof(l3_record) << 32;
+    return (plain_record){.start = is_possible ? start : UINT64_MAX,
                           .kind = EVENT_DIFF | MODE_L3 << 8,
-                          .scales = (uint16_t)(book->scales[0] | book->scales[1] << 8),
-                          .is_possible = book->has_scale && !book->quarantined};
+                          .scales = (uint16_t)(book->scales[0] | book->scales[1] << 8)};
 }
 
-/* Whether the record is plain and has the number that was due. */
+/* Whether the record is plain and has the number that was due, or none. */
 HOT int is_plain(const l3_book *book, const plain_record *plain, const l3_record *record)
 {
     const book_header *header = &record->header;
@@ -592,11 +521,11 @@ HOT int is_plain(const l3_book *book, const plain_record *plain, const l3_record
     memcpy(&scales, &record->event.price_scale, sizeof scales);
     uint64_t odd = ((start & START_BITS) ^ plain->start) | (uint64_t)(kind ^ plain->kind) |
                    (uint64_t)(scales ^ plain->scales) | header->endianness;
-    uint64_t due = header->seq != 0 ? book->last_seq + 1 : 0;
-    return (odd | (header->seq ^ due)) == 0 && plain->is_possible;
+    return odd == 0 && (header->seq == 0 || header->seq - 1 == book->last_seq);
 }
 
-/* The short way for plain records; all others take the long one, which checks one thing after the other. */
+/* The short way for plain records; all others take the long one, which checks one thing after the other. The
+ * caller notes their times. */
 HOT int apply_plain(l3_book *book, const l3_record *record, size_t index, uint32_t hash, book_output *output,
                     book_queue_place *place, uint8_t *status)
 {
@@ -611,10 +540,14 @@ HOT int apply_plain(l3_book *book, const l3_record *record, size_t index, uint32
         book->has_seq = 1;
     }
     int result = dispatch(book, &step);
-    book->last_exchange_ts_ns = record->header.exchange_ts_ns;
-    book->last_ingest_ts_ns = record->header.ingest_ts_ns;
     *status = step.status;
     return result;
+}
+
+static void note_times(l3_book *book, const book_header *header)
+{
+    book->last_exchange_ts_ns = header->exchange_ts_ns;
+    book->last_ingest_ts_ns = header->ingest_ts_ns;
 }
 
 HOT const l3_record *record_at(const uint8_t *records, ptrdiff_t stride, size_t at)
@@ -622,27 +555,52 @@ HOT const l3_record *record_at(const uint8_t *records, ptrdiff_t stride, size_t 
     return (const l3_record *)(records + (ptrdiff_t)at * stride);
 }
 
-/* First look at events to come: asks for the entries of their orders. */
+HOT void look_up_one(const l3_book *book, const l3_record *record, uint32_t *hash)
+{
+    *hash = hash_of_id(record->event.order_id);
+    __builtin_prefetch(&book->orders.table[home_of(&book->orders, *hash)], 1);
+}
+
+/* First look at events to come: asks for the entries of their orders. A whole block has no end to guess. */
 HOT void look_up(const l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t from, size_t end,
                  uint32_t hashes[HASHES])
 {
-    for (size_t at = from; at < end; at++) {
-        uint32_t hash = hash_of_id(record_at(records, stride, at)->event.order_id);
-        hashes[at % HASHES] = hash;
-        __builtin_prefetch(&book->orders.table[home_of(&book->orders, hash)], 1);
+    const uint8_t *at = records + (ptrdiff_t)from * stride;
+    uint32_t *into = &hashes[from % HASHES];
+    if (__builtin_expect(end - from == BLOCK, 1)) {
+#pragma GCC unroll 16
+        for (unsigned row = 0; row < BLOCK; row++, at += stride)
+            look_up_one(book, (const l3_record *)at, into + row);
+        return;
     }
+    for (; from < end; from++, at += stride)
+        look_up_one(book, (const l3_record *)at, into++);
 }
 
-/* Second look: the entry is there, so ask for the order's place in its queue. Nothing is taken for granted:
- * the entry may be empty or another order's, and a later event may change everything. Whatever address comes
- * of that, to ask for it does no harm. */
-HOT void look_into(const l3_book *book, size_t from, size_t end, const uint32_t hashes[HASHES])
+/* Second look: asks for the place in a queue that the event will write to. Nothing is taken for granted: the
+ * entry may be empty or another order's, and a later event may change everything. Whatever address comes of
+ * that, to ask for it does no harm. */
+HOT void look_into(const l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t from, size_t end,
+                   const uint32_t hashes[HASHES])
 {
     for (size_t at = from; at < end; at++) {
+        const l3_event *event = &record_at(records, stride, at)->event;
         uint64_t where = book->orders.table[home_of(&book->orders, hashes[at % HASHES])].where;
         const l3_queue *queue = &book->orders.queues[queue_of(where)];
-        __builtin_prefetch(&queue->quantities[position_of(where)], 1);
-        __builtin_prefetch(&queue->sums_8[position_of(where) >> 3], 1);
+        uint32_t position = position_of(where);
+        if (event->event_type == L3_ADD) {
+            const ladder *levels = &book->sides[event->side == 2];
+            uint64_t place = ladder_place(levels, event->price ^ side_mask(event->side == 2));
+            uint64_t value = place < levels->window_size ? levels->values[place] : 0;
+            if (value == 0)
+                continue;
+            queue = &book->orders.queues[value - 1];
+            position = queue->tail;
+            __builtin_prefetch(&queue_details(queue)[position], 1);
+        }
+        __builtin_prefetch(&queue->quantities[position], 1);
+        if (book->orders.has_sums)
+            __builtin_prefetch(&queue->sums_8[position >> 3], 1);
     }
 }
 
@@ -661,43 +619,101 @@ static output_kind kind_of(const book_output *output)
     return output->places != NULL ? TOPS_AND_PLACES : TOPS;
 }
 
+/* What the events of one block wrote; copied to the caller's arrays as whole lines of cache. */
+typedef struct {
+    book_top tops[BLOCK] __attribute__((aligned(STREAM_ALIGNMENT)));
+    book_queue_place places[BLOCK] __attribute__((aligned(STREAM_ALIGNMENT)));
+} staged_rows;
+
+_Static_assert(BLOCK * sizeof(book_queue_place) % STREAM_ALIGNMENT == 0, "blocks are whole lines");
+
+/* An array on its way into the book. */
+typedef struct {
+    const uint8_t *records;
+    ptrdiff_t stride;
+    size_t count;
+    uint32_t hashes[HASHES];
+    plain_record plain;
+    staged_rows rows;
+} l3_array;
+
+/* Applies events `done` to `end`; returns where it stopped. */
+HOT size_t apply_block(l3_book *book, l3_array *array, size_t done, size_t end, book_output *output,
+                       output_kind kind, int *error)
+{
+    const uint8_t *at = array->records + (ptrdiff_t)done * array->stride;
+    const l3_record *last_plain = NULL;
+    for (size_t row = 0; done < end; done++, row++, at += array->stride) {
+        const l3_record *record = (const l3_record *)at;
+        const l3_record *coming = (const l3_record *)(at + INPUT_AHEAD * array->stride);
+        book_queue_place *place = kind == TOPS_AND_PLACES ? &array->rows.places[row] : NULL;
+        uint8_t status = EVENT_APPLIED;
+        if (kind == ANY_OUTPUT && output->places != NULL)
+            place = &output->places[done];
+        __builtin_prefetch(coming); /* past the end it is a hint like any other */
+        __builtin_prefetch(&coming->event);
+        if (__builtin_expect(is_plain(book, &array->plain, record), 1)) {
+            last_plain = record;
+            *error = apply_plain(book, record, done, array->hashes[done % HASHES], output, place, &status);
+        } else {
+            last_plain = NULL;
+            *error = l3_apply_record(book, at, sizeof *record, done, output, &status);
+            array->plain = plain_of(book);
+            if (kind == TOPS_AND_PLACES)
+                *place = output->places[done];
+        }
+        if (__builtin_expect(*error != BOOK_OK, 0))
+            break;
+        if (kind == ANY_OUTPUT)
+            finish_event(book, done, status, output);
+        else
+            array->rows.tops[row] = l3_top(book);
+    }
+    if (last_plain != NULL)
+        note_times(book, &last_plain->header);
+    return done;
+}
+
+/* Copies the rows of the last events; a whole block is the case that is compiled well. */
+HOT void copy_block(const staged_rows *staged, book_output *output, size_t first, size_t rows,
+                    output_kind kind, int streamed)
+{
+    book_top *tops = output->tops + first;
+    if (__builtin_expect(rows == BLOCK, 1))
+        copy_rows(tops, staged->tops, sizeof staged->tops, streamed);
+    else
+        memcpy(tops, staged->tops, rows * sizeof *tops);
+    if (kind != TOPS_AND_PLACES)
+        return;
+    book_queue_place *places = output->places + first;
+    if (__builtin_expect(rows == BLOCK, 1))
+        copy_rows(places, staged->places, sizeof staged->places, streamed);
+    else
+        memcpy(places, staged->places, rows * sizeof *places);
+}
+
 /* Compiled once for each kind of output. */
 HOT size_t apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t count,
                          book_output *output, output_kind kind, int *error)
 {
     size_t done = 0;
-    uint32_t hashes[HASHES];
-    plain_record plain = plain_of(book);
-    book_queue_place *const places = kind == TOPS ? NULL : output->places;
-    book_top *const tops = output->tops;
-    look_up(book, records, stride, 0, smaller(2 * BLOCK, count), hashes);
-    while (done < count) {
-        size_t end = smaller(done + BLOCK, count);
-        look_up(book, records, stride, smaller(end + BLOCK, count), smaller(end + 2 * BLOCK, count), hashes);
+    l3_array array = {.records = records, .stride = stride, .count = count, .plain = plain_of(book)};
+    int streamed = kind != ANY_OUTPUT && is_streamed(output->tops, count * sizeof *output->tops) &&
+                   (kind == TOPS || is_streamed(output->places, STREAMED_BYTES));
+    look_up(book, records, stride, 0, smaller(BLOCK, count), array.hashes);
+    look_up(book, records, stride, smaller(BLOCK, count), smaller(2 * BLOCK, count), array.hashes);
+    while (done < count && *error == BOOK_OK) {
+        size_t first = done, end = smaller(done + BLOCK, count);
+        look_up(book, records, stride, smaller(end + BLOCK, count), smaller(end + 2 * BLOCK, count),
+                array.hashes);
         if (book->orders.count > LARGE_BOOK)
-            look_into(book, end, smaller(end + BLOCK, count), hashes);
-        for (; done < end; done++) {
-            const l3_record *record = record_at(records, stride, done);
-            const l3_record *coming = record_at(records, stride, done + INPUT_AHEAD);
-            book_queue_place *place = kind == TOPS_AND_PLACES || places != NULL ? &places[done] : NULL;
-            uint8_t status = EVENT_APPLIED;
-            __builtin_prefetch(coming); /* past the end it is a hint like any other */
-            __builtin_prefetch(&coming->event);
-            if (__builtin_expect(is_plain(book, &plain, record), 1)) {
-                *error = apply_plain(book, record, done, hashes[done % HASHES], output, place, &status);
-            } else {
-                *error = l3_apply_record(book, (const uint8_t *)record, sizeof *record, done, output,
-                                         &status);
-                plain = plain_of(book);
-            }
-            if (__builtin_expect(*error != BOOK_OK, 0))
-                return done;
-            if (kind == ANY_OUTPUT)
-                finish_event(book, done, status, output);
-            else
-                tops[done] = l3_top(book);
-        }
+            look_into(book, records, stride, end, smaller(end + BLOCK, count), array.hashes);
+        done = apply_block(book, &array, done, end, output, kind, error);
+        if (kind != ANY_OUTPUT)
+            copy_block(&array.rows, output, first, done - first, kind, streamed);
     }
+    if (streamed)
+        end_stream();
     return done;
 }
 
@@ -705,6 +721,8 @@ size_t l3_apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride,
                         book_output *output, int *error)
 {
     *error = BOOK_OK;
+    if (output->places != NULL)
+        orders_keep_sums(&book->orders);
     switch (kind_of(output)) {
     case TOPS:
         return output->rows = apply_records(book, records, stride, count, output, TOPS, error);
@@ -719,6 +737,8 @@ size_t l3_apply_scattered(l3_book *book, const uint8_t *buffer, size_t buffer_le
                           const uint64_t *lengths, size_t count, book_output *output, int *error)
 {
     size_t done = 0;
+    if (output->places != NULL)
+        orders_keep_sums(&book->orders);
     for (*error = BOOK_OK; done < count; done++) {
         if (offsets[done] > buffer_len || lengths[done] > buffer_len - offsets[done])
             *error = BOOK_SHORT_RECORD;
@@ -730,50 +750,6 @@ size_t l3_apply_scattered(l3_book *book, const uint8_t *buffer, size_t buffer_le
     return done;
 }
 
-/* --- Saving and restoring ----------------------------------------------------------------------------- */
-
-/* Writes the orders of a queue in order of arrival; `positions` has room for all of them. */
-static size_t write_rows(const l3_queue *queue, uint32_t *positions, l3_order_row *rows)
-{
-    size_t count = queue_positions(queue, positions);
-    for (size_t at = 0; at < count; at++) {
-        const l3_detail *detail = &queue_details(queue)[positions[at]];
-        rows[at] = (l3_order_row){.id = detail->id,
-                                  .price = queue->price,
-                                  .quantity = queue->quantities[positions[at]],
-                                  .last_ts_ns = detail->last_ts_ns,
-                                  .flags = detail->flags,
-                                  .side = queue->side,
-                                  .ord_type = detail->ord_type};
-    }
-    return count;
-}
-
-int l3_rows(const l3_book *book, l3_order_row *rows)
-{
-    const l3_orders *orders = &book->orders;
-    size_t most = book->sides[0].count > book->sides[1].count ? book->sides[0].count : book->sides[1].count;
-    uint32_t *positions = malloc((orders->count + 1) * sizeof *positions);
-    uint64_t *keys = malloc((2 * most + 1) * sizeof *keys), *numbers = keys + most;
-    if (positions == NULL || keys == NULL) {
-        free(positions);
-        free(keys);
-        return BOOK_NO_MEMORY;
-    }
-    for (unsigned side = 0; side < 2; side++) {
-        size_t levels = ladder_first(&book->sides[side], keys, numbers, book->sides[side].count);
-        for (size_t at = 0; at < levels; at++)
-            rows += write_rows(&orders->queues[numbers[at] - 1], positions, rows);
-    }
-    for (uint32_t number = 0; number < orders->queues_used; number++) {
-        if (orders->queues[number].count != 0 && !orders->queues[number].on_ladder)
-            rows += write_rows(&orders->queues[number], positions, rows);
-    }
-    free(positions);
-    free(keys);
-    return BOOK_OK;
-}
-
 int l3_restore(l3_book *book, const l3_order_row *row)
 {
     l3_event event = {.side = row->side, .ord_type = row->ord_type, .flags = row->flags, .order_id = row->id};
@@ -781,10 +757,4 @@ int l3_restore(l3_book *book, const l3_order_row *row)
     step.price = row->price;
     step.quantity = row->quantity;
     return add_order(book, &step);
-}
-
-const l3_queue *l3_queue_at(const l3_book *book, unsigned side, uint64_t price)
-{
-    uint64_t value = ladder_get(&book->sides[side], price ^ side_mask(side));
-    return value == 0 ? NULL : &book->orders.queues[value - 1];
 }

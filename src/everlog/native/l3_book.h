@@ -76,7 +76,17 @@ size_t l3_depth(const l3_book *book, unsigned side, book_level *levels, uint32_t
 const l3_queue *l3_queue_at(const l3_book *book, unsigned side, uint64_t price);
 
 /* What is ahead of an order (`where` of its entry); both numbers UINT64_MAX if it stands on no level. */
-book_queue_place l3_place(const l3_book *book, uint64_t where);
+book_queue_place l3_place(l3_book *book, uint64_t where);
+
+HOT ladder *levels_of(l3_book *book, unsigned side) /* of the protocol: 1 buy, 2 sell */
+{
+    return &book->sides[side - 1];
+}
+
+HOT uint64_t key_of(uint64_t price, unsigned side)
+{
+    return price ^ side_mask(side - 1);
+}
 
 static inline book_top l3_top(const l3_book *book)
 {

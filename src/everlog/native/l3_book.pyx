@@ -81,7 +81,7 @@ cdef extern from "l3_book.h" nogil:
     size_t l3_depth(const l3_book *book, unsigned side, book_level *levels, uint32_t *orders, size_t wanted,
                     uint64_t *scratch)
     const l3_queue *l3_queue_at(const l3_book *book, unsigned side, uint64_t price)
-    book_queue_place l3_place(const l3_book *book, uint64_t where)
+    book_queue_place l3_place(l3_book *book, uint64_t where)
     book_top l3_top(const l3_book *book)
 
 

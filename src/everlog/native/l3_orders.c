@@ -223,15 +223,17 @@ static void give_back_block(l3_orders *orders, l3_queue *queue)
     orders->unused_blocks[queue->shift] = block;
 }
 
-/* Forgets the orders, but not yet which positions were taken. */
 static void clear_sums(l3_queue *queue)
 {
-    queue->tail = queue->count = 0;
-    queue->total = 0;
     memset(queue->sums_8, 0, (size_t)((uint8_t *)queue->taken - (uint8_t *)queue->sums_8));
 }
 
-/* Makes the queue one without orders in this block. */
+static void clear_taken(l3_queue *queue)
+{
+    memset(queue->taken, 0, sums_of(queue->shift, 6) * sizeof *queue->taken);
+}
+
+/* Has the queue keep its orders in this block. */
 static void use_block(l3_queue *queue, void *block, unsigned shift)
 {
     size_t positions = (size_t)1 << shift;
@@ -240,8 +242,6 @@ static void use_block(l3_queue *queue, void *block, unsigned shift)
     queue->sums_64 = (sum_pair *)(queue->sums_8 + sums_8_of(shift));
     queue->taken = (uint64_t *)(queue->sums_64 + sums_of(shift, 6) + sums_of(shift, 9));
     queue->shift = shift;
-    clear_sums(queue);
-    memset(queue->taken, 0, sums_of(shift, 6) * sizeof *queue->taken);
 }
 
 /* --- Queues ------------------------------------------------------------------------------------------- */
@@ -275,6 +275,10 @@ uint32_t queue_take(l3_orders *orders, uint64_t price, unsigned side)
     l3_queue *queue = &orders->queues[number];
     *queue = (l3_queue){.price = price, .side = (uint8_t)side};
     use_block(queue, block, SMALLEST_QUEUE_SHIFT);
+    if (orders->has_sums) {
+        clear_sums(queue);
+        clear_taken(queue);
+    }
     return number;
 }
 
@@ -287,14 +291,66 @@ void queue_give_back(l3_orders *orders, uint32_t number)
     orders->unused_queue = number;
 }
 
+/* A bit for each of 64 positions that is taken. The one order of a queue off the ladder may have no quantity;
+ * all others have some. */
+static uint64_t taken_positions(const l3_queue *queue, uint32_t first)
+{
+    uint32_t count = queue->tail - first < 64 ? queue->tail - first : 64;
+    uint64_t bits = 0;
+    if (!queue->on_ladder)
+        return queue->count;
+    for (uint32_t at = 0; at < count; at++)
+        bits |= (uint64_t)(queue->quantities[first + at] != 0) << at;
+    return bits;
+}
+
 size_t queue_positions(const l3_queue *queue, uint32_t *positions)
 {
     size_t found = 0;
     for (uint32_t first = 0; first < queue->tail; first += 64) {
-        for (uint64_t left = queue->taken[first >> 6]; left != 0; left &= left - 1)
+        for (uint64_t left = taken_positions(queue, first); left != 0; left &= left - 1)
             positions[found++] = first + (uint32_t)__builtin_ctzll(left);
     }
     return found;
+}
+
+void orders_keep_sums(l3_orders *orders)
+{
+    for (uint32_t number = 0; number < orders->queues_used && !orders->has_sums; number++) {
+        l3_queue *queue = &orders->queues[number];
+        if (queue->count == 0)
+            continue;
+        clear_sums(queue);
+        clear_taken(queue);
+        for (uint32_t first = 0; first < queue->tail; first += 64) {
+            uint64_t left = queue->taken[first >> 6] = taken_positions(queue, first);
+            for (; left != 0; left &= left - 1) {
+                uint32_t position = first + (uint32_t)__builtin_ctzll(left);
+                queue_add_sums(queue, position, queue->quantities[position], 1);
+            }
+        }
+    }
+    orders->has_sums = 1;
+}
+
+/* Appends what the queue had at 64 positions of its block before. The entries of all these orders are asked
+ * for at once, so that their misses are waited for together. */
+static void move_positions(l3_orders *orders, l3_queue *queue, const l3_queue *full, uint32_t first)
+{
+    const l3_detail *details = queue_details(full) + first;
+    uint64_t taken = orders->has_sums ? full->taken[first >> 6] : taken_positions(full, first);
+    if (orders->has_sums)
+        full->taken[first >> 6] = 0; /* in the same block, bits are set again from the front */
+    for (uint64_t left = taken; left != 0; left &= left - 1) {
+        uint64_t id = details[__builtin_ctzll(left)].id;
+        __builtin_prefetch(&orders->table[home_of(orders, hash_of_id(id))], 1);
+    }
+    for (uint64_t left = taken; left != 0; left &= left - 1) {
+        unsigned at = (unsigned)__builtin_ctzll(left);
+        l3_entry *entry = &orders->table[orders_locate(orders, details[at].id, hash_of_id(details[at].id))];
+        uint32_t moved = queue_append(orders, queue, full->quantities[first + at], &details[at]);
+        entry->where = where_of(queue_of(entry->where), moved);
+    }
 }
 
 /* The same number of positions will do if half of them are free; else it takes twice as many. */
@@ -309,19 +365,14 @@ int queue_make_room(l3_orders *orders, l3_queue *queue)
         return BOOK_NO_MEMORY;
     if (larger != NULL)
         use_block(queue, larger, shift);
-    else
+    if (orders->has_sums)
         clear_sums(queue);
-    for (uint32_t first = 0; first < full.tail; first += 64) {
-        uint64_t left = full.taken[first >> 6];
-        full.taken[first >> 6] = 0; /* in the same block, bits are set again from the front */
-        for (; left != 0; left &= left - 1) {
-            uint32_t position = first + (uint32_t)__builtin_ctzll(left);
-            const l3_detail *detail = &queue_details(&full)[position];
-            l3_entry *entry = &orders->table[orders_locate(orders, detail->id, hash_of_id(detail->id))];
-            uint32_t moved = queue_append(queue, full.quantities[position], detail);
-            entry->where = where_of(queue_of(entry->where), moved);
-        }
-    }
+    if (orders->has_sums && larger != NULL)
+        clear_taken(queue);
+    queue->tail = queue->count = 0;
+    queue->total = 0;
+    for (uint32_t first = 0; first < full.tail; first += 64)
+        move_positions(orders, queue, &full, first);
     if (larger != NULL)
         give_back_block(orders, &full);
     return BOOK_OK;
@@ -333,7 +384,7 @@ void queue_rescale(l3_queue *queue, uint64_t price_factor, uint64_t size_factor)
     queue->total *= size_factor;
     for (uint32_t at = 0; at < queue->tail; at++)
         queue->quantities[at] *= size_factor;
-    for (size_t at = 0; at < sums_of(queue->shift, 3); at++)
+    for (size_t at = 0; at < sums_of(queue->shift, 3); at++) /* whatever they are, if they are not kept */
         queue->sums_8[at] *= size_factor;
     for (size_t at = 0; at < sums_of(queue->shift, 6) + sums_of(queue->shift, 9); at++)
         queue->sums_64[at][0] *= size_factor; /* and, right behind them, those of 512 */

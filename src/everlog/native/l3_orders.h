@@ -60,6 +60,7 @@ typedef struct {
     uint32_t hash_shift; /* bits of a hash that do not count */
     size_t count, room; /* orders; how many there may be before orders_make_room must look */
     size_t max_orders;
+    int has_sums; /* places have been asked for, so the queues keep their sums */
     l3_queue *queues;
     uint32_t queues_used, queues_capacity, unused_queue; /* ever used; allocated; the first one given back */
     queue_block *unused_blocks[QUEUE_SHIFTS];
@@ -82,6 +83,8 @@ void queue_give_back(l3_orders *orders, uint32_t number);
 int queue_make_room(l3_orders *orders, l3_queue *queue);
 /* Positions that are taken, in order of arrival; returns how many. */
 size_t queue_positions(const l3_queue *queue, uint32_t *positions);
+/* Has every queue keep its sums from now on; before that, nobody may ask what is ahead of a position. */
+void orders_keep_sums(l3_orders *orders);
 /* Multiplies price and quantities; the caller made sure that they fit. */
 void queue_rescale(l3_queue *queue, uint64_t price_factor, uint64_t size_factor);
 
@@ -124,28 +127,33 @@ HOT void queue_add_sums(l3_queue *queue, uint32_t position, uint64_t quantity, u
     queue->sums_64[position >> 6] += change;
     if (__builtin_expect(queue->shift > 9, 0))
         queue_sums_512(queue)[position >> 9] += change;
-    queue->total += quantity;
 }
 
 /* Changes the quantity of the order at this position; it keeps its place. */
-HOT void queue_change(l3_queue *queue, uint32_t position, uint64_t quantity)
+HOT void queue_change(const l3_orders *orders, l3_queue *queue, uint32_t position, uint64_t quantity)
 {
     uint64_t *kept = &queue->quantities[position], change = quantity - *kept;
     *kept = quantity;
-    queue_add_sums(queue, position, change, 0);
+    queue->total += change;
+    if (orders->has_sums)
+        queue_add_sums(queue, position, change, 0);
 }
 
-HOT void queue_remove(l3_queue *queue, uint32_t position)
+HOT void queue_remove(const l3_orders *orders, l3_queue *queue, uint32_t position)
 {
     uint64_t quantity = queue->quantities[position];
     queue->quantities[position] = 0;
-    queue_add_sums(queue, position, -quantity, (uint64_t)-1);
-    queue->taken[position >> 6] &= ~((uint64_t)1 << (position & 63));
+    queue->total -= quantity;
     queue->count--;
+    if (orders->has_sums) {
+        queue_add_sums(queue, position, -quantity, (uint64_t)-1);
+        queue->taken[position >> 6] &= ~((uint64_t)1 << (position & 63));
+    }
 }
 
 /* Puts an order at the back, where there must be room; returns its position. */
-HOT uint32_t queue_append(l3_queue *queue, uint64_t quantity, const l3_detail *detail)
+HOT uint32_t queue_append(const l3_orders *orders, l3_queue *queue, uint64_t quantity,
+                          const l3_detail *detail)
 {
     uint32_t position = queue->tail++;
     l3_detail *kept = &queue_details(queue)[position];
@@ -154,9 +162,12 @@ HOT uint32_t queue_append(l3_queue *queue, uint64_t quantity, const l3_detail *d
     kept->last_ts_ns = detail->last_ts_ns;
     kept->flags = detail->flags;
     kept->ord_type = detail->ord_type;
-    queue_add_sums(queue, position, quantity, 1);
-    queue->taken[position >> 6] |= (uint64_t)1 << (position & 63);
+    queue->total += quantity;
     queue->count++;
+    if (orders->has_sums) {
+        queue_add_sums(queue, position, quantity, 1);
+        queue->taken[position >> 6] |= (uint64_t)1 << (position & 63);
+    }
     return position;
 }
 
@@ -199,9 +210,15 @@ HOT sum_pair sum_first_pairs(const sum_pair *pairs, unsigned wanted)
 /* How much quantity and how many orders arrived before this position. */
 HOT sum_pair queue_ahead(const l3_queue *queue, uint32_t position)
 {
-    sum_pair ahead = sum_first_pairs(queue->sums_64 + (position >> 9 << 3), position >> 6 & 7);
-    for (uint32_t at = 0; at < position >> 9; at++)
-        ahead += queue_sums_512(queue)[at];
+    sum_pair ahead;
+    if (queue->shift <= 8) {
+        const sum_pair *masks = FIRST_PAIRS[position >> 6], *pairs = queue->sums_64;
+        ahead = (pairs[0] & masks[0]) + (pairs[1] & masks[1]) + (pairs[2] & masks[2]);
+    } else {
+        ahead = sum_first_pairs(queue->sums_64 + (position >> 9 << 3), position >> 6 & 7);
+        for (uint32_t at = 0; at < position >> 9; at++)
+            ahead += queue_sums_512(queue)[at];
+    }
     sum_pair halves = sum_first(queue->quantities + (position & ~7u), position & 7) +
                       sum_first(queue->sums_8 + (position >> 6 << 3), position >> 3 & 7);
     uint64_t before = queue->taken[position >> 6] & (((uint64_t)1 << (position & 63)) - 1);

@@ -3,75 +3,30 @@
 from __future__ import annotations
 
 import sys
-from datetime import date
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from everlog.errors import InvalidSource, Unsupported
 from everlog.market.books import L2Book, L3Book
 from everlog.market.protocol import TRADE, L3EventType, Side, TypeId, crypto_market_id, symbol_hash
 from everlog.market.venues import dbn
+from tests.support.dbn_files import (
+    F_LAST,
+    F_SNAPSHOT,
+    MBO_RTYPE,
+    MBP10_RTYPE,
+    START_NS,
+    SYSTEM_RTYPE,
+    UNDEFINED,
+    dbn_file,
+    order,
+    package,
+    records,
+)
 from tests.support.import_runs import l2_event, l3_records_of, packed, payloads_of, run_importer
-
-package = pytest.importorskip("databento_dbn")
-
-START_NS = 1_703_376_000_000_000_000  # 2023-12-24 UTC
-DAY = date(2023, 12, 24)
-F_LAST, F_SNAPSHOT = 128, 32
-MBO_RTYPE, MBP1_RTYPE, MBP10_RTYPE, SYSTEM_RTYPE = 0xA0, 0x01, 0x0A, 0x17
-UNDEFINED = 2**63 - 1
-
-
-def dbn_file(folder: Path, schema: str, body: bytes, *, ts_out: bool = False) -> Path:
-    """A file of two instruments, 17077 = ESH4 and 42 = NQH4."""
-    mappings = [
-        SimpleNamespace(
-            raw_symbol=name,
-            intervals=[SimpleNamespace(start_date=DAY, end_date=date(2023, 12, 25), symbol=number)],
-        )
-        for name, number in (("ESH4", "17077"), ("NQH4", "42"))
-    ]
-    metadata = package.Metadata(
-        dataset="GLBX.MDP3",
-        start=START_NS,
-        stype_out=package.SType.INSTRUMENT_ID,
-        symbols=["ESH4", "NQH4"],
-        partial=[],
-        not_found=[],
-        mappings=mappings,
-        schema=package.Schema.from_str(schema),
-        stype_in=package.SType.RAW_SYMBOL,
-        end=START_NS + 86_400 * 10**9,
-        ts_out=ts_out,
-    )
-    path = folder / f"{schema}.dbn"
-    path.write_bytes(metadata.encode() + body)
-    return path
-
-
-def records(layout: Any, rtype: int, rows: list[dict[str, Any]], extra_bytes: int = 0) -> bytes:
-    """Records of one kind; every row starts as instrument 17077 at the start of the day."""
-    dtype = np.dtype(layout._dtypes)
-    table: NDArray[np.void] = np.zeros(len(rows), dtype=dtype)
-    table["length"] = (dtype.itemsize + extra_bytes) // 4
-    table["rtype"] = rtype
-    table["instrument_id"] = 17077
-    for row, values in zip(table, rows, strict=True):
-        for name, value in {"ts_event": START_NS, "ts_recv": START_NS + 5, **values}.items():
-            row[name] = value
-    return b"".join(row.tobytes() + bytes(extra_bytes) for row in table)
-
-
-def order(
-    action: bytes, number: int = 0, side: bytes = b"B", price: int = 0, size: int = 0, **more: Any
-) -> Any:
-    return {"action": action, "order_id": number, "side": side, "price": price, "size": size, **more}
-
 
 GOLDEN = [
     order(b"R", side=b"N", price=UNDEFINED),
@@ -127,7 +82,7 @@ def test_records_of_other_kinds_are_noted_and_not_imported(tmp_path: Path) -> No
     path = dbn_file(tmp_path, "mbo", adds + other + adds + other)
     blocks, tally = run_importer("dbn", [path])
     assert len(l3_records_of(blocks)) == tally.rows == 2
-    assert tally.notes == [f"{path}: 2 records of other kinds were not imported"]
+    assert tally.notes == [f"{path}: 2 records of other kinds were not imported: 2 system"]
 
 
 def test_sending_times_behind_the_records_are_skipped(tmp_path: Path) -> None:
@@ -158,9 +113,9 @@ def test_a_file_that_is_cut_off_or_no_dbn_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"PAR1 is something else")
     with pytest.raises(InvalidSource, match="is no DBN file"):
         run_importer("dbn", [path])
-    trades = dbn_file(tmp_path, "trades", b"")
-    with pytest.raises(InvalidSource, match="holds trades; imported are mbo"):
-        run_importer("dbn", [trades])
+    bars = dbn_file(tmp_path, "ohlcv-1s", b"")
+    with pytest.raises(InvalidSource, match="holds ohlcv-1s; imported are mbo, mbp-1, mbp-10, tbbo, trades"):
+        run_importer("dbn", [bars])
 
 
 def test_price_levels_are_snapshots_and_trades(tmp_path: Path) -> None:
@@ -171,7 +126,7 @@ def test_price_levels_are_snapshots_and_trades(tmp_path: Path) -> None:
     third = first | {"ask_px_00": 101 * 10**9, "ask_sz_00": 4, "bid_sz_00": 5, "sequence": 3}
     path = dbn_file(tmp_path, "mbp-10", records(package.MBP10Msg, MBP10_RTYPE, [first, second, third]))
     blocks, tally = run_importer("dbn", [path])
-    kinds = [int(kind) for block in blocks for kind in [block.type_id] * len(block)]  # type: ignore[arg-type]
+    kinds = [int(kind) for block in blocks for kind in np.broadcast_to(np.asarray(block.type_id), len(block))]
     payloads = [payload for block in blocks for payload in payloads_of(block)]
     book, trade = TypeId.BOOK_EVENT, TypeId.TRADE
     assert kinds == [book, trade, book, book] and tally.rows == 3

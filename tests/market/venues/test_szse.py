@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -194,6 +196,34 @@ def test_a_file_holds_one_channel_and_a_symbol_has_one(tmp_path: Path) -> None:
     orders.write_text(orders.read_text() + f"3,2012,1,1,1,2,{DAY}093000000,{DAY}093000000\n")
     with pytest.raises(InvalidSource, match="another channel in a file of channel 2011"):
         run_importer("szse", [orders])
+
+
+def test_files_hold_one_day_and_days_are_not_mixed(tmp_path: Path) -> None:
+    today, tomorrow = (f"1,1,10.01,100,2,{day}093000000" for day in (DAY, "20240103"))
+    order_file, _ = symbol_files(tmp_path / "today", [today, tomorrow.replace("1,1", "2,1", 1)], [])
+    with pytest.raises(InvalidSource, match=":3: another day in a file of 2024-01-02"):
+        run_importer("szse", [order_file])
+    first, _ = symbol_files(tmp_path / "today", [today], [])
+    second, _ = symbol_files(tmp_path / "tomorrow", [tomorrow], [])
+    with pytest.raises(InvalidSource, match=r"of 2024-01-02 and .* of 2024-01-03; import each day by itself"):
+        run_importer("szse", [first, second])
+
+
+def test_more_files_than_a_process_may_open_are_merged_and_empty_ones_do_no_harm(tmp_path: Path) -> None:
+    files = []
+    for number in range(120):
+        files.append(tmp_path / f"{number + 1:06d}.csv")
+        row = f"{number + 1},2011,1,10.01,100,2,{DAY}093000000,{DAY}093000000"
+        files[-1].write_text("" if number == 60 else f"{ORDER_HEADER}\n{row}\n")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, limits[1]))
+    try:
+        blocks, tally = run_importer("szse", files)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    wanted = [seq for seq in range(1, 121) if seq != 61]
+    assert l3_records_of(blocks)["header"]["seq"].tolist() == wanted
+    assert (tally.rows, tally.symbol) == (119, "MULTI")
 
 
 def test_a_merged_file_gives_the_events_of_its_parts(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_a_file_of_two_symbols_or_another_symbol_is_refused(tmp_path: Path) -> N
     with pytest.raises(InvalidSource, match="not 'ETHUSDT' as the command says"):
         run_importer("tardis-book", [path], ImportOptions(symbol="ETHUSDT"))
     path.write_text(path.read_text() + "binance,ETHUSDT,1,140,false,bid,1,1\n")
-    with pytest.raises(InvalidSource, match="symbol 'ETHUSDT' is none of the known values"):
+    with pytest.raises(InvalidSource, match="symbol 'ETHUSDT' is not 'BTCUSDT' as in the first row"):
         run_importer("tardis-book", [path])
 
 
@@ -134,6 +134,95 @@ def test_scales_can_be_given(tmp_path: Path) -> None:
     blocks, _ = run_importer("tardis-book", [book_file(tmp_path, *GOLDEN)], options)
     snapshot, *_ = l2_events_of(blocks)
     assert snapshot.bids == [(410005, 1250), (410002, 500)], "digits beyond the scale are cut off"
+
+
+def test_numbers_that_leave_64_bits_at_the_scale_of_their_event_are_noted(tmp_path: Path) -> None:
+    row = "1,110,true,bid,0.000000000000000001,1"
+    path = book_file(tmp_path, row, "1,110,true,ask,100,1")
+    (result,) = import_into(tmp_path / "queue", "tardis-book", path)
+    assert len(result.notes) == 1 and result.notes[0].startswith("1 prices or sizes are too large")
+    options = ImportOptions(price_scale=4)
+    (result,) = import_into(tmp_path / "queue", "tardis-book", path, force=True, options=options)
+    assert result.notes == ()
+
+
+ODD_FILES = {
+    "carriage returns": "\r\n".join((BOOK_HEADER, "b,S,1,2,true,bid,1,1", "b,S,1,3,false,bid,1,2", "")),
+    "quotes": f'{BOOK_HEADER}\n"b","S","1","2","true","bid","1","1"\nb,S,1,3,"false",bid,1,"2"\n',
+    "no line feed at the end": f"{BOOK_HEADER}\nb,S,1,2,true,bid,1,1\nb,S,1,3,false,bid,1,2",
+    "a further column": f"{BOOK_HEADER},x\nb,S,1,2,true,bid,1,1,\nb,S,1,3,false,bid,1,2,y\n",
+    "a byte order mark": f"\ufeff{BOOK_HEADER}\nb,S,1,2,true,bid,1,1\nb,S,1,3,false,bid,1,2\n",
+    "blank lines": f"{BOOK_HEADER}\n\nb,S,1,2,true,bid,1,1\n\n\nb,S,1,3,false,bid,1,2\n\n",
+    "exponents": f"{BOOK_HEADER}\nb,S,1,2,true,bid,1E0,10e-1\nb,S,1,3,false,bid,0.1e1,2.0\n",
+}
+
+
+@pytest.mark.parametrize("name", ODD_FILES)
+def test_files_may_be_written_in_other_ways(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "odd.csv"
+    path.write_bytes(ODD_FILES[name].encode())
+    snapshot, diff = l2_events_of(run_importer("tardis-book", [path]).blocks)
+    assert (snapshot.bids, diff.bids, diff.header["ingest_ts_ns"]) == ([(1, 1)], [(1, 2)], 3000)
+
+
+@pytest.mark.parametrize("symbol", ["BTC/USDT", "XBT-ÜÑÍ", "btc usd", "123456"])
+def test_symbols_may_be_any_text(tmp_path: Path, symbol: str) -> None:
+    book, trades = tmp_path / "book.csv", tmp_path / "trades.csv"
+    book.write_text(f"{BOOK_HEADER}\nb,{symbol},1,2,true,bid,1,1\n", encoding="utf-8")
+    trades.write_text(f"{TRADE_HEADER}\nb,{symbol},1,2,9,buy,1,1\n", encoding="utf-8")
+    (event,) = l2_events_of(run_importer("tardis-book", [book]).blocks)
+    assert event.header["market_id"] == crypto_market_id(symbol)
+    (block,), tally = run_importer("tardis-trades", [trades])
+    assert block.payloads["symbol_hash"].tolist() == [symbol_hash(symbol)] and tally.symbol == symbol
+
+
+def test_local_time_that_goes_back_begins_another_event(tmp_path: Path) -> None:
+    path = book_file(tmp_path, "1,110,true,bid,1,1", "1,120,false,bid,1,2", "1,115,false,bid,1,3")
+    events = l2_events_of(run_importer("tardis-book", [path]).blocks)
+    assert [int(event.header["ingest_ts_ns"]) for event in events] == [110_000, 120_000, 115_000]
+
+
+def test_a_snapshot_in_the_middle_begins_the_book_anew(tmp_path: Path) -> None:
+    path = book_file(
+        tmp_path,
+        "1,110,true,bid,1,1",
+        "1,120,false,bid,2,1",
+        "1,130,true,bid,3,1",
+        "1,131,true,ask,4,0",
+        "1,140,false,bid,2,0",
+    )
+    blocks, _ = run_importer("tardis-book", [path])
+    book = L2Book()
+    book.apply_array(packed([payload for block in blocks for payload in payloads_of(block)]))
+    assert (book.bids()["price"].tolist(), len(book.asks())) == ([3], 0)
+
+
+def test_a_file_without_a_snapshot_or_without_rows_is_noted(tmp_path: Path) -> None:
+    path = book_file(tmp_path, "1,110,false,bid,1,1")
+    (result,) = import_into(tmp_path / "queue", "tardis-book", path)
+    assert result.notes == ("there is no snapshot in it, so no row gave an event",)
+    assert (result.entry.rows, result.entry.dropped_rows, result.entry.groups) == (1, 1, 0)
+    options = ImportOptions(symbol="BTCUSDT", venue="binance")
+    (result,) = import_into(tmp_path / "queue", "tardis-book", book_file(tmp_path), options=options)
+    assert result.notes == ("there is no row in it",)
+    path.write_bytes(b"")
+    with pytest.raises(InvalidSource, match="no column exchange, symbol; the file is empty"):
+        import_into(tmp_path / "queue", "tardis-book", path)
+
+
+def test_trades_of_a_group_of_symbols_are_told_apart_or_picked(tmp_path: Path) -> None:
+    path = tmp_path / "deribit_trades_2024-01-02_PERPETUALS.csv"
+    names = ["BTC-PERPETUAL", "ETH-PERPETUAL", "BTC-PERPETUAL"]
+    rows = [f"deribit,{name},1,{n + 2},{n},buy,1,1" for n, name in enumerate(names)]
+    path.write_text("\n".join((TRADE_HEADER, *rows)) + "\n")
+    (block,), tally = run_importer("tardis-trades", [path])
+    assert block.payloads["symbol_hash"].tolist() == [symbol_hash(name) for name in names]
+    assert (tally.symbol, tally.date, tally.rows) == ("MULTI", "2024-01-02", 3)
+    (block,), tally = run_importer("tardis-trades", [path], ImportOptions(symbol="ETH-PERPETUAL"))
+    assert block.payloads["trade_id"].tolist() == [1]
+    assert tally.notes == [f"{path}: 2 rows of other symbols than ETH-PERPETUAL were left out"]
+    with pytest.raises(InvalidSource, match="not 'SOL-PERPETUAL' as the command says"):
+        run_importer("tardis-trades", [path], ImportOptions(symbol="SOL-PERPETUAL"))
 
 
 rows = st.lists(

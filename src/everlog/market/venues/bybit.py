@@ -8,7 +8,7 @@ the update ids stays visible: the diff after it names the id that is missing as 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from everlog.errors import InvalidSource
 from everlog.market.protocol import MAX_DIFF_LEVELS, Side, crypto_market_id
-from everlog.market.venues.csv_blocks import DECIMAL
+from everlog.market.venues.csv_blocks import DECIMAL, LINE_BYTES_MAX
 from everlog.market.venues.interface import EventBlock, ImportContext, agree, find_date
 from everlog.market.venues.l2_events import Groups, Levels, in_book_order, pack_diffs, pack_snapshots
 from everlog.market.venues.opening import Member
@@ -27,14 +27,16 @@ VENUE: Final = "bybit"
 NS_PER_MS: Final = 1_000_000
 MESSAGES_MAX: Final = 4096
 """Messages packed at once."""
+LEVELS_MAX: Final = 1 << 18
+"""Levels packed at once."""
 GAPS_NOTED_MAX: Final = 10
 
 
 class _Data(msgspec.Struct):
     s: str
     u: int
-    b: list[tuple[str, str]] = []
-    a: list[tuple[str, str]] = []
+    b: list[tuple[str, str]] | None = None
+    a: list[tuple[str, str]] | None = None
 
 
 class _Message(msgspec.Struct):
@@ -53,12 +55,7 @@ class Bybit:
     def events(self, members: Sequence[Member], context: ImportContext) -> Iterator[EventBlock]:
         """Yield a snapshot or a diff for each message."""
         for member in members:
-            context.tally.venue = context.options.venue or VENUE
-            context.tally.stream = "book"
-            context.tally.date = (
-                find_date(member.name, context.options) or find_date(member.path, context.options) or ""
-            )
-            reading = _Reading(member.label, context)
+            reading = _Reading(member, context)
             for line, text in _lines(member):
                 yield from reading.add(line, text)
             yield from reading.flush()
@@ -72,20 +69,39 @@ def _lines(member: Member) -> Iterator[tuple[int, bytes]]:
         for text in lines:
             yield number, text
             number += 1
+        if len(rest) > LINE_BYTES_MAX:
+            raise InvalidSource(
+                f"{member.label}:{number}: a line of more than {LINE_BYTES_MAX} bytes; is it text?",
+                member.label,
+                number,
+            )
     if rest:
         yield number, rest
 
 
-class _Reading:
-    """Gathers messages until they are packed together."""
+class _Stamp(NamedTuple):
+    """What is kept of a message besides its levels."""
 
-    def __init__(self, label: str, context: ImportContext) -> None:
-        self._label = label
+    update_id: int
+    ts_ms: int
+    exchange_ms: int
+
+
+class _Reading:
+    """Gathers messages of one file until they are packed together."""
+
+    def __init__(self, member: Member, context: ImportContext) -> None:
+        self._label = member.label
         self._context = context
+        self._venue = context.options.venue or VENUE
+        self._date = find_date(member.name, context.options) or find_date(member.path, context.options) or ""
+        self._symbol: str | None = None
         self._decoder = msgspec.json.Decoder(_Message)
         self._levels = RowParser([(0, DECIMAL, 0, False, []), (1, DECIMAL, 0, False, [])], 2)
-        self._diffs: list[tuple[_Message, Levels]] = []
+        self._diffs: list[tuple[_Stamp, Levels]] = []
+        self._level_count = 0
         self._last_id: int | None = None
+        context.tally.venue, context.tally.stream = self._venue, "book"
 
     def add(self, line: int, text: bytes) -> Iterator[EventBlock]:
         """Take in one line; yield what must be written before or with it."""
@@ -94,46 +110,55 @@ class _Reading:
         try:
             message = self._decoder.decode(text)
             levels = self._parse_levels(message)
+            self._check_symbol(message)
         except (msgspec.DecodeError, ValueError) as error:
             self._context.rejects.reject(
                 self._label, line, f"no order-book message: {error}", text.decode("utf-8", "backslashreplace")
             )
             return
-        self._check(line, message)
         self._context.tally.rows += 1
+        stamp = _Stamp(message.data.u, message.ts, message.cts or message.ts)
         if message.type == "snapshot":
             yield from self.flush()
+            self._last_id = stamp.update_id
             options = self._context.options
-            groups = self._groups([message], np.zeros(1, dtype=np.int64))
+            groups = self._groups([stamp], np.zeros(1, dtype=np.int64))
             yield pack_snapshots(in_book_order(levels), groups, options.price_scale, options.size_scale)
-            return
-        self._diffs.append((message, levels))
-        if len(self._diffs) >= MESSAGES_MAX:
-            yield from self.flush()
+        elif self._last_id is None:
+            self._context.tally.dropped_rows += 1  # there is no book yet that it could change
+        else:
+            self._follow(line, stamp.update_id)
+            self._diffs.append((stamp, levels))
+            self._level_count += len(levels)
+            if len(self._diffs) >= MESSAGES_MAX or self._level_count >= LEVELS_MAX:
+                yield from self.flush()
 
-    def _check(self, line: int, message: _Message) -> None:
-        """Learn the symbol, follow the update ids and refuse what cannot be placed."""
-        tally, data = self._context.tally, message.data
-        if not tally.symbol:
-            tally.symbol = agree("symbol", data.s, self._context.options.symbol, self._label)
-        if data.s != tally.symbol:
-            raise InvalidSource(
-                f"{self._label}:{line}: symbol {data.s!r} in a file of {tally.symbol!r}", self._label, line
-            )
-        if message.type == "delta" and self._last_id is not None and data.u != self._last_id + 1:
+    def _check_symbol(self, message: _Message) -> None:
+        """Learn the symbol from the first message; ValueError if another one follows."""
+        symbol, tally = message.data.s, self._context.tally
+        if self._symbol is None:
+            self._symbol = agree("symbol", symbol, self._context.options.symbol, self._label)
+            tally.name(venue=self._venue, symbol=symbol, date=self._date, stream="book")
+        if symbol != self._symbol:
+            raise ValueError(f"symbol {symbol!r} in a file of {self._symbol!r}")
+
+    def _follow(self, line: int, update_id: int) -> None:
+        """Note a hole in the update ids."""
+        tally = self._context.tally
+        if self._last_id is not None and update_id != self._last_id + 1:
             tally.gaps += 1
             if tally.gaps <= GAPS_NOTED_MAX:
                 tally.notes.append(
-                    f"{self._label}:{line}: update id {data.u} follows {self._last_id}; "
+                    f"{self._label}:{line}: update id {update_id} follows {self._last_id}; "
                     "the book is uncertain until the next snapshot"
                 )
-        self._last_id = data.u
+        self._last_id = update_id
 
     def _parse_levels(self, message: _Message) -> Levels:
         """Return the levels as columns, exactly; ValueError if one is no number."""
         if message.type not in ("snapshot", "delta"):
             raise ValueError(f"type {message.type!r} is neither snapshot nor delta")
-        bids, asks = message.data.b, message.data.a
+        bids, asks = message.data.b or [], message.data.a or []
         if max(len(bids), len(asks)) > MAX_DIFF_LEVELS:
             raise ValueError(f"{max(len(bids), len(asks))} levels a side")
         if min(message.ts, message.data.u, message.cts or 0) < 0:
@@ -156,9 +181,9 @@ class _Reading:
         """Yield the gathered diffs."""
         if not self._diffs:
             return
-        messages = [message for message, _ in self._diffs]
+        stamps = [stamp for stamp, _ in self._diffs]
         parts = [levels for _, levels in self._diffs]
-        self._diffs = []
+        self._diffs, self._level_count = [], 0
         counts = np.array([len(levels) for levels in parts], dtype=np.int64)
         levels = Levels(
             *(
@@ -166,22 +191,21 @@ class _Reading:
                 for name in ("prices", "price_decimals", "sizes", "size_decimals", "sides")
             )
         )
-        groups = self._groups(messages, np.cumsum(counts) - counts)
+        groups = self._groups(stamps, np.cumsum(counts) - counts)
         ids = groups.seqs
         groups.update_ids = (ids, ids, ids - np.minimum(ids, np.uint64(1)))
         options = self._context.options
         yield pack_diffs(levels, groups, options.price_scale, options.size_scale)
 
-    def _groups(self, messages: Sequence[_Message], starts: NDArray[np.int64]) -> Groups:
-        ids = np.array([message.data.u for message in messages], dtype=np.uint64)
-        ingest_ms = np.array([message.ts for message in messages], dtype=np.uint64)
-        exchange_ms = np.array([message.cts or message.ts for message in messages], dtype=np.uint64)
+    def _groups(self, stamps: Sequence[_Stamp], starts: NDArray[np.int64]) -> Groups:
+        assert self._symbol is not None
+        ids, ingest_ms, exchange_ms = np.array(stamps, dtype=np.uint64).T.copy()
         return Groups(
             starts,
             ingest_ms * np.uint64(NS_PER_MS),
             exchange_ms * np.uint64(NS_PER_MS),
             ids,
             ids,
-            venue_id(self._context.tally.venue),
-            crypto_market_id(self._context.tally.symbol),
+            venue_id(self._venue),
+            crypto_market_id(self._symbol),
         )

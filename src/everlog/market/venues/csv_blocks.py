@@ -17,12 +17,13 @@ from everlog.errors import InvalidSource
 from everlog.market.venues.interface import Rejects
 from everlog.market.venues.opening import Member
 from everlog.native import csv_rows
-from everlog.native.csv_rows import CHOICE, DECIMAL, FIXED, IDENTIFIER, SIGNED, UNSIGNED
+from everlog.native.csv_rows import CHOICE, DECIMAL, FIXED, HASH, IDENTIFIER, SIGNED, UNSIGNED
 
 __all__ = [
     "CHOICE",
     "DECIMAL",
     "FIXED",
+    "HASH",
     "IDENTIFIER",
     "SIGNED",
     "UNSIGNED",
@@ -34,6 +35,9 @@ __all__ = [
 BLOCK_BYTES: Final = 1 << 20
 LINE_BYTES_MAX: Final = 16 << 20
 SHOWN_BYTES_MAX: Final = 120
+NAMES_SHOWN_MAX: Final = 400
+FIELD_COUNT, UNKNOWN_CHOICE = 1, 5
+"""Problems of rows that are explained with more than their own words, as `csv_rows.PROBLEMS` numbers them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +108,9 @@ class CsvReader:
         self._rest = b""
         self._ended = False
         self._line = 1
+        self._constants: dict[str, str] = {}
         self._fill()
-        first = self._peek_fields()
+        first = self._fields(self._rest.partition(b"\n")[0])
         if names is None:
             self.names = tuple(field.lstrip("\ufeff") for field in first)
             self._drop_line()
@@ -115,17 +120,21 @@ class CsvReader:
             self.field_count = max(len(first), len(self.names))
 
     def first_row(self) -> dict[str, str]:
-        """Return the first row as text, without consuming it; empty if there is none."""
-        fields = self._peek_fields()
-        return dict(zip(self.names, fields, strict=False)) if any(fields) else {}
+        """Return the first whole row as text, without consuming it; empty if there is none at hand."""
+        for line in self._rest.split(b"\n"):
+            fields = self._fields(line)
+            if len(fields) == self.field_count and any(fields):
+                return dict(zip(self.names, fields, strict=True))
+        return {}
 
     def require(self, names: Sequence[str]) -> None:
         """Refuse the file if it lacks one of these columns."""
         missing = [name for name in names if name not in self.names]
         if missing:
-            found = ", ".join(self.names)
+            shown = ", ".join(self.names)[:NAMES_SHOWN_MAX]
+            found = f"the file has {shown}" if shown.strip(", ") else "the file is empty"
             raise InvalidSource(
-                f"{self.label}:1: no column {', '.join(missing)}; the file has {found}",
+                f"{self.label}:1: no column {', '.join(missing)}; {found}",
                 self.label,
                 1,
             )
@@ -133,6 +142,9 @@ class CsvReader:
     def blocks(self, columns: Sequence[Column]) -> Iterator[RowBlock]:
         """Yield the rows with the wanted columns converted."""
         self.require([column.name for column in columns])
+        self._constants = {
+            column.name: column.choices[0][0] for column in columns if len(column.choices) == 1
+        }
         ordered = sorted(columns, key=lambda column: self.names.index(column.name))
         parser = csv_rows.RowParser(
             [
@@ -190,10 +202,12 @@ class CsvReader:
         line = _decoded(text[at:end])
         fields = line.split(self._delimiter)
         reason = csv_rows.PROBLEMS[problem]
-        if problem == 1:
+        if problem == FIELD_COUNT:
             reason = f"the row {reason} ({len(fields)} instead of {self.field_count})"
         else:
             name = self.names[field] if field < len(self.names) else f"column {field + 1}"
+            if name in self._constants and problem == UNKNOWN_CHOICE:
+                reason = f"is not {self._constants[name]!r} as in the first row"
             reason = f"{name} {fields[field].strip()[:SHOWN_BYTES_MAX]!r} {reason}"
         self._rejects.reject(self.label, self._line, reason, line)
         self._line += 1
@@ -219,9 +233,8 @@ class CsvReader:
                     self._line,
                 )
 
-    def _peek_fields(self) -> list[str]:
-        line = _decoded(self._rest.partition(b"\n")[0])
-        return [field.strip().strip('"').strip() for field in line.split(self._delimiter)]
+    def _fields(self, line: bytes) -> list[str]:
+        return [field.strip().strip('"').strip() for field in _decoded(line).split(self._delimiter)]
 
     def _drop_line(self) -> None:
         self._rest = self._rest.partition(b"\n")[2]

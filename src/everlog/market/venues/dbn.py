@@ -1,7 +1,8 @@
-"""Databento DBN files: MBO to order-by-order events, MBP to L2 snapshots and trades.
+"""Databento DBN files: MBO to order-by-order events, MBP to L2 snapshots and trades, trades to trades.
 
-Owns the meaning of the records. Metadata and record layouts come from the package `databento-dbn`;
-records are converted in bulk. Prices keep the format's own scale of 9 decimals.
+Owns the meaning of the records. How files are built is known to `everlog.market.venues.dbn_records`, which
+market a record belongs to `everlog.market.venues.dbn_instruments`. Records are converted in bulk; prices keep
+the format's own scale of 9 decimals.
 
 Adds, cancels, modifies and clears change the book. A trade (T) or a fill (F) does not: the change
 it causes follows as a cancel or modify of its own. So a trade is an L3 trade that names no order,
@@ -11,9 +12,9 @@ the record's flags (F_LAST and the others) are the highest byte of the event's f
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import UTC, date, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,25 +27,22 @@ from everlog.market.protocol import (
     L3Flags,
     Side,
     TypeId,
-    crypto_market_id,
-    symbol_hash,
 )
-from everlog.market.venues.interface import EventBlock, ImportContext, agree
+from everlog.market.venues.dbn_instruments import Belonging, Instruments
+from everlog.market.venues.dbn_records import Mapping, RecordBlock, RecordStream, read_metadata
+from everlog.market.venues.interface import EventBlock, ImportContext
 from everlog.market.venues.l2_events import Groups, Levels, pack_snapshots
 from everlog.market.venues.l3_events import l3_records
 from everlog.market.venues.opening import Member
-from everlog.market.venues.registry import VENUE_IDS, venue_id
 
-PRELUDE_BYTES: Final = 8
-METADATA_BYTES_MAX: Final = 256 << 20
-LENGTH_UNIT: Final = 4
 PRICE_SCALE: Final = 9
 UNDEFINED_PRICE: Final = np.iinfo(np.int64).max
+UNDEFINED_TIME: Final = np.uint64(2**64 - 1)
 FLAGS_SHIFT: Final = 24
 """Where the record's flags begin in the event's flags."""
-BLOCK_BYTES: Final = 1 << 20
+F_MAYBE_BAD_BOOK: Final = 4
+NAMED_MAX: Final = 10
 
-_VENUES: Final = {"GLBX.MDP3": "cme", "XNAS.ITCH": "nasdaq", "XEUR.EOBI": "eurex", "IFEU.IMPACT": "ice"}
 _ACTIONS: Final = {
     b"A": L3EventType.ORDER_ADD,
     b"C": L3EventType.ORDER_CANCEL,
@@ -54,11 +52,33 @@ _ACTIONS: Final = {
     b"F": L3EventType.HEARTBEAT,
     b"N": L3EventType.HEARTBEAT,
 }
-_MBP_DEPTHS: Final = {"mbp-1": 1, "mbp-10": 10, "tbbo": 1}
+_KINDS: Final = np.zeros(256, dtype=np.uint8)
+_SIDES: Final = np.zeros(256, dtype=np.uint8)
+for _letter, _kind in _ACTIONS.items():
+    _KINDS[_letter[0]] = _kind
+_SIDES[ord("B")], _SIDES[ord("A")] = Side.BUY, Side.SELL
+
+
+class _Schema(NamedTuple):
+    """What records of a schema are: the package's class, the record types, the levels a side."""
+
+    layout: str
+    record_types: tuple[int, ...]
+    depth: int
+    stream: str
+
+
+_SCHEMAS: Final = {
+    "mbo": _Schema("MBOMsg", (0xA0,), 0, "book"),
+    "mbp-1": _Schema("MBP1Msg", (0x01,), 1, "l2"),
+    "mbp-10": _Schema("MBP10Msg", (0x0A,), 10, "l2"),
+    "tbbo": _Schema("MBP1Msg", (0x01, 0xC5), 1, "l2"),
+    "trades": _Schema("TradeMsg", (0x00,), 0, "trades"),
+}
 
 
 class Dbn:
-    """Importer of DBN files with MBO or MBP records."""
+    """Importer of DBN files."""
 
     name = "dbn"
     merges_files = False
@@ -67,27 +87,14 @@ class Dbn:
         """Yield the records of the file as events."""
         package = _package()
         for member in members:
-            metadata = _metadata(package, member)
-            schema = str(metadata.schema)
-            layout = {"mbo": package.MBOMsg, "mbp-1": package.MBP1Msg, "mbp-10": package.MBP10Msg}.get(
-                "mbp-1" if schema == "tbbo" else schema
-            )
-            if layout is None:
+            metadata = read_metadata(package, member)
+            schema = _SCHEMAS.get(str(metadata.schema))
+            if schema is None:
+                held = "records of several schemas" if metadata.schema is None else str(metadata.schema)
                 raise InvalidSource(
-                    f"{member.label} holds {schema}; imported are mbo, mbp-1, mbp-10 and tbbo", member.label
+                    f"{member.label} holds {held}; imported are {', '.join(_SCHEMAS)}", member.label
                 )
-            instruments = _Instruments(metadata, member.label, context)
-            blocks = _records(member, layout, bool(metadata.ts_out), context)
-            if schema == "mbo":
-                context.tally.stream = "book"
-                for first, records in blocks:
-                    yield _order_events(first, records, instruments, context, member.label)
-            else:
-                context.tally.stream = "l2"
-                for first, records in blocks:
-                    yield from _level_events(
-                        first, records, _MBP_DEPTHS[schema], instruments, context, member.label
-                    )
+            yield from _File(package, member, metadata, schema, context).events()
 
 
 def _package() -> Any:
@@ -100,159 +107,160 @@ def _package() -> Any:
     return databento_dbn
 
 
-def _read_exactly(member: Member, size: int) -> bytes:
-    parts = []
-    while size > 0 and (part := member.read(size)):
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+class _File:
+    """One file: its records to events, and what there is to say of them at the end."""
 
-
-def _metadata(package: Any, member: Member) -> Any:
-    prelude = _read_exactly(member, PRELUDE_BYTES)
-    if len(prelude) < PRELUDE_BYTES or not prelude.startswith(b"DBN"):
-        raise InvalidSource(f"{member.label} is no DBN file: it begins with {prelude[:4]!r}", member.label)
-    length = int.from_bytes(prelude[4:], "little")
-    if length > METADATA_BYTES_MAX:
-        raise InvalidSource(f"{member.label} claims {length} bytes of metadata; it is damaged", member.label)
-    try:
-        return package.Metadata.decode(prelude + _read_exactly(member, length))
-    except Exception as error:
-        # The package raises its own DBNError, which is no class of the public module in all versions.
-        raise InvalidSource(f"{member.label} has unreadable metadata: {error}", member.label) from error
-
-
-class _Instruments:
-    """Which symbol an instrument id means on a day, from the file's own symbology."""
-
-    def __init__(self, metadata: Any, label: str, context: ImportContext) -> None:
-        self._label = label
-        self._wanted = context.options.symbol
-        self._known: dict[tuple[int, date | None], str] = {}
-        dataset = str(metadata.dataset)
-        name = context.options.venue or _VENUES.get(dataset, dataset.lower())
-        self.venue_id = venue_id(name) if name in VENUE_IDS else 0
-        context.tally.venue = name
-        self._intervals: list[tuple[int, date, date, str]] = []
-        for raw_symbol, intervals in metadata.mappings.items():
-            for interval in intervals:
-                if str(interval["symbol"]).isdigit():
-                    number = int(interval["symbol"])
-                    self._intervals.append((number, interval["start_date"], interval["end_date"], raw_symbol))
-        symbols = sorted({symbol for *_, symbol in self._intervals})
-        if self._wanted is not None and symbols:
-            agree("symbols", ",".join(symbols), None if self._wanted in symbols else self._wanted, label)
-        context.tally.symbol = self._wanted or (symbols[0] if len(symbols) == 1 else "MULTI")
-        start_ns = int(metadata.start)
-        context.tally.date = context.options.date or _day(start_ns).isoformat()
-
-    def symbol(self, number: int, ts_ns: int) -> str:
-        """Return the symbol; an instrument without one is called by its number."""
-        day = _day(ts_ns)
-        if (number, day) not in self._known:
-            names = [
-                name
-                for mapped, start, end, name in self._intervals
-                if mapped == number and start <= day < end
-            ]
-            self._known[number, day] = names[0] if names else str(number)
-        return self._known[number, day]
-
-    def hashes(self, records: NDArray[np.void], hash_of: Any) -> NDArray[np.uint64]:
-        """Return the hash of each record's symbol, found once per instrument and day."""
-        days = records["ts_recv"] // np.uint64(86_400_000_000_000)
-        keys = records["instrument_id"].astype(np.uint64) << np.uint64(32) | days
-        distinct, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        values = np.empty(len(distinct), dtype=np.uint64)
-        for place, row in enumerate(first.tolist()):
-            number, stamp = int(records["instrument_id"][row]), int(records["ts_recv"][row])
-            values[place] = hash_of(self.symbol(number, stamp))
-        result: NDArray[np.uint64] = values[inverse]
-        return result
-
-
-def _day(ts_ns: int) -> date:
-    return datetime.fromtimestamp(ts_ns // 1_000_000_000, UTC).date()
-
-
-def _records(
-    member: Member, layout: Any, ts_out: bool, context: ImportContext
-) -> Iterator[tuple[int, NDArray[np.void]]]:
-    """Yield (number of the first record, records) of the file's kind; others are noted."""
-    fields = np.dtype(layout._dtypes)
-    size = fields.itemsize + (8 if ts_out else 0)
-    dtype = np.dtype(
-        {
-            "names": fields.names,
-            "formats": [fields.fields[name][0] for name in fields.names],
-            "offsets": [fields.fields[name][1] for name in fields.names],
-            "itemsize": size,
-        }
-    )
-    rest, number, others = b"", 1, 0
-    for data in member.blocks():
-        rest += data
-        at = 0
-        while at < len(rest):
-            count = (len(rest) - at) // size
-            records: NDArray[np.void] = np.frombuffer(rest, dtype, count, at)
-            odd = np.flatnonzero(records["length"] != size // LENGTH_UNIT)
-            if len(odd):
-                records = records[: int(odd[0])]
-            if len(records):
-                yield number, records
-                at, number = at + len(records) * size, number + len(records)
-            if at == len(rest):
-                break
-            length = rest[at] * LENGTH_UNIT
-            if length == 0:
-                raise InvalidSource(f"{member.label}: record {number} has no length; the file is damaged")
-            if length == size or at + length > len(rest):
-                break
-            others, at, number = others + 1, at + length, number + 1
-        rest = rest[at:]
-    if rest:
-        raise InvalidSource(
-            f"{member.label} ends in the middle of record {number}; fetch it again", member.label
+    def __init__(
+        self, package: Any, member: Member, metadata: Any, schema: _Schema, context: ImportContext
+    ) -> None:
+        self._context = context
+        self._label = member.label
+        self._schema = schema
+        self._instruments = Instruments(metadata, member.label, context)
+        layout = getattr(package, schema.layout)
+        self._stream = RecordStream(
+            package, member, layout, schema.record_types, ts_out=bool(metadata.ts_out)
         )
-    if others:
-        context.tally.notes.append(f"{member.label}: {others} records of other kinds were not imported")
+        self._rows = self._left_out = 0
+        self._negative: Counter[str] = Counter()
+        self._maybe_bad = 0
+
+    def events(self) -> Iterator[EventBlock]:
+        """Yield the events, and leave the notes."""
+        instruments, tally = self._instruments, self._context.tally
+        tally.name(
+            venue=instruments.venue,
+            symbol=instruments.symbol,
+            date=instruments.date,
+            stream=self._schema.stream,
+        )
+        for block in self._stream.blocks():
+            if isinstance(block, Mapping):
+                instruments.rename(*block)
+                continue
+            yield self._converted(block)
+        if self._left_out and not self._rows:
+            raise InvalidSource(f"{self._label} holds no record of {instruments.wanted!r}", self._label)
+        tally.notes += [f"{self._label}: {note}" for note in self._notes()]
+
+    def _converted(self, block: RecordBlock) -> EventBlock:
+        block = _timed(block)
+        belonging = self._instruments.of(block.records)
+        if self._instruments.wanted is not None:
+            chosen = belonging.symbols == self._instruments.wanted
+            self._left_out += int(len(chosen) - chosen.sum())
+            block, belonging = block.take(chosen), belonging.take(chosen)
+        sound = self._sound(block, belonging)
+        if not sound.all():
+            block, belonging = block.take(sound), belonging.take(sound)
+        self._rows += len(block.records)
+        self._context.tally.rows += len(block.records)
+        self._maybe_bad += int(((block.records["flags"] & F_MAYBE_BAD_BOOK) != 0).sum())
+        if self._schema.stream == "book":
+            return _order_events(block.records, belonging, self._instruments.venue_id)
+        if self._schema.stream == "trades":
+            return _trades(block.records, belonging)
+        scale = self._context.options.price_scale
+        return _level_events(
+            block.records,
+            belonging,
+            self._schema.depth,
+            self._instruments.venue_id,
+            PRICE_SCALE if scale is None else scale,
+        )
+
+    # -- what cannot be held -------------------------------------------------------------
+
+    def _sound(self, block: RecordBlock, belonging: Belonging) -> NDArray[np.bool_]:
+        """Reject records that the protocol cannot hold and tell which are left."""
+        records = block.records
+        letters = _letters(records)
+        price = _lowest_price(records, self._schema.depth)
+        reasons: list[tuple[str, NDArray[np.bool_]]] = [
+            ("unknown action", _KINDS[letters] == 0),
+            ("price is negative", price < 0),
+            ("its market id is another symbol's; import one of them with --symbol", belonging.shared),
+        ]
+        is_trade = letters == ord("T")
+        if self._schema.stream == "book":
+            changes_book = np.isin(letters, list(b"ACMR"))
+            no_order = (letters == ord("A")) & (records["order_id"] == 0)
+            reasons.append(("an add without an order: a quote of the best price, as in mbp-1", no_order))
+        else:
+            changes_book = np.full(len(records), self._schema.stream == "l2")
+            reasons.append(("a trade without a price", is_trade & (records["price"] == UNDEFINED_PRICE)))
+        reasons.append(("another publisher's book of the same instrument", belonging.foreign & changes_book))
+        bad: NDArray[np.bool_] = np.logical_or.reduce([wrong for _, wrong in reasons])
+        for row in np.flatnonzero(bad).tolist():
+            reason = next(text for text, wrong in reasons if wrong[row])
+            self._reject(block, row, reason, belonging.symbols[row])
+        return ~bad
+
+    def _reject(self, block: RecordBlock, row: int, reason: str, symbol: str) -> None:
+        record = block.records[row]
+        if reason == "unknown action":
+            reason = f"unknown action {bytes(record['action'])!r}"
+        elif reason == "price is negative":
+            self._negative[symbol] += 1
+        self._context.rejects.reject(self._label, int(block.numbers[row]), reason, f"{symbol} {record}")
+
+    def _notes(self) -> Iterator[str]:
+        others = self._stream.others
+        if others:
+            kinds = ", ".join(f"{count} {name}" for name, count in sorted(others.items()))
+            yield f"{others.total()} records of other kinds were not imported: {kinds}"
+        if self._left_out:
+            yield f"{self._left_out} records of other symbols than {self._instruments.wanted} were left out"
+        if unnamed := sorted(self._instruments.unnamed):
+            yield f"no symbol is known of {_some(unnamed)}; the number is used instead"
+        if self._negative:
+            yield f"the books of {_some(self._negative)} are not complete without their negative prices"
+        if self._maybe_bad:
+            yield f"{self._maybe_bad} records are marked as of a book that may be wrong (F_MAYBE_BAD_BOOK)"
 
 
-def _sound(
-    first: int, records: NDArray[np.void], price: NDArray[np.int64], context: ImportContext, label: str
-) -> NDArray[np.bool_]:
-    """Reject records that the protocol cannot hold and tell which are left."""
-    action = records["action"]
-    known = np.isin(action, list(_ACTIONS))
-    negative = (price < 0) & (price != UNDEFINED_PRICE)
-    for row in np.flatnonzero(~known | negative).tolist():
-        reason = "price is negative" if known[row] else f"unknown action {bytes(action[row])!r}"
-        context.rejects.reject(label, first + row, reason, str(records[row]))
-    result: NDArray[np.bool_] = known & ~negative
-    context.tally.rows += int(result.sum())
-    return result
+def _some(names: Any) -> str:
+    texts = [str(name) for name in names]
+    more = f" and {len(texts) - NAMED_MAX} more" if len(texts) > NAMED_MAX else ""
+    return ", ".join(texts[:NAMED_MAX]) + more
 
 
-_KINDS: Final = np.zeros(256, dtype=np.uint8)
-_SIDES: Final = np.zeros(256, dtype=np.uint8)
-for _letter, _kind in _ACTIONS.items():
-    _KINDS[_letter[0]] = _kind
-_SIDES[ord("B")], _SIDES[ord("A")] = Side.BUY, Side.SELL
+def _timed(block: RecordBlock) -> RecordBlock:
+    """Use the exchange's time where nobody noted when a record arrived."""
+    missing = block.records["ts_recv"] == UNDEFINED_TIME
+    if not missing.any():
+        return block
+    records = block.records.copy()
+    records["ts_recv"][missing] = records["ts_event"][missing]
+    return RecordBlock(block.numbers, records)
 
 
-def _order_events(
-    first: int, records: NDArray[np.void], instruments: _Instruments, context: ImportContext, label: str
-) -> EventBlock:
-    records = records[_sound(first, records, records["price"], context, label)]
-    out = l3_records(len(records), venue_id=instruments.venue_id)
+def _letters(records: NDArray[np.void]) -> NDArray[np.uint8]:
+    letters: NDArray[np.uint8] = np.ascontiguousarray(records["action"]).view(np.uint8)
+    return letters
+
+
+def _lowest_price(records: NDArray[np.void], depth: int) -> NDArray[np.int64]:
+    """Return the lowest price a record names."""
+    lowest: NDArray[np.int64] = records["price"].astype(np.int64)
+    for place in range(depth):
+        for side in ("bid", "ask"):
+            lowest = np.minimum(lowest, records[f"{side}_px_{place:02d}"])
+    return lowest
+
+
+# -- events ------------------------------------------------------------------------------
+
+
+def _order_events(records: NDArray[np.void], belonging: Belonging, venue: int) -> EventBlock:
+    out = l3_records(len(records), venue_id=venue)
     header, event = out["header"], out["event"]
-    header["market_id"] = instruments.hashes(records, crypto_market_id)
+    header["market_id"] = belonging.market_ids
     header["stream_id"] = records["channel_id"]
     header["ingest_ts_ns"] = stamps = records["ts_recv"]
     header["exchange_ts_ns"] = records["ts_event"]
     header["native_seq"] = records["sequence"]
-    letters = np.ascontiguousarray(records["action"]).view(np.uint8)
+    letters = _letters(records)
     undefined = records["price"] == UNDEFINED_PRICE
     event["event_type"] = _KINDS[letters]
     event["exec_type"] = letters
@@ -267,75 +275,73 @@ def _order_events(
     return EventBlock(TypeId.BOOK_EVENT, out, np.ascontiguousarray(stamps))
 
 
-def _level_events(
-    first: int,
-    records: NDArray[np.void],
-    depth: int,
-    instruments: _Instruments,
-    context: ImportContext,
-    label: str,
-) -> Iterator[EventBlock]:
-    """Yield the book after each record as a snapshot, and a trade for each trade record."""
-    lowest = records["price"].astype(np.int64)
-    for place in range(depth):
-        for side in ("bid", "ask"):
-            lowest = np.minimum(lowest, records[f"{side}_px_{place:02d}"])
-    records = records[_sound(first, records, lowest, context, label)]
-    is_trade = np.ascontiguousarray(records["action"]).view(np.uint8) == ord("T")
-    borders = np.flatnonzero(np.diff(is_trade, prepend=~is_trade[:1], append=~is_trade[-1:]))
-    for start, stop in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
-        run = records[start:stop]
-        if is_trade[start]:
-            yield _trades(run, instruments)
-        yield from _snapshots(run, depth, instruments, context)
-
-
-def _trades(records: NDArray[np.void], instruments: _Instruments) -> EventBlock:
+def _trades(records: NDArray[np.void], belonging: Belonging) -> EventBlock:
     trades = np.zeros(len(records), dtype=TRADE)
     side = _SIDES[np.ascontiguousarray(records["side"]).view(np.uint8)]
     trades["timestamp_ns"] = records["ts_event"]
     trades["price"] = records["price"] / 10.0**PRICE_SCALE
     trades["qty"] = records["size"]
     trades["is_buyer_maker"] = side == Side.SELL  # the side is the taker's
-    trades["symbol_hash"] = instruments.hashes(records, symbol_hash)
+    trades["symbol_hash"] = belonging.symbol_hashes
     flags = (side == Side.UNKNOWN).astype(np.uint16) * np.uint16(TRADE_SIDE_UNKNOWN)
     return EventBlock(TypeId.TRADE, trades, np.ascontiguousarray(records["ts_recv"]), flags=flags)
 
 
+def _level_events(
+    records: NDArray[np.void], belonging: Belonging, depth: int, venue: int, price_scale: int
+) -> EventBlock:
+    """Return the book after each record as a snapshot, and before it a trade for each trade record."""
+    books = _snapshots(records, belonging, depth, venue, price_scale)
+    is_trade = _letters(records) == ord("T")
+    if not is_trade.any():
+        return books
+    trades = _trades(records[is_trade], belonging.take(is_trade))
+    assert books.ends is not None and trades.flags is not None
+    # The bytes of the trades lie behind those of the books; the order is made by where each event begins.
+    book_bytes, trade_bytes = books.payloads.view(np.uint8), trades.payloads.view(np.uint8)
+    book_at = np.arange(len(records)) + np.cumsum(is_trade)
+    trade_at = book_at[is_trade] - 1
+    count = len(records) + len(trades)
+    kinds = np.full(count, TypeId.BOOK_EVENT, dtype=np.uint16)
+    starts, ends = np.empty(count, dtype=np.uint64), np.empty(count, dtype=np.uint64)
+    stamps, flags = np.empty(count, dtype=np.uint64), np.zeros(count, dtype=np.uint16)
+    kinds[trade_at] = TypeId.TRADE
+    starts[book_at], ends[book_at] = np.concatenate(([0], books.ends[:-1])), books.ends
+    trade_starts = np.arange(len(trades), dtype=np.uint64) * np.uint64(TRADE.itemsize) + len(book_bytes)
+    starts[trade_at], ends[trade_at] = trade_starts, trade_starts + np.uint64(TRADE.itemsize)
+    stamps[book_at], stamps[trade_at] = books.timestamps_ns, trades.timestamps_ns
+    flags[trade_at] = trades.flags
+    return EventBlock(kinds, np.concatenate([book_bytes, trade_bytes]), stamps, ends, flags, starts)
+
+
 def _snapshots(
-    records: NDArray[np.void], depth: int, instruments: _Instruments, context: ImportContext
-) -> Iterator[EventBlock]:
-    """Yield one snapshot a record, each instrument's under its own market id."""
-    markets = instruments.hashes(records, crypto_market_id)
-    borders = np.flatnonzero(np.diff(markets, prepend=~markets[:1], append=~markets[-1:]))
-    for start, stop in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
-        run = records[start:stop]
-        prices, sizes = (
-            np.stack(
-                [run[f"{side}_{what}_{place:02d}"] for side in ("bid", "ask") for place in range(depth)],
-                axis=1,
-            )
-            for what in ("px", "sz")
+    records: NDArray[np.void], belonging: Belonging, depth: int, venue: int, price_scale: int
+) -> EventBlock:
+    prices, sizes = (
+        np.stack(
+            [records[f"{side}_{what}_{place:02d}"] for side in ("bid", "ask") for place in range(depth)],
+            axis=1,
         )
-        used = (prices != UNDEFINED_PRICE) & (sizes > 0)
-        counts = used.sum(axis=1)
-        sides = np.broadcast_to(np.repeat(np.array([Side.BUY, Side.SELL], dtype=np.uint8), depth), used.shape)
-        total = int(counts.sum())
-        levels = Levels(
-            prices[used].astype(np.uint64),
-            np.full(total, PRICE_SCALE, dtype=np.uint8),
-            sizes[used].astype(np.uint64),
-            np.zeros(total, dtype=np.uint8),
-            sides[used],
-        )
-        groups = Groups(
-            np.cumsum(counts) - counts,
-            np.ascontiguousarray(run["ts_recv"]),
-            np.ascontiguousarray(run["ts_event"]),
-            np.zeros(len(run), dtype=np.uint64),
-            run["sequence"].astype(np.uint64),
-            instruments.venue_id,
-            int(markets[start]),
-        )
-        scale = context.options.price_scale
-        yield pack_snapshots(levels, groups, PRICE_SCALE if scale is None else scale, 0)
+        for what in ("px", "sz")
+    )
+    used = (prices != UNDEFINED_PRICE) & (sizes > 0)
+    counts = used.sum(axis=1)
+    sides = np.broadcast_to(np.repeat(np.array([Side.BUY, Side.SELL], dtype=np.uint8), depth), used.shape)
+    total = int(counts.sum())
+    levels = Levels(
+        prices[used].astype(np.uint64),
+        np.full(total, PRICE_SCALE, dtype=np.uint8),
+        sizes[used].astype(np.uint64),
+        np.zeros(total, dtype=np.uint8),
+        sides[used],
+    )
+    groups = Groups(
+        np.cumsum(counts) - counts,
+        np.ascontiguousarray(records["ts_recv"]),
+        np.ascontiguousarray(records["ts_event"]),
+        np.zeros(len(records), dtype=np.uint64),
+        records["sequence"].astype(np.uint64),
+        venue,
+        belonging.market_ids,
+    )
+    return pack_snapshots(levels, groups, price_scale, 0)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from everlog.queue import QueueWriter
 
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+MULTI = "MULTI"
+"""What the ledger calls the symbol of an import that has several."""
 _DATE_PART = re.compile(r"(?:^|/)date=(\d{4}-\d{2}-\d{2})(?:/|$)")
 _DATE_IN_NAME = re.compile(r"(?:^|_)(\d{4}-\d{2}-\d{2})(?:_|\.|$)")
 _COMPACT_DATE_IN_NAME = re.compile(r"_(\d{4})(\d{2})(\d{2})(?:_|\.|$)")
@@ -66,6 +68,8 @@ class EventBlock:
     ends: NDArray[np.uint64] | None = None
     flags: NDArray[np.uint16] | None = None
     starts: NDArray[np.uint64] | None = None
+    saturated: int = 0
+    """Prices and sizes that did not fit into 64 bits at the scale of their event."""
 
     def __len__(self) -> int:
         """Return the number of events."""
@@ -103,6 +107,8 @@ class Tally:
     gaps: int = 0
     """Places where the source's own sequence has a hole."""
     quarantined: int = 0
+    saturated: int = 0
+    """Prices and sizes that became the largest number there is."""
     min_ts_ns: int | None = None
     max_ts_ns: int | None = None
     notes: list[str] = field(default_factory=list)
@@ -110,12 +116,20 @@ class Tally:
     channel_symbols: dict[int, set[str]] = field(default_factory=dict)
     """SZSE: which symbols each channel carries."""
 
+    def name(self, *, venue: str, symbol: str, date: str, stream: str) -> None:
+        """Tell what a file holds; several files with different symbols are MULTI, of the first file's day."""
+        self.venue = venue
+        self.stream = stream
+        self.symbol = symbol if self.symbol in ("", symbol) else MULTI
+        self.date = min(filter(None, (self.date, date)), default="")
+
     def count(self, block: EventBlock) -> None:
         """Add a block of events."""
         if len(block) == 0:
             return
         low, high = int(block.timestamps_ns.min()), int(block.timestamps_ns.max())
         self.groups += len(block)
+        self.saturated += block.saturated
         self.min_ts_ns = low if self.min_ts_ns is None else min(low, self.min_ts_ns)
         self.max_ts_ns = high if self.max_ts_ns is None else max(high, self.max_ts_ns)
 

@@ -106,7 +106,9 @@ def pack_diffs(levels: Levels, groups: Groups, price_scale: int | None, size_sca
     diffs["price_scale"], diffs["size_scale"] = placed.price_scales, placed.size_scales
     headers = groups.headers(BookEventType.DIFF)
     packed = pack_l2_diffs(headers, diffs, placed.levels, placed.bids, placed.asks)
-    return EventBlock(TypeId.BOOK_EVENT, packed.buffer, groups.ingest_ts_ns, packed.ends)
+    return EventBlock(
+        TypeId.BOOK_EVENT, packed.buffer, groups.ingest_ts_ns, packed.ends, saturated=placed.saturated
+    )
 
 
 def pack_snapshots(
@@ -118,7 +120,9 @@ def pack_snapshots(
     snapshots["bid_count"], snapshots["ask_count"] = placed.bids, placed.asks
     snapshots["price_scale"], snapshots["size_scale"] = placed.price_scales, placed.size_scales
     packed = pack_l2_snapshots(groups.headers(BookEventType.SNAPSHOT), snapshots, placed.levels)
-    return EventBlock(TypeId.BOOK_EVENT, packed.buffer, groups.ingest_ts_ns, packed.ends)
+    return EventBlock(
+        TypeId.BOOK_EVENT, packed.buffer, groups.ingest_ts_ns, packed.ends, saturated=placed.saturated
+    )
 
 
 def in_book_order(levels: Levels) -> Levels:
@@ -153,6 +157,7 @@ class _Placed(NamedTuple):
     asks: NDArray[np.int64]
     price_scales: NDArray[np.uint8]
     size_scales: NDArray[np.uint8]
+    saturated: int
 
 
 def _placed(levels: Levels, groups: Groups, price_scale: int | None, size_scale: int | None) -> _Placed:
@@ -180,4 +185,5 @@ def _placed(levels: Levels, groups: Groups, price_scale: int | None, size_scale:
         size_scales,
     )
     asks = np.diff(starts, append=len(levels)) - bids
-    return _Placed(placed, bids, asks, price_scales, size_scales)
+    saturated = int((placed.view(np.uint64) == U64_MAX).sum())
+    return _Placed(placed, bids, asks, price_scales, size_scales, saturated)

@@ -14,6 +14,7 @@ from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
+from numpy.typing import NDArray
 
 from everlog.errors import InvalidSource, Unsupported
 from everlog.market.protocol import (
@@ -32,6 +33,7 @@ from everlog.market.venues.registry import venue_id
 VENUE: Final = "nasdaq"
 TIME_ZONE: Final = "America/New_York"
 PRICE_SCALE: Final = 4
+NS_PER_DAY: Final = np.uint64(86_400 * 10**9)
 NAMES: Final = ("time", "type", "order_id", "size", "price", "direction")
 
 NEW, PARTIAL_CANCEL, DELETE, EXECUTION, HIDDEN_EXECUTION, CROSS, HALT = range(1, 8)
@@ -52,10 +54,10 @@ _KINDS: Final = np.array(
 _COLUMNS: Final = (
     Column("time", FIXED, scale=9),
     Column("type", CHOICE, choices=tuple((str(kind), kind) for kind in range(1, 8))),
-    Column("order_id", UNSIGNED),
+    Column("order_id", SIGNED),  # crosses have -1
     Column("size", UNSIGNED),
     Column("price", SIGNED),
-    Column("direction", CHOICE, choices=(("1", Side.BUY), ("-1", Side.SELL))),
+    Column("direction", CHOICE, choices=(("1", Side.BUY), ("-1", Side.SELL), ("0", Side.UNKNOWN))),
 )
 _SYMBOL: Final = re.compile(r"([A-Za-z0-9.\-]+)_\d{4}-\d{2}-\d{2}_")
 
@@ -69,19 +71,38 @@ class Lobster:
     def events(self, members: Sequence[Member], context: ImportContext) -> Iterator[EventBlock]:
         """Yield one order-by-order event a row."""
         for member in members:
-            tally = context.tally
-            tally.venue = context.options.venue or VENUE
-            tally.symbol = _symbol(member, context)
-            tally.date = _date(member, context)
-            tally.stream = "book"
-            midnight_ns = np.uint64(_midnight_ns(tally.date))
+            venue = context.options.venue or VENUE
+            symbol, date = _symbol(member, context), _date(member, context)
+            midnight_ns = np.uint64(_midnight_ns(date))
+            context.tally.name(venue=venue, symbol=symbol, date=date, stream="book")
             reader = CsvReader(member, context.rejects, NAMES)
             for block in reader.blocks(_COLUMNS):
-                price = block.values["price"].view(np.int64)
-                wrong = (price < 0) & (block.extras["type"] != HALT)
-                kept = block.refuse(wrong, "price is negative", context.rejects)
-                tally.rows += len(kept)
-                yield _events(kept, midnight_ns, venue_id(tally.venue), crypto_market_id(tally.symbol))
+                kept = _sound(block, context)
+                context.tally.rows += len(kept)
+                yield _events(kept, midnight_ns, venue_id(venue), crypto_market_id(symbol))
+
+
+def _sound(block: RowBlock, context: ImportContext) -> RowBlock:
+    """Return the rows that can be, after the others were rejected."""
+
+    def signed(name: str) -> NDArray[np.int64]:
+        column: NDArray[np.int64] = block.values[name].view(np.int64)
+        return column
+
+    rejects = context.rejects
+    block = block.refuse((signed("price") < 0) & (block.extras["type"] != HALT), "price is negative", rejects)
+    block = block.refuse(
+        (np.abs(signed("price")) > 1) & (block.extras["type"] == HALT),
+        "a halt has price -1, 0 or 1",
+        rejects,
+    )
+    of_book = block.extras["type"] <= EXECUTION
+    block = block.refuse(of_book & (signed("order_id") < 1), "it names no order", rejects)
+    of_book = block.extras["type"] <= EXECUTION
+    block = block.refuse(of_book & (block.extras["direction"] == Side.UNKNOWN), "it has no side", rejects)
+    return block.refuse(
+        block.values["time"] >= NS_PER_DAY, "the time is later than the end of the day", rejects
+    )
 
 
 def _events(block: RowBlock, midnight_ns: np.uint64, venue: int, market: int) -> EventBlock:
@@ -92,6 +113,8 @@ def _events(block: RowBlock, midnight_ns: np.uint64, venue: int, market: int) ->
     header, event = records["header"], records["event"]
     header["ingest_ts_ns"] = header["exchange_ts_ns"] = stamps
     header["seq"] = header["native_seq"] = block.lines
+    # The lines are counted in each file anew: every symbol is a feed of its own.
+    header["stream_id"] = market
     event["event_type"] = _KINDS[kind]
     event["exec_type"] = kind
     event["side"] = direction

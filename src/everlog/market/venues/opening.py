@@ -23,6 +23,8 @@ from everlog.errors import InvalidSource, Unsupported
 from everlog.queue.faults import io_errors
 
 BLOCK_BYTES: Final = 1 << 20
+COMPRESSED_BLOCK_BYTES: Final = 1 << 16
+"""Read at once from a compressed file; every open file has that much memory."""
 ZSTD_INPUT_BYTES: Final = 1 << 14
 """Compressed bytes taken at once: what they become is held in memory."""
 MAGIC_BYTES: Final = 6
@@ -34,11 +36,15 @@ SEVEN_ZIP_MAGIC: Final = b"7z\xbc\xaf\x27\x1c"
 
 
 class CountedFile(io.RawIOBase):
-    """A file that reports how many of its bytes were read, for the progress bar."""
+    """A file that reports how many of its bytes were read, for the progress bar.
 
-    def __init__(self, path: str, advance: Callable[[int], None]) -> None:
-        """Open `path`; `advance` is told of every read."""
-        self._file = io.FileIO(path)
+    There may be thousands, more than a process may have open: it is open only while it is read.
+    """
+
+    def __init__(self, path: str, advance: Callable[[int], None] = lambda count: None) -> None:
+        """Begin at the start of `path`; `advance` is told of every read."""
+        self._path = path
+        self._place = 0
         self._advance = advance
 
     def readable(self) -> bool:
@@ -50,44 +56,23 @@ class CountedFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read into `buffer` and count the bytes."""
-        count = self._file.readinto(buffer) or 0
+        """Read on into `buffer` and count the bytes."""
+        with io.FileIO(self._path) as file:
+            file.seek(self._place)
+            count = file.readinto(buffer) or 0
+        self._place += count
         self._advance(count)
         return count
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go to a place in the file."""
-        return self._file.seek(offset, whence)
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place}.get(whence)
+        self._place = offset + (os.stat(self._path).st_size if base is None else base)
+        return self._place
 
     def tell(self) -> int:
         """Return the place in the file."""
-        return self._file.tell()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-        super().close()
-
-
-class UnpackedFile(io.RawIOBase):
-    """A file of which there may be thousands: it is open only while it is read."""
-
-    def __init__(self, path: str) -> None:
-        """Begin at the start of `path`."""
-        self._path = path
-        self._place = 0
-
-    def readable(self) -> bool:
-        """Files to import are read."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Read on into `buffer`."""
-        with io.FileIO(self._path) as file:
-            file.seek(self._place)
-            count = file.readinto(buffer) or 0
-        self._place += count
-        return count
+        return self._place
 
 
 class ZstdStream(io.RawIOBase):
@@ -106,23 +91,30 @@ class ZstdStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Decompress into `buffer`; EOFError if the data ends within a frame."""
+        """Fill `buffer`, less only at the end; EOFError if the data ends within a frame."""
+        filled = 0
+        while filled < len(buffer) and (self._ready or self._decompress()):
+            count = min(len(buffer) - filled, len(self._ready))
+            buffer[filled : filled + count] = self._ready[:count]
+            self._ready = self._ready[count:]
+            filled += count
+        return filled
+
+    def _decompress(self) -> bool:
+        """Have more bytes ready; False at the end."""
         while not self._ready:
             self._compressed = self._compressed or self._source.read(ZSTD_INPUT_BYTES)
             if not self._compressed:
                 if self._frame is not None:
                     raise EOFError("the data ends in the middle of a zstd frame")
-                return 0
+                return False
             if self._frame is None:
                 self._frame = self._decompressor.decompressobj()
             self._ready = memoryview(self._frame.decompress(self._compressed))
             self._compressed = b""
             if self._frame.eof:
                 self._compressed, self._frame = self._frame.unused_data, None
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
+        return True
 
 
 @dataclass(slots=True)
@@ -135,9 +127,23 @@ class Member:
     """The name of the data itself, without folders and without `.gz` or `.zst`."""
     path: str
     stream: IO[bytes]
+    ahead: bytes = b""
+    """Bytes that were looked at and are still to be read."""
+
+    def peek(self, size: int) -> bytes:
+        """Return the next bytes without reading on: `size` of them, or all if there are fewer."""
+        while len(self.ahead) < size and (data := self._read(size - len(self.ahead))):
+            self.ahead += data
+        return self.ahead[:size]
 
     def read(self, size: int = BLOCK_BYTES) -> bytes:
         """Return up to `size` bytes, b"" at the end; a broken archive is an InvalidSource."""
+        if self.ahead:
+            data, self.ahead = self.ahead[:size], self.ahead[size:]
+            return data
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes:
         try:
             data = self.stream.read(size)
         except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
@@ -152,7 +158,7 @@ class Member:
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the bytes in blocks until the end."""
-        while data := self.read():
+        while data := self.read(BLOCK_BYTES):
             yield data
 
 
@@ -194,13 +200,12 @@ def open_members(path: str, advance: Callable[[int], None] = lambda count: None)
         yield [Member(path, _data_name(path), path, stream)]
 
 
-def _decompressed(path: str, magic: bytes, raw: CountedFile) -> Any:
-    buffered = io.BufferedReader(raw, BLOCK_BYTES)
+def _decompressed(path: str, magic: bytes, raw: io.RawIOBase) -> Any:
     if magic.startswith(GZIP_MAGIC):
-        return gzip.GzipFile(fileobj=buffered, mode="rb")
+        return gzip.GzipFile(fileobj=io.BufferedReader(raw, COMPRESSED_BLOCK_BYTES), mode="rb")
     if magic.startswith(ZSTD_MAGIC):
-        return ZstdStream(buffered, _zstandard(path))
-    return buffered
+        return ZstdStream(io.BufferedReader(raw, COMPRESSED_BLOCK_BYTES), _zstandard(path))
+    return raw
 
 
 def _zstandard(path: str) -> Any:
@@ -216,16 +221,10 @@ def _zstandard(path: str) -> Any:
 
 def _zip_members(path: str, raw: CountedFile, opened: contextlib.ExitStack) -> list[Member]:
     try:
-        archive = opened.enter_context(zipfile.ZipFile(raw))
+        archive = opened.enter_context(zipfile.ZipFile(io.BufferedReader(raw, COMPRESSED_BLOCK_BYTES)))
         entries = sorted((entry for entry in archive.infolist() if not entry.is_dir()), key=_entry_name)
         members = [
-            Member(
-                f"{path}!{entry.filename}",
-                _data_name(entry.filename),
-                path,
-                opened.enter_context(archive.open(entry)),
-            )
-            for entry in entries
+            _archived(path, entry.filename, opened.enter_context(archive.open(entry))) for entry in entries
         ]
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise damaged(path, error) from error
@@ -252,13 +251,34 @@ def _seven_zip_members(path: str, raw: CountedFile, opened: contextlib.ExitStack
         )
     if not files:
         raise InvalidSource(f"{path} is an archive without any file")
-    streams = [
-        io.BufferedReader(UnpackedFile(os.path.join(folder, name)), ZSTD_INPUT_BYTES) for name in files
-    ]
-    return [
-        Member(f"{path}!{name}", _data_name(name), path, stream)
-        for name, stream in zip(files, streams, strict=True)
-    ]
+    streams = [io.BufferedReader(CountedFile(os.path.join(folder, name)), ZSTD_INPUT_BYTES) for name in files]
+    return [_archived(path, name, stream) for name, stream in zip(files, streams, strict=True)]
+
+
+def _archived(path: str, name: str, stream: Any) -> Member:
+    """Return one file of an archive, which may be compressed by itself too."""
+    member = Member(f"{path}!{name}", _data_name(name), path, stream)
+    if name.endswith((".gz", ".zst")):
+        magic = member.peek(MAGIC_BYTES)
+        member = Member(member.label, member.name, path, _decompressed(path, magic, _Resumed(member)))
+    return member
+
+
+class _Resumed(io.RawIOBase):
+    """A member as a file again, from where it is."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    def readable(self) -> bool:
+        """Files to import are read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read on into `buffer`."""
+        data = self._member.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def _py7zr(path: str) -> Any:

@@ -32,7 +32,7 @@ MARKET_ORDER: Final = 1
 NS_PER_MS: Final = 1_000_000
 MS_PER_DAY: Final = 86_400_000
 UTC_OFFSET_MS: Final = 8 * 3_600_000
-READ_AHEAD_BYTES: Final = 64 << 20
+READ_AHEAD_BYTES: Final = 24 << 20
 """Text held in memory for all open files together."""
 
 # The first and the last minute of the day in which each flag is set, the last one included.
@@ -100,10 +100,15 @@ def local_times(stamps: NDArray[np.uint64]) -> LocalTimes:
     """Convert `YYYYMMDDhhmmssSSS` of UTC+8."""
     clock = (stamps % np.uint64(10**9)).astype(np.int64)
     hours, minutes, seconds = clock // 10**7, clock // 10**5 % 100, clock // 1000 % 100
-    days, inverse = np.unique(stamps // np.uint64(10**9), return_inverse=True)
-    midnights = np.array([_midnight_ms(int(day)) for day in days], dtype=np.int64)
-    valid = (hours < 24) & (minutes < 60) & (seconds < 60) & (midnights[inverse] >= 0)
-    total_ms = midnights[inverse] + hours * 3_600_000 + minutes * 60_000 + clock % 100_000
+    days = stamps // np.uint64(10**9)
+    midnights: NDArray[np.int64] | np.int64
+    if len(days) and (days == days[0]).all():  # as it is in every file of a day
+        midnights = np.int64(_midnight_ms(int(days[0])))
+    else:
+        distinct, inverse = np.unique(days, return_inverse=True)
+        midnights = np.array([_midnight_ms(day) for day in distinct.tolist()], dtype=np.int64)[inverse]
+    valid = (hours < 24) & (minutes < 60) & (seconds < 60) & (midnights >= 0)
+    total_ms = midnights + hours * 3_600_000 + minutes * 60_000 + clock % 100_000
     utc_ns = np.where(valid, total_ms - UTC_OFFSET_MS, 0).astype(np.uint64) * np.uint64(NS_PER_MS)
     return LocalTimes(utc_ns, hours * 60 + minutes, valid)
 
@@ -134,14 +139,15 @@ class Szse:
         """Yield the events of all channels, each channel in the order of its sequence numbers."""
         tally = context.tally
         tally.venue, tally.stream = VENUE, "book"
-        block_bytes = max(1 << 14, min(1 << 20, READ_AHEAD_BYTES // max(1, len(members))))
+        block_bytes = max(1 << 13, min(1 << 20, READ_AHEAD_BYTES // max(1, len(members))))
         files = [
             file
             for member in members
-            if (file := _File(member, context, block_bytes)).symbol_wanted and file.start()
+            if member.peek(1) and (file := _File(member, context, block_bytes)).symbol_wanted and file.start()
         ]
         if not files:
             raise InvalidSource("the files hold no row of the wanted symbols")
+        _check_one_day(files)
         tally.date = context.options.date or files[0].date
         channels: dict[int, list[_File]] = {}
         for file in files:
@@ -155,6 +161,17 @@ class Szse:
             )
         symbols = {symbol for file in files for symbol in file.symbols}
         tally.symbol = symbols.pop() if len(symbols) == 1 else "MULTI"
+
+
+def _check_one_day(files: Sequence[_File]) -> None:
+    """Refuse files of two days: the numbers of a channel begin anew each day and cannot be merged."""
+    other = next((file for file in files if file.date != files[0].date), None)
+    if other is not None:
+        raise InvalidSource(
+            f"{files[0].label} is of {files[0].date} and {other.label} of {other.date}; import each day by "
+            "itself",
+            other.label,
+        )
 
 
 def _channel(number: int, files: Sequence[_File], context: ImportContext) -> Iterator[KeyedBlock]:
@@ -204,16 +221,10 @@ class _File:
             )
         self.label = member.label
         self.channel = -1
+        self._day = 0
         self._last_seq = 0
         self._rows = self._sound_rows()
         self._first: RowBlock | None = None
-
-    @property
-    def date(self) -> str:
-        """The local day of the first row."""
-        assert self._first is not None
-        day = int(self._first.values["TransactTime"][0]) // 10**9
-        return f"{day // 10_000}-{day // 100 % 100:02d}-{day % 100:02d}"
 
     @property
     def symbols(self) -> set[str]:
@@ -225,10 +236,17 @@ class _File:
         self._first = next(self._rows, None)
         return self._first is not None
 
+    @property
+    def date(self) -> str:
+        """The local day of the file."""
+        return f"{self._day // 10_000}-{self._day // 100 % 100:02d}-{self._day % 100:02d}"
+
     def blocks(self) -> Iterator[KeyedBlock]:
         """Yield the file's events, keyed by sequence number."""
         if self._first is not None:
-            yield self._events(self._first)
+            first, self._first = self._first, None  # thousands of files: none keeps what it has given away
+            yield self._events(first)
+            del first
         for block in self._rows:
             yield self._events(block)
 
@@ -258,6 +276,10 @@ class _File:
         block = block.refuse(
             ~local_times(block.values["TransactTime"]).valid, "TransactTime is no time", rejects
         )
+        days = block.values["TransactTime"] // np.uint64(10**9)
+        if not self._day and len(days):
+            self._day = int(days[0])
+        block = block.refuse(days != self._day, f"another day in a file of {self.date}", rejects)
         seqs = block.values["ApplSeqNum"]
         highest = np.maximum.accumulate(np.concatenate(([np.uint64(self._last_seq)], seqs)))[:-1]
         block = block.refuse(seqs < highest, "ApplSeqNum goes back", rejects)

@@ -6,7 +6,7 @@ Owns the meaning of their columns. Rows with one `local_timestamp` are one event
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,14 @@ from everlog.market.protocol import (
 from everlog.market.venues.csv_blocks import (
     CHOICE,
     DECIMAL,
+    HASH,
     IDENTIFIER,
     UNSIGNED,
     Column,
     CsvReader,
     RowBlock,
 )
-from everlog.market.venues.interface import EventBlock, ImportContext, agree, find_date
+from everlog.market.venues.interface import MULTI, EventBlock, ImportContext, agree, find_date
 from everlog.market.venues.l2_events import Groups, Levels, in_book_order, pack_diffs, pack_snapshots
 from everlog.market.venues.opening import Member
 from everlog.market.venues.registry import venue_id
@@ -41,22 +42,29 @@ _TRUTHS: Final = (("false", 0), ("true", 1), ("0", 0), ("1", 1))
 _POWERS: Final = np.array([10.0**exponent for exponent in range(19)])
 
 
-def _open(member: Member, context: ImportContext, stream: str) -> tuple[CsvReader, list[Column]]:
-    """Return the reader and the columns that must be the same in every row."""
+class _Opened(NamedTuple):
+    """A file whose first row was looked at; `columns` are those that every kind of file has."""
+
+    reader: CsvReader
+    venue: str
+    symbol: str
+    date: str
+    columns: list[Column]
+
+
+def _open(member: Member, context: ImportContext) -> _Opened:
+    """Learn from the first row what the file is about; the exchange must be the same in every row."""
     reader = CsvReader(member, context.rejects)
     reader.require(["exchange", "symbol"])
-    first = reader.first_row()
-    tally, options = context.tally, context.options
-    tally.venue = agree("exchange", first.get("exchange", ""), options.venue, member.label)
-    tally.symbol = agree("symbol", first.get("symbol", ""), options.symbol, member.label)
-    tally.date = find_date(member.path, options) or ""
-    tally.stream = stream
-    return reader, [
-        Column("exchange", CHOICE, choices=((tally.venue, 0),)),
-        Column("symbol", CHOICE, choices=((tally.symbol, 0),)),
+    first, options = reader.first_row(), context.options
+    venue = agree("exchange", first["exchange"], options.venue, member.label) if first else ""
+    date = find_date(member.name, options) or find_date(member.path, options) or ""
+    columns = [
+        Column("exchange", CHOICE, choices=((venue, 0),)),
         Column("timestamp", UNSIGNED),
         Column("local_timestamp", UNSIGNED),
     ]
+    return _Opened(reader, venue, first.get("symbol", ""), date, columns)
 
 
 def _stamped(block: RowBlock, context: ImportContext) -> RowBlock:
@@ -79,15 +87,21 @@ class TardisBook:
     def events(self, members: Sequence[Member], context: ImportContext) -> Iterator[EventBlock]:
         """Yield diffs, and one snapshot for each run of snapshot rows."""
         for member in members:
-            reader, columns = _open(member, context, "book")
-            columns += [
+            file = _open(member, context)
+            symbol = agree(
+                "symbol", file.symbol, context.options.symbol if file.symbol else None, member.label
+            )
+            context.tally.name(venue=file.venue, symbol=symbol, date=file.date, stream="book")
+            columns = [
+                *file.columns,
+                Column("symbol", CHOICE, choices=((symbol, 0),)),
                 Column("is_snapshot", CHOICE, choices=_TRUTHS),
                 Column("side", CHOICE, choices=_SIDES),
                 Column("price", DECIMAL),
                 Column("amount", DECIMAL),
             ]
-            grouping = _Grouping(context)
-            for block in reader.blocks(columns):
+            grouping = _Grouping(context, venue_id(file.venue), crypto_market_id(symbol))
+            for block in file.reader.blocks(columns):
                 yield from grouping.add(_Rows.of(_stamped(block, context)))
             yield from grouping.finish()
 
@@ -146,14 +160,14 @@ class _Rows:
 class _Grouping:
     """Cuts the stream of rows into events; a group may go on in the next block."""
 
-    def __init__(self, context: ImportContext) -> None:
+    def __init__(self, context: ImportContext, venue: int, market: int) -> None:
         self._context = context
         self._carried: list[_Rows] = []
         self._carried_us = -1
         self._started = False
         self._seq = 0
-        self._venue_id = venue_id(context.tally.venue)
-        self._market_id = crypto_market_id(context.tally.symbol)
+        self._venue_id = venue
+        self._market_id = market
 
     def add(self, rows: _Rows) -> Iterator[EventBlock]:
         """Yield the events that are complete; the last ones wait for what follows."""
@@ -275,22 +289,64 @@ class TardisTrades:
     merges_files = False
 
     def events(self, members: Sequence[Member], context: ImportContext) -> Iterator[EventBlock]:
-        """Yield one trade a row."""
+        """Yield one trade a row. Files of a group of symbols hold several; `--symbol` picks one."""
         sides = (*_SIDES, ("unknown", UNKNOWN_SIDE), ("", UNKNOWN_SIDE))
         for member in members:
-            reader, columns = _open(member, context, "trades")
-            columns += [
+            file = _open(member, context)
+            columns = [
+                *file.columns,
+                Column("symbol", HASH),
                 Column("id", IDENTIFIER),
                 Column("side", CHOICE, choices=sides),
                 Column("price", DECIMAL),
                 Column("amount", DECIMAL),
             ]
-            market = symbol_hash(context.tally.symbol)
-            for block in reader.blocks(columns):
-                yield _trades(_stamped(block, context), market)
+            choice = _SymbolChoice(file, context)
+            for block in file.reader.blocks(columns):
+                yield _trades(_stamped(choice.take(block), context))
+            choice.finish()
 
 
-def _trades(block: RowBlock, market: int) -> EventBlock:
+class _SymbolChoice:
+    """Follows which symbols a file of trades holds, and leaves out those that are not wanted."""
+
+    def __init__(self, file: _Opened, context: ImportContext) -> None:
+        self._file = file
+        self._context = context
+        self._wanted = context.options.symbol
+        self._left_out = self._taken = 0
+        self._hash = symbol_hash(self._wanted or file.symbol)
+        self._name(self._wanted or file.symbol)
+
+    def _name(self, symbol: str) -> None:
+        file = self._file
+        self._context.tally.name(venue=file.venue, symbol=symbol, date=file.date, stream="trades")
+
+    def take(self, block: RowBlock) -> RowBlock:
+        """Return the wanted rows."""
+        same = block.values["symbol"] == np.uint64(self._hash)
+        if same.all():
+            self._taken += len(block)
+        elif self._wanted is None:
+            self._name(MULTI)
+        else:
+            block = block.take(same)
+            self._taken += len(block)
+            self._left_out += len(same) - len(block)
+        return block
+
+    def finish(self) -> None:
+        """Say what was left out; a file without the wanted symbol is refused."""
+        if self._left_out and not self._taken:
+            agree("symbol", self._file.symbol, self._wanted, self._file.reader.label)
+        if self._left_out:
+            self._context.tally.notes.append(
+                f"{self._file.reader.label}: {self._left_out} rows of other symbols than {self._wanted} were "
+                "left out"
+            )
+
+
+def _trades(block: RowBlock) -> EventBlock:
     trades = np.zeros(len(block), dtype=TRADE)
     trades["timestamp_ns"] = block.values["timestamp"] * NS_PER_US
     trades["price"] = as_floats(block.values["price"], block.extras["price"])
@@ -298,7 +354,7 @@ def _trades(block: RowBlock, market: int) -> EventBlock:
     trades["trade_id"] = block.values["id"]
     side = block.extras["side"]
     trades["is_buyer_maker"] = side == Side.SELL
-    trades["symbol_hash"] = market
+    trades["symbol_hash"] = block.values["symbol"]
     flags = (side == UNKNOWN_SIDE).astype(np.uint16) * np.uint16(TRADE_SIDE_UNKNOWN)
     return EventBlock(
         TypeId.TRADE,

@@ -31,6 +31,7 @@ from everlog.market.importing import FORMATS, ImportRequest, import_files
 from everlog.market.ledger import Ledger, LedgerEntry
 from everlog.market.venues.interface import EventBlock, ImportContext, ImportOptions, Rejects, Tally
 from everlog.market.venues.opening import file_hash, open_members
+from everlog.market.venues.recognition import chosen_members
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
 
@@ -161,6 +162,7 @@ class _LakeImport:
         with ExitStack() as opened:
             opened.callback(rejects.close)
             members = [member for path in paths for member in opened.enter_context(open_members(path))]
+            members = chosen_members(members, self._format, tally.notes)
             context = ImportContext(self._options, tally, rejects)
             for block in FORMATS[self._format].events(members, context):
                 if len(block):

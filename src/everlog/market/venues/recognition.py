@@ -1,0 +1,118 @@
+"""What a file looks like, from its first bytes: so that the wrong format is named, not its first bad row.
+
+Owns the signs by which formats are known, and which files of an archive are imported. Reads nothing but the
+beginning of a file; whether its rows are sound is the importer's to find out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from everlog.errors import InvalidSource
+from everlog.market.venues.opening import Member
+
+LOOKED_AT_BYTES: Final = 1 << 12
+"""More than the first line of every format that is known."""
+
+_OTHER_KINDS: Final = (
+    (b"PAR1", "a Parquet file"),
+    (b"\xff\xfe", "text in UTF-16, to be converted to UTF-8 first"),
+    (b"\xfe\xff", "text in UTF-16, to be converted to UTF-8 first"),
+    (b"%PDF", "a PDF document"),
+    (b"ARROW1", "an Arrow file"),
+    (b"\xff\xd8\xff", "a picture"),
+    (b"\x89PNG", "a picture"),
+    (b"<", "an HTML or XML document"),
+    (b"\x1f\x8b", "gzip data inside of compressed data"),
+    (b"\x28\xb5\x2f\xfd", "zstd data inside of compressed data"),
+    (b"PK\x03\x04", "a zip archive inside of an archive"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive inside of an archive"),
+)
+_HEADERS: Final = (
+    (frozenset({"exchange", "symbol", "is_snapshot", "local_timestamp"}), "tardis-book"),
+    (frozenset({"exchange", "symbol", "id", "side", "local_timestamp"}), "tardis-trades"),
+    (frozenset({"exchange", "symbol", "local_timestamp"}), "a Tardis file of another kind"),
+    (frozenset({"ApplSeqNum", "ChannelNo"}), "szse"),
+    (frozenset({"ts_event", "rtype"}), "DBN that was written as CSV"),
+)
+LOBSTER_BOOK: Final = "a LOBSTER order book, which follows from the messages"
+_LOBSTER_TIME: Final = re.compile(r"\d{1,5}(?:\.\d+)?")
+_INTEGER: Final = re.compile(r"-?\d+")
+_LOBSTER_FIELDS: Final = (6, 7)
+"""Newer files name the market participant in a seventh."""
+_LEVEL_FIELDS: Final = 4
+_COMPANIONS: Final = re.compile(
+    r"(?:^\.|^__MACOSX/|/\.)|(?:\.(?:txt|md|pdf|html?|sha\d+|md5)$)"
+    r"|^(?:manifest|metadata|condition|symbology)(?:\.\w+)?\.json$",
+    re.IGNORECASE,
+)
+"""Files that come with the data: of systems, descriptions, checksums, and those of Databento's archives."""
+
+
+def looks_like(start: bytes) -> str | None:
+    """Return the format, or in words what else it is; None if nothing is known of files that begin so."""
+    if not start:
+        return None
+    if start.startswith(b"DBN"):
+        return "dbn"
+    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+    for sign, kind in _OTHER_KINDS:
+        if start.startswith(sign) or text.startswith(sign):
+            return kind
+    if b"\0" in start:
+        return "binary data of an unknown kind"
+    line = text.partition(b"\n")[0].decode("utf-8", "replace")
+    if line.startswith("{"):
+        return "bybit" if re.search(r'"topic"\s*:\s*"orderbook', line) else _json_kind(line)
+    fields = [field.strip().strip('"').strip() for field in line.split(",")]
+    for names, kind in _HEADERS:
+        if names <= set(fields):
+            return kind
+    return _without_header(fields)
+
+
+def _json_kind(line: str) -> str | None:
+    return None if re.search(r'"type"\s*:\s*"(?:snapshot|delta)"', line) else "JSON of another kind"
+
+
+def _without_header(fields: list[str]) -> str | None:
+    """LOBSTER files hold numbers: messages begin with time and type, books are four integers a level."""
+    if len(fields) in _LOBSTER_FIELDS and _LOBSTER_TIME.fullmatch(fields[0]) and fields[1] in set("1234567"):
+        return "lobster" if all(map(_INTEGER.fullmatch, fields[1:6])) else None
+    if len(fields) % _LEVEL_FIELDS == 0 and all(map(_INTEGER.fullmatch, fields)):
+        return LOBSTER_BOOK
+    return None
+
+
+def chosen_members(members: Sequence[Member], format_name: str, notes: list[str]) -> list[Member]:
+    """Return the files to import; refuse what is plainly another format.
+
+    An archive may hold other files beside the data: they are left out, and named in `notes`.
+    """
+    chosen, left_out = [], []
+    for member in members:
+        reason = _why_not(member, format_name)
+        if reason is None:
+            chosen.append(member)
+        else:
+            left_out.append((member, reason))
+    for member, reason in left_out:
+        in_archive = member.label != member.path
+        if not in_archive or not any(other.path == member.path for other in chosen):
+            raise InvalidSource(f"{member.label} {reason}", member.label)
+        notes.append(f"{member.label} {reason}; it was left out")
+    return chosen
+
+
+def _why_not(member: Member, format_name: str) -> str | None:
+    """Return why the file is not imported, None if it is."""
+    if member.label != member.path and _COMPANIONS.search(member.label.removeprefix(f"{member.path}!")):
+        return "is no data"
+    kind = looks_like(member.peek(LOOKED_AT_BYTES))
+    if kind is None or kind == format_name:
+        return None
+    if " " in kind:
+        return f"is {kind}, not {format_name}"
+    return f"looks like {kind}, not {format_name}: import it as {kind}"
