@@ -503,3 +503,33 @@ def test_no_more_topics_than_the_cap_can_be_created() -> None:
         taken(api.append("b"))
         api.drop("a")
         taken(api.put("c"), 201)
+
+
+# --- Account ---------------------------------------------------------------------------------------------
+
+
+def test_an_account_tells_live_deleted_and_evicted_seqs_apart(api: Api) -> None:
+    api.put("t", cap_records=6)
+    for tag in ("a", "b", "a", "b"):
+        api.append("t", [{"data": 1, "tag": tag}, {"data": 2, "tag": tag}])
+    taken(api.delete("t", match=["tag", "Eq", "b"]))
+    body = taken(api.request("GET", "/v0/topics/t/account"))
+    assert body.pop("performance")["server_total_ms"] >= 0
+    assert body == {
+        "topic": "t", "from_seq": 0, "to_seq": 8, "live": 2, "deleted": 4, "evicted": 2, "expired": 0,
+        "holes": 0, "evict_floor": 3, "head_seq": 8,
+    }  # fmt: skip
+    part = taken(api.request("GET", "/v0/topics/t/account?from_seq=3&to_seq=6"))
+    assert [part[name] for name in ("from_seq", "to_seq", "live", "deleted")] == [3, 6, 2, 1]
+
+
+@pytest.mark.parametrize(
+    "query", ["from_seq=-1", "to_seq=1e3", "from_seq=x", f"to_seq={2**64}", "to_seq=%C2%B2"]
+)
+def test_bounds_of_an_account_must_be_seqs(api: Api, query: str) -> None:
+    api.put("t")
+    assert_error(api.request("GET", f"/v0/topics/t/account?{query}"), 400, "invalid_request")
+
+
+def test_an_absent_topic_has_no_account(api: Api) -> None:
+    assert_error(api.request("GET", "/v0/topics/absent/account"), 404, "topic_not_found")

@@ -120,6 +120,71 @@ def test_thousands_of_orders_at_one_price_keep_their_order_and_places() -> None:
             ahead += order % 7 + 1
 
 
+@given(events=st.lists(rows(), min_size=2, max_size=200), half=st.integers(0, 200), scale=st.integers(0, 3))
+@settings(max_examples=60)
+def test_places_that_are_asked_for_late_are_those_of_a_book_that_always_showed_them(
+    events: list[L3Row], half: int, scale: int
+) -> None:
+    late, always = L3Book(unknown_orders="skip"), L3Book(unknown_orders="skip")
+    records = l3_records(events)
+    records["event"]["price"] %= 1000
+    records["event"]["size_scale"][len(events) // 2 :] = scale
+    late.apply_array(records[:half])
+    always.apply_array(records[:half], Outputs(places=True))
+    found, wanted = (book.apply_array(records[half:], Outputs(places=True)) for book in (late, always))
+    assert found.places is not None and wanted.places is not None
+    assert found.places.tolist() == wanted.places.tolist()
+    assert late.book_hash() == always.book_hash()
+
+
+@pytest.fixture(scope="module")
+def many_records() -> NDArray[np.void]:
+    """More events than the caches hold tops of; a heartbeat and a modify to another price among them."""
+    random = np.random.default_rng(5)
+    ids = np.arange(1, 140_004, dtype=np.uint64)
+    records = np.tile(l3_records([(ADD, 1, 1, 0, 0, 50, 3, 0)]), len(ids))
+    event = records["event"]
+    event["order_id"], event["side"] = ids, 1 + ids % 2
+    event["price"] = np.where(ids % 2 == 0, 100 - random.integers(1, 9, len(ids)), 100 + ids % 7)
+    event["event_type"][1::3], event["order_id"][1::3] = CANCEL, ids[::3][: len(ids[1::3])]
+    event["qty"][1::3] = 0
+    event["event_type"][2::9], event["order_id"][2::9], event["price"][2::9] = MODIFY, 3, ids[2::9] % 90 + 1
+    event["event_type"][2] = ADD
+    event["event_type"][30_011] = L3EventType.HEARTBEAT
+    records["header"]["seq"] = np.arange(1, len(ids) + 1)
+    return records
+
+
+@pytest.mark.parametrize("places", [False, True])
+def test_rows_written_past_the_caches_are_those_of_small_arrays(
+    many_records: NDArray[np.void], places: bool
+) -> None:
+    want = Outputs(places=places)
+    whole, parts = L3Book(), L3Book()
+    result = whole.apply_array(many_records, want)
+    assert result.top is not None and result.top.nbytes > 1 << 22
+    for first in range(0, len(many_records), 1009):
+        part = parts.apply_array(many_records[first : first + 1009], want)
+        assert np.array_equal(part.top, result.top[first : first + 1009])
+        if part.places is not None and result.places is not None:
+            assert np.array_equal(part.places, result.places[first : first + 1009])
+    assert whole.book_hash() == parts.book_hash()
+    assert whole.last_ingest_ts_ns == parts.last_ingest_ts_ns
+
+
+def test_an_error_within_a_large_array_leaves_the_events_before_it_applied(
+    many_records: NDArray[np.void],
+) -> None:
+    wrong = many_records.copy()
+    wrong["event"]["order_id"][139_996] = 0
+    wrong["event"]["event_type"][139_996] = ADD
+    book, other = L3Book(), L3Book()
+    with pytest.raises(Corrupt, match="139996"):
+        book.apply_array(wrong, Outputs(places=True))
+    other.apply_array(wrong[:139_996])
+    assert book.book_hash() == other.book_hash()
+
+
 def test_a_large_random_book_agrees_with_the_plain_one() -> None:
     random = np.random.default_rng(7)
     events: list[L3Row] = []

@@ -150,7 +150,7 @@ def test_missing_seqs_become_holes_and_old_ones_are_skipped() -> None:
     log = TopicLog(TOPIC, 2)
     walk = LogReplay(raw, 0, 1, {TOPIC: log})
     assert run_all(walk) == []
-    assert (walk.appended, walk.skipped) == (3, 1)
+    assert (walk.appended, walk.skipped, walk.gaps) == (3, 1, [(TOPIC, 3, 4)])
     assert [log.is_live(seq) for seq in range(1, 8)] == [False, True, False, False, True, True, False]
     assert [log.timestamp(seq) for seq in range(2, 7)] == [1002, 1002, 1002, 1005, 1006]
     assert log.last_ts == 1006
@@ -158,7 +158,9 @@ def test_missing_seqs_become_holes_and_old_ones_are_skipped() -> None:
 
 def test_an_empty_log_starts_at_the_first_seq_it_meets() -> None:
     log = TopicLog(TOPIC)
-    LogReplay(append_frame(1 << 40), 0, 1, {TOPIC: log}).run()
+    walk = LogReplay(append_frame(1 << 40), 0, 1, {TOPIC: log})
+    walk.run()
+    assert walk.gaps == [(TOPIC, 1, (1 << 40) - 1)]
     assert (log.base_seq, log.next_seq, log.live_count) == (1 << 40, (1 << 40) + 1, 1)
 
 

@@ -141,6 +141,7 @@ STEPS = st.lists(
                 request("/v0/topics/topic-0/diff", b"{}"),
                 request("/v0/topics/topic-0/delete", b'{"before_seq":3}'),
                 request("/v0/topics/topic-1", b"", method="DELETE"),
+                request("/v0/topics/topic-0", b'{"cap_records":2}', method="PUT"),
                 append_to("topic-0") + append_to("topic-2"),
             ]
         ),
@@ -273,6 +274,32 @@ def test_a_topic_that_was_deleted_and_made_again_is_found_again() -> None:
             worlds.send(request("/v0/topics/t", b"", method="DELETE"))
             worlds.turn(3)
         assert worlds.taken == 2
+
+
+def test_a_config_that_changes_holds_from_the_next_append_on() -> None:
+    with pair() as worlds:
+        worlds.create("t")
+        worlds.send(append_to("t"))
+        worlds.turn(2)
+        worlds.create("t", cap_records=2)
+        for _ in range(4):
+            worlds.send(append_to("t"))
+            worlds.turn(2)
+        worlds.send(request("/v0/topics/t/diff", b"{}"))
+        worlds.turn(2)
+        assert worlds.taken == 5
+        assert b'"reason":"cap"' in worlds.worlds[0].written[0], "the newest two are left"
+
+
+def test_each_connection_finds_the_topic_of_each_append() -> None:
+    with pair() as worlds:
+        for name in ("t", "u", "tt"):
+            worlds.create(name)
+        for name in ("t", "u", "t", "tt", "t"):
+            for client in (0, 1):
+                worlds.send(append_to(name), client)
+                worlds.turn(2)
+        assert worlds.taken == 10
 
 
 @pytest.mark.parametrize("setting", [{"keys": "k"}, {"cors_origins": ("*",)}, {"max_total_bytes": 1 << 20}])

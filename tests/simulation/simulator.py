@@ -49,6 +49,7 @@ from tests.support.topic_engines import (
     Query,
     ask_diff,
     ask_state,
+    check_account,
     check_diff,
     check_state,
     read_all,
@@ -559,6 +560,7 @@ class Simulation(Lives):
         state = ask_state(self.live, truth.name)
         truth.learn_epoch(state.epoch)
         check_state(truth.now.clone(), now_ms, state)
+        check_account(truth.now, self.live, truth.name)
         query = Query(max(0, truth.now.head - 5))
         check_diff(truth.now.clone(), now_ms, query, ask_diff(self.live, truth.name, query))
 

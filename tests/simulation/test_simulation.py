@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.__main__ import run_seed
 
 SEEDS = 50
-FAILED_ONCE = (1245, 2076, 2124)
+FAILED_ONCE = (1245, 2076, 2124, 2926)
 """Copies whose sync failed and that came back; failures while a start makes copies."""
 CRASH_SEEDS = int(os.environ.get("SIM_SEEDS", "2000"))
 FIRST_CRASH_SEED = 1000

@@ -119,6 +119,18 @@ def check_state(topic: ModelTopic, now_ms: int, state: TopicState) -> None:
     require_equal("state (head, next, earliest, count, bytes, evict floor)", found, wanted)
 
 
+def check_account(topic: ModelTopic, engine: Engine, name: str) -> None:
+    """Hold what the engine says of every seq against the model."""
+    found = engine.account(name)
+    parts = (found.live, found.deleted, found.evicted, found.expired, found.holes)
+    require_equal("sum of the account", sum(parts), topic.head)
+    floors = (topic.cap_floor - 1, max(0, topic.ttl_floor - topic.cap_floor))
+    require_equal("account (live, evicted, expired)", parts[:1] + parts[2:4], (len(topic.records), *floors))
+    if topic.deleted is not None:
+        deleted = sum(seq >= topic.evict_floor for seq in topic.deleted)
+        require_equal("deleted by the account", found.deleted, deleted)
+
+
 def parse_records(text: bytes) -> list[ModelRecord]:
     """Read the answer of a diff back; all our test data survives the way through Python values."""
     return [
@@ -215,5 +227,12 @@ def model_of(seen: Seen) -> ModelTopic:
     """A model that goes on from what was seen, without memory of keys."""
     last_ts = seen.records[-1].ts if seen.records else 0
     return ModelTopic(
-        seen.config, seen.epoch, list(seen.records), seen.head, seen.cap_floor, seen.ttl_floor, last_ts
+        seen.config,
+        seen.epoch,
+        list(seen.records),
+        seen.head,
+        seen.cap_floor,
+        seen.ttl_floor,
+        last_ts,
+        deleted=None,
     )

@@ -113,6 +113,7 @@ class ModelTopic:
     ttl_floor: int = 1
     last_ts: int = 0
     keys: dict[str, ModelKey] = field(default_factory=dict)
+    deleted: set[int] | None = field(default_factory=set)  # None: not known
 
     def clone(self) -> ModelTopic:
         """A copy that can be changed on its own."""
@@ -125,6 +126,7 @@ class ModelTopic:
             self.ttl_floor,
             self.last_ts,
             dict(self.keys),
+            None if self.deleted is None else set(self.deleted),
         )
 
     @property
@@ -221,10 +223,15 @@ class ModelTopic:
     def delete(self, before_seq: int | None, match: Match, now_ms: int) -> int:
         """Remove for good; returns how many."""
         self.sweep(now_ms)
-        kept = [record for record in self.records if not is_hit(record, before_seq, match)]
-        removed = len(self.records) - len(kept)
-        self.records = kept
-        return removed
+        return self.remove({record.seq for record in self.records if is_hit(record, before_seq, match)})
+
+    def remove(self, seqs: set[int]) -> int:
+        """Remove these records, as far as they are alive; returns how many were."""
+        removed = {record.seq for record in self.records if record.seq in seqs}
+        self.records = [record for record in self.records if record.seq not in removed]
+        if self.deleted is not None:
+            self.deleted |= removed
+        return len(removed)
 
     def tombstone(self, from_seq: int) -> ModelTombstone | None:
         """The gap that a reader at `from_seq` must be told of."""

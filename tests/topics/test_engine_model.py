@@ -21,6 +21,7 @@ from tests.support.topic_engines import (
     UnsyncedFs,
     ask_diff,
     ask_state,
+    check_account,
     check_diff,
     check_state,
     look,
@@ -279,6 +280,7 @@ class EngineMachine(EngineOnDisk):
         for name, topic in self.topics.items():
             state = ask_state(self.engine, name)
             check_state(topic, self.now_ms, state)
+            check_account(topic, self.engine, name)
             floors = (state.head_seq, state.earliest_seq, state.evict_floor)
             before = self.floors.get(name, (0, 0, 0))
             assert all(new >= old for new, old in zip(floors, before, strict=True)), (before, floors)

@@ -128,6 +128,7 @@ cdef class BatchEntry:
             topic.keys.pop(self.key, None)
         if written or topic.log.next_seq != self.first_seq + self.count:
             topic.kill_range(self.first_seq, self.first_seq + self.count)
+            topic.note_holes(self.first_seq, self.first_seq + self.count - 1)
         elif self.shard is not None:
             topic.totals.bytes -= self.bytes
             topic.log.pop(self.shard.buffer, self.shard.source_offset, self.count)

@@ -22,6 +22,7 @@ cdef class LogReplay:
     cdef dict logs
     cdef readonly uint64_t appended
     cdef readonly uint64_t skipped
+    cdef readonly list gaps      # (topic id, first seq, last seq) that appends have passed over
     cdef uint64_t known_ids[KNOWN_LOGS]
     cdef void *known_logs[KNOWN_LOGS]
 

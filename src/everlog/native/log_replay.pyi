@@ -8,6 +8,7 @@ from everlog.native.topic_log import TopicLog
 class LogReplay:
     appended: int
     skipped: int
+    gaps: list[tuple[int, int, int]]
     def __init__(self, buffer: Buffer, start: int, source: int, logs: dict[int, TopicLog]) -> None: ...
     @property
     def position(self) -> int: ...

@@ -47,6 +47,7 @@ cdef class LogReplay:
         self.at = self.batch_end = start
         self.source = source
         self.logs = logs
+        self.gaps = []
         self.state = FRAME_OK
 
     def __dealloc__(self):
@@ -132,6 +133,7 @@ cdef class LogReplay:
                 return 1
             if frame.seq - log.index.next_seq > MAX_HOLES and log.index.base_seq != log.index.next_seq:
                 return 1
+            self.gaps.append((frame.topic_id, log.index.next_seq, frame.seq - 1))
             log.push_gap(frame.seq)
         entry.ts, entry.tag_prev = frame.ts, 0
         entry.source, entry.offset, entry.size = self.source, self.at, frame.size

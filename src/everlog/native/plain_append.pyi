@@ -4,6 +4,16 @@ from collections.abc import Callable
 from typing import Any
 
 from everlog.native.commits import BatchEntry, Commit
+from everlog.native.outlet import Outlet
+
+class PlainConnection(Outlet):
+    server: Any
+    _state: int
+    _exchanges: list[Any]
+    _unread: bytes
+    _is_read_paused: bool
+    _since_s: float
+    def data_received(self, data: bytes) -> None: ...
 
 class PlainAppend(BatchEntry):
     held: bytearray | None

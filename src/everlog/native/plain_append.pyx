@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False
+# cython: language_level=3, boundscheck=False, wraparound=False, auto_pickle=False
 """The short way of an append: from the bytes of a request to a gathered batch, and from its commit to the
 bytes of the answer.
 
@@ -7,15 +7,30 @@ routes would have to decide. All others are left to the routes, with nothing cha
 here. Knows connections, topics and the log by their attributes only.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from libc.string cimport memcmp
 
 from everlog.native.append_answer cimport render_body, render_response
 from everlog.native.commits cimport BatchEntry, ShardLog
 from everlog.native.frames cimport FRAME_DURABLE
 from everlog.native.http_request cimport AppendHead, HeadLimits, read_append_head
+from everlog.native.outlet cimport Outlet
 from everlog.native.record_batch cimport RecordBatch
 from everlog.native.topic_log cimport TopicLog
+
+import time
+
+
+cdef extern from "<time.h>" nogil:
+    ctypedef int clockid_t
+    cdef struct timespec:
+        int64_t tv_sec
+        int64_t tv_nsec
+    clockid_t CLOCK_MONOTONIC
+    clockid_t CLOCK_REALTIME
+    int clock_gettime(clockid_t clock, timespec *now)
 
 
 cdef enum:
@@ -23,6 +38,79 @@ cdef enum:
     PATHS_MAX = 4096
     PATH_BYTES_MAX = 512
     NS_PER_MS = 1000000
+    NS_PER_S = 1000000000
+    # The state of a connection between two requests; a smaller one is that of a new connection.
+    IDLE = 1
+
+
+cdef class Target:
+    """What the path of an append stands for, with what is asked of its topic for every append.
+
+    A topic keeps its log and its shard. Its class and limits hold as long as its config is the same object.
+    """
+
+    cdef bytes path
+    cdef str name              # of the topic; None if the path means something else
+    cdef object topic, config  # as of the last look
+    cdef TopicLog log
+    cdef ShardLog shard
+    cdef bint is_disk, is_fsync
+    cdef bint needs_more       # a batch for it needs more than its frames
+
+
+cdef class PlainConnection(Outlet):
+    """What the short way knows of a connection; the rest of it is in the subclass.
+
+    That has `long_way(data)` for input that does not go the short way, and `answer(append, response)` for a
+    response that others wait for, or that something is done after.
+    """
+
+    cdef public object server
+    cdef public int _state
+    cdef public list _exchanges           # unanswered
+    cdef public bytes _unread             # input that has to wait
+    cdef public bint _is_read_paused
+    cdef public double _since_s           # when the last request was answered
+    cdef Target target                    # of its last plain append; most go to one topic
+
+    def data_received(self, data):
+        """Bytes from the client."""
+        cdef bint is_taken = False
+        if self._state <= IDLE and not (self._exchanges or self._unread or self.is_write_paused):
+            way = self.server.short_way
+            if way is not None:
+                # The long way sets the state as well.
+                self._state = IDLE
+                if type(way) is PlainAppends:
+                    is_taken = (<PlainAppends>way).take_request(self, self._exchanges, data)
+                else:
+                    is_taken = way.take(self, self._exchanges, data)
+        if not is_taken:
+            self.long_way(data)
+
+    cdef int reply(self, PlainAppend append, bytes response) except -1:
+        """Send the response to an append in its place."""
+        cdef list exchanges = self._exchanges
+        server = self.server
+        if (
+            len(exchanges) == 1
+            and exchanges[0] is append
+            and self._state == IDLE
+            and not (append.closes or append.counted_bytes or self._is_read_paused or server.is_draining)
+        ):
+            exchanges.clear()
+            self.put(response)
+            self._since_s = server.now_s()
+        else:
+            self.answer(append, response)
+        return 0
+
+
+cdef uint64_t clock_ns(clockid_t clock) noexcept:
+    """One of the system's clocks; reading it cannot fail."""
+    cdef timespec now
+    clock_gettime(clock, &now)
+    return <uint64_t>now.tv_sec * NS_PER_S + <uint64_t>now.tv_nsec
 
 
 cdef class PlainAppend(BatchEntry):
@@ -33,7 +121,7 @@ cdef class PlainAppend(BatchEntry):
 
     cdef readonly bytes data           # the request
     cdef readonly uint64_t started_ns
-    cdef readonly object connection    # None when the client has gone
+    cdef readonly PlainConnection connection    # None when the client has gone
     cdef readonly object channel       # never anything: this does not turn into a stream
     cdef public object held
     cdef public bint closes
@@ -89,12 +177,14 @@ cdef class PlainAppends:
 
     cdef object owner, app, server, topics, shards, delivery, wall_ns, now_ns
     cdef object disk, fsync, memory
-    cdef dict names
+    cdef dict targets          # by path
     cdef HeadLimits limits
     cdef Py_ssize_t uncounted_bytes, packed_bytes
     cdef int64_t ceiling_low
     cdef Py_ssize_t queue_max, control_room
     cdef uint32_t max_nesting
+    # Whether the two clocks are the system's, which are read without an object for each time.
+    cdef bint is_system_time, is_system_wall
 
     def __init__(self, owner, app, server, core, *, wall_ns, classes, tuple limits, Py_ssize_t uncounted_bytes,
                  Py_ssize_t packed_bytes, int64_t ceiling_low, Py_ssize_t queue_max, Py_ssize_t control_room,
@@ -103,27 +193,51 @@ cdef class PlainAppends:
         self.topics, self.shards, self.delivery = core.topics, core.shards, core.delivery
         self.wall_ns, self.now_ns = wall_ns, app.now_ns
         self.disk, self.fsync, self.memory = classes.DISK, classes.FSYNC, classes.MEMORY
-        self.names = {}
+        self.targets = {}
         self.limits.max_target_bytes, self.limits.max_header_bytes = limits[0], limits[1]
         self.limits.max_headers, self.limits.max_body_bytes = limits[2], limits[3]
         self.uncounted_bytes, self.packed_bytes = uncounted_bytes, packed_bytes
         self.ceiling_low, self.queue_max, self.control_room = ceiling_low, queue_max, control_room
         self.max_nesting = max_nesting
+        self.is_system_time = self.now_ns is time.monotonic_ns
+        self.is_system_wall = wall_ns is time.time_ns
 
-    def take(self, connection, list exchanges not None, bytes data not None):
+    cdef uint64_t time_ns(self) except? 0:
+        """The time in which answers are measured."""
+        return clock_ns(CLOCK_MONOTONIC) if self.is_system_time else self.now_ns()
+
+    cdef uint64_t wall_ms(self) except? 0:
+        """The time of day."""
+        return (clock_ns(CLOCK_REALTIME) if self.is_system_wall else <uint64_t>self.wall_ns()) // NS_PER_MS
+
+    def take(self, PlainConnection connection not None, list exchanges not None, bytes data not None):
         """Handle what came in on an idle connection; False if it has to go the long way."""
+        return self.take_request(connection, exchanges, data)
+
+    cdef bint take_request(self, PlainConnection connection, list exchanges, bytes data) except -1:
+        """See `take`."""
         cdef AppendHead head
         cdef RecordBatch batch
         cdef PlainAppend append
         cdef uint64_t started_ns
         if not read_append_head(data, &self.limits, &head):
             return False
-        topic = self.find(PyBytes_FromStringAndSize(PyBytes_AS_STRING(data) + head.path_start,
-                                                    head.path_end - head.path_start))
+        cdef Target target = connection.target
+        cdef const char *path = PyBytes_AS_STRING(data) + head.path_start
+        cdef Py_ssize_t path_bytes = head.path_end - head.path_start
+        if (
+            target is None
+            or PyBytes_GET_SIZE(target.path) != path_bytes
+            or memcmp(PyBytes_AS_STRING(target.path), path, path_bytes) != 0
+        ):
+            target = self.find(PyBytes_FromStringAndSize(path, path_bytes))
+            if target is None:
+                return False
+            connection.target = target
         app = self.app
-        if topic is None or app.is_draining or app.engine is None:
+        if not self.look(target) or app.is_draining or app.engine is None:
             return False
-        started_ns = self.now_ns()
+        started_ns = self.time_ns()
         batch = RecordBatch.of_body(data, <const uint8_t *>PyBytes_AS_STRING(data) + head.body_start,
                                     head.body_bytes, self.max_nesting)
         if batch is None:
@@ -132,14 +246,14 @@ cdef class PlainAppends:
         append.way, append.data, append.started_ns = self, data, started_ns
         append.connection = connection
         if head.body_bytes > self.uncounted_bytes:
-            return self.take_counted(append, topic, batch, exchanges, head.body_bytes)
-        if not self.gather(append, topic, batch, exchanges):
+            return self.take_counted(append, target, batch, exchanges, head.body_bytes)
+        if not self.gather(append, target, batch, exchanges):
             return False
         if not app.turn_is_due:
             app.turn_soon()
         return True
 
-    cdef bint take_counted(self, PlainAppend append, topic, RecordBatch batch, list exchanges,
+    cdef bint take_counted(self, PlainAppend append, Target target, RecordBatch batch, list exchanges,
                            Py_ssize_t body_bytes) except -1:
         """As the end of `take`, for a body that the server counts as long as it is held."""
         server = self.server
@@ -147,40 +261,60 @@ cdef class PlainAppends:
             return False
         server.bodies_bytes += body_bytes
         append.counted_bytes = body_bytes
-        if not self.gather(append, topic, batch, exchanges):
+        if not self.gather(append, target, batch, exchanges):
             server.bodies_bytes -= body_bytes
             return False
         self.app.turn_soon()
         return True
 
-    cdef object find(self, bytes path):
-        """The topic that is meant by the path of an append; None if there is none, or it is another path."""
-        name = self.names.get(path, self)
-        if name is self:
-            if len(path) > PATH_BYTES_MAX:
-                return None
-            if len(self.names) >= PATHS_MAX:
-                self.names.clear()
-            name = self.names[path] = self.owner.topic_name(path)
-        return None if name is None else self.topics.get(name)
+    cdef Target find(self, bytes path):
+        """What is meant by a path; None if that is not worth keeping."""
+        cdef Target target = self.targets.get(path)
+        if target is None and PyBytes_GET_SIZE(path) <= PATH_BYTES_MAX:
+            if len(self.targets) >= PATHS_MAX:
+                self.targets.clear()
+            target = Target.__new__(Target)
+            target.path = path
+            target.name = self.owner.topic_name(path)
+            self.targets[path] = target
+        return target
 
-    cdef bint gather(self, PlainAppend append, topic, RecordBatch batch, list exchanges) except -1:
-        """Append the batch and give its answer a place among the exchanges; False if nothing was done."""
-        config = topic.config
-        durability = config.durability
-        delivery = self.delivery
-        if delivery.is_refusing:
+    cdef bint look(self, Target target) except -1:
+        """Bring a target up to date; False if there is no such topic."""
+        topic = None if target.name is None else self.topics.get(target.name)
+        if topic is None:
+            # Not even a topic that is gone may be kept alive by its path.
+            target.topic = target.config = target.log = target.shard = None
             return False
-        append.is_fsync = durability is self.fsync
+        config = topic.config
+        if topic is target.topic and config is target.config:
+            return True
+        durability = config.durability
+        target.topic, target.config = topic, config
+        target.is_disk, target.is_fsync = durability is self.disk, durability is self.fsync
+        target.needs_more = (
+            not self.shards
+            or not (target.is_disk or target.is_fsync or durability is self.memory)
+            or bool(config.ttl_ms or config.cap_records or config.cap_bytes)
+        )
+        if not target.needs_more:
+            target.log, target.shard = topic.log, self.shards[topic.shard]
+        return True
+
+    cdef bint gather(self, PlainAppend append, Target target, RecordBatch batch, list exchanges) except -1:
+        """Append the batch and give its answer a place among the exchanges; False if nothing was done."""
+        topic = target.topic
+        if self.delivery.is_refusing:
+            return False
+        append.is_fsync = target.is_fsync
         append.topic = topic
-        cdef uint64_t now_ms = <uint64_t>self.wall_ns() // NS_PER_MS
+        cdef uint64_t now_ms = self.wall_ms()
         if (
-            self.shards
-            and (durability is self.disk or durability is self.memory or append.is_fsync)
-            and not (topic.keys or config.ttl_ms or config.cap_records or config.cap_bytes)
+            not target.needs_more
+            and not topic.keys
             and not topic.caps_due
             and topic.floor_commit is None
-            and self.frame(append, topic, batch, now_ms, durability)
+            and self.frame(append, target, batch, now_ms)
         ):
             exchanges.append(append)
             return True
@@ -192,18 +326,18 @@ cdef class PlainAppends:
         appended.commit.on_done(append)
         return True
 
-    cdef bint frame(self, PlainAppend append, topic, RecordBatch batch, uint64_t now_ms,
-                    durability) except -1:
+    cdef bint frame(self, PlainAppend append, Target target, RecordBatch batch, uint64_t now_ms) except -1:
         """Frame a batch that needs nothing but its frames; False, with nothing done, if it needs more."""
-        cdef TopicLog log = topic.log
+        topic = target.topic
+        cdef TopicLog log = target.log
         cdef uint64_t last_seq = log.index.next_seq + batch.count - 1
         cdef uint64_t first_seq = log.index.next_seq
         cdef uint64_t ts = max(now_ms, log.index.last_ts, <uint64_t>topic.restored_ts)
         cdef uint64_t size
         cdef bint needs_sync = append.is_fsync or topic.pending_syncs
-        cdef ShardLog shard = self.shards[topic.shard]
+        cdef ShardLog shard = target.shard
         wal = shard.shard
-        if durability is self.disk:
+        if target.is_disk:
             if <int64_t>topic.ceiling_logged - <int64_t>last_seq < self.ceiling_low:
                 return False
             needs_sync = needs_sync or last_seq > <uint64_t>topic.ceiling_durable
@@ -227,16 +361,17 @@ cdef class PlainAppends:
         if error is not None:
             self.owner.answer_late(append, b"", error)
             return 0
-        waited_ns = <uint64_t>self.now_ns() - append.started_ns
+        waited_ns = self.time_ns() - append.started_ns
         if append.is_fsync:
             synced_ns = waited_ns
         if self.delivery.is_throttling:
             more = self.app.throttle_field(synced_ns / 1e6)
         body = render_body(append.topic.name, append.first_seq, append.last_seq, waited_ns, synced_ns, more)
-        server, connection = self.server, append.connection
+        cdef PlainConnection connection = append.connection
+        server = self.server
         if server.is_draining or len(body) >= self.packed_bytes:
             self.owner.answer_late(append, body, None)
         else:
             append.connection = None
-            connection.answer(append, render_response(server.ok_json_head, body))
+            connection.reply(append, render_response(server.ok_json_head, body))
         return 0

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 from everlog.errors import EverlogError
 from everlog.server.auth import Key, Scope, bearer_token
 from everlog.server.compression import COMPRESSED_BYTES_MIN, packed, unpack_body
-from everlog.server.errors import CHALLENGE, RETRY_SOON, ApiError, from_engine, limit_reached
+from everlog.server.errors import CHALLENGE, RETRY_SOON, ApiError, from_engine, invalid, limit_reached
 from everlog.server.http import Exchange, Request
 from everlog.server.http_messages import JSON_TYPE, EarlyAnswer
 from everlog.server.settings import ServerSettings
@@ -110,6 +110,16 @@ class _Pending:
 def query_flag(query: dict[str, str], name: str, default: bool) -> bool:
     """A boolean of the query; anything but true, 1, false and 0 counts as absent."""
     return {"true": True, "1": True, "false": False, "0": False}.get(query.get(name, ""), default)
+
+
+def query_seq(query: dict[str, str], name: str, default: int) -> int:
+    """A seq of the query; anything but digits is refused."""
+    text = query.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 20):
+        raise invalid(f"{name} is {text!r}; it must be a whole number from 0 on")
+    return int(text)
 
 
 class App:

@@ -6,20 +6,23 @@ Writes to no connection; each watcher does that for itself, so a slow one holds 
 
 There are two ways to a watcher. When the engine serves a topic, `drain` pumps all its watchers before another
 topic is served. Whoever has more to send than one pump takes, or asks by itself, waits in a queue that is
-worked off beside that, a step at a time.
+worked off beside that, a step at a time. On the first way watchers that are at ease need not even be pumped:
+`native/live_readers` gives all of them that stand next to each other the same bytes.
 """
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from everlog.errors import Closed, EverlogError, TopicNotFound
+from everlog.native.live_readers import LiveReader, Row
 from everlog.server.app import App
 from everlog.server.errors import ApiError
 from everlog.server.http_exchange import as_chunk
@@ -130,24 +133,34 @@ class Batch:
         return self._chunk
 
 
-class Watcher(Protocol):
+class Watcher(LiveReader, ABC):
     """Somebody who follows topics."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def topic_changed(self, name: str) -> bool:
         """There may be something new in this topic, or it is gone; tells whether to pump for it now."""
-        ...
 
+    @abstractmethod
     def pump(self) -> None:
         """Send a little; called after `topic_changed` or `FanOut.serve_soon`."""
-        ...
 
+    @abstractmethod
+    def rendered(self, batch: Batch) -> bytes:
+        """The records of a batch as all watchers of its class get them that are at ease."""
+
+    @abstractmethod
+    def passed_in_part(self, data: bytes, sent_bytes: int, before_seq: int) -> None:
+        """It was at ease at `before_seq`; of what was passed on, the kernel took only so much for it."""
+
+    @abstractmethod
     def advise(self, names: list[str], retry_after_ms: int) -> None:
         """These topics have something new that is not pushed for now; it can be read."""
-        ...
 
+    @abstractmethod
     def fail(self, error: Exception) -> None:
         """Its pump failed."""
-        ...
 
 
 class _Feed:
@@ -209,13 +222,15 @@ class SharedBatches:
 class FanOut:
     """All watchers of all topics."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, time_s: Callable[[], float] | None = None) -> None:
         self._app = app
+        # The time in which watchers measure how long nothing was sent.
+        self._time_s = time_s or app.loop.time
         self._feeds: dict[str, _Feed] = {}
         self._woken: list[_Feed] = []
         self._ready: set[Watcher] = set()
         self._queue: deque[Watcher] = deque()
-        self._live: deque[tuple[str, Iterator[Watcher]]] = deque()
+        self._live: deque[Row] = deque()
         self._step_is_due = False
         self._moment = 0
         self._versions: dict[str, Version | None] = {}
@@ -284,7 +299,7 @@ class FanOut:
         woken = self._woken
         if woken:
             self._woken = []
-            self._live.extend((feed.name, iter(tuple(feed.watchers))) for feed in woken)
+            self._live.extend(Row(feed.name, feed.watchers) for feed in woken)
         if not self._live:
             return True
         self._begin_moment()
@@ -295,23 +310,51 @@ class FanOut:
 
     def _pump_live(self, end_ns: int) -> bool:
         live, now_ns = self._live, self._app.now_ns
-        pumps_left = PUMPS_PER_LOOK
+        turns_left = PUMPS_PER_LOOK
         while live:
-            name, watchers = live[0]
-            for watcher in watchers:
-                if watcher.topic_changed(name):
-                    # As `_pump`, without a call for each of perhaps thousands.
-                    try:
-                        watcher.pump()
-                    except Exception as error:
-                        self._pump_failed(watcher, error)
-                    pumps_left -= 1
-                    if not pumps_left:
-                        pumps_left = PUMPS_PER_LOOK
-                        if now_ns() >= end_ns:
-                            return False
+            row = live[0]
+            while (watcher := row.peek()) is not None:
+                if self._pass_on(row, watcher, end_ns):
+                    turns_left = 1
+                else:
+                    row.step()
+                    if watcher.topic_changed(row.name):
+                        self._pump(watcher)
+                turns_left -= 1
+                if not turns_left:
+                    turns_left = PUMPS_PER_LOOK
+                    if now_ns() >= end_ns:
+                        return False
             live.popleft()
         return True
+
+    def _pass_on(self, row: Row, watcher: Watcher, end_ns: int) -> bool:
+        """Send what has come to those that are next in the row, at ease and at one place, up to a time.
+
+        False if nobody got anything: then the one whose turn it is has to be pumped.
+        """
+        place = watcher.at_ease
+        if place is None or place.name != row.name:
+            return False  # one that was in the row of this topic may follow another one by now
+        try:
+            batch = self.read(row.name, place.epoch, place.seq, watcher.wishes)
+            if batch is None or not batch.is_plain or not batch.commit.done or batch.commit.error is not None:
+                return False
+            data = watcher.rendered(batch)
+        except Exception:
+            return False  # its pump meets the same, and then its reader is told
+        before, before_seq = row.position, place.seq
+        stuck = row.pass_on(
+            data, watcher, batch.to_seq, batch.head_seq, self._time_s(), self._app.now_ns, end_ns
+        )
+        if stuck is not None:
+            try:
+                stuck.passed_in_part(data, row.sent_bytes, before_seq)
+            except Exception as error:
+                self._pump_failed(stuck, error)
+        passed = row.position - before
+        self.batches.shared += passed
+        return passed > 0
 
     def _step(self) -> None:
         """Serve watchers for a while; what is left goes on after the loop has seen to others."""

@@ -1,12 +1,14 @@
 """One client connection: the order of its responses, flow control both ways, and its timeouts.
 
-Owns the transport and the list of unanswered exchanges. What bytes mean is in `http_reading`, what an
-exchange promises in `http_exchange`. It knows no route; it calls the application and the application calls
-exchanges, always on the thread of the event loop.
+Owns the transport and the list of unanswered exchanges. What bytes mean is in `http_reading`, how they leave
+in `native/outlet`, what an exchange promises in `http_exchange`. It knows no route; it calls the application
+and the application calls exchanges, always on the thread of the event loop.
 
-The way of a request: `data_received` -> `RequestReader.feed` -> `head_received` -> `request_received` ->
-application -> `Exchange.respond` -> `answer`. A connection that must not read on (too many unanswered
-requests, or a client that does not read) keeps the rest of what came in and stops reading its socket.
+The way of a request: `data_received` -> `long_way` -> `RequestReader.feed` -> `head_received` ->
+`request_received` -> application -> `Exchange.respond` -> `answer`. The first of these is in
+`native/plain_append`: a plain append never leaves there. A connection that must not read on (too many
+unanswered requests, or a client that does not read) keeps the rest of what came in and stops reading its
+socket.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
-from everlog.native.plain_append import PlainAppend
+from everlog.native.plain_append import PlainAppend, PlainConnection
 from everlog.server.http_exchange import Exchange, Upgraded
 from everlog.server.http_messages import CONTINUE, EarlyAnswer, Refusal, Request, error_body
 from everlog.server.http_reading import RequestReader, body_too_large
@@ -47,7 +49,7 @@ INTERNAL_ERROR: Final = error_body("internal", "the request could not be handled
 AnyExchange = Exchange | PlainAppend
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(PlainConnection, asyncio.Protocol):
     """The server's side of one connection."""
 
     __slots__ = (
@@ -55,11 +57,9 @@ class HttpConnection(asyncio.Protocol):
         "_continue_is_due",
         "_counted_bytes",
         "_early_answer",
-        "_exchanges",
         "_flushed_bytes",
         "_flushed_since_s",
         "_is_parsing",
-        "_is_read_paused",
         "_is_refusing",
         "_now_s",
         "_parked",
@@ -67,24 +67,17 @@ class HttpConnection(asyncio.Protocol):
         "_pump_is_due",
         "_reader",
         "_requests_in_turn",
-        "_since_s",
-        "_state",
-        "_unread",
         "_unread_start",
-        "_written_bytes",
-        "is_write_paused",
-        "server",
-        "transport",
     )
 
-    transport: asyncio.Transport
+    server: HttpServer
+    _exchanges: list[AnyExchange]
 
     def __init__(self, server: HttpServer) -> None:
         self.server = server
-        self.is_write_paused = False
         self._state = NEW
         self._now_s = self._since_s = server.now_s()
-        self._exchanges: list[AnyExchange] = []
+        self._exchanges = []
         self._reader: RequestReader | None = None
         self._peer = ""
         self._early_answer: EarlyAnswer | None = None
@@ -100,7 +93,6 @@ class HttpConnection(asyncio.Protocol):
         self._is_refusing = False
         self._parked: Exchange | None = None
         self._pump_is_due = False
-        self._written_bytes = 0
         self._flushed_bytes = -1
         self._flushed_since_s = 0.0
 
@@ -108,28 +100,20 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected; one too many is told so and let go."""
-        self.transport = cast(asyncio.Transport, transport)
+        self.open_outlet(cast(asyncio.Transport, transport), _socket_number(transport))
         if not self.server.admit(self):
-            self._state = DEAF
-            self.transport.write(self.server.full_response)
-            self.transport.close()
+            self.write(self.server.full_response)
+            self.close()
             return
         limits = self.server.limits
         self.transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
         self._peer = _peer_name(transport)
         self._reader = RequestReader(limits, self, self._peer)
 
-    def data_received(self, data: bytes) -> None:
-        """Bytes from the client."""
+    def long_way(self, data: bytes) -> None:
+        """Bytes from the client that are no plain append."""
         if self._state <= IDLE and not (self._exchanges or self._unread or self.is_write_paused):
-            server = self.server
-            if server.short_way is not None:
-                # What was kept of the state before is not needed: the other ways set all of this too.
-                self._state = IDLE
-                self._now_s = self._since_s = server.now_s()
-                if server.short_way.take(self, self._exchanges, data):
-                    return
-            request = server.read_plain(data, self._peer)
+            request = self.server.read_plain(data, self._peer)
             if request is not None:
                 self._take_plain(request)
                 return
@@ -146,9 +130,9 @@ class HttpConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """The client sends nothing more. It may still read: then what it asked for is answered first."""
         exchanges = self._exchanges
-        if self._state == RAW or not exchanges:
-            return False
-        if any(exchange.wants_word for exchange in exchanges):
+        if self._state == RAW or not exchanges or any(exchange.wants_word for exchange in exchanges):
+            # The transport closes now.
+            self.shut_outlet()
             return False
         self._state = DEAF
         exchanges[-1].closes = True
@@ -157,6 +141,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is over: whoever still has something to answer is told."""
         self._state = CLOSED
+        self.shut_outlet()
         self._drop_reader()
         self.server.forget(self)
         exchanges, self._exchanges = self._exchanges, []
@@ -399,26 +384,6 @@ class HttpConnection(asyncio.Protocol):
 
     # --- Output ---
 
-    @property
-    def buffered(self) -> int:
-        """Bytes that the kernel has not taken."""
-        return 0 if self._state == CLOSED else self.transport.get_write_buffer_size()
-
-    def write(self, data: bytes | bytearray) -> None:
-        """Hand bytes to the transport, unless it is going away."""
-        if not self.transport.is_closing():
-            self._written_bytes += len(data)
-            self.transport.write(data)
-
-    def push(self, data: bytes) -> int:
-        """As `write`, for what goes to many at once; returns the bytes that the kernel has not taken."""
-        transport = self.transport
-        if transport.is_closing():
-            return self.buffered
-        self._written_bytes += len(data)
-        transport.write(data)
-        return transport.get_write_buffer_size()
-
     def answer(self, exchange: AnyExchange, data: bytes, body: bytes = b"") -> None:
         """The response to an exchange, whole: it goes out when all earlier ones are out.
 
@@ -432,11 +397,9 @@ class HttpConnection(asyncio.Protocol):
             return
         del exchanges[0]
         if body:
-            self._written_bytes += len(data) + len(body)
-            self.transport.writelines((data, body))
+            self.write_two(data, body)
         else:
-            self._written_bytes += len(data)
-            self.transport.write(data)
+            self.write(data)
         if exchange.closes:
             self._end()
         elif exchanges or self._state != IDLE or self._is_read_paused or self.server.is_draining:
@@ -543,6 +506,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self._state = LINGER
         self._since_s = self._body_since_s = self.server.now_s()
+        self.shut_outlet()
         self.transport.write_eof()
 
     def close(self) -> None:
@@ -550,6 +514,7 @@ class HttpConnection(asyncio.Protocol):
         if self._state != CLOSED:
             self._state = DEAF
             self._unread = b""
+            self.shut_outlet()
             self.transport.close()
 
     def abort(self) -> None:
@@ -557,6 +522,7 @@ class HttpConnection(asyncio.Protocol):
         if self._state != CLOSED:
             self._state = DEAF
             self._unread = b""
+            self.shut_outlet()
             self.transport.abort()
 
     # --- Time ---
@@ -607,7 +573,7 @@ class HttpConnection(asyncio.Protocol):
         if not waiting_bytes:
             self._flushed_bytes = -1
             return False
-        flushed_bytes = self._written_bytes - waiting_bytes
+        flushed_bytes = self.written_bytes - waiting_bytes
         if flushed_bytes != self._flushed_bytes:
             self._flushed_bytes = flushed_bytes
             self._flushed_since_s = now_s
@@ -622,6 +588,19 @@ class HttpConnection(asyncio.Protocol):
             callback()
         except Exception:
             log.exception("a callback of the application failed")
+
+
+def _socket_number(transport: asyncio.BaseTransport) -> int:
+    """The socket that may be written to past its transport; -1 if there is more to that than bytes.
+
+    What this needs holds for plain TCP of uvloop: bytes that it does not hold are with the kernel, and the
+    socket stays open until `connection_lost`.
+    """
+    kind = type(transport)
+    if kind.__module__ != "uvloop.loop" or kind.__name__ != "TCPTransport":
+        return -1
+    number: int = transport.get_extra_info("socket").fileno()
+    return number
 
 
 def _peer_name(transport: asyncio.BaseTransport) -> str:

@@ -18,12 +18,13 @@ import msgspec
 from wsproto.frame_protocol import CloseReason
 
 from everlog.errors import Closed, EverlogError, TopicNotFound
+from everlog.native.live_readers import Place
 from everlog.server import sse
 from everlog.server.app import App, Call, Route, scope_missing
 from everlog.server.auth import Key, Scope, bearer_token
 from everlog.server.bodies import check_counts
 from everlog.server.errors import CHALLENGE, ApiError, from_engine, invalid
-from everlog.server.fan_out import Batch, FanOut, Wishes, wishes_of
+from everlog.server.fan_out import Batch, FanOut, Watcher, Wishes, wishes_of
 from everlog.server.http import Request, Upgraded
 from everlog.server.socket_commands import (
     NULL,
@@ -51,24 +52,18 @@ _json = msgspec.json.Encoder()
 log = logging.getLogger("everlog.server.websocket")
 
 
-class Subscription:
+class Subscription(Place):
     """How far one socket is in one topic."""
 
-    __slots__ = ("epoch", "head_seq", "held", "is_active", "is_live", "name", "seq", "topic", "wishes")
+    __slots__ = ("is_active", "wishes")
 
     def __init__(self, state: TopicState, from_seq: int, wishes: Wishes) -> None:
-        self.name = state.topic
-        self.topic: bytes = _json.encode(state.topic)
+        super().__init__(state.topic, _json.encode(state.topic), from_seq, state.epoch, state.head_seq)
         self.wishes = wishes
-        self.seq = from_seq
-        self.epoch = state.epoch
-        self.head_seq = state.head_seq
-        self.held: Batch | None = None  # waits for its commit; nothing else of this topic is read meanwhile
         self.is_active = False  # not before the reply that tells of it
-        self.is_live = False
 
 
-class SocketSession:
+class SocketSession(Watcher):
     """One open WebSocket and what it asked for."""
 
     def __init__(self, routes: WebSocketRoutes, key: Key | None, channel: Upgraded) -> None:
@@ -83,6 +78,7 @@ class SocketSession:
         self._sending_is_due = False
         self._is_leaving = False
         self._is_over = False
+        self.outlet = channel.outlet
 
     def start(self) -> None:
         """Begin to listen."""
@@ -125,6 +121,7 @@ class SocketSession:
     def ended(self) -> None:
         """Give back all it held."""
         self._is_over = True
+        self.at_ease = self.outlet = None
         self._drop_all()
         self._replies.clear()
         self._routes.fan_out.forget(self)
@@ -265,6 +262,7 @@ class SocketSession:
 
     def _drop(self, name: str) -> None:
         """Follow a topic no more; not following it is no error."""
+        self.at_ease = None
         if self._subscriptions.pop(name, None) is not None:
             self._due.pop(name, None)
             self._routes.fan_out.leave(name, self)
@@ -282,6 +280,7 @@ class SocketSession:
         """Send a reply, rendered when there is room for it; those of one turn go out together."""
         if self._is_over:
             return
+        self.at_ease = None
         self._replies.append(render)
         self._send_replies_soon()
 
@@ -312,11 +311,22 @@ class SocketSession:
 
     def topic_changed(self, name: str) -> bool:
         """There may be something new in this topic, or it is gone."""
+        self.at_ease = None
         subscription = self._subscriptions.get(name)
         if subscription is None or not subscription.is_active or subscription.held is not None:
             return False
         self._due[name] = subscription
         return self._socket.room >= PUSHES_PER_READ
+
+    def rendered(self, batch: Batch) -> bytes:
+        """The frame: it is the same for everybody."""
+        return self._routes.record_frame(batch)
+
+    def passed_in_part(self, data: bytes, sent_bytes: int, before_seq: int) -> None:
+        """What everybody gets was not taken as a whole: the rest waits in the transport."""
+        assert self.outlet is not None, "only who is at ease is passed anything"
+        self.at_ease = None
+        self.outlet.finish(data, sent_bytes)
 
     def advise(self, names: list[str], retry_after_ms: int) -> None:
         """Tell the client that these topics are not pushed for now."""
@@ -344,6 +354,15 @@ class SocketSession:
             self._look(next(iter(self._due.values())))
             self._socket.flush()
         self._serve_soon()
+        self._rest()
+
+    def _rest(self) -> None:
+        """If nothing is due and it stays so simple, what comes next can be passed on without asking."""
+        if len(self._subscriptions) != 1 or self._due or self._replies or not self._socket.is_quiet:
+            return
+        (subscription,) = self._subscriptions.values()
+        if subscription.is_active and subscription.is_live and subscription.held is None:
+            self.at_ease, self.wishes = subscription, subscription.wishes
 
     def _look(self, subscription: Subscription) -> None:
         """Read one topic, or take what was read and had to wait."""

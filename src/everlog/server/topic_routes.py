@@ -12,7 +12,7 @@ import msgspec
 from everlog.errors import BatchTooLarge, TopicFull, TopicNotEmpty
 from everlog.native import append_answer
 from everlog.native.append_answer import render_fields
-from everlog.server.app import App, Call, Route, query_flag
+from everlog.server.app import App, Call, Route, query_flag, query_seq
 from everlog.server.auth import Key, Scope
 from everlog.server.bodies import (
     AppendBody,
@@ -32,13 +32,14 @@ from everlog.topics import (
     Durability,
     Engine,
     RecordsDeleted,
+    TopicAccount,
     TopicConfig,
     TopicDeleted,
     TopicPut,
     TopicState,
 )
 from everlog.topics.commits import together
-from everlog.topics.config import MAX_RECORDS_PER_APPEND
+from everlog.topics.config import MAX_RECORDS_PER_APPEND, U64_MAX
 
 _json = msgspec.json.Encoder()
 
@@ -53,6 +54,7 @@ class TopicRoutes:
         app.add("GET", "/v0/topics/:name", Route(Scope.READ, self.get_topic))
         app.add("DELETE", "/v0/topics/:name", Route(Scope.DELETE, self.delete_topic))
         app.add("POST", "/v0/topics/:name", Route(Scope.WRITE, self.append))
+        app.add("GET", "/v0/topics/:name/account", Route(Scope.READ, self.account))
         app.add("POST", "/v0/topics/:name/diff", Route(Scope.READ, self.diff))
         app.add("POST", "/v0/topics/:name/delete", Route(Scope.DELETE, self.delete_records))
 
@@ -104,6 +106,23 @@ class TopicRoutes:
         }
         if state.queue is not None:
             fields["queue"] = state.queue
+        fields["performance"] = msgspec.Raw(self._app.performance(call))
+        return _json.encode(fields), 200
+
+    def account(self, call: Call) -> None:
+        """GET /v0/topics/:topic/account."""
+        when_forwarded(self._app, call, call.name, partial(self._answer_account, call))
+
+    def _answer_account(self, call: Call) -> None:
+        query = call.query()
+        account = self._engine.account(
+            call.name, query_seq(query, "from_seq", 0), query_seq(query, "to_seq", U64_MAX)
+        )
+        commit = self._engine.floor_commit(call.name)
+        self._app.answer_when(call, commit, partial(self._account_answer, call, account))
+
+    def _account_answer(self, call: Call, account: TopicAccount) -> tuple[bytes, int]:
+        fields: dict[str, object] = {"topic": call.name, **msgspec.structs.asdict(account)}
         fields["performance"] = msgspec.Raw(self._app.performance(call))
         return _json.encode(fields), 200
 

@@ -13,11 +13,12 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from everlog.errors import Closed, EverlogError
+from everlog.native.live_readers import Place
 from everlog.server import sse
 from everlog.server.app import App, Call, Route
 from everlog.server.auth import Scope, bearer_token, token_of_query
 from everlog.server.errors import CHALLENGE, ApiError
-from everlog.server.fan_out import Batch, FanOut
+from everlog.server.fan_out import Batch, FanOut, Watcher
 from everlog.server.http import Stream
 from everlog.server.stream_slots import StreamSlots
 from everlog.server.watch_sessions import Position, Session, WatchSessions
@@ -62,40 +63,12 @@ class SlowLimits(NamedTuple):
     """The stream ends; its session can be resumed."""
 
 
-class _Place:
-    """How far one stream is in one topic."""
-
-    __slots__ = (
-        "burst",
-        "epoch",
-        "head_seq",
-        "held",
-        "is_first",
-        "is_gone",
-        "is_live",
-        "name",
-        "seq",
-        "skips",
-        "topic",
-        "was_live",
-    )
-
-    def __init__(self, name: str, position: Position) -> None:
-        self.name = name
-        self.topic: bytes = _json.encode(name)
-        self.seq = position.seq
-        self.epoch = position.epoch
-        self.head_seq = position.head_seq
-        self.held: Batch | None = None  # waits for its commit; nothing else of this topic is read meanwhile
-        self.is_first = True  # nothing of it was sent on this connection yet
-        self.is_live = False
-        self.was_live = False
-        self.is_gone = False
-        self.skips = False  # its reader was too slow for too long
-        self.burst = 0
+def _place(name: str, position: Position) -> Place:
+    """Where a stream begins in a topic."""
+    return Place(name, _json.encode(name), position.seq, position.epoch, position.head_seq)
 
 
-class WatchStream:
+class WatchStream(Watcher):
     """One open stream."""
 
     __slots__ = (
@@ -107,7 +80,6 @@ class WatchStream:
         "_is_over",
         "_left",
         "_only",
-        "_output_s",
         "_places",
         "_routes",
         "_session",
@@ -119,7 +91,7 @@ class WatchStream:
         self._routes = routes
         self._session = session
         self._stream = stream
-        self._places = {name: _Place(name, position) for name, position in session.positions.items()}
+        self._places = {name: _place(name, position) for name, position in session.positions.items()}
         self._cursors = {name: place.seq for name, place in self._places.items()}
         self._left = len(self._places)
         self._dirty: dict[str, None] = dict.fromkeys(self._places)  # topics to look at, the first one first
@@ -127,8 +99,10 @@ class WatchStream:
         is_alone = len(self._places) == 1 and stream.takes_chunks
         self._only = next(iter(self._places.values())) if is_alone else None
         # How far topics were before the first frame that the kernel has not taken, if there is any.
-        self._under_way: dict[_Place, tuple[int, int]] = {}
-        self._output_s = routes.timers.time()
+        self._under_way: dict[Place, tuple[int, int]] = {}
+        self.outlet = stream.outlet
+        self.wishes = session.wishes
+        self.output_s = routes.timers.time()
         self._full_since_s: float | None = None
         self._full_timer: Timer | None = None
         self._beat_timer: Timer | None = None
@@ -149,6 +123,7 @@ class WatchStream:
 
     def topic_changed(self, name: str) -> bool:
         """There may be something new in this topic, or it is gone."""
+        self.at_ease = None
         place = self._places[name]
         if place.is_gone or place.held is not None:
             return False
@@ -168,8 +143,9 @@ class WatchStream:
         place = self._only or self._places[next(iter(self._dirty))]
         batch = place.held
         if batch is None:
-            batch = self._routes.fan_out.read(place.name, place.epoch, place.seq, self._session.wishes)
+            batch = self._routes.fan_out.read(place.name, place.epoch, place.seq, self.wishes)
             if batch is not None and batch.is_plain and place is self._only and self._pass_on(place, batch):
+                self._rest()
                 return
         if batch is None:
             self._send_deleted(place)
@@ -181,8 +157,33 @@ class WatchStream:
             self._deliver(place, batch)
         if self._dirty and not self._is_over:
             self._routes.fan_out.serve_soon(self)
+        else:
+            self._rest()
 
-    def _pass_on(self, place: _Place, batch: Batch) -> bool:
+    def _rest(self) -> None:
+        """Nothing is due: if it stays so simple, what comes next can be passed on without asking."""
+        place = self._only
+        if (
+            place is not None
+            and place.is_live
+            and place.held is None
+            and not (place.skips or self._dirty or self._under_way or self._is_over)
+        ):
+            self.at_ease = place
+
+    def rendered(self, batch: Batch) -> bytes:
+        """The frame and its framing: who follows one topic gets them as others do, to the byte."""
+        return batch.chunk_alone
+
+    def passed_in_part(self, data: bytes, sent_bytes: int, before_seq: int) -> None:
+        """What everybody gets was not taken as a whole: the rest waits in the transport."""
+        place, outlet = self.at_ease, self.outlet
+        assert place is not None and outlet is not None, "only who is at ease is passed anything"
+        self.at_ease = None
+        self._under_way.setdefault(place, (before_seq, place.epoch))
+        outlet.finish(data, sent_bytes)
+
+    def _pass_on(self, place: Place, batch: Batch) -> bool:
         """Send what everybody gets who is live in one topic, the short way; False if it is not so simple."""
         commit = batch.commit
         if not place.is_live or place.skips or not commit.done or commit.error is not None:
@@ -191,21 +192,18 @@ class WatchStream:
         place.seq = self._cursors[place.name] = batch.to_seq
         place.head_seq = batch.head_seq
         self._dirty.clear()
-        self._output_s = self._routes.timers.time()
+        self.output_s = self._routes.timers.time()
         if self._stream.write_chunk(batch.chunk_alone):
             self._under_way.setdefault(place, (before, place.epoch))
-        if self._session.owner is self:
-            position = self._session.positions[place.name]
-            position.seq, position.head_seq = batch.to_seq, batch.head_seq
         return True
 
-    def _hold(self, place: _Place, batch: Batch) -> None:
+    def _hold(self, place: Place, batch: Batch) -> None:
         """What was read may not be shown yet, or a cold segment is on its way; other topics go on."""
         del self._dirty[place.name]
         place.held = batch
         batch.commit.on_done(lambda _: self._release(place, batch))
 
-    def _release(self, place: _Place, batch: Batch) -> None:
+    def _release(self, place: Place, batch: Batch) -> None:
         if self._is_over:
             return
         if batch.is_incomplete and batch.commit.error is None:
@@ -215,7 +213,7 @@ class WatchStream:
 
     # --- Frames ------------------------------------------------------------------------------------------
 
-    def _deliver(self, place: _Place, batch: Batch) -> None:
+    def _deliver(self, place: Place, batch: Batch) -> None:
         """Send what was read and move the cursor."""
         was_held, place.held = place.held is not None, None
         before = (place.seq, place.epoch)
@@ -234,7 +232,7 @@ class WatchStream:
         self._write(frames)
         self._save(place, before)
 
-    def _lost(self, place: _Place, batch: Batch) -> bytes:
+    def _lost(self, place: Place, batch: Batch) -> bytes:
         """The tombstone of a read, if it has one; its id stands for the place where reading goes on."""
         lost = batch.tombstone
         if lost is None:
@@ -253,14 +251,14 @@ class WatchStream:
             + self._end()
         )
 
-    def _records(self, place: _Place, batch: Batch) -> bytes:
+    def _records(self, place: Place, batch: Batch) -> bytes:
         """The records of a read, if there are any that this reader gets."""
         self._move(place, batch.to_seq)
         if not batch.lines:
             return b""
         return batch.frame_alone if len(self._cursors) == 1 else batch.lines + self._end()
 
-    def _skip(self, place: _Place, batch: Batch, reason: str) -> bytes:
+    def _skip(self, place: Place, batch: Batch, reason: str) -> bytes:
         """Go to the head of a topic that may lose records; the tombstone tells what was passed over."""
         gap_from = place.seq + 1
         self._move(place, batch.head_seq)
@@ -271,7 +269,7 @@ class WatchStream:
             + self._end()
         )
 
-    def _after_read(self, place: _Place, is_caught_up: bool) -> bytes:
+    def _after_read(self, place: Place, is_caught_up: bool) -> bytes:
         """Decide whether the topic needs another look; return the frame that says its backlog is over."""
         if not is_caught_up:
             place.is_live = False
@@ -288,7 +286,7 @@ class WatchStream:
         place.is_live = place.was_live = True
         return sse.caught_up_lines(place.topic, place.head_seq) + self._end()
 
-    def _send_deleted(self, place: _Place) -> None:
+    def _send_deleted(self, place: Place) -> None:
         """The topic is gone; its name stays silent on this connection, whatever becomes of it."""
         del self._dirty[place.name]
         place.is_gone = True
@@ -300,16 +298,25 @@ class WatchStream:
 
     def _end(self) -> bytes:
         """The last lines of a frame: how far all topics of the stream are."""
+        if self._only is not None:
+            self._cursors[self._only.name] = self._only.seq
         return sse.end_with_id(self._cursors)
 
-    def _move(self, place: _Place, seq: int) -> None:
+    def _move(self, place: Place, seq: int) -> None:
         place.seq = self._cursors[place.name] = seq
 
-    def _save(self, place: _Place, before: tuple[int, int]) -> None:
+    def _save(self, place: Place, before: tuple[int, int]) -> None:
         """What was sent is what the session goes on from."""
         if self._stream.buffered:
             self._under_way.setdefault(place, before)
         if self._session.owner is self:
+            position = self._session.positions[place.name]
+            position.seq, position.epoch, position.head_seq = place.seq, place.epoch, place.head_seq
+
+    def save_place(self) -> None:
+        """As `_save`, for what was passed on the short way: only who opens the session again wants it."""
+        place = self._only
+        if place is not None and self._session.owner is self and not self._is_over:
             position = self._session.positions[place.name]
             position.seq, position.epoch, position.head_seq = place.seq, place.epoch, place.head_seq
 
@@ -323,7 +330,7 @@ class WatchStream:
     def _write(self, frames: bytes) -> None:
         if frames:
             self._stream.write(frames)
-            self._output_s = self._routes.timers.time()
+            self.output_s = self._routes.timers.time()
 
     # --- Heartbeats and slow readers ---------------------------------------------------------------------
 
@@ -333,7 +340,7 @@ class WatchStream:
     def _beat(self) -> None:
         """Send a sign of life if nothing else was sent for so long, and look again later."""
         interval_s = self._session.heartbeat_ms / 1000
-        quiet_s = self._routes.timers.time() - self._output_s
+        quiet_s = self._routes.timers.time() - self.output_s
         if quiet_s > interval_s - TIMER_SLACK_S:
             # A client that does not take what is waiting for it has no use for more of it.
             if self._stream.buffered == 0:
@@ -356,6 +363,7 @@ class WatchStream:
             if self._full_timer is not None:
                 self._full_timer.cancel()
             if timers.time() - full_since_s >= self._routes.limits.skip_after_s:
+                self.at_ease = None
                 for place in self._places.values():
                     # Who reads history was never live; it is meant to get all of it.
                     place.skips = place.was_live
@@ -399,7 +407,9 @@ class WatchStream:
         """The stream is over, whoever ended it: give back all it held."""
         if self._is_over:
             return
+        self.save_place()
         self._is_over = True
+        self.at_ease = self.outlet = None
         if self._full_since_s is not None:
             self._go_back()
         for timer in (self._beat_timer, self._full_timer):
@@ -428,7 +438,7 @@ class WatchRoutes:
         self.timers: Timers = timers or app.loop
         self.limits = limits or SlowLimits()
         self.sessions = WatchSessions(app)
-        self.fan_out = FanOut(app)
+        self.fan_out = FanOut(app, self.timers.time)
         self.streams: set[WatchStream] = set()
         app.add("POST", "/v0/watch", Route(Scope.READ, self.sessions.create))
         app.add("GET", "/v0/watch/:name", Route(Scope(0), self.open_stream, checks_key=True))
@@ -449,6 +459,8 @@ class WatchRoutes:
         if stream.is_closed:  # the answer to HEAD, or the client has gone already
             self.slots.give_back(session.key)
             return
+        if isinstance(session.owner, WatchStream):
+            session.owner.save_place()
         _lower(session, request.header(b"last-event-id"))
         watch = WatchStream(self, session, stream)
         self.sessions.stream_opened(session)

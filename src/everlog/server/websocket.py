@@ -151,6 +151,11 @@ class WebSocket:
         """How many more messages may be sent now; look before rendering one."""
         return 0 if self._is_closing else max(0, QUEUE_MESSAGES - len(self._queue))
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing waits to be sent, and the conversation goes on."""
+        return not (self._is_closing or self._queue or self._pong is not None)
+
     def send(self, frame: bytes) -> None:
         """Queue a frame; `flush` when the last of several is there."""
         if not self._is_closing:
@@ -258,6 +263,8 @@ class WebSocket:
             return
         self._queue.append(bytes(self._protocol.send(CloseConnection(code=code, reason=reason))))
         self._is_closing = True
+        # Nothing may come behind the frame that ends the conversation, by no other way either.
+        self._channel.shut_outlet()
         self._pieces = None
         self._closer = self._loop.call_later(CLOSE_TIMEOUT_S, self._abort)
         self.flush()

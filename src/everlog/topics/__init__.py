@@ -1,5 +1,6 @@
 """The topics plane: ordered, named logs that never lose anything silently."""
 
+from everlog.topics.accounting import TopicAccount
 from everlog.topics.commits import Commit
 from everlog.topics.config import Discard, Durability, EngineSettings, TopicConfig, TopicType
 from everlog.topics.engine import Engine
@@ -33,6 +34,7 @@ __all__ = [
     "RecordsDeleted",
     "Settled",
     "Tombstone",
+    "TopicAccount",
     "TopicConfig",
     "TopicDeleted",
     "TopicPut",

@@ -18,8 +18,9 @@ from everlog.errors import Closed, EverlogError, ReadOnly, StorageFailed
 from everlog.fs import Fs, OsFs
 from everlog.native.record_batch import RecordBatch
 from everlog.topics import appending, catalogue, deletion, reading
+from everlog.topics.accounting import TopicAccount, account
 from everlog.topics.commits import KEPT, Commit
-from everlog.topics.config import Durability, EngineSettings, TopicConfig, TopicType
+from everlog.topics.config import U64_MAX, Durability, EngineSettings, TopicConfig, TopicType
 from everlog.topics.core import Core, floor_commit
 from everlog.topics.delivery.delivery import BUDGET_NS, Delivery, Drain
 from everlog.topics.delivery.router_work import RouterWork
@@ -119,6 +120,15 @@ class Engine:
         if touch:
             self._touch(topic, now_ms)
         return topic.state(now_ms)
+
+    def account(self, name: str, from_seq: int = 0, to_seq: int = U64_MAX) -> TopicAccount:
+        """Tell what has become of the seqs behind `from_seq`; does not count as consuming the topic."""
+        self._check_open()
+        topic = catalogue.find(self._core, name)
+        if topic.feeders is not None:
+            self._forwarder.bring_up(topic)
+        self._core.sweep(topic, self._core.now_ms())
+        return account(topic, from_seq, to_seq)
 
     def has_topic(self, name: str) -> bool:
         """Tell whether there is a topic of this name."""

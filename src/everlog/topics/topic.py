@@ -12,6 +12,7 @@ import msgspec
 
 from everlog.native.ready_set import TopicWork
 from everlog.native.topic_log import TopicLog
+from everlog.topics import holes
 from everlog.topics.commits import Commit
 from everlog.topics.config import Durability, TopicConfig, TopicType
 from everlog.topics.delivery.delivery import Delivery
@@ -97,6 +98,7 @@ class Topic(TopicWork):
         "flips",
         "floor_commit",
         "gone",
+        "holes",
         "hop_runs",
         "keys",
         "last_write_ts",
@@ -144,6 +146,7 @@ class Topic(TopicWork):
         self.ttl_floor = 1
         self.trim_floor = 1  # of what a source had lost before it was copied; later such gaps are holes
         self.trim_holes: list[tuple[int, int]] = []  # first and last seq, ascending, behind live records
+        self.holes: list[tuple[int, int]] = []  # first and last seq, ascending: see topics.holes
         self.caps_due = False  # the caps may be tighter than what is kept
         self.delete_below = 0
         # Appended, not yet visible; and what their publication will evict.
@@ -299,6 +302,12 @@ class Topic(TopicWork):
             before = holes.pop()
             first_seq, last_seq = min(first_seq, before[0]), max(last_seq, before[1])
         holes.append((first_seq, last_seq))
+        self.snapshot_record = None
+
+    def note_holes(self, first_seq: int, last_seq: int) -> None:
+        """These seqs hold no record, and nobody deleted one."""
+        holes.forget_below(self.holes, self.evict_floor)
+        holes.note(self.holes, first_seq, last_seq)
         self.snapshot_record = None
 
     def _pass_trims(self, earliest_seq: int) -> None:

@@ -119,6 +119,22 @@ class TopicAnswer(Struct):
     queue: QueueCounts | UnsetType = UNSET
 
 
+class AccountAnswer(Struct):
+    """What has become of a range of seqs; the counts add up to it."""
+
+    topic: str
+    from_seq: int
+    to_seq: int
+    live: int
+    deleted: int
+    evicted: int
+    expired: int
+    holes: int
+    evict_floor: int
+    head_seq: int
+    performance: Performance
+
+
 class TopicListEntry(Struct):
     """One topic of a list."""
 

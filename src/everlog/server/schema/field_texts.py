@@ -147,6 +147,17 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
         "seqs": "seqs of the batch, unless `return_seqs=false`",
     },
     "ClaimAnswer": {"count": "jobs of this answer", "ready": "jobs that can still be claimed"},
+    "AccountAnswer": {
+        "from_seq": "the range begins behind this seq",
+        "to_seq": "the last seq of the range",
+        "live": "seqs whose record can be read",
+        "deleted": "seqs whose record was deleted, or a job that was done",
+        "evicted": "seqs below the floor that caps have raised",
+        "expired": "seqs below the floor that age has raised, and not evicted",
+        "holes": "seqs that hold no record and of which none was deleted: given up by a crash, by a write "
+        "that failed or, class `ephemeral`, by a restart; or lost by the source of a router",
+        "evict_floor": "tombstones tell of seqs below this one",
+    },
     "RecordsDeletedAnswer": {"deleted": "records that this call removed"},
     "Performance": {
         "records_scanned": "records that were looked at",

@@ -126,6 +126,25 @@ TOPICS: Final = (
         parameters=(Parameter("touch", "boolean", "whether this counts as a use of the topic", True),),
     ),
     Operation(
+        "GET",
+        "/v0/topics/:name/account",
+        "accountTopic",
+        "Topics",
+        "Account for a range of seqs",
+        {200: Answer("what has become of them", answers.AccountAnswer)},
+        codes_of(KEYED + "topic_not_found invalid_request"),
+        Scope.READ,
+        name="topic",
+        parameters=(
+            Parameter("from_seq", "integer", "begin behind this seq", 0),
+            Parameter("to_seq", "integer", "the last seq; by default as many as one answer covers"),
+        ),
+        text=(
+            "One answer covers up to 1,000,000 seqs and says by `to_seq` where it ends. Asking does not "
+            "count as a use of the topic."
+        ),
+    ),
+    Operation(
         "DELETE",
         "/v0/topics/:name",
         "deleteTopic",

@@ -325,6 +325,7 @@ class Pass:
         self.memory_bytes += taken.frame_bytes if core.is_logged(dest) else 0
         if copied.records < taken.copies:
             dest.log.kill_range(first_seq, dest.log.next_seq)
+            dest.note_holes(first_seq, dest.log.next_seq - 1)
             raise Corrupt(
                 f"record {copied.corrupt_seq} of topic {self._source.name!r} does not match its checksum and "
                 f"cannot be copied; run `everlog verify` on the stopped data directory"

@@ -246,6 +246,8 @@ class ForwardReplay:
             following = [at for at in (run and run.first_seq, has_staged and staged_seq) if at]
             if not following:
                 return log.next_seq > start
+            if end.topic is not None:
+                end.topic.note_holes(seq, min(following) - 1)
             log.push_holes(min(following) - seq, log.last_ts)
 
     def _make(self, end: _End, run: _Run) -> bool:

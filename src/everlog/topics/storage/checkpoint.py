@@ -513,6 +513,7 @@ def topic_record(topic: Topic, clean: bool) -> TopicRecord:
         trim_floor=topic.trim_floor,
         trim_holes=topic.trim_holes,
         hop_runs=topic.hop_runs,
+        holes=topic.holes,
         reserved_floor=topic.cap_floor if clean else max(topic.cap_floor, topic.reserved_durable),
         delete_below=topic.delete_below,
         last_ts=max(topic.log.last_ts, topic.restored_ts),

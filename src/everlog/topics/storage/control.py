@@ -170,6 +170,7 @@ class TopicRecord(msgspec.Struct, array_like=True, frozen=True):
     trim_floor: int = 1
     trim_holes: list[tuple[int, int]] = []  # first and last seq, behind trim_floor
     hop_runs: list[tuple[int, int, int]] = []  # first and last seq, hops; only what may be passed on again
+    holes: list[tuple[int, int]] = []  # first and last seq; see topics.holes
 
 
 class SnapshotBody(msgspec.Struct, array_like=True, frozen=True):

@@ -196,6 +196,7 @@ class _Recovery:
         topic.trim_floor = record.trim_floor
         topic.trim_holes = record.trim_holes
         topic.hop_runs = record.hop_runs
+        topic.holes = record.holes
         topic.delete_below = record.delete_below
         topic.reserved_logged = max(record.cap_floor, record.reserved_floor)
         topic.ceiling_logged = record.ceiling
@@ -384,6 +385,7 @@ class _Recovery:
                 ended = True
                 break
             self._apply(frame)
+        self._note_gaps(replay)
         self._replayed_frames |= replay.appended > 0
         self._report.log_files += 1
         self._report.records_from_log += replay.appended
@@ -399,6 +401,13 @@ class _Recovery:
         replace_file(self._core.fs, file.path + layout.ORPHAN_SUFFIX, bytes(mapping))
         self._cut(file, replay, len(mapping))
         return False
+
+    def _note_gaps(self, replay: LogReplay) -> None:
+        """Seqs that no record came for are holes, except where copies come from another part of the log."""
+        for topic_id, first_seq, last_seq in replay.gaps:
+            topic = self._core.by_id.get(topic_id)
+            if topic is not None and self._logs.get(topic_id) is topic.log:
+                topic.note_holes(first_seq, last_seq)
 
     def _map(self, file: WalFile) -> Mapping | None:
         fs = self._core.fs
@@ -477,6 +486,7 @@ class _Recovery:
             head = control.decode(frame.data, control.HeadWatermark)
             topic.ceiling_logged = max(topic.ceiling_logged, head.ceiling)
             if head.head >= topic.log.next_seq:
+                topic.note_holes(topic.log.next_seq, head.head)
                 topic.log.push_holes(head.head + 1 - topic.log.next_seq, topic.log.last_ts)
         else:
             key = control.decode(frame.data, control.IdempotencyKey)
@@ -505,6 +515,7 @@ class _Recovery:
         # A process that was killed has lost nothing it wrote; only a machine that stopped may have.
         crashed = (self._replayed_frames or not self._clean) and not self._is_same_boot
         if promised and crashed and topic.ceiling_logged >= log.next_seq:
+            topic.note_holes(log.next_seq, topic.ceiling_logged)
             log.push_holes(topic.ceiling_logged + 1 - log.next_seq, log.last_ts)
             self._store.boot_pending = True
         topic.visible = log.next_seq - 1
@@ -527,6 +538,7 @@ class _Recovery:
     def _forget_records(self, topic: Topic) -> None:
         """An ephemeral topic comes back empty, with its head."""
         topic.log = TopicLog(topic.topic_id, max(topic.log.next_seq, topic.restored_head + 1))
+        topic.note_holes(1, topic.log.next_seq - 1)
         topic.keys.clear()
         topic.saved = None
         topic.saved_seq = topic.log.next_seq - 1

@@ -1,0 +1,401 @@
+"""What is new in a topic, passed to all at once past their own code: order, slow readers, ends in between."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everlog.clock import SystemClock
+from everlog.native.live_readers import Row
+from everlog.server.http_connection import HttpConnection
+from everlog.server.short_way import open_short_way
+from everlog.server.socket_session import SocketSession
+from everlog.server.watch_stream import WatchStream
+from tests.support.http_peers import request_bytes, settle, until
+from tests.support.sse_client import Frame, Site, SseClient, play
+from tests.support.websocket_client import SocketSite, WebSocketClient, converse
+
+KIB = 1024
+# The smallest buffers that the kernel gives: nearly everything is taken in part.
+TINY_BYTES = 2 * KIB
+LOOPS = ["uvloop", "asyncio"]
+JSON = b"Content-Type: application/json\r\n"
+
+
+class HurriedClock(SystemClock):
+    """A clock on which every slice of time is over when it is looked at."""
+
+    def __init__(self) -> None:
+        self._ahead_ns = 0
+
+    def monotonic_ns(self) -> int:
+        """Later than ever."""
+        self._ahead_ns += 10_000_000
+        return super().monotonic_ns() + self._ahead_ns
+
+
+def connections_of(site: Site) -> list[HttpConnection]:
+    """All connections of the server."""
+    return list(site.http._connections)
+
+
+async def live_clients(site: Site, count: int, receive_buffer_bytes: int = 0) -> list[SseClient]:
+    """So many watchers of topic `a` that have all of it and are at ease."""
+    clients = []
+    for _ in range(count):
+        wid = await site.session({"a": {"tail": True}})
+        client = await site.open(wid, receive_buffer_bytes=receive_buffer_bytes)
+        await client.take("caught-up")
+        clients.append(client)
+    return clients
+
+
+def count_pumps(
+    monkeypatch: pytest.MonkeyPatch, kind: type[WatchStream] | type[SocketSession] = WatchStream
+) -> list[Any]:
+    """Who is pumped from now on."""
+    pumped: list[Any] = []
+    pump = kind.pump
+
+    def counted(watcher: Any) -> None:
+        pumped.append(watcher)
+        pump(watcher)
+
+    monkeypatch.setattr(kind, "pump", counted)
+    return pumped
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_who_is_at_ease_is_not_asked(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(site: Site) -> None:
+        await site.put("a")
+        clients = await live_clients(site, 20)
+        pumped = count_pumps(monkeypatch)
+        for seq in (1, 2):
+            site.append("a")
+            frames = [(await client.take("record"))[0] for client in clients]
+            assert len({frame.text for frame in frames}) == 1
+            assert (frames[0].seqs, frames[0].id) == ([seq], {"a": seq})
+        # Only one of the two loops has transports that may be passed by.
+        assert len(pumped) == (0 if loop == "uvloop" else 40)
+        watching = [connection for connection in connections_of(site) if connection._exchanges]
+        assert {connection.is_direct for connection in watching} == {loop == "uvloop"}
+
+    play(scenario, loop=loop)
+
+
+def test_others_are_asked_and_get_what_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(site: Site) -> None:
+        await site.put("a")
+        await site.put("b")
+        first, last = await live_clients(site, 1), await live_clients(site, 1)
+        both = await site.follow({"a": {"tail": True}, "b": {"tail": True}})
+        await both.take("caught-up", "caught-up")
+        bare = await site.follow({"a": {"tail": True}}, include_data=False, node="me")
+        await bare.take("caught-up")
+        pumped = count_pumps(monkeypatch)
+        site.append("a", node="me")
+        assert (await both.take("record"))[0].id == {"a": 1, "b": 0}
+        site.append("a")
+        for client in (*first, *last):
+            assert [frame.seqs for frame in await client.take("record", "record")] == [[1], [2]]
+        (frame,) = await bare.take("record")
+        assert frame.seqs == [2] and "data" not in frame.data["records"][0]
+        assert {len(watch._places) for watch in pumped} == {1, 2}
+
+    play(scenario)
+
+
+def records_of(frames: list[Frame]) -> list[int]:
+    """The seqs of all records, which must follow each other from frame to frame."""
+    records = [frame for frame in frames if frame.event == "record"]
+    for before, after in pairwise(records):
+        assert after.data["from_seq"] == before.data["to_seq"]
+    assert all(frame.id == {"a": frame.data["to_seq"]} for frame in records)
+    return [seq for frame in records for seq in frame.seqs]
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 3), st.sampled_from([10, 3000, 40_000])),
+        st.tuples(st.just("read"), st.integers(0, 3), st.integers(1, 5)),
+        st.tuples(st.just("settle"), st.just(0), st.just(0)),
+    ),
+    min_size=5,
+    max_size=40,
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(steps=STEPS)
+def test_readers_of_any_speed_get_every_record_once_and_in_order(steps: list[tuple[str, int, int]]) -> None:
+    async def scenario(site: Site) -> None:
+        await site.put("a")
+        clients = await live_clients(site, 4, TINY_BYTES)
+        for connection in connections_of(site):
+            accepted = connection.transport.get_extra_info("socket")
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, TINY_BYTES)
+        taken: list[list[Frame]] = [[] for _ in clients]
+        head_seq = 0
+        for kind, number, size in steps:
+            if kind == "append":
+                site.append("a", number, data=b'"%b"' % (b"x" * size))
+                head_seq += number
+                await settle()
+            elif kind == "read":
+                for _ in range(size):
+                    if len(records_of(taken[number])) < head_seq:
+                        taken[number].append(await clients[number].next())
+            else:
+                await settle()
+        for client, frames in zip(clients, taken, strict=True):
+            while len(records_of(frames)) < head_seq:
+                frames.append(await client.next())
+            assert records_of(frames) == list(range(1, head_seq + 1))
+
+    play(scenario)
+
+
+def test_connections_that_end_in_the_middle_of_a_broadcast_end_alone() -> None:
+    async def scenario(site: Site) -> None:
+        await site.put("a")
+        clients = await live_clients(site, 40)
+        fan_out = site.watch.fan_out
+        watchers = list(fan_out._feeds["a"].watchers)
+        site.append("a")
+        while not fan_out._live or not 8 <= fan_out._live[0].position <= 16:
+            assert all(watch.at_ease is not None for watch in watchers[20:]), "it is not over yet"
+            await asyncio.sleep(0)
+        # One is let go by the server, one resets its connection, and one has a new client on its number.
+        aborted, reset, closed = watchers[30], clients[31], watchers[32]
+        assert isinstance(aborted, WatchStream) and isinstance(closed, WatchStream)
+        aborted._stream.abort()
+        reset.peer.reset()
+        closed.shut_down()
+        fresh = await site.connect()
+        for number, client in enumerate(clients):
+            if number not in (30, 31, 32):
+                (frame,) = await client.take("record")
+                assert frame.seqs == [1]
+        (error,) = await clients[32].take("error")
+        assert error.data["code"] == "server_shutting_down"
+        assert await clients[30].peer.rest() == b""
+        answer = await fresh.ask(request_bytes(b"/v0/topics/a"))
+        assert answer.status == 200 and fresh.received == b"", "a stranger gets nothing of it"
+        aborted.end()
+        await until(lambda: len(site.watch.streams) == 37)
+
+    play(scenario, clock=HurriedClock())
+
+
+def test_a_client_that_was_reset_does_not_hold_up_the_others() -> None:
+    async def scenario(site: Site) -> None:
+        await site.put("a")
+        clients = await live_clients(site, 3)
+        clients[1].peer.reset()
+        # In the same turn: the server does not know of the reset when it sends.
+        site.append("a")
+        for client in (clients[0], clients[2]):
+            assert (await client.take("record"))[0].seqs == [1]
+        await until(lambda: len(site.watch.streams) == 2)
+
+    play(scenario)
+
+
+def test_a_session_goes_on_behind_what_was_passed_to_its_stream() -> None:
+    async def scenario(site: Site) -> None:
+        await site.put("a")
+        wid = await site.session({"a": {}})
+        first = await site.open(wid)
+        await first.take("caught-up")
+        site.append("a", 2)
+        await first.take("record")
+        # A second stream takes over while the first one is open.
+        second = await site.open(wid)
+        (caught_up,) = await second.take("caught-up")
+        assert caught_up.id == {"a": 2}
+        site.append("a")
+        for client in (first, second):
+            (record,) = await client.take("record")
+            assert (record.seqs, record.id) == ([3], {"a": 3})
+        await site.leave(first)
+        await site.leave(second)
+        site.append("a")
+        third = await site.open(wid)
+        assert (await third.take("record", "caught-up"))[0].seqs == [4]
+
+    play(scenario)
+
+
+def test_a_frame_of_another_kind_tells_how_far_the_passed_ones_were() -> None:
+    async def scenario(site: Site) -> None:
+        await site.put("a")
+        (client,) = await live_clients(site, 1)
+        site.append("a", 3)
+        await client.take("record")
+        site.delete("a")
+        (deleted,) = await client.take("topic-deleted")
+        assert deleted.id == {"a": 3} and deleted.data["head_seq"] == 3
+
+    play(scenario)
+
+
+def test_answers_of_plain_appends_keep_their_order_for_a_client_that_does_not_read() -> None:
+    async def scenario(site: Site) -> None:
+        await site.put("a")
+        way = open_short_way(site.app, site.http, site.engine)
+        assert way is not None
+        site.http.short_way = way
+        peer = await site.connect(TINY_BYTES)
+        await until(lambda: any(not connection._exchanges for connection in connections_of(site)))
+        for connection in connections_of(site):
+            accepted = connection.transport.get_extra_info("socket")
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, TINY_BYTES)
+        requests = 700
+        # Long answers: each names the seqs of all its records.
+        body = b'{"records":[%b]}' % b",".join([b'{"data":1}'] * 150)
+
+        async def send_all() -> None:
+            for _ in range(requests):
+                await peer.send(request_bytes(b"/v0/topics/a", body, extra=JSON))
+                await asyncio.sleep(0)
+
+        sending = asyncio.create_task(send_all())
+        await until(lambda: any(connection.is_write_paused for connection in connections_of(site)))
+        firsts = []
+        for _ in range(requests):
+            answer = await peer.response()
+            found = re.search(rb'"first_seq":(\d+)', answer.body)
+            assert found is not None, answer
+            firsts.append(int(found[1]))
+        await sending
+        assert firsts == list(range(1, 150 * requests, 150))
+
+    play(scenario)
+
+
+# --- WebSockets ------------------------------------------------------------------------------------------
+
+
+async def live_sockets(site: SocketSite, count: int, receive_buffer_bytes: int = 0) -> list[WebSocketClient]:
+    """So many sockets that follow topic `a` and are at ease."""
+    clients = []
+    for _ in range(count):
+        client = await site.talk(receive_buffer_bytes=receive_buffer_bytes)
+        await client.send("subscribe", topic="a")
+        await client.take("subscribed", "caught_up")
+        clients.append(client)
+    return clients
+
+
+def test_sockets_at_ease_are_not_asked_and_streams_between_them_get_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(site: SocketSite) -> None:
+        await site.put("a")
+        sockets = await live_sockets(site, 3)
+        streams = await live_clients(site, 2)
+        sockets += await live_sockets(site, 3)
+        pumped = count_pumps(monkeypatch, SocketSession)
+        for seq in (1, 2):
+            site.append("a")
+            for socket_client in sockets:
+                (record,) = await socket_client.take("record")
+                assert (record["from_seq"], record["to_seq"]) == (seq - 1, seq)
+            for stream in streams:
+                assert (await stream.take("record"))[0].id == {"a": seq}
+        assert pumped == []
+        # A command ends the ease until the next record, which is then sent in the usual way.
+        assert (await sockets[0].ask("ping"))["op"] == "pong"
+        for seq in (3, 4):
+            site.append("a")
+            (record,) = await sockets[0].take("record")
+            assert record["to_seq"] == seq
+        assert len(pumped) == 1
+        for stream in streams:
+            stream.close()
+
+    converse(scenario)
+
+
+def test_the_reply_to_a_publish_comes_before_its_own_record() -> None:
+    async def scenario(site: SocketSite) -> None:
+        await site.put("a")
+        (client,) = await live_sockets(site, 1)
+        for seq in (1, 2, 3):
+            await client.send("publish", topic="a", records=[{"data": seq}])
+            acknowledged, record = await client.take("ack", "record")
+            assert acknowledged["last_seq"] == record["to_seq"] == seq
+
+    converse(scenario)
+
+
+def test_who_has_left_a_topic_during_a_broadcast_gets_nothing_of_it() -> None:
+    async def scenario(site: SocketSite) -> None:
+        await site.put("a")
+        await site.put("b")
+        client = await site.talk()
+        await client.send("subscribe", topic="b")
+        await client.take("subscribed", "caught_up")
+        session = site.only_session()
+        place = session.at_ease
+        assert place is not None
+        site.append("a")
+        await settle()
+        fan_out = site.watch.fan_out
+        fan_out._live.append(Row("a", [session]))
+        # But for the name its place is one in the other topic.
+        epoch, place.epoch = place.epoch, site.engine.state("a").epoch
+        assert fan_out.drain(1 << 62)
+        place.epoch = epoch
+        site.append("b")
+        (record,) = await client.take("record")
+        assert record["topic"] == "b"
+        await client.expect_quiet()
+
+    converse(scenario)
+
+
+def test_nothing_comes_behind_the_frame_that_ends_a_conversation(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(site: SocketSite) -> None:
+        await site.put("a")
+        (client,) = await live_sockets(site, 1)
+        session = site.only_session()
+        assert session.at_ease is not None
+        # A reserved opcode: the server says so and closes, and waits for nothing.
+        await client.peer.send(b"\x8b\x80\0\0\0\0")
+        await until(lambda: session._socket._is_closing)
+        for _ in range(3):
+            site.append("a")
+            await settle()
+        assert await client.closed() == 1002
+
+    converse(scenario)
+    assert caplog.records == [], "nobody has tried"
+
+
+def test_a_socket_of_a_slow_client_gets_every_record_in_order() -> None:
+    async def scenario(site: SocketSite) -> None:
+        await site.put("a")
+        slow, quick = await live_sockets(site, 1, TINY_BYTES), await live_sockets(site, 1)
+        for connection in connections_of(site):
+            accepted = connection.transport.get_extra_info("socket")
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, TINY_BYTES)
+        for size in (10, 60_000, 10, 60_000, 10, 10, 60_000, 10):
+            site.append("a", data=b'"%b"' % (b"x" * size))
+            await quick[0].take("record")
+        seqs: list[int] = []
+        while len(seqs) < 8:
+            (message,) = await slow[0].take("record")
+            assert message["from_seq"] == len(seqs)
+            seqs += [record["$seq"] for record in message["records"]]
+        assert seqs == list(range(1, 9))
+
+    converse(scenario)
