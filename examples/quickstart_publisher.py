@@ -14,7 +14,7 @@ from everlog.queue import Queue
 LINE_TYPE_ID = 1
 
 
-def main(path: str) -> None:
+def main(path: str = "hello") -> None:
     """Append lines from the standard input until it ends."""
     with Queue.open_publisher(path, segment_size=1024 * 1024) as writer:
         for line in sys.stdin:
@@ -23,4 +23,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -16,7 +16,7 @@ from everlog.queue import Queue
 POLL_S = 0.1
 
 
-def main(path: str, name: str = "subscriber") -> None:
+def main(path: str = "hello", name: str = "subscriber") -> None:
     """Print and commit messages for ever."""
     while (reader := Queue.try_open_subscriber(path, name)) is None:
         time.sleep(POLL_S)  # nobody has created the queue yet

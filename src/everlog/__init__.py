@@ -23,3 +23,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module("everlog.client"), name)
+
+
+def __dir__() -> list[str]:
+    # Completion in a shell or notebook finds what is not loaded yet.
+    return sorted({*globals(), *__all__})

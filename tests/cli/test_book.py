@@ -91,6 +91,51 @@ def test_watch_ends_quietly_by_a_signal(queue: Path) -> None:
         assert command.process.wait(20) == 0
 
 
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `everlog simulate` writes if nothing is said: every market has orders and price levels."""
+    path = tmp_path_factory.mktemp("simulated") / "q"
+    done = run("everlog", "simulate", "--queue", path, "--symbols", "2", "--events", "2000")
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+@pytest.mark.parametrize(
+    ("chosen", "shown"), [((), "l3"), (("--mode", "l2"), "l2"), (("--mode", "l3"), "l3")]
+)
+def test_a_market_with_orders_and_levels_is_shown_by_one_of_them(
+    simulated: Path, chosen: tuple[str, ...], shown: str
+) -> None:
+    done = run("everlog", "book", "show", simulated, "--json", *chosen)
+    assert (done.returncode, done.stderr) == (0, "")
+    books = json.loads(done.stdout)
+    assert [book["mode"] for book in books] == [shown, shown]
+    top = run("everlog", "book", "top", simulated, "--csv", "-", *chosen)
+    assert (top.returncode, top.stderr) == (0, "")
+    rows = list(csv.DictReader(io.StringIO(top.stdout)))
+    assert {row["symbol"] for row in rows} == {book["symbol"] for book in books}
+    last = {row["symbol"]: (row["bid_price"], row["ask_price"]) for row in rows}
+    for book in books:
+        assert last[book["symbol"]] == (book["bids"][0][0], book["asks"][0][0])
+
+
+def test_watch_shows_a_market_with_orders_and_levels(simulated: Path) -> None:
+    with started("everlog", "book", "watch", simulated, "--mode", "l2") as command:
+        assert ", l2: " in command.line()
+        command.process.send_signal(signal.SIGTERM)
+        assert command.process.wait(20) == 0
+
+
+def test_a_mode_that_is_not_in_the_queue_is_an_error_that_says_what_is(queue: Path) -> None:
+    for more in (("show", queue), ("top", queue, "--csv", "-")):
+        done = run("everlog", "book", *more, "--mode", "l3")
+        assert done.returncode == 1
+        assert "no events of l3 books are in this queue, but 4 of l2" in done.stderr
+    wrong = run("everlog", "book", "show", queue, "--mode", "l4")
+    assert wrong.returncode == 1
+    assert "'l4'; it must be l2 or l3" in wrong.stderr
+
+
 def test_a_path_without_a_queue_is_an_error(tmp_path: Path) -> None:
     done = run("everlog", "book", "show", tmp_path / "none")
     assert done.returncode == 1

@@ -48,7 +48,7 @@ def test_people_get_a_report(tmp_path: Path, bridge: TopicCommands) -> None:
     fill(tmp_path, numbers(0, 3))
     report = bridge("queue-to-topic", "--queue", tmp_path, "--topic", "told", "--name", "n", "--once")
     assert "n (queue-to-topic)" in report
-    assert "3 records in 1 batches" in report
+    assert "3 records in 1 batch" in report
 
 
 def test_what_cannot_work_is_one_error(tmp_path: Path, bridge: TopicCommands) -> None:
@@ -95,7 +95,7 @@ def test_a_person_sees_how_it_goes(tmp_path: Path, url: str) -> None:
         terminal.until(r"forwarded 10 .*lag 0 B")
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.wait() == 0
-        assert "10 records in 1 batches" in terminal.shown
+        assert "10 records in 1 batch" in terminal.shown
 
 
 def test_the_key_comes_from_the_environment(

@@ -1,6 +1,9 @@
 """How commands print: plain tables, safe words, human numbers, output that nobody takes."""
 
+import io
 import os
+import re
+import sys
 import threading
 
 import pytest
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 
 from everlog.cli.output import (
     Table,
+    counted,
     human_age,
     human_bytes,
     one_line,
@@ -44,11 +48,49 @@ def test_bytes_for_people(count: int, text: str) -> None:
     assert human_bytes(count) == text
 
 
+class Screen(io.StringIO):
+    """Output that a person looks at."""
+
+    def isatty(self) -> bool:
+        """It is a terminal."""
+        return True
+
+
 def test_ages_for_people() -> None:
-    now_ns = 100 * NS_PER_S
+    now_ns = 1_000_000 * NS_PER_S
     assert human_age(0, now_ns) == "never"
     assert human_age(now_ns - 2_500_000_000, now_ns) == "2.5 s ago"
     assert human_age(now_ns + 1, now_ns) == "0.0 s ago"
+    assert human_age(now_ns - 119 * NS_PER_S, now_ns) == "119.0 s ago"
+    assert human_age(now_ns - 150 * NS_PER_S, now_ns) == "2.5 min ago"
+    assert human_age(now_ns - 9000 * NS_PER_S, now_ns) == "2.5 h ago"
+    assert human_age(now_ns - 216_000 * NS_PER_S, now_ns) == "2.5 days ago"
+
+
+def test_what_is_counted_is_one_or_many() -> None:
+    assert [counted(count, "segment") for count in (0, 1, 2)] == ["0 segments", "1 segment", "2 segments"]
+
+
+def test_on_a_narrow_terminal_a_table_becomes_fields_and_nothing_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = Table(
+        "readers", ("reader", "number>", "what it is"), [("a-reader-with-a-name", "1", "two words")]
+    )
+    shown = {}
+    for columns in (120, 30):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr("sys.stdout", Screen())
+        print_table(table)
+        shown[columns] = re.sub(r"\x1b\[[0-9;]*m", "", sys.stdout.getvalue())  # type: ignore[attr-defined]
+    assert "a-reader-with-a-name        1   two words" in shown[120]
+    assert shown[30].splitlines() == [
+        "readers",
+        "  reader      a-reader-with-a-name",
+        "  number      1",
+        "  what it is  two words",
+        "",
+    ]
 
 
 @given(st.text(min_size=1))

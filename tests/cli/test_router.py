@@ -44,7 +44,7 @@ def test_people_get_tables_and_sentences(router: TopicCommands) -> None:
     assert "at_least_once" in shown
     assert router("rm", "r") == "r: deleted\n"
     assert router("rm", "r") == "r: there is no such router\n"
-    assert router("ls", "--prefix", "nothing").startswith("no such routers on ")
+    assert router("ls", "--prefix", "nothing").startswith("no routers like that on ")
 
 
 def test_what_the_server_refuses_is_an_error(router: TopicCommands) -> None:

@@ -177,6 +177,23 @@ def test_damaged_data_is_exit_code_7_and_stays_as_it_is(tmp_path: Path) -> None:
     assert files_below(data) == before
 
 
+def test_variables_that_say_something_in_vain_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TOPICS_API_KEY", "sesame-open")
+    monkeypatch.setenv("TOPICS_MAX_TOPICS", "many")
+    monkeypatch.setenv("TOPICS_WHATEVER", "1")
+    with running_server(tmp_path, "--memory", "--log-level", "error") as server:
+        told = server.stop()[2].splitlines()
+    assert told == [
+        "warning: TOPICS_API_KEY is no setting of the server and is passed over; "
+        "did you mean TOPICS_API_KEYS?",
+        "warning: TOPICS_WHATEVER is no setting of the server and is passed over",
+        "warning: TOPICS_MAX_TOPICS is 'many' and counts as not set; "
+        f"it must be a whole number from 0 to {2**64 - 1}",
+    ]
+
+
 def test_a_public_address_without_keys_is_refused(tmp_path: Path) -> None:
     told = refused("--host", "0.0.0.0", "--port", 0, "--data-dir", tmp_path / "data", code=2)
     assert "TOPICS_API_KEYS" in told

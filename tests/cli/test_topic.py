@@ -9,15 +9,18 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from everlog.cli.main import app
 from everlog.cli.topic import parse_start
 from everlog.cli.topic_reading import Last, Place
+from everlog.topics import Discard, Durability, TopicType
 from tests.support.command_lines import command_line, started
 from tests.support.processes import PATIENCE_S
 from tests.support.topic_servers import (
@@ -336,11 +339,27 @@ def test_who_asks_for_what_is_there_has_no_gap(topic: TopicCommands, start: str)
     assert topic.run("read", f"kept{start}", "--from", start)[1] == ""
 
 
+def test_a_setting_with_a_slip_in_its_name_creates_nothing(topic: TopicCommands) -> None:
+    error = topic.error("create", "slip", "--config", '{"cap_record": 5}')
+    assert error["code"] == "invalid_config"
+    assert "did you mean cap_records?" in error["message"]
+    assert topic.error("show", "slip")["code"] == "topic_not_found"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("type", TopicType), ("durability", Durability), ("discard", Discard)]
+)
+def test_the_choices_of_create_are_those_of_the_engine(name: str, kind: type[StrEnum]) -> None:
+    create = typer.main.get_command(app).commands["topic"].commands["create"]  # type: ignore[attr-defined]
+    option = next(each for each in create.params if f"--{name}" in each.opts)
+    assert list(get_args(option.type_descriptor.annotation)) == list(kind)
+
+
 def test_a_cursor_beyond_the_end_is_told(topic: TopicCommands) -> None:
     append(topic, "young", 1)
     shown, told = topic.run("read", "young", "--from", 100, "--format", "raw", code=4)
     assert shown == "1\n"
-    assert "was deleted and created again" in told
+    assert "young ends with seq 1" in told
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -66,6 +66,24 @@ def test_max_bytes_is_the_distance_to_the_slowest_reader(tmp_path: Path, max_byt
         assert after - start > max_bytes, "one more would have been too many"
 
 
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ({"max_segments": 1}, "more than max_segments=1 ahead"),
+        ({"max_bytes": 512}, "more than max_bytes=512 ahead"),
+        ({"max_bytes": 512, "max_segments": 1}, "more than max_bytes=512 or max_segments=1 ahead"),
+    ],
+)
+def test_a_full_queue_names_the_limits_that_are_set(tmp_path: Path, limits: Any, told: str) -> None:
+    with (
+        open_writer(tmp_path / "q", **limits) as writer,
+        open_reader(tmp_path / "q"),
+        pytest.raises(QueueFull, match=told),
+    ):
+        while True:
+            writer.append(1, b"x")
+
+
 def test_the_gap_left_by_padding_counts(tmp_path: Path) -> None:
     with open_writer(tmp_path / "q", max_bytes=SMALL) as writer, open_reader(tmp_path / "q"):
         writer.append(1, bytes(SMALL - 256))

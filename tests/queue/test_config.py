@@ -1,12 +1,14 @@
 """Spec 15: the defaults, the presets, and what a setting may not be."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
 
 from everlog.errors import InvalidConfig
 from everlog.queue import BusySpin, Queue, Sleep, SpinThenPark, WriterConfig
+from everlog.queue.config import WriterSettings
 from everlog.queue.reader import HEARTBEAT_INTERVAL_NS, WRITER_TTL_S
 from everlog.queue.writer import BLOCK_POLL_NS
 from tests.support.small_queues import open_reader, open_writer
@@ -78,6 +80,24 @@ def test_a_setting_that_cannot_work_is_refused_by_name(tmp_path: Path, name: str
     with pytest.raises(InvalidConfig, match=name):
         Queue.open_publisher(tmp_path / "q", **{name: value})
     assert not (tmp_path / "q").exists(), "a refused setting leaves no trace"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("segment_size", "big"), ("max_segments", 1.5), ("reader_ttl_s", "30"), ("max_bytes", True)],
+)
+def test_a_setting_of_the_wrong_kind_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(InvalidConfig, match=f"{name} must be a .*number, got "):
+        WriterConfig(**{name: value})
+
+
+def test_a_number_of_another_library_is_a_number() -> None:
+    assert WriterConfig(segment_size=np.int64(4096), reader_ttl_s=np.float64(1)).segment_size == 4096
+
+
+def test_type_checkers_know_every_setting() -> None:
+    known = get_type_hints(WriterSettings)
+    assert known == get_type_hints(WriterConfig)
 
 
 def test_an_unknown_setting_is_refused_and_the_known_ones_are_listed(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_the_epoch_rises_even_if_the_control_block_lost_it(tmp_path: Path) -> No
 @pytest.mark.parametrize("path", ["missing", ".", "file", "file/below"])
 def test_a_queue_that_does_not_exist_is_not_found(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(QueueNotFound, match=r"no queue at .*control\.meta is missing"):
+    with pytest.raises(QueueNotFound, match=r"no queue at .*control\.meta is missing; check the path"):
         open_reader(tmp_path / path)
     assert Queue.try_open_subscriber(tmp_path / path, "alpha") is None
     assert sorted(tree(tmp_path)) == ["file"]
@@ -216,3 +216,25 @@ def test_open_during_creation_finds_no_queue_or_opens_it(tmp_path: Path) -> None
     kinds = {type(outcome) for _, outcome in outcomes}
     assert SegmentMissing not in kinds, "nothing was ever deleted here"
     assert kinds <= {QueueNotFound, CorruptMetadata, type(None)}
+
+
+def test_a_queue_is_opened_and_not_made() -> None:
+    with pytest.raises(TypeError, match=r"Queue\.open_publisher\(path\)"):
+        Queue("somewhere")
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    name: Any = 5
+    with pytest.raises(InvalidName, match="reader name 5 is not text"):
+        Queue.open_subscriber(tmp_path, name)
+
+
+def test_what_is_printed_tells_queue_and_reader_and_whether_it_is_open(tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    with open_writer(path) as writer, open_reader(path, "r") as reader, open_reader(path, None) as anonymous:
+        writer.append(1, b"x")
+        shown = [repr(each) for each in (writer, reader, anonymous)]
+        assert repr(reader.read_batch()) == "<Batch of 1 messages from offset 64 of segment 0>"
+    told = [f"<QueueWriter of {path}", f"<QueueReader 'r' of {path}", f"<QueueReader anonymous of {path}"]
+    assert shown == [f"{each}>" for each in told]
+    assert [repr(each) for each in (writer, reader, anonymous)] == [f"{each}, closed>" for each in told]

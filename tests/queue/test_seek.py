@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -95,6 +96,18 @@ def test_a_seek_by_time_stands_before_the_first_record_at_or_after_it(queue: Pat
             expected = next(seq for seq in range(COUNT) if stamp(seq) >= target)
             assert reader.seek_timestamp(target) is True
             assert next_seq(reader) == expected
+
+
+@pytest.mark.parametrize("target", [1.7e9, "5", None])
+def test_a_seek_to_no_whole_number_is_refused_and_moves_nothing(queue: Path, target: Any) -> None:
+    """time.time() counts seconds: taken for nanoseconds it would lie before everything."""
+    with open_reader(queue, None) as reader:
+        reader.seek_seq(3)
+        with pytest.raises(TypeError, match="whole number of nanoseconds"):
+            reader.seek_timestamp(target)
+        with pytest.raises(TypeError, match="whole number of messages"):
+            reader.seek_seq(target)
+        assert next_seq(reader) == 3
 
 
 def test_a_seek_beyond_the_last_record_stands_at_the_end(queue: Path) -> None:

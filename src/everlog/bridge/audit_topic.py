@@ -1,15 +1,16 @@
 """The audit of a topic: every seq that was ever given out is accounted for.
 
-Owns the rules. It reads the whole topic through the server, as any reader could, and keeps counts only.
+Owns the rules. It reads the whole topic through the server, as any reader could, asks the server stretch by
+stretch what has become of the seqs, and holds one against the other. It keeps counts only.
 
-    live         the record can be read
-    evicted      a cap took it: the server says so by a tombstone (`cap`, `mixed`)
-    expired      it grew too old: a tombstone (`ttl`)
-    holes        never held a record: lost by the source of a router (`source_trim`), or given up by a topic
-                 of class disk when the machine lost its power, at most 256 in a row
-    deleted      somebody deleted it: it lies before the first live record, it was a job, or the caller said
-                 that this topic is deleted from
-    unexplained  none of these
+    live         the record was read
+    deleted      somebody deleted it, or it was a job that is done
+    evicted      a cap took it
+    expired      it grew too old
+    holes        never held a record that stayed: given up by a crash, a failed write or, class ephemeral, a
+                 restart; or lost by the source of a router
+    unexplained  the server counts it as alive, but it could not be read; or it was evicted or expired, and no
+                 tombstone said so
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import msgspec
 
 from everlog.bridge.requests import send
 from everlog.bridge.settling import SourceDiff, SourceRecord, read_sources
-from everlog.client import Client, Tombstone, calls
-from everlog.client.records import TopicState
+from everlog.client import Client, calls
+from everlog.client.records import TopicAccount, TopicState
 
-HOLES_IN_A_CRASH_MAX: Final = 256
 RUNS_SHOWN_MAX: Final = 20
+# The server is asked what became of the seqs each time so many have been read.
+ACCOUNT_SEQS: Final = 100_000
 
 
 class SeqRun(msgspec.Struct, frozen=True):
@@ -72,94 +74,96 @@ def pages(client: Client, topic: str, head_seq: int, *, include_meta: bool = Fal
         cursor = page.next_from_seq
 
 
-def audit_topic(client: Client, topic: str, *, has_deletes: bool = False) -> TopicAudit:
+def audit_topic(client: Client, topic: str) -> TopicAudit:
     """Account for every seq of a topic up to its present head."""
-    before = send(client, calls.topic(topic, touch=False))
-    account = _Account(before, has_deletes)
-    for page in pages(client, topic, before.head_seq):
+    state = send(client, calls.topic(topic, touch=False))
+    account = Account(client, state)
+    for page in pages(client, topic, state.head_seq):
         account.take_page(page)
     account.end()
-    after = send(client, calls.topic(topic, touch=False))
-    account.compare(after)
     return account.audit
 
 
-class _Account:
-    """Takes in the pages of a topic in order."""
+class Account:
+    """Takes in the pages of a topic in order, and asks its server about them."""
 
-    def __init__(self, state: TopicState, has_deletes: bool) -> None:
+    def __init__(self, client: Client, state: TopicState) -> None:
         self.audit = TopicAudit(state.topic, assigned=state.head_seq, runs=[])
-        self._state = state
-        self._has_deletes = has_deletes or state.type == "queue"
+        self._client = client
+        self._head_seq = state.head_seq
+        self._settled_seq = 0  # up to here the server was asked
+        self._read = 0  # records behind it
+        self._told = 0  # seqs behind it of which tombstones told
         self._seen = 0
         self._ts_ms = 0
+        # Behind the head there is nothing to count; this is for the floor as it was before the first page.
+        self._floor = send(client, calls.account(state.topic, state.head_seq)).evict_floor
 
     def take_page(self, page: SourceDiff) -> None:
-        if page.tombstone is not None:
-            self._take_tombstone(page.tombstone)
+        """Take in the next page."""
+        gap = page.tombstone
+        if gap is not None and gap.reason != "recreated":
+            last_seq = min(gap.gap_to, self._head_seq)
+            self._told += max(0, last_seq - max(gap.gap_from - 1, self._seen))
+            self._seen = max(self._seen, last_seq)
         for record in page.records:
-            if record.seq > self._state.head_seq:
-                return  # written since the audit began
+            if record.seq > self._head_seq:
+                break  # written since the audit began
             self._take_record(record)
+        reached = min(page.next_from_seq, self._head_seq)
+        if reached - self._settled_seq >= ACCOUNT_SEQS:
+            self._settle(reached)
 
     def end(self) -> None:
-        """Everything behind the last record is missing as well."""
-        self._miss(self._state.head_seq)
-
-    def compare(self, after: TopicState) -> None:
-        """What was read must be what the server counts, if the topic stood still."""
-        before, audit = self._state, self.audit
-        unchanged = (before.head_seq, before.earliest_seq, before.count) == (
-            after.head_seq,
-            after.earliest_seq,
-            after.count,
-        )
-        if unchanged and audit.live != after.count:
-            audit.unexplained += abs(audit.live - after.count)
-            audit.problem(
-                before.earliest_seq,
-                before.head_seq,
-                f"the server counts {after.count} live records, {audit.live} can be read",
-            )
-
-    def _take_tombstone(self, gap: Tombstone) -> None:
-        if gap.reason == "recreated" or gap.gap_to <= self._seen:
-            return
-        self._miss(gap.gap_from - 1)
-        lost = min(gap.gap_to, self._state.head_seq) - self._seen
-        if gap.reason == "ttl":
-            self.audit.expired += lost
-        elif gap.reason == "source_trim":
-            self.audit.holes += lost
-        else:
-            self.audit.evicted += lost
-        self._seen += lost
+        """Everything up to the head must have been there by now."""
+        self._settle(self._head_seq)
 
     def _take_record(self, record: SourceRecord) -> None:
-        audit = self.audit
         if record.seq <= self._seen or record.ts_ms < self._ts_ms:
-            audit.disordered += 1
-            audit.problem(record.seq, record.seq, "out of order")
+            self.audit.disordered += 1
+            self.audit.problem(record.seq, record.seq, "out of order")
             return
-        self._miss(record.seq - 1)
-        audit.live += 1
+        self._read += 1
         self._seen, self._ts_ms = record.seq, record.ts_ms
 
-    def _miss(self, last_seq: int) -> None:
-        """Seqs up to here were passed over in silence."""
-        first_seq, state, audit = self._seen + 1, self._state, self.audit
-        count = last_seq - self._seen
-        if count <= 0:
-            return
-        self._seen = last_seq
-        if self._has_deletes or last_seq < state.earliest_seq:
-            audit.deleted += count
-        elif count <= HOLES_IN_A_CRASH_MAX and state.config.durability == "disk":
-            audit.holes += count
-        else:
-            audit.unexplained += count
+    def _settle(self, to_seq: int) -> None:
+        """Hold what was read against what the server says of the same seqs."""
+        first_seq, size = self._settled_seq + 1, to_seq - self._settled_seq
+        parts: list[TopicAccount] = []
+        while self._settled_seq < to_seq:
+            part = send(self._client, calls.account(self.audit.topic, self._settled_seq, to_seq))
+            if part.to_seq <= self._settled_seq:
+                self.audit.unexplained += to_seq - self._settled_seq
+                problem = (
+                    f"the server has given out {part.head_seq} seqs only; was the topic recreated meanwhile?"
+                )
+                self.audit.problem(first_seq, to_seq, problem)
+                self._settled_seq = to_seq
+                return
+            parts.append(part)
+            self._settled_seq = part.to_seq
+        if parts:
+            self._balance(parts, first_seq, size)
+        self._read = self._told = 0
+
+    def _balance(self, parts: list[TopicAccount], first_seq: int, size: int) -> None:
+        audit, last_seq = self.audit, first_seq + size - 1
+        live = sum(part.live for part in parts)
+        lost = max(0, live - self._read)
+        if lost:
             audit.problem(
-                first_seq,
-                last_seq,
-                "neither live, evicted, expired nor a hole; if they were deleted, say --deletes",
+                first_seq, last_seq, f"the server counts {live} live records, {self._read} can be read"
             )
+        evicted, expired = sum(part.evicted for part in parts), sum(part.expired for part in parts)
+        # With a floor that has moved since these seqs were read, nobody had to be told of all below it.
+        is_still = parts[-1].evict_floor == self._floor
+        untold = max(0, evicted + expired - self._told) if is_still else 0
+        self._floor = parts[-1].evict_floor
+        if untold:
+            audit.problem(first_seq, last_seq, f"{untold} were evicted or expired, and no tombstone said so")
+        audit.live += live - lost
+        audit.deleted += sum(part.deleted for part in parts)
+        audit.evicted += evicted - min(untold, evicted)
+        audit.expired += expired - max(0, untold - evicted)
+        audit.holes += sum(part.holes for part in parts)
+        audit.unexplained += lost + untold

@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from everlog.cli.options import AsJson
-from everlog.cli.output import Table, print_error, print_json, print_table, reporting
+from everlog.cli.output import Table, counted, print_error, print_json, print_table, reporting
 from everlog.cli.topic import Key, Url
 from everlog.client.wire import DEFAULT_URL
 from everlog.clock import SystemClock
@@ -51,12 +51,6 @@ def topic_command(
         list[str] | None,
         typer.Argument(metavar="TOPIC...", help="Topics; all of the server if none is given."),
     ] = None,
-    deletes: Annotated[
-        bool,
-        typer.Option(
-            "--deletes", help="Records are deleted from these topics by tag: seqs passed over are explained."
-        ),
-    ] = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
     as_json: AsJson = False,
@@ -70,7 +64,7 @@ def topic_command(
 
     with reporting(as_json=as_json), Client(url, key) as client:
         names = topics or [summary.topic for summary in client.topics()]
-        audits = [audit_topic(client, name, has_deletes=deletes) for name in names]
+        audits = [audit_topic(client, name) for name in names]
         _report("topic", TOPIC_COLUMNS, audits, as_json)
 
 
@@ -131,7 +125,7 @@ def _report(noun: str, columns: Sequence[str], audits: Sequence[Audit], as_json:
             for audit in audits
         ]
         headers = [noun, *(f"{column.replace('_', ' ')}>" for column in columns), "verdict"]
-        print_table(Table(f"audit of {len(audits)} {noun}s", headers, rows))
+        print_table(Table(f"audit of {counted(len(audits), noun)}", headers, rows))
     if not is_sound:
         for audit in audits:
             _complain(noun, audit, as_json)

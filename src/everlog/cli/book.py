@@ -22,12 +22,13 @@ from rich.text import Text
 from everlog.cli import output
 from everlog.cli.options import AsJson, QueuePath
 from everlog.cli.output import Table, reporting
+from everlog.errors import InvalidConfig
 from everlog.market.book_feed import BookFeed, FeedStep
 from everlog.market.book_results import Outputs
-from everlog.market.book_set import Book, BookSet, BookSettings, Market
-from everlog.market.books import GapPolicy, UnknownOrders
+from everlog.market.book_set import Book, BookSet, BookSettings, Market, OtherModes
+from everlog.market.books import GapPolicy, L3Book, UnknownOrders
 from everlog.market.decimals import render_scaled
-from everlog.market.protocol import crypto_market_id
+from everlog.market.protocol import BookMode, crypto_market_id
 from everlog.queue import Queue, Sleep, StartMode
 
 WAIT_SLICE_S: Final = 0.25
@@ -43,6 +44,8 @@ CSV_COLUMNS: Final = (
     "ask_size",
 )
 
+_MODES: Final = {mode.name.lower(): mode for mode in BookMode}
+
 Symbol = Annotated[
     str | None,
     typer.Option(
@@ -51,6 +54,14 @@ Symbol = Annotated[
 ]
 Levels = Annotated[int, typer.Option("--levels", "-n", min=1, max=1000, help="Levels of each side.")]
 Every = Annotated[int, typer.Option("--every", metavar="K", min=1, help="A row after every K-th event.")]
+Mode = Annotated[
+    str | None,
+    typer.Option(
+        "--mode",
+        metavar="l2|l3",
+        help="Books of price levels, or of orders. Default: for each market what its first event is of.",
+    ),
+]
 CsvPath = Annotated[str, typer.Option("--csv", metavar="OUT", help="File to write; - is standard output.")]
 
 app = typer.Typer(
@@ -78,20 +89,38 @@ class _Names:
 
 
 @contextmanager
-def _feed(path: str, names: _Names) -> Iterator[tuple[Any, BookFeed]]:
-    # A look from outside must not stop at a gap: it shows what there is.
-    settings = BookSettings(gap_policy=GapPolicy.IGNORE, unknown_orders=UnknownOrders.SKIP)
+def _feed(path: str, names: _Names, mode: str | None) -> Iterator[tuple[Any, BookFeed]]:
+    # A look from outside must not stop at a gap, nor at a market that has books of two kinds: it shows one.
+    if mode is not None and mode not in _MODES:
+        raise InvalidConfig(f"--mode is {mode!r}; it must be {' or '.join(_MODES)}")
+    settings = BookSettings(
+        gap_policy=GapPolicy.IGNORE,
+        unknown_orders=UnknownOrders.SKIP,
+        mode=None if mode is None else _MODES[mode],
+        other_modes=OtherModes.SKIP,
+    )
     strategy = Sleep(LOOK_INTERVAL_US)
     with Queue.open_subscriber(path, None, StartMode.EARLIEST, wait_strategy=strategy) as reader:
         yield reader, BookFeed(reader, BookSet(settings), names.market_ids)
 
 
+def _check_found(books: BookSet, mode: str | None) -> None:
+    """Say what there is if nothing is of the mode that was asked for."""
+    if mode is None or books.books or not books.passed_over:
+        return
+    there = ", ".join(f"{count} of {kind.name.lower()}" for kind, count in sorted(books.passed_over.items()))
+    raise InvalidConfig(f"no events of {mode} books are in this queue, but {there}; choose that with --mode")
+
+
 @app.command(epilog="Example: everlog book show ./queue --symbol BTCUSDT --levels 5")
-def show(path: QueuePath, symbol: Symbol = None, levels: Levels = 10, as_json: AsJson = False) -> None:
+def show(
+    path: QueuePath, symbol: Symbol = None, levels: Levels = 10, mode: Mode = None, as_json: AsJson = False
+) -> None:
     """Print the depth ladder of every market as it is at the end of the queue."""
     names = _Names(symbol)
-    with reporting(as_json=as_json), _feed(path, names) as (_, feed):
+    with reporting(as_json=as_json), _feed(path, names, mode) as (_, feed):
         _catch_up(feed)
+        _check_found(feed.books, mode)
         if as_json:
             output.print_json([_document(names, *entry, levels) for entry in _sorted(feed.books)])
             return
@@ -100,10 +129,10 @@ def show(path: QueuePath, symbol: Symbol = None, levels: Levels = 10, as_json: A
 
 
 @app.command(epilog="Example: everlog book watch ./queue --symbol BTCUSDT")
-def watch(path: QueuePath, symbol: Symbol = None, levels: Levels = 10) -> None:
+def watch(path: QueuePath, symbol: Symbol = None, levels: Levels = 10, mode: Mode = None) -> None:
     """Show the depth ladder live. Ctrl-C or SIGTERM ends it with exit code 0."""
     names = _Names(symbol)
-    with reporting(as_json=False), _feed(path, names) as (reader, feed), _ending_quietly():
+    with reporting(as_json=False), _feed(path, names, mode) as (reader, feed), _ending_quietly():
         _catch_up(feed)
         with _shown(names, levels) as show_books:
             show_books(feed.books)
@@ -138,16 +167,24 @@ def _shown(names: _Names, levels: int) -> Iterator[Callable[[BookSet], None]]:
 
 
 @app.command(epilog="Example: everlog book top ./queue --symbol BTCUSDT --csv top.csv")
-def top(path: QueuePath, csv: CsvPath, symbol: Symbol = None, every: Every = 1) -> None:
+def top(path: QueuePath, csv: CsvPath, symbol: Symbol = None, every: Every = 1, mode: Mode = None) -> None:
     """Write the best bid and ask after every event as CSV; an empty side gives empty fields."""
     names = _Names(symbol)
-    with reporting(as_json=False), _feed(path, names) as (_, feed), _opened(csv) as target:
+    with reporting(as_json=False), _feed(path, names, mode) as (_, feed), _opened(csv) as target:
         target.write(",".join(CSV_COLUMNS) + "\n")
         counted = 0
         while (step := feed.advance()) is not None:
+            applied = _applied(step)
             first = (-counted - 1) % every
-            counted += len(step.seq)
-            target.writelines(_csv_lines(step, names, np.arange(first, len(step.seq), every)))
+            counted += len(applied)
+            target.writelines(_csv_lines(step, names, applied[first::every]))
+        _check_found(feed.books, mode)
+
+
+def _applied(step: FeedStep) -> NDArray[np.intp]:
+    """Return the events of a batch that changed a book, in order; those of another mode did not."""
+    events = [result.events for result in step.results.values()]
+    return np.sort(np.concatenate(events)) if events else np.zeros(0, dtype=np.intp)
 
 
 @contextmanager
@@ -194,6 +231,10 @@ def _texts(values: NDArray[Any], scale: int, sizes: NDArray[Any]) -> NDArray[np.
     return chosen
 
 
+def _mode_of(book: Book) -> str:
+    return (BookMode.L3 if isinstance(book, L3Book) else BookMode.L2).name.lower()
+
+
 def _sorted(books: BookSet) -> list[tuple[Market, Book]]:
     return sorted(books.books.items(), key=lambda entry: entry[0])
 
@@ -204,6 +245,7 @@ def _document(names: _Names, market: Market, book: Book, levels: int) -> dict[st
         "venue_id": market.venue_id,
         "market_id": market.market_id,
         "symbol": names.of(market),
+        "mode": _mode_of(book),
         "exchange_ts_ns": book.last_exchange_ts_ns,
         "bids": _rendered(book, bids),
         "asks": _rendered(book, asks),
@@ -219,7 +261,8 @@ def _ladder(names: _Names, market: Market, book: Book, levels: int) -> Table:
     """Asks above, bids below, the spread between them."""
     bids, asks = (_rendered(book, side) for side in book.depth(levels))
     title = (
-        f"market {names.of(market)} of venue {market.venue_id}: {book.bid_count} bids, {book.ask_count} asks"
+        f"market {names.of(market)} of venue {market.venue_id}, {_mode_of(book)}: "
+        f"{book.bid_count} bids, {book.ask_count} asks"
     )
     rows = [["ask", price, size] for price, size in reversed(asks)]
     rows += [["bid", price, size] for price, size in bids]

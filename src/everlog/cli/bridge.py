@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 import typer
 
 from everlog.cli.options import AsJson
-from everlog.cli.output import human_bytes, print_error, print_fields, print_json, print_warning, reporting
+from everlog.cli.output import (
+    counted,
+    human_bytes,
+    print_error,
+    print_fields,
+    print_json,
+    print_warning,
+    reporting,
+)
 from everlog.cli.signatures import Option, give_options
 from everlog.cli.topic import Key, Url
 from everlog.client.wire import DEFAULT_URL
@@ -344,16 +352,20 @@ def _report(direction: Direction, name: str, progress: Progress, as_json: bool) 
         return
     fields = [
         ("bridge", f"{name} ({direction})"),
-        ("forwarded", f"{progress.forwarded} records in {progress.batches} batches"),
+        ("forwarded", f"{counted(progress.forwarded, 'record')} in {_batches(progress.batches)}"),
         ("rate", f"{rate:.0f} records/s"),
         ("last seq", str(progress.last_seq) if progress.last_seq is not None else "none"),
-        ("there already", f"{progress.deduplicated} batches"),
+        ("there already", _batches(progress.deduplicated)),
         ("retries", str(progress.retries)),
         ("gaps", str(progress.gaps)),
     ]
     if progress.is_in_doubt:
         fields.append(("under way", "one batch; the next start finds out what became of it"))
     print_fields(fields)
+
+
+def _batches(count: int) -> str:
+    return "1 batch" if count == 1 else f"{count} batches"
 
 
 @contextlib.contextmanager

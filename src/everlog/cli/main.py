@@ -1,44 +1,75 @@
-"""The command `everlog`: nouns, then verbs. Owns the top level only; each noun has its own module."""
+"""The command `everlog`: nouns, then verbs. Owns the top level only; each noun has its own module.
+
+Only the module of the noun that is asked for is loaded, so that looking at a queue does not wait for Spark,
+books and the engine of topics. Whoever wants all of them, as `everlog --help` does, takes `app`.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+import sys
+from collections.abc import Iterable
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
 import everlog
-from everlog.cli import (
-    audit,
-    book,
-    bridge,
-    import_,
-    jobs,
-    output,
-    pipeline,
-    queue,
-    router,
-    serve,
-    topic,
-    verify,
-)
+from everlog.cli import output
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.add_typer(book.app, name="book")
-app.add_typer(queue.app, name="queue")
-app.add_typer(topic.app, name="topic")
-app.add_typer(jobs.app, name="jobs")
-app.add_typer(router.app, name="router")
-app.add_typer(pipeline.app, name="pipeline")
-app.add_typer(bridge.app, name="bridge")
-app.add_typer(audit.app, name="audit")
-app.command("import", epilog="Example: everlog import tardis-book BTCUSDT.csv.gz --queue ./history")(
-    import_.import_command
-)
-app.command("simulate", epilog="Example: everlog simulate --queue ./queue --symbols 100 --events 1000000")(
-    import_.simulate_command
-)
-app.command("serve", epilog="Example: everlog serve --data-dir ./topics-data")(serve.serve_command)
-app.command("verify", epilog="Example: everlog verify ./topics-data")(verify.verify_command)
+if TYPE_CHECKING:
+    # What is loaded by name below, for those who look for it in the source.
+    from everlog.cli import (  # noqa: F401
+        audit,
+        book,
+        bridge,
+        import_,
+        jobs,
+        pipeline,
+        queue,
+        router,
+        serve,
+        topic,
+        verify,
+    )
+
+    app: typer.Typer
+    """The command line with everything in it."""
+
+
+class _Command(NamedTuple):
+    """A noun without verbs: the function that it calls, and an example."""
+
+    module: str
+    function: str
+    example: str
+
+
+_GROUPS: Final = {
+    "book": "book",
+    "queue": "queue",
+    "topic": "topic",
+    "jobs": "jobs",
+    "router": "router",
+    "pipeline": "pipeline",
+    "bridge": "bridge",
+    "audit": "audit",
+}
+"""The module of each noun with verbs."""
+
+_COMMANDS: Final = {
+    "import": _Command(
+        "import_", "import_command", "everlog import tardis-book BTCUSDT.csv.gz --queue ./history"
+    ),
+    "simulate": _Command(
+        "import_", "simulate_command", "everlog simulate --queue ./queue --symbols 100 --events 1000000"
+    ),
+    "serve": _Command("serve", "serve_command", "everlog serve --data-dir ./topics-data"),
+    "verify": _Command("verify", "verify_command", "everlog verify ./topics-data"),
+}
+
+NOUNS: Final = (*_GROUPS, *_COMMANDS)
+"""What can follow `everlog`."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -47,7 +78,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog="Example: everlog queue tail -f ./queue")
 def everlog_command(
     version: Annotated[
         bool,
@@ -57,6 +87,33 @@ def everlog_command(
     """Work with everlog's queues and topics from the command line."""
 
 
+def command_line(nouns: Iterable[str] = NOUNS) -> typer.Typer:
+    """Return `everlog` with these nouns."""
+    line = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    line.callback(epilog="Example: everlog queue tail -f ./queue")(everlog_command)
+    for noun in nouns:
+        if noun in _GROUPS:
+            line.add_typer(import_module(f"everlog.cli.{_GROUPS[noun]}").app, name=noun)
+        else:
+            command = _COMMANDS[noun]
+            function = getattr(import_module(f"everlog.cli.{command.module}"), command.function)
+            line.command(noun, epilog=f"Example: {command.example}")(function)
+    return line
+
+
+@functools.cache
+def _whole() -> typer.Typer:
+    return command_line()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        return _whole()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def main() -> None:
     """Run `everlog`."""
-    output.run(app)
+    # Options may come first, and a noun may be misspelt: then all of them are needed for the answer.
+    asked = sys.argv[1:2]
+    output.run(command_line(asked) if asked and asked[0] in NOUNS else _whole())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from everlog.cli.tail import Start
-from everlog.queue import StartMode
+if TYPE_CHECKING:
+    from everlog.cli.tail import Start
 
 QueuePath = Annotated[
     str, typer.Argument(metavar="QUEUE", help="Directory of the queue.", show_default=False)
@@ -55,6 +55,9 @@ Keep = Annotated[bool, typer.Option("--keep", help="Leave the queue for a closer
 
 def parse_start(value: str | None) -> Start:
     """Parse the value of --from; anything else than a place or a seq is wrong usage."""
+    # Imported here: the commands that talk to a server share options, but know no queue.
+    from everlog.queue import StartMode
+
     if value is None:
         return None
     if value in (StartMode.EARLIEST, StartMode.LATEST):

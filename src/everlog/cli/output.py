@@ -11,6 +11,7 @@ pipes. Knows nothing of queues.
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
@@ -27,6 +28,7 @@ from typing import Any, NoReturn
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -35,7 +37,9 @@ from everlog.errors import EverlogError, Io
 
 _BARE_WORD = re.compile(r"[^\s\"\\\x00-\x1f\x7f-\x9f]+")
 _BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
+_LONG_UNITS_S = (("days", 86_400), ("h", 3600), ("min", 60))
 _GIVE_UP_CHECK_MS = 100
+_WIDEST = 1_000_000
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan", "dead": "red", "alive": "green"}
 
 
@@ -100,13 +104,16 @@ def print_fields(fields: Sequence[tuple[str, str]]) -> None:
         return
     console = _console()
     for name, value in fields:
-        console.print(Text.assemble((f"{name:<{width}}  ", "bold"), (value, _STYLES.get(value, ""))))
+        # Not broken into lines: the terminal does that, and what is copied from it stays in one piece.
+        line = Text.assemble((f"{name:<{width}}  ", "bold"), (value, _STYLES.get(value, "")))
+        console.print(line, soft_wrap=True)
 
 
 def print_table(table: Table) -> None:
     """Print a table: drawn by rich on a terminal, else aligned columns without any decoration.
 
-    Columns without any content are left out.
+    Columns without any content are left out. On a terminal that is too narrow each row becomes a list of
+    fields: cells would be cut off, and nobody could tell two names apart.
     """
     table = _without_empty_columns(table)
     if not is_terminal():
@@ -117,7 +124,16 @@ def print_table(table: Table) -> None:
         drawn.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left")
     for row in table.rows:
         drawn.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    _console().print(drawn)
+    console = _console()
+    anything_fits = console.options.update(max_width=_WIDEST)
+    if Measurement.get(console, anything_fits, drawn).minimum <= console.width:
+        console.print(drawn)
+        return
+    print(table.title)
+    for row in table.rows:
+        names = (column.rstrip(">") for column in table.columns)
+        print_fields([(f"  {name}", cell) for name, cell in zip(names, row, strict=True)])
+        print()
 
 
 def _without_empty_columns(table: Table) -> Table:
@@ -172,10 +188,19 @@ def human_bytes(count: int) -> str:
 
 
 def human_age(then_ns: int, now_ns: int) -> str:
-    """Return how long ago a wall clock time was; 0 is never, the future is now."""
+    """Return how long ago a wall clock time was, as a person says it; 0 is never, the future is now."""
     if then_ns == 0:
         return "never"
-    return f"{max(0, now_ns - then_ns) / NS_PER_S:.1f} s ago"
+    ago_s = max(0, now_ns - then_ns) / NS_PER_S
+    for unit, length_s in _LONG_UNITS_S:
+        if ago_s >= 2 * length_s:
+            return f"{ago_s / length_s:.1f} {unit} ago"
+    return f"{ago_s:.1f} s ago"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with what is counted: 1 segment, 2 segments."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def print_error(error: EverlogError, *, as_json: bool) -> None:
@@ -228,20 +253,43 @@ def discard_output() -> None:
 def run(app: typer.Typer) -> NoReturn:
     """Run a command line and exit."""
     signal.signal(signal.SIGTERM, _terminated)
+    # Closed by whoever started us. Their numbers must not go to files that are opened later.
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A path may hold bytes that are no text; showing them escaped beats failing.
             stream.reconfigure(errors="backslashreplace")
+    command = typer.main.get_command(app)
+    _reflow(command)
     try:
-        app()
+        command()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0
+        if isinstance(end.__context__, BrokenPipeError):
+            code = 0  # the libraries that print help call a reader who has seen enough an error
+    except OSError as error:
+        # From the library: help that nobody can be shown. Commands report their own.
+        discard_output()
+        print_error(Io(f"cannot go on: {error}", error.errno), as_json=False)
+        code = 1
     try:
         sys.stdout.flush()
     except OSError:
         discard_output()
     sys.exit(code)
+
+
+def _reflow(command: Any) -> None:
+    """Let paragraphs of help be as wide as the terminal, not as wide as they are in the code."""
+    if command.help:
+        paragraphs = inspect.cleandoc(command.help).split("\n\n")
+        command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+    for below in getattr(command, "commands", {}).values():
+        _reflow(below)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

@@ -6,6 +6,8 @@ job starts, so that the other commands stay quick and work without the extra.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,7 +22,9 @@ from everlog.cli.import_ import FormatName
 from everlog.cli.options import AsJson
 from everlog.cli.output import Table, reporting
 from everlog.cli.task_progress import TaskProgress
-from everlog.errors import InvalidConfig, Unsupported
+from everlog.client.http_api import HttpApi
+from everlog.errors import InvalidConfig, QueueNotFound, Unsupported
+from everlog.queue.layout import CONTROL_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -115,6 +119,7 @@ def archive(  # noqa: PLR0913, PLR0917
         if topic is not None and url is None:
             raise InvalidConfig("an archive of topics needs --url, or EVERLOG_URL in the environment")
         options = {} if max_records is None else {"maxRecordsPerBatch": str(max_records)}
+        _check_source(master, queue=queue, url=url if queue is None else None)
         with _session(master) as spark:
             from everlog.pipeline.jobs import archive as job
 
@@ -147,6 +152,7 @@ def audit(
     with reporting(as_json=as_json):
         if topic is not None and url is None:
             raise InvalidConfig("an audit of topics needs --url, or EVERLOG_URL in the environment")
+        _check_source(master, queue=queue, url=url if queue is None else None)
         with _session(master) as spark:
             from everlog.pipeline.jobs import audit as job
 
@@ -190,6 +196,7 @@ def replay(  # noqa: PLR0913, PLR0917
         is_stream = follow or live
         if not is_stream and (reader or checkpoint or max_records):
             raise InvalidConfig("--reader, --checkpoint and --max-records need --follow or --live")
+        _check_source(master, queue=queue)
         with _session(master) as spark:
             from everlog.pipeline.jobs import live_replay
             from everlog.pipeline.jobs import replay as job
@@ -245,6 +252,7 @@ def features(  # noqa: PLR0913, PLR0917
     """
     with reporting(as_json=as_json):
         chosen_bars = None if bars is None else _bars(bars)
+        _check_source(master, queue=queue)
         with _session(master) as spark:
             from everlog.market.feature_rows import standard_features
             from everlog.market.triggers import Always, TimeBar
@@ -399,6 +407,7 @@ def refine(
     """
     with reporting(as_json=as_json):
         names = _symbols(symbols)
+        _check_source(master, queue=queue)
         with _session(master) as spark:
             from everlog.pipeline.jobs import refine as job
             from everlog.pipeline.refinery import RefinerySettings
@@ -422,6 +431,20 @@ def _symbols(text: str) -> list[str]:
     return [name for part in text.replace(",", "\n").splitlines() if (name := part.strip())]
 
 
+def _check_source(master: str | None, *, queue: str | None = None, url: str | None = None) -> None:
+    """Look whether there is something to read before Spark starts, which takes long and fails at length.
+
+    With a master elsewhere the source need not be within reach from here.
+    """
+    if master is not None and not master.startswith("local"):
+        return
+    if queue is not None and not os.path.exists(os.path.join(queue, CONTROL_FILE)):
+        raise QueueNotFound(f"there is no queue at {queue!r}; check the path, or start its writer first")
+    if url is not None:
+        with HttpApi(url, os.environ.get("EVERLOG_KEY")) as api:
+            api.get("/health", dict[str, Any])
+
+
 @contextmanager
 def _session(master: str | None) -> Iterator[SparkSession]:
     """A session for one job; without the extra the error says what to install."""
@@ -429,12 +452,31 @@ def _session(master: str | None) -> Iterator[SparkSession]:
         from everlog.pipeline import spark_session
     except ImportError as error:
         raise _without_spark(error) from None
-    session = spark_session(master=master)
+    with _signals_later() as came:
+        session = spark_session(master=master)
     try:
+        if came:
+            raise SystemExit(128 + came[0])
         with TaskProgress(session):
             yield session
     finally:
         session.stop()
+
+
+@contextmanager
+def _signals_later() -> Iterator[list[int]]:
+    """Let Ctrl-C and SIGTERM wait for the end of the block, which gets the list of those that came.
+
+    A start of Spark that is interrupted leaves its Java process behind, which then never ends.
+    """
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: signal.signal(number, lambda got, frame: came.append(got)) for number in numbers}
+    try:
+        yield came
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _show_progress(report: RunReport) -> None:

@@ -27,7 +27,7 @@ from everlog.cli.options import (
     RootPath,
     parse_start,
 )
-from everlog.cli.output import Table, human_age, human_bytes, printable, reporting
+from everlog.cli.output import Table, counted, human_age, human_bytes, printable, reporting
 from everlog.cli.tail import TailRequest, tail
 from everlog.clock import SystemClock
 from everlog.errors import EverlogError, QueueNotFound
@@ -155,7 +155,9 @@ def _fields(info: QueueInfo) -> list[tuple[str, str]]:
     if info.index is not None:
         fields.append(("flushed up to", f"segment {info.index.segment_id}, offset {info.index.offset}"))
     fields.append(("writer", _writer(info.lock)))
-    fields.append(("on disk", f"{human_bytes(info.bytes_on_disk)} in {len(info.segments)} segments"))
+    fields.append(
+        ("on disk", f"{human_bytes(info.bytes_on_disk)} in {counted(len(info.segments), 'segment')}")
+    )
     fields += [(name, f"unreadable: {reason}") for name, reason in info.unreadable.items()]
     return fields
 

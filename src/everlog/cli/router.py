@@ -14,7 +14,6 @@ import typer
 from everlog.cli import output
 from everlog.cli.output import Table, printable
 from everlog.cli.topic import Document, Session, server_command
-from everlog.topics.routing.definitions import Guarantee
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -63,7 +62,8 @@ def ls_command(
         ]
         output.print_table(Table(f"routers of {session.api.place}", columns, rows))
     else:
-        print(f"no such routers on {session.api.place}")
+        some = " like that" if prefix or source or dest else ""
+        print(f"no routers{some} on {session.api.place}")
 
 
 @server_command("put", "everlog router put orders-eu orders orders.eu --filter 'eu*'", app)
@@ -88,7 +88,7 @@ def put_command(
         "source": source,
         "dest": dest,
         "filter": tag_filter,
-        "guarantee": Guarantee.EXACTLY_ONCE if exactly_once else Guarantee.AT_LEAST_ONCE,
+        "guarantee": "exactly_once" if exactly_once else "at_least_once",
         "preserve_node": preserve_node,
         "preserve_tag": preserve_tag,
         "create_dest": create_dest,
@@ -115,7 +115,7 @@ def show_command(session: Session, router: RouterName) -> None:
             ("router", printable(str(answer["router"]))),
             ("source", printable(str(answer["source"]))),
             ("dest", printable(str(answer["dest"]))),
-            ("filter", "none" if match is None else printable(f"{match[1]} {match[2]}")),
+            ("filter", "none" if match is None else f"tag {printable(match[2])}"),
             ("guarantee", str(answer["guarantee"])),
             ("copies carry", _carried(answer)),
             ("may close a cycle", "yes" if answer["allow_cycle"] else "no"),

@@ -16,12 +16,14 @@ import errno
 import os
 import socket
 import sys
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
 import everlog
-from everlog.cli.output import is_terminal, print_error, print_fields
+from everlog.cli.output import counted, is_terminal, print_error, print_fields, print_warning
 from everlog.cli.signatures import Option, give_options
 from everlog.errors import Corrupt, DataDirInUse, EverlogError, InvalidConfig, Io, UnsupportedVersion
 
@@ -130,6 +132,8 @@ def serve_command(*, memory: bool, config: str | None, **flags: Any) -> None:
     try:
         settings = _settings(config, flags)
         as_json = settings.log_format == "json"
+        for problem in _passed_over(os.environ):
+            print_warning("variable_passed_over", problem, as_json=as_json)
         address = f"{settings.host} port {settings.port}"
         _serve(settings, memory)
     except (EverlogError, OSError) as error:
@@ -148,6 +152,23 @@ def _settings(config: str | None, flags: dict[str, Any]) -> ServerSettings:
     return ServerSettings.from_sources(os.environ, config, flags)
 
 
+def _passed_over(environment: Mapping[str, str]) -> Iterator[str]:
+    """What the environment says in vain: a slip in TOPICS_API_KEYS would leave the server open to anybody."""
+    from everlog.server.settings import RANGES, VARIABLES
+
+    known = set(VARIABLES.values())
+    for variable in sorted(environment):
+        if variable.startswith("TOPICS_") and variable not in known:
+            near = get_close_matches(variable, known, 1, cutoff=0.8)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            yield f"{variable} is no setting of the server and is passed over{hint}"
+    for name, (least, most) in RANGES.items():
+        text = environment.get(VARIABLES[name], "").strip()
+        if text and not text.isdecimal():
+            wanted = f"a whole number from {least} to {most}"
+            yield f"{VARIABLES[name]} is {text!r} and counts as not set; it must be {wanted}"
+
+
 def _serve(settings: ServerSettings, memory: bool) -> None:
     from everlog.server.serve import run
 
@@ -160,7 +181,7 @@ def _show_banner(server: TopicsServer) -> None:
     host, port = server.address
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     keys = (
-        f"on, {len(settings.api_keys)} keys"
+        f"on, {counted(len(settings.api_keys), 'key')}"
         if settings.api_keys.enabled
         else "OFF, anybody may do everything"
     )

@@ -9,26 +9,28 @@ from __future__ import annotations
 import functools
 import json
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 import typer
 
 from everlog.cli import output
 from everlog.cli.options import AsJson
-from everlog.cli.output import Table, human_bytes, one_line, printable, reporting
+from everlog.cli.output import Table, counted, human_bytes, one_line, printable, reporting
 from everlog.cli.record_format import Renderer, renderer
 from everlog.cli.record_input import STDIN, Defaults, Line, LineFormat, batches, read_lines
 from everlog.cli.signatures import Option, give_options, options_of
 from everlog.cli.topic_reading import Last, Place, ReadRequest, Start, read_topic
+from everlog.client.arguments import checked_settings
 from everlog.client.http_api import DEFAULT_URL, ApiFailed, Backoff, HttpApi, topic_path
+from everlog.client.records import TopicSettings
 from everlog.errors import TopicIncompatible
-from everlog.topics import Discard, Durability, TopicType
 
 BATCH_DEFAULT: Final = 500
 BATCH_MAX: Final = 10_000
@@ -161,15 +163,17 @@ def _listed(topic: Document) -> tuple[str, ...]:
 def create_command(
     session: Session,
     topic: TopicName,
-    kind: Annotated[TopicType | None, typer.Option("--type", help="Default: log.")] = None,
+    kind: Annotated[Literal["log", "queue"] | None, typer.Option("--type", help="Default: log.")] = None,
     durability: Annotated[
-        Durability | None, typer.Option(help="What an acknowledged record survives. Default: disk.")
+        Literal["ephemeral", "memory", "disk", "fsync"] | None,
+        typer.Option(help="What an acknowledged record survives. Default: disk."),
     ] = None,
     ttl_ms: Annotated[int | None, typer.Option(min=0, help="Records expire after this; 0: never.")] = None,
     cap_records: Annotated[int | None, typer.Option(min=0, help="Most records kept; 0: any.")] = None,
     cap_bytes: Annotated[int | None, typer.Option(min=0, help="Most bytes kept; 0: any.")] = None,
     discard: Annotated[
-        Discard | None, typer.Option(help="At a cap: evict the oldest, or refuse. Default: old.")
+        Literal["old", "reject"] | None,
+        typer.Option(help="At a cap: evict the oldest, or refuse. Default: old."),
     ] = None,
     config: Annotated[
         str | None,
@@ -190,6 +194,7 @@ def create_command(
         "discard": discard,
     }
     wanted |= {name: value for name, value in options.items() if value is not None}
+    checked_settings(cast(TopicSettings, wanted))
     existing = None if replace else _existing(session.api, topic)
     if existing is not None:
         _check_same(topic, wanted, existing["config"])
@@ -344,7 +349,7 @@ def append_command(
         if totals.count:
             session.warn(
                 "partly_appended",
-                f"{_records(totals.count)} up to seq {totals.last_seq}: already appended",
+                f"{counted(totals.count, 'record')} up to seq {totals.last_seq}: already appended",
             )
         raise
     _print_totals(session, topic, totals)
@@ -415,11 +420,9 @@ def _print_totals(session: Session, topic: str, totals: AppendTotals) -> None:
         print("nothing to append")
     else:
         again = f", {totals.deduped} of them were there already" if totals.deduped else ""
-        print(f"{_records(totals.count)}, seq {totals.first_seq} to {totals.last_seq}{again}")
-
-
-def _records(count: int) -> str:
-    return "1 record" if count == 1 else f"{count} records"
+        records = counted(totals.count, "record")
+        last = f" to {totals.last_seq}" if totals.last_seq != totals.first_seq else ""
+        print(f"{records}, seq {totals.first_seq}{last}{again}")
 
 
 # -- read, tail ----------------------------------------------------------------------------
@@ -534,7 +537,7 @@ def delete_command(
     if session.as_json:
         output.print_json(answer)
     else:
-        print(f"{_records(answer['deleted'])} deleted, {answer['count']} left")
+        print(f"{counted(answer['deleted'], 'record')} deleted, {answer['count']} left")
 
 
 @server_command("rm", "everlog topic rm orders --yes")
@@ -547,7 +550,7 @@ def rm_command(
     """Delete a topic with all its records. Asks first if a person is there to answer."""
     if not yes and sys.stdin.isatty() and sys.stderr.isatty():
         question = f"delete {printable(topic)} and all its records on {session.api.place}?"
-        if not typer.confirm(question, err=True):
+        if not _confirmed(question):
             print("nothing was deleted", file=sys.stderr)
             raise typer.Exit(1)
     query = {"if_empty": "true" if if_empty else "false"}
@@ -556,3 +559,14 @@ def rm_command(
         output.print_json(answer)
     else:
         print(f"{printable(topic)}: {'deleted' if answer['deleted'] else 'there was no such topic'}")
+
+
+def _confirmed(question: str) -> bool:
+    """Ask; the end of the input is no, and Ctrl-C ends the command as it does everywhere."""
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort as abort:
+        print(file=sys.stderr)
+        if isinstance(abort.__context__, KeyboardInterrupt):
+            raise typer.Exit(128 + signal.SIGINT) from None
+        return False

@@ -132,7 +132,7 @@ class _Reading:
         while not self._signal and self._left != 0:
             diff = self._patiently(partial(self._diff, cursor))
             if diff.tombstone is not None and not takes_what_is_there:
-                self._report_gap(diff.tombstone)
+                self._report_gap(diff.tombstone, diff.head_seq)
             takes_what_is_there = False
             self._print(diff.records)
             cursor = diff.next_from_seq
@@ -203,11 +203,14 @@ class _Reading:
         if self._left is not None:
             self._left -= len(records)
 
-    def _report_gap(self, gap: Tombstone) -> None:
+    def _report_gap(self, gap: Tombstone, head_seq: int) -> None:
         self._gaps += 1
         name = self._request.topic
         if gap.reason == "recreated":
-            message = f"{name} was deleted and created again, or lost its end; reading it from its start"
+            message = (
+                f"{name} ends with seq {head_seq}, before what was to be read: it was deleted and created "
+                "again, or never was longer; reading it from its start"
+            )
         else:
             message = (
                 f"{name} lost seq {gap.gap_from} to {gap.gap_to} ({gap.reason}): "

@@ -76,3 +76,8 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    # Completion in a shell or notebook finds what is not loaded yet.
+    return sorted({*globals(), *__all__})

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 from everlog.client import calls, flows
+from everlog.client.arguments import checked_starts, show_as_method
 from everlog.client.async_connection import AsyncConnection, AsyncConnections
 from everlog.client.calls import Call, Nodes
 from everlog.client.errors import ApiFailed
@@ -27,9 +28,9 @@ from everlog.client.records import (
     TopicSummary,
     WatchEvent,
 )
-from everlog.client.retrying import RetryPolicy
+from everlog.client.retrying import RetryPolicy, checked_policy
 from everlog.client.sockets import AsyncSocket
-from everlog.client.sync_client import watch_options, watch_starts
+from everlog.client.sync_client import watch_options
 from everlog.client.wire import DEFAULT_URL, TIMEOUT_S, Answer, Place, RequestWriter
 from everlog.clock import Clock, SystemClock
 
@@ -44,6 +45,7 @@ def _method(build: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P]
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._run(flows.call(self._wishes, build(*args, **kwargs)))
 
+    show_as_method(method, build)
     return method
 
 
@@ -69,11 +71,12 @@ class AsyncClient:
         self._writer = RequestWriter(self.place, key)
         self._timeout_s = timeout_s
         now_ns = (clock if clock is not None else SystemClock()).monotonic_ns
-        self._wishes = Wishes(self._writer, retry or RetryPolicy(), timeout_s, now_ns)
+        self._wishes = Wishes(self._writer, checked_policy(retry), timeout_s, now_ns)
         self._connections = AsyncConnections(self.place)
 
     put_topic = _method(calls.put_topic)
     topic = _method(calls.topic)
+    account = _method(calls.account)
     topics_page = _method(calls.topics_page)
     delete_topic = _method(calls.delete_topic)
     append = _method(calls.append)
@@ -91,6 +94,9 @@ class AsyncClient:
     health = _method(calls.health)
     ready = _method(calls.ready)
     metrics = _method(calls.metrics)
+
+    def __repr__(self) -> str:
+        return f"<AsyncClient of {self.place}>"
 
     async def topics(self, prefix: str | None = None) -> list[TopicSummary]:
         """All topics, or those whose names begin so."""
@@ -163,7 +169,7 @@ class AsyncClient:
     ) -> AsyncIterator[WatchEvent]:
         """Iterate over what happens to topics; see `Client.watch`."""
         options = watch_options(node, include_tags, include_meta, include_data, limit, consistency)
-        wanted = WatchWishes(watch_starts(topics), gaps, lenient, options)
+        wanted = WatchWishes(checked_starts(topics), gaps, lenient, options)
         return self._iterate(flows.watch(self._wishes, wanted))
 
     def work(self, queue: str, node: str, max: int = 1, *, lease_ms: int | None = None) -> AsyncIterator[Job]:

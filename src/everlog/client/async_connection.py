@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import weakref
 from collections import deque
 from collections.abc import Awaitable
 from typing import Any, TypeVar
@@ -121,16 +122,29 @@ class AsyncConnection:
 
 
 class AsyncConnections:
-    """Connections to one server that nobody uses at the moment."""
+    """Connections to one server that nobody uses at the moment. Each belongs to the loop that opened it."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self._idle: deque[AsyncConnection] = deque()
+        self._idle_of: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, deque[AsyncConnection]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def _idle(self) -> deque[AsyncConnection]:
+        """Those of the running loop; what a closed one left is forgotten."""
+        loop = asyncio.get_running_loop()
+        idle = self._idle_of.get(loop)
+        if idle is None:
+            for other in [known for known in self._idle_of if known.is_closed()]:
+                del self._idle_of[other]
+            idle = self._idle_of[loop] = deque()
+        return idle
 
     async def take(self, timeout_s: float) -> AsyncConnection:
         """One that is idle and alive, or a new one."""
-        while self._idle:
-            connection = self._idle.pop()
+        idle = self._idle()
+        while idle:
+            connection = idle.pop()
             if not connection.is_stale():
                 return connection
             connection.close()
@@ -140,12 +154,14 @@ class AsyncConnections:
         """Keep it for the next one, if it is still open."""
         if not connection.is_open:
             return
-        if len(self._idle) >= MAX_IDLE:
+        idle = self._idle()
+        if len(idle) >= MAX_IDLE:
             connection.close()
         else:
-            self._idle.append(connection)
+            idle.append(connection)
 
     def close(self) -> None:
-        """Hang up all of them; those in use are closed by their users."""
-        while self._idle:
-            self._idle.pop().close()
+        """Hang up those of the running loop; those in use are closed by their users."""
+        idle = self._idle()
+        while idle:
+            idle.pop().close()

@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from everlog.client import records as shapes
+from everlog.client.arguments import checked_records, checked_settings
 from everlog.client.encoding import encode
 from everlog.client.records import NewRecord, Predicate, TopicSettings
 from everlog.client.wire import router_path, topic_path
@@ -78,12 +79,18 @@ def _query(**fields: str | int | bool | None) -> str:
 
 def put_topic(topic: str, config: TopicSettings | None = None) -> Call[shapes.TopicPut]:
     """Create a topic, or replace all settings of an existing one."""
-    return Call("PUT", topic_path(topic), shapes.TopicPut, encode(config or {}))
+    return Call("PUT", topic_path(topic), shapes.TopicPut, encode(checked_settings(config or {})))
 
 
 def topic(topic: str, *, touch: bool = True) -> Call[shapes.TopicState]:
     """Look at a topic; `touch=False` does not count as a use."""
     return Call("GET", topic_path(topic) + _query(touch=touch), shapes.TopicState)
+
+
+def account(topic: str, from_seq: int = 0, to_seq: int | None = None) -> Call[shapes.TopicAccount]:
+    """What has become of the seqs of a topic, behind `from_seq` and up to `to_seq` or a million on."""
+    query = _query(from_seq=from_seq, to_seq=to_seq)
+    return Call("GET", f"{topic_path(topic)}/account{query}", shapes.TopicAccount)
 
 
 def topics_page(
@@ -127,11 +134,11 @@ def append_many(
 ) -> Call[shapes.Appended]:
     """Append up to 10000 records, all or none; they get seqs without a gap."""
     body = _given(
-        records=list(records),
+        records=checked_records(records),
         node=node,
         idempotency_key=idempotency_key or new_key(),
         create=create,
-        config=config,
+        config=None if config is None else checked_settings(config),
     )
     return Call("POST", topic_path(topic) + _query(return_seqs=return_seqs), shapes.Appended, body)
 

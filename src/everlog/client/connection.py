@@ -6,10 +6,12 @@ have seen the request. A connection is used by one thread at a time, the store b
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import ssl
 import struct
+import weakref
 from collections import deque
 from contextlib import suppress
 from typing import Final
@@ -161,11 +163,12 @@ def _connected(place: Place, timeout_s: float) -> socket.socket:
 
 
 class Connections:
-    """Connections to one server that nobody uses at the moment."""
+    """Connections to one server that nobody uses at the moment; a forked child begins without any."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self._idle: deque[Connection] = deque(maxlen=MAX_IDLE)
+        _stores.add(self)
 
     def take(self, timeout_s: float) -> Connection:
         """One that is idle and alive, or a new one."""
@@ -190,3 +193,15 @@ class Connections:
         """Hang up all of them; those in use are closed by their users."""
         while self._idle:
             self._idle.pop().close()
+
+
+_stores: Final[weakref.WeakSet[Connections]] = weakref.WeakSet()
+
+
+def _leave_to_the_parent() -> None:
+    # Shared by two processes, a connection would give each of them answers to the other.
+    for store in _stores:
+        store.close()
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)

@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from everlog.client import calls
+from everlog.client.arguments import checked_gaps, checked_start
 from everlog.client.calls import Call, Nodes
 from everlog.client.errors import UNREACHABLE, ApiFailed, RecordsLost
 from everlog.client.records import (
@@ -110,7 +111,7 @@ def call(wishes: Wishes, wanted: Call[T]) -> Flow[T]:
     while True:
         try:
             answer: Answer = yield Send(request, attempts.left_s(wishes.timeout_s) + wanted.wait_s)
-            return read_answer(wishes.place, wanted, answer)
+            return read_answer(wishes.writer, wanted, answer)
         except ApiFailed as error:
             pause_s = attempts.pause_s(error, wanted.may_repeat)
         yield Pause(pause_s)
@@ -120,14 +121,14 @@ def _accepts(wanted: Call[Any]) -> bytes:
     return b"Accept: application/json\r\n" if wanted.path == "/metrics" else b""
 
 
-def read_answer(place: Place, wanted: Call[T], answer: Answer) -> T:
+def read_answer(writer: RequestWriter, wanted: Call[T], answer: Answer) -> T:
     """The value that an answer holds; raises what the server refused."""
     if not answer.is_success:
-        raise refusal(place, answer)
+        raise refusal(writer, answer)
     try:
         return wanted.read(answer.body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise foreign(place, answer.status, f"{wanted.method} {wanted.path}: {error}") from None
+        raise foreign(writer.place, answer.status, f"{wanted.method} {wanted.path}: {error}") from None
 
 
 # --- Lists -----------------------------------------------------------------------------------------------
@@ -179,8 +180,14 @@ class ReadWishes(NamedTuple):
 def read(wishes: Wishes, wanted: ReadWishes) -> Flow[None]:
     """Emit the records of a topic, up to its present end or for ever.
 
-    Who asks for what is there misses nothing that had gone before; any other gap is told.
+    Who asks for what is there misses nothing that had gone before; any other gap is told. What makes no sense
+    is refused at once, not when the first record is asked for.
     """
+    start, gaps = checked_start(wanted.start), checked_gaps(wanted.gaps)
+    return _read(wishes, wanted._replace(start=start, gaps=gaps))
+
+
+def _read(wishes: Wishes, wanted: ReadWishes) -> Flow[None]:
     cursor = yield from _first_cursor(wishes, wanted)
     is_following = wanted.start == "now" if wanted.follow is None else wanted.follow
     takes_what_is_there = wanted.start == "earliest"
@@ -228,7 +235,10 @@ def _first_cursor(wishes: Wishes, wanted: ReadWishes) -> Flow[int]:
 def lost(gap: Tombstone) -> RecordsLost:
     """The exception for a gap."""
     if gap.reason == "recreated":
-        message = f"topic {gap.topic} was deleted and created again; read it again from its start"
+        message = (
+            f"topic {gap.topic} ends with seq {gap.head_seq}, before what was to be read: it was deleted and "
+            "created again, or never was longer; read it from its start"
+        )
     else:
         message = (
             f"seqs {gap.gap_from} to {gap.gap_to} of topic {gap.topic} are gone ({gap.reason}); "
@@ -270,6 +280,10 @@ def watch(wishes: Wishes, wanted: WatchWishes) -> Flow[None]:
     Where to go on is known here: what this flow has emitted. The server's cursors are ahead of that by what
     was lost with a connection, so each new one is told by `Last-Event-ID`.
     """
+    return _watch(wishes, wanted._replace(gaps=checked_gaps(wanted.gaps)))
+
+
+def _watch(wishes: Wishes, wanted: WatchWishes) -> Flow[None]:
     cursors = {topic: _watched_from(start) for topic, start in wanted.topics.items()}
     session = yield from call(wishes, _session_call(wanted, cursors))
     watching = _Watching(wishes, wanted, {topic: seen.from_seq for topic, seen in session.topics.items()})
@@ -371,7 +385,7 @@ def _stream(wishes: Wishes, request: bytes, take: Callable[[Event], Any], attemp
     """Emit what `take` makes of the events of one connection, until it ends."""
     head: Answer = yield Open(request, wishes.timeout_s)
     if not head.is_success:
-        raise refusal(wishes.place, head)
+        raise refusal(wishes.writer, head)
     parser = EventParser()
     while piece := (yield More(SILENCE_S)):
         for event in parser.feed(piece):

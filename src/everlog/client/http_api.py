@@ -93,7 +93,7 @@ class HttpApi:
         request = self._writer.request(method, target, content)
         answer = self._exchange(request, repeatable or method != "POST", self._timeout_s + wait_s)
         if not answer.is_success:
-            raise refusal(self.place, answer)
+            raise refusal(self._writer, answer)
         try:
             return msgspec.json.decode(answer.body, type=kind)
         except msgspec.MsgspecError as error:

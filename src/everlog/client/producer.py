@@ -8,6 +8,7 @@ each with an idempotency key of its own, and one is tried again only while the s
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 import weakref
@@ -17,13 +18,14 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from everlog.client import calls, flows
+from everlog.client.arguments import checked_settings
 from everlog.client.calls import Call
 from everlog.client.encoding import encode
 from everlog.client.errors import ApiFailed, BufferFull, ProducerFailed
 from everlog.client.flows import Wishes
 from everlog.client.records import Appended, TopicSettings
 from everlog.client.retrying import RetryPolicy
-from everlog.client.sync_client import Client
+from everlog.client.sync_client import Client, client_of
 from everlog.client.wire import topic_path
 from everlog.errors import Closed, EverlogError, InvalidConfig, InvalidRecord, RecordTooLarge
 
@@ -71,13 +73,13 @@ class Producer:
         _check(batch_records, batch_bytes, linger_s, max_buffered_bytes)
         self.topic = topic
         self._owns_client = isinstance(client, str)
-        self._client = Client(client, key) if isinstance(client, str) else client
+        self._client = client_of(client, key)
         self._batch_records = batch_records
         self._batch_bytes = batch_bytes
         self._linger_s = linger_s
         self._max_buffered_bytes = max_buffered_bytes
         self._deadline_s = deadline_s
-        self._config = config
+        self._config = None if config is None else checked_settings(config)
         self._on_delivered = on_delivered
         self._id = calls.new_key()
         self._lock = threading.Lock()
@@ -92,10 +94,15 @@ class Producer:
         self._delivered = 0
         self._failure: EverlogError | None = None
         self._is_closing = False
+        self._is_of_parent = False
+        _producers.add(self)
         self._thread = threading.Thread(target=_send_all, args=(self,), name=f"producer-{topic}", daemon=True)
         self._thread.start()
         self._at_exit = _closer(self)
         atexit.register(self._at_exit)
+
+    def __repr__(self) -> str:
+        return f"<Producer for {self.topic} on {self._client.place}: {self._delivered} records delivered>"
 
     @property
     def delivered(self) -> int:
@@ -160,16 +167,32 @@ class Producer:
             self._changed.notify_all()
 
     def _check_alive(self) -> None:
+        self._check_owner()
         if self._failure is not None:
             raise self._failed()
         if self._is_closing:
             raise Closed(f"the producer for topic {self.topic} is closed; make a new one")
 
+    def _check_owner(self) -> None:
+        if self._is_of_parent:
+            raise Closed(
+                f"the producer for topic {self.topic} belongs to the parent process, and so does what it "
+                "holds; make a new one after fork"
+            )
+
+    def _leave_to_the_parent(self) -> None:
+        """In a forked child there is no thread that sends, and its locks may be held for ever."""
+        self._is_of_parent = True
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._texts, self._texts_bytes = [], 0
+        self._sealed.clear()
+        atexit.unregister(self._at_exit)
+
     def _failed(self) -> ProducerFailed:
         undelivered = self._sealed_records - self._delivered
-        error = ProducerFailed(
-            f"{undelivered} records for topic {self.topic} were not delivered: {self._failure}", undelivered
-        )
+        told = "1 record was" if undelivered == 1 else f"{undelivered} records were"
+        error = ProducerFailed(f"{told} not delivered to topic {self.topic}: {self._failure}", undelivered)
         error.__cause__ = self._failure
         return error
 
@@ -189,6 +212,7 @@ class Producer:
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything given so far is kept; raises `ProducerFailed` if that cannot be."""
+        self._check_owner()
         with self._lock:
             self._seal()
             target = self._sealed_records
@@ -205,6 +229,8 @@ class Producer:
 
     def close(self) -> None:
         """Deliver what is buffered and stop; raises `ProducerFailed` if that cannot be."""
+        if self._is_of_parent:
+            return  # the parent delivers
         with self._lock:
             is_first, self._is_closing = not self._is_closing, True
             self._seal()
@@ -343,3 +369,14 @@ def _with_fields(text: bytes, tag: str | None, node: str | None, meta: dict[str,
                 raise InvalidRecord(f"{name} is over {limit} bytes: {value[:40]!r}...")
             text += b',"%b":%b' % (name.encode(), encode(value))
     return text if meta is None else text + b',"meta":' + meta_text
+
+
+_producers: Final[weakref.WeakSet[Producer]] = weakref.WeakSet()
+
+
+def _leave_to_the_parent() -> None:
+    for producer in _producers:
+        producer._leave_to_the_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)

@@ -143,6 +143,21 @@ class TopicState(msgspec.Struct, frozen=True):
     queue: QueueCounts | None = None
 
 
+class TopicAccount(msgspec.Struct, frozen=True):
+    """What has become of the seqs behind `from_seq` up to `to_seq`; the counts add up to their number."""
+
+    topic: str
+    from_seq: int
+    to_seq: int
+    live: int
+    deleted: int
+    evicted: int
+    expired: int
+    holes: int
+    evict_floor: int
+    head_seq: int
+
+
 class TopicSummary(msgspec.Struct, frozen=True):
     """A topic in a list."""
 

@@ -71,3 +71,12 @@ class Attempts:
         if now_ns + int(pause_s * NS_PER_S) >= self._deadline_ns:
             raise error
         return pause_s
+
+
+def checked_policy(retry: RetryPolicy | None) -> RetryPolicy:
+    """The policy that was given, or the usual one; raises InvalidConfig for anything else."""
+    if retry is None:
+        return RetryPolicy()
+    if not isinstance(retry, RetryPolicy):
+        raise InvalidConfig(f"retry is {retry!r}; give a policy like RetryPolicy(deadline_s=30)")
+    return retry

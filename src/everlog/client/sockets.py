@@ -17,6 +17,7 @@ import msgspec
 import wsproto
 import wsproto.events as ws
 
+from everlog.client.arguments import checked_gaps, checked_records, checked_settings, checked_starts
 from everlog.client.async_connection import AsyncConnection
 from everlog.client.calls import Nodes, new_key
 from everlog.client.connection import Connection
@@ -36,7 +37,7 @@ from everlog.client.records import (
     Watched,
     WatchEvent,
 )
-from everlog.client.wire import Answer, Place, RequestWriter, foreign, refusal
+from everlog.client.wire import Answer, RequestWriter, foreign, refusal
 
 _PUSHED: Final[dict[str, type[WatchEvent]]] = {
     "record": Records,
@@ -61,9 +62,10 @@ class _Subscribed(msgspec.Struct):
 class Messages:
     """Commands out, answers and pushed events in; no bytes are moved here."""
 
-    def __init__(self, place: Place, gaps: Gaps) -> None:
-        self.place = place
-        self.gaps = gaps
+    def __init__(self, writer: RequestWriter, gaps: Gaps) -> None:
+        self.place = writer.place
+        self.gaps = checked_gaps(gaps)
+        self._writer = writer
         self.at: dict[str, int] = {}
         self.is_ended = False
         self.failure: ApiFailed | None = None
@@ -129,11 +131,11 @@ class Messages:
             headers = {bytes(name).lower(): bytes(value) for name, value in event.headers}
             self._refused = Answer(event.status_code, headers)
             if not event.has_body:
-                self._end(refusal(self.place, self._refused))
+                self._end(refusal(self._writer, self._refused))
         elif isinstance(event, ws.RejectData):
             self._refused.body += bytes(event.data)
             if event.body_finished:
-                self._end(refusal(self.place, self._refused))
+                self._end(refusal(self._writer, self._refused))
         return b""
 
     def _end(self, failure: ApiFailed) -> None:
@@ -222,11 +224,11 @@ def publish_fields(
     """The fields of a publish."""
     return {
         "topic": topic,
-        "records": list(records),
+        "records": checked_records(records),
         "node": node,
         "idempotency_key": idempotency_key or new_key(),
         "create": create,
-        "config": config,
+        "config": None if config is None else checked_settings(config),
         "return_seqs": False,
     }
 
@@ -235,7 +237,7 @@ def subscribe_fields(
     topics: Mapping[str, Start] | str, node: Nodes | None, include_tags: bool, lenient: bool
 ) -> dict[str, object]:
     """The fields of a subscription."""
-    starts = {topics: "earliest"} if isinstance(topics, str) else topics
+    starts = checked_starts({topics: "earliest"} if isinstance(topics, str) else topics)
     wanted: dict[str, dict[str, object]] = {}
     for topic, start in starts.items():
         cursor = max(start - 1, 0) if isinstance(start, int) else 0
@@ -248,7 +250,7 @@ class Socket:
 
     def __init__(self, writer: RequestWriter, timeout_s: float, gaps: Gaps = "raise") -> None:
         self._timeout_s = timeout_s
-        self._messages = Messages(writer.place, gaps)
+        self._messages = Messages(writer, gaps)
         self._connection = Connection(writer.place, timeout_s)
         self._changed = threading.Condition()
         self._is_reading = False
@@ -370,7 +372,7 @@ class AsyncSocket:
     def __init__(self, writer: RequestWriter, timeout_s: float, gaps: Gaps = "raise") -> None:
         self._writer = writer
         self._timeout_s = timeout_s
-        self._messages = Messages(writer.place, gaps)
+        self._messages = Messages(writer, gaps)
         self._connection: AsyncConnection
         self._changed = asyncio.Condition()
         self._is_reading = False

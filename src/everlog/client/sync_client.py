@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 from everlog.client import calls, flows
+from everlog.client.arguments import checked_starts, show_as_method
 from everlog.client.calls import Call, Nodes
 from everlog.client.connection import Connection, Connections
 from everlog.client.errors import ApiFailed
@@ -27,10 +28,11 @@ from everlog.client.records import (
     TopicSummary,
     WatchEvent,
 )
-from everlog.client.retrying import RetryPolicy
+from everlog.client.retrying import RetryPolicy, checked_policy
 from everlog.client.sockets import Socket
 from everlog.client.wire import DEFAULT_URL, TIMEOUT_S, Answer, Place, RequestWriter
 from everlog.clock import NS_PER_S, Clock, SystemClock
+from everlog.errors import InvalidConfig
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,6 +45,7 @@ def _method(build: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._run(flows.call(self._wishes, build(*args, **kwargs)))
 
+    show_as_method(method, build)
     return method
 
 
@@ -66,11 +69,12 @@ class Client:
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._writer = RequestWriter(self.place, key)
         self._timeout_s = timeout_s
-        self._wishes = Wishes(self._writer, retry or RetryPolicy(), timeout_s, self._clock.monotonic_ns)
+        self._wishes = Wishes(self._writer, checked_policy(retry), timeout_s, self._clock.monotonic_ns)
         self._connections = Connections(self.place)
 
     put_topic = _method(calls.put_topic)
     topic = _method(calls.topic)
+    account = _method(calls.account)
     topics_page = _method(calls.topics_page)
     delete_topic = _method(calls.delete_topic)
     append = _method(calls.append)
@@ -88,6 +92,9 @@ class Client:
     health = _method(calls.health)
     ready = _method(calls.ready)
     metrics = _method(calls.metrics)
+
+    def __repr__(self) -> str:
+        return f"<Client of {self.place}>"
 
     def topics(self, prefix: str | None = None) -> list[TopicSummary]:
         """All topics, or those whose names begin so."""
@@ -168,7 +175,7 @@ class Client:
         or the server is lost it goes on where it was, without a record missing or coming twice.
         """
         options = watch_options(node, include_tags, include_meta, include_data, limit, consistency)
-        wanted = WatchWishes(watch_starts(topics), gaps, lenient, options)
+        wanted = WatchWishes(checked_starts(topics), gaps, lenient, options)
         return self._iterate(flows.watch(self._wishes, wanted))
 
     def work(self, queue: str, node: str, max: int = 1, *, lease_ms: int | None = None) -> Iterator[Job]:
@@ -253,6 +260,17 @@ class Client:
         self.close()
 
 
+def client_of(client: Client | str, key: str | None) -> Client:
+    """The client that was given, or one for the URL that was; raises InvalidConfig for anything else."""
+    if isinstance(client, str):
+        return Client(client, key)
+    if not isinstance(client, Client):
+        raise InvalidConfig(f"the client is {client!r}; give an everlog.Client, or the URL of a server")
+    if key is not None:
+        raise InvalidConfig("a key beside a client; give it to the client: Client(url, key)")
+    return client
+
+
 class _Stream:
     """The connection of an iteration."""
 
@@ -280,13 +298,6 @@ def _stream(place: Place) -> Iterator[_Stream]:
         yield stream
     finally:
         stream.close()
-
-
-def watch_starts(topics: Mapping[str, Start] | Iterable[str] | str) -> dict[str, Start]:
-    """Where each of the topics begins."""
-    if isinstance(topics, str):
-        return {topics: "now"}
-    return dict(topics) if isinstance(topics, Mapping) else dict.fromkeys(topics, "now")
 
 
 def watch_options(

@@ -40,6 +40,8 @@ class Place:
     @classmethod
     def parse(cls, url: str) -> Place:
         """Read a URL; a path in it is put before every route, a closing `/v0` may be left out."""
+        if not isinstance(url, str):
+            raise InvalidConfig(f"the server's URL is {url!r}; {_EXAMPLE}")
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
@@ -47,7 +49,9 @@ class Place:
             raise InvalidConfig(f"the server's URL {url!r} cannot be read ({error}); {_EXAMPLE}") from None
         if parts.username is not None or parts.password is not None:
             # Not repeated: it holds a secret.
-            raise InvalidConfig("the server's URL holds a user or password; give the key by EVERLOG_KEY")
+            raise InvalidConfig(
+                "the server's URL holds a user or password; give the key as `key` or by EVERLOG_KEY"
+            )
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise InvalidConfig(f"the server's URL is {url!r}; {_EXAMPLE}")
         is_tls = parts.scheme == "https"
@@ -75,6 +79,8 @@ def router_path(router: str) -> str:
 
 
 def _segment(name: str) -> str:
+    if not isinstance(name, str):
+        raise InvalidRequest(f"a name must be text, got {name!r}")
     quoted = quote(name.encode("utf-8", "surrogateescape"), safe=_PATH_SAFE)
     return quoted.replace(".", "%2E") if quoted in (".", "..") else quoted
 
@@ -124,6 +130,8 @@ class RequestWriter:
 def _authorization(key: str | None) -> bytes | None:
     if not key:
         return None
+    if not isinstance(key, str):
+        raise InvalidConfig(f"the key must be text, got {type(key).__name__}")
     if not key.isprintable():
         raise InvalidConfig(
             "the key holds a line break or another control character; check EVERLOG_KEY or --key"
@@ -254,8 +262,9 @@ def unreachable(place: Place, error: Exception, timeout_s: float, was_sent: bool
     return ApiFailed(UNREACHABLE, "unreachable", message, was_sent=was_sent)
 
 
-def refusal(place: Place, answer: Answer) -> ApiFailed:
+def refusal(writer: RequestWriter, answer: Answer) -> ApiFailed:
     """What the server says in an answer that is no success."""
+    place = writer.place
     try:
         error = _error_bodies.decode(answer.body).error
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -264,8 +273,19 @@ def refusal(place: Place, answer: Answer) -> ApiFailed:
     retry_after_s = float(retry_after) if retry_after.isdigit() else 0.0
     message = error.message or error.code
     if answer.status == UNAUTHORIZED:
-        message += " (--key or EVERLOG_KEY)"
+        message = _key_wanted(writer)
     return ApiFailed(answer.status, error.code, message, error.detail, retry_after_s)
+
+
+def _key_wanted(writer: RequestWriter) -> str:
+    """Why a request came without a valid key, and how to give one; the key itself is not shown."""
+    if writer.authorization is None:
+        reason = "asks for a key, and none was given"
+    else:
+        reason = "does not know the key that was given"
+    return (
+        f"the server at {writer.place} {reason}; give `key` in a program, EVERLOG_KEY or --key to a command"
+    )
 
 
 def foreign(place: Place, status: int, reason: str) -> ApiFailed:

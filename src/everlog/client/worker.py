@@ -25,9 +25,9 @@ from everlog.client.calls import new_key
 from everlog.client.errors import ApiFailed
 from everlog.client.http_api import Backoff
 from everlog.client.records import Job, NewRecord
-from everlog.client.sync_client import Client
+from everlog.client.sync_client import Client, client_of
 from everlog.clock import NS_PER_S, Clock, SystemClock
-from everlog.errors import EverlogError, InvalidConfig
+from everlog.errors import Closed, EverlogError, InvalidConfig
 
 log = logging.getLogger("everlog.worker")
 
@@ -72,7 +72,7 @@ class Worker:
                 "must be at least 1, 100 and 1"
             )
         self._owns_client = isinstance(client, str)
-        self._client = Client(client, key) if isinstance(client, str) else client
+        self._client = client_of(client, key)
         self.queue = queue
         self.node = node or f"{socket.gethostname()[:60]}-{os.getpid()}-{new_key()[:8]}"
         self.done = 0
@@ -87,8 +87,12 @@ class Worker:
         self._changed = threading.Condition()
         self._held: dict[str, Job] = {}
         self._stopping = threading.Event()
+        self._has_ended = False
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.node} of {self.queue} on {self._client.place}: {self.done} jobs done>"
 
     def handler(self, function: _Function) -> _Function:
         """Decorator: this function does the jobs. It may be a coroutine function."""
@@ -101,6 +105,8 @@ class Worker:
         """Do jobs until `stop`, SIGTERM or SIGINT; jobs that run then are finished first."""
         if self._handler is None:
             raise InvalidConfig("the worker has no handler; put @worker.handler above a function")
+        if self._has_ended:
+            raise Closed(f"the worker of {self.queue} has ended; make a new one")
         is_main = threading.current_thread() is threading.main_thread()
         with _stopping_on_signals(self, handle_signals and is_main):
             heart = threading.Thread(target=self._beat, name=f"leases-{self.queue}", daemon=True)
@@ -109,6 +115,7 @@ class Worker:
                 with ThreadPoolExecutor(self._concurrency, f"worker-{self.queue}") as pool:
                     self._claim_all(pool, self._handler)
             finally:
+                self._has_ended = True
                 self._stopping.set()
                 with self._changed:
                     self._changed.notify_all()

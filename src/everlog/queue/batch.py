@@ -47,6 +47,9 @@ class Batch:
         self._stride = stride
         self._length = length
 
+    def __repr__(self) -> str:
+        return f"<Batch of {self._count} messages from offset {self._start} of segment {self._segment_id}>"
+
     def __len__(self) -> int:
         """Return the number of messages."""
         return self._count

@@ -7,7 +7,8 @@ nanoseconds.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from numbers import Integral, Real
+from typing import Final, Literal, TypedDict, Unpack
 
 from everlog.errors import InvalidConfig
 from everlog.queue.layout import RECORD_ALIGN, SEGMENT_SIZE_MIN
@@ -18,6 +19,47 @@ GIB = 1024 * MIB
 
 SEGMENT_SIZE_MAX = 4 * GIB
 """A padding record must be able to span a whole segment, and its length is a u32."""
+
+
+_WHOLE: Final = (
+    "segment_size",
+    "index_stride",
+    "index_flush_records",
+    "retention_check_bytes",
+    "max_reader_lag_bytes",
+    "max_segments",
+    "max_bytes",
+)
+_SECONDS: Final = (
+    "index_flush_interval_s",
+    "retention_check_interval_s",
+    "reader_ttl_s",
+    "block_timeout_s",
+    "prealloc_wait_s",
+)
+
+
+class WriterSettings(TypedDict, total=False):
+    """The fields of `WriterConfig`, so that editors and type checkers know them as arguments."""
+
+    segment_size: int
+    index_stride: int
+    index_flush_interval_s: float | None
+    index_flush_records: int | None
+    retention: bool
+    retention_check_interval_s: float
+    retention_check_bytes: int
+    reader_ttl_s: float
+    max_reader_lag_bytes: int
+    max_segments: int | None
+    max_bytes: int | None
+    backpressure: Literal["fail-fast", "block"]
+    block_timeout_s: float
+    defer_seal_sync: bool
+    require_prealloc: bool
+    prealloc_wait_s: float
+    memlock: bool
+    clock_mode: Literal["wall", "anchored"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +87,7 @@ class WriterConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, naming the setting and the value."""
+        self._check_numbers()
         size = self.segment_size
         if size % RECORD_ALIGN or not SEGMENT_SIZE_MIN <= size <= SEGMENT_SIZE_MAX:
             raise InvalidConfig(
@@ -73,7 +116,14 @@ class WriterConfig:
         if self.clock_mode not in ("wall", "anchored"):
             raise InvalidConfig(f"clock_mode must be 'wall' or 'anchored', got {self.clock_mode!r}")
 
-    def replace(self, **settings: Any) -> WriterConfig:
+    def _check_numbers(self) -> None:
+        for names, kind, word in ((_WHOLE, Integral, "whole number"), (_SECONDS, Real, "number")):
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
+                    raise InvalidConfig(f"{name} must be a {word}, got {value!r}")
+
+    def replace(self, **settings: Unpack[WriterSettings]) -> WriterConfig:
         """Return a copy with some settings changed; an unknown name lists the valid ones."""
         valid = {field.name: getattr(self, field.name) for field in fields(self)}
         unknown = sorted(set(settings) - set(valid))

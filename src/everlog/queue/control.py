@@ -81,7 +81,10 @@ class ControlBlock:
         try:
             fd = fs.open(path, os.O_RDWR if writable else os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError):
-            raise QueueNotFound(f"no queue at {queue_path}: {layout.CONTROL_FILE} is missing") from None
+            raise QueueNotFound(
+                f"no queue at {queue_path}: {layout.CONTROL_FILE} is missing; check the path, or let its "
+                "writer create the queue first"
+            ) from None
         try:
             size = fs.size(fd)
             if size < layout.CTRL_SIZE:

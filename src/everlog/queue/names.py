@@ -17,6 +17,8 @@ def check_component(value: str, what: str) -> str:
     A component that could climb out of its directory, or mean two things on two systems,
     is refused here, once, so that no caller has to escape anything.
     """
+    if not isinstance(value, str):
+        raise InvalidName(f"{what} {value!r} is not text; give a str")
     if not value:
         raise InvalidName(f"{what} is empty; give it at least one character")
     if value in (".", ".."):

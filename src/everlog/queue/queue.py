@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Unpack
 
 from everlog.clock import Clock, SystemClock
 from everlog.errors import InvalidConfig
 from everlog.fs import Fs, OsFs, create_directory
-from everlog.queue.config import WriterConfig
+from everlog.queue.config import WriterConfig, WriterSettings
 from everlog.queue.control import ControlBlock
 from everlog.queue.faults import io_errors
 from everlog.queue.names import check_component
@@ -22,6 +22,10 @@ StrPath = str | os.PathLike[str]
 class Queue:
     """A directory of memory-mapped segments: one writer, any number of readers."""
 
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        """There is nothing to make: a queue is opened for writing or for reading."""
+        raise TypeError("open a queue with Queue.open_publisher(path) or Queue.open_subscriber(path, name)")
+
     @staticmethod
     def open_publisher(
         path: StrPath,
@@ -29,7 +33,7 @@ class Queue:
         *,
         clock: Clock | None = None,
         fs: Fs | None = None,
-        **settings: Any,
+        **settings: Unpack[WriterSettings],
     ) -> QueueWriter:
         """Open the queue for writing, creating it if there is none.
 

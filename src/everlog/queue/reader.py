@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import operator
 from collections.abc import Callable
 from enum import StrEnum
 
@@ -279,11 +280,11 @@ class QueueReader(RingReader):
 
     def seek_seq(self, seq: int) -> bool:
         """Stand before the first message with at least this seq; False: none, stand at the end."""
-        return self._seek(lambda seeker: seeker.by_seq(_as_u64(seq)))
+        return self._seek(lambda seeker: seeker.by_seq(_as_u64(seq, "messages")))
 
     def seek_timestamp(self, timestamp_ns: int) -> bool:
         """Stand before the first message at or after this time; False: none, stand at the end."""
-        return self._seek(lambda seeker: seeker.by_timestamp(_as_u64(timestamp_ns)))
+        return self._seek(lambda seeker: seeker.by_timestamp(_as_u64(timestamp_ns, "nanoseconds")))
 
     def _seek(self, search: Callable[[Seeker], Place | None]) -> bool:
         with self._exclusive(), io_errors(f"seek in {self.path}"):
@@ -321,6 +322,10 @@ class QueueReader(RingReader):
 
     # -- the rest ------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        name = "anonymous" if self.name is None else repr(self.name)
+        return f"<QueueReader {name} of {self.path}{'' if self._opened else ', closed'}>"
+
     def close(self) -> None:
         """Release the name and the mappings. Commits nothing; views and arrays stay valid."""
         if not self._opened:
@@ -340,8 +345,13 @@ class QueueReader(RingReader):
                 self.close()
 
 
-def _as_u64(value: int) -> int:
-    return max(0, min(value, 2**64 - 1))
+def _as_u64(value: int, unit: str) -> int:
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        # A float is most often time.time(), which would be found before everything else.
+        raise TypeError(f"a place to seek is a whole number of {unit}, got {value!r}") from None
+    return max(0, min(whole, 2**64 - 1))
 
 
 def _open_control(fs: Fs, clock: Clock, path: str, *, anonymous: bool) -> tuple[ControlBlock, bool]:

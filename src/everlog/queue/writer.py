@@ -146,8 +146,7 @@ class QueueWriter(RingWriter):
             if config.backpressure == "fail-fast" or self._clock.monotonic_ns() >= deadline_ns:
                 raise QueueFull(
                     f"{self.path} is full: a record of {record_size} bytes would put its head more than "
-                    f"max_bytes={config.max_bytes} or max_segments={config.max_segments} ahead of the "
-                    "slowest reader; let readers commit, or raise the limit"
+                    f"{_limits(config)} ahead of the slowest reader; let readers commit, or raise the limit"
                 )
             self._clock.sleep_ns(BLOCK_POLL_NS)
 
@@ -351,6 +350,9 @@ class QueueWriter(RingWriter):
             retention_errors=self._retention.errors,
         )
 
+    def __repr__(self) -> str:
+        return f"<QueueWriter of {self.path}{'' if self._opened else ', closed'}>"
+
     def close(self) -> None:
         """Stop the workers, flush the seek index and release the lock. Closing twice is fine."""
         if not self._opened:
@@ -398,3 +400,9 @@ def _open_control(fs: Fs, clock: Clock, path: str, segment_size: int) -> Control
             )
         ControlBlock.create(fs, path, segment_size)
     return ControlBlock.open(fs, clock, path, wait_ready=False)
+
+
+def _limits(config: WriterConfig) -> str:
+    """The limits that are set, as they are called."""
+    limits = {"max_bytes": config.max_bytes, "max_segments": config.max_segments}
+    return " or ".join(f"{name}={value}" for name, value in limits.items() if value is not None)

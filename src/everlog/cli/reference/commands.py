@@ -9,7 +9,7 @@ import inspect
 import os
 from collections.abc import Iterator
 from enum import Enum
-from typing import Any, Final, get_args, get_origin
+from typing import Any, Final, Literal, get_args, get_origin
 
 import typer
 
@@ -99,6 +99,8 @@ def _value(parameter: Any) -> str:
     kind = get_args(kind)[0] if get_origin(kind) is list else kind
     if isinstance(kind, type) and issubclass(kind, Enum):
         return code("|".join(str(member.value) for member in kind))
+    if get_origin(kind) is Literal:
+        return code("|".join(get_args(kind)))
     word = _NUMBERS.get(kind, "TEXT")
     if parameter.min is None and parameter.max is None:
         return code(word)

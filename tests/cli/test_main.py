@@ -1,0 +1,93 @@
+"""The top level of `everlog`: what is loaded for which noun, and where its help may go."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from everlog.cli import main
+from tests.support.command_lines import command_line, on_terminal, run
+from tests.support.processes import PATIENCE_S
+
+LOADED = """
+import sys
+from everlog.cli import main
+main.command_line([{noun!r}])
+print(*(name for name in {names!r} if name in sys.modules))
+"""
+
+
+def loaded_for(noun: str, *names: str) -> list[str]:
+    """Which of these modules are loaded to show what can be done with a noun."""
+    program = LOADED.format(noun=noun, names=names)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
+    return ended.stdout.split()
+
+
+@pytest.mark.parametrize("noun", ["topic", "jobs", "router"])
+def test_talking_to_a_server_loads_neither_queues_nor_the_engine(noun: str) -> None:
+    assert loaded_for(noun, "numpy", "everlog.queue", "everlog.topics", "everlog.market") == []
+
+
+def test_looking_at_queues_loads_neither_topics_nor_books() -> None:
+    assert loaded_for("queue", "everlog.topics", "everlog.market", "everlog.server") == []
+
+
+def test_the_whole_command_line_has_every_noun() -> None:
+    whole = main.typer.main.get_command(main.app)
+    assert set(whole.commands) == set(main.NOUNS)  # type: ignore[attr-defined]
+    assert not hasattr(main, "nothing")
+
+
+def test_a_misspelt_noun_gets_a_suggestion() -> None:
+    ended = run("everlog", "quue")
+    assert ended.returncode == 2
+    assert "Did you mean 'queue'?" in ended.stderr
+
+
+def test_help_fills_the_terminal_whatever_its_width_in_the_code() -> None:
+    code, shown = on_terminal("everlog", "verify", "--help", columns=200)
+    assert code == 0
+    paragraph = next(line for line in shown.splitlines() if "Exit code 1 if" in line)
+    assert "and the next start repairs; they do not count as wrong." in paragraph
+
+
+def written_to(output: IO[bytes] | None, *words: object, **more: Any) -> tuple[int, str]:
+    """Run `everlog` with its output going there; its exit code and what it says of it."""
+    ended = subprocess.run(
+        command_line("everlog", *words),
+        stdout=output,
+        stderr=subprocess.PIPE,
+        timeout=PATIENCE_S,
+        check=False,
+        **more,
+    )
+    return ended.returncode, ended.stderr.decode()
+
+
+@pytest.mark.parametrize("words", [("--help",), ("queue", "--help"), ("topic", "ls", "--help")])
+def test_help_that_nobody_reads_to_its_end_is_no_error(words: tuple[str, ...]) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with os.fdopen(theirs, "wb") as closed:
+        assert written_to(closed, *words) == (0, "")
+
+
+@pytest.mark.parametrize("words", [("--help",), ("queue", "ls"), ("queue", "ls", "--json")])
+def test_a_full_disk_behind_the_output_is_told_in_one_line(words: tuple[str, ...], tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        code, told = written_to(full, *words, cwd=tmp_path)
+    assert code == 1
+    assert "No space left on device" in told
+    assert told.count("\n") == 1
+
+
+def test_closed_output_is_nobody_who_reads(tmp_path: Path) -> None:
+    assert written_to(None, "queue", "ls", cwd=tmp_path, preexec_fn=lambda: os.close(1)) == (0, "")
