@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from rich.table import Table
 
 from benchmarks.books import contenders, events
 from benchmarks.books.contenders import PEER_EVENTS_MAX, Missing, Timed
+from benchmarks.books.imports import IMPORTS, ImportFiles
 from benchmarks.queue import machine
 
 ROUNDS = 7
@@ -33,9 +35,10 @@ class Sizes:
     calls: int = 300_000
     small_book: int = 10_000
     large_book: int = 1_000_000
+    imported: int = 1_000_000
 
 
-QUICK = Sizes(300_000, 200_000, 50_000, 10_000, 100_000)
+QUICK = Sizes(300_000, 200_000, 50_000, 10_000, 100_000, 100_000)
 
 
 @dataclass
@@ -66,8 +69,8 @@ class Row:
         return (self.target is not None and own < self.target) or (ratio is not None and ratio < RATIO_TARGET)
 
 
-def rows(sizes: Sizes) -> list[Row]:
-    """Everything that is measured."""
+def book_rows(sizes: Sizes) -> list[Row]:
+    """What books do."""
     near = events.l2_updates(sizes.updates)
     part = near[: min(PEER_EVENTS_MAX, sizes.updates)]
     coarse = events.l2_updates(sizes.updates, tick=250_000_000, jump=2000)
@@ -119,6 +122,11 @@ def rows(sizes: Sizes) -> list[Row]:
     ]
 
 
+def import_rows(sizes: Sizes, files: ImportFiles) -> list[Row]:
+    """What imports do: rows of text a second of processor time."""
+    return [Row(label, 1e6, sizes.imported, partial(files.timed, label, sizes.imported)) for label in IMPORTS]
+
+
 def measure(table: list[Row], rounds: int) -> None:
     """Interleaved rounds, so that noise hits all alike."""
     runs: list[tuple[Row, str, int, Timed]] = []
@@ -149,8 +157,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     core = min(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})
     before = machine.CpuTime.now()
-    table = rows(QUICK if options.quick else Sizes())
-    measure(table, options.rounds)
+    sizes = QUICK if options.quick else Sizes()
+    files = ImportFiles()
+    try:
+        table = [*book_rows(sizes), *import_rows(sizes, files)]
+        measure(table, options.rounds)
+    finally:
+        files.close()
     facts = machine.describe() | {
         "noise": machine.CpuTime.now().noise_since(before),
         "pinned": f"everything on core {core}",
@@ -167,8 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def drawn(table: list[Row]) -> Table:
-    """The table: million events per second, the best bid and ask known after every one."""
-    shown = Table(title="Million events per second, best bid and ask after every event")
+    """The table: million events per second, the best bid and ask known after every one; rows of imports."""
+    shown = Table(title="Million events (imports: rows) per second, best bid and ask after every event")
     for column in ("", "target", "everlog", *PEERS, "times the fastest peer", ""):
         shown.add_column(column, justify="left" if not column else "right")
     for row in table:

@@ -85,8 +85,9 @@ cdef class Row:
                 double now_s, now_ns, uint64_t end_ns):
         """Send the same to `first` and all that come next in the row, if they are at ease at its place.
 
-        Readers of one class with equal wishes get the same. Returns None when it is the turn of somebody else, or the time is over. A reader that the kernel did
-        not take all for is returned: its place has moved, `sent_bytes` are out and the rest is for its owner.
+        Readers of one class with equal wishes get the same. Returns None when it is the turn of somebody
+        else, or the time is over. A reader that the kernel did not take all for is returned: its place has
+        moved, `sent_bytes` are out and the rest is for its owner.
         """
         cdef LiveReader reader
         cdef Place place = first.at_ease
