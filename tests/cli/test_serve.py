@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from everlog.cli.main import app
 from everlog.client.http_api import HttpApi
+from everlog.queue import Queue
 from tests.support.command_lines import run
 from tests.support.topic_directories import files_below, stopped_directory
 from tests.support.topic_servers import Terminal, TopicCommands, running_server
@@ -236,3 +237,13 @@ def test_a_flag_that_cannot_work_is_exit_code_2(flags: tuple[str, ...], told: st
 def test_a_port_file_that_cannot_be_written_is_an_error_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "no" / "port"
     assert str(path) in refused("--memory", "--port", 0, "--port-file", path, code=1)
+
+
+def test_a_file_or_a_queue_is_no_data_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "is a file; name a directory" in refused("--port", 0, "--data-dir", tmp_path / "file", code=2)
+    with Queue.open_publisher(tmp_path / "queue"):
+        pass
+    before = sorted(path.name for path in (tmp_path / "queue").iterdir())
+    assert "holds a queue" in refused("--port", 0, "--data-dir", tmp_path / "queue", code=2)
+    assert sorted(path.name for path in (tmp_path / "queue").iterdir()) == before

@@ -184,7 +184,10 @@ def _result_json(result: ImportResult) -> dict[str, Any]:
 def simulate_command(
     queue: QueueOption,
     symbols: Annotated[int, typer.Option(min=1, help="Number of symbols.")] = 10,
-    events: Annotated[int | None, typer.Option(min=1, help="Write about this many events.")] = None,
+    events: Annotated[
+        int | None,
+        typer.Option(min=1, help="Write at least this many events: the opening, then whole blocks."),
+    ] = None,
     seconds: Annotated[float | None, typer.Option(min=0, help="Write this much simulated time.")] = None,
     rate: Annotated[
         float, typer.Option(help="Changes of orders per simulated second, all symbols.")

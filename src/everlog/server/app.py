@@ -260,7 +260,9 @@ class App:
             raise scope_missing(needed)
         is_topic_name = call.name and not path.startswith("/v0/watch/")
         if is_topic_name and not key.allows_name(call.name.encode()):
-            raise ApiError(403, "forbidden", "this key may not use this name", {"topic": call.name})
+            raise ApiError(
+                403, "forbidden", f"this key may not use the name {call.name!r}", {"topic": call.name}
+            )
 
     def _key_of(self, request: Request) -> Key | None:
         token = bearer_token(request.header(b"authorization"))

@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from everlog.errors import Io
+from everlog.errors import InvalidConfig, Io
 from everlog.fs import OsFs, replace_file
+from everlog.queue.control import ControlBlock
 from everlog.server.app import App
 from everlog.server.auth import check_bind, is_loopback
 from everlog.server.busy_time import busy_ns
@@ -43,6 +44,16 @@ DRAIN_S: Final = 10.0
 COLLECTOR_ALLOCATIONS: Final = 20_000
 BODIES_OF_LENGTH: Final = 4
 log = logging.getLogger("everlog.server")
+
+
+def _check_data_dir(path: str) -> None:
+    """Refuse what cannot be, or must not become, a data directory."""
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise InvalidConfig(
+            f"the data directory {path} is a file; name a directory, it is made if it is absent"
+        )
+    if ControlBlock.exists(OsFs(), path):
+        raise InvalidConfig(f"the data directory {path} holds a queue; name another one for topics")
 
 
 class StartCancelled(Exception):
@@ -115,6 +126,8 @@ class TopicsServer:
             app.replay_progress = share / 2 if progress.phase == "segments" else 0.5 + share / 2
 
         data_dir = None if self.is_memory else self.settings.data_dir
+        if data_dir is not None:
+            _check_data_dir(data_dir)
         engine = Engine.open(data_dir, self.settings.engine_settings(), wake=app.wake, progress=show)
         try:
             self._tell_port()

@@ -114,7 +114,7 @@ class WatchSessions:
         for name, wanted in body.topics.items():
             check_counts(wanted)
             if call.key is not None and not call.key.allows_name(name.encode("utf-8", "surrogatepass")):
-                raise ApiError(403, "forbidden", "this key may not use this name", {"topic": name})
+                raise ApiError(403, "forbidden", f"this key may not use the name {name!r}", {"topic": name})
         states = self._states(body, query_flag(call.query(), "lenient", False))
         most = self._app.settings.max_watch_sessions
         if most and len(self._sessions) >= most:

@@ -278,7 +278,9 @@ class WorkRoutes:
         if not key.allows(Scope.READ | Scope.WRITE):
             raise scope_missing(Scope.READ | Scope.WRITE)
         if not key.allows_name(call.name.encode()):
-            raise ApiError(403, "forbidden", "this key may not use this name", {"topic": call.name})
+            raise ApiError(
+                403, "forbidden", f"this key may not use the name {call.name!r}", {"topic": call.name}
+            )
         return key
 
     def stream_ended(self, queue: WorkQueue, work: WorkStream) -> None:
