@@ -148,6 +148,13 @@ def test_a_letter_without_a_queue_stops_it_and_stays(desk: Desk) -> None:
     assert [record["data"] for record in desk.records("stop.dead")] == [2, 3]
 
 
+def test_a_queue_that_holds_no_letters_is_left_alone(desk: Desk) -> None:
+    desk.queue("live.q", 1, 2)
+    assert "does not say which queue" in desk.jobs.error("redrive", "live.q")["message"]
+    claimed = desk.post("live.q", "claim", node="w", max=9)["claimed"]
+    assert [job["deliveries"] for job in claimed] == [1, 1]
+
+
 def test_a_missing_queue_is_not_created(desk: Desk) -> None:
     desk.append("gone.dead", {"data": 1, "meta": {"$dead_letter_from": "gone.q"}})
     assert desk.jobs.error("redrive", "gone.dead")["code"] == "topic_not_found"

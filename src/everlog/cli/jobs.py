@@ -229,6 +229,9 @@ def _drive_claimed(
     session: Session, topic: str, to: str | None, most: int | None, done: Counter[str]
 ) -> None:
     """From a queue: letters are claimed, so that no worker has them at the same time."""
+    first = session.api.call("POST", topic_path(topic, "/diff"), _Letters, body={"limit": 1})
+    for letter in first.records:
+        _target(topic, letter, to)  # a claim counts as a delivery, so jobs that are no letters are left alone
     while most is None or done.total() < most:
         limit = PAGE if most is None else min(PAGE, most - done.total())
         body: Document = {"node": NODE, "max": limit}
@@ -269,17 +272,23 @@ def _settle(session: Session, topic: str, verb: str, letters: list[Letter]) -> N
 
 def _send(session: Session, topic: str, letter: Letter, to: str | None) -> str:
     """Append one letter to its queue; returns which one. The same letter is never taken twice."""
-    target = to or letter.source()
-    if target is None:
-        raise InvalidRequest(
-            f"record {letter.seq} of {topic} does not say which queue it comes from; name one with --to"
-        )
+    target = _target(topic, letter, to)
     # Of fixed length, since names can be as long as a key may be. The time tells it from a letter that had
     # this seq before the topic was made anew.
     name = hashlib.sha256(f"{topic}\0{letter.seq}\0{letter.ts}".encode("utf-8", "surrogateescape"))
     body = {"records": [letter.again()], "idempotency_key": f"redrive-{name.hexdigest()}", "create": False}
     query = {"return_seqs": "false"}
     session.api.call("POST", topic_path(target), _Appended, body=body, query=query, repeatable=True)
+    return target
+
+
+def _target(topic: str, letter: Letter, to: str | None) -> str:
+    """Where a letter goes."""
+    target = to or letter.source()
+    if target is None:
+        raise InvalidRequest(
+            f"record {letter.seq} of {topic} does not say which queue it comes from; name one with --to"
+        )
     return target
 
 
