@@ -35,6 +35,9 @@ UTC_OFFSET_MS: Final = 8 * 3_600_000
 READ_AHEAD_BYTES: Final = 24 << 20
 """Text held in memory for all open files together."""
 
+# Columns that are computed.
+EXCHANGE_NS, INGEST_NS, MINUTE = "exchange ns", "ingest ns", "minute"
+
 # The first and the last minute of the day in which each flag is set, the last one included.
 OPENING_CALL: Final = (9 * 60 + 15, 9 * 60 + 25)
 OPENING_NO_CANCEL: Final = (9 * 60 + 20, 9 * 60 + 25)
@@ -98,19 +101,24 @@ class LocalTimes:
 
 def local_times(stamps: NDArray[np.uint64]) -> LocalTimes:
     """Convert `YYYYMMDDhhmmssSSS` of UTC+8."""
-    clock = (stamps % np.uint64(10**9)).astype(np.int64)
-    hours, minutes, seconds = clock // 10**7, clock // 10**5 % 100, clock // 1000 % 100
     days = stamps // np.uint64(10**9)
+    # Of 32 bits, and with few divisions: this is done for every row.
+    clock = (stamps - days * np.uint64(10**9)).astype(np.uint32)
+    minutes = clock // 100_000
+    clock_ms = clock - minutes * 100_000
+    hours = minutes // 100
+    minutes -= hours * 100
     midnights: NDArray[np.int64] | np.int64
     if len(days) and (days == days[0]).all():  # as it is in every file of a day
         midnights = np.int64(_midnight_ms(int(days[0])))
     else:
         distinct, inverse = np.unique(days, return_inverse=True)
         midnights = np.array([_midnight_ms(day) for day in distinct.tolist()], dtype=np.int64)[inverse]
-    valid = (hours < 24) & (minutes < 60) & (seconds < 60) & (midnights >= 0)
-    total_ms = midnights + hours * 3_600_000 + minutes * 60_000 + clock % 100_000
-    utc_ns = np.where(valid, total_ms - UTC_OFFSET_MS, 0).astype(np.uint64) * np.uint64(NS_PER_MS)
-    return LocalTimes(utc_ns, hours * 60 + minutes, valid)
+    valid = (hours < 24) & (minutes < 60) & (clock_ms < 60_000) & (midnights >= 0)
+    minutes += hours * 60
+    total_ms = (minutes * 60_000 + clock_ms).astype(np.int64) + (midnights - UTC_OFFSET_MS)
+    utc_ns = np.where(valid, total_ms, 0).astype(np.uint64) * np.uint64(NS_PER_MS)
+    return LocalTimes(utc_ns, minutes.astype(np.int64), valid)
 
 
 def _midnight_ms(day: int) -> int:
@@ -267,15 +275,7 @@ class _File:
             f"another channel in a file of channel {self.channel}",
             rejects,
         )
-        if "SendingTime" in block.values:
-            sent = block.values["SendingTime"]
-            block.values["SendingTime"] = np.where(sent == 0, block.values["TransactTime"], sent)
-            block = block.refuse(
-                ~local_times(block.values["SendingTime"]).valid, "SendingTime is no time", rejects
-            )
-        block = block.refuse(
-            ~local_times(block.values["TransactTime"]).valid, "TransactTime is no time", rejects
-        )
+        block = self._with_times(block)
         days = block.values["TransactTime"] // np.uint64(10**9)
         if not self._day and len(days):
             self._day = int(days[0])
@@ -289,6 +289,24 @@ class _File:
             wrong = cancels & ((bid == 0) == (ask == 0))
             block = block.refuse(wrong, "a cancel must name one order, a bid or an offer", rejects)
         return block
+
+    def _with_times(self, block: RowBlock) -> RowBlock:
+        """The block with the times of its rows beside the texts, and without rows that have none."""
+        rejects = self._context.rejects
+        transact = block.values["TransactTime"]
+        times = local_times(transact)
+        block.values[EXCHANGE_NS] = block.values[INGEST_NS] = times.utc_ns
+        block.values[MINUTE] = times.minutes.view(np.uint64)
+        valid = times.valid
+        if "SendingTime" in block.values:
+            sent = block.values["SendingTime"]
+            sent = np.where(sent == 0, transact, sent)
+            if not np.array_equal(sent, transact):
+                times = local_times(sent)
+                block.values[INGEST_NS] = times.utc_ns
+                bad = ~times.valid
+                block, valid = block.refuse(bad, "SendingTime is no time", rejects), valid[~bad]
+        return block.refuse(~valid, "TransactTime is no time", rejects)
 
     def _cancels(self, block: RowBlock) -> NDArray[np.bool_] | None:
         if self.kind == "order":
@@ -306,10 +324,8 @@ class _File:
     def _events(self, block: RowBlock) -> KeyedBlock:
         records = l3_records(len(block), venue_id=venue_id(VENUE))
         header, event = records["header"], records["event"]
-        transact = local_times(block.values["TransactTime"])
-        sent = block.values.get("SendingTime")
-        header["exchange_ts_ns"] = transact.utc_ns
-        header["ingest_ts_ns"] = transact.utc_ns if sent is None else local_times(sent).utc_ns
+        header["exchange_ts_ns"] = block.values[EXCHANGE_NS]
+        header["ingest_ts_ns"] = block.values[INGEST_NS]
         header["seq"] = header["native_seq"] = block.values["ApplSeqNum"]
         header["stream_id"] = self.channel
         header["market_id"] = block.values["Symbol"] if self.kind == "merged" else int(self._symbol)
@@ -325,8 +341,8 @@ class _File:
             event["qty"], event["amt"] = block.values["Qty"], block.values["Amt"]
             event["exec_type"] = block.extras["ExecType"]
             self._fill_executions(block, event)
-        event["flags"] = _flags(event, transact.minutes)
-        self._note_symbols(header["market_id"])
+        event["flags"] = _flags(event, block.values[MINUTE].view(np.int64))
+        self._note_symbols(header["market_id"] if self.kind == "merged" else header["market_id"][:1])
         return KeyedBlock(block.values["ApplSeqNum"], records)
 
     def _fill_executions(self, block: RowBlock, event: NDArray[np.void]) -> None:
