@@ -158,7 +158,10 @@ class ImportRun:
         ]
 
     def _write(self, paths: Sequence[str], digest: str) -> ImportResult:
-        config = WriterConfig.archive().replace(segment_size=self._request.segment_size)
+        # The index is refreshed every second; every few thousand events would be too often at this rate.
+        config = WriterConfig.archive().replace(
+            segment_size=self._request.segment_size, index_flush_records=None
+        )
         tally = Tally()
         name = self._importer.name
         quarantine = self._ledger.quarantine_path(name, digest) if self._request.lenient else None
