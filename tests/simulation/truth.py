@@ -319,6 +319,7 @@ class TopicTruth:
                 f"{len(complaints)} allowed states: " + "; or ".join(dict.fromkeys(complaints))
             )
         self._entries.clear()
+        self._note_unsure(how)
         self._base = _copy(self.now)
         self.highest_failed = 0
         self._note_configuration()
@@ -326,6 +327,12 @@ class TopicTruth:
         if self.now is not None:
             self.saved_head = self.now.head
             self.last_epoch = self.now.epoch
+
+    def _note_unsure(self, how: str) -> None:
+        """A record that is not there was deleted, or lost together with its deletion: nobody can tell."""
+        if self.now is not None and self.now.deleted is not None and how != "clean":
+            certain = set() if self._base is None else self._base.deleted or set()
+            self.now.unsure |= self.now.deleted - certain
 
     def _accept(self, candidate: State, seen: Seen | None, now_ms: int, how: str) -> State:
         if candidate is None or seen is None:

@@ -114,6 +114,7 @@ class ModelTopic:
     last_ts: int = 0
     keys: dict[str, ModelKey] = field(default_factory=dict)
     deleted: set[int] | None = field(default_factory=set)  # None: not known
+    unsure: set[int] = field(default_factory=set)  # of the deleted: perhaps a crash took them before that
 
     def clone(self) -> ModelTopic:
         """A copy that can be changed on its own."""
@@ -127,6 +128,7 @@ class ModelTopic:
             self.last_ts,
             dict(self.keys),
             None if self.deleted is None else set(self.deleted),
+            set(self.unsure),
         )
 
     @property
