@@ -560,7 +560,9 @@ class Simulation(Lives):
         state = ask_state(self.live, truth.name)
         truth.learn_epoch(state.epoch)
         check_state(truth.now.clone(), now_ms, state)
-        check_account(truth.now, self.live, truth.name)
+        accounted = truth.now.clone()
+        accounted.sweep(self.machine.now_ms)
+        check_account(accounted, self.live, truth.name)
         query = Query(max(0, truth.now.head - 5))
         check_diff(truth.now.clone(), now_ms, query, ask_diff(self.live, truth.name, query))
 
