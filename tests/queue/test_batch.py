@@ -24,6 +24,11 @@ def all_batches(reader: QueueReader, max_count: int = 65536) -> list[Batch]:
     return batches
 
 
+def only(values: set[int]) -> int | None:
+    """The value if there is but one."""
+    return next(iter(values)) if len(values) == 1 else None
+
+
 def test_the_fields_of_a_batch_are_those_of_its_messages(tmp_path: Path) -> None:
     with open_writer(tmp_path / "q", segment_size=4096) as writer, open_reader(tmp_path / "q") as reader:
         for seq in range(10):
@@ -173,24 +178,28 @@ def test_verify_can_be_chosen_for_each_batch(tmp_path: Path) -> None:
 @given(
     sizes=st.lists(st.one_of(st.integers(0, 3), st.integers(0, 300), st.just(SMALL - 128)), max_size=40),
     max_count=st.integers(1, 12),
+    types=st.sampled_from([1, 9]),
 )
 def test_batches_hold_exactly_what_single_reads_return(
-    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], max_count: int
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], max_count: int, types: int
 ) -> None:
     path = tmp_path_factory.mktemp("batch") / "q"
     items = [np.random.default_rng(seq).bytes(size) for seq, size in enumerate(sizes)]
     with open_writer(path, retention=False) as writer:
         for seq, item in enumerate(items):
-            writer.append(seq % 9, item, 1000 + seq)
+            writer.append(seq % types, item, 1000 + seq)
     with open_reader(path, None) as reader:
         batches = all_batches(reader, max_count)
         assert all(0 < len(batch) <= max_count for batch in batches)
         seen = [
             (view.seq, view.timestamp_ns, view.type_id, bytes(view)) for batch in batches for view in batch
         ]
-        assert seen == [(seq, 1000 + seq, seq % 9, item) for seq, item in enumerate(items)]
+        assert seen == [(seq, 1000 + seq, seq % types, item) for seq, item in enumerate(items)]
         for name in ("seq", "timestamp_ns", "type_id", "length"):
             fields = [int(value) for batch in batches for value in getattr(batch, name)]
             index = ("seq", "timestamp_ns", "type_id").index(name) if name != "length" else 3
             assert fields == [(*row[:3], len(row[3]))[index] for row in seen]
+        for batch in batches:
+            assert batch.common_length == only({len(view) for view in batch})
+            assert batch.common_type_id == only({view.type_id for view in batch})
     shutil.rmtree(path)

@@ -6,13 +6,16 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
 from everlog.client.http_api import HttpApi
 from everlog.errors import InvalidConfig
-from everlog.pipeline.jobs.archive import archive_queue, archive_topics
+from everlog.market.protocol import TypeId, new_l3_records
+from everlog.pipeline.jobs.archive import APPLICATION_FILE, archive_queue, archive_topics
 from everlog.pipeline.jobs.audit import StreamAudit, audit_queue, audit_topics
+from everlog.pipeline.jobs.market_tasks import NS_PER_DAY
 from everlog.pipeline.lake import LakeTable
 from everlog.queue import Queue
 from tests.support.processes import eventually
@@ -156,3 +159,51 @@ def test_a_filled_table_without_its_checkpoint_is_not_filled_again(
     archive_queue(spark, path, lake, "messages")
     with pytest.raises(InvalidConfig, match="has been filled"):
         archive_queue(spark, path, lake, "messages", checkpoint=str(tmp_path / "elsewhere"))
+
+
+def partitions(lake: str, table: str) -> tuple[tuple[str, ...] | None, set[str]]:
+    """The partition columns of a table, and the folders that its files lie in."""
+    files = LakeTable(lake, table).files()
+    folders = {os.path.relpath(os.path.dirname(file), os.path.join(lake, table)) for file in files}
+    return LakeTable(lake, table).partition_columns(), folders
+
+
+def test_a_table_of_messages_is_partitioned_by_date(spark: SparkSession, tmp_path: Path) -> None:
+    path, lake = str(tmp_path / "feed"), str(tmp_path / "lake")
+    with Queue.open_publisher(path) as writer:
+        for day in range(2):
+            writer.append(7, b"x", day * NS_PER_DAY)
+    archive_queue(spark, path, lake, "messages")
+    found = partitions(lake, "messages")
+    assert found == (("date",), {"date=1970-01-01", "date=1970-01-02"})
+
+
+def test_a_table_of_decoded_messages_is_partitioned_by_date_and_venue(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path, lake = str(tmp_path / "feed"), str(tmp_path / "lake")
+    records = new_l3_records(4)
+    records["header"]["venue_id"] = [1, 2, 1, 2]
+    with Queue.open_publisher(path) as writer:
+        writer.append_array(TypeId.BOOK_EVENT, records, np.arange(4, dtype=np.uint64))
+    archive_queue(spark, path, lake, "orders", options={"decode": "l3"})
+    found = partitions(lake, "orders")
+    assert found == (("date", "venue_id"), {f"date=1970-01-01/venue_id={venue}" for venue in (1, 2)})
+    assert LakeTable(lake, "orders").read(spark, where={"venue_id": "2"}).count() == 2
+
+
+def test_a_table_that_was_filled_before_keeps_its_partitions(spark: SparkSession, tmp_path: Path) -> None:
+    path, lake = str(tmp_path / "feed"), str(tmp_path / "lake")
+    with Queue.open_publisher(path) as writer:
+        writer.append(7, b"x", 0)
+        first = spark.read.format("everlog.queue").load(path)
+        target = LakeTable(lake, "messages")
+        target.append(first.selectExpr("*", "date'1970-01-01' as date"), "by hand", 0, ("date", "type_id"))
+        checkpoint = tmp_path / "checkpoint"
+        checkpoint.mkdir()
+        (checkpoint / APPLICATION_FILE).write_text("by archive")
+        writer.append(7, b"y", 1)
+        options = {"startingOffsets": '{"seq": 1}'}
+        archive_queue(spark, path, lake, "messages", checkpoint=str(checkpoint), options=options)
+    assert partitions(lake, "messages") == (("date", "type_id"), {"date=1970-01-01/type_id=7"})
+    assert [row.seq for row in target.read(spark).orderBy("seq").collect()] == [0, 1]

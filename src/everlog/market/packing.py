@@ -36,11 +36,15 @@ _LENGTH_AT: Final[int] = BOOK_EVENT_HEADER.fields["record_len"][1]
 
 @dataclass(frozen=True, slots=True)
 class PackedRecords:
-    """Payloads in one buffer: where each begins and how long it is."""
+    """Payloads in one buffer: where each begins and how long it is.
+
+    If `stride` is not 0 all have one length, and each begins so many bytes behind the one before.
+    """
 
     buffer: NDArray[np.uint8]
     offsets: NDArray[np.uint64]
     lengths: NDArray[np.uint64]
+    stride: int = 0
 
     def __len__(self) -> int:
         """Return the number of records."""

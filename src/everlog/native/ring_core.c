@@ -306,7 +306,7 @@ ring_status ring_step(ring_reader *r, const ring_message **out)
 ring_status ring_take_run(ring_reader *r, uint64_t max, int verify, ring_run *run)
 {
     ring_status status = ring_peek(r);
-    *run = (ring_run){r->offset, 0, 0, 0};
+    *run = (ring_run){.start = r->offset};
     if (status != RING_RECORD)
         return status;
     uint64_t offset = r->offset;
@@ -329,11 +329,14 @@ ring_status ring_take_run(ring_reader *r, uint64_t max, int verify, ring_run *ru
         if (run->count == 0) {
             run->stride = size;
             run->length = commit - 1;
+            run->type_id = message->type_id;
         } else if (run->length != commit - 1) {
             run->length = RING_MIXED;
             if (run->stride != size)
                 run->stride = 0;
         }
+        if (run->type_id != message->type_id)
+            run->type_id = RING_MIXED;
         run->count++;
         offset += size;
     }

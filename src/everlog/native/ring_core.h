@@ -105,11 +105,11 @@ typedef enum {
     RING_BAD_CHECKSUM = -3,
 } ring_status;
 
-/* A run of records inside one segment. stride is their common size, 0 if sizes differ; length is
- * their common payload length, RING_MIXED if lengths differ. */
+/* A run of records inside one segment. stride is their common size, 0 if sizes differ; length and
+ * type_id are those of all payloads, RING_MIXED if they differ. */
 #define RING_MIXED UINT64_MAX
 typedef struct {
-    uint64_t start, count, stride, length;
+    uint64_t start, count, stride, length, type_id;
 } ring_run;
 
 typedef struct {

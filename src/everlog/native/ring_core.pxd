@@ -64,6 +64,7 @@ cdef extern from "ring_core.h" nogil:
         uint64_t count
         uint64_t stride
         uint64_t length
+        uint64_t type_id
     ctypedef struct ring_scan:
         uint64_t end
         uint64_t good_end

@@ -242,9 +242,9 @@ cdef class RingReader(OneThread):
         return view
 
     def _take_run(self, uint64_t max_count, bint verify):
-        """Consume up to `max_count` messages: (mapping, segment id, start, count, stride, length).
+        """Consume up to `max_count` messages: (mapping, segment id, start, count, stride, length, type id).
 
-        stride is 0 if record sizes differ, length is None if payload lengths differ.
+        stride is 0 if record sizes differ, length and type id are None if they differ.
         """
         cdef ring_run run
         cdef ring_status status
@@ -261,7 +261,8 @@ cdef class RingReader(OneThread):
         if status < 0:
             self.raise_damage(status)
         length = None if run.length == RING_MIXED else run.length
-        return self.segment, self.ring.segment_id, run.start, run.count, run.stride, length
+        type_id = None if run.type_id == RING_MIXED else run.type_id
+        return self.segment, self.ring.segment_id, run.start, run.count, run.stride, length, type_id
 
     cdef bint settle(self) except -1:
         """Step over padding and into fresh segments; True if a message (or damage) is next."""

@@ -66,6 +66,11 @@ class LakeTable:
         except TableNotFoundError:
             return None
 
+    def partition_columns(self) -> tuple[str, ...] | None:
+        """Return by which columns the table is partitioned, None if there is no table."""
+        table = self.open()
+        return None if table is None else tuple(table.metadata().partition_columns)
+
     def committed_batch(self, application: str) -> int | None:
         """Return the number of the last batch that an application has committed, None if there is none."""
         table = self.open()

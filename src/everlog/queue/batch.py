@@ -34,10 +34,17 @@ class Batch:
     batch's own hold on the mapping.
     """
 
-    __slots__ = ("_count", "_length", "_mapping", "_segment_id", "_start", "_stride")
+    __slots__ = ("_count", "_length", "_mapping", "_segment_id", "_start", "_stride", "_type_id")
 
     def __init__(
-        self, mapping: Mapping, segment_id: int, start: int, count: int, stride: int, length: int | None
+        self,
+        mapping: Mapping,
+        segment_id: int,
+        start: int,
+        count: int,
+        stride: int,
+        length: int | None,
+        type_id: int | None,
     ) -> None:
         """Made by `QueueReader.read_batch`."""
         self._mapping: Mapping | None = mapping
@@ -46,6 +53,7 @@ class Batch:
         self._count = count
         self._stride = stride
         self._length = length
+        self._type_id = type_id
 
     def __repr__(self) -> str:
         return f"<Batch of {self._count} messages from offset {self._start} of segment {self._segment_id}>"
@@ -69,6 +77,16 @@ class Batch:
     def stride(self) -> int:
         """How many bytes lie from one record to the next; 0 if that differs."""
         return self._stride
+
+    @property
+    def common_length(self) -> int | None:
+        """The payload length of all messages; None if lengths differ."""
+        return self._length
+
+    @property
+    def common_type_id(self) -> int | None:
+        """The type of all messages; None if types differ."""
+        return self._type_id
 
     @property
     def offset(self) -> NDArray[np.uint64]:
@@ -98,6 +116,8 @@ class Batch:
     @property
     def length(self) -> NDArray[np.uint32]:
         """Each message's payload length."""
+        if self._length is not None:
+            return np.full(self._count, self._length, dtype=np.uint32)
         lengths: NDArray[np.uint32] = self._field(MSG_COMMIT_LEN, "<u4") - np.uint32(1)
         return lengths
 

@@ -68,7 +68,7 @@ def archive_queue(
     options: Mapping[str, str] | None = None,
     shown: Shown | None = None,
 ) -> RunReport:
-    """Bring a queue into `table`, partitioned by date.
+    """Bring a queue into `table`, partitioned by date, and by venue too if its messages are decoded.
 
     With a `reader` name the archive is a reader of the queue: retention keeps what it has not yet committed
     to the table. The rest is as for `archive_topics`.
@@ -77,7 +77,8 @@ def archive_queue(
     path = os.path.abspath(path)
     given = {"path": path, "onDataLoss": "record", **(options or {})}
     source = spark.readStream.format("everlog.queue").options(**given).load()
-    job = _Archive(LakeTable(lake, table), ("date",), checkpoint, path, shown)
+    target = LakeTable(lake, table)
+    job = _Archive(target, _queue_partitions(target, source), checkpoint, path, shown)
     when = fn.timestamp_micros((fn.col("ts_ns") / NS_PER_US).cast("long"))
     frame = source.withColumn("date", _date(when))
     if reader is None:
@@ -85,6 +86,15 @@ def archive_queue(
     with KeptPosition(path, reader) as position:
         job.committed = lambda last_seq: position.move_to(last_seq + 1)
         return job.run(frame, follow)
+
+
+def _queue_partitions(table: LakeTable, source: DataFrame) -> tuple[str, ...]:
+    """Return the partitions of a queue's table; a table that is there keeps its own."""
+    known = table.partition_columns()
+    if known is not None:
+        return known
+    # Of messages that are not decoded nobody knows the venue, and all of them are of one queue.
+    return ("date", "venue_id") if "venue_id" in source.columns else ("date",)
 
 
 def _date(when: Column) -> Column:

@@ -189,9 +189,12 @@ class Dealt:
 
     def of_batch(self, batch: Batch) -> NDArray[np.intp] | None:
         """Return the numbers of the messages in a batch that are some of them; None if all are."""
-        is_long = batch.stride > HEADER_SIZE + self._bytes_min
-        # The usual case of a queue that one task takes: nothing but the types need be looked at.
-        if self._tasks == 1 and is_long and (batch.type_id == self._type_id).all():
+        # The usual case of a queue that one task takes: no message need be looked at.
+        if (
+            self._tasks == 1
+            and batch.common_type_id == self._type_id
+            and (batch.common_length or 0) >= self._bytes_min
+        ):
             return None
         keep = self(Messages(batch, np.arange(len(batch))))
         return None if keep.all() else np.flatnonzero(keep)
@@ -252,10 +255,12 @@ class Taken(NamedTuple):
     @property
     def packed(self) -> PackedRecords:
         """The payloads, without a copy."""
-        offsets, lengths = self.batch.offset + np.uint64(HEADER_SIZE), self.batch.length
+        offsets, lengths = self.batch.offset, self.batch.length
+        stride = 0 if self.batch.common_length is None else self.batch.stride
         if self.chosen is not None:
-            offsets, lengths = offsets[self.chosen], lengths[self.chosen]
-        return PackedRecords(self.batch.segment, offsets, lengths.astype(np.uint64))
+            offsets, lengths, stride = offsets[self.chosen], lengths[self.chosen], 0
+        offsets += np.uint64(HEADER_SIZE)
+        return PackedRecords(self.batch.segment, offsets, lengths.astype(np.uint64), stride)
 
     def __len__(self) -> int:
         """Return how many there are."""
