@@ -29,6 +29,7 @@ from everlog.market.books import (
 )
 from everlog.market.packing import PackedRecords, gather_field, gather_headers
 from everlog.market.protocol import (
+    BOOK_EVENT_HEADER,
     HEADER_BYTES,
     L3_RECORD,
     BookMode,
@@ -257,15 +258,14 @@ class BookSet:
         results: dict[Market, MarketResult],
     ) -> None:
         """Apply the events of a run, market by market."""
-        parts = np.split(split.order, split.ends[:-1])
+        ends = split.ends.tolist()
+        parts = [split.order[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
         if run != (0, len(packed)):
             parts = [part[slice(*np.searchsorted(part, run))] for part in parts]
         numbers = [number for number in np.argsort(split.keys).tolist() if len(parts[number])]
-        if not numbers:
-            return
-        heads = gather_headers(packed.take(np.array([parts[number][0] for number in numbers])))
-        for number, head in zip(numbers, heads, strict=True):
+        for number in numbers:
             index, key = parts[number], int(split.keys[number])
+            head = _head(packed, int(index[0]))
             market = Market(key >> 32, key & 0xFFFFFFFF)
             own = packed if len(index) == len(packed) else packed.take(index)
             book = self._book(market, BookMode(int(head["book_mode"])))
@@ -273,7 +273,7 @@ class BookSet:
             if len(index) == 0:
                 continue
             is_whole = index is parts[number]
-            self._join_stream(market, book, head if is_whole else gather_headers(own)[0])
+            self._join_stream(market, book, head if is_whole else _head(own, 0))
             events = _as_records(own) if isinstance(book, L3Book) else own
             result = book.apply_array(events, want, memory)
             earlier = results.get(market)
@@ -321,17 +321,19 @@ class BookSet:
         return self._streams[key]
 
 
+def _head(packed: PackedRecords, event: int) -> Any:
+    """Return the header of one event."""
+    return np.frombuffer(packed.buffer, BOOK_EVENT_HEADER, 1, int(packed.offsets[event]))[0]
+
+
 def _as_records(packed: PackedRecords) -> PackedRecords | NDArray[np.void]:
     """Return order-by-order events as an array if they can be one: books go through it much faster."""
     starts = packed.offsets
-    lengths = packed.lengths[:1] if packed.stride else packed.lengths
-    if not (lengths == L3_RECORD.itemsize).all():
+    if not (packed.lengths[: 1 if packed.stride else None] == L3_RECORD.itemsize).all():
         return packed
-    steps = np.diff((starts[:2] if packed.stride else starts).astype(np.int64))
-    if len(steps) == 0 or (steps == steps[0]).all():
-        stride = int(steps[0]) if len(steps) else L3_RECORD.itemsize
-        data = packed.buffer[int(starts[0]) :] if len(starts) else packed.buffer
-        return np.ndarray((len(starts),), L3_RECORD, data, strides=(stride,))
+    stride = packed.stride or _stride(starts)
+    if stride:
+        return np.ndarray((len(starts),), L3_RECORD, packed.buffer, int(starts[0]), (stride,))
     if (starts % np.uint64(HEADER_BYTES)).any():
         return packed
     # Those of one market lie among others: two cells of the queue are one record.
@@ -341,6 +343,14 @@ def _as_records(packed: PackedRecords) -> PackedRecords | NDArray[np.void]:
     rows[:, 0], rows[:, 1] = cells[places], cells[places + 1]
     records: NDArray[np.void] = rows.reshape(-1).view(L3_RECORD)
     return records
+
+
+def _stride(starts: NDArray[np.uint64]) -> int:
+    """Return how far records lie apart, 0 if that differs; `starts` has one at least."""
+    steps = np.diff(starts.astype(np.int64))
+    if len(steps) == 0:
+        return L3_RECORD.itemsize
+    return int(steps[0]) if steps[0] > 0 and (steps == steps[0]).all() else 0
 
 
 def _joined(earlier: MarketResult, index: NDArray[np.intp], result: BookResult) -> MarketResult:

@@ -6,6 +6,7 @@ process, and for large batches that takes about as long as the books need for th
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from typing import Any, Final
@@ -28,14 +29,18 @@ Block = NDArray[np.uint8]
 
 def aligned_array(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return an array that begins on a line of cache, so that books can write whole lines; not cleared."""
-    count = int(np.prod(shape))
-    return _view(np.empty(count * dtype.itemsize + _LINE_BYTES, dtype=np.uint8), shape, dtype)
+    return _view(np.empty(_bytes(shape, dtype) + _LINE_BYTES, dtype=np.uint8), shape, dtype)
+
+
+def _bytes(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """Return how many bytes an array takes."""
+    count = shape if isinstance(shape, int) else math.prod(shape)
+    return count * dtype.itemsize
 
 
 def _view(block: Block, shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     first = -block.ctypes.data % _LINE_BYTES
-    size = int(np.prod(shape)) * dtype.itemsize
-    return block[first : first + size].view(dtype).reshape(shape)
+    return block[first : first + _bytes(shape, dtype)].view(dtype).reshape(shape)
 
 
 def _holders(blocks: list[Block], index: int) -> int:
@@ -71,7 +76,7 @@ class ResultMemory:
 
     def array(self, shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return an array with anything in it, of memory that nobody else holds."""
-        size = int(np.prod(shape)) * dtype.itemsize
+        size = _bytes(shape, dtype)
         if size < SMALLEST_BLOCK_BYTES:
             return aligned_array(shape, dtype)
         with self._lock:

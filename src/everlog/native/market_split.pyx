@@ -37,10 +37,6 @@ cdef extern from "market_split.h" nogil:
                                    const uint64_t *offsets, const uint64_t *lengths, size_t count)
 
 
-cdef uint64_t address(object array):
-    return <uint64_t>array.ctypes.data
-
-
 def split_markets(const uint8_t[::1] buffer, const uint64_t[::1] offsets, const uint64_t[::1] lengths):
     """Sort events by market; other threads run meanwhile.
 
@@ -52,27 +48,27 @@ def split_markets(const uint8_t[::1] buffer, const uint64_t[::1] offsets, const 
     cdef market_split split
     if <size_t>lengths.shape[0] != count:
         raise ValueError(f"there are {count} offsets and {lengths.shape[0]} lengths; one each is needed")
-    words = np.empty((7, count), np.uint64)
-    slots, gaps = np.empty(count, np.uint32), np.empty((count, 4), np.uint64)
-    split.keys, split.ends, split.order, split.channels = (
-        <uint64_t *>address(words[0]), <uint64_t *>address(words[1]), <uint64_t *>address(words[2]),
-        <uint64_t *>address(words[3]))
-    split.first_events, split.firsts, split.lasts = (
-        <uint64_t *>address(words[4]), <uint64_t *>address(words[5]), <uint64_t *>address(words[6]))
-    split.slots, split.gaps = <uint32_t *>address(slots), <channel_gap *>address(gaps)
+    # One row more than there are events, so that there is a first byte even of none.
+    words, gaps = np.empty((7, count + 1), np.uint64), np.empty((count + 1, 4), np.uint64)
+    cdef uint64_t[:, ::1] word_rows = words, gap_rows = gaps
+    cdef uint32_t[::1] slots = np.empty(count + 1, np.uint32), tables
+    split.keys, split.ends, split.order = &word_rows[0, 0], &word_rows[1, 0], &word_rows[2, 0]
+    split.channels, split.first_events = &word_rows[3, 0], &word_rows[4, 0]
+    split.firsts, split.lasts = &word_rows[5, 0], &word_rows[6, 0]
+    split.slots, split.gaps = &slots[0], <channel_gap *>&gap_rows[0, 0]
     split.market_count = split.channel_count = split.gap_count = 0
     if count == 0:
         bad = 0
     while bad == SPLIT_TABLE_FULL:
         tables = np.empty(2 * size, np.uint32)
-        split.tables, split.table_size = <uint32_t *>address(tables), size
+        split.tables, split.table_size = &tables[0], size
         with nogil:
             bad = c_split(&split, &buffer[0] if buffer.shape[0] else NULL, buffer.shape[0], &offsets[0],
                           &lengths[0], count)
         size *= 4
     markets, channels = split.market_count, split.channel_count
     return (
-        bad, words[0, :markets], words[2].view(np.intp), words[1, :markets].view(np.intp),
+        bad, words[0, :markets], words[2, :count].view(np.intp), words[1, :markets].view(np.intp),
         words[3, :channels], words[4, :channels], words[5, :channels], words[6, :channels],
         gaps[:split.gap_count],
     )
