@@ -88,6 +88,12 @@ def book_rows(sizes: Sizes) -> list[Row]:
     call_peers = {name: peer for name, peer in l2_peers.items() if name != "hftbacktest"}
     return [
         Row("L2 updates", 80e6, len(near), lambda: contenders.everlog_l2(near), l2_peers),
+        Row(
+            "L2, fresh memory for every result",
+            None,
+            len(near),
+            lambda: contenders.everlog_l2(near, fresh_memory=True),
+        ),
         Row("L2, tick 0.25 at 9 decimals, jumps", 80e6, len(coarse), lambda: contenders.everlog_l2(coarse)),
         Row("L2, prices all over 2 M ticks", None, len(wide), lambda: contenders.everlog_l2(wide)),
         Row(

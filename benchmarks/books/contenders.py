@@ -30,9 +30,9 @@ class Missing(Exception):
     """A contender cannot run; the text says what to do about it."""
 
 
-def everlog_l2(updates: Events) -> Timed:
+def everlog_l2(updates: Events, *, fresh_memory: bool = False) -> Timed:
     """All updates in one call. Rounds share the memory for results, as a loop over batches does."""
-    memory = ResultMemory()
+    memory = None if fresh_memory else ResultMemory()
 
     def run() -> float:
         book = L2Book()
