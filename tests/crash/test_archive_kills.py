@@ -25,10 +25,12 @@ from tests.support.processes import fresh_seed
 
 ROUNDS_MAX = 50
 REPLAY_ROUNDS_MAX = 10
-EVENTS_PER_ROUND = 60
-MESSAGES_PER_ROUND = 400
 MOMENT_S = 3.0
 BATCH = 150
+COMMITS_MAX = 2
+"""A driver is let live for at most so many commits, so every round has to bring more batches than that."""
+
+MESSAGES_PER_ROUND = (COMMITS_MAX + 1) * BATCH
 
 _DRIVER = """
 import sys
@@ -82,7 +84,7 @@ def live_and_die(driver: subprocess.Popen[str], lives: random.Random, complaints
     try:
         assert driver.stdout is not None
         assert driver.stdout.readline() == "started\n"
-        for _ in range(lives.choice((0, 0, 1, 1, 2))):
+        for _ in range(lives.choice((0, 0, 1, 1, COMMITS_MAX))):
             assert driver.stdout.readline(), complaints.read_text()
         time.sleep(lives.uniform(0.0, MOMENT_S))
     finally:
@@ -129,10 +131,10 @@ def test_a_live_replay_that_is_killed_at_random_has_the_rows_of_one_run(
     lives = random.Random(fresh_seed("REPLAY_SEED"))
     rounds = min(REPLAY_ROUNDS_MAX, int(os.environ.get("CRASH_ROUNDS", REPLAY_ROUNDS_MAX)))
     queue, lake = str(tmp_path / "queue"), str(tmp_path / "lake")
-    venue = SimulatedVenue(3, rate=2000.0, kinds=("l2",), resting_orders=10, block_events=EVENTS_PER_ROUND)
+    venue = SimulatedVenue(3, rate=2000.0, kinds=("l2",), resting_orders=10, block_events=MESSAGES_PER_ROUND)
     with Queue.open_publisher(queue, segment_size=1 << 20, reader_ttl_s=3600.0) as writer:
         for _ in range(rounds):
-            for block in venue.blocks(EVENTS_PER_ROUND):
+            for block in venue.blocks(MESSAGES_PER_ROUND):
                 block.append_to(writer)
             complaints = tmp_path / "complaints"
             live_and_die(start_driver(queue, lake, complaints, _REPLAY_DRIVER), lives, complaints)
