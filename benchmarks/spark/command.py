@@ -62,7 +62,7 @@ def measure(folder: Path, sizes: Sizes, rounds: int, names: list[str], results: 
     """Measure without Spark, with two cores, and with one what has to scale."""
     prepare(folder, sizes)
     if COSTS in names:
-        results.add(core_costs(folder, str(folder / "orders"), sizes.order_events // 4))
+        results.add(core_costs(folder, str(folder / "orders"), sizes.scan_records // 5))
     names = [name for name in names if name != COSTS]
     if not names:
         return

@@ -7,6 +7,7 @@ each number of cores, because a process has one session.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -49,7 +50,7 @@ class Sizes:
         return max(self.scan_records, *self.linear_points)
 
 
-FULL: Final = Sizes(5_000_000, 4_000_000, 8, 1_000_000, (1_000_000, 5_000_000, 20_000_000, 50_000_000))
+FULL: Final = Sizes(5_000_000, 8_000_000, 8, 3_000_000, (1_000_000, 5_000_000, 20_000_000, 50_000_000))
 QUICK: Final = Sizes(1_000_000, 400_000, 4, 100_000, (500_000, 1_000_000))
 
 
@@ -236,7 +237,11 @@ class Measured(NamedTuple):
 
 
 def run(folder: Path, sizes: Sizes, cores: int, rounds: int, names: list[str]) -> Measured:
-    """Measure in a session of so many cores; the first round warms up and does not count."""
+    """Measure in a session of so many cores; the first round warms up and does not count.
+
+    All its processes share these cores: with one, Java and Python take turns.
+    """
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     settings = {"spark.sql.shuffle.partitions": str(cores), "spark.driver.memory": "2g"}
     spark = spark_session(app_name="benchmark", master=f"local[{cores}]", **settings)
     bench, measured = Bench(spark, folder, sizes, cores), Measured([], [])

@@ -15,7 +15,8 @@ from benchmarks.spark.measures import FULL, Sizes
 
 NOTES = (
     "The first round warms the session up and does not count. Sources of Spark read the same rows.",
-    "Topics: the server runs on the same cores. One core against two: the same work in two sessions.",
+    "Topics: the server runs on the same cores. One core against two: the same work in two sessions, each "
+    "bound to so many cores.",
 )
 
 

@@ -28,6 +28,7 @@ from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
 from everlog.pipeline.lake_files import WRITTEN_SCHEMA, TableFiles, written
 from everlog.pipeline.queue_ranges import Lost, SeqRange
+from everlog.pipeline.worker_process import settle_worker
 from everlog.queue.batch import Batch
 from everlog.queue.layout import HEADER_SIZE
 
@@ -269,6 +270,7 @@ class Taken(NamedTuple):
 
 def dealt_messages(path: str, wanted: SeqRange, dealt: Dealt) -> Iterator[Taken | Lost]:
     """Yield a task's messages of a range, and what is gone of it; a batch is valid until the next."""
+    settle_worker()
     for piece in queue_ranges.read(path, wanted, max_records=BATCH_MESSAGES):
         if isinstance(piece, Lost):
             yield piece

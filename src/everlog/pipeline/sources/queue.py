@@ -39,6 +39,7 @@ from everlog.pipeline.options import EARLIEST, LATEST, ON_DATA_LOSS, U64_MAX, Op
 from everlog.pipeline.queue_ranges import Lost, SeqRange
 from everlog.pipeline.sources import queue_sink
 from everlog.pipeline.sources.queue_sink import QueueArchiveWriter
+from everlog.pipeline.worker_process import settle_worker
 from everlog.queue.batch import Batch
 
 GAP_COLUMNS: Final = {
@@ -293,6 +294,7 @@ def read_partition(read: QueueRead, partition: InputPartition) -> Iterator[pa.Re
     """Yield the Arrow batches of one task; a gap is an error or a row, as the read says."""
     if partition.value is None:
         return
+    settle_worker()
     for piece in queue_ranges.read(read.path, SeqRange(*partition.value)):
         if not isinstance(piece, Lost):
             batch = to_arrow(read, piece)

@@ -45,6 +45,7 @@ from everlog.pipeline.sources.topics_options import (
 )
 from everlog.pipeline.sources.topics_sink import TopicsBatchWriter, TopicsStreamWriter
 from everlog.pipeline.topic_ranges import Bounds, Lost, Record
+from everlog.pipeline.worker_process import settle_worker
 
 US_PER_MS: Final = 1000
 BATCH_PAGES: Final = 16
@@ -231,6 +232,7 @@ def read_partition(read: TopicsRead, partition: InputPartition) -> Iterator[pa.R
     """Yield the Arrow batches of one task; a gap is an error or a row, as the read says."""
     if partition.value is None:
         return
+    settle_worker()
     topic, first, end = partition.value
     is_filtered = read.tag is not None or read.from_ts_ms > 0 or read.to_ts_ms != U64_MAX
     # A page is too few rows for a batch: handing one over costs as much as a thousand rows.

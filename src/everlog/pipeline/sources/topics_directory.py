@@ -25,6 +25,7 @@ from everlog.pipeline.sources.topics_options import (
     partition_records,
 )
 from everlog.pipeline.topic_ranges import Lost
+from everlog.pipeline.worker_process import settle_worker
 from everlog.topics.storage.bulk_view import RECREATED, BulkView, Extent, Gap, Piece
 
 FROM_FRAMES = ("seq", "ts", "node", "tag", "meta", "data")
@@ -84,6 +85,7 @@ def read_pieces(read: TopicsRead, partition: InputPartition) -> Iterator[pa.Reco
     """Yield the Arrow batches of one task; a gap is an error or a row, as the read says."""
     if partition.value is None:
         return
+    settle_worker()
     topic, instance, pieces = partition.value
 
     def again(first: int, end: int) -> list[Piece | Gap]:
