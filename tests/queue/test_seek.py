@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from everlog.errors import Corrupt, SegmentMissing
 from everlog.fault_fs import FaultFs
 from everlog.queue import QueueReader
+from everlog.queue.seek import Place, Seeker
 from tests.support import ring_twin
 from tests.support.queues import overwrite
 from tests.support.small_queues import (
@@ -162,6 +163,23 @@ def test_a_seek_in_an_empty_queue_finds_nothing(tmp_path: Path) -> None:
         assert reader.seek_timestamp(0) is False
         writer.append(1, b"x")
         assert next_seq(reader) == 0
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_a_seek_does_not_pass_by_records_that_come_while_it_looks_for_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_time: bool
+) -> None:
+    find_end = Seeker.end
+    with open_writer(tmp_path / "q") as writer, open_reader(tmp_path / "q") as reader:
+
+        def end_after_more(seeker: Seeker) -> Place | None:
+            for seq in range(4):
+                writer.append(1, b"", stamp(seq))
+            return find_end(seeker)
+
+        monkeypatch.setattr(Seeker, "end", end_after_more)
+        assert reader.seek_timestamp(stamp(2)) if by_time else reader.seek_seq(2)
+        assert next_seq(reader) == 2
 
 
 def test_a_seek_over_deleted_segments_starts_at_the_oldest_that_is_there(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ class Batch:
     @property
     def length(self) -> NDArray[np.uint32]:
         """Each message's payload length."""
+        self._held()
         if self._length is not None:
             return np.full(self._count, self._length, dtype=np.uint32)
         lengths: NDArray[np.uint32] = self._field(MSG_COMMIT_LEN, "<u4") - np.uint32(1)

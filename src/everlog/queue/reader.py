@@ -289,8 +289,12 @@ class QueueReader(RingReader):
     def _seek(self, search: Callable[[Seeker], Place | None]) -> bool:
         with self._exclusive(), io_errors(f"seek in {self.path}"):
             seeker = Seeker(self._fs, self.path, self.segment_size, self._control.head()[0])
-            found = search(seeker)
-            place = found or seeker.end()
+            found = place = search(seeker)
+            if found is None:
+                end = seeker.end()
+                # What was written before that end was found is looked through again, not passed by.
+                found = search(seeker)
+                place = found or end
             if place is None:
                 raise SegmentMissing(f"{self.path} has no segment to seek in")
             self._stand(*place)
