@@ -28,7 +28,8 @@ _SETTINGS: Final = {
     "spark.executorEnv.TZ": "UTC",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Rows come from Python workers; this way costs less than loopback does, and nobody else can connect.
+    # Rows come from Python workers, and this way costs less than loopback does. Who may connect is decided by
+    # the permissions of the socket's file, so by the umask: with the usual one only the user.
     "spark.python.unix.domain.socket.enabled": "true",
 }
 _COLLECTOR: Final = "-XX:+UseParallelGC"
