@@ -52,6 +52,7 @@ EXTENSIONS = {
     "everlog.native.log_replay": ("log_replay.pyx", ["log_index.c", "tag_index.c", "frames.c"]),
     "everlog.native.market_split": ("market_split.pyx", ["market_split.c", "book_events.c"]),
     "everlog.native.mapping": ("mapping.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
+    "everlog.native.order_feed": ("order_feed.pyx", ["market_split.c", "book_events.c"]),
     "everlog.native.outlet": ("outlet.pyx", []),
     "everlog.native.ready_set": ("ready_set.pyx", []),
     "everlog.native.plain_append": ("plain_append.pyx", []),

@@ -26,7 +26,7 @@ from everlog.market.protocol import L3_RECORD, TypeId
 from everlog.market.replay import Replay, book_headers
 from everlog.pipeline import queue_ranges, spark_session
 from everlog.pipeline.jobs.archive import archive_topics
-from everlog.pipeline.jobs.market_tasks import Dealt, dealt_messages
+from everlog.pipeline.jobs.market_tasks import Dealt, messages_for_books
 from everlog.pipeline.queue_ranges import Lost, SeqRange
 
 Numbers = dict[str, float]
@@ -200,9 +200,10 @@ def replay_orders(bench: Bench) -> Numbers:
         for batch in batches:
             for _ in batch.column("id").to_pylist():
                 books, count = BookSet(), 0
-                for some in dealt_messages(path, held, Dealt(1, 0)):
+                for some in messages_for_books(path, held, Dealt(1, 0), books, Outputs()):
                     assert not isinstance(some, Lost)
-                    books.apply_packed(some.packed, Outputs())
+                    if some.results is None:
+                        books.apply_packed(some.packed, Outputs())
                     count += len(some)
                 yield pa.RecordBatch.from_pylist([{"count": count}])
 

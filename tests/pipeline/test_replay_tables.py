@@ -20,7 +20,7 @@ from everlog.market import BookSet, BookSettings, Outputs
 from everlog.market.protocol import BookEventType, TypeId
 from everlog.market.replay import Replay
 from everlog.pipeline import queue_ranges
-from everlog.pipeline.jobs.market_tasks import Dealt, Rows, dealt_messages
+from everlog.pipeline.jobs.market_tasks import Dealt, dealt_messages
 from everlog.pipeline.jobs.replay import DEPTH, REPORT, TOP, BookTables, ReplayPlan
 from everlog.pipeline.queue_ranges import SeqRange
 from everlog.queue import Queue
@@ -42,9 +42,8 @@ def replayed(
         state: bytes | None = None
         for first, end in itertools.pairwise(bounds):
             books = BookTables(plan, NAMES, state)
-            for some in dealt_messages(path, SeqRange(first, end), Dealt(tasks, number)):
-                for rows in books.take(some):
-                    found[rows.table] += rows.batch.to_pylist()
+            for rows in books.replay(path, SeqRange(first, end), Dealt(tasks, number)):
+                found[rows.table] += rows.batch.to_pylist()
             state = books.state()
     return {
         kind: sorted(rows, key=lambda row: (row["seq"], row.get("kind", ""))) for kind, rows in found.items()
@@ -196,8 +195,6 @@ def test_a_plan_that_makes_no_table_is_refused(wrong: dict[str, int]) -> None:
 
 def test_rows_name_the_market_they_are_of(queue: str) -> None:
     books = BookTables(ReplayPlan(depth=0), NAMES)
-    rows: list[Rows] = []
-    for some in dealt_messages(queue, queue_ranges.bounds(queue), Dealt(1, 0)):
-        rows += books.take(some)
+    rows = list(books.replay(queue, queue_ranges.bounds(queue), Dealt(1, 0)))
     assert {one.market.market_id for one in rows if one.market} == set(MARKETS)
     assert {one.table for one in rows} == {TOP}

@@ -179,23 +179,24 @@ class ResultArrays:
         return array
 
     def result(self, count: int, scales_before: tuple[int, int], scales: tuple[int, int]) -> BookResult:
-        """Return everything written, brought to the scales of the last event."""
+        """Return what `count` events have written, brought to the scales of the last one."""
         trades = _report(self.output.trades, MATCHED_TRADE)
         first, before = 0, scales_before
         for change in _report(self.output.scales, _SCALES):
             stop = int(change["index"])
             self._raise(trades, first, stop, (scales[0] - before[0], scales[1] - before[1]))
             first, before = stop, (int(change["price"]), int(change["size"]))
+        rows = count // self._every
         return BookResult(
             count,
             *scales,
-            self._top,
-            self._bids,
-            self._asks,
-            self._bid_orders,
-            self._ask_orders,
-            self._statuses,
-            self._places,
+            _first(self._top, rows),
+            _first(self._bids, rows),
+            _first(self._asks, rows),
+            _first(self._bid_orders, rows),
+            _first(self._ask_orders, rows),
+            _first(self._statuses, count),
+            _first(self._places, count),
             _report(self.output.gaps, GAP),
             _report(self.output.drifts, DRIFT),
             trades,
@@ -211,6 +212,10 @@ class ResultArrays:
         _raise_rows(trades[early[0] : early[1]], *decimals)
         if self._places is not None:
             _raise_places(self._places[first:stop], decimals[1])
+
+
+def _first(array: NDArray[Any] | None, rows: int) -> NDArray[Any] | None:
+    return array if array is None or len(array) == rows else array[:rows]
 
 
 def _raise_rows(rows: NDArray[np.void], price_decimals: int, size_decimals: int) -> None:

@@ -693,15 +693,16 @@ HOT void copy_block(const staged_rows *staged, book_output *output, size_t first
 }
 
 /* Compiled once for each kind of output. */
-HOT size_t apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t count,
+HOT size_t apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t from, size_t count,
                          book_output *output, output_kind kind, int *error)
 {
-    size_t done = 0;
+    size_t done = from;
     l3_array array = {.records = records, .stride = stride, .count = count, .plain = plain_of(book)};
     int streamed = kind != ANY_OUTPUT && is_streamed(output->tops, count * sizeof *output->tops) &&
                    (kind == TOPS || is_streamed(output->places, STREAMED_BYTES));
-    look_up(book, records, stride, 0, smaller(BLOCK, count), array.hashes);
-    look_up(book, records, stride, smaller(BLOCK, count), smaller(2 * BLOCK, count), array.hashes);
+    look_up(book, records, stride, from, smaller(from + BLOCK, count), array.hashes);
+    look_up(book, records, stride, smaller(from + BLOCK, count), smaller(from + 2 * BLOCK, count),
+            array.hashes);
     while (done < count && *error == BOOK_OK) {
         size_t first = done, end = smaller(done + BLOCK, count);
         look_up(book, records, stride, smaller(end + BLOCK, count), smaller(end + 2 * BLOCK, count),
@@ -717,7 +718,7 @@ HOT size_t apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride
     return done;
 }
 
-size_t l3_apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t count,
+size_t l3_apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t from, size_t end,
                         book_output *output, int *error)
 {
     *error = BOOK_OK;
@@ -725,11 +726,11 @@ size_t l3_apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride,
         orders_keep_sums(&book->orders);
     switch (kind_of(output)) {
     case TOPS:
-        return output->rows = apply_records(book, records, stride, count, output, TOPS, error);
+        return output->rows = apply_records(book, records, stride, from, end, output, TOPS, error);
     case TOPS_AND_PLACES:
-        return output->rows = apply_records(book, records, stride, count, output, TOPS_AND_PLACES, error);
+        return output->rows = apply_records(book, records, stride, from, end, output, TOPS_AND_PLACES, error);
     default:
-        return apply_records(book, records, stride, count, output, ANY_OUTPUT, error);
+        return apply_records(book, records, stride, from, end, output, ANY_OUTPUT, error);
     }
 }
 

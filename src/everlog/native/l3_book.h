@@ -60,8 +60,9 @@ int l3_raise_scales(l3_book *book, uint8_t price_scale, uint8_t size_scale);
 /* Applies one payload; `index` names it in reports, `status` says what became of it. */
 int l3_apply_record(l3_book *book, const uint8_t *payload, size_t length, uint64_t index, book_output *output,
                     uint8_t *status);
-/* Applies payloads of 128 bytes, `stride` bytes from one to the next; returns how many. */
-size_t l3_apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t count,
+/* Applies those from `from`, a multiple of 8, to `end` of payloads of 128 bytes, `stride` bytes from one to the
+ * next; returns where it stopped. */
+size_t l3_apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t from, size_t end,
                         book_output *output, int *error);
 /* Applies payloads that lie anywhere in one buffer. */
 size_t l3_apply_scattered(l3_book *book, const uint8_t *buffer, size_t buffer_len, const uint64_t *offsets,

@@ -21,28 +21,7 @@ cdef extern from "book_events.h" nogil:
         GAP_UNCHECKED
 
 
-cdef extern from "book_ladder.h" nogil:
-    ctypedef struct ladder:
-        size_t count
-        size_t max_levels
-
-
 cdef extern from "l3_orders.h" nogil:
-    ctypedef struct l3_detail:
-        uint64_t id
-    ctypedef struct l3_queue:
-        uint64_t price
-        uint32_t count
-        uint64_t *quantities
-        uint8_t side
-        uint8_t on_ladder
-    ctypedef struct l3_entry:
-        uint64_t where
-    ctypedef struct l3_orders:
-        l3_entry *table
-        l3_queue *queues
-        size_t count
-        size_t max_orders
     l3_entry *orders_find(const l3_orders *orders, uint64_t id)
     uint32_t queue_of(uint64_t where)
     uint32_t position_of(uint64_t where)
@@ -51,19 +30,6 @@ cdef extern from "l3_orders.h" nogil:
 
 
 cdef extern from "l3_book.h" nogil:
-    ctypedef struct l3_order_row:
-        uint64_t id
-    ctypedef struct l3_book:
-        ladder sides[2]
-        l3_orders orders
-        uint8_t scales[2]
-        uint8_t gap_policy
-        uint8_t quarantined
-        uint8_t has_seq
-        uint64_t last_seq
-        uint64_t last_exchange_ts_ns
-        uint64_t last_ingest_ts_ns
-        uint64_t unknown_orders
     int l3_init(l3_book *book, size_t max_orders, size_t max_levels, uint64_t max_window, int gap_policy,
                 int unknown_policy)
     void l3_free(l3_book *book)
@@ -71,7 +37,7 @@ cdef extern from "l3_book.h" nogil:
     int l3_raise_scales(l3_book *book, uint8_t price_scale, uint8_t size_scale)
     int l3_apply_record(l3_book *book, const uint8_t *payload, size_t length, uint64_t index,
                         book_output *output, uint8_t *status)
-    size_t l3_apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t count,
+    size_t l3_apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t start, size_t end,
                             book_output *output, int *error)
     size_t l3_apply_scattered(l3_book *book, const uint8_t *buffer, size_t buffer_len,
                               const uint64_t *offsets, const uint64_t *lengths, size_t count,
@@ -87,8 +53,6 @@ cdef extern from "l3_book.h" nogil:
 
 cdef class L3Kernel(BookKernel):
     """Single orders of one market, in queues by price."""
-
-    cdef l3_book book
 
     def __cinit__(self, *, size_t max_orders, size_t max_levels, uint64_t max_window_ticks, int gap_policy,
                   int unknown_policy):
@@ -115,6 +79,11 @@ cdef class L3Kernel(BookKernel):
                                 int *error) noexcept nogil:
         return l3_apply_scattered(&self.book, buffer, buffer_len, offsets, lengths, count, output, error)
 
+    cdef size_t apply_part(self, const uint8_t *records, ptrdiff_t stride, size_t start, size_t end,
+                           book_output *output, int *error) noexcept nogil:
+        """Apply those from `start`, a multiple of 8, to `end` of records that lie `stride` bytes apart."""
+        return l3_apply_records(&self.book, records, stride, start, end, output, error)
+
     cdef book_top best(self) noexcept:
         return l3_top(&self.book)
 
@@ -134,7 +103,7 @@ cdef class L3Kernel(BookKernel):
         self.check_idle()
         self.busy = True
         with nogil:
-            done = l3_apply_records(&self.book, records, stride, count, &into.output, &error)
+            done = l3_apply_records(&self.book, records, stride, 0, count, &into.output, &error)
         self.busy = False
         if error != BOOK_OK:
             self.fail(error, done, records + <ptrdiff_t>done * stride, 128, &into.output)

@@ -81,3 +81,29 @@ size_t split_markets(market_split *split, const uint8_t *buffer, size_t buffer_l
     sort_by_market(split, count);
     return count;
 }
+
+/* Whether a header is that of an order-by-order event like the first one, and the next on its channel. */
+static inline int continues_run(const book_header *header, const book_header *first, uint64_t number)
+{
+    int is_alike = header->schema_version == first->schema_version &&
+                   header->record_len == first->record_len && header->endianness == first->endianness &&
+                   header->venue_id == first->venue_id && header->market_id == first->market_id &&
+                   header->stream_id == first->stream_id && header->book_mode == MODE_L3;
+    return is_alike & (header->seq == number) & (header->event_type >= EVENT_SNAPSHOT) &
+           (header->event_type <= EVENT_HEARTBEAT);
+}
+
+int is_channel_run(const uint8_t *records, size_t stride, size_t length, size_t count, channel_run *run)
+{
+    book_header first;
+    if (read_header(records, length, &first) != BOOK_OK || first.seq == 0)
+        return 0;
+    for (size_t event = 0; event < count; event++)
+        if (!continues_run((const book_header *)(records + event * stride), &first, first.seq + event))
+            return 0;
+    run->market = (uint64_t)first.venue_id << 32 | first.market_id;
+    run->channel = (uint64_t)first.venue_id << 32 | first.stream_id;
+    run->first = first.seq;
+    run->last = first.seq + count - 1;
+    return 1;
+}

@@ -1,4 +1,5 @@
-/* Book events of many markets, sorted by market in one pass over their headers.
+/* Book events of many markets, sorted by market in one pass over their headers; and the usual case that needs
+ * no sorting, told apart.
  *
  * Owns nothing between two calls: memory and the numbers that channels have seen are the caller's. */
 #ifndef EVERLOG_MARKET_SPLIT_H
@@ -29,5 +30,14 @@ typedef struct { /* every array has room for as many as there are events */
  * SPLIT_TABLE_FULL if a table of this size does not hold the markets. Twice the number of events is enough. */
 size_t split_markets(market_split *split, const uint8_t *buffer, size_t buffer_len, const uint64_t *offsets,
                      const uint64_t *lengths, size_t count);
+
+typedef struct { /* orders of one market on one channel, whose numbers follow each other */
+    uint64_t market, channel; /* keys as above */
+    uint64_t first, last;     /* numbers of the first and of the last event */
+} channel_run;
+
+/* Whether `count` records (one at least) of `length` bytes, `stride` bytes apart, are such a run without any
+ * fault in their headers. If not, some may be sound all the same: it is for `split_markets` to say. */
+int is_channel_run(const uint8_t *records, size_t stride, size_t length, size_t count, channel_run *run);
 
 #endif

@@ -38,11 +38,6 @@ cdef class MessageView:
     Holds the mapping alive: it stays valid however long it is kept.
     """
 
-    cdef Mapping mapping
-    cdef const ring_message *message
-    cdef uint32_t length        # kept, so that later damage to the header can do no harm
-    cdef readonly uint32_t segment_id
-
     def __init__(self):
         raise TypeError("message views come from a reader")
 
@@ -119,15 +114,6 @@ cdef class RingReader(OneThread):
 
     The subclass supplies `_enter_next_segment()` and `_check_heartbeat()`.
     """
-
-    cdef ring_reader ring
-    cdef ring_wait_strategy strategy
-    cdef Mapping control
-    cdef readonly Mapping segment
-    cdef uint32_t until_look    # messages until the next look at the clock
-    cdef int64_t looked_ns
-    cdef int64_t asked_ns       # when `_check_heartbeat` was last called
-    cdef bint own_clock         # the subclass brings a clock: ask it at every look
 
     def __cinit__(self, *args, **kwargs):
         self.until_look = 1
@@ -215,7 +201,7 @@ cdef class RingReader(OneThread):
             self.raise_damage(status)
         return status
 
-    cdef inline MessageView take(self):
+    cdef MessageView take(self):
         cdef const ring_message *message = NULL
         enter_hot(self)
         # Before anything is consumed: if it fails, no message is lost with it.
@@ -263,6 +249,10 @@ cdef class RingReader(OneThread):
         length = None if run.length == RING_MIXED else run.length
         type_id = None if run.type_id == RING_MIXED else run.type_id
         return self.segment, self.ring.segment_id, run.start, run.count, run.stride, length, type_id
+
+    cdef ring_status take_block(self, uint64_t max_count, bint verify, ring_run *run) noexcept nogil:
+        """As `_take_run`, for who has entered the call already; goes to no other segment, raises nothing."""
+        return ring_take_run(&self.ring, max_count, verify, run)
 
     cdef bint settle(self) except -1:
         """Step over padding and into fresh segments; True if a message (or damage) is next."""

@@ -7,7 +7,7 @@ reported as a `Lost` range, never passed over. Readers here are anonymous: they 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -22,7 +22,10 @@ from everlog.queue.reader import QueueReader
 from everlog.queue.segment import list_segments, map_segment
 
 BATCH_RECORDS: Final = 65536
+"""Many enough that what a batch costs by itself does not count."""
+
 RETENTION_REASON: Final = "retention"
+Take = Callable[[QueueReader, int], Batch]
 
 
 class SeqRange(NamedTuple):
@@ -105,9 +108,12 @@ def end_within_bytes(path: str, wanted: SeqRange, max_bytes: int) -> int:
 
 
 def read(
-    path: str, wanted: SeqRange, *, max_records: int = BATCH_RECORDS, verify: bool = True
+    path: str, wanted: SeqRange, *, take: Take = QueueReader.read_batch, verify: bool = True
 ) -> Iterator[Batch | Lost]:
-    """Yield the messages of a range in order, and the parts of it that are gone."""
+    """Yield the messages of a range in order, and the parts of it that are gone.
+
+    `take` takes the next messages, at most as many as it is told, all from one segment.
+    """
     if not wanted.records:
         return
     at = wanted.first
@@ -115,11 +121,11 @@ def read(
         reader.seek_seq(at)
         while at < wanted.end:
             try:
-                batch = reader.read_batch(min(max_records, wanted.end - at))
+                batch = take(reader, min(BATCH_RECORDS, wanted.end - at))
             except SegmentMissing:
                 # Retention was faster: begin again at what is left.
                 reader.seek_seq(at)
-                batch = reader.read_batch(min(max_records, wanted.end - at))
+                batch = reader.read_batch(min(BATCH_RECORDS, wanted.end - at))
             found = int(batch.seq[0]) if len(batch) else wanted.end
             if found > at:
                 lost_end = min(found, wanted.end)

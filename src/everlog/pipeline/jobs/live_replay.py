@@ -27,7 +27,7 @@ from everlog.market import BookSettings
 from everlog.pipeline import queue_ranges
 from everlog.pipeline.jobs.archive import KeptPosition, application_of
 from everlog.pipeline.jobs.batches import run_batches
-from everlog.pipeline.jobs.market_tasks import Dealt, Rows, commit_run, dealt_messages, run_tasks
+from everlog.pipeline.jobs.market_tasks import Dealt, Rows, commit_run, run_tasks
 from everlog.pipeline.jobs.replay import (
     DEPTH_LEVELS,
     TOP,
@@ -164,8 +164,7 @@ class _LiveReplay:
         def work(number: int) -> Iterator[Rows]:
             state = None if is_first else _read_state(states, wanted.first, number)
             books = BookTables(plan, names, state)
-            for some in dealt_messages(path, wanted, Dealt(tasks, number)):
-                yield from books.take(some)
+            yield from books.replay(path, wanted, Dealt(tasks, number))
             _write_state(states, wanted.end, number, books.state())
 
         return work

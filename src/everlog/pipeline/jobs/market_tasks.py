@@ -19,10 +19,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from everlog.errors import Corrupt, InvalidConfig
-from everlog.market import Market
+from everlog.market import BookSet, Market, Outputs
+from everlog.market.book_feed import take_orders
+from everlog.market.book_set import MarketResult
 from everlog.market.packing import PackedRecords, gather_field
 from everlog.market.protocol import HEADER_BYTES, TRADE, BookMode, TypeId
 from everlog.market.replay import Messages
+from everlog.market.result_memory import ResultMemory
 from everlog.pipeline import queue_ranges
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
@@ -31,10 +34,15 @@ from everlog.pipeline.queue_ranges import Lost, SeqRange
 from everlog.pipeline.worker_process import settle_worker
 from everlog.queue.batch import Batch
 from everlog.queue.layout import HEADER_SIZE
+from everlog.queue.reader import QueueReader
 
 NS_PER_DAY: Final = 86_400_000_000_000
-BATCH_MESSAGES: Final = 65536
-"""Many enough that what a batch costs by itself does not count; a book has to be fetched anew for each."""
+FIRST_MESSAGES: Final = 512
+"""Enough of a new run of orders to make its market known; the rest of it goes straight into the book."""
+
+SMALL_BATCHES: Final = 2
+"""How many batches are that small when a run has ended: the first may have something of two runs. If there
+is no other run then, batches cannot be too large: what they cost for each of their markets counts."""
 
 MARKET_FIELDS: Final = (
     pa.field("date", pa.date32()),
@@ -238,10 +246,14 @@ def _trade_keys(some: Messages) -> NDArray[np.uint64]:
 
 
 class Taken(NamedTuple):
-    """The messages of a batch that fall to a task; `chosen` is None if all of them do."""
+    """The messages of a batch that fall to a task; `chosen` is None if all of them do.
+
+    If they have gone straight into the books, `results` is what they did there.
+    """
 
     batch: Batch
     chosen: NDArray[np.intp] | None
+    results: dict[Market, MarketResult] | None = None
 
     @property
     def seq(self) -> NDArray[np.uint64]:
@@ -268,16 +280,58 @@ class Taken(NamedTuple):
         return len(self.batch) if self.chosen is None else len(self.chosen)
 
 
+class _Taker:
+    """Takes messages from a queue: into books while they go on with a run of orders, else as batches."""
+
+    def __init__(self, books: BookSet, want: Outputs) -> None:
+        self.results: dict[Market, MarketResult] | None = None
+        self._books = books
+        self._want = want
+        self._memory = ResultMemory()
+        self._small_batches = SMALL_BATCHES
+
+    def __call__(self, reader: QueueReader, limit: int) -> Batch:
+        """See `queue_ranges.read`; `results` then tells what went into the books."""
+        taken = take_orders(reader, self._books, limit, self._want, self._memory)
+        if taken is not None:
+            self._small_batches = SMALL_BATCHES
+            self.results = taken.results
+            return taken.batch
+        self.results = None
+        if self._small_batches == 0:
+            return reader.read_batch(limit)
+        self._small_batches -= 1
+        return reader.read_batch(min(limit, FIRST_MESSAGES))
+
+
 def dealt_messages(path: str, wanted: SeqRange, dealt: Dealt) -> Iterator[Taken | Lost]:
     """Yield a task's messages of a range, and what is gone of it; a batch is valid until the next."""
     settle_worker()
-    for piece in queue_ranges.read(path, wanted, max_records=BATCH_MESSAGES):
+    for piece in queue_ranges.read(path, wanted):
         if isinstance(piece, Lost):
             yield piece
             continue
         chosen = dealt.of_batch(piece)
         if chosen is None or len(chosen):
             yield Taken(piece, chosen)
+
+
+def messages_for_books(
+    path: str, wanted: SeqRange, dealt: Dealt, books: BookSet, want: Outputs
+) -> Iterator[Taken | Lost]:
+    """As `dealt_messages`; those with `results` have been applied to the books, the others have to be.
+
+    Orders are dealt by channel, so what goes on with a run of this task is this task's.
+    """
+    settle_worker()
+    take = _Taker(books, want)
+    for piece in queue_ranges.read(path, wanted, take=take):
+        if isinstance(piece, Lost):
+            yield piece
+            continue
+        chosen = None if take.results is not None else dealt.of_batch(piece)
+        if chosen is None or len(chosen):
+            yield Taken(piece, chosen, take.results)
 
 
 # --- Rows --------------------------------------------------------------------------------------------------

@@ -39,13 +39,13 @@ from everlog.pipeline.jobs.market_tasks import (
     check_not_made_anew,
     commit_run,
     dates,
-    dealt_messages,
     market_batch,
+    messages_for_books,
     run_tasks,
 )
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
-from everlog.pipeline.queue_ranges import Lost
+from everlog.pipeline.queue_ranges import Lost, SeqRange
 
 DEPTH_LEVELS: Final = 10
 TOP: Final = "top"
@@ -158,8 +158,7 @@ def replay_books(
 
     def work(number: int) -> Iterator[Rows]:
         books = BookTables(plan, names)
-        for some in dealt_messages(path, held, Dealt(tasks, number)):
-            yield from books.take(some)
+        yield from books.replay(path, held, Dealt(tasks, number))
 
     files = commit_run(
         [*tables.values()],
@@ -219,7 +218,12 @@ class BookTables:
         buckets = [(*market, bar._last_bucket) for market, bar in self._bars.items()]
         return msgspec.msgpack.encode(_State(save_books(self._books), buckets))
 
-    def take(self, some: Taken | Lost) -> Iterator[Rows]:
+    def replay(self, path: str, wanted: SeqRange, dealt: Dealt) -> Iterator[Rows]:
+        """Apply the messages of a range that were dealt; yield rows."""
+        for some in messages_for_books(path, wanted, dealt, self._books, self._want):
+            yield from self._take(some)
+
+    def _take(self, some: Taken | Lost) -> Iterator[Rows]:
         """Apply messages, or take note of lost ones; yield rows."""
         if isinstance(some, Lost):
             yield self._lost(some)
@@ -227,7 +231,9 @@ class BookTables:
         packed = some.packed
         seqs, times_ns = some.seq, some.timestamp_ns
         exchange_ts_ns = gather_field(packed, "exchange_ts_ns")
-        results = self._books.apply_packed(packed, self._want)
+        results = some.results
+        if results is None:
+            results = self._books.apply_packed(packed, self._want)
         for market, (events, result) in results.items():
             base = {
                 "seq": seqs[events],
