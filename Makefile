@@ -58,8 +58,9 @@ bench-engine: setup ## The topics engine inside one process
 bench-spark: setup ## Queues and topics in Spark, beside its own sources
 	$(BIN)/python -m benchmarks.spark
 
-bench-server: $(BENCH_STAMP) ## The topics server side by side with Redis and NATS
+bench-server: $(BENCH_STAMP) ## The topics server side by side with Redis and NATS, its scheduler and routers
 	$(BIN)/python -m benchmarks.server
+	$(BIN)/python -m benchmarks.engine --only deliver --only routers
 
 bench-client: $(BENCH_STAMP) ## The Python clients side by side with redis-py and nats-py
 	$(BIN)/python -m benchmarks.client

@@ -308,3 +308,29 @@ def test_where_every_request_needs_a_closer_look_there_is_no_short_way(setting: 
         worlds.send(append_to("t"))
         worlds.turn(2)
         assert worlds.worlds[0].way is None
+
+
+@pytest.mark.parametrize(("durability", "expected"), [("disk", [1, 0, 0, 1]), ("fsync", [1, 1, 1, 1])])
+def test_appends_that_follow_each_other_leave_what_nobody_waits_for_to_every_millisecond(
+    tmp_path: Path, durability: str, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, is_short=True, fs=UnsyncedFs())
+    polls: list[int] = []
+    poll = world.engine.poll
+    monkeypatch.setattr(world.engine, "poll", lambda drain: (polls.append(1), poll(drain)))
+    world.app.now_ns = world.clock.monotonic_ns
+    world.connections[0].data_received(
+        request("/v0/topics/t", json.dumps({"durability": durability}).encode(), method="PUT")
+    )
+    world.turn()
+    found = []
+    for waited_ns in (2_000_000, 400_000, 400_000, 400_000):
+        polls.clear()
+        world.clock.advance_ns(waited_ns)
+        world.connections[0].data_received(append_to("t"))
+        world.loop.turn()
+        found.append(len(polls))
+    assert found == expected
+    if durability == "disk":
+        assert world.written[0].count(b'"first_seq"') == 4, "a write is all that the answer needs"
+    world.close()

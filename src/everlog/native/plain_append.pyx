@@ -250,7 +250,7 @@ cdef class PlainAppends:
         if not self.gather(append, target, batch, exchanges):
             return False
         if not app.turn_is_due:
-            app.turn_soon()
+            app.write_soon()
         return True
 
     cdef bint take_counted(self, PlainAppend append, Target target, RecordBatch batch, list exchanges,
@@ -264,7 +264,7 @@ cdef class PlainAppends:
         if not self.gather(append, target, batch, exchanges):
             server.bodies_bytes -= body_bytes
             return False
-        self.app.turn_soon()
+        self.app.write_soon()
         return True
 
     cdef Target find(self, bytes path):

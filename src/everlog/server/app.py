@@ -24,6 +24,9 @@ from everlog.topics import Commit, Engine
 
 NS_PER_S: Final = 1_000_000_000
 TURN_INTERVAL_NS: Final = NS_PER_S
+POLL_INTERVAL_NS: Final = 1_000_000
+"""How long what nobody waits for may be put off while appends follow each other."""
+
 NO_SCOPE: Final = Scope(0)
 SHORT_BODY_DIGITS: Final = 5
 # Paths that are asked for again and again are taken apart once; these bound what is kept of them.
@@ -146,6 +149,8 @@ class App:
         self._in_flight: dict[int, int] = {}
         self._has_keys = settings.api_keys.enabled
         self.turn_is_due = False
+        self._poll_is_due = False
+        self._polled_ns = 0
         self._advised_samples = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
@@ -200,8 +205,7 @@ class App:
             self._dispatch(call)
         except Exception as error:
             self.fail(call, error)
-        if not self.turn_is_due:
-            self.turn_soon()
+        self.turn_soon()
 
     def guarded(self, call: Call, step: Callable[[], None]) -> None:
         """Take a step of a call; whatever goes wrong in it is told to the client."""
@@ -379,6 +383,11 @@ class App:
 
     def turn_soon(self) -> None:
         """Write and poll once after everything that is ready now was handled."""
+        self._poll_is_due = True
+        self.write_soon()
+
+    def write_soon(self) -> None:
+        """As `turn_soon`, for appends only: if nobody else waits for anything, a write is enough for now."""
         if not self.turn_is_due:
             self.turn_is_due = True
             self.loop.call_soon(self._turn)
@@ -390,6 +399,12 @@ class App:
             return
         try:
             engine.write()
+            if not self._poll_is_due and engine.is_quiet:
+                now_ns = self.now_ns()
+                if now_ns - self._polled_ns < POLL_INTERVAL_NS:
+                    self._turn_at(self._polled_ns + POLL_INTERVAL_NS, now_ns)
+                    return
+            self._poll_is_due = False
             engine.poll(self._drain_watchers)
             self._advise(engine)
         except Exception:
@@ -399,6 +414,7 @@ class App:
             self.turn_soon()  # after the requests that have come meanwhile
             return
         due_ns, now_ns = engine.due_ns(), self.now_ns()
+        self._polled_ns = now_ns
         latest_ns = now_ns + TURN_INTERVAL_NS
         self._turn_at(latest_ns if due_ns is None else min(max(due_ns, now_ns), latest_ns), now_ns)
 

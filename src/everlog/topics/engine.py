@@ -496,6 +496,14 @@ class Engine:
         self._mark_routers()
         self.deliver(drain=drain)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether `poll` can wait a little: nobody waits for a sync, for news, or for copies."""
+        scheduler, core = self.delivery.scheduler, self._core
+        if scheduler.count or scheduler.is_unfinished or core.totals.unforwarded:
+            return False
+        return not any(shard.depth for shard in core.shards)
+
     def _mark_routers(self) -> None:
         """Let routers copy in their turn, if something is to be copied now."""
         due_ns = self._forwarder.due_ns()
