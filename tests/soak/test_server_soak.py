@@ -71,6 +71,8 @@ class StreamFollower(Follower):
                 if stream.status != 200:
                     return
                 last_id = self._read(stream, last_id)
+            if last_id is None:
+                return  # it has seen no id, so nothing but its own cursors tells where it is
 
     def _read(self, stream: EventStream, last_id: str | None) -> str | None:
         """Read until this connection is given up, or the server ends it."""
