@@ -42,7 +42,7 @@ EXTENSIONS = {
     "everlog.native.csv_rows": ("csv_rows.pyx", ["csv_rows.c"]),
     "everlog.native.event_packing": ("event_packing.pyx", ["event_packing.c"]),
     "everlog.native.forwarding": ("forwarding.pyx", ["log_index.c", "tag_index.c", "render.c", "frames.c"]),
-    "everlog.native.frame_columns": ("frame_columns.pyx", ["frame_columns.c", "frames.c"]),
+    "everlog.native.frame_columns": ("frame_columns.pyx", ["frame_columns.c", "page_scan.c", "frames.c"]),
     "everlog.native.frames": ("frames.pyx", ["frames.c"]),
     "everlog.native.guard": ("guard.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
     "everlog.native.jobs": ("jobs.pyx", ["log_index.c", "tag_index.c", "render.c", "frames.c"]),

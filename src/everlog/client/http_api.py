@@ -88,16 +88,41 @@ class HttpApi:
         A connection that the server closed while it was idle is opened again and the request repeated, if
         its method or the caller says that this does no harm. `wait_s` is what the server may take by plan.
         """
+        answer = self._ask(method, path, body, query, repeatable, wait_s)
+        return self._decoded(answer.body, kind, f"{method} {path}", answer.status)
+
+    def fetch(
+        self, method: str, path: str, *, body: object = None, repeatable: bool = False, wait_s: float = 0.0
+    ) -> bytes:
+        """As `call`, for an answer that is taken as the text it is; see `decode`."""
+        return self._ask(method, path, body, None, repeatable, wait_s).body
+
+    def decode(self, text: bytes, kind: type[_Answer]) -> _Answer:
+        """Read the text of an answer as `kind`."""
+        return self._decoded(text, kind, "an answer", 200)
+
+    def _decoded(self, text: bytes, kind: type[_Answer], what: str, status: int) -> _Answer:
+        try:
+            return msgspec.json.decode(text, type=kind)
+        except msgspec.MsgspecError as error:
+            raise foreign(self.place, status, f"{what}: {error}") from None
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: object,
+        query: Mapping[str, str] | None,
+        repeatable: bool,
+        wait_s: float,
+    ) -> Answer:
         target = f"{path}?{urlencode(query)}" if query else path
         content = None if body is None else encode(body)
         request = self._writer.request(method, target, content)
         answer = self._exchange(request, repeatable or method != "POST", self._timeout_s + wait_s)
         if not answer.is_success:
             raise refusal(self._writer, answer)
-        try:
-            return msgspec.json.decode(answer.body, type=kind)
-        except msgspec.MsgspecError as error:
-            raise foreign(self.place, answer.status, f"{method} {path}: {error}") from None
+        return answer
 
     def _exchange(self, request: bytes, may_repeat: bool, timeout_s: float) -> Answer:
         while True:

@@ -7,17 +7,28 @@
 
 #define US_PER_MS 1000
 
-static int passes(const frame_view *frame, const frame_filter *filter)
+static inline int passes(const frame_row *row, const frame_filter *filter)
 {
-    if (frame->ts < filter->from_ts || frame->ts > filter->to_ts)
+    const frame_piece *tag = &row->texts[FRAME_TEXT_TAG];
+    if (row->ts < filter->from_ts || row->ts > filter->to_ts)
         return 0;
     if (filter->tag == NULL)
         return 1;
-    if (frame->tag_len == 0 || frame->tag_len < filter->tag_len)
+    if (tag->at == NULL || tag->length < filter->tag_len)
         return 0;
-    if (!filter->is_prefix && frame->tag_len != filter->tag_len)
+    if (!filter->is_prefix && tag->length != filter->tag_len)
         return 0;
-    return memcmp(frame->tag, filter->tag, filter->tag_len) == 0;
+    return memcmp(tag->at, filter->tag, filter->tag_len) == 0;
+}
+
+void frame_columns_add(frame_rows *rows, const frame_filter *filter)
+{
+    const frame_row *row = &rows->rows[rows->count];
+    if (!passes(row, filter))
+        return;
+    for (int text = 0; text < FRAME_TEXTS; text++)
+        rows->bytes[text] += row->texts[text].length;
+    rows->count++;
 }
 
 /* Read the frame of one place; 0 if it is not there as it should be. */
@@ -60,13 +71,11 @@ size_t frame_columns_pick(frame_rows *rows, const frame_places *places, const fr
         if (!read_place(places, place, &frame))
             break;
         /* A mark without its flag in the index counts as deleted as well. */
-        if ((!places->in_log && frame.deleted) || !passes(&frame, filter))
+        if (!places->in_log && frame.deleted)
             continue;
         if (!fill(row, &frame))
             break;
-        for (int text = 0; text < FRAME_TEXTS; text++)
-            rows->bytes[text] += row->texts[text].length;
-        rows->count++;
+        frame_columns_add(rows, filter);
     }
     return place;
 }

@@ -1,4 +1,4 @@
-/* Frames of the topics plane to columns: which records are wanted, and their texts one behind the other.
+/* Records of the topics plane to columns: which of them are wanted, and their texts one behind the other.
  *
  * Works in two steps, so that nothing is copied that no column needs: `frame_columns_pick` reads, checks and
  * filters frames and adds up lengths, `frame_columns_copy_*` fill buffers of exactly that size. Knows no file
@@ -48,6 +48,9 @@ typedef struct { /* rows picked so far, and the bytes of each text in them */
 /* Add the records at these places that pass; `rows` must have room for all. Returns the number of places
  * that were sound: fewer than there are means that the next one is damaged. */
 size_t frame_columns_pick(frame_rows *rows, const frame_places *places, const frame_filter *filter);
+
+/* Add the row that lies behind the last one, unless it does not pass. */
+void frame_columns_add(frame_rows *rows, const frame_filter *filter);
 
 /* Copy one text of all rows: `ends` has count + 1 numbers, the first is 0; `valid` has a bit for each row, set
  * if it has the text, and is cleared before. Returns how many rows have none. */

@@ -1,13 +1,15 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Frames of topics to columns of text and numbers: shims over frame_columns.c.
+"""Records of topics, in frames or in pages of a server, to columns of text and numbers: shims over
+frame_columns.c and page_scan.c.
 
 Owns the rows that are picked and the memory of finished columns. Opens no file and knows no Arrow:
-`everlog.pipeline.segment_ranges` says where frames lie and makes arrays of the columns.
+`everlog.pipeline.picking` makes arrays of the columns.
 """
 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint64_t
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
@@ -15,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from everlog.native.frames cimport frame_hash, frames_set_hash
+from everlog.native.frames cimport JSON_SOUND, frame_hash, frames_set_hash, json_check
 from everlog.native.frames import hash_pointer
 
 cdef extern from "frame_columns.h" nogil:
@@ -25,8 +27,13 @@ cdef extern from "frame_columns.h" nogil:
         FRAME_TEXT_META
         FRAME_TEXT_DATA
         FRAME_TEXTS
+    ctypedef struct frame_piece:
+        const uint8_t *at
+        uint32_t length
     ctypedef struct frame_row:
-        pass
+        frame_piece texts[4]
+        uint64_t seq
+        uint64_t ts
     ctypedef struct frame_filter:
         uint64_t from_ts
         uint64_t to_ts
@@ -45,9 +52,23 @@ cdef extern from "frame_columns.h" nogil:
         size_t count
         size_t bytes[4]
     size_t frame_columns_pick(frame_rows *rows, const frame_places *places, const frame_filter *filter)
+    void frame_columns_add(frame_rows *rows, const frame_filter *filter)
     size_t frame_columns_copy_text(const frame_rows *rows, frame_text text, uint8_t *bytes, int32_t *ends,
                                    uint8_t *valid)
     void frame_columns_copy_numbers(const frame_rows *rows, int64_t *seqs, int64_t *times_us)
+
+cdef extern from "page_scan.h" nogil:
+    ctypedef struct page_range:
+        uint64_t first
+        uint64_t end
+        size_t array_start
+        size_t array_end
+    int page_scan(frame_rows *rows, size_t capacity, const frame_filter *filter, const uint8_t *text,
+                  size_t length, page_range *range)
+
+cdef enum:
+    # Deeper than a payload may be, with the page around it.
+    PAGE_NESTING_MAX = 160
 
 frames_set_hash(<frame_hash><size_t>hash_pointer())
 
@@ -124,6 +145,48 @@ cdef class FrameColumns:
         with nogil:
             sound = frame_columns_pick(&self.rows, &places, &self.filter)
         return sound
+
+    def pick_page(self, bytes page not None, uint64_t first, uint64_t end, size_t max_records):
+        """Add the records of a page whose seqs lie from `first` up to, but not including, `end`, and that pass.
+
+        Returns the page without its records; None, with nothing added, if the page is not plain or has more
+        than `max_records`: the full decoder has to look at it.
+        """
+        cdef page_range range
+        cdef const uint8_t *text = <const uint8_t *>PyBytes_AS_STRING(page)
+        cdef size_t length = PyBytes_GET_SIZE(page)
+        cdef int is_plain
+        range.first, range.end = first, end
+        self.reserve(self.rows.count + max_records)
+        with nogil:
+            is_plain = json_check(text, length, PAGE_NESTING_MAX) == JSON_SOUND and page_scan(
+                &self.rows, self.rows.count + max_records, &self.filter, text, length, &range)
+        if not is_plain:
+            return None
+        self.views.append(page)
+        return page[: range.array_start] + b"[]" + page[range.array_end :]
+
+    def keep_first(self, size_t count) -> None:
+        """Forget all rows but the first so many."""
+        cdef int text
+        while self.rows.count > count:
+            self.rows.count -= 1
+            for text in range(<int>FRAME_TEXTS):
+                self.rows.bytes[text] -= self.rows.rows[self.rows.count].texts[text].length
+
+    def add(self, uint64_t seq, uint64_t ts, bytes node, bytes tag, bytes meta, bytes data not None) -> None:
+        """Add one record, unless it does not pass; None is a text that it does not have."""
+        cdef frame_row *row
+        cdef int which = 0
+        self.reserve(self.rows.count + 1)
+        row = &self.rows.rows[self.rows.count]
+        row.seq, row.ts = seq, ts
+        for text in (node, tag, meta, data):
+            row.texts[which].at = NULL if text is None else <const uint8_t *>PyBytes_AS_STRING(text)
+            row.texts[which].length = 0 if text is None else <uint32_t>PyBytes_GET_SIZE(text)
+            which += 1
+        self.views.append((node, tag, meta, data))
+        frame_columns_add(&self.rows, &self.filter)
 
     cdef int reserve(self, size_t count) except -1:
         cdef void *rows

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from everlog.errors import Corrupt, TopicNotFound
 from everlog.native.frame_columns import FrameColumns
+from everlog.pipeline.picking import Filter, take_columns
 from everlog.pipeline.topic_ranges import Lost
 from everlog.topics.storage.bulk_view import BulkView, Frames, Gap, Piece, open_piece
 
@@ -25,22 +26,7 @@ PICK_BYTES: Final = 32 << 20
 
 REPLANS_MAX: Final = 100
 RETENTION: Final = "retention"
-TIME: Final = pa.timestamp("us", "UTC")
 Replan = Callable[[int, int], list[Piece | Gap]]
-
-
-class Filter(NamedTuple):
-    """Which records are wanted: times in ms, both ends included, and a tag, as a prefix if it ends in `*`."""
-
-    from_ts_ms: int
-    to_ts_ms: int
-    tag: str | None
-
-    def columns(self) -> FrameColumns:
-        """Return the kernel that picks them."""
-        is_prefix = self.tag is not None and self.tag.endswith("*")
-        tag = None if self.tag is None else self.tag.removesuffix("*" if is_prefix else "").encode()
-        return FrameColumns(self.from_ts_ms, self.to_ts_ms, tag, is_prefix)
 
 
 def find_topics(view: BulkView, wanted: tuple[str, ...], place: str) -> list[str]:
@@ -73,16 +59,16 @@ def read(
         if frames is not None:
             for _ in _pick(topic, frames, picked):
                 if len(picked) >= BATCH_RECORDS or picked.largest_bytes >= PICK_BYTES:
-                    yield _columns(picked, names)
+                    yield take_columns(picked, names)
         elif not isinstance(piece, Gap) and replans < REPLANS_MAX:
             replans += 1
             left.extendleft(reversed(again(piece.first, piece.end)))
         else:
             if len(picked):  # what lies before a gap comes before it
-                yield _columns(picked, names)
+                yield take_columns(picked, names)
             yield Lost(piece.first, piece.end, piece.reason if isinstance(piece, Gap) else RETENTION)
     if len(picked):
-        yield _columns(picked, names)
+        yield take_columns(picked, names)
 
 
 def _pick(topic: str, frames: Frames, picked: FrameColumns) -> Iterator[None]:
@@ -101,21 +87,3 @@ def _pick(topic: str, frames: Frames, picked: FrameColumns) -> Iterator[None]:
             )
         at = end
         yield
-
-
-def _columns(picked: FrameColumns, names: tuple[str, ...]) -> dict[str, pa.Array]:
-    """Return what was picked as arrays, and begin anew."""
-    arrays: dict[str, pa.Array] = {}
-    seqs, times_us = picked.numbers()
-    for name in names:
-        if name == "seq":
-            arrays[name] = pa.array(seqs)
-        elif name == "ts":
-            arrays[name] = pa.array(times_us).cast(TIME)
-        else:
-            text = picked.text(name)
-            valid = None if text.valid is None else pa.py_buffer(text.valid)
-            buffers = [valid, pa.py_buffer(text.ends), pa.py_buffer(text.bytes)]
-            arrays[name] = pa.Array.from_buffers(pa.string(), len(picked), buffers, text.absent)
-    picked.clear()
-    return arrays

@@ -15,6 +15,7 @@ import msgspec
 
 from everlog.client.http_api import ApiFailed, HttpApi, topic_path
 from everlog.errors import InvalidConfig, TopicNotFound
+from everlog.native.frame_columns import FrameColumns
 
 PAGE_RECORDS: Final = 1000
 PAGE_BYTES: Final = 8 << 20
@@ -156,14 +157,15 @@ def seq_at_time(api: HttpApi, topic: str, ts_ms: int) -> int:
     return low
 
 
-def read(api: HttpApi, topic: str, first: int, end: int) -> Iterator[list[Record] | Lost]:
-    """Yield the records from `first` up to, but not including, `end`, and the parts that are lost.
+def read(api: HttpApi, topic: str, first: int, end: int, picked: FrameColumns) -> Iterator[Lost | None]:
+    """Pick the records from `first` up to, but not including, `end`; yield what is lost, None after a page.
 
-    An `end` beyond the head means that the topic was recreated with fewer records: reported as lost.
+    Whoever calls takes what was picked when it likes. An `end` beyond the head means that the topic was
+    recreated with fewer records: reported as lost.
     """
     cursor = first - 1
     while cursor + 1 < end:
-        page = _page(api, topic, cursor, min(PAGE_RECORDS, end - 1 - cursor))
+        page = _picked_page(api, topic, cursor, end, picked)
         if page.tombstone is not None:
             lost = _clip(page.tombstone, cursor + 1, end)
             yield lost
@@ -171,13 +173,34 @@ def read(api: HttpApi, topic: str, first: int, end: int) -> Iterator[list[Record
             if lost.reason == RECREATED or cursor + 1 >= end:
                 return
             # What came with the tombstone lies behind the gap.
-        records = [record for record in page.records if cursor < record.seq < end]
-        if records:
-            yield records
+        for record in page.records:
+            if cursor < record.seq < end:
+                _add(picked, record)
+        yield None
         if page.caught_up and page.head_seq + 1 < end:
             yield Lost(page.head_seq + 1, end, RECREATED)
             return
         cursor = max(cursor, page.next_from_seq)
+
+
+def _picked_page(api: HttpApi, topic: str, cursor: int, end: int, picked: FrameColumns) -> _Page:
+    """Return a page without the records that could be picked already, which is all of them as a rule."""
+    body = _page_body(api, topic, cursor, min(PAGE_RECORDS, end - 1 - cursor))
+    before = len(picked)
+    rest = picked.pick_page(body, cursor + 1, end, PAGE_RECORDS)
+    if rest is not None:
+        page = api.decode(rest, _Page)
+        if page.tombstone is None:
+            return page
+        # A gap comes before the records, and may mean that they are those of another topic.
+        picked.keep_first(before)
+    return api.decode(body, _Page)
+
+
+def _add(picked: FrameColumns, record: Record) -> None:
+    """Pick a record of a page that is not plain."""
+    node, tag = (None if name is None else name.encode() for name in (record.node, record.tag))
+    picked.add(record.seq, record.ts, node, tag, bytes(record.meta) or None, bytes(record.data))
 
 
 def _clip(tombstone: _Tombstone, first: int, end: int) -> Lost:
@@ -188,8 +211,12 @@ def _clip(tombstone: _Tombstone, first: int, end: int) -> Lost:
 
 
 def _page(api: HttpApi, topic: str, from_seq: int, limit: int) -> _Page:
+    return api.decode(_page_body(api, topic, from_seq, limit), _Page)
+
+
+def _page_body(api: HttpApi, topic: str, from_seq: int, limit: int) -> bytes:
     body = {"from_seq": from_seq, "limit": limit, "max_batch_bytes": PAGE_BYTES, "include_tags": True}
-    return api.call("POST", topic_path(topic, "/diff"), _Page, body=body, repeatable=True)
+    return api.fetch("POST", topic_path(topic, "/diff"), body=body, repeatable=True)
 
 
 def check_url(url: str) -> None:

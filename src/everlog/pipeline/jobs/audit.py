@@ -17,7 +17,9 @@ from pyspark.sql import functions as fn
 
 from everlog.pipeline import queue_ranges, topic_ranges
 from everlog.pipeline.lake import LakeTable
-from everlog.pipeline.topic_ranges import Lost, Place
+from everlog.pipeline.options import U64_MAX
+from everlog.pipeline.picking import Filter
+from everlog.pipeline.topic_ranges import Place
 
 
 class StreamAudit(msgspec.Struct, kw_only=True):
@@ -156,5 +158,7 @@ def _absent(rows: DataFrame, stream: StreamAudit) -> Iterator[tuple[int, int]]:
 
 def _still_there(api: Any, topic: str, first: int, end: int) -> Iterator[int]:
     """Yield how many records of a range the server has or reports as lost: the table should have them."""
-    for piece in topic_ranges.read(api, topic, first, end):
-        yield piece.end - piece.first if isinstance(piece, Lost) else len(piece)
+    picked = Filter(0, U64_MAX, None).columns()
+    for lost in topic_ranges.read(api, topic, first, end, picked):
+        yield len(picked) if lost is None else lost.end - lost.first
+        picked.clear()

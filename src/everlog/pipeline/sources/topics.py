@@ -6,8 +6,8 @@ Owns the options, the schema and the offsets; which seqs there are and how they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -29,9 +29,11 @@ from pyspark.sql.types import StructType
 
 from everlog.client.http_api import HttpApi
 from everlog.errors import InvalidConfig
+from everlog.native.frame_columns import FrameColumns
 from everlog.pipeline import topic_ranges
 from everlog.pipeline.columns import arrow_schema, check_schema, spark_schema
-from everlog.pipeline.options import EARLIEST, U64_MAX, Start
+from everlog.pipeline.options import EARLIEST, Start
+from everlog.pipeline.picking import PICKED, Filter, take_columns
 from everlog.pipeline.sources import topics_sink
 from everlog.pipeline.sources.topics_options import (
     COLUMNS,
@@ -44,22 +46,11 @@ from everlog.pipeline.sources.topics_options import (
     partition_records,
 )
 from everlog.pipeline.sources.topics_sink import TopicsBatchWriter, TopicsStreamWriter
-from everlog.pipeline.topic_ranges import Bounds, Lost, Record
+from everlog.pipeline.topic_ranges import Bounds
 from everlog.pipeline.worker_process import settle_worker
 
-US_PER_MS: Final = 1000
 BATCH_PAGES: Final = 16
 Offset = dict[str, int]
-
-# One plain loop for each column: every row is touched, so nothing is looked up by name there.
-_VALUES: Final[dict[str, Callable[[list[Record]], list[Any]]]] = {
-    "seq": lambda rows: [row.seq for row in rows],
-    "ts": lambda rows: [row.ts * US_PER_MS for row in rows],
-    "node": lambda rows: [row.node for row in rows],
-    "tag": lambda rows: [row.tag for row in rows],
-    "meta": lambda rows: [bytes(row.meta) or None for row in rows],
-    "data": lambda rows: [bytes(row.data) for row in rows],
-}
 
 
 class TopicsFormat(DataSource):
@@ -234,41 +225,23 @@ def read_partition(read: TopicsRead, partition: InputPartition) -> Iterator[pa.R
         return
     settle_worker()
     topic, first, end = partition.value
-    is_filtered = read.tag is not None or read.from_ts_ms > 0 or read.to_ts_ms != U64_MAX
+    picked = Filter(read.from_ts_ms, read.to_ts_ms, read.tag).columns()
     # A page is too few rows for a batch: handing one over costs as much as a thousand rows.
-    waiting: list[Record] = []
     pages = 0
     with read.server.connect() as api:
-        for piece in topic_ranges.read(api, topic, first, end):
-            if not isinstance(piece, Lost):
-                waiting += [record for record in piece if _passes(read, record)] if is_filtered else piece
-                pages += 1
-            if waiting and (isinstance(piece, Lost) or pages >= BATCH_PAGES):
-                yield _to_arrow(read, topic, waiting)
-                waiting, pages = [], 0
-            if isinstance(piece, Lost):
-                yield gap(read, topic, piece)
-        if waiting:
-            yield _to_arrow(read, topic, waiting)
+        for lost in topic_ranges.read(api, topic, first, end, picked):
+            pages += lost is None
+            if len(picked) and (lost is not None or pages >= BATCH_PAGES):
+                yield _to_arrow(read, topic, picked)
+                pages = 0
+            if lost is not None:
+                yield gap(read, topic, lost)
+        if len(picked):
+            yield _to_arrow(read, topic, picked)
 
 
-def _passes(read: TopicsRead, record: Record) -> bool:
-    """Tell whether a record passes the filters of time and tag; a tag that ends in `*` is a prefix."""
-    if not read.from_ts_ms <= record.ts <= read.to_ts_ms:
-        return False
-    if read.tag is None:
-        return True
-    if record.tag is None:
-        return False
-    return record.tag.startswith(read.tag[:-1]) if read.tag.endswith("*") else record.tag == read.tag
-
-
-def _to_arrow(read: TopicsRead, topic: str, rows: list[Record]) -> pa.RecordBatch:
-    arrays = [_column(name, topic, rows) for name in read.columns]
+def _to_arrow(read: TopicsRead, topic: str, picked: FrameColumns) -> pa.RecordBatch:
+    count = len(picked)
+    found = take_columns(picked, tuple(name for name in read.columns if name in PICKED))
+    arrays = [found[name] if name in found else constant(name, topic, count) for name in read.columns]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(COLUMNS, read.columns))
-
-
-def _column(name: str, topic: str, rows: list[Record]) -> pa.Array:
-    if name in _VALUES:
-        return pa.array(_VALUES[name](rows), COLUMNS[name].arrow)
-    return constant(name, topic, len(rows))

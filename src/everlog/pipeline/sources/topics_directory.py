@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from everlog.pipeline import segment_ranges
 from everlog.pipeline.columns import arrow_schema
 from everlog.pipeline.options import EARLIEST, Start
-from everlog.pipeline.segment_ranges import Filter
+from everlog.pipeline.picking import PICKED, Filter
 from everlog.pipeline.sources.topics_options import (
     COLUMNS,
     NS_PER_MS,
@@ -27,8 +27,6 @@ from everlog.pipeline.sources.topics_options import (
 from everlog.pipeline.topic_ranges import Lost
 from everlog.pipeline.worker_process import settle_worker
 from everlog.topics.storage.bulk_view import RECREATED, BulkView, Extent, Gap, Piece
-
-FROM_FRAMES = ("seq", "ts", "node", "tag", "meta", "data")
 
 
 class PiecesPartition(InputPartition):
@@ -95,7 +93,7 @@ def read_pieces(read: TopicsRead, partition: InputPartition) -> Iterator[pa.Reco
             return [Gap(first, end, RECREATED)]
         return view.plan(topic, first, end)
 
-    names = tuple(name for name in read.columns if name in FROM_FRAMES) or ("seq",)
+    names = tuple(name for name in read.columns if name in PICKED) or ("seq",)
     wanted = Filter(read.from_ts_ms, read.to_ts_ms, read.tag)
     schema = arrow_schema(COLUMNS, read.columns)
     for found in segment_ranges.read(topic, pieces, wanted, names, again):
