@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from http import HTTPStatus
 from types import TracebackType
 from typing import Final, Self, TypeVar
 from urllib.parse import urlencode
@@ -91,15 +92,13 @@ class HttpApi:
         answer = self._ask(method, path, body, query, repeatable, wait_s)
         return self._decoded(answer.body, kind, f"{method} {path}", answer.status)
 
-    def fetch(
-        self, method: str, path: str, *, body: object = None, repeatable: bool = False, wait_s: float = 0.0
-    ) -> bytes:
+    def fetch(self, method: str, path: str, *, body: object = None, repeatable: bool = False) -> bytes:
         """As `call`, for an answer that is taken as the text it is; see `decode`."""
-        return self._ask(method, path, body, None, repeatable, wait_s).body
+        return self._ask(method, path, body, None, repeatable, 0.0).body
 
-    def decode(self, text: bytes, kind: type[_Answer]) -> _Answer:
-        """Read the text of an answer as `kind`."""
-        return self._decoded(text, kind, "an answer", 200)
+    def decode(self, text: bytes, kind: type[_Answer], what: str) -> _Answer:
+        """Read the text of an answer as `kind`; `what` names it if it is something else."""
+        return self._decoded(text, kind, what, HTTPStatus.OK)
 
     def _decoded(self, text: bytes, kind: type[_Answer], what: str, status: int) -> _Answer:
         try:

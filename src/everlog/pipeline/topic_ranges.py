@@ -189,12 +189,12 @@ def _picked_page(api: HttpApi, topic: str, cursor: int, end: int, picked: FrameC
     before = len(picked)
     rest = picked.pick_page(body, cursor + 1, end, PAGE_RECORDS)
     if rest is not None:
-        page = api.decode(rest, _Page)
+        page = api.decode(rest, _Page, f"a page of {topic}")
         if page.tombstone is None:
             return page
         # A gap comes before the records, and may mean that they are those of another topic.
         picked.keep_first(before)
-    return api.decode(body, _Page)
+    return api.decode(body, _Page, f"a page of {topic}")
 
 
 def _add(picked: FrameColumns, record: Record) -> None:
@@ -211,7 +211,7 @@ def _clip(tombstone: _Tombstone, first: int, end: int) -> Lost:
 
 
 def _page(api: HttpApi, topic: str, from_seq: int, limit: int) -> _Page:
-    return api.decode(_page_body(api, topic, from_seq, limit), _Page)
+    return api.decode(_page_body(api, topic, from_seq, limit), _Page, f"a page of {topic}")
 
 
 def _page_body(api: HttpApi, topic: str, from_seq: int, limit: int) -> bytes:
