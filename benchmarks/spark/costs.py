@@ -13,10 +13,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from everlog.market import BookSet, Outputs
-from everlog.market.protocol import TypeId
-from everlog.market.replay import Replay
 from everlog.market.venues.simulated import SimulatedVenue
 from everlog.pipeline import queue_ranges
+from everlog.pipeline.jobs.market_tasks import Dealt, messages_for_books
 from everlog.pipeline.jobs.refine import refine_symbols
 from everlog.pipeline.lake_files import write_files
 from everlog.pipeline.queue_ranges import Lost, SeqRange
@@ -61,12 +60,19 @@ def _rows(path: str, **options: str) -> int:
     return sum(batch.num_rows for batch in _decoded(path, **options))
 
 
-def _replayed(path: str) -> int:
-    books, count = BookSet(), 0
-    for some in Replay(path).types(TypeId.BOOK_EVENT).batches():
-        books.apply_packed(some.packed, Outputs())
-        count += len(some.chosen)
+def replay(path: str, held: SeqRange) -> int:
+    """Rebuild books of a range as the replay jobs do, with the top after each event; return the events."""
+    books, want, count = BookSet(), Outputs(), 0
+    for some in messages_for_books(path, held, Dealt(1, 0), books, want):
+        assert not isinstance(some, Lost)
+        if some.results is None:
+            books.apply_packed(some.packed, want)
+        count += len(some)
     return count
+
+
+def _replayed(path: str) -> int:
+    return replay(path, queue_ranges.bounds(path))
 
 
 def core_costs(folder: Path, orders: str, events: int) -> Numbers:

@@ -21,12 +21,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.spark import samples
-from everlog.market import BookSet, L3Book, Outputs
+from benchmarks.spark.costs import replay
+from everlog.market import L3Book, Outputs
 from everlog.market.protocol import L3_RECORD, TypeId
 from everlog.market.replay import Replay, book_headers
 from everlog.pipeline import queue_ranges, spark_session
 from everlog.pipeline.jobs.archive import archive_topics
-from everlog.pipeline.jobs.market_tasks import Dealt, messages_for_books
 from everlog.pipeline.queue_ranges import Lost, SeqRange
 
 Numbers = dict[str, float]
@@ -199,13 +199,7 @@ def replay_orders(bench: Bench) -> Numbers:
     def task(batches: Batches) -> Batches:
         for batch in batches:
             for _ in batch.column("id").to_pylist():
-                books, count = BookSet(), 0
-                for some in messages_for_books(path, held, Dealt(1, 0), books, Outputs()):
-                    assert not isinstance(some, Lost)
-                    if some.results is None:
-                        books.apply_packed(some.packed, Outputs())
-                    count += len(some)
-                yield pa.RecordBatch.from_pylist([{"count": count}])
+                yield pa.RecordBatch.from_pylist([{"count": replay(path, held)}])
 
     def run() -> None:
         rows = bench.spark.range(cores, numPartitions=cores).mapInArrow(task, "count long").collect()
