@@ -94,7 +94,11 @@ def forward_until_killed(channel: Connection, path: str, seed: int, number: int)
             places[name] = max(seen, default=places[name])
             channel.send(("seen", name, seen))
         if rng.random() < 0.05:
-            # Deleting the source never takes its copies away.
+            # Deleting the source never takes its copies away. What has no copy yet is skipped for good, so
+            # that everything has one first.
+            for name in DESTS:
+                while not (commit := engine.forward(name)).done:
+                    engine.settle(commit)
             engine.settle(engine.delete_records("source", before_seq=rng.randrange(1, number + 2)).commit)
 
 
