@@ -104,6 +104,5 @@ int is_channel_run(const uint8_t *records, size_t stride, size_t length, size_t 
     run->market = (uint64_t)first.venue_id << 32 | first.market_id;
     run->channel = (uint64_t)first.venue_id << 32 | first.stream_id;
     run->first = first.seq;
-    run->last = first.seq + count - 1;
     return 1;
 }

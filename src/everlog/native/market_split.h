@@ -33,7 +33,7 @@ size_t split_markets(market_split *split, const uint8_t *buffer, size_t buffer_l
 
 typedef struct { /* orders of one market on one channel, whose numbers follow each other */
     uint64_t market, channel; /* keys as above */
-    uint64_t first, last;     /* numbers of the first and of the last event */
+    uint64_t first;           /* number of the first event */
 } channel_run;
 
 /* Whether `count` records (one at least) of `length` bytes, `stride` bytes apart, are such a run without any

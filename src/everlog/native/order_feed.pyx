@@ -24,7 +24,6 @@ cdef extern from "market_split.h" nogil:
         uint64_t market
         uint64_t channel
         uint64_t first
-        uint64_t last
     bint is_channel_run(const uint8_t *records, size_t stride, size_t length, size_t count, channel_run *run)
 
 

@@ -109,6 +109,21 @@ def view_at(Mapping mapping, uint32_t segment_id, uint64_t offset) -> MessageVie
     return view_of(mapping, message, commit - 1, segment_id)
 
 
+cdef inline MessageView take(RingReader reader):
+    # A function, since a method of this class would be called through its table, for each message.
+    cdef const ring_message *message = NULL
+    enter_hot(reader)
+    # Before anything is consumed: if it fails, no message is lost with it.
+    reader.until_look -= 1
+    if reader.until_look == 0:
+        reader.look_at_clock()
+    if ring_step(&reader.ring, &message) != RING_RECORD \
+            and reader.advance(&message) != RING_RECORD:
+        reader.until_look = 1
+        return None
+    return view_of(reader.segment, message, reader.ring.length, reader.ring.segment_id)
+
+
 cdef class RingReader(OneThread):
     """The hot half of `QueueReader`: steps through the mapped segments.
 
@@ -201,28 +216,15 @@ cdef class RingReader(OneThread):
             self.raise_damage(status)
         return status
 
-    cdef MessageView take(self):
-        cdef const ring_message *message = NULL
-        enter_hot(self)
-        # Before anything is consumed: if it fails, no message is lost with it.
-        self.until_look -= 1
-        if self.until_look == 0:
-            self.look_at_clock()
-        if ring_step(&self.ring, &message) != RING_RECORD \
-                and self.advance(&message) != RING_RECORD:
-            self.until_look = 1
-            return None
-        return view_of(self.segment, message, self.ring.length, self.ring.segment_id)
-
     def next(self):
         """Return the next message, or None if none is committed yet."""
-        return self.take()
+        return take(self)
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        view = self.take()
+        view = take(self)
         if view is None:
             raise StopIteration
         return view

@@ -304,34 +304,27 @@ class _Taker:
         return reader.read_batch(min(limit, FIRST_MESSAGES))
 
 
-def dealt_messages(path: str, wanted: SeqRange, dealt: Dealt) -> Iterator[Taken | Lost]:
+def dealt_messages(
+    path: str, wanted: SeqRange, dealt: Dealt, take: _Taker | None = None
+) -> Iterator[Taken | Lost]:
     """Yield a task's messages of a range, and what is gone of it; a batch is valid until the next."""
     settle_worker()
-    for piece in queue_ranges.read(path, wanted):
+    for piece in queue_ranges.read(path, wanted, take=take or QueueReader.read_batch):
         if isinstance(piece, Lost):
             yield piece
             continue
-        chosen = dealt.of_batch(piece)
+        results = None if take is None else take.results
+        # Orders are dealt by channel, so what goes on with a run of this task is this task's.
+        chosen = dealt.of_batch(piece) if results is None else None
         if chosen is None or len(chosen):
-            yield Taken(piece, chosen)
+            yield Taken(piece, chosen, results)
 
 
 def messages_for_books(
     path: str, wanted: SeqRange, dealt: Dealt, books: BookSet, want: Outputs
 ) -> Iterator[Taken | Lost]:
-    """As `dealt_messages`; those with `results` have been applied to the books, the others have to be.
-
-    Orders are dealt by channel, so what goes on with a run of this task is this task's.
-    """
-    settle_worker()
-    take = _Taker(books, want)
-    for piece in queue_ranges.read(path, wanted, take=take):
-        if isinstance(piece, Lost):
-            yield piece
-            continue
-        chosen = None if take.results is not None else dealt.of_batch(piece)
-        if chosen is None or len(chosen):
-            yield Taken(piece, chosen, take.results)
+    """As `dealt_messages`; those with `results` have been applied to the books, the others have to be."""
+    return dealt_messages(path, wanted, dealt, _Taker(books, want))
 
 
 # --- Rows --------------------------------------------------------------------------------------------------
