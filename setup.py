@@ -59,6 +59,7 @@ EXTENSIONS = {
     "everlog.native.record_batch": ("record_batch.pyx", ["record_fields.c", "record_scan.c", "frames.c"]),
     "everlog.native.ring_reader": ("ring_reader.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
     "everlog.native.ring_writer": ("ring_writer.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
+    "everlog.native.topic_core": ("topic_core.pyx", []),
     "everlog.native.topic_log": (
         "topic_log.pyx",
         ["log_append.c", "log_index.c", "tag_index.c", "render.c", "frames.c"],

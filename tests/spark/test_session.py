@@ -32,6 +32,19 @@ def test_a_collector_that_the_user_names_is_the_only_one() -> None:
     assert [option for option in options if option.endswith("GC")] == ["-XX:+UseSerialGC"]
 
 
+def test_what_the_user_says_of_checks_in_java_comes_last_and_so_wins() -> None:
+    careful = "-Darrow.enable_unsafe_memory_access=false"
+    options = _java_options({"spark.driver.extraJavaOptions": careful}).split()
+    said = [option for option in options if option.startswith("-Darrow.enable_unsafe_memory_access=")]
+    assert said == ["-Darrow.enable_unsafe_memory_access=true", careful]
+
+
+def test_java_reads_arrow_columns_without_a_check_of_each_value(spark: SparkSession) -> None:
+    java = spark.sparkContext._jvm.java.lang  # type: ignore[union-attr]
+    assert java.System.getProperty("arrow.enable_unsafe_memory_access") == "true"
+    assert java.System.getProperty("arrow.enable_null_check_for_get") == "false"
+
+
 def test_a_worker_takes_what_it_has_imported_out_of_collection_once(spark: SparkSession) -> None:
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:

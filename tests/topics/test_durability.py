@@ -557,6 +557,24 @@ def test_the_engine_tells_when_it_has_to_be_polled(stage: Stage) -> None:
     assert due_ns <= stage.clock.monotonic_ns() + 10_000_000
 
 
+def test_polls_can_wait_while_a_sync_is_on_its_way_but_not_while_one_has_to_be_started(stage: Stage) -> None:
+    stage.put("t", durability="fsync")
+    stage.engine.poll()
+    assert stage.engine.is_quiet
+    answer = stage.engine.append("t", records([1]))
+    stage.engine.write()
+    assert not stage.engine.is_quiet
+    stage.engine.poll()
+    assert stage.engine.is_quiet
+    assert not answer.commit.done
+    later = stage.engine.append("t", records([2]))
+    stage.engine.write()
+    assert stage.engine.is_quiet, "the sync that it needs can start when the first is over"
+    stage.engine.poll()
+    assert answer.commit.done
+    stage.settle(later.commit)
+
+
 def test_a_large_ephemeral_topic_can_become_durable_in_one_step(tmp_path: Path) -> None:
     stage = Stage(tmp_path, file_bytes=1 << 20)
     stage.put("t", durability="ephemeral")

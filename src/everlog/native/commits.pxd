@@ -4,6 +4,7 @@
 from libc.stdint cimport uint64_t
 
 from everlog.native.frames cimport FrameBuffer
+from everlog.native.topic_core cimport LogPlace, TopicCore
 
 
 cdef class Commit:
@@ -13,7 +14,7 @@ cdef class Commit:
 
 
 cdef class BatchEntry:
-    cdef readonly object topic
+    cdef readonly TopicCore topic
     cdef readonly uint64_t first_seq
     cdef readonly uint64_t last_seq
     cdef readonly uint64_t count
@@ -24,10 +25,10 @@ cdef class BatchEntry:
     cdef public str key
     cdef public Commit commit
     cdef uint64_t floor_before
-    cdef object shard            # in whose buffer the frames are until they are written; None: in memory
+    cdef LogPlace shard          # in whose buffer the frames are until they are written; None: in memory
 
-    cdef int begin(self, object topic, uint64_t first_seq, uint64_t count, uint64_t size, uint64_t ts,
-                   object shard) except -1
+    cdef int begin(self, TopicCore topic, uint64_t first_seq, uint64_t count, uint64_t size, uint64_t ts,
+                   LogPlace shard) except -1
     cdef int meet(self) except -1
     cdef int show(self) except -1
     cdef int leave_pending(self) except -1
@@ -35,7 +36,7 @@ cdef class BatchEntry:
 
 
 cdef class ShardLog:
-    cdef readonly object shard
+    cdef readonly LogPlace shard
     cdef readonly FrameBuffer buffer       # the gathered frames
     cdef readonly Py_ssize_t depth         # entries that are gathered or wait for a sync
     cdef readonly Py_ssize_t depth_peak

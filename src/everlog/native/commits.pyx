@@ -10,6 +10,7 @@ writes no frame. No locks: one thread owns all of it.
 from libc.stdint cimport int64_t
 
 from everlog.native.frames cimport FrameBuffer
+from everlog.native.topic_core cimport LogPlace, TopicCore, Totals
 
 from collections import deque
 
@@ -44,13 +45,13 @@ cdef class Commit:
 cdef class BatchEntry:
     """A batch of records; until it is written its frames are in the buffer of `shard` (None: in memory)."""
 
-    def __init__(self, topic, uint64_t first_seq, uint64_t count, uint64_t size, uint64_t ts, shard,
-                 Commit commit=None):
+    def __init__(self, TopicCore topic not None, uint64_t first_seq, uint64_t count, uint64_t size, uint64_t ts,
+                 LogPlace shard, Commit commit=None):
         self.commit = Commit.__new__(Commit) if commit is None else commit
         self.begin(topic, first_seq, count, size, ts, shard)
 
-    cdef int begin(self, object topic, uint64_t first_seq, uint64_t count, uint64_t size, uint64_t ts,
-                   object shard) except -1:
+    cdef int begin(self, TopicCore topic, uint64_t first_seq, uint64_t count, uint64_t size, uint64_t ts,
+                   LogPlace shard) except -1:
         """The batch is framed: it is pending in its topic."""
         self.topic = topic
         self.first_seq = first_seq
@@ -99,18 +100,19 @@ cdef class BatchEntry:
 
     cdef int show(self) except -1:
         """See `publish`."""
-        topic, plan = self.topic, self.plan
+        cdef TopicCore topic = self.topic
+        cdef Totals totals = topic.totals
+        plan = self.plan
         self.leave_pending()
         topic.visible = self.last_seq
-        topic.last_write_ts = self.ts
+        topic.has_written, topic.written_ms = True, self.ts
         topic.snapshot_record = None
-        totals, topic_id = topic.totals, topic.topic_id
-        totals.unsaved[topic_id] = topic
+        totals.unsaved[topic.topic_id] = topic
         if plan is not None and plan.count:
             topic.kill_below(plan.floor)
             topic.raise_floor(cap=plan.floor)
         if topic.feeds is not None:
-            totals.unforwarded[topic_id] = topic
+            totals.unforwarded[topic.topic_id] = topic
         self.tell(None)
         if topic.waiters:
             topic.has_news(self.ts)
@@ -135,7 +137,7 @@ cdef class BatchEntry:
         self.tell(error)
 
     cdef int leave_pending(self) except -1:
-        topic = self.topic
+        cdef TopicCore topic = self.topic
         if self.needs_sync:
             topic.pending_syncs -= 1
         topic.pending_count -= self.count
@@ -151,7 +153,7 @@ cdef class BatchEntry:
 cdef class ShardLog:
     """One shard of the log with the entries that are gathered in it or wait for its sync."""
 
-    def __init__(self, shard):
+    def __init__(self, LogPlace shard not None):
         self.shard = shard
         self.buffer = shard.buffer
         self.gathered = []
@@ -199,8 +201,7 @@ cdef class ShardLog:
 
     cdef bint has_room(self, size_t size) except -1:
         """Whether so many bytes fit behind what is gathered."""
-        shard = self.shard
-        return <int64_t>shard.source_offset + <int64_t>(self.buffer.length + size) <= <int64_t>shard.limit
+        return self.shard.source_offset + <int64_t>(self.buffer.length + size) <= self.shard.limit
 
     cdef int take(self, object entry, Py_ssize_t frames) except -1:
         """See `gather`."""

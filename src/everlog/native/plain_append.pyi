@@ -6,6 +6,15 @@ from typing import Any
 from everlog.native.commits import BatchEntry, Commit
 from everlog.native.outlet import Outlet
 
+class ServerState:
+    ok_json_head: bytes
+    bodies_bytes: int
+    is_draining: bool
+
+class AppState:
+    is_draining: bool
+    turn_is_due: bool
+
 class PlainConnection(Outlet):
     server: Any
     _state: int

@@ -4,7 +4,7 @@ bytes of the answer.
 
 Owns which appends go this way: those to a topic that is there, in the usual shape, without anything that the
 routes would have to decide. All others are left to the routes, with nothing changed; so nothing is refused
-here. Knows connections, topics and the log by their attributes only.
+here. Knows connections and the log by their attributes only.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -18,6 +18,7 @@ from everlog.native.frames cimport FRAME_DURABLE
 from everlog.native.http_request cimport AppendHead, HeadLimits, read_append_head
 from everlog.native.outlet cimport Outlet
 from everlog.native.record_batch cimport RecordBatch
+from everlog.native.topic_core cimport LogPlace, Pressure, TopicCore
 from everlog.native.topic_log cimport TopicLog
 
 import time
@@ -51,11 +52,30 @@ cdef class Target:
 
     cdef bytes path
     cdef str name              # of the topic; None if the path means something else
-    cdef object topic, config  # as of the last look
+    cdef TopicCore topic       # as of the last look
+    cdef object config
     cdef TopicLog log
     cdef ShardLog shard
     cdef bint is_disk, is_fsync
     cdef bint needs_more       # a batch for it needs more than its frames
+
+
+cdef class ServerState:
+    """What the short way asks of a server; see `HttpServer`, which sets it."""
+
+    cdef public object short_way
+    cdef public object now_s
+    cdef public bytes ok_json_head
+    cdef public Py_ssize_t bodies_bytes    # that are counted and held
+    cdef public bint is_draining
+
+
+cdef class AppState:
+    """What the short way asks of an application; see `App`, which sets it."""
+
+    cdef public object engine
+    cdef public bint is_draining
+    cdef public bint turn_is_due
 
 
 cdef class PlainConnection(Outlet):
@@ -65,7 +85,7 @@ cdef class PlainConnection(Outlet):
     response that others wait for, or that something is done after.
     """
 
-    cdef public object server
+    cdef public ServerState server
     cdef public int _state
     cdef public list _exchanges           # unanswered
     cdef public bytes _unread             # input that has to wait
@@ -91,7 +111,7 @@ cdef class PlainConnection(Outlet):
     cdef int reply(self, PlainAppend append, bytes response) except -1:
         """Send the response to an append in its place."""
         cdef list exchanges = self._exchanges
-        server = self.server
+        cdef ServerState server = self.server
         if (
             len(exchanges) == 1
             and exchanges[0] is append
@@ -149,11 +169,10 @@ cdef class PlainAppend(BatchEntry):
         self.tell(commit.error)
 
     cdef int meet(self) except -1:
-        order = self.topic.order
-        if order is None:
+        if self.topic.order is None:
             self.show()
         else:
-            order.met(self)
+            self.topic.order.met(self)
         return 0
 
     cdef int tell(self, object error) except -1:
@@ -175,7 +194,12 @@ cdef class PlainAppends:
     `answer_late(append, body, error)` for answers that are not plain.
     """
 
-    cdef object owner, app, server, topics, shards, delivery, wall_ns, now_ns
+    cdef object owner, wall_ns, now_ns
+    cdef AppState app
+    cdef ServerState server
+    cdef dict topics           # by name
+    cdef list shards
+    cdef Pressure delivery
     cdef object disk, fsync, memory
     cdef dict targets          # by path
     cdef HeadLimits limits
@@ -186,7 +210,7 @@ cdef class PlainAppends:
     # Whether the two clocks are the system's, which are read without an object for each time.
     cdef bint is_system_time, is_system_wall
 
-    def __init__(self, owner, app, server, core, *, wall_ns, classes, tuple limits, Py_ssize_t uncounted_bytes,
+    def __init__(self, owner, AppState app not None, ServerState server not None, core, *, wall_ns, classes, tuple limits, Py_ssize_t uncounted_bytes,
                  Py_ssize_t packed_bytes, int64_t ceiling_low, Py_ssize_t queue_max, Py_ssize_t control_room,
                  uint32_t max_nesting):
         self.owner, self.app, self.server = owner, app, server
@@ -234,7 +258,7 @@ cdef class PlainAppends:
             if target is None:
                 return False
             connection.target = target
-        app = self.app
+        cdef AppState app = self.app
         if not self.look(target) or app.is_draining or app.engine is None:
             return False
         started_ns = self.time_ns()
@@ -256,7 +280,7 @@ cdef class PlainAppends:
     cdef bint take_counted(self, PlainAppend append, Target target, RecordBatch batch, list exchanges,
                            Py_ssize_t body_bytes) except -1:
         """As the end of `take`, for a body that the server counts as long as it is held."""
-        server = self.server
+        cdef ServerState server = self.server
         if server.bodies_bytes + body_bytes > server.limits.max_bodies_bytes:
             return False
         server.bodies_bytes += body_bytes
@@ -281,7 +305,7 @@ cdef class PlainAppends:
 
     cdef bint look(self, Target target) except -1:
         """Bring a target up to date; False if there is no such topic."""
-        topic = None if target.name is None else self.topics.get(target.name)
+        cdef TopicCore topic = None if target.name is None else self.topics.get(target.name)
         if topic is None:
             # Not even a topic that is gone may be kept alive by its path.
             target.topic = target.config = target.log = target.shard = None
@@ -303,7 +327,7 @@ cdef class PlainAppends:
 
     cdef bint gather(self, PlainAppend append, Target target, RecordBatch batch, list exchanges) except -1:
         """Append the batch and give its answer a place among the exchanges; False if nothing was done."""
-        topic = target.topic
+        cdef TopicCore topic = target.topic
         if self.delivery.is_refusing:
             return False
         append.is_fsync = target.is_fsync
@@ -328,19 +352,19 @@ cdef class PlainAppends:
 
     cdef bint frame(self, PlainAppend append, Target target, RecordBatch batch, uint64_t now_ms) except -1:
         """Frame a batch that needs nothing but its frames; False, with nothing done, if it needs more."""
-        topic = target.topic
+        cdef TopicCore topic = target.topic
         cdef TopicLog log = target.log
         cdef uint64_t last_seq = log.index.next_seq + batch.count - 1
         cdef uint64_t first_seq = log.index.next_seq
-        cdef uint64_t ts = max(now_ms, log.index.last_ts, <uint64_t>topic.restored_ts)
+        cdef uint64_t ts = max(now_ms, log.index.last_ts, topic.restored_ts)
         cdef uint64_t size
-        cdef bint needs_sync = append.is_fsync or topic.pending_syncs
+        cdef bint needs_sync = append.is_fsync or topic.pending_syncs != 0
         cdef ShardLog shard = target.shard
-        wal = shard.shard
+        cdef LogPlace wal = shard.shard
         if target.is_disk:
-            if <int64_t>topic.ceiling_logged - <int64_t>last_seq < self.ceiling_low:
+            if topic.ceiling_logged - <int64_t>last_seq < self.ceiling_low:
                 return False
-            needs_sync = needs_sync or last_seq > <uint64_t>topic.ceiling_durable
+            needs_sync = needs_sync or <int64_t>last_seq > topic.ceiling_durable
         if wal.read_only is not None or shard.depth >= self.queue_max:
             return False
         if not shard.has_room(batch.frame_bytes + self.control_room):
@@ -368,7 +392,7 @@ cdef class PlainAppends:
             more = self.app.throttle_field(synced_ns / 1e6)
         body = render_body(append.topic.name, append.first_seq, append.last_seq, waited_ns, synced_ns, more)
         cdef PlainConnection connection = append.connection
-        server = self.server
+        cdef ServerState server = self.server
         if server.is_draining or len(body) >= self.packed_bytes:
             self.owner.answer_late(append, body, None)
         else:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from everlog.errors import EverlogError
+from everlog.native.plain_append import AppState
 from everlog.server.auth import Key, Scope, bearer_token
 from everlog.server.compression import COMPRESSED_BYTES_MIN, packed, unpack_body
 from everlog.server.errors import CHALLENGE, RETRY_SOON, ApiError, from_engine, invalid, limit_reached
@@ -125,7 +126,7 @@ def query_seq(query: dict[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-class App:
+class App(AppState):
     """The application behind the HTTP server. `engine` is None until recovery is over."""
 
     def __init__(

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 from everlog.clock import NS_PER_S, Clock, SystemClock
 from everlog.native.http_request import read_plain
+from everlog.native.plain_append import ServerState
 from everlog.server.http_connection import AnyExchange, HttpConnection
 from everlog.server.http_exchange import Channel, Exchange, Stream, Upgraded
 from everlog.server.http_limits import HttpLimits
@@ -69,7 +70,7 @@ class ShortWay(Protocol):
         ...
 
 
-class HttpServer:
+class HttpServer(ServerState):
     """Serves one application on one address.
 
     Time comes from the event loop unless a `clock` is given; with a clock of its own a test moves time and

@@ -17,6 +17,7 @@ from everlog.errors import (
     TopicNotFound,
 )
 from everlog.native.frames import read_log_frame
+from everlog.native.topic_core import Totals
 from everlog.topics.commits import KEPT, Commit
 from everlog.topics.committing import ShardLog
 from everlog.topics.config import Durability, TopicConfig, check_topic_name
@@ -33,7 +34,7 @@ from everlog.topics.storage.control import (
     encode,
 )
 from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES, FrameType
-from everlog.topics.topic import Topic, Totals
+from everlog.topics.topic import Topic
 
 
 def find(core: Core, name: str) -> Topic:

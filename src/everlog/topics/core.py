@@ -12,6 +12,7 @@ from everlog.clock import Clock
 from everlog.errors import LimitReached, ReadOnly
 from everlog.fs import Fs
 from everlog.native.frames import FrameBuffer, checksum
+from everlog.native.topic_core import Totals
 from everlog.native.topic_log import Sources
 from everlog.topics.commits import KEPT, Commit
 from everlog.topics.committing import ShardLog
@@ -23,7 +24,7 @@ from everlog.topics.retention import expired_floor, has_caps, plan_caps
 from everlog.topics.routing.table import RouterTable
 from everlog.topics.storage.control import EvictWatermark, encode
 from everlog.topics.storage.layout import FrameType
-from everlog.topics.topic import Topic, Totals
+from everlog.topics.topic import Topic
 
 if TYPE_CHECKING:
     from everlog.topics.routing.forwarding import Forwarder

@@ -498,11 +498,14 @@ class Engine:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether `poll` can wait a little: nobody waits for a sync, for news, or for copies."""
+        """Whether `poll` can wait a little: nobody waits for a sync to start, for news, or for copies.
+
+        A sync that has started wakes the loop when it is over.
+        """
         scheduler, core = self.delivery.scheduler, self._core
         if scheduler.count or scheduler.is_unfinished or core.totals.unforwarded:
             return False
-        return not any(shard.depth for shard in core.shards)
+        return not any(shard.depth and shard.shard.wants_sync for shard in core.shards)
 
     def _mark_routers(self) -> None:
         """Let routers copy in their turn, if something is to be copied now."""

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from everlog.native.ready_set import TopicWork
+from everlog.native.topic_core import TopicCore, Totals
 from everlog.native.topic_log import TopicLog
 from everlog.topics import holes
 from everlog.topics.commits import Commit
 from everlog.topics.config import Durability, TopicConfig, TopicType
-from everlog.topics.delivery.delivery import Delivery
 from everlog.topics.routing.order import SeqOrder
 
 if TYPE_CHECKING:
@@ -67,66 +66,33 @@ class RememberedKey(msgspec.Struct, frozen=True):
     commit: Commit
 
 
-class Totals:
-    """What an engine knows of all its topics together."""
-
-    __slots__ = ("bytes", "delivery", "unforwarded", "unsaved")
-
-    def __init__(self, delivery: Delivery | None = None) -> None:
-        self.bytes = 0
-        self.delivery = delivery  # None: whatever happens is of no interest to anybody
-        self.unforwarded: dict[int, Topic] = {}  # by id: sources of routers with something new
-        self.unsaved: dict[int, Topic] = {}  # by id: those with records or marks for the next checkpoint
-
-
-class Topic(TopicWork):
+class Topic(TopicCore):
     """State of one topic. Seqs up to `visible` can be read; later ones wait for their commit."""
 
     __slots__ = (
         "cap_floor",
-        "caps_due",
-        "ceiling_durable",
-        "ceiling_logged",
         "chunks",
-        "config",
         "create_pending",
         "delete_below",
         "deleted",
         "epoch",
         "feeders",
-        "feeds",
         "flips",
-        "floor_commit",
         "gone",
         "holes",
         "hop_runs",
-        "keys",
-        "last_write_ts",
-        "log",
-        "logged_seq",
         "logs_ahead",
-        "name",
-        "order",
-        "pending_bytes",
-        "pending_count",
-        "pending_syncs",
         "planned_floor",
         "queue",
         "reserved_durable",
         "reserved_logged",
         "restored_head",
-        "restored_ts",
         "saved",
         "saved_seq",
-        "shard",
-        "snapshot_record",
-        "topic_id",
-        "totals",
         "trim_floor",
         "trim_holes",
         "ttl_floor",
         "uncertain_seq",
-        "visible",
     )
 
     def __init__(
@@ -173,8 +139,6 @@ class Topic(TopicWork):
         self.saved_seq = 0
         self.logged_seq = 0  # records up to here are in the log or in segments, later ones in memory only
         self.flips: list[NDArray[np.uint64]] = []
-        self.last_write_ts: int | None = None
-        self.snapshot_record: bytes | None = None
         self.logs_ahead = False  # will be logged: its configuration is on the way
         self.create_pending = False
         self.restored_head = 0

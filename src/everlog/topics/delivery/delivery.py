@@ -14,6 +14,7 @@ import msgspec
 
 from everlog.clock import Clock
 from everlog.native.ready_set import BANDS, ReadySet, Work
+from everlog.native.topic_core import Pressure
 from everlog.topics.delivery.governor import COMMIT_MIN_NS, SAMPLE_NS, Governor, Rung, Signals
 
 BUDGET_NS: Final = 2_000_000
@@ -54,7 +55,7 @@ class DeliveryCounts(msgspec.Struct, frozen=True):
         return list(zip(bounds, accumulate(map(float, self.latency_buckets)), strict=True))
 
 
-class Delivery:
+class Delivery(Pressure):
     """The ready set of an engine and the turns in which it is served."""
 
     def __init__(self, clock: Clock) -> None:
@@ -74,10 +75,6 @@ class Delivery:
         self._busy_ns: Callable[[], int] = lambda: 0
         self.commit_floor_ns = self.governor.commit_floor_ns
         """How far apart two syncs of one shard are to be at least."""
-        self.is_refusing = False
-        """Whether a write is refused if the queue of its shard is nearly full."""
-        self.is_throttling = False
-        """Whether anything is done later than it could be."""
 
     @property
     def hold_ns(self) -> int:

@@ -20,6 +20,7 @@ from everlog.errors import BatchTooLarge, Closed, InvalidConfig, ReadOnly, Stora
 from everlog.fs import Fs, create_directory
 from everlog.native.frames import FrameBuffer
 from everlog.native.mapping import Mapping
+from everlog.native.topic_core import LogPlace
 from everlog.native.topic_log import Sources
 from everlog.topics.storage.syncs import CommitWindow, SyncRunner
 from everlog.topics.storage.wal_files import (
@@ -162,7 +163,7 @@ class _Preparation:
             self.file.entry_durable = True
 
 
-class WalShard:
+class WalShard(LogPlace):
     """One ordered stream of frames in numbered files.
 
     The caller reserves room for a whole batch, appends its frames to `buffer` (the frame at buffer
@@ -509,6 +510,11 @@ class WalShard:
         if self._closed:
             raise Closed(f"log shard {self.number} is closed")
         self._waiters.append((self.position, done))
+
+    @property
+    def wants_sync(self) -> bool:
+        """Whether somebody waits for a sync that is not on its way: let `poll` start it."""
+        return self._group is None and bool(self._waiters)
 
     def request_sync(self) -> None:
         """Sync what is written soon, though nobody waits for it."""
