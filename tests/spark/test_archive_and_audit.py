@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner, Result
 
+import everlog.pipeline
+from everlog.cli.main import app
+from everlog.cli.pipeline import DECODINGS
 from everlog.client.http_api import HttpApi
 from everlog.errors import InvalidConfig
 from everlog.market.protocol import TypeId, new_l3_records
+from everlog.pipeline import decoding
 from everlog.pipeline.jobs.archive import APPLICATION_FILE, archive_queue, archive_topics
 from everlog.pipeline.jobs.audit import StreamAudit, audit_queue, audit_topics
 from everlog.pipeline.jobs.market_tasks import NS_PER_DAY
@@ -190,6 +196,32 @@ def test_a_table_of_decoded_messages_is_partitioned_by_date_and_venue(
     found = partitions(lake, "orders")
     assert found == (("date", "venue_id"), {f"date=1970-01-01/venue_id={venue}" for venue in (1, 2)})
     assert LakeTable(lake, "orders").read(spark, where={"venue_id": "2"}).count() == 2
+
+
+def test_the_command_decodes_if_it_is_told_to_and_names_the_choices(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(everlog.pipeline, "spark_session", lambda **options: spark)
+    monkeypatch.setattr(type(spark), "stop", lambda self: None)  # other tests need it
+    path, lake = str(tmp_path / "feed"), str(tmp_path / "lake")
+    with Queue.open_publisher(path) as writer:
+        writer.append_array(TypeId.BOOK_EVENT, new_l3_records(4), np.arange(4, dtype=np.uint64))
+        writer.append(7, b"of another kind", 4)
+
+    def archive(*words: str) -> Result:
+        command = ["pipeline", "archive", "--lake", lake, "--table", "orders", "--json", *words]
+        return CliRunner().invoke(app, command)
+
+    assert tuple(decoding.DECODINGS) == DECODINGS
+    assert json.loads(archive("--queue", path, "--decode", "l3").stdout)["rows"] == 4
+    assert {"order_id", "price", "qty"} <= set(LakeTable(lake, "orders").read(spark).columns)
+    for words, said in (
+        (("--queue", path, "--decode", "l4"), "raw, book, trade, l3"),
+        (("--queue", path), "use the decode option that the table was filled with"),
+        (("--topic", "t", "--url", "http://127.0.0.1:1", "--decode", "l3"), "--decode is for"),
+    ):
+        refused = archive(*words)
+        assert (refused.exit_code, said in refused.stderr) == (1, True), refused.stderr
 
 
 def test_a_table_that_was_filled_before_keeps_its_partitions(spark: SparkSession, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 UNSOUND_EXIT_CODE = 1
 NS_PER_MS = 1_000_000
+DECODINGS = ("raw", "book", "trade", "l3")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -69,6 +70,14 @@ Reader = Annotated[
     typer.Option("--reader", metavar="NAME", help="Reader name in the queue: its retention waits for us."),
 ]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes. Ctrl-C ends it.")]
+Decode = Annotated[
+    str | None,
+    typer.Option(
+        "--decode",
+        metavar="|".join(DECODINGS),
+        help="Typed columns of these market messages of a queue, and no others. Default: raw, all of them.",
+    ),
+]
 Gaps = Annotated[
     str, typer.Option("--gaps", metavar="panic|quarantine|ignore", help="What a gap in the numbers does.")
 ]
@@ -103,6 +112,7 @@ def archive(  # noqa: PLR0913, PLR0917
     topic: Topics = None,
     queue: QueueDir = None,
     reader: Reader = None,
+    decode: Decode = None,
     checkpoint: Checkpoint = None,
     follow: Follow = False,
     max_records: MaxRecords = None,
@@ -118,7 +128,13 @@ def archive(  # noqa: PLR0913, PLR0917
             raise InvalidConfig("an archive needs either --topic (with --url) or --queue")
         if topic is not None and url is None:
             raise InvalidConfig("an archive of topics needs --url, or EVERLOG_URL in the environment")
+        if topic is not None and decode is not None:
+            raise InvalidConfig("--decode is for the messages of a queue; records of topics stay as they are")
         options = {} if max_records is None else {"maxRecordsPerBatch": str(max_records)}
+        if decode is not None:
+            if decode not in DECODINGS:
+                raise InvalidConfig(f"--decode is {decode!r}; it must be one of {', '.join(DECODINGS)}")
+            options["decode"] = decode
         _check_source(master, queue=queue, url=url if queue is None else None)
         with _session(master) as spark:
             from everlog.pipeline.jobs import archive as job

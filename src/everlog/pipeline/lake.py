@@ -72,6 +72,11 @@ class LakeTable:
         table = self.open()
         return None if table is None else tuple(table.metadata().partition_columns)
 
+    def columns(self) -> tuple[str, ...] | None:
+        """Return the names of the columns, None if there is no table."""
+        table = self.open()
+        return None if table is None else tuple(field.name for field in table.schema().fields)
+
     def committed_batch(self, application: str) -> int | None:
         """Return the number of the last batch that an application has committed, None if there is none."""
         table = self.open()

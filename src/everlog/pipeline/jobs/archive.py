@@ -78,6 +78,7 @@ def archive_queue(
     given = {"path": path, "onDataLoss": "record", **(options or {})}
     source = spark.readStream.format("everlog.queue").options(**given).load()
     target = LakeTable(lake, table)
+    _check_decoding(target, source)
     job = _Archive(target, _queue_partitions(target, source), checkpoint, path, shown)
     when = fn.timestamp_micros((fn.col("ts_ns") / NS_PER_US).cast("long"))
     frame = source.withColumn("date", _date(when))
@@ -86,6 +87,18 @@ def archive_queue(
     with KeptPosition(path, reader) as position:
         job.committed = lambda last_seq: position.move_to(last_seq + 1)
         return job.run(frame, follow)
+
+
+def _check_decoding(table: LakeTable, source: DataFrame) -> None:
+    """Refuse to mix messages that are decoded differently: columns may come later, but not others instead."""
+    known, coming = set(table.columns() or ()) - {"date"}, set(source.columns)
+    empty, missing = sorted(known - coming), sorted(coming - known)
+    if empty and missing:
+        raise InvalidConfig(
+            f"table {table.path} has columns that this archive would leave empty ({', '.join(empty)}) and "
+            f"lacks those that it would fill ({', '.join(missing)}); use the decode option that the table "
+            "was filled with, or another table"
+        )
 
 
 def _queue_partitions(table: LakeTable, source: DataFrame) -> tuple[str, ...]:
