@@ -27,6 +27,7 @@ from everlog.market.protocol import L3_RECORD, TypeId
 from everlog.market.replay import Replay, book_headers
 from everlog.pipeline import queue_ranges, spark_session
 from everlog.pipeline.jobs.archive import archive_topics
+from everlog.pipeline.numbered_tasks import in_tasks
 from everlog.pipeline.queue_ranges import Lost, SeqRange
 
 Numbers = dict[str, float]
@@ -188,7 +189,7 @@ def _kernel_events_per_s(path: str) -> float:
 
 
 def replay_orders(bench: Bench) -> Numbers:
-    """Books of orders inside the tasks, and the kernel alone.
+    """Books of orders inside tasks as the replay jobs run them, and the kernel alone.
 
     Each core has a queue to replay, as venues and days are spread over a cluster: one queue is one order of
     events, and tasks that share it all have to read it.
@@ -196,18 +197,13 @@ def replay_orders(bench: Bench) -> Numbers:
     path, cores = bench.orders, bench.cores
     held = queue_ranges.bounds(path)
 
-    def task(batches: Batches) -> Batches:
-        for batch in batches:
-            for _ in batch.column("id").to_pylist():
-                yield pa.RecordBatch.from_pylist([{"count": replay(path, held)}])
+    def task(_: int) -> Iterator[int]:
+        yield replay(path, held)
 
-    def run() -> None:
-        rows = bench.spark.range(cores, numPartitions=cores).mapInArrow(task, "count long").collect()
-        counts.append(sum(row["count"] for row in rows))
-
-    counts: list[int] = []
-    taken_s = _timed_s(run)
-    inside, kernel = counts[0] / taken_s / cores, _kernel_events_per_s(path)
+    started_s = time.perf_counter()
+    count = sum(in_tasks(bench.spark, cores, task))
+    taken_s = time.perf_counter() - started_s
+    inside, kernel = count / taken_s / cores, _kernel_events_per_s(path)
     return {"l3_core_per_s": inside, "l3_kernel_per_s": kernel, "l3_share": inside / kernel}
 
 

@@ -3,8 +3,8 @@
 
 Owns who waits for a commit, the moment when the records of a batch become visible in their topic or are taken
 back, and the order: an entry is committed when its bytes are written, or synced if it asked for that, and
-never before an earlier one of its topic. Knows topics and the shards of the log by their attributes only;
-writes no frame. No locks: one thread owns all of it.
+never before an earlier one of its topic. Knows of topics and of the shards of the log what `topic_core` says,
+the rest by their attributes; writes no frame. No locks: one thread owns all of it.
 """
 
 from libc.stdint cimport int64_t

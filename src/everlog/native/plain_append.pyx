@@ -4,7 +4,7 @@ bytes of the answer.
 
 Owns which appends go this way: those to a topic that is there, in the usual shape, without anything that the
 routes would have to decide. All others are left to the routes, with nothing changed; so nothing is refused
-here. Knows connections and the log by their attributes only.
+here. Knows the fields of topics, log and server that every append needs; the rest by their attributes.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -210,9 +210,9 @@ cdef class PlainAppends:
     # Whether the two clocks are the system's, which are read without an object for each time.
     cdef bint is_system_time, is_system_wall
 
-    def __init__(self, owner, AppState app not None, ServerState server not None, core, *, wall_ns, classes, tuple limits, Py_ssize_t uncounted_bytes,
-                 Py_ssize_t packed_bytes, int64_t ceiling_low, Py_ssize_t queue_max, Py_ssize_t control_room,
-                 uint32_t max_nesting):
+    def __init__(self, owner, AppState app not None, ServerState server not None, core, *, wall_ns, classes,
+                 tuple limits, Py_ssize_t uncounted_bytes, Py_ssize_t packed_bytes, int64_t ceiling_low,
+                 Py_ssize_t queue_max, Py_ssize_t control_room, uint32_t max_nesting):
         self.owner, self.app, self.server = owner, app, server
         self.topics, self.shards, self.delivery = core.topics, core.shards, core.delivery
         self.wall_ns, self.now_ns = wall_ns, app.now_ns

@@ -80,7 +80,7 @@ class _File:
             "size": os.path.getsize(self._path),
             "rows": metadata.num_rows,
             "modified_ms": int(time.time() * 1000),
-            "partition_values": list(zip(partition_by, self.values, strict=True)),
+            "partition_values": dict(zip(partition_by, self.values, strict=True)),
             "stats": msgspec.json.encode(statistics(metadata)).decode(),
         }
 

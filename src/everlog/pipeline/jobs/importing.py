@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -34,6 +34,7 @@ from everlog.market.venues.opening import file_hash, open_members
 from everlog.market.venues.recognition import chosen_members
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
+from everlog.pipeline.numbered_tasks import in_tasks
 
 NS_PER_DAY: Final = 86_400_000_000_000
 UNKNOWN_VENUE: Final = "unknown"
@@ -57,7 +58,6 @@ EVENT_SCHEMA: Final = pa.schema(
 )
 """A canonical event: `seq` counts in its file, `payload` is that of the market data protocol."""
 
-_RESULT_SCHEMA: Final = pa.schema([pa.field("entry", pa.string()), pa.field("imported", pa.bool_())])
 Batches = Iterator[pa.RecordBatch]
 
 
@@ -87,19 +87,14 @@ def import_to_queues(
     queues = _queue_names(root, groups)
     chosen = options or ImportOptions()
 
-    def task(batches: Batches) -> Batches:
-        for number in _numbers(batches):
-            request = ImportRequest(
-                format=format_name,
-                paths=groups[number],
-                queue=queues[number],
-                options=chosen,
-                lenient=lenient,
-            )
-            for result in import_files(request):
-                yield _result(result.entry, result.imported)
+    def task(number: int) -> Iterator[tuple[LedgerEntry, bool]]:
+        request = ImportRequest(
+            format=format_name, paths=groups[number], queue=queues[number], options=chosen, lenient=lenient
+        )
+        for result in import_files(request):
+            yield result.entry, result.imported
 
-    done = _run(spark, len(groups), task)
+    done = in_tasks(spark, len(groups), task)
     report = ImportReport(job="import", source=f"{format_name}, {len(files)} files", table=root)
     return _completed(report, done, started_s)
 
@@ -130,8 +125,9 @@ def import_to_lake(
         work = [(groups[number], hashes[number]) for number in wanted]
 
         def task(batches: Batches) -> Batches:
-            for number in _numbers(batches):
-                yield from plan.events(*work[number])
+            for batch in batches:
+                for number in batch.column("id").to_pylist():
+                    yield from plan.events(*work[number])
 
         frame = spark.range(len(work), numPartitions=len(work)).mapInArrow(
             task, from_arrow_schema(EVENT_SCHEMA)
@@ -228,22 +224,6 @@ def _queue_names(root: str, groups: list[list[str]]) -> list[str]:
     return [os.path.join(os.path.abspath(root), name) for name in names]
 
 
-def _numbers(batches: Batches) -> Iterator[int]:
-    for batch in batches:
-        yield from batch.column("id").to_pylist()
-
-
-def _run(spark: SparkSession, tasks: int, task: Any) -> list[tuple[LedgerEntry, bool]]:
-    frame = spark.range(tasks, numPartitions=tasks).mapInArrow(task, from_arrow_schema(_RESULT_SCHEMA))
-    return [(msgspec.json.decode(row["entry"], type=LedgerEntry), row["imported"]) for row in frame.collect()]
-
-
-def _result(entry: LedgerEntry, imported: bool) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(
-        [{"entry": msgspec.json.encode(entry).decode(), "imported": imported}], schema=_RESULT_SCHEMA
-    )
-
-
 def _completed(report: ImportReport, done: list[tuple[LedgerEntry, bool]], started_s: float) -> ImportReport:
     report.entries = sorted((entry for entry, _ in done), key=lambda entry: entry.source_path)
     report.known = sum(not imported for _, imported in done)
@@ -262,13 +242,10 @@ def _hashes(spark: SparkSession, groups: list[list[str]]) -> list[str]:
     """Return the hash of each import's files, computed where the files are read anyway."""
     paths = sorted({path for group in groups for path in group})
 
-    def task(batches: Batches) -> Batches:
-        for number in _numbers(batches):
-            row = {"path": paths[number], "hash": file_hash(paths[number])}
-            yield pa.RecordBatch.from_pylist([row])
+    def task(number: int) -> Iterator[tuple[str, str]]:
+        yield paths[number], file_hash(paths[number])
 
-    frame = spark.range(len(paths), numPartitions=len(paths)).mapInArrow(task, "path string, hash string")
-    found = {row["path"]: row["hash"] for row in frame.collect()}
+    found = dict(in_tasks(spark, len(paths), task))
     return [_joint([found[path] for path in group]) for group in groups]
 
 

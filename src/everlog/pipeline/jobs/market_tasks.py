@@ -11,12 +11,10 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from everlog.errors import Corrupt, InvalidConfig
 from everlog.market import BookSet, Market, Outputs
@@ -29,7 +27,8 @@ from everlog.market.result_memory import ResultMemory
 from everlog.pipeline import queue_ranges
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
-from everlog.pipeline.lake_files import WRITTEN_SCHEMA, TableFiles, written
+from everlog.pipeline.lake_files import TableFiles
+from everlog.pipeline.numbered_tasks import in_tasks
 from everlog.pipeline.queue_ranges import Lost, SeqRange
 from everlog.pipeline.worker_process import settle_worker
 from everlog.queue.batch import Batch
@@ -88,43 +87,39 @@ def run_tasks(spark: SparkSession, tasks: int, specs: Sequence[TableSpec], work:
     """Let tasks write their rows to files; nothing of it is part of a table yet."""
     places = {one.table.name: (one.table.path, one.partition_by) for one in specs}
 
-    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column("id").to_pylist():
-                yield from _write(number, places, work)
-
-    frame = spark.range(tasks, numPartitions=tasks).mapInArrow(task, from_arrow_schema(WRITTEN_SCHEMA))
     by_table: dict[str, list[dict[str, Any]]] = {name: [] for name in places}
-    seen: dict[tuple[int, int], int] = {}
-    for row in frame.collect():
-        if row["path"]:
-            by_table[row["table"]].append(row.asDict())
-            continue
-        number, markets = msgspec.json.decode(row["stats"], type=tuple[int, list[tuple[int, int]]])
-        for market in markets:
-            if seen.setdefault(market, number) != number:
+    seen: dict[Market, int] = {}
+    for did in in_tasks(spark, tasks, lambda number: _write(number, places, work)):
+        for table, file in did.files:
+            by_table[table].append(file)
+        for market in did.markets:
+            if seen.setdefault(market, did.number) != did.number:
                 raise Corrupt(
-                    f"orders of market {market[1]} of venue {market[0]} come on two channels, which fell to "
-                    "two tasks; run the job with one partition"
+                    f"orders of market {market.market_id} of venue {market.venue_id} come on two channels, "
+                    "which fell to two tasks; run the job with one partition"
                 )
     return RunFiles(by_table)
 
 
-def _write(
-    number: int, places: dict[str, tuple[str, tuple[str, ...]]], work: Work
-) -> Iterator[pa.RecordBatch]:
-    """Do the work of one task: yield a row for each of its files, and one that names its markets."""
+class _Done(NamedTuple):
+    """What one task has done: its files, each with its table, and whose rows are in them."""
+
+    number: int
+    files: list[tuple[str, dict[str, Any]]]
+    markets: set[Market]
+
+
+def _write(number: int, places: dict[str, tuple[str, tuple[str, ...]]], work: Work) -> Iterator[_Done]:
+    """Do the work of one task."""
     files = {name: TableFiles(path, partition_by) for name, (path, partition_by) in places.items()}
-    markets: set[tuple[int, int]] = set()
+    done = _Done(number, [], set())
     for rows in work(number):
         if rows.market is not None:
-            markets.add(rows.market)
-        for row in files[rows.table].write(rows.batch):
-            yield written({"table": rows.table, **row})
+            done.markets.add(rows.market)
+        done.files.extend((rows.table, file) for file in files[rows.table].write(rows.batch))
     for name, one in files.items():
-        for row in one.finish():
-            yield written({"table": name, **row})
-    yield written({"path": "", "stats": msgspec.json.encode((number, sorted(markets))).decode()})
+        done.files.extend((name, file) for file in one.finish())
+    yield done
 
 
 def application_name(job: str, path: str, what: str) -> str:

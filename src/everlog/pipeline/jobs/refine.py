@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from everlog.errors import DataLost, InvalidConfig
 from everlog.fs import OsFs, replace_file
@@ -26,12 +25,12 @@ from everlog.pipeline import queue_ranges
 from everlog.pipeline.jobs.market_tasks import Rows, TableSpec, application_name, commit_run, run_tasks
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
+from everlog.pipeline.numbered_tasks import in_tasks
 from everlog.pipeline.queue_ranges import Lost, SeqRange
 from everlog.pipeline.refinery import LAYOUT_VERSION, Counts, Refinery, RefinerySettings, Symbols
 from everlog.queue.control import ControlBlock
 
 ORIGIN_FILE: Final = "refined.json"
-_COUNTS_SCHEMA: Final = pa.schema([pa.field(name, pa.int64()) for name in Counts._fields])
 
 
 class RefineReport(RunReport, kw_only=True):
@@ -100,17 +99,11 @@ def refine(
     first = _first_seq(os.path.join(target, LAYOUT_VERSION, named.venue), path, held, chosen)
     tasks = min(len(named.names), partitions or spark.sparkContext.defaultParallelism)
 
-    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column("id").to_pylist():
-                mine = range(number, len(named.names), tasks)
-                counts = refine_symbols(
-                    path, SeqRange(first, held.end), Refinery(target, named, mine, chosen)
-                )
-                yield pa.RecordBatch.from_pylist([counts._asdict()], schema=_COUNTS_SCHEMA)
+    def task(number: int) -> Iterator[Counts]:
+        mine = range(number, len(named.names), tasks)
+        yield refine_symbols(path, SeqRange(first, held.end), Refinery(target, named, mine, chosen))
 
-    frame = spark.range(tasks, numPartitions=tasks).mapInArrow(task, from_arrow_schema(_COUNTS_SCHEMA))
-    done = sum((Counts(**row.asDict()) for row in frame.collect()), Counts())
+    done = sum(in_tasks(spark, tasks, task), Counts())
     report = RefineReport(job="refine", source=path, table=target, **done._asdict())
     report.rows = done.books + done.trades + done.late + done.snapshots
     report.batches = 1 if report.rows else 0

@@ -1,0 +1,37 @@
+"""Tasks that know nothing but their number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from pyspark import TaskContext
+from pyspark.errors import PythonException
+from pyspark.sql import SparkSession
+
+from everlog.errors import Corrupt
+from everlog.pipeline.numbered_tasks import in_tasks
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_each_number_has_one_task_of_its_own_and_all_results_come_back(spark: SparkSession) -> None:
+    def work(number: int) -> Iterator[tuple[int, int]]:
+        context = TaskContext.get()
+        assert context is not None
+        for _ in range(number):
+            yield number, context.partitionId()
+
+    found = Counter(in_tasks(spark, 5, work))
+    assert found == {(number, number): number for number in range(1, 5)}
+
+
+def test_what_goes_wrong_in_a_task_is_told_in_its_words(spark: SparkSession) -> None:
+    def work(number: int) -> Iterator[int]:
+        if number == 1:
+            raise Corrupt("segment 7 is torn")
+        yield number
+
+    with pytest.raises(PythonException, match="segment 7 is torn"):
+        in_tasks(spark, 2, work)
