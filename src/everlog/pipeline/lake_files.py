@@ -29,7 +29,6 @@ STATISTICS_TEXT_MAX: Final = 64
 
 WRITTEN_SCHEMA: Final = pa.schema(
     [
-        pa.field("table", pa.string()),
         pa.field("path", pa.string()),
         pa.field("size", pa.int64()),
         pa.field("rows", pa.int64()),
@@ -38,7 +37,7 @@ WRITTEN_SCHEMA: Final = pa.schema(
         pa.field("stats", pa.string()),
     ]
 )
-"""A file that a task has written. `table` is its table where a task writes to several, or None."""
+"""A file that a task has written."""
 
 Values = tuple[str | None, ...]
 

@@ -505,7 +505,7 @@ class Engine:
         scheduler, core = self.delivery.scheduler, self._core
         if scheduler.count or scheduler.is_unfinished or core.totals.unforwarded:
             return False
-        return not any(shard.depth and shard.shard.wants_sync for shard in core.shards)
+        return not any(shard.shard.wants_sync for shard in core.shards)
 
     def _mark_routers(self) -> None:
         """Let routers copy in their turn, if something is to be copied now."""

@@ -86,14 +86,13 @@ class RunFiles(NamedTuple):
 def run_tasks(spark: SparkSession, tasks: int, specs: Sequence[TableSpec], work: Work) -> RunFiles:
     """Let tasks write their rows to files; nothing of it is part of a table yet."""
     places = {one.table.name: (one.table.path, one.partition_by) for one in specs}
-
     by_table: dict[str, list[dict[str, Any]]] = {name: [] for name in places}
     seen: dict[Market, int] = {}
-    for did in in_tasks(spark, tasks, lambda number: _write(number, places, work)):
+    for number, did in enumerate(in_tasks(spark, tasks, lambda number: _write(number, places, work))):
         for table, file in did.files:
             by_table[table].append(file)
         for market in did.markets:
-            if seen.setdefault(market, did.number) != did.number:
+            if seen.setdefault(market, number) != number:
                 raise Corrupt(
                     f"orders of market {market.market_id} of venue {market.venue_id} come on two channels, "
                     "which fell to two tasks; run the job with one partition"
@@ -104,7 +103,6 @@ def run_tasks(spark: SparkSession, tasks: int, specs: Sequence[TableSpec], work:
 class _Done(NamedTuple):
     """What one task has done: its files, each with its table, and whose rows are in them."""
 
-    number: int
     files: list[tuple[str, dict[str, Any]]]
     markets: set[Market]
 
@@ -112,7 +110,7 @@ class _Done(NamedTuple):
 def _write(number: int, places: dict[str, tuple[str, tuple[str, ...]]], work: Work) -> Iterator[_Done]:
     """Do the work of one task."""
     files = {name: TableFiles(path, partition_by) for name, (path, partition_by) in places.items()}
-    done = _Done(number, [], set())
+    done = _Done([], set())
     for rows in work(number):
         if rows.market is not None:
             done.markets.add(rows.market)
