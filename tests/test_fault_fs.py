@@ -58,6 +58,7 @@ def operations(fs: FaultFs, root: Path) -> Iterator[dict[str, Callable[[], objec
             "size": lambda: fs.size(fd),
             "truncate": lambda: fs.truncate(fd, 1),
             "allocate": lambda: fs.allocate(fd, 2 * PAGE),
+            "write_zeros": lambda: fs.write_zeros(fd, 0, PAGE),
             "fsync": lambda: fs.fsync(fd),
             "fdatasync": lambda: fs.fdatasync(fd),
             "fsync_dir": lambda: fs.fsync_dir(str(root)),

@@ -443,6 +443,11 @@ class FaultFs:
         with self._call("allocate", fd):
             self._inner.allocate(fd, length)
 
+    def write_zeros(self, fd: int, offset: int, length: int) -> None:
+        """See `Fs.write_zeros`."""
+        with self._call("write_zeros", fd):
+            self._inner.write_zeros(fd, offset, length)
+
     def fsync(self, fd: int) -> None:
         """See `Fs.fsync`."""
         with self._call("fsync", fd):

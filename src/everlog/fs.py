@@ -58,6 +58,10 @@ class Fs(Protocol):
         """Reserve `length` bytes on disk, so that a later store into a mapping cannot fault."""
         ...
 
+    def write_zeros(self, fd: int, offset: int, length: int) -> None:
+        """Write zeros to reserved bytes, which are zero already, so that syncs of them cost less later."""
+        ...
+
     def fsync(self, fd: int) -> None:
         """Force data and metadata of the open file to disk."""
         ...
@@ -151,6 +155,10 @@ class OsFs:
     def allocate(self, fd: int, length: int) -> None:
         """See `Fs.allocate`."""
         os.posix_fallocate(fd, 0, length)
+
+    def write_zeros(self, fd: int, offset: int, length: int) -> None:
+        """See `Fs.write_zeros`; nothing is promised, so a short write is enough."""
+        os.pwrite(fd, bytes(length), offset)
 
     def fsync(self, fd: int) -> None:
         """See `Fs.fsync`."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from everlog.clock import TestClock
 from everlog.errors import ReadOnly, StorageFailed
 from everlog.fault_fs import FaultFs
+from everlog.fs import Fs, OsFs
 from everlog.native.topic_log import Sources
 from everlog.topics.committing import ShardLog
 from everlog.topics.storage.layout import FrameType
@@ -38,7 +41,7 @@ class Noted:
 class Bench:
     """A shard on a disk that can fail."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, fs: Fs | None = None) -> None:
         self.disk = FaultFs(root, 0, UnsyncedFs())
         self.syncs = InlineSyncs()
         self.notes: list[str] = []
@@ -48,7 +51,7 @@ class Bench:
             0,
             str(root / "wal"),
             next_number,
-            fs=self.disk,
+            fs=self.disk if fs is None else fs,
             clock=TestClock(),
             sources=Sources(),
             syncs=self.syncs,
@@ -65,6 +68,17 @@ class Bench:
         for _ in range(times):
             self.shard.poll()
             self.syncs.poll()
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file of this process grows, or is written, beyond this size; the kernel sees to it."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.fixture
@@ -88,9 +102,12 @@ def test_many_writes_are_one_call_and_many_waiters_one_sync(bench: Bench) -> Non
         bench.gather(name, needs_sync=True)
     calls = bench.disk.calls
     bench.log.write()
-    assert bench.disk.calls == calls + 1
+    assert [call.name for call in bench.disk.log[calls:]] == ["pwrite", "write_zeros"]
+    bench.gather("d", needs_sync=True)
+    bench.log.write()
+    assert [call.name for call in bench.disk.log[calls + 2 :]] == ["pwrite"]
     bench.poll()
-    assert bench.notes == ["a kept", "b kept", "c kept"]
+    assert bench.notes == ["a kept", "b kept", "c kept", "d kept"]
     assert bench.shard.metrics.fsyncs == 1
 
 
@@ -103,6 +120,28 @@ def test_a_failed_write_is_told_newest_first_and_the_log_goes_on(bench: Bench) -
     bench.gather("c", needs_sync=False)
     bench.log.write()
     assert bench.notes[2:] == ["c kept"]
+
+
+@pytest.mark.parametrize("room", [0, 30], ids=["none of it", "a part of it"])
+def test_a_write_that_the_kernel_cuts_short_is_told_and_nothing_of_it_is_kept(
+    tmp_path: Path, room: int
+) -> None:
+    bench = Bench(tmp_path, OsFs())
+    assert bench.shard.is_plain
+    bench.gather("a", needs_sync=False)
+    bench.log.write()
+    start = bench.shard.position
+    bench.gather("b", needs_sync=False, size=200)
+    with largest_file(start.offset + room):
+        bench.log.write()
+    assert bench.notes == ["a kept", "b lost, not written"]
+    assert bench.shard.position == start
+    left = Path(bench.shard.files[0].path)
+    assert left.stat().st_size == start.offset
+    bench.gather("c", needs_sync=False)
+    bench.log.write()
+    assert bench.notes[2:] == ["c kept"]
+    assert bench.shard.position.file_number == start.file_number + 1
 
 
 def test_a_failed_sync_is_told_to_all_who_wait_and_the_shard_refuses_more(bench: Bench) -> None:

@@ -575,6 +575,25 @@ def test_polls_can_wait_while_a_sync_is_on_its_way_but_not_while_one_has_to_be_s
     stage.settle(later.commit)
 
 
+def test_a_sync_that_waits_for_more_writers_starts_when_nobody_is_writing(stage: Stage) -> None:
+    stage.put("t", durability="fsync")
+    stage.append("t", 0)
+    answers = []
+    for number in (1, 2):
+        answers.append(stage.engine.append("t", records([number])))
+        assert stage.engine.write()
+    stage.engine.poll()
+    assert not any(answer.commit.done for answer in answers)
+    due_ns = stage.engine.due_ns()
+    assert due_ns is not None and due_ns > stage.clock.monotonic_ns(), "no window between the two syncs"
+    assert stage.engine.holds_sync
+    assert not stage.engine.write()
+    stage.engine.start_held_syncs()
+    assert not stage.engine.holds_sync
+    stage.engine.poll()
+    assert all(answer.commit.done for answer in answers)
+
+
 def test_a_large_ephemeral_topic_can_become_durable_in_one_step(tmp_path: Path) -> None:
     stage = Stage(tmp_path, file_bytes=1 << 20)
     stage.put("t", durability="ephemeral")

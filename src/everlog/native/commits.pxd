@@ -1,7 +1,7 @@
 # cython: language_level=3
 """What other native modules may know of commits and of batches that wait for one."""
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from everlog.native.frames cimport FrameBuffer
 from everlog.native.topic_core cimport LogPlace, TopicCore
@@ -43,9 +43,10 @@ cdef class ShardLog:
     cdef public Py_ssize_t refused         # counted by who looks at the depth before adding to it
     cdef Py_ssize_t frames                 # gathered, and not told to the shard yet
     cdef list gathered
-    cdef object gathered_from
+    cdef int64_t from_file, from_offset    # where the first of them begins
     cdef object waiting                    # groups that were written together: where they start, entries
 
+    cdef int write_gathered(self) except -1
     cdef bint has_room(self, size_t size) except -1
     cdef int take(self, object entry, Py_ssize_t frames) except -1
     cdef int count_frames(self) except -1

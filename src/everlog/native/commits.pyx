@@ -157,7 +157,6 @@ cdef class ShardLog:
         self.shard = shard
         self.buffer = shard.buffer
         self.gathered = []
-        self.gathered_from = shard.position
         self.waiting = deque()
 
     @property
@@ -165,7 +164,11 @@ cdef class ShardLog:
         """Where the first frame lies whose entry is not committed yet; the end if all are."""
         if self.waiting:
             return self.waiting[0][0]
-        return self.gathered_from if self.gathered else self.shard.position
+        return self.gathered_from() if self.gathered else self.shard.position
+
+    def gathered_from(self):
+        """Where the first of the gathered frames will lie."""
+        return self.shard.position_at(self.from_file, self.from_offset)
 
     def reserve(self, size_t size):
         """Make room for `size` bytes of frames; entries gathered before may be committed or failed by it."""
@@ -189,15 +192,21 @@ cdef class ShardLog:
 
     def write(self):
         """Write what is gathered; failures reach the entries, not the caller."""
+        self.write_gathered()
+
+    cdef int write_gathered(self) except -1:
+        """See `write`."""
         if not self.gathered:
-            return
+            return 0
         self.count_frames()
         try:
-            self.shard.write()
+            if not self.shard.write_plainly():
+                self.shard.write()
         except StorageFailed as error:
             self.fail_gathered(error)
         else:
             self.pass_on()
+        return 0
 
     cdef bint has_room(self, size_t size) except -1:
         """Whether so many bytes fit behind what is gathered."""
@@ -206,7 +215,7 @@ cdef class ShardLog:
     cdef int take(self, object entry, Py_ssize_t frames) except -1:
         """See `gather`."""
         if not self.gathered:
-            self.gathered_from = self.shard.position
+            self.from_file, self.from_offset = self.shard.file_number, self.shard.source_offset
         self.frames += frames
         self.gathered.append(entry)
         self.depth += 1
@@ -223,17 +232,17 @@ cdef class ShardLog:
     cdef int pass_on(self) except -1:
         """Commit what only had to be written, and let the rest wait for a sync."""
         cdef list entries = self.gathered
-        cdef list waiting = [entry for entry in entries if entry.needs_sync]
-        cdef Py_ssize_t written = len(entries) - len(waiting)
+        cdef list written = entries
+        cdef list waiting = [entry for entry in entries if must_sync(entry)]
         self.gathered = []
         if waiting:
-            self.waiting.append((self.gathered_from, waiting))
+            written = [entry for entry in entries if not must_sync(entry)]
+            self.waiting.append((self.gathered_from(), waiting))
             self.shard.sync(self.synced)
-        else:
+        elif self.shard.requested_ns is None:
             self.shard.request_sync()
-        if written:
-            self.depth -= written
-            tell_kept(entries if not waiting else [entry for entry in entries if not entry.needs_sync])
+        self.depth -= len(written)
+        tell_kept(written)
         return 0
 
     cdef int fail_gathered(self, error) except -1:
@@ -255,6 +264,29 @@ cdef class ShardLog:
             tell_kept(entries)
         else:
             tell_lost(entries, error)
+
+
+def write_shards(list shards not None):
+    """Write what is gathered in each of them; whether there was anything."""
+    cdef bint has_written = False
+    for shard in shards:
+        if (<ShardLog?>shard).gathered:
+            has_written = True
+            (<ShardLog>shard).write_gathered()
+    return has_written
+
+
+def want_sync(list shards not None):
+    """Whether somebody waits for a sync of one of them that is not on its way."""
+    for shard in shards:
+        if (<ShardLog?>shard).shard.wants_sync():
+            return True
+    return False
+
+
+cdef bint must_sync(object entry) except -1:
+    """Whether an entry waits for a sync."""
+    return (<BatchEntry>entry).needs_sync if isinstance(entry, BatchEntry) else entry.needs_sync
 
 
 cdef int tell_kept(list entries) except -1:

@@ -3,6 +3,7 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from everlog.native.frames cimport FrameBuffer
 from everlog.native.ready_set cimport TopicWork
 from everlog.native.topic_log cimport TopicLog
 
@@ -44,10 +45,29 @@ cdef class Pressure:
     cdef public bint is_throttling         # anything is done later than it could be
 
 
+cdef class LogTail:
+    cdef public int fd
+    cdef public int64_t end
+
+
 cdef class LogPlace:
+    cdef public LogTail active
+    cdef public FrameBuffer buffer
     cdef public uint32_t source
-    cdef public object position
-    cdef public object read_only
+    cdef public int64_t file_number
     cdef public int64_t source_offset
     cdef public int64_t limit
+    cdef public int64_t mark
     cdef public int64_t frames_gathered
+    cdef public int64_t frames
+    cdef public int64_t writes
+    cdef public int64_t bytes_written
+    cdef public bint is_plain
+    cdef public bint is_gated
+    cdef public object read_only
+    cdef public object requested_ns
+    cdef public object group
+    cdef public object waiters
+
+    cdef bint write_plainly(self) except -1
+    cdef bint wants_sync(self) except -1

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from everlog.native.frames import FrameBuffer
 from everlog.native.ready_set import TopicWork
 from everlog.native.topic_log import TopicLog
 
@@ -33,8 +34,23 @@ class Pressure:
     is_refusing: bool
     is_throttling: bool
 
+class LogTail:
+    fd: int
+    end: int
+
 class LogPlace:
+    active: Any
+    buffer: FrameBuffer
     source: int
+    file_number: int
     source_offset: int
     limit: int
+    mark: int
     frames_gathered: int
+    frames: int
+    writes: int
+    bytes_written: int
+    is_plain: bool
+    is_gated: bool
+    requested_ns: int | None
+    def advance(self, length: int) -> None: ...

@@ -5,6 +5,12 @@ Owns no rule. Native code reads the fields without looking for them by name; the
 meaning are `topics.topic.Topic` and `topics.storage.wal.WalShard`.
 """
 
+from everlog.native.frames cimport FrameBuffer
+
+
+cdef extern from "<unistd.h>" nogil:
+    ssize_t pwrite(int fd, const void *data, size_t length, int64_t offset)
+
 
 cdef class Totals:
     """What an engine knows of all its topics together."""
@@ -33,5 +39,45 @@ cdef class Pressure:
     """What a write has to know of the pressure; see `Delivery`, which sets it."""
 
 
+cdef class LogTail:
+    """A file of the log that is open for writing: its descriptor, and where its last frame ends."""
+
+
 cdef class LogPlace:
-    """Where a shard of the log stands: the next frames go to `source_offset` of `source`, up to `limit`."""
+    """Where a shard of the log stands: the next frames go to `source_offset` of `source`, up to `limit`.
+
+    What is written to the kernel's own files goes there past `Fs`, if nothing is in the way (`is_gated`).
+    """
+
+    cdef bint write_plainly(self) except -1:
+        """Write what is gathered; False, with nothing changed, if `write` has to see to it."""
+        cdef FrameBuffer buffer = self.buffer
+        cdef int fd = self.active.fd
+        cdef size_t length = buffer.length
+        cdef int64_t offset = self.source_offset
+        cdef ssize_t written
+        if not self.is_plain or self.is_gated or offset + <int64_t>length > self.limit:
+            return False
+        with nogil:
+            written = pwrite(fd, buffer.base, length, offset)
+        if written != <ssize_t>length:
+            # Written again from the start, by who knows what an error means.
+            return False
+        self.advance(length)
+        return True
+
+    def advance(self, int64_t length):
+        """All that is gathered is written now: `length` bytes."""
+        self.source_offset += length
+        self.active.end = self.source_offset
+        self.frames += self.frames_gathered
+        self.frames_gathered = 0
+        self.writes += 1
+        self.bytes_written += length
+        self.buffer.clear()
+        if self.source_offset >= self.mark:
+            self.pass_mark(length)
+
+    cdef bint wants_sync(self) except -1:
+        """Whether somebody waits for a sync that is not on its way: let `poll` start it."""
+        return self.group is None and bool(self.waiters)

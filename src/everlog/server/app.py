@@ -399,7 +399,7 @@ class App(AppState):
         if engine is None:
             return
         try:
-            engine.write()
+            has_written = engine.write()
             if not self._poll_is_due and engine.is_quiet:
                 now_ns = self.now_ns()
                 if now_ns - self._polled_ns < POLL_INTERVAL_NS:
@@ -408,6 +408,8 @@ class App(AppState):
             self._poll_is_due = False
             engine.poll(self._drain_watchers)
             self._advise(engine)
+            if engine.holds_sync:
+                self._start_or_share(engine, has_written)
         except Exception:
             # Whoever waits for a commit is told by it; the turns have to go on for the others.
             log.exception("a turn of the engine failed")
@@ -418,6 +420,13 @@ class App(AppState):
         self._polled_ns = now_ns
         latest_ns = now_ns + TURN_INTERVAL_NS
         self._turn_at(latest_ns if due_ns is None else min(max(due_ns, now_ns), latest_ns), now_ns)
+
+    def _start_or_share(self, engine: Engine, has_written: bool) -> None:
+        """Let those who are writing now share the sync that others wait for; if nobody is, let it start."""
+        if has_written:
+            self.write_soon()
+        else:
+            engine.start_held_syncs()
 
     def _turn_at(self, due_ns: int, now_ns: int) -> None:
         """Take the next turn at this time at the latest."""

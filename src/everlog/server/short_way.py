@@ -18,7 +18,7 @@ from everlog.server.bodies import MAX_NESTING
 from everlog.server.compression import COMPRESSED_BYTES_MIN
 from everlog.server.http import HttpServer
 from everlog.topics import Appended, Durability, Engine
-from everlog.topics.appending import CEILING_LOW
+from everlog.topics.config import CEILING_LOW
 from everlog.topics.core import CONTROL_ROOM, QUEUE_MAX
 from everlog.topics.topic import Topic
 

@@ -5,14 +5,13 @@ Owns the order of checks and what a batch needs besides its records (key, ceilin
 
 from __future__ import annotations
 
-from typing import Final
-
 from everlog.errors import BatchTooLarge, InvalidRequest, LimitReached
 from everlog.native.record_batch import RecordBatch
 from everlog.topics.catalogue import frame_create, log_create, new_topic, register
 from everlog.topics.commits import KEPT
 from everlog.topics.committing import ShardLog
 from everlog.topics.config import (
+    CEILING_LOW,
     MAX_IDEMPOTENCY_KEY_BYTES,
     MAX_RECORDS_PER_APPEND,
     SEQ_RESERVATION,
@@ -29,8 +28,6 @@ from everlog.topics.retention import EvictionPlan, check_room, has_caps, plan_ca
 from everlog.topics.storage.control import EvictWatermark, HeadWatermark, IdempotencyKey, encode
 from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES, FLAG_DURABLE, FrameType
 from everlog.topics.topic import RememberedKey, Topic
-
-CEILING_LOW: Final = SEQ_RESERVATION // 2  # with fewer seqs left, the next ceiling is logged ahead
 
 
 def append(

@@ -16,6 +16,7 @@ from typing import Any, Final
 from everlog.clock import Clock, SystemClock
 from everlog.errors import Closed, EverlogError, ReadOnly, StorageFailed
 from everlog.fs import Fs, OsFs
+from everlog.native.commits import want_sync, write_shards
 from everlog.native.record_batch import RecordBatch
 from everlog.topics import appending, catalogue, deletion, reading
 from everlog.topics.accounting import TopicAccount, account
@@ -43,7 +44,7 @@ from everlog.topics.routing.forwarding import COPIES_PER_TURN, Forwarder
 from everlog.topics.storage.checkpoint import Checkpointer
 from everlog.topics.storage.recovery import Progress, open_store
 from everlog.topics.storage.store import RecoveryReport, Store
-from everlog.topics.storage.syncs import InlineSyncs, SyncRunner, ThreadSyncs
+from everlog.topics.storage.syncs import WINDOW_MIN_NS, InlineSyncs, SyncRunner, ThreadSyncs
 from everlog.topics.storage.wal import WalMetrics
 from everlog.topics.topic import Topic, TopicState
 
@@ -478,10 +479,12 @@ class Engine:
 
     # --- The turn of the loop ----------------------------------------------------------------------------
 
-    def write(self) -> None:
-        """Write what was gathered since the last turn: one call per shard that has something."""
-        for shard in self._core.shards:
-            shard.write()
+    def write(self) -> bool:
+        """Write what was gathered since the last turn: one call per shard that has something.
+
+        Tell whether there was anything.
+        """
+        return write_shards(self._core.shards)
 
     def poll(self, drain: Drain | None = None) -> None:
         """Take finished syncs, start those that are due, go on with checkpoints, and `deliver`."""
@@ -505,7 +508,17 @@ class Engine:
         scheduler, core = self.delivery.scheduler, self._core
         if scheduler.count or scheduler.is_unfinished or core.totals.unforwarded:
             return False
-        return not any(shard.shard.wants_sync for shard in core.shards)
+        return not want_sync(core.shards)
+
+    @property
+    def holds_sync(self) -> bool:
+        """Whether a sync waits only for more writers that could share it; see `start_held_syncs`."""
+        return self._commit_floor_ns <= WINDOW_MIN_NS and want_sync(self._core.shards)
+
+    def start_held_syncs(self) -> None:
+        """Nobody else is about to write: the syncs that wait for more writers need not wait any longer."""
+        for shard in self._core.shards:
+            shard.shard.hurry()
 
     def _mark_routers(self) -> None:
         """Let routers copy in their turn, if something is to be copied now."""

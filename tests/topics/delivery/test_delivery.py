@@ -359,6 +359,7 @@ def test_a_lone_write_is_committed_at_once_under_pressure_too(disk_stage: Stage)
     pair = [engine.append("t", [NewRecord(b"2")]).commit for _ in range(2)]
     disk_stage.poll()
     assert not any(commit.done for commit in pair)
+    assert not engine.holds_sync, "nor does it start sooner when nobody else is writing"
     for _ in range(2):
         disk_stage.clock.advance_ns(10 * MS)
         disk_stage.poll()

@@ -22,7 +22,7 @@ from everlog.topics.storage.wal import (
     Position,
     WalMetrics,
 )
-from everlog.topics.storage.wal_files import END_FRAME
+from everlog.topics.storage.wal_files import AHEAD_BYTES, END_FRAME
 from tests.support.wal_samples import FILE_BYTES, OVERHEAD, LogBench, frames_of
 
 LIMIT = FILE_BYTES - len(END_FRAME)
@@ -264,7 +264,27 @@ def test_the_next_file_is_prepared_at_three_quarters(bench: LogBench) -> None:
     bench.append(400)
     assert bench.shard.position.file_number == 2
     names = [call.name for call in bench.fs.log if call.number > before]
-    assert names == ["pwrite", "fdatasync", "close", "pwrite"], "a rotation had more to do than to end a file"
+    assert names == ["pwrite", "fdatasync", "close", "pwrite", "write_zeros"], "a rotation only ends a file"
+
+
+def test_a_file_is_written_ahead_piece_by_piece_and_not_behind_large_writes(tmp_path: Path) -> None:
+    bench = LogBench(tmp_path, file_bytes=8 * AHEAD_BYTES)
+    for _ in range(30):
+        bench.append(AHEAD_BYTES // 8)
+    assert bench.shard.position.file_number == 1
+    assert len(bench.calls("write_zeros")) == 4, "30 eighths of a piece reach the end of three pieces"
+    bench.append(AHEAD_BYTES)
+    assert len(bench.calls("write_zeros")) == 4
+    bench.check()
+    bench.check_disk(bench.contents())
+
+
+def test_a_file_that_cannot_be_written_ahead_takes_frames_all_the_same(bench: LogBench) -> None:
+    bench.fs.fail_when("write_zeros", errno.EIO)
+    bench.append_synced(100)
+    bench.append_synced(100)
+    bench.check()
+    bench.check_disk(bench.contents())
 
 
 def test_no_byte_is_written_to_a_file_before_the_one_before_it_is_synced(bench: LogBench) -> None:

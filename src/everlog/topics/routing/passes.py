@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from everlog.errors import Corrupt, EverlogError, LimitReached, StorageFailed
 from everlog.native.forwarding import Selection, copy_records, select_records
-from everlog.topics.config import SEQ_RESERVATION, U64_MAX, Discard, Durability
+from everlog.topics.config import CEILING_LOW, SEQ_RESERVATION, U64_MAX, Discard, Durability
 from everlog.topics.core import CONTROL_ROOM, Core
 from everlog.topics.entries import BatchEntry, ChangeEntry, ceiling_entry, nothing, reserve_entry
 from everlog.topics.memory import MemoryChunks
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 HOLES_PER_PASS: Final = 1 << 20
 _LOOK_AHEAD: Final = 16  # records looked at for each that may be copied: a filter may want none of them
-_CEILING_LOW: Final = SEQ_RESERVATION // 2
 
 
 class Taken(NamedTuple):
@@ -340,7 +339,7 @@ class Pass:
             return 0, 1 if plan is None else plan.floor
         entry.wait_for_sync(last_seq > dest.ceiling_durable)
         ceiling = 0
-        if dest.ceiling_logged - last_seq < _CEILING_LOW:
+        if dest.ceiling_logged - last_seq < CEILING_LOW:
             ceiling = last_seq + SEQ_RESERVATION
             self._companions.append(ceiling_entry(dest, ceiling))
         if plan is None:
@@ -397,7 +396,7 @@ class Pass:
         first_seq = dest.log.next_seq
         last_seq = first_seq + taken.copies - 1
         is_disk = dest.durability is Durability.DISK
-        if is_disk and dest.ceiling_logged - last_seq < _CEILING_LOW:
+        if is_disk and dest.ceiling_logged - last_seq < CEILING_LOW:
             ceiling = last_seq + SEQ_RESERVATION
             mark = encode(HeadWatermark(ceiling))
             shard.buffer.append_control(FrameType.HEAD_WATERMARK, 0, dest.topic_id, 0, ts, mark)

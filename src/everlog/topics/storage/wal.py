@@ -17,13 +17,14 @@ from typing import Final, NamedTuple
 
 from everlog.clock import Clock
 from everlog.errors import BatchTooLarge, Closed, InvalidConfig, ReadOnly, StorageFailed
-from everlog.fs import Fs, create_directory
+from everlog.fs import Fs, OsFs, create_directory
 from everlog.native.frames import FrameBuffer
 from everlog.native.mapping import Mapping
 from everlog.native.topic_core import LogPlace
 from everlog.native.topic_log import Sources
 from everlog.topics.storage.syncs import CommitWindow, SyncRunner
 from everlog.topics.storage.wal_files import (
+    AHEAD_BYTES,
     END_FRAME,
     LogFile,
     capacity_for,
@@ -195,12 +196,11 @@ class WalShard(LogPlace):
         self.directory = directory
         self.fs = fs
         self.clock = clock
-        self.metrics = WalMetrics()
+        self._metrics = WalMetrics()
         self.window = CommitWindow()
         self.buffer = FrameBuffer()
-        self.frames_gathered = 0
-        self.position = Position(0, 0)
-        """Up to where the log is written."""
+        self.is_plain = type(fs) is OsFs
+        """Whether frames may be written past `fs`."""
         self.read_only: StorageFailed | None = None
         self._next_file_number = next_file_number
         self._sources = sources
@@ -208,13 +208,13 @@ class WalShard(LogPlace):
         self._file_bytes = file_bytes
         self._write_error: StorageFailed | None = None
         self._closed = False
-        self._is_gated = False
+        self.is_gated = False
         """Whether `write` must look closer before it writes: one flag, since it looks every time."""
         self.limit = -1
         """Up to where the active file may be filled; -1 while it may not be."""
-        self._mark = 0
+        self.mark = self._quarter = 0
         self._jobs: deque[_Job] = deque()
-        self._group: _Job | None = None
+        self.group: _Job | None = None
         """The sync that the commit window has started, until it is over."""
         self._gate: _Job | None = None
         """The last sync of the file before; no byte may be written before it is over."""
@@ -222,9 +222,9 @@ class WalShard(LogPlace):
         self._prepared: LogFile | None = None
         self.prepared_number = 0
         """The number of the next file if it is prepared or about to be, otherwise 0."""
-        self._waiters: deque[tuple[Position, SyncDone]] = deque()
+        self.waiters: deque[tuple[Position, SyncDone]] = deque()
         self._releasing = False
-        self._requested_ns: int | None = None
+        self.requested_ns: int | None = None
         self._files: list[LogFile] = []
         try:
             create_directory(fs, directory)
@@ -239,6 +239,22 @@ class WalShard(LogPlace):
         return f"WalShard({self.number}, {self.directory!r}, written {self.position}, synced {self.synced})"
 
     # --- Gathering and writing ---------------------------------------------------------------------------
+
+    @property
+    def position(self) -> Position:
+        """Up to where the log is written."""
+        return Position(self.file_number, self.source_offset)
+
+    def position_at(self, file_number: int, offset: int) -> Position:
+        """Name a place in the log of this shard."""
+        return Position(file_number, offset)
+
+    @property
+    def metrics(self) -> WalMetrics:
+        """What this shard has done up to now."""
+        metrics = self._metrics
+        metrics.frames, metrics.batches, metrics.bytes_written = self.frames, self.writes, self.bytes_written
+        return metrics
 
     @property
     def needs_discard(self) -> bool:
@@ -269,9 +285,9 @@ class WalShard(LogPlace):
         length = len(self.buffer)
         if length == 0:
             return
-        if self._is_gated:
+        if self.is_gated:
             self._pass_gate()
-        file = self._active
+        file = self.active
         end = file.end + length
         if end > self.limit:
             raise ValueError(f"{length} bytes were gathered in {file.path} without a reservation of so many")
@@ -284,18 +300,9 @@ class WalShard(LogPlace):
             failure = error.with_traceback(None)
         if failure is not None:
             self._write_error = self._cut_back(failure)
-            self._is_gated = True
+            self.is_gated = True
             raise self._write_error
-        file.end = self.source_offset = end
-        self.position = Position(file.number, end)
-        metrics = self.metrics
-        metrics.frames += self.frames_gathered
-        metrics.batches += 1
-        metrics.bytes_written += length
-        self.frames_gathered = 0
-        self.buffer.clear()
-        if end >= self._mark:
-            self._pass_mark()
+        self.advance(length)
 
     def discard(self) -> None:
         """Forget what is gathered, after the caller has taken it back."""
@@ -307,7 +314,7 @@ class WalShard(LogPlace):
     def rotate(self) -> None:
         """Write what is gathered and begin the next file; an empty file is kept. Raises as `reserve`."""
         self._check_usable()
-        if self._active.end or len(self.buffer):
+        if self.active.end or len(self.buffer):
             self._rotate(0)
 
     def _pass_gate(self) -> None:
@@ -346,11 +353,11 @@ class WalShard(LogPlace):
 
     def _update_gate(self) -> None:
         stopped = self.read_only or self._write_error or self._closed
-        self._is_gated = bool(stopped) or self._gate is not None
+        self.is_gated = bool(stopped) or self._gate is not None
 
     def _cut_back(self, error: OSError) -> StorageFailed:
         """Leave no byte of a failed write in the active file and let no other batch into it."""
-        file = self._active
+        file = self.active
         self.limit = -1
         try:
             self.fs.truncate(file.fd, file.end)
@@ -373,7 +380,7 @@ class WalShard(LogPlace):
                 getattr(error, "errno", None),
             )
         self.limit = -1
-        self._is_gated = True
+        self.is_gated = True
         return self.read_only
 
     # --- Files -------------------------------------------------------------------------------------------
@@ -383,45 +390,52 @@ class WalShard(LogPlace):
         next_file = self._next_file(size)
         self.write()
         self._end_active()
-        self._gate = self._start_sync(self._active, next_file.number)
-        self._requested_ns = None
-        self.metrics.rotations += 1
+        self._gate = self._start_sync(self.active, next_file.number)
+        self.requested_ns = None
+        self._metrics.rotations += 1
         self._activate(next_file)
 
     def _end_active(self) -> None:
         """Write the end frame into the room that is kept for it."""
         self._await_gate()
-        file = self._active
+        file = self.active
         try:
             self.fs.pwrite(file.fd, END_FRAME, file.end)
         except OSError as error:
             raise self._cut_back(error) from None
         file.end += len(END_FRAME)
         self.source_offset = file.end
-        self.position = Position(file.number, file.end)
 
     def _activate(self, file: LogFile) -> None:
         file.source = self._sources.add(file.mapping)
-        self._active = file
-        self.position = Position(file.number, file.end)
+        self.active = file
+        self.file_number = file.number
         self._prepared = None
         self.prepared_number = 0
         self._files.append(file)
         self.source = file.source
         self.source_offset = 0
         self.limit = file.limit
-        self._mark = file.capacity // 4
+        self.mark = 0
+        self._quarter = file.capacity // 4
         self._update_gate()
 
-    def _pass_mark(self) -> None:
-        """The active file has passed another quarter of its capacity.
+    def pass_mark(self, length: int) -> None:
+        """The active file is to be written ahead, or another quarter of its capacity is passed."""
+        file = self.active
+        if file.end >= self._quarter:
+            self._pass_quarter()
+        # Large pieces gain nothing by it: their blocks would just be written twice.
+        if length <= AHEAD_BYTES // 4:
+            file.write_ahead(self.fs)
+        self.mark = min(self._quarter, max(file.written, file.end + 1))
 
-        What nobody waits for is synced too by then, so that a rotation has little left to sync.
-        """
-        file = self._active
+    def _pass_quarter(self) -> None:
+        """What nobody waits for is synced too by then, so that a rotation has little left to sync."""
+        file = self.active
         quarter = file.capacity // 4
         passed = file.end // quarter
-        self._mark = (passed + 1) * quarter
+        self._quarter = (passed + 1) * quarter
         self.request_sync()
         if passed >= 3 and self._preparing is None and self._prepared is None:
             self.prepared_number = self._next_file_number()
@@ -509,57 +523,52 @@ class WalShard(LogPlace):
         """Let a `poll` call `done` once everything written so far is synced, or cannot be."""
         if self._closed:
             raise Closed(f"log shard {self.number} is closed")
-        self._waiters.append((self.position, done))
-
-    @property
-    def wants_sync(self) -> bool:
-        """Whether somebody waits for a sync that is not on its way: let `poll` start it."""
-        return self._group is None and bool(self._waiters)
+        self.waiters.append((self.position, done))
 
     def request_sync(self) -> None:
         """Sync what is written soon, though nobody waits for it."""
-        if self._requested_ns is None and self.position > self._started:
-            self._requested_ns = self.clock.monotonic_ns()
+        if self.requested_ns is None and self.position > self._started:
+            self.requested_ns = self.clock.monotonic_ns()
 
     def due_ns(self) -> int | None:
         """Return when `poll` should be called again (monotonic time); None: not before a job is done."""
-        if self._requested_ns is None and not self._waiters:
+        if self.requested_ns is None and not self.waiters:
             return None
         now_ns = self.clock.monotonic_ns()
-        if self._waiters and (self.read_only is not None or self._waiters[0][0] <= self.synced):
+        if self.waiters and (self.read_only is not None or self.waiters[0][0] <= self.synced):
             return now_ns
         return self._next_sync_ns(now_ns)
 
     def poll(self) -> None:
         """Tell waiters what is known, start the sync that is due."""
-        waiters = self._waiters
+        waiters = self.waiters
         if waiters and (waiters[0][0] <= self.synced or self.read_only is not None):
             self._release()
         # Nearly every turn of a busy loop ends here: nothing is asked for, or a sync is on its way.
-        if self._group is not None or (self._requested_ns is None and not waiters):
+        if self.group is not None or (self.requested_ns is None and not waiters):
             return
         now_ns = self.clock.monotonic_ns()
         due_ns = self._next_sync_ns(now_ns)
         if due_ns is not None and due_ns <= now_ns:
-            self._requested_ns = None
+            self.requested_ns = None
             self.window.started(now_ns, len(waiters))
-            self._group = self._start_sync(self._active)
+            self.group = self._start_sync(self.active)
 
     def hurry(self) -> None:
         """Start the sync that is asked for now, whatever the commit window says."""
         self.poll()
-        if self._waiters and self._group is None and self.position > self._started:
-            self._requested_ns = None
-            self.window.started(self.clock.monotonic_ns(), len(self._waiters))
-            self._group = self._start_sync(self._active)
+        if self.waiters and self.group is None and self.position > self._started:
+            self.requested_ns = None
+            self.window.started(self.clock.monotonic_ns(), len(self.waiters))
+            self.group = self._start_sync(self.active)
 
     def _next_sync_ns(self, now_ns: int) -> int | None:
         """Return when the next sync is due; None if one is running, or would have nothing to do."""
-        if self._group is not None or self.position <= self._started or self.read_only is not None:
+        if self.group is not None or self.position <= self._started or self.read_only is not None:
             return None
-        due_ns = None if self._requested_ns is None else self._requested_ns + BACKGROUND_SYNC_NS
-        if self._waiters:
-            start_ns = self.window.next_start_ns(now_ns, len(self._waiters))
+        due_ns = None if self.requested_ns is None else self.requested_ns + BACKGROUND_SYNC_NS
+        if self.waiters:
+            start_ns = self.window.next_start_ns(now_ns, len(self.waiters))
             due_ns = start_ns if due_ns is None else min(due_ns, start_ns)
         return due_ns
 
@@ -597,11 +606,11 @@ class WalShard(LogPlace):
             job.take()
 
     def _take_sync(self, sync: _Sync, job: _Job) -> None:
-        if job is self._group:
-            self._group = None
+        if job is self.group:
+            self.group = None
             self.window.finished(self.clock.monotonic_ns())
         if sync.micros is not None:
-            self.metrics.count_sync(sync.micros)
+            self._metrics.count_sync(sync.micros)
         # After a failed sync nothing counts as synced any more, even if a later one worked.
         if self.read_only is None:
             self.synced = max(self.synced, sync.covers)
@@ -612,7 +621,7 @@ class WalShard(LogPlace):
             return
         self._releasing = True
         try:
-            waiters = self._waiters
+            waiters = self.waiters
             while waiters and (waiters[0][0] <= self.synced or self.read_only is not None):
                 position, done = waiters.popleft()
                 done(None if position <= self.synced else self.read_only)
@@ -649,13 +658,13 @@ class WalShard(LogPlace):
             failure = error
         # Without its end frame the last file looks as after a crash, from which nothing is lost either.
         with contextlib.suppress(StorageFailed):
-            if self._active.end:
+            if self.active.end:
                 self._end_active()
         if self.read_only is None and self.position > self._started:
-            self._start_sync(self._active)
+            self._start_sync(self.active)
         self._syncs.drain(self.number)
         self._take_finished()
-        for file in (self._prepared, self._active):
+        for file in (self._prepared, self.active):
             if file is not None and file.end == 0:
                 discard_log_file(self.fs, file)
         return failure or self.read_only
@@ -664,19 +673,19 @@ class WalShard(LogPlace):
         """Close the descriptors and do nothing else, as if the process had ended here."""
         if self._closed:
             return
-        self._waiters.clear()
+        self.waiters.clear()
         self._drop_files()
 
     def _drop_files(self) -> None:
         self._closed = True
         self.limit = -1
-        self._is_gated = True
+        self.is_gated = True
         for job in self._jobs:
             job.cancel()
         # A job that is just running uses a descriptor, whose number must not mean another file meanwhile.
         self._syncs.drain(self.number)
         while self._jobs:
             self._jobs.popleft().take()
-        for file in (self._prepared, self._active):
+        for file in (self._prepared, self.active):
             if file is not None:
                 file.close(self.fs)
