@@ -53,6 +53,7 @@ class PlainAppends:
         *,
         wall_ns: Callable[[], int],
         classes: Any,
+        frame_ceiling: Callable[..., Any],
         limits: tuple[int, int, int, int],
         uncounted_bytes: int,
         packed_bytes: int,

@@ -194,7 +194,7 @@ cdef class PlainAppends:
     `answer_late(append, body, error)` for answers that are not plain.
     """
 
-    cdef object owner, wall_ns, now_ns
+    cdef object owner, wall_ns, now_ns, frame_ceiling
     cdef AppState app
     cdef ServerState server
     cdef dict topics           # by name
@@ -211,11 +211,11 @@ cdef class PlainAppends:
     cdef bint is_system_time, is_system_wall
 
     def __init__(self, owner, AppState app not None, ServerState server not None, core, *, wall_ns, classes,
-                 tuple limits, Py_ssize_t uncounted_bytes, Py_ssize_t packed_bytes, int64_t ceiling_low,
+                 frame_ceiling, tuple limits, Py_ssize_t uncounted_bytes, Py_ssize_t packed_bytes, int64_t ceiling_low,
                  Py_ssize_t queue_max, Py_ssize_t control_room, uint32_t max_nesting):
         self.owner, self.app, self.server = owner, app, server
         self.topics, self.shards, self.delivery = core.topics, core.shards, core.delivery
-        self.wall_ns, self.now_ns = wall_ns, app.now_ns
+        self.wall_ns, self.now_ns, self.frame_ceiling = wall_ns, app.now_ns, frame_ceiling
         self.disk, self.fsync, self.memory = classes.DISK, classes.FSYNC, classes.MEMORY
         self.targets = {}
         self.limits.max_target_bytes, self.limits.max_header_bytes = limits[0], limits[1]
@@ -358,19 +358,33 @@ cdef class PlainAppends:
         cdef uint64_t first_seq = log.index.next_seq
         cdef uint64_t ts = max(now_ms, log.index.last_ts, topic.restored_ts)
         cdef uint64_t size
+        cdef size_t mark
         cdef bint needs_sync = append.is_fsync or topic.pending_syncs != 0
+        cdef bint needs_ceiling = False
+        cdef object ceiling = None
         cdef ShardLog shard = target.shard
         cdef LogPlace wal = shard.shard
         if target.is_disk:
-            if topic.ceiling_logged - <int64_t>last_seq < self.ceiling_low:
-                return False
+            needs_ceiling = topic.ceiling_logged - <int64_t>last_seq < self.ceiling_low
             needs_sync = needs_sync or <int64_t>last_seq > topic.ceiling_durable
         if wal.read_only is not None or shard.depth >= self.queue_max:
             return False
         if not shard.has_room(batch.frame_bytes + self.control_room):
             return False
-        size = log.append_batch(shard.buffer, wal.source, wal.source_offset, batch, ts,
-                                FRAME_DURABLE if append.is_fsync else 0, False)
+        mark = shard.buffer.length
+        if needs_ceiling:
+            ceiling = self.frame_ceiling(shard, topic, last_seq, ts)
+        try:
+            size = log.append_batch(shard.buffer, wal.source, wal.source_offset, batch, ts,
+                                    FRAME_DURABLE if append.is_fsync else 0, False)
+        except BaseException:
+            shard.buffer.length = mark
+            if ceiling is not None:
+                ceiling.withdraw()
+            raise
+        if ceiling is not None:
+            # Before the batch: what fails is taken back in reverse.
+            shard.take(ceiling, 1)
         append.begin(topic, first_seq, batch.count, size, ts, wal)
         topic.logged_seq = last_seq
         if needs_sync:

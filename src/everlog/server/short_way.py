@@ -18,6 +18,7 @@ from everlog.server.bodies import MAX_NESTING
 from everlog.server.compression import COMPRESSED_BYTES_MIN
 from everlog.server.http import HttpServer
 from everlog.topics import Appended, Durability, Engine
+from everlog.topics.appending import frame_ceiling
 from everlog.topics.config import CEILING_LOW
 from everlog.topics.core import CONTROL_ROOM, QUEUE_MAX
 from everlog.topics.topic import Topic
@@ -67,6 +68,7 @@ def open_short_way(app: App, server: HttpServer, engine: Engine) -> PlainAppends
         # Asked for with every append, so the system's own clock is bound directly.
         wall_ns=time.time_ns if type(clock) is SystemClock else clock.wall_ns,
         classes=Durability,
+        frame_ceiling=frame_ceiling,
         limits=server.plain_limits,
         uncounted_bytes=server.limits.uncounted_body_bytes,
         packed_bytes=COMPRESSED_BYTES_MIN if settings.gzip else sys.maxsize,

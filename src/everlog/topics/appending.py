@@ -176,7 +176,8 @@ def _frame_into_log(
         if key is not None and durability is not Durability.MEMORY:
             frames += _frame_key(shard, topic, key, count, ts)
         if durability is Durability.DISK and topic.ceiling_logged - (first_seq + count - 1) < CEILING_LOW:
-            frames += _frame_ceiling(shard, topic, first_seq + count - 1 + SEQ_RESERVATION, ts, companions)
+            companions.append(frame_ceiling(shard, topic, first_seq + count - 1, ts))
+            frames += 1
         size = log.append(buffer, wal.source, wal.source_offset, records, ts, flags, None, is_capped)
         try:
             plan = _check_room(core, topic, count, size, is_capped)
@@ -223,16 +224,14 @@ def _frame_key(shard: ShardLog, topic: Topic, key: str, count: int, ts: int) -> 
     return 1
 
 
-def _frame_ceiling(
-    shard: ShardLog, topic: Topic, ceiling: int, ts: int, companions: list[ChangeEntry]
-) -> int:
-    """Write the frame that reserves seqs ahead. Return 1."""
+def frame_ceiling(shard: ShardLog, topic: Topic, last_seq: int, ts: int) -> ChangeEntry:
+    """Write the frame that reserves the seqs behind those of the batch that follows it."""
+    ceiling = last_seq + SEQ_RESERVATION
     payload = encode(HeadWatermark(ceiling))
     shard.buffer.append_control(
         FrameType.HEAD_WATERMARK, FLAG_BATCH_CONTINUES, topic.topic_id, 0, ts, payload
     )
-    companions.append(ceiling_entry(topic, ceiling))
-    return 1
+    return ceiling_entry(topic, ceiling)
 
 
 def _frame_floor(
