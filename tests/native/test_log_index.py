@@ -3,6 +3,7 @@
 import json
 import random
 import struct
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -392,6 +393,20 @@ def test_random_deaths_over_many_blocks_agree_with_an_array() -> None:
         floor, left, size = log.plan_caps(log.first_live, alive.size, alive.size * 10, cap, 0)
         assert (left, size) == (cap, cap * 10)
         assert floor == (int(alive[-cap - 1]) + 1 if cap < alive.size else log.first_live)
+
+
+def test_sizes_of_entries_in_a_row_come_from_every_block() -> None:
+    log = TopicLog(TOPIC)
+    sizes = [48 + n % 7 for n in range(10_000)]
+    ends = list(accumulate(sizes, initial=0))
+    log.load_index(5, b"".join(index_entry(ends[n], size, 1, 0) for n, size in enumerate(sizes)), 9)
+    log.push_holes(3, 1)
+    sizes += [0, 0, 0]
+    for first, count in ((5, len(sizes)), (5, 1), (4096, 4097), (4100, 0), (10_004, 4), (8191, 2)):
+        assert log.sizes(first, count).tolist() == sizes[first - 5 : first - 5 + count]
+    for first, count in ((4, 1), (5, len(sizes) + 1), (5, 2**64 - 5)):
+        with pytest.raises(IndexError, match="there are those from 5 to 10007"):
+            log.sizes(first, count)
 
 
 def test_places_of_many_records_come_as_rows() -> None:

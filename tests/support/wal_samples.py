@@ -129,6 +129,7 @@ class LogBench:
             clock=self.clock,
             sources=self.sources,
             syncs=self.syncs,
+            prepare_lane=1,
             file_bytes=self.file_bytes,
         )
         self.first_number = self.shard.position.file_number

@@ -55,6 +55,7 @@ class Bench:
             clock=TestClock(),
             sources=Sources(),
             syncs=self.syncs,
+            prepare_lane=1,
             file_bytes=4096,
         )
         self.log = ShardLog(self.shard)

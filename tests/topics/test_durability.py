@@ -534,7 +534,7 @@ def test_an_engine_in_memory_answers_like_one_on_disk_at_once() -> None:
 
 def test_the_threads_of_the_default_engine_keep_the_same_promises(tmp_path: Path) -> None:
     woken: list[bool] = []
-    syncs = ThreadSyncs(3, lambda: woken.append(True))
+    syncs = ThreadSyncs(5, lambda: woken.append(True))
     settings = Stage(None, shards=2).settings
     with Engine.open(tmp_path / "data", settings, fs=UnsyncedFs(), syncs=syncs) as engine:
         answers = [

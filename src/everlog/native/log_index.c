@@ -227,6 +227,18 @@ void log_index_get(const log_index *index, uint64_t seq, log_entry *out)
     out->flags = block->flags[slot];
 }
 
+void log_index_sizes(const log_index *index, uint64_t first_seq, uint64_t count, uint32_t *out)
+{
+    while (count > 0) {
+        size_t slot = log_index_slot(index, first_seq);
+        size_t run = BLOCK_ENTRIES - slot < count ? BLOCK_ENTRIES - slot : (size_t)count;
+        memcpy(out, log_index_block(index, first_seq)->size + slot, run * sizeof(*out));
+        out += run;
+        first_seq += run;
+        count -= run;
+    }
+}
+
 void log_index_set_place(log_index *index, uint64_t seq, uint32_t source, uint32_t offset, uint32_t size,
                          int in_log)
 {

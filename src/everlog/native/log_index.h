@@ -78,6 +78,8 @@ int log_index_push_holes(log_index *index, uint64_t count, uint64_t ts);
 void log_index_pop(log_index *index, uint64_t count);
 /* `seq` must be in [base_seq, next_seq) here and in the setters. */
 void log_index_get(const log_index *index, uint64_t seq, log_entry *out);
+/* The sizes of `count` entries from `first_seq` on; all of them must be there. */
+void log_index_sizes(const log_index *index, uint64_t first_seq, uint64_t count, uint32_t *out);
 void log_index_set_place(log_index *index, uint64_t seq, uint32_t source, uint32_t offset, uint32_t size,
                          int in_log);
 /* The payload of an entry that was pushed with ENTRY_PAYLOAD_UNKNOWN. */

@@ -39,6 +39,7 @@ cdef extern from "log_index.h" nogil:
     int log_index_push_holes(log_index *index, uint64_t count, uint64_t ts)
     void log_index_pop(log_index *index, uint64_t count)
     void log_index_get(const log_index *index, uint64_t seq, log_entry *out)
+    void log_index_sizes(const log_index *index, uint64_t first_seq, uint64_t count, uint32_t *out)
     void log_index_set_place(log_index *index, uint64_t seq, uint32_t source, uint32_t offset, uint32_t size,
                              int in_log)
     void log_index_set_payload(log_index *index, uint64_t seq, uint32_t payload)

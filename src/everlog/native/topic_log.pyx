@@ -633,6 +633,19 @@ cdef class TopicLog:
             memcpy(&rows[at * <Py_ssize_t>sizeof(row)], &row, sizeof(row))
         return result
 
+    def sizes(self, uint64_t first_seq, uint64_t count):
+        """Return the sizes of the frames of `count` entries from `first_seq` on, 0 for a hole."""
+        cdef uint32_t[::1] rows
+        if count:
+            self.check_seq(first_seq)
+            if count > self.index.next_seq - first_seq:
+                self.check_seq(self.index.next_seq)
+        result = np.empty(count, np.uint32)
+        if count:
+            rows = result
+            log_index_sizes(&self.index, first_seq, count, &rows[0])
+        return result
+
     def plan_caps(self, uint64_t floor, uint64_t count, uint64_t bytes, uint64_t max_records,
                   uint64_t max_bytes) -> tuple[int, int, int]:
         """Return (floor, count, payload) after the oldest live records from `floor` on had to go.

@@ -90,7 +90,7 @@ class Engine:
         core = Core(settings, clock or SystemClock(), fs or OsFs())
         if data_dir is None:
             return cls(core, None, syncs or InlineSyncs())
-        runner = syncs or ThreadSyncs(settings.shards + 2, wake)
+        runner = syncs or ThreadSyncs(settings.shards + 3, wake)
         try:
             store = open_store(core, os.fspath(data_dir), runner, progress)
         except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import random
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from everlog.errors import Io, StorageFailed
 from everlog.native.frames import read_segment_frame
 from everlog.topics import record_of
-from everlog.topics.storage import layout
+from everlog.topics.storage import checkpoint, layout
 from tests.support.engines import Stage, files_below, records, sized
 
 FILE_BYTES = 8192
@@ -165,6 +166,53 @@ def test_a_record_that_is_deleted_after_it_was_copied_is_marked_by_the_next_chec
     assert stage.values("t") == [0, 2]
     stage.crash()
     assert stage.values("t") == [0, 2]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_anything_may_happen_while_what_was_copied_is_taken_over_turn_by_turn(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(checkpoint, "_RECORDS_A_TURN", 1)
+    rng = random.Random(seed)
+    kept: dict[str, list[tuple[int, str]]] = {"a": [], "b": []}
+
+    def happen() -> None:
+        name = rng.choice(sorted(kept))
+        what = rng.choice(["append", "append", "delete", "replace"])
+        if what == "append":
+            added = [(rng.randrange(1000), rng.choice("xy")) for _ in range(rng.randrange(1, 9))]
+            stage.append(name, *[record_of(value, tag=tag) for value, tag in added])
+            kept[name] += added
+        elif what == "delete":
+            stage.delete(name, match="x")
+            kept[name] = [entry for entry in kept[name] if entry[1] != "x"]
+        elif rng.random() < 0.3:
+            stage.delete_topic(name)
+            stage.put(name)
+            kept[name] = []
+
+    for name in kept:
+        stage.put(name)
+        stage.append(name, *[record_of(number, tag="xy"[number % 2]) for number in range(30)])
+        kept[name] = [(number, "xy"[number % 2]) for number in range(30)]
+    turns = 0
+    for _ in range(3):
+        step(stage)
+        while stage.engine._checkpointer._busy:  # type: ignore[union-attr]
+            stage.engine.poll()
+            turns += 1
+            if rng.random() < 0.5:
+                happen()
+        assert {name: stage.values(name) for name in kept} == live_values(kept)
+    assert turns > 12
+    for end in (stage.crash, stage.restart):
+        end(file_bytes=FILE_BYTES, segment_max_events=4)
+        assert {name: stage.values(name) for name in kept} == live_values(kept)
+
+
+def live_values(kept: dict[str, list[tuple[int, str]]]) -> dict[str, list[int]]:
+    """The values without their tags."""
+    return {name: [value for value, _ in entries] for name, entries in kept.items()}
 
 
 # --- Deleted records -------------------------------------------------------------------------------------

@@ -302,6 +302,17 @@ def test_a_failed_sync_of_the_directory_counts_whatever_it_was_for(bench: LogBen
     bench.expect_read_only()
 
 
+def test_a_sync_does_not_wait_until_the_next_file_is_prepared(bench: LogBench) -> None:
+    bench.append(800)
+    bench.sync()
+    bench.shard.hurry()
+    bench.syncs.drain(bench.shard.number)
+    assert bench.calls("fdatasync") == ["fdatasync"]
+    assert sorted(bench.contents()) == [1], "the preparation has not begun"
+    bench.settle()
+    assert sorted(bench.contents()) == [1, 2]
+
+
 def test_a_power_loss_in_the_lane_stops_the_owner(bench: LogBench) -> None:
     bench.append(10)
     bench.sync()
@@ -333,7 +344,7 @@ class HeldFs(OsFs):
 
 
 def threaded_shard(tmp_path: Path, fs: OsFs, wake: Callable[[], None]) -> tuple[WalShard, ThreadSyncs]:
-    syncs = ThreadSyncs(1, wake)
+    syncs = ThreadSyncs(2, wake)
     numbers = itertools.count(1)
     shard = WalShard(
         0,
@@ -343,6 +354,7 @@ def threaded_shard(tmp_path: Path, fs: OsFs, wake: Callable[[], None]) -> tuple[
         clock=SystemClock(),
         sources=Sources(),
         syncs=syncs,
+        prepare_lane=1,
         file_bytes=FILE_BYTES,
     )
     return shard, syncs
@@ -424,7 +436,7 @@ def test_many_turns_with_real_threads_keep_every_frame(tmp_path: Path) -> None:
 
 
 def test_a_power_loss_in_a_thread_reaches_the_owner(tmp_path: Path) -> None:
-    syncs = ThreadSyncs(1)
+    syncs = ThreadSyncs(2)
     bench = LogBench(tmp_path, syncs=syncs)
     bench.append(10)
     bench.sync()

@@ -8,6 +8,7 @@ the `SyncRunner`; a step that fails leaves the log untouched and is tried again 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 NS_PER_MS: Final = 1_000_000
 # With more topics, one sync of the file system is cheaper than four of files and directories each.
 _FEW_TOPICS: Final = 64
+# How many records are taken over between two turns of the owner's loop, which then takes some 2 ms; what a
+# topic costs besides its records is as much as so many of them.
+_RECORDS_A_TURN: Final = 40_000
+_RECORDS_A_TOPIC: Final = 500
 _WAIT_SLICE_NS: Final = 100 * NS_PER_MS
 _CHECK_INTERVAL_NS: Final = 5_000 * NS_PER_MS
 
@@ -65,6 +70,10 @@ class _TopicWork:
         self.marks = marks
         self.written: list[_Written] = []
         self.live_after: list[int] = []
+
+    def is_over(self) -> bool:
+        """Whether there is nothing left to take over for: the topic was deleted."""
+        return self.topic.gone
 
     def run(self, sources: Any, *, sync: bool) -> None:
         """Worker: write and sync; what is in `written` and `live_after` is durable, also after a failure.
@@ -205,13 +214,14 @@ class Checkpointer:
                         work.written.clear()
                 raise
 
-        def done(error: BaseException | None) -> None:
-            for work in works:
-                self._apply(work)
+        def applied(error: BaseException | None) -> None:
             if error is not None:
                 self._give_up(error)
-                return
-            self._snapshot(coverage, clean)
+            else:
+                self._snapshot(coverage, clean)
+
+        def done(error: BaseException | None) -> None:
+            self._apply_in_turns(chain.from_iterable(map(self._apply, works)), lambda: applied(error))
 
         self._when_synced(lambda: self._syncs.start(self._lane, job, done), done)
 
@@ -251,17 +261,33 @@ class Checkpointer:
         saved = topic.saved
         if count > 0:
             saved = self._store.segments_of(topic)
-            sizes = topic.log.places(np.arange(first_seq, first_seq + count, dtype=np.uint64))["size"]
-            append = saved.plan_append(first_seq, sizes, now_ms)
+            append = saved.plan_append(first_seq, topic.log.sizes(first_seq, count), now_ms)
         marks = saved.plan_marks(np.concatenate(flips)) if saved is not None and flips else []
         if append is None and not marks:
             return None
         return _TopicWork(topic, self._store.tier_of(topic.topic_id), append, marks)
 
-    def _apply(self, work: _TopicWork) -> None:
-        """Take over what became durable of a topic's work; the rest is planned again next time."""
+    def _apply_in_turns(self, steps: Iterator[int], then: Callable[[], None]) -> None:
+        """Take some steps, let the owner's loop turn, go on: nobody should wait until all are taken."""
+
+        def go_on(_: BaseException | None) -> None:
+            left = _RECORDS_A_TURN
+            for records in steps:
+                left -= records
+                if left <= 0:
+                    self._syncs.start(self._lane, _do_nothing, go_on)
+                    return
+            then()
+
+        go_on(None)
+
+    def _apply(self, work: _TopicWork) -> Iterator[int]:
+        """Take over what became durable of a topic's work; the rest is planned again next time.
+
+        Yields the records of each step; between two of them anything may happen to the topic.
+        """
         topic, saved = work.topic, work.topic.saved
-        if saved is None or topic.gone:
+        if saved is None or work.is_over():
             return
         now_ms = self._core.now_ms()
         for mark, live in zip(work.marks, work.live_after, strict=False):
@@ -275,6 +301,9 @@ class Checkpointer:
             assert work.append is not None
             info = saved.apply_append(work.append, written.piece, written.data_bytes, written.index, now_ms)
             self._place(topic, work.tier, info, written)
+            yield written.piece.count
+            if work.is_over():
+                return
         if min(topic.visible, topic.logged_seq) > topic.saved_seq or topic.flips:
             self._core.totals.unsaved[topic.topic_id] = topic
         if topic.chunks is not None and self._core.is_logged(topic):
@@ -284,6 +313,7 @@ class Checkpointer:
             else:
                 topic.chunks.drop_below(topic.saved_seq + 1)
         topic.snapshot_record = None
+        yield _RECORDS_A_TOPIC
 
     def _place(self, topic: Topic, tier: TopicTier, info: SegmentInfo, written: _Written) -> None:
         piece = written.piece
@@ -495,6 +525,10 @@ class Checkpointer:
         except OSError as error:
             raise StorageFailed(f"old segments cannot be removed: {error}", error.errno) from error
         snapshot.prune(self._core.fs, self._store.meta_dir, keep=1)
+
+
+def _do_nothing() -> None:
+    """A job that only lets the owner's loop turn."""
 
 
 def topic_record(topic: Topic, clean: bool) -> TopicRecord:

@@ -71,9 +71,10 @@ class Store:
         self._core = core
         self._syncs = syncs
         self.data_dir = data_dir
-        # The lanes of the runner: one per shard, then these two.
+        # The lanes of the runner: one per shard, then these three.
         self.checkpoint_lane = settings.shards
         self.cold_lane = settings.shards + 1
+        self._prepare_lane = settings.shards + 2
         self.meta_dir = os.path.join(data_dir, layout.META_DIR)
         self.wal_dir = os.path.join(data_dir, layout.WAL_DIR)
         roots = [data_dir] if settings.cold_dir is None else [data_dir, settings.cold_dir]
@@ -209,6 +210,7 @@ class Store:
                 clock=core.clock,
                 sources=core.sources,
                 syncs=self._syncs,
+                prepare_lane=self._prepare_lane,
                 file_bytes=core.settings.file_bytes,
             )
             core.shards.append(ShardLog(shard))

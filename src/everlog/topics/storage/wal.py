@@ -186,6 +186,7 @@ class WalShard(LogPlace):
         clock: Clock,
         sources: Sources,
         syncs: SyncRunner,
+        prepare_lane: int,
         file_bytes: int = FILE_BYTES,
     ) -> None:
         if not FILE_BYTES_MIN <= file_bytes <= FILE_BYTES_MAX:
@@ -205,6 +206,8 @@ class WalShard(LogPlace):
         self._next_file_number = next_file_number
         self._sources = sources
         self._syncs = syncs
+        self._prepare_lane = prepare_lane
+        """Not that of syncs: a new file needs the journal of the file system, which may take a while."""
         self._file_bytes = file_bytes
         self._write_error: StorageFailed | None = None
         self._closed = False
@@ -214,6 +217,7 @@ class WalShard(LogPlace):
         """Up to where the active file may be filled; -1 while it may not be."""
         self.mark = self._quarter = 0
         self._jobs: deque[_Job] = deque()
+        """Those in the lane of this shard, in their order."""
         self.group: _Job | None = None
         """The sync that the commit window has started, until it is over."""
         self._gate: _Job | None = None
@@ -445,7 +449,8 @@ class WalShard(LogPlace):
                 self._preparing = None
                 self._prepared = preparation.file
 
-            self._preparing = self._start(preparation.work, take)
+            self._preparing = _Job(preparation.work, take)
+            self._syncs.start(self._prepare_lane, self._preparing.run, self._job_done)
 
     def _next_file(self, size: int) -> LogFile:
         """Return the file to go on with; it stays prepared until it is in use."""
@@ -454,7 +459,7 @@ class WalShard(LogPlace):
         capacity = capacity_for(size, self._file_bytes)
         if self._preparing is not None:
             if not self._preparing.has_run:
-                self._syncs.drain(self.number)
+                self._syncs.drain(self._prepare_lane)
             self._take_finished()
             self._check_usable()
         try:
@@ -597,13 +602,17 @@ class WalShard(LogPlace):
     def _take_finished(self) -> None:
         """Take over the results of all jobs that have run, in their order."""
         while self._jobs and self._jobs[0].has_run:
-            job = self._jobs[0]
-            if isinstance(job.error, Exception):
-                self._turn_read_only(f"a sync in {self.directory} failed", job.error)
-            elif job.error is not None:
-                raise job.error  # the end of the process or of the simulated machine: nothing to handle
-            self._jobs.popleft()
-            job.take()
+            self._check(self._jobs[0])
+            self._jobs.popleft().take()
+        if self._preparing is not None and self._preparing.has_run:
+            self._check(self._preparing)
+            self._preparing.take()
+
+    def _check(self, job: _Job) -> None:
+        if isinstance(job.error, Exception):
+            self._turn_read_only(f"a sync in {self.directory} failed", job.error)
+        elif job.error is not None:
+            raise job.error  # the end of the process or of the simulated machine: nothing to handle
 
     def _take_sync(self, sync: _Sync, job: _Job) -> None:
         if job is self.group:
@@ -662,7 +671,7 @@ class WalShard(LogPlace):
                 self._end_active()
         if self.read_only is None and self.position > self._started:
             self._start_sync(self.active)
-        self._syncs.drain(self.number)
+        self._drain()
         self._take_finished()
         for file in (self._prepared, self.active):
             if file is not None and file.end == 0:
@@ -680,12 +689,18 @@ class WalShard(LogPlace):
         self._closed = True
         self.limit = -1
         self.is_gated = True
-        for job in self._jobs:
+        for job in (*self._jobs, *filter(None, [self._preparing])):
             job.cancel()
         # A job that is just running uses a descriptor, whose number must not mean another file meanwhile.
-        self._syncs.drain(self.number)
+        self._drain()
         while self._jobs:
             self._jobs.popleft().take()
+        if self._preparing is not None:
+            self._preparing.take()
         for file in (self._prepared, self.active):
             if file is not None:
                 file.close(self.fs)
+
+    def _drain(self) -> None:
+        for lane in (self.number, self._prepare_lane):
+            self._syncs.drain(lane)
