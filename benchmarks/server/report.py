@@ -16,6 +16,7 @@ from rich.text import Text
 from benchmarks.engine.report import at_least, at_most, short
 from benchmarks.queue import report as queue_report
 from benchmarks.queue.report import EVERLOG, Row, Section, Verdict
+from benchmarks.server import wrk
 from benchmarks.server.measures import CONTENDERS, FULL, Sizes
 
 KILO = 1e-3
@@ -113,7 +114,9 @@ def _watch_section(sizes: Sizes) -> Section:
 
 NOTES = (
     "Server on one core, load on the other, one request under way on each connection, 64-byte records.",
-    "everlog and NATS get their load from bare sockets in Python, Redis from redis-benchmark, written in C.",
+    "Redis gets its load from redis-benchmark and everlog its writes from wrk, both in C; all else is Python."
+    if wrk.is_installed()
+    else f"Redis gets its load from redis-benchmark, in C; the others are Python ({wrk.INSTALL_COMMAND}).",
     "disk and everysec: written, synced in the background; NATS syncs every two minutes, nothing else.",
     "Delivery: from just before the write to the record in hand; the next write begins when all have it.",
 )

@@ -1,15 +1,18 @@
 """The server benchmark runs from end to end, fills every row of everlog's, and can tell a miss and a loss."""
 
 import json
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.queue.processes import ChildFailed
 from benchmarks.queue.report import EVERLOG, Row, Section, Verdict
-from benchmarks.server import command, measures
+from benchmarks.server import command, measures, wrk
 from benchmarks.server.load import WrongAnswer, http_missing, http_request, lines_missing
-from benchmarks.server.measures import CONTENDERS, FULL, QUICK, Contender
+from benchmarks.server.measures import CONTENDERS, FULL, QUICK, Bench, Contender
 from benchmarks.server.report import Results, at_least, sections
 
 TINY = replace(
@@ -34,6 +37,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("out") / "out.json"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "QUICK", TINY)
+        patch.setattr(wrk, "is_installed", lambda: False)
         patch.setattr(measures, "MANY_WATCHERS", 30)
         patch.setattr(measures, "FEW_WATCHERS", 10)
         only = ["--only", EVERLOG]
@@ -53,6 +57,33 @@ def test_every_number_was_measured(outcome: dict[str, Any]) -> None:
     coarse = {"single_cpu_us", "batch_cpu_us", "many_cpu_us"}
     measured = {row["number"]: row["values"] for row in outcome["rows"] if row["values"]}
     assert [name for name, values in measured.items() if values[EVERLOG] <= 0 and name not in coarse] == []
+
+
+@pytest.mark.skipif(not wrk.is_installed(), reason=f"wrk is not installed: {wrk.INSTALL_COMMAND}")
+def test_writes_through_wrk_give_the_numbers_that_python_gives(
+    outcome: dict[str, Any], tmp_path: Path
+) -> None:
+    bench = Bench(tmp_path, *sorted(os.sched_getaffinity(0))[:2], TINY)
+    for measure in measures.MEASURES[:2]:
+        numbers = measure.runs[EVERLOG](bench)
+        filled = {row["number"] for row in outcome["rows"] if row["values"]}
+        assert {name for name in filled if name.startswith(f"{measure.name}_")} <= set(numbers)
+        assert numbers[f"{measure.name}_per_s"] > 0
+        assert 0 < numbers[f"{measure.name}_p50_ms"] <= numbers[f"{measure.name}_p99_ms"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("output", "complaint"),
+    [
+        ("wrk: no such thing", "wrk failed: wrk: no such thing"),
+        ('{"requests":9,"duration_us":1,"p50_us":1,"p99_us":1,"errors":2}', "2 failed requests of 9"),
+        ('{"requests":0,"duration_us":1,"p50_us":1,"p99_us":1,"errors":0}', "0 failed requests of 0"),
+    ],
+)
+def test_a_run_of_wrk_that_went_wrong_is_no_result(output: str, complaint: str) -> None:
+    with pytest.raises(ChildFailed, match=complaint):
+        wrk.read_summary(output)
 
 
 def test_nothing_is_left_in_the_directory(outcome: dict[str, Any]) -> None:
