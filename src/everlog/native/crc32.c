@@ -43,10 +43,7 @@ static uint32_t update_by_slices(uint32_t state, const uint8_t *data, size_t len
     return state;
 }
 
-uint32_t crc32_ieee_portable(const void *data, size_t length)
-{
-    return ~update_by_slices(~0u, data, length);
-}
+static int best_way;
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -114,42 +111,81 @@ CLMUL_TARGET static uint32_t update_by_clmul(uint32_t state, const uint8_t *data
     return reduce(sum);
 }
 
-static uint32_t crc32_by_clmul(const void *data, size_t length)
+#define WIDE_TARGET __attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.1")))
+
+WIDE_TARGET static inline __m512i fold_wide(__m512i state, __m512i by, __m512i next)
 {
-    const uint8_t *bytes = data;
-    size_t head = length & ~(size_t)15;
-    uint32_t state = ~0u;
-    if (head > 0)
-        state = update_by_clmul(state, bytes, head);
-    if (length > head)
-        state = update_by_slices(state, bytes + head, length - head);
-    return ~state;
+    __m512i low = _mm512_clmulepi64_epi128(state, by, 0x00);
+    __m512i high = _mm512_clmulepi64_epi128(state, by, 0x11);
+    return _mm512_ternarylogic_epi64(low, high, next, 0x96); /* all three by exclusive or */
 }
 
-static int has_clmul;
-
-void crc32_init(void)
+/* As update_by_clmul, four lanes in one register; at least 64 bytes. */
+WIDE_TARGET static uint32_t update_wide(uint32_t state, const uint8_t *data, size_t length)
 {
-    build_slice_table();
+    const __m512i by_64_bytes = _mm512_broadcast_i32x4(FOLD_64_BYTES);
+    __m512i by_lane = _mm512_zextsi128_si512(FOLD_48_BYTES); /* and nothing for the last lane */
+    by_lane = _mm512_inserti32x4(by_lane, FOLD_32_BYTES, 1);
+    by_lane = _mm512_inserti32x4(by_lane, FOLD_16_BYTES, 2);
+
+    __m512i lanes = _mm512_loadu_si512(data);
+    lanes = _mm512_xor_si512(lanes, _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)state)));
+    for (data += 64, length -= 64; length >= 64; data += 64, length -= 64)
+        lanes = fold_wide(lanes, by_64_bytes, _mm512_loadu_si512(data));
+    lanes = fold_wide(lanes, by_lane, _mm512_maskz_mov_epi64(0xC0, lanes));
+    __m256i half = _mm256_xor_si256(_mm512_castsi512_si256(lanes), _mm512_extracti64x4_epi64(lanes, 1));
+    __m128i sum = _mm_xor_si128(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    for (; length >= 16; data += 16, length -= 16)
+        sum = fold(sum, FOLD_16_BYTES, load(data));
+    return reduce(sum);
+}
+
+static int find_best_way(void)
+{
     __builtin_cpu_init();
-    has_clmul = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+    if (!__builtin_cpu_supports("pclmul") || !__builtin_cpu_supports("sse4.1"))
+        return CRC32_TABLES;
+    int is_wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq");
+    return is_wide ? CRC32_WIDE_CLMUL : CRC32_CLMUL;
 }
 
-uint32_t crc32_ieee(const void *data, size_t length)
+static inline uint32_t update(int way, uint32_t state, const uint8_t *data, size_t length)
 {
-    return has_clmul ? crc32_by_clmul(data, length) : crc32_ieee_portable(data, length);
+    size_t head = way == CRC32_TABLES ? 0 : length & ~(size_t)15;
+    if (head >= 64 && way == CRC32_WIDE_CLMUL)
+        state = update_wide(state, data, head);
+    else if (head > 0)
+        state = update_by_clmul(state, data, head);
+    return length > head ? update_by_slices(state, data + head, length - head) : state;
 }
 
 #else
 
+static int find_best_way(void)
+{
+    return CRC32_TABLES;
+}
+
+static inline uint32_t update(int way, uint32_t state, const uint8_t *data, size_t length)
+{
+    (void)way;
+    return update_by_slices(state, data, length);
+}
+
+#endif
+
 void crc32_init(void)
 {
     build_slice_table();
+    best_way = find_best_way();
 }
 
 uint32_t crc32_ieee(const void *data, size_t length)
 {
-    return crc32_ieee_portable(data, length);
+    return ~update(best_way, ~0u, data, length);
 }
 
-#endif
+uint32_t crc32_ieee_by(int way, const void *data, size_t length)
+{
+    return ~update(way < best_way ? way : best_way, ~0u, data, length);
+}

@@ -11,7 +11,8 @@ void crc32_init(void);
 /* Checksum of `length` bytes at `data`. */
 uint32_t crc32_ieee(const void *data, size_t length);
 
-/* The portable routine alone, so that tests can compare the two on any machine. */
-uint32_t crc32_ieee_portable(const void *data, size_t length);
+/* By at most so much of what the processor has, so that tests can compare all ways that there are. */
+enum { CRC32_TABLES, CRC32_CLMUL, CRC32_WIDE_CLMUL };
+uint32_t crc32_ieee_by(int way, const void *data, size_t length);
 
 #endif

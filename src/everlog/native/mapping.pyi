@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 LAYOUT: Final[dict[str, int]]
 
-def crc32(data: bytes | bytearray | memoryview, *, portable: bool = False) -> int: ...
+def crc32(data: bytes | bytearray | memoryview, *, way: int | None = None) -> int: ...
 
 class Mapping:
     length: int
