@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from everlog.native.mapping import crc32
 
-
 WAYS = (None, 0, 1, 2)
 """The best one; by tables, by carry-less multiplication, by four of these at once."""
 
