@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from everlog.topics import Durability, Engine, EngineSettings, TopicConfig
+from everlog.topics.storage.store import lanes_for
 from everlog.topics.storage.syncs import Done, Job, ThreadSyncs
 
 TOPIC = "measured"
@@ -52,7 +53,7 @@ def opened(
 
     It is let go without a final checkpoint, unless it was closed: its files stay as they are.
     """
-    syncs = PlacedSyncs(settings.shards + 1, helper_cores)
+    syncs = PlacedSyncs(lanes_for(settings), helper_cores)
     engine = Engine.open(path, settings, syncs=syncs)
     try:
         yield engine

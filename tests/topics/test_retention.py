@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from everlog.errors import RecordTooLarge, StorageFailed, TopicFull
-from tests.support.engines import Stage, records, sized
+from tests.support.engines import NS_PER_MS, Stage, records, sized
 
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 LOGGED = ("memory", "disk", "fsync")
@@ -103,6 +103,22 @@ def test_a_full_topic_refuses_and_uses_no_seq(stage: Stage, durability: str) -> 
     assert (stage.values("t"), stage.gap("t")) == ([1, 2, 3], None)
     stage.delete("t", before_seq=3)
     assert stage.append("t", 4, 5).first_seq == 4
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+def test_a_refused_batch_leaves_no_trace_in_the_time_of_the_next_record(
+    stage: Stage, durability: str
+) -> None:
+    stage.put("t", cap_records=1, discard="reject", durability=durability)
+    stage.append("t", 1)
+    begin_ms = stage.now_ms()
+    stage.advance_ms(2000)
+    with pytest.raises(TopicFull):
+        stage.engine.append("t", records([2]))
+    stage.clock.set_wall_ns((begin_ms + 500) * NS_PER_MS)
+    stage.delete("t", before_seq=2)
+    stage.append("t", 3)
+    assert [item["$ts"] for item in stage.items("t")] == [begin_ms + 500]
 
 
 @pytest.mark.parametrize("durability", CLASSES)

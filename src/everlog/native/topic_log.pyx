@@ -324,11 +324,11 @@ cdef class TopicLog:
         """
         return RecordBatch(records, batch_node).frame_bytes
 
-    def pop(self, FrameBuffer buffer, uint64_t source_offset, uint64_t count) -> None:
-        """Take back the newest `count` records, whose frames could not be written.
+    def pop(self, FrameBuffer buffer, uint64_t source_offset, uint64_t count, last_ts=None) -> None:
+        """Take back the newest `count` records, which were refused or whose frames could not be written.
 
         The frames are still in `buffer`, whose position 0 stands for `source_offset`; the tags are
-        read from there. None will do if no record has a tag.
+        read from there. None will do if no record has a tag. With `last_ts` that is as it was before them.
         """
         cdef uint64_t seq, first_seq = self.index.next_seq - count
         cdef frame_view frame
@@ -344,6 +344,8 @@ cdef class TopicLog:
             if frame.tag_len > 0:
                 tag_index_pop(self.tags, &self.index, frame.tag, frame.tag_len, seq)
         log_index_pop(&self.index, count)
+        if last_ts is not None:
+            self.index.last_ts = last_ts
 
     cdef int read_unwritten(self, FrameBuffer buffer, uint64_t source_offset, uint64_t seq,
                             frame_view *frame) except -1:

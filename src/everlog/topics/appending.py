@@ -134,14 +134,14 @@ def _frame_into_memory(core: Core, topic: Topic, records: RecordBatch, ts: int, 
     chunk = chunks.chunk_for(records.frame_bytes)
     buffer = chunk.buffer
     mark = len(buffer)
-    first_seq, count = log.next_seq, records.count
+    first_seq, count, last_ts = log.next_seq, records.count, log.last_ts
     size = log.append(buffer, chunk.source, 0, records, ts, 0, None, False)
     try:
         plan = _check_room(core, topic, count, size, has_caps(topic))
         chunks.keep(chunk, first_seq + count - 1)
         commit = log_create(core, topic) if created else KEPT
     except BaseException:
-        log.pop(buffer, 0, count)
+        log.pop(buffer, 0, count, last_ts)
         buffer.truncate(mark)
         if topic.chunks is None:
             chunks.clear()
@@ -164,7 +164,7 @@ def _frame_into_log(
     shard.reserve(records.frame_bytes + CONTROL_ROOM)
     wal, buffer = shard.shard, shard.buffer
     mark = len(buffer)
-    first_seq, count = log.next_seq, records.count
+    first_seq, count, last_ts = log.next_seq, records.count, log.last_ts
     is_capped = has_caps(topic)
     flags = FLAG_DURABLE if durability is Durability.FSYNC else 0
     companions: list[ChangeEntry] = []
@@ -182,7 +182,7 @@ def _frame_into_log(
         try:
             plan = _check_room(core, topic, count, size, is_capped)
         except BaseException:
-            log.pop(buffer, wal.source_offset, count)
+            log.pop(buffer, wal.source_offset, count, last_ts)
             raise
     except BaseException:
         buffer.truncate(mark)

@@ -43,7 +43,7 @@ from everlog.topics.routing.definitions import RouterConfig, RouterDeleted, Rout
 from everlog.topics.routing.forwarding import COPIES_PER_TURN, Forwarder
 from everlog.topics.storage.checkpoint import Checkpointer
 from everlog.topics.storage.recovery import Progress, open_store
-from everlog.topics.storage.store import RecoveryReport, Store
+from everlog.topics.storage.store import RecoveryReport, Store, lanes_for
 from everlog.topics.storage.syncs import WINDOW_MIN_NS, InlineSyncs, SyncRunner, ThreadSyncs
 from everlog.topics.storage.wal import WalMetrics
 from everlog.topics.topic import Topic, TopicState
@@ -90,7 +90,7 @@ class Engine:
         core = Core(settings, clock or SystemClock(), fs or OsFs())
         if data_dir is None:
             return cls(core, None, syncs or InlineSyncs())
-        runner = syncs or ThreadSyncs(settings.shards + 3, wake)
+        runner = syncs or ThreadSyncs(lanes_for(settings), wake)
         try:
             store = open_store(core, os.fspath(data_dir), runner, progress)
         except BaseException:

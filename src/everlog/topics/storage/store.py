@@ -14,6 +14,7 @@ from everlog.errors import DataDirInUse, EverlogError, StorageFailed
 from everlog.fs import close_locked, create_directory, replace_file
 from everlog.topics.commits import Commit
 from everlog.topics.committing import ShardLog
+from everlog.topics.config import EngineSettings
 from everlog.topics.storage import layout
 from everlog.topics.storage.segment_store import LocalSegmentStore
 from everlog.topics.storage.segments import SegmentLimits, SegmentSet, SegmentSources
@@ -63,6 +64,11 @@ class OldFile(NamedTuple):
     source: int
 
 
+def lanes_for(settings: EngineSettings) -> int:
+    """How many lanes the `SyncRunner` of an engine needs: those of its shards, and three of its store."""
+    return settings.shards + 3
+
+
 class Store:
     """Everything on disk that belongs to one engine."""
 
@@ -71,7 +77,7 @@ class Store:
         self._core = core
         self._syncs = syncs
         self.data_dir = data_dir
-        # The lanes of the runner: one per shard, then these three.
+        # The lanes of the runner: one per shard, then these (`lanes_for`).
         self.checkpoint_lane = settings.shards
         self.cold_lane = settings.shards + 1
         self._prepare_lane = settings.shards + 2
