@@ -1,8 +1,9 @@
 """Processes that sleep and wake each other, and the measure that tells a lost wake from a busy machine.
 
 No futex sleep lasts longer than a second, so a lost wake does not hang: it shows as a reader that slept
-on although its message had long been there. A reader that was awake but waited for a core is no such
-case; the kernel counts that time, and it is taken off.
+on although its message had long been there, to the end of a bounded sleep. A reader that was awake but
+waited for a core is no such case: the kernel counts that time, and it is taken off. Nor is one that was woken
+earlier: then it was the writer who took long, from the time in its message to the wake.
 """
 
 import os
@@ -18,8 +19,10 @@ from tests.support.files import hooked_fs
 from tests.support.stepping import allow_tracing
 from tests.support.workloads import UnsyncedFs
 
-LOST_AFTER_NS = 500_000_000
-"""Asleep beside a message for so long: nothing but the end of the bounded sleep has helped."""
+SLEEP_NS = 1_000_000_000
+"""How long one sleep in the kernel lasts without a wake."""
+LOST_AFTER_NS = SLEEP_NS // 2
+"""Asleep beside a message for so long, up to the end of a sleep: nothing but that end has helped."""
 
 _TURN_S = 60.0
 
@@ -62,7 +65,8 @@ class WaitLog:
             if found is not None:
                 message = found[1] if isinstance(found, tuple) else found
                 asleep_ns = ended_ns - max(started_ns, message.timestamp_ns) - core_wait_ns
-                self.lost_wakes += asleep_ns >= LOST_AFTER_NS
+                slept_to_the_end = ended_ns - started_ns >= SLEEP_NS
+                self.lost_wakes += slept_to_the_end and asleep_ns >= LOST_AFTER_NS
                 return found
         return found
 
