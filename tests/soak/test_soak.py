@@ -14,7 +14,18 @@ import pytest
 from everlog.queue import Queue
 from tests.support.crashes import MortalReader
 from tests.support.processes import Child, eventually, fresh_seed, resources_of, shared_words
-from tests.support.workloads import ACKED, OPENED, ReaderPlan, UnsyncedFs, WriterPlan, read_queue, write_queue
+from tests.support.workloads import (
+    ACKED,
+    APPEND,
+    OPENED,
+    Payloads,
+    ReaderPlan,
+    UnsyncedFs,
+    WriterPlan,
+    prepared_call,
+    read_queue,
+    write_queue,
+)
 
 pytestmark = pytest.mark.soak
 
@@ -62,6 +73,8 @@ def test_nothing_is_lost_over_a_long_time_of_crashes_and_restarts(tmp_path: Path
             resources = resources or resources_of(steady.pid)
         with Queue.open_publisher(path, fs=UnsyncedFs(), **SETTINGS) as writer:
             assert writer.next_seq >= written
+            # One more, so that the last life has something to deliver even if all was committed before it.
+            prepared_call(writer, APPEND, Payloads(seed, reading.length_max), 1)()
             total = writer.next_seq
             with mortal.living():
                 eventually("the mortal reader has read everything", lambda: mortal.delivered == total)
