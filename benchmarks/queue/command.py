@@ -21,6 +21,7 @@ from benchmarks.arguments import (
     table_console,
 )
 from benchmarks.queue import machine
+from benchmarks.queue.interruptions import interruptions
 from benchmarks.queue.measures import MEASURES, Bench, Measure
 from benchmarks.queue.peers import PEERS
 from benchmarks.queue.processes import ChildFailed
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missing = [name for name in contenders if PEERS[name].installed_version() is None]
 
     before = machine.CpuTime.now()
-    facts = machine.describe()
+    facts = machine.describe() | {"interrupted": interruptions(bench)}
     results = _measure(bench, measures, [name for name in contenders if name not in missing], rounds)
     facts |= {
         "noise": machine.CpuTime.now().noise_since(before),
