@@ -162,6 +162,22 @@ def test_a_batch_ends_before_damage_and_the_next_reports_it(tmp_path: Path) -> N
         assert reader.read_batch().seq.tolist() == [3, 4]
 
 
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 128, 192])
+@pytest.mark.parametrize("damaged", range(9))
+def test_a_batch_ends_before_damage_wherever_it_is(tmp_path: Path, length: int, damaged: int) -> None:
+    with open_writer(tmp_path / "q", segment_size=8192) as writer, open_reader(tmp_path / "q") as reader:
+        writer.append_many(1, [bytes([seq]) * length for seq in range(9)])
+        record_bytes = 64 + -(-length // 64) * 64
+        checksum_or_last_byte = 28 if length == 0 else 64 + length - 1
+        flip(segment_file(tmp_path / "q", 0), 64 + damaged * record_bytes + checksum_or_last_byte)
+        sound = reader.read_batch().seq.tolist() if damaged else []
+        assert sound == list(range(damaged))
+        with pytest.raises(Corrupt, match="fails its checksum"):
+            reader.read_batch()
+        reader.skip_corrupt()
+        assert reader.read_batch().seq.tolist() == list(range(damaged + 1, 9))
+
+
 def test_verify_can_be_chosen_for_each_batch(tmp_path: Path) -> None:
     with open_writer(tmp_path / "q") as writer:
         writer.append_many(1, [b"x"] * 3)
