@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ from benchmarks.spark import samples
 from benchmarks.spark.costs import replay
 from everlog.market import L3Book, Outputs, ResultMemory
 from everlog.market.protocol import L3_RECORD, TypeId
-from everlog.market.replay import Replay, book_headers
+from everlog.market.replay import Replay
 from everlog.pipeline import queue_ranges, spark_session
 from everlog.pipeline.jobs.archive import archive_topics
 from everlog.pipeline.numbered_tasks import in_tasks
@@ -174,24 +174,29 @@ def topics(bench: Bench) -> Numbers:
     return {"sink_per_s": records / written_s, "lake_per_s": records / archived_s}
 
 
-def _kernel_events_per_s(path: str) -> float:
+def _kernel_events_per_s(path: str, markets: int) -> float:
     """The bare kernel on one core: arrays that are in memory already, one book for each market.
 
-    Results go to memory that was used before, as in the tasks: new memory costs the kernel a third of its
-    rate, or nothing if the system happens to have large pages.
+    Events and results are in memory that was used before, as in the tasks. New memory costs the kernel a
+    third of its rate, or nothing if the system happens to have large pages; and what is given back keeps the
+    system busy when the next tasks run.
     """
-    arrays: dict[int, list[Any]] = {}
+    held = queue_ranges.bounds(path).records // markets
+    events, memory = np.empty(held, L3_RECORD), ResultMemory()
+    filled, taken_s, count = 0, 0.0, 0
     for some in Replay(path).types(TypeId.BOOK_EVENT).batches():
-        market_ids = book_headers(some.packed)["market_id"]
-        assert (market_ids == market_ids[0]).all() or len(set(market_ids.tolist())) == 2
         records = some.batch.view(L3_RECORD)[some.chosen]
-        for market in np.unique(market_ids).tolist():
-            arrays.setdefault(market, []).append(records[market_ids == market])
-    joined = [np.concatenate(parts) for parts in arrays.values()]
-    memory = ResultMemory()
-    L3Book().apply_array(joined[0], Outputs(), memory)
-    taken_s = sum(_timed_s(lambda one=one: L3Book().apply_array(one, Outputs(), memory)) for one in joined)
-    return sum(map(len, joined)) / taken_s
+        while len(records):
+            taken = min(held - filled, len(records))
+            events[filled : filled + taken] = records[:taken]
+            records, filled = records[taken:], filled + taken
+            if filled == held:
+                assert len(np.unique(events["header"]["market_id"])) == 1, "the queue is in order of markets"
+                if count == 0:
+                    L3Book().apply_array(events, Outputs(), memory)
+                taken_s += _timed_s(lambda: L3Book().apply_array(events, Outputs(), memory))
+                filled, count = 0, count + held
+    return count / taken_s
 
 
 def replay_orders(bench: Bench) -> Numbers:
@@ -209,7 +214,7 @@ def replay_orders(bench: Bench) -> Numbers:
     started_s = time.perf_counter()
     count = sum(in_tasks(bench.spark, cores, task))
     taken_s = time.perf_counter() - started_s
-    inside, kernel = count / taken_s / cores, _kernel_events_per_s(path)
+    inside, kernel = count / taken_s / cores, _kernel_events_per_s(path, bench.sizes.order_markets)
     return {"l3_core_per_s": inside, "l3_kernel_per_s": kernel, "l3_share": inside / kernel}
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from everlog.native.mapping import crc32
+from everlog.native.mapping import crc32, crc32_matches
 
 WAYS = (None, 0, 1, 2)
 """The best one; by tables, by carry-less multiplication, by four of these at once."""
@@ -39,6 +39,51 @@ def test_every_length_and_every_alignment_agree_with_zlib() -> None:
 def test_long_payloads_agree_with_zlib(seed: int, length: int) -> None:
     data = np.random.default_rng(seed).bytes(length)
     assert {crc32(bytearray(data), way=way) for way in WAYS} == {zlib.crc32(data)}
+
+
+def with_checksums(payloads: list[bytes]) -> bytearray:
+    """Records as `crc32_matches` reads them."""
+    return bytearray(b"".join(zlib.crc32(one).to_bytes(4, "little") + one for one in payloads))
+
+
+@given(
+    length=st.sampled_from([1, 16, 63, 64, 65, 128, 192, 256]),
+    count=st.integers(1, 70),
+    seed=st.integers(0, 2**32 - 1),
+    damage=st.lists(st.tuples(st.integers(0, 69), st.integers(0, 259), st.integers(0, 7)), max_size=3),
+)
+def test_a_run_of_payloads_matches_up_to_the_first_that_is_damaged(
+    length: int, count: int, seed: int, damage: list[tuple[int, int, int]]
+) -> None:
+    random = np.random.default_rng(seed)
+    records, stride = with_checksums([random.bytes(length) for _ in range(count)]), 4 + length
+    # Each bit once: twice would mend it.
+    bits = {(item % count, byte % stride, bit) for item, byte, bit in damage}
+    for item, byte, bit in bits:
+        records[item * stride + byte] ^= 1 << bit
+    first = min((item for item, _, _ in bits), default=count)
+    assert {crc32_matches(records, length, count, way=way) for way in WAYS[1:]} == {first}
+
+
+def test_every_single_bit_of_a_run_counts() -> None:
+    length, count = 128, 5
+    records = with_checksums([bytes([seq]) * length for seq in range(count)])
+    for bit in range(8 * len(records)):
+        records[bit // 8] ^= 1 << bit % 8
+        assert crc32_matches(records, length, count, way=2) == bit // 8 // (4 + length)
+        records[bit // 8] ^= 1 << bit % 8
+
+
+def test_the_same_damage_in_two_payloads_does_not_cancel_out() -> None:
+    records = with_checksums([bytes(64)] * 8)
+    for item in (3, 5):
+        records[item * 68 + 20] ^= 1
+    assert crc32_matches(records, 64, 8, way=2) == 3
+
+
+def test_records_that_leave_their_buffer_are_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        crc32_matches(with_checksums([bytes(64)]), 64, 2, way=2)
 
 
 def test_what_is_no_contiguous_buffer_is_refused() -> None:

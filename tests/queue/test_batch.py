@@ -193,14 +193,16 @@ def test_verify_can_be_chosen_for_each_batch(tmp_path: Path) -> None:
 @settings(max_examples=60)
 @given(
     sizes=st.lists(st.one_of(st.integers(0, 3), st.integers(0, 300), st.just(SMALL - 128)), max_size=40),
-    max_count=st.integers(1, 12),
+    alike=st.sampled_from([1, 1, 7, 20]),
+    max_count=st.one_of(st.integers(1, 12), st.just(100)),
     types=st.sampled_from([1, 9]),
 )
 def test_batches_hold_exactly_what_single_reads_return(
-    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], max_count: int, types: int
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], alike: int, max_count: int, types: int
 ) -> None:
     path = tmp_path_factory.mktemp("batch") / "q"
-    items = [np.random.default_rng(seq).bytes(size) for seq, size in enumerate(sizes)]
+    lengths = [size for size in sizes for _ in range(alike)]
+    items = [np.random.default_rng(seq).bytes(length) for seq, length in enumerate(lengths)]
     with open_writer(path, retention=False) as writer:
         for seq, item in enumerate(items):
             writer.append(seq % types, item, 1000 + seq)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,7 +75,16 @@ def take_orders(
         return None
     books.went_on(run, len(batch))
     result = arrays.result(len(batch), before, (book.price_scale, book.size_scale))
-    return OrdersTaken(batch, {run.market: MarketResult(np.arange(len(batch)), result)})
+    events = _first_numbers(max_messages)[: len(batch)]
+    return OrdersTaken(batch, {run.market: MarketResult(events, result)})
+
+
+@lru_cache(maxsize=4)
+def _first_numbers(count: int) -> NDArray[np.intp]:
+    """Return the numbers below `count`, which nobody may change: they are the same for every batch."""
+    numbers = np.arange(count)
+    numbers.flags.writeable = False
+    return numbers
 
 
 class BookFeed:

@@ -68,6 +68,7 @@ typedef struct { /* what a caller wants to know of an array; NULL pointers and 0
     size_t every; /* a row of output after this many events; 0 = never */
     size_t since; /* events since the last row */
     size_t rows;  /* written */
+    size_t room;  /* rows that the arrays hold */
     book_top *tops;
     size_t depth;
     book_level *bids, *asks; /* `depth` levels a row */
@@ -94,8 +95,8 @@ void output_free_reports(book_output *output);
 /* Checks what all book events have in common. */
 int read_header(const uint8_t *payload, size_t length, book_header *header);
 
-/* Results of at least this many bytes are larger than the caches near the core. */
-#define STREAMED_BYTES ((size_t)1 << 22)
+/* Results of at least this many bytes do not stay in the caches near the core beside a book and its events. */
+#define STREAMED_BYTES ((size_t)1 << 20)
 
 /* Whether rows from here on are to be written past the caches: there is too much to find it there later, and
  * to fetch each line before it is overwritten, and push the book out for it, costs more than the write. */

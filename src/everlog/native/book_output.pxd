@@ -34,6 +34,7 @@ cdef extern from "book_events.h" nogil:
         size_t every
         size_t since
         size_t rows
+        size_t room
         book_top *tops
         size_t depth
         book_level *bids

@@ -28,6 +28,7 @@ cdef class BookOutput:
         memset(&self.output, 0, sizeof(self.output))
         self.held = []
         self.output.every = every
+        self.output.room = rows
         self.output.tops = <book_top *>self.take(tops, rows * sizeof(book_top))
         self.output.bids = <book_level *>self.take(bids, rows * depth * sizeof(book_level))
         self.output.asks = <book_level *>self.take(asks, rows * depth * sizeof(book_level))

@@ -120,17 +120,15 @@ WIDE_TARGET static inline __m512i fold_wide(__m512i state, __m512i by, __m512i n
     return _mm512_ternarylogic_epi64(low, high, next, 0x96); /* all three by exclusive or */
 }
 
-/* As update_by_clmul, four lanes in one register; at least 64 bytes. */
-WIDE_TARGET static uint32_t update_wide(uint32_t state, const uint8_t *data, size_t length)
+/* Take `length` more bytes, a multiple of 16, into four lanes and reduce them to the state. */
+WIDE_TARGET static inline uint32_t finish_wide(__m512i lanes, const uint8_t *data, size_t length)
 {
     const __m512i by_64_bytes = _mm512_broadcast_i32x4(FOLD_64_BYTES);
     __m512i by_lane = _mm512_zextsi128_si512(FOLD_48_BYTES); /* and nothing for the last lane */
     by_lane = _mm512_inserti32x4(by_lane, FOLD_32_BYTES, 1);
     by_lane = _mm512_inserti32x4(by_lane, FOLD_16_BYTES, 2);
 
-    __m512i lanes = _mm512_loadu_si512(data);
-    lanes = _mm512_xor_si512(lanes, _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)state)));
-    for (data += 64, length -= 64; length >= 64; data += 64, length -= 64)
+    for (; length >= 64; data += 64, length -= 64)
         lanes = fold_wide(lanes, by_64_bytes, _mm512_loadu_si512(data));
     lanes = fold_wide(lanes, by_lane, _mm512_maskz_mov_epi64(0xC0, lanes));
     __m256i half = _mm256_xor_si256(_mm512_castsi512_si256(lanes), _mm512_extracti64x4_epi64(lanes, 1));
@@ -140,6 +138,36 @@ WIDE_TARGET static uint32_t update_wide(uint32_t state, const uint8_t *data, siz
     return reduce(sum);
 }
 
+/* The first 64 bytes, with the state that they go on from. */
+WIDE_TARGET static inline __m512i begin_wide(uint32_t state, const uint8_t *data)
+{
+    return _mm512_xor_si512(_mm512_loadu_si512(data), _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)state)));
+}
+
+/* As update_by_clmul, four lanes in one register; at least 64 bytes. */
+WIDE_TARGET static uint32_t update_wide(uint32_t state, const uint8_t *data, size_t length)
+{
+    return finish_wide(begin_wide(state, data), data + 64, length - 64);
+}
+
+/* One sum for all of them: each goes on from where the one before ends if its own sum is right. If it is not,
+ * the end of all is wrong as well, by a factor that is never 0. Only two wrong ones can make up for each
+ * other, and that is as likely as for any other data that a sum of 32 bits is over. */
+WIDE_TARGET static int all_match_wide(const uint8_t *data, const uint8_t *sums, size_t stride, size_t length,
+                                      size_t count)
+{
+    const __m512i by_64_bytes = _mm512_broadcast_i32x4(FOLD_64_BYTES);
+    __m512i lanes = _mm512_setzero_si512();
+    uint32_t sum = ~0u;
+    for (size_t item = 0; item < count; item++, data += stride, sums += stride) {
+        lanes = fold_wide(lanes, by_64_bytes, begin_wide(sum, data));
+        for (size_t at = 64; at < length; at += 64)
+            lanes = fold_wide(lanes, by_64_bytes, _mm512_loadu_si512(data + at));
+        memcpy(&sum, sums, sizeof sum);
+    }
+    return ~finish_wide(lanes, data, 0) == sum;
+}
+
 static int find_best_way(void)
 {
     __builtin_cpu_init();
@@ -147,6 +175,11 @@ static int find_best_way(void)
         return CRC32_TABLES;
     int is_wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq");
     return is_wide ? CRC32_WIDE_CLMUL : CRC32_CLMUL;
+}
+
+static inline int is_wide_run(int way, size_t length)
+{
+    return way == CRC32_WIDE_CLMUL && length > 0 && length % 64 == 0;
 }
 
 static inline uint32_t update(int way, uint32_t state, const uint8_t *data, size_t length)
@@ -166,6 +199,18 @@ static int find_best_way(void)
     return CRC32_TABLES;
 }
 
+static inline int is_wide_run(int way, size_t length)
+{
+    (void)way, (void)length;
+    return 0;
+}
+
+static int all_match_wide(const uint8_t *data, const uint8_t *sums, size_t stride, size_t length, size_t count)
+{
+    (void)data, (void)sums, (void)stride, (void)length, (void)count;
+    return 0;
+}
+
 static inline uint32_t update(int way, uint32_t state, const uint8_t *data, size_t length)
 {
     (void)way;
@@ -180,7 +225,8 @@ void crc32_init(void)
     best_way = find_best_way();
 }
 
-uint32_t crc32_ieee(const void *data, size_t length)
+/* Not inlined: it would make the step of a reader too large to be inlined itself. */
+__attribute__((noinline)) uint32_t crc32_ieee(const void *data, size_t length)
 {
     return ~update(best_way, ~0u, data, length);
 }
@@ -188,4 +234,19 @@ uint32_t crc32_ieee(const void *data, size_t length)
 uint32_t crc32_ieee_by(int way, const void *data, size_t length)
 {
     return ~update(way < best_way ? way : best_way, ~0u, data, length);
+}
+
+size_t crc32_ieee_matches(int way, const uint8_t *data, const uint8_t *sums, size_t stride, size_t length,
+                          size_t count)
+{
+    way = way < best_way ? way : best_way;
+    if (is_wide_run(way, length) && all_match_wide(data, sums, stride, length, count))
+        return count;
+    for (size_t item = 0; item < count; item++, data += stride, sums += stride) {
+        uint32_t sum;
+        memcpy(&sum, sums, sizeof sum);
+        if (~update(way, ~0u, data, length) != sum)
+            return item;
+    }
+    return count;
 }

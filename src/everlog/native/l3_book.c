@@ -698,7 +698,7 @@ HOT size_t apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride
 {
     size_t done = from;
     l3_array array = {.records = records, .stride = stride, .count = count, .plain = plain_of(book)};
-    int streamed = kind != ANY_OUTPUT && is_streamed(output->tops, count * sizeof *output->tops) &&
+    int streamed = kind != ANY_OUTPUT && is_streamed(output->tops, output->room * sizeof *output->tops) &&
                    (kind == TOPS || is_streamed(output->places, STREAMED_BYTES));
     look_up(book, records, stride, from, smaller(from + BLOCK, count), array.hashes);
     look_up(book, records, stride, smaller(from + BLOCK, count), smaller(from + 2 * BLOCK, count),

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 LAYOUT: Final[dict[str, int]]
 
 def crc32(data: bytes | bytearray | memoryview, *, way: int | None = None) -> int: ...
+def crc32_matches(records: bytes | bytearray, length: int, count: int, *, way: int) -> int: ...
 
 class Mapping:
     length: int

@@ -86,6 +86,17 @@ def crc32(data, *, way=None) -> int:
         PyBuffer_Release(&view)
 
 
+def crc32_matches(const uint8_t[::1] records, size_t length, size_t count, *, int way) -> int:
+    """For tests: how many records, up to the first that does not, have the checksum of their payload.
+
+    A record is the checksum, then the payload of `length` bytes. `way` as above.
+    """
+    cdef size_t stride = 4 + length
+    if <size_t>records.shape[0] < max(count, 1) * stride:
+        raise ValueError(f"{count} records of {stride} bytes do not fit into {records.shape[0]}")
+    return crc32_ieee_matches(way, &records[4], &records[0], stride, length, count)
+
+
 @cython.final
 @cython.no_gc
 cdef class Mapping:

@@ -82,15 +82,34 @@ size_t split_markets(market_split *split, const uint8_t *buffer, size_t buffer_l
     return count;
 }
 
-/* Whether a header is that of an order-by-order event like the first one, and the next on its channel. */
-static inline int continues_run(const book_header *header, const book_header *first, uint64_t number)
+/* What all headers of a run have in common, in the words they are read in. */
+typedef struct {
+    uint64_t start, source; /* version and length; byte order, venue and market */
+    uint32_t channel;
+} run_words;
+
+#define START_BITS 0xFFFFFFFF0000FFFFu  /* without the reserved bytes */
+#define SOURCE_BITS 0xFFFFFFFFFFFF00FFu
+
+static inline run_words words_of(const book_header *header)
 {
-    int is_alike = header->schema_version == first->schema_version &&
-                   header->record_len == first->record_len && header->endianness == first->endianness &&
-                   header->venue_id == first->venue_id && header->market_id == first->market_id &&
-                   header->stream_id == first->stream_id && header->book_mode == MODE_L3;
-    return is_alike & (header->seq == number) & (header->event_type >= EVENT_SNAPSHOT) &
-           (header->event_type <= EVENT_HEARTBEAT);
+    run_words words;
+    memcpy(&words.start, &header->schema_version, sizeof words.start);
+    memcpy(&words.source, &header->endianness, sizeof words.source);
+    words.start &= START_BITS;
+    words.source &= SOURCE_BITS;
+    words.channel = header->stream_id;
+    return words;
+}
+
+/* Whether a header is that of an order-by-order event like the first one, and the next on its channel. No
+ * branch between its parts: nearly always all of them hold. */
+static inline int continues_run(const book_header *header, const run_words *first, uint64_t number)
+{
+    run_words words = words_of(header);
+    uint64_t odd = (words.start ^ first->start) | (words.source ^ first->source) |
+                   (words.channel ^ first->channel) | (header->seq ^ number) | (header->book_mode ^ MODE_L3);
+    return (odd == 0) & ((uint8_t)(header->event_type - EVENT_SNAPSHOT) <= EVENT_HEARTBEAT - EVENT_SNAPSHOT);
 }
 
 int is_channel_run(const uint8_t *records, size_t stride, size_t length, size_t count, channel_run *run)
@@ -98,8 +117,9 @@ int is_channel_run(const uint8_t *records, size_t stride, size_t length, size_t 
     book_header first;
     if (read_header(records, length, &first) != BOOK_OK || first.seq == 0)
         return 0;
+    run_words words = words_of(&first);
     for (size_t event = 0; event < count; event++)
-        if (!continues_run((const book_header *)(records + event * stride), &first, first.seq + event))
+        if (!continues_run((const book_header *)(records + event * stride), &words, first.seq + event))
             return 0;
     run->market = (uint64_t)first.venue_id << 32 | first.market_id;
     run->channel = (uint64_t)first.venue_id << 32 | first.stream_id;

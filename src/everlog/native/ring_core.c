@@ -302,46 +302,81 @@ ring_status ring_step(ring_reader *r, const ring_message **out)
     return RING_RECORD;
 }
 
+/* Up to this many records are looked at before their sums are: enough for one sum over all of them to pay, and
+ * few enough that memory is asked for the next ones while these are summed. */
+#define CHUNK_RECORDS 8
+
+/* How many records from `offset` on, at most `max`, are like the first: of its length, type and version. It
+ * must have been looked at; where the others lie follows from it, so none has to be waited for. */
+static uint64_t alike(const ring_reader *r, uint64_t offset, uint64_t max, int read_on)
+{
+    const ring_message *first = const_message_at(r->segment, offset);
+    uint32_t commit = load_commit(first);
+    uint64_t size = ring_record_size(commit - 1), count = 0;
+    uint64_t fitting = (r->segment_size - offset) / size;
+    max = max < fitting ? max : fitting;
+    for (; count < max; count++, offset += size) {
+        const ring_message *message = const_message_at(r->segment, offset);
+        if (load_commit(message) != commit || message->type_id != first->type_id ||
+            message->version != RING_MSG_VERSION)
+            break;
+        if (read_on)
+            read_ahead(r->segment, offset);
+    }
+    return count;
+}
+
+/* Note `count` more records of one kind in a run. */
+static void extend_run(ring_run *run, const ring_message *message, uint64_t length, uint64_t count)
+{
+    if (run->count == 0) {
+        run->stride = ring_record_size(length);
+        run->length = length;
+        run->type_id = message->type_id;
+    } else if (run->length != length) {
+        run->length = RING_MIXED;
+        if (run->stride != ring_record_size(length))
+            run->stride = 0;
+    }
+    if (run->type_id != message->type_id)
+        run->type_id = RING_MIXED;
+    run->count += count;
+}
+
+/* What is wrong with the record at `offset`; RING_EMPTY if none is there, or only padding. */
+static ring_status look_at(const ring_reader *r, uint64_t offset)
+{
+    if (!header_fits(offset, r->segment_size))
+        return RING_EMPTY;
+    const ring_message *message = const_message_at(r->segment, offset);
+    uint32_t commit = load_commit(message);
+    if (commit == 0 || message->type_id == RING_PAD_TYPE)
+        return RING_EMPTY;
+    if (offset + ring_record_size(commit - 1) > r->segment_size)
+        return RING_BAD_LENGTH;
+    return message->version == RING_MSG_VERSION ? RING_RECORD : RING_BAD_VERSION;
+}
+
 /* Consume up to `max` messages of this segment; ends early at padding, damage or the head.
  * Damage is reported only when it is the first thing met, so that nothing sound is lost. */
 ring_status ring_take_run(ring_reader *r, uint64_t max, int verify, ring_run *run)
 {
     ring_status status = ring_peek(r);
     *run = (ring_run){.start = r->offset};
-    if (status != RING_RECORD)
-        return status;
-    uint64_t offset = r->offset;
-    while (run->count < max && header_fits(offset, r->segment_size)) {
-        const ring_message *message = const_message_at(r->segment, offset);
-        uint32_t commit = load_commit(message);
-        if (commit == 0 || message->type_id == RING_PAD_TYPE)
-            break;
-        uint64_t size = ring_record_size(commit - 1);
-        if (offset + size > r->segment_size)
-            status = RING_BAD_LENGTH;
-        else if (message->version != RING_MSG_VERSION)
-            status = RING_BAD_VERSION;
-        else if (verify && !checksum_matches(message, commit - 1))
+    while (status == RING_RECORD && run->count < max && (status = look_at(r, r->offset)) == RING_RECORD) {
+        const ring_message *message = const_message_at(r->segment, r->offset);
+        uint64_t length = load_commit(message) - 1, size = ring_record_size(length);
+        uint64_t wanted = max - run->count < CHUNK_RECORDS ? max - run->count : CHUNK_RECORDS;
+        uint64_t found = alike(r, r->offset, wanted, run->count >= READ_AHEAD_AFTER), sound = found;
+        if (verify)
+            sound = crc32_ieee_matches(CRC32_BEST, (const uint8_t *)message + RING_HEADER_SIZE,
+                                       (const uint8_t *)&message->checksum, size, length, found);
+        if (sound < found)
             status = RING_BAD_CHECKSUM;
-        if (status != RING_RECORD)
-            break;
-        if (run->count >= READ_AHEAD_AFTER)
-            read_ahead(r->segment, offset);
-        if (run->count == 0) {
-            run->stride = size;
-            run->length = commit - 1;
-            run->type_id = message->type_id;
-        } else if (run->length != commit - 1) {
-            run->length = RING_MIXED;
-            if (run->stride != size)
-                run->stride = 0;
-        }
-        if (run->type_id != message->type_id)
-            run->type_id = RING_MIXED;
-        run->count++;
-        offset += size;
+        if (sound > 0)
+            extend_run(run, message, length, sound);
+        r->offset += sound * size;
     }
-    r->offset = offset;
     return run->count > 0 ? RING_RECORD : status;
 }
 

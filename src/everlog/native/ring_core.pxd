@@ -6,6 +6,8 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cdef extern from "crc32.h" nogil:
     uint32_t crc32_ieee(const void *data, size_t length)
     uint32_t crc32_ieee_by(int way, const void *data, size_t length)
+    size_t crc32_ieee_matches(int way, const uint8_t *data, const uint8_t *sums, size_t stride, size_t length,
+                              size_t count)
 
 cdef extern from "ring_core.h" nogil:
     unsigned long ring_fork_generation
