@@ -86,14 +86,16 @@ def _measure(bench: Bench, measures: Sequence[Measure], contenders: Sequence[str
         (measure, name)
         for measure in measures
         for name in contenders
-        if name == EVERLOG or not measure.everlog_only
+        if measure.contenders is None or name in measure.contenders
     ]
     results = Results(rounds_planned=rounds)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    # No thread that redraws the bar now and then: it would do so on a core that is being measured.
+    with Progress(console=Console(stderr=True), transient=True, auto_refresh=False) as progress:
         task = progress.add_task("", total=rounds * len(steps))
         for number in range(1, rounds + 1):
             for measure, name in steps:
-                progress.update(task, description=f"round {number}/{rounds}: {measure.name}, {name}")
+                step = f"round {number}/{rounds}: {measure.name}, {name}"
+                progress.update(task, description=step, refresh=True)
                 try:
                     results.add(name, measure.run(bench, PEERS[name]))
                 except (ChildFailed, OSError) as error:

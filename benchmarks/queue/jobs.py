@@ -33,6 +33,15 @@ def timed_receiver(peer_name: str, setup: Setup, count: int) -> Iterator[Callabl
 
 
 @contextmanager
+def polled_receiver(
+    peer_name: str, setup: Setup, count: int
+) -> Iterator[Callable[[], tuple[array[int], array[int]]]]:
+    """The same without waiting; the result is also when the look began that found it."""
+    with PEERS[peer_name].receiver(setup) as side:
+        yield lambda: loops.receive_polled(side.take, setup.payload_bytes, count)
+
+
+@contextmanager
 def stream_sender(peer_name: str, setup: Setup, count: int) -> Iterator[Callable[[], tuple[int, Memory]]]:
     """Send `count` messages at full speed; the result is when it began, and the memory in use."""
     with PEERS[peer_name].sender(setup) as side:

@@ -94,6 +94,24 @@ def receive_timed(
     return received
 
 
+def receive_polled(take: Callable[[], Any], payload_bytes: int, count: int) -> tuple[array[int], array[int]]:
+    """Receive `count` messages; return when each was in hand, and when the last look before it began.
+
+    A receiver that runs looks again and again; a long last look says that it was not running.
+    """
+    clock = time.monotonic_ns
+    received, looked = array("q", bytes(8 * count)), array("q", bytes(8 * count))
+    for index, want in enumerate(expected(payload_bytes, count)):
+        looked_ns = clock()
+        while (message := take()) is None:
+            looked_ns = clock()
+        received[index] = clock()
+        looked[index] = looked_ns
+        if want != message:
+            raise WrongMessage(f"message {index} is not the one that was sent")
+    return received, looked
+
+
 def send_stream(send_all: Callable[[Iterable[Any]], object], payloads: list[Any], count: int) -> int:
     """Send `count` messages as fast as they are taken; return when the first was handed over."""
     stream = islice(cycle(payloads), count)

@@ -30,7 +30,7 @@ from benchmarks.spark.measures import (
 from benchmarks.spark.report import print_table, sections
 
 COSTS = "costs"
-ROUNDS = 3
+ROUNDS = 5
 QUICK_ROUNDS = 1
 CORES = 2
 
@@ -74,8 +74,7 @@ def measure(folder: Path, sizes: Sizes, rounds: int, names: list[str], results: 
         return
     one = _session(folder, sizes, 1, rounds, scaled, results)
     for name in scaled:
-        number = f"{name}_per_s"
-        pairs = zip(_values(two, number), _values(one, number), strict=False)
+        pairs = zip(_values(two, SCALED[name]), _values(one, SCALED[name]), strict=False)
         for with_two, with_one in pairs:
             results.add({f"scale_{name}": with_two / with_one})
 

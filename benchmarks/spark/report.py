@@ -31,7 +31,7 @@ def sections(sizes: Sizes) -> tuple[Section, ...]:
     def at_least(bound: float) -> Target | None:
         return Target(bound, at_most=False) if is_full else None
 
-    records = short(sizes.scan_records)
+    records, longest = short(sizes.scan_records), short(sizes.linear_points[-1])
     points = [
         Row(f"{short(point)} records", f"linear_{point}_ns", "ns/record") for point in sizes.linear_points
     ]
@@ -65,7 +65,7 @@ def sections(sizes: Sizes) -> tuple[Section, ...]:
             "Two cores over one",
             (
                 Row("segments to a DataFrame, 5 columns", "scale_scan5", "x", at_least(1.7)),
-                Row("aggregated inside the tasks", "scale_inside", "x", at_least(1.7)),
+                Row(f"aggregated inside the tasks, {longest} records", "scale_linear", "x", at_least(1.7)),
             ),
         ),
         Section(
@@ -81,7 +81,10 @@ def sections(sizes: Sizes) -> tuple[Section, ...]:
                 _rate("written to Parquet, zstd", "core_parquet_per_s"),
             ),
         ),
-        Section("As the queue gets longer, aggregated inside the tasks", tuple(points)),
+        Section(
+            "As the queue gets longer, aggregated inside the tasks",
+            (*points, _rate(f"{longest} records", "longest_per_s")),
+        ),
     )
 
 

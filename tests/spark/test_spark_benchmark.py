@@ -26,7 +26,7 @@ def test_every_row_is_measured(spark: SparkSession, tmp_path: Path) -> None:
         results.add(measure(bench))
     results.add(core_costs(tmp_path, bench.orders, 2000))
     # Scaling needs a second session; it is the ratio of two rows that are here.
-    results.add({"scale_scan5": 2.0, "scale_inside": 2.0})
+    results.add({"scale_scan5": 2.0, "scale_linear": 2.0})
     wanted = [row.number for section in results.sections for row in section.rows]
     assert sorted(results.rounds) == sorted(wanted)
     assert all(value > 0 for values in results.rounds.values() for value in values)
