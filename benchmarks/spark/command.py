@@ -59,20 +59,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(folder: Path, sizes: Sizes, rounds: int, names: list[str], results: Results) -> None:
-    """Measure without Spark, with two cores, and with one what has to scale."""
+    """Measure without Spark, with two cores, and with one and with two what has to scale."""
     prepare(folder, sizes)
     if COSTS in names:
         results.add(core_costs(folder, str(folder / "orders"), sizes.scan_records // 5))
     names = [name for name in names if name != COSTS]
     if not names:
         return
-    two = _session(folder, sizes, CORES, rounds, names, results)
-    for numbers in two:
+    for numbers in _session(folder, sizes, CORES, rounds, names, results):
         results.add(numbers)
     scaled = [name for name in SCALED if name in names]
     if not scaled:
         return
-    one = _session(folder, sizes, 1, rounds, scaled, results)
+    # Both alike: a session of its own for each number of cores, with nothing else measured between.
+    one, two = (_session(folder, sizes, cores, rounds, scaled, results) for cores in (1, CORES))
     for name in scaled:
         pairs = zip(_values(two, SCALED[name]), _values(one, SCALED[name]), strict=False)
         for with_two, with_one in pairs:

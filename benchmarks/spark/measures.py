@@ -151,6 +151,7 @@ def spark_itself(bench: Bench) -> Numbers:
 def linear(bench: Bench) -> Numbers:
     """The cost of a record as the queue gets longer, and the rate of the longest one."""
     points = bench.sizes.linear_points
+    samples.fetch(bench.plain)
     taken_s = {records: _timed_s(lambda count=records: _aggregate(bench, count)) for records in points}
     numbers = {f"linear_{records}_ns": taken_s[records] * NS_PER_S / records for records in points}
     return {**numbers, "longest_per_s": points[-1] / taken_s[points[-1]]}
@@ -211,6 +212,7 @@ def replay_orders(bench: Bench) -> Numbers:
     def task(_: int) -> Iterator[int]:
         yield replay(path, held)
 
+    samples.fetch(path)
     started_s = time.perf_counter()
     count = sum(in_tasks(bench.spark, cores, task))
     taken_s = time.perf_counter() - started_s
