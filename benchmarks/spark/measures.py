@@ -29,6 +29,7 @@ from everlog.pipeline import queue_ranges, spark_session
 from everlog.pipeline.jobs.archive import archive_topics
 from everlog.pipeline.numbered_tasks import in_tasks
 from everlog.pipeline.queue_ranges import Lost, SeqRange
+from everlog.pipeline.worker_process import settle_worker
 
 Numbers = dict[str, float]
 Batches = Iterator[pa.RecordBatch]
@@ -114,6 +115,7 @@ def _aggregate(bench: Bench, records: int) -> int:
     parts = queue_ranges.split(queue_ranges.retained(path), SeqRange(0, records), 2 * bench.cores)
 
     def task(batches: Batches) -> Batches:
+        settle_worker()
         for batch in batches:
             for number in batch.column("id").to_pylist():
                 count, newest = 0, 0

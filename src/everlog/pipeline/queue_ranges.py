@@ -21,8 +21,10 @@ from everlog.queue.layout import HEADER_SIZE, MSG_SEQ, RECORD_ALIGN, SEG_DATA_OF
 from everlog.queue.reader import QueueReader
 from everlog.queue.segment import list_segments, map_segment
 
-BATCH_RECORDS: Final = 65536
-"""Many enough that what a batch costs by itself does not count."""
+BATCH_RECORDS: Final = 16384
+"""Many enough that what a batch costs by itself does not count, few enough that what is done with it finds it
+in the processor's cache: memory is what tasks on the same machine have to share."""
+LARGE_BATCH_RECORDS: Final = 65536
 
 RETENTION_REASON: Final = "retention"
 Take = Callable[[QueueReader, int], Batch]
@@ -107,8 +109,18 @@ def end_within_bytes(path: str, wanted: SeqRange, max_bytes: int) -> int:
     return wanted.end
 
 
+def take_some(reader: QueueReader, limit: int) -> Batch:
+    """Take the next messages, as many as fit the processor's cache but at most `limit`."""
+    return reader.read_batch(min(BATCH_RECORDS, limit))
+
+
+def take_many(reader: QueueReader, limit: int) -> Batch:
+    """As `take_some`, but more: for work that costs something for each market in a batch."""
+    return reader.read_batch(min(LARGE_BATCH_RECORDS, limit))
+
+
 def read(
-    path: str, wanted: SeqRange, *, take: Take = QueueReader.read_batch, verify: bool = True
+    path: str, wanted: SeqRange, *, take: Take = take_some, verify: bool = True
 ) -> Iterator[Batch | Lost]:
     """Yield the messages of a range in order, and the parts of it that are gone.
 
@@ -121,11 +133,11 @@ def read(
         reader.seek_seq(at)
         while at < wanted.end:
             try:
-                batch = take(reader, min(BATCH_RECORDS, wanted.end - at))
+                batch = take(reader, wanted.end - at)
             except SegmentMissing:
                 # Retention was faster: begin again at what is left.
                 reader.seek_seq(at)
-                batch = reader.read_batch(min(BATCH_RECORDS, wanted.end - at))
+                batch = take_some(reader, wanted.end - at)
             found = int(batch.seq[0]) if len(batch) else wanted.end
             if found > at:
                 lost_end = min(found, wanted.end)

@@ -40,8 +40,10 @@ FIRST_MESSAGES: Final = 512
 """Enough of a new run of orders to make its market known; the rest of it goes straight into the book."""
 
 SMALL_BATCHES: Final = 2
-"""How many batches are that small when a run has ended: the first may have something of two runs. If there
-is no other run then, batches cannot be too large: what they cost for each of their markets counts."""
+"""How many batches are that small when a run has ended: the first may have something of two runs."""
+
+FEW_MARKETS: Final = 200
+"""With more of them, what a batch costs for each of its markets counts, and batches cannot be too large."""
 
 MARKET_FIELDS: Final = (
     pa.field("date", pa.date32()),
@@ -285,14 +287,16 @@ class _Taker:
 
     def __call__(self, reader: QueueReader, limit: int) -> Batch:
         """See `queue_ranges.read`; `results` then tells what went into the books."""
-        taken = take_orders(reader, self._books, limit, self._want, self._memory)
+        most = min(limit, queue_ranges.LARGE_BATCH_RECORDS)
+        taken = take_orders(reader, self._books, most, self._want, self._memory)
         if taken is not None:
             self._small_batches = SMALL_BATCHES
             self.results = taken.results
             return taken.batch
         self.results = None
         if self._small_batches == 0:
-            return reader.read_batch(limit)
+            are_few = len(self._books.books) <= FEW_MARKETS
+            return (queue_ranges.take_some if are_few else queue_ranges.take_many)(reader, limit)
         self._small_batches -= 1
         return reader.read_batch(min(limit, FIRST_MESSAGES))
 
@@ -302,7 +306,7 @@ def dealt_messages(
 ) -> Iterator[Taken | Lost]:
     """Yield a task's messages of a range, and what is gone of it; a batch is valid until the next."""
     settle_worker()
-    for piece in queue_ranges.read(path, wanted, take=take or QueueReader.read_batch):
+    for piece in queue_ranges.read(path, wanted, take=take or queue_ranges.take_many):
         if isinstance(piece, Lost):
             yield piece
             continue

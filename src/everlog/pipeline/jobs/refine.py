@@ -116,7 +116,7 @@ def refine(
 
 def refine_symbols(queue: str, wanted: SeqRange, refinery: Refinery) -> Counts:
     """Give a refinery the messages of a range, and finish it; a message that is gone ends it."""
-    for piece in queue_ranges.read(queue, wanted):
+    for piece in queue_ranges.read(queue, wanted, take=queue_ranges.take_many):
         if isinstance(piece, Lost):
             raise DataLost(
                 f"messages {piece.first} to {piece.end - 1} of {queue} are gone ({piece.reason}), and what "
