@@ -24,6 +24,7 @@ from everlog.pipeline.sources.queue import QueueBatchReader, parse_options
 from everlog.queue import Queue
 
 SYMBOLS = 20
+MANY_SYMBOLS = 5000
 Numbers = dict[str, float]
 
 
@@ -34,9 +35,9 @@ def _rate(work: Callable[[], int]) -> float:
     return done / (time.process_time() - started_s)
 
 
-def _write_levels(path: str, events: int) -> tuple[str, ...]:
-    """Write price levels and trades of many symbols; return the symbols."""
-    venue = SimulatedVenue(SYMBOLS, kinds=("l2", "trades"), rate=100_000.0, resting_orders=100)
+def _write_levels(path: str, events: int, symbols: int) -> tuple[str, ...]:
+    """Write price levels and trades of so many symbols; return the symbols."""
+    venue = SimulatedVenue(symbols, kinds=("l2", "trades"), rate=100_000.0, resting_orders=100)
     with Queue.open_publisher(path, segment_size=1 << 26) as writer:
         for block in venue.blocks(events):
             block.append_to(writer)
@@ -80,7 +81,9 @@ def _replayed(path: str) -> int:
 def core_costs(folder: Path, orders: str, events: int) -> Numbers:
     """Measure everything once; `orders` is the queue of orders."""
     levels, refined = str(folder / "levels"), folder / "refined"
-    symbols = Symbols("simulated", _write_levels(levels, events))
+    symbols = Symbols("simulated", _write_levels(levels, events, SYMBOLS))
+    many = str(folder / "many")
+    _write_levels(many, events, MANY_SYMBOLS)
     end = queue_ranges.bounds(levels).end
 
     def refine() -> int:
@@ -93,6 +96,7 @@ def core_costs(folder: Path, orders: str, events: int) -> Numbers:
         "core_decode_book_per_s": _rate(lambda: _rows(levels, decode="book")),
         "core_replay_l3_per_s": _rate(lambda: _replayed(orders)),
         "core_replay_l2_per_s": _rate(lambda: _replayed(levels)),
+        "core_replay_many_per_s": _rate(lambda: _replayed(many)),
         "core_refine_per_s": _rate(refine),
     }
     # Last, since these are held in memory: nothing else should have to look for its own.

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from benchmarks.engine.report import MEGA, Results, short
 from benchmarks.queue.report import Row, Section, Target, Verdict
+from benchmarks.spark.costs import MANY_SYMBOLS, SYMBOLS
 from benchmarks.spark.measures import FULL, Sizes
 
 NOTES = (
@@ -76,7 +77,8 @@ def sections(sizes: Sizes) -> tuple[Section, ...]:
                 _rate("decoded, orders, two columns", "core_decode_two_per_s"),
                 _rate("decoded, price levels, all columns", "core_decode_book_per_s"),
                 _rate("books of orders", "core_replay_l3_per_s"),
-                _rate("books of price levels", "core_replay_l2_per_s"),
+                _rate(f"books of price levels, {SYMBOLS} markets", "core_replay_l2_per_s"),
+                _rate(f"books of price levels, {MANY_SYMBOLS} markets", "core_replay_many_per_s"),
                 _rate("refined", "core_refine_per_s"),
                 _rate("written to Parquet, zstd", "core_parquet_per_s"),
             ),

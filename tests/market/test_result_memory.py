@@ -14,7 +14,7 @@ from everlog.errors import InvalidConfig
 from everlog.market import BookSet, L2Book, L3Book, Outputs, PackedRecords, ResultMemory
 from everlog.market.book_results import L2_UPDATE, TOP, BookResult
 from everlog.market.protocol import L3EventType
-from everlog.market.result_memory import MAX_BLOCKS, SMALLEST_BLOCK_BYTES
+from everlog.market.result_memory import MAX_BLOCKS, SMALLEST_BLOCK_BYTES, aligned_array
 from tests.support.book_twins import l3_records
 
 ADD, CANCEL = int(L3EventType.ORDER_ADD), int(L3EventType.ORDER_CANCEL)
@@ -114,10 +114,11 @@ def test_small_arrays_and_far_larger_blocks_are_left_alone() -> None:
     assert memory.kept_bytes > before
 
 
-def test_arrays_begin_on_a_line_of_cache() -> None:
+def test_large_arrays_begin_on_a_line_of_cache() -> None:
     memory = ResultMemory()
-    for count in (1, LARGE - 1, LARGE, 3 * LARGE):
+    for count in (LARGE, LARGE + 1, 3 * LARGE):
         assert address(memory.array(count, TOP)) % 64 == 0
+        assert address(aligned_array(count, TOP)) % 64 == 0
 
 
 def test_threads_that_share_a_memory_get_no_array_twice() -> None:

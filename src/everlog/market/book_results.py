@@ -232,5 +232,7 @@ def _raise_places(places: NDArray[np.void], size_decimals: int) -> None:
 
 
 def _report(written: bytes, layout: np.dtype[Any]) -> NDArray[np.void]:
+    if not written:
+        return np.empty(0, layout)
     rows: NDArray[np.void] = np.frombuffer(bytearray(written), dtype=layout)
     return rows

@@ -243,8 +243,6 @@ class BookSet:
         self, own: PackedRecords, index: NDArray[np.intp], book: Book
     ) -> tuple[PackedRecords, NDArray[np.intp]]:
         """Return those events of a market that its book can apply."""
-        if self.settings.mode is not None or OtherModes(self.settings.other_modes) is OtherModes.FAIL:
-            return own, index
         modes = gather_field(own, "book_mode")
         fitting = modes == (BookMode.L3 if isinstance(book, L3Book) else BookMode.L2)
         if fitting.all():
@@ -297,40 +295,43 @@ class BookSet:
         parts = [split.order[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
         if run != (0, len(packed)):
             parts = [part[slice(*np.searchsorted(part, run))] for part in parts]
-        numbers = [number for number in np.argsort(split.keys).tolist() if len(parts[number])]
-        for number in numbers:
-            index, key = parts[number], int(split.keys[number])
-            head = _head(packed, int(index[0]))
-            market = Market(key >> 32, key & 0xFFFFFFFF)
-            own = packed if len(index) == len(packed) else packed.take(index)
-            book = self._book(market, BookMode(int(head["book_mode"])))
-            own, index = self._of_its_mode(own, index, book)
+        settings, keys = self.settings, split.keys.tolist()
+        passes_over = settings.mode is None and OtherModes(settings.other_modes) is not OtherModes.FAIL
+        for number in np.argsort(split.keys).tolist():
+            index, key = parts[number], keys[number]
             if len(index) == 0:
                 continue
-            is_whole = index is parts[number]
-            self._join_stream(market, book, head if is_whole else _head(own, 0))
-            events = _as_records(own) if isinstance(book, L3Book) else own
-            result = book.apply_array(events, want, memory)
+            market = Market(key >> 32, key & 0xFFFFFFFF)
+            own = packed if len(index) == len(packed) else packed.take(index)
+            book = self._book(market, own)
+            if passes_over:
+                own, index = self._of_its_mode(own, index, book)
+                if len(index) == 0:
+                    continue
+            result = book.apply_array(self._events_for(book, market, own), want, memory)
             earlier = results.get(market)
             results[market] = (
                 MarketResult(index, result) if earlier is None else _joined(earlier, index, result)
             )
 
-    def _book(self, market: Market, mode: BookMode) -> Book:
+    def _book(self, market: Market, own: PackedRecords) -> Book:
         book = self.books.get(market)
         if book is None:
-            book = self._new_book(mode)
+            book = self._new_book(BookMode(int(_head(own)["book_mode"])))
             self.books[market] = book
         return book
 
-    def _join_stream(self, market: Market, book: Book, head: Any) -> None:
-        """Note on which channel the events of a book of orders come."""
-        if isinstance(book, L3Book):
-            stream = self._stream(int(head["venue_id"]), int(head["stream_id"]))
-            if market not in stream.books:
-                stream.books[market] = book
-                if stream.quarantined:
-                    book._quarantine()
+    def _events_for(self, book: Book, market: Market, own: PackedRecords) -> Any:
+        """Return the events as the market's book takes them; of orders, note on which channel they come."""
+        if not isinstance(book, L3Book):
+            return own
+        head = _head(own)
+        stream = self._stream(int(head["venue_id"]), int(head["stream_id"]))
+        if market not in stream.books:
+            stream.books[market] = book
+            if stream.quarantined:
+                book._quarantine()
+        return _as_records(own)
 
     def _new_book(self, mode: BookMode) -> Book:
         settings = self.settings
@@ -356,9 +357,9 @@ class BookSet:
         return self._streams[key]
 
 
-def _head(packed: PackedRecords, event: int) -> Any:
-    """Return the header of one event."""
-    return np.frombuffer(packed.buffer, BOOK_EVENT_HEADER, 1, int(packed.offsets[event]))[0]
+def _head(packed: PackedRecords) -> Any:
+    """Return the header of the first event."""
+    return np.frombuffer(packed.buffer, BOOK_EVENT_HEADER, 1, int(packed.offsets[0]))[0]
 
 
 def _as_records(packed: PackedRecords) -> PackedRecords | NDArray[np.void]:

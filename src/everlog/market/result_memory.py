@@ -18,7 +18,8 @@ from everlog.errors import InvalidConfig
 
 MAX_BLOCKS: Final = 8
 SMALLEST_BLOCK_BYTES: Final = 1 << 18
-"""Smaller arrays are not kept: the allocator has memory for them at hand."""
+"""Smaller arrays are not kept, nor aligned: the allocator has memory for them at hand, and where there are
+many markets there is one for each of them in every batch."""
 
 _LINE_BYTES: Final = 64
 _WASTE_FACTOR: Final = 4
@@ -28,7 +29,9 @@ Block = NDArray[np.uint8]
 
 
 def aligned_array(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return an array that begins on a line of cache, so that books can write whole lines; not cleared."""
+    """Return an array, not cleared; a large one begins on a line of cache: books write whole lines then."""
+    if _bytes(shape, dtype) < SMALLEST_BLOCK_BYTES:
+        return np.empty(shape, dtype)
     return _view(np.empty(_bytes(shape, dtype) + _LINE_BYTES, dtype=np.uint8), shape, dtype)
 
 
