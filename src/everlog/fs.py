@@ -16,6 +16,7 @@ from typing import Protocol
 _RENAME_NOREPLACE = 1
 _AT_FDCWD = -100
 _SYNC_FILE_RANGE_WRITE = 2
+_ZEROS = memoryview(bytes(1 << 18))
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -158,7 +159,7 @@ class OsFs:
 
     def write_zeros(self, fd: int, offset: int, length: int) -> None:
         """See `Fs.write_zeros`; nothing is promised, so a short write is enough."""
-        os.pwrite(fd, bytes(length), offset)
+        os.pwrite(fd, _ZEROS[:length] if length <= len(_ZEROS) else bytes(length), offset)
 
     def fsync(self, fd: int) -> None:
         """See `Fs.fsync`."""

@@ -29,6 +29,7 @@ def test_the_defaults_are_those_of_the_specification() -> None:
     assert config.backpressure == "fail-fast"
     assert (config.defer_seal_sync, config.require_prealloc, config.memlock) == (False, False, False)
     assert config.prealloc_wait_s == 0
+    assert not config.large_blocks
     assert config.clock_mode == "wall"
     assert BLOCK_POLL_NS == 100_000
     assert HEARTBEAT_INTERVAL_NS == 10**9

@@ -14,6 +14,7 @@ from everlog.errors import Corrupt, Io, SegmentNotPrepared
 from everlog.fault_fs import FaultFs
 from everlog.queue import QueueWriter, WriterConfig
 from everlog.queue.layout import SEGMENT_HEADER
+from everlog.queue.segment import LARGE_BLOCK_BYTES, create_segment
 from tests.support.files import hooked_fs
 from tests.support.queues import overwrite
 from tests.support.small_queues import (
@@ -59,6 +60,36 @@ def test_a_prepared_segment_is_complete_and_empty(tmp_path: Path) -> None:
         assert segment_file(tmp_path / "q", 1).read_bytes() == expected
         assert os.stat(segment_file(tmp_path / "q", 1)).st_blocks * 512 >= SMALL, "its space is reserved"
         assert list((tmp_path / "q").glob("*.tmp")) == []
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE_BLOCK_BYTES, 3 * LARGE_BLOCK_BYTES + SMALL])
+def test_a_segment_prepared_in_large_blocks_is_complete_and_empty_too(tmp_path: Path, size: int) -> None:
+    fs = FaultFs(tmp_path)
+    create_segment(fs, str(tmp_path), 7, size, prefault=True, large_blocks=True).close(fs)
+    blocks = sum(call.name == "write_zeros" for call in fs.log)
+    assert blocks == (size - 1) // LARGE_BLOCK_BYTES
+    expected = SEGMENT_HEADER.pack(0x53454730, 2, 7, 0) + bytes(size - 64)
+    assert segment_file(tmp_path, 7).read_bytes() == expected
+
+
+def test_messages_go_through_segments_of_large_blocks(tmp_path: Path) -> None:
+    sent = [bytes([number]) * LARGE_BLOCK_BYTES for number in range(12)]
+    with open_writer(
+        tmp_path / "q", segment_size=4 * LARGE_BLOCK_BYTES, large_blocks=True, retention=False
+    ) as writer:
+        for number, payload in enumerate(sent):
+            writer.append(1, payload)
+            if number % 3 == 1:
+                prepared(tmp_path / "q", writer.segment_id + 1)
+    assert payloads(tmp_path / "q") == sent
+
+
+def test_of_a_large_block_that_cannot_be_written_nothing_is_left(tmp_path: Path) -> None:
+    fs = FaultFs(tmp_path)
+    fs.fail_when("write_zeros", errno.EIO)
+    with pytest.raises(OSError, match="planned"):
+        create_segment(fs, str(tmp_path), 1, 2 * LARGE_BLOCK_BYTES, prefault=True, large_blocks=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_reader_does_not_enter_a_segment_that_is_merely_prepared(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ class ImportRun:
     def _write(self, paths: Sequence[str], digest: str) -> ImportResult:
         # The index is refreshed every second; every few thousand events would be too often at this rate.
         config = WriterConfig.archive().replace(
-            segment_size=self._request.segment_size, index_flush_records=None
+            segment_size=self._request.segment_size, index_flush_records=None, large_blocks=True
         )
         tally = Tally()
         name = self._importer.name

@@ -310,7 +310,7 @@ class _Outputs:
     """All queues that are written, a few of them open at a time; appends only what they do not have."""
 
     def __init__(self, segment_size: int) -> None:
-        self._config = WriterConfig.archive().replace(segment_size=segment_size)
+        self._config = WriterConfig.archive().replace(segment_size=segment_size, large_blocks=True)
         self._open: OrderedDict[str, QueueWriter] = OrderedDict()
         self._produced: dict[str, int] = {}
         self._held: dict[str, int] = {}

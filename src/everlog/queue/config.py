@@ -59,6 +59,7 @@ class WriterSettings(TypedDict, total=False):
     require_prealloc: bool
     prealloc_wait_s: float
     memlock: bool
+    large_blocks: bool
     clock_mode: Literal["wall", "anchored"]
 
 
@@ -83,6 +84,7 @@ class WriterConfig:
     require_prealloc: bool = False
     prealloc_wait_s: float = 0.0
     memlock: bool = False
+    large_blocks: bool = False
     clock_mode: Literal["wall", "anchored"] = "wall"
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
+from typing import Final
 
 from everlog.errors import Corrupt, UnsupportedVersion
 from everlog.fs import Fs
@@ -16,6 +17,8 @@ from everlog.native import mapping as native
 from everlog.queue import layout
 
 TEMP_SUFFIX = ".tmp"
+LARGE_BLOCK_BYTES: Final = 1 << 18
+"""Larger ones make reading little cheaper, and every sync writes at least one."""
 
 
 @dataclass(slots=True)
@@ -57,9 +60,19 @@ def list_segments(fs: Fs, queue_path: str) -> list[int]:
 
 
 def create_segment(
-    fs: Fs, queue_path: str, segment_id: int, size: int, *, prefault: bool = False, memlock: bool = False
+    fs: Fs,
+    queue_path: str,
+    segment_id: int,
+    size: int,
+    *,
+    prefault: bool = False,
+    large_blocks: bool = False,
+    memlock: bool = False,
 ) -> Segment:
-    """Create a segment, or open the one that has appeared under its name meanwhile."""
+    """Create a segment, or open the one that has appeared under its name meanwhile.
+
+    `large_blocks` says in what pieces `prefault` brings it into memory.
+    """
     path = segment_path(queue_path, segment_id)
     temp = path + TEMP_SUFFIX
     # A leftover is removed, never cut: somebody may still have it mapped.
@@ -72,6 +85,8 @@ def create_segment(
         fs.fsync(fd)
         mapping = native.Mapping(fd, size, True)
         if prefault:
+            if large_blocks:
+                _fill_in_blocks(fs, fd, size)
             mapping.prefault()
         if memlock:
             mapping.lock()
@@ -87,6 +102,15 @@ def create_segment(
             fs.unlink(temp)
         raise
     return Segment(segment_id, path, mapping, fd)
+
+
+def _fill_in_blocks(fs: Fs, fd: int, size: int) -> None:
+    """Have the system keep a new segment in large blocks instead of pages: it does so with what is written.
+
+    After its sync, which would have to write all of it; and without the first block, which has the header.
+    """
+    for begin in range(LARGE_BLOCK_BYTES, size, LARGE_BLOCK_BYTES):
+        fs.write_zeros(fd, begin, min(LARGE_BLOCK_BYTES, size - begin))
 
 
 def open_segment(

@@ -68,12 +68,22 @@ class _Worker:
 class PrepareWorker(_Worker):
     """Builds the next segment ahead of time: allocated, page-faulted, published, tagged with its id."""
 
-    def __init__(self, fs: Fs, clock: Clock, queue_path: str, segment_size: int, *, memlock: bool) -> None:
+    def __init__(
+        self,
+        fs: Fs,
+        clock: Clock,
+        queue_path: str,
+        segment_size: int,
+        *,
+        memlock: bool = False,
+        large_blocks: bool = False,
+    ) -> None:
         super().__init__("prepare", clock)
         self._fs = fs
         self._queue_path = queue_path
         self._segment_size = segment_size
         self._memlock = memlock
+        self._large_blocks = large_blocks
         self._lock = threading.Condition()
         self._wanted: int | None = None
         self._building = False
@@ -155,6 +165,7 @@ class PrepareWorker(_Worker):
                 segment_id,
                 self._segment_size,
                 prefault=True,
+                large_blocks=self._large_blocks,
                 memlock=self._memlock,
             )
         except Exception:  # the roll creates the segment itself then, and says what is wrong

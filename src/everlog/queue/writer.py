@@ -102,7 +102,9 @@ class QueueWriter(RingWriter):
 
     def _start_workers(self, record_segment: int) -> None:
         config, size = self.config, self._control.segment_size
-        self._prepare = PrepareWorker(self._fs, self._clock, self.path, size, memlock=config.memlock)
+        self._prepare = PrepareWorker(
+            self._fs, self._clock, self.path, size, memlock=config.memlock, large_blocks=config.large_blocks
+        )
         self._sync = SyncWorker(self._fs, self._clock)
         self._retention = RetentionWorker(
             self._fs, self._clock, self.path, self._control, config, _tick_of(self)

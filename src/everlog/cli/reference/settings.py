@@ -104,6 +104,8 @@ WRITER_TEXTS: Final[dict[str, str]] = {
     "require_prealloc": "a roll uses a prepared segment or raises `SegmentNotPrepared`",
     "prealloc_wait_s": "how long a roll waits for the prepared segment",
     "memlock": "lock segments in memory",
+    "large_blocks": "prepare segments in blocks of 256 KiB: cheaper to write and to read, but a sync of "
+    "anything in a block writes all of it",
     "clock_mode": "`wall`, or `anchored`: monotonic time, set to the wall clock when opened",
 }
 OF_THE_MACHINE: Final = {"wal_shards": "processors, at most 8"}
