@@ -321,7 +321,7 @@ class BookSet:
             self.books[market] = book
         return book
 
-    def _events_for(self, book: Book, market: Market, own: PackedRecords) -> Any:
+    def _events_for(self, book: Book, market: Market, own: PackedRecords) -> PackedRecords | NDArray[np.void]:
         """Return the events as the market's book takes them; of orders, note on which channel they come."""
         if not isinstance(book, L3Book):
             return own
