@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,6 +21,7 @@ from benchmarks.spark.measures import (
     MEASURES,
     QUICK,
     SCALED,
+    TURN_OVER,
     Measured,
     Numbers,
     Sizes,
@@ -66,13 +67,15 @@ def measure(folder: Path, sizes: Sizes, rounds: int, names: list[str], results: 
     names = [name for name in names if name != COSTS]
     if not names:
         return
-    for numbers in _session(folder, sizes, CORES, rounds, names, results):
+    for numbers in _in_turns([_Session(folder, sizes, CORES, rounds, names)], rounds, results)[0]:
         results.add(numbers)
     scaled = [name for name in SCALED if name in names]
     if not scaled:
         return
-    # Both alike: a session of its own for each number of cores, with nothing else measured between.
-    one, two = (_session(folder, sizes, cores, rounds, scaled, results) for cores in (1, CORES))
+    # A session for each number of cores, with nothing else measured between, one round here and one there:
+    # what the machine does in the meantime is the same for both.
+    pair = [_Session(folder, sizes, cores, rounds, scaled) for cores in (1, CORES)]
+    one, two = _in_turns(pair, rounds, results)
     for name in scaled:
         pairs = zip(_values(two, SCALED[name]), _values(one, SCALED[name]), strict=False)
         for with_two, with_one in pairs:
@@ -83,20 +86,49 @@ def _values(found: list[Numbers], number: str) -> list[float]:
     return [numbers[number] for numbers in found if number in numbers]
 
 
-def _session(
-    folder: Path, sizes: Sizes, cores: int, rounds: int, names: list[str], results: Results
-) -> list[Numbers]:
-    """Measure in a process of its own; what it says when it fails is a failure in the table."""
-    out = folder / f"numbers-{cores}.json"
-    asked = request(folder, sizes, cores, rounds, names, out)
-    command = [sys.executable, "-m", "benchmarks.spark.measures", asked]
-    done = subprocess.run(command, env={**os.environ}, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        results.failures.append(f"{cores} cores: {done.stderr}")
-        return []
-    measured = Measured(*json.loads(out.read_text()))
-    results.failures.extend(measured.failures)
-    return measured.numbers
+class _Session:
+    """A process with a session of so many cores; it measures a round whenever it is its turn."""
+
+    def __init__(self, folder: Path, sizes: Sizes, cores: int, rounds: int, names: list[str]) -> None:
+        self.cores = cores
+        self._out = folder / f"numbers-{cores}.json"
+        self._said = folder / f"said-{cores}.txt"
+        asked = request(folder, sizes, cores, rounds, names, self._out)
+        with self._said.open("w") as said:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.spark.measures", asked],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                text=True,
+            )
+
+    def take_turn(self) -> None:
+        """Return when the round is over, or the process."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.strip() == TURN_OVER:
+                return
+
+    def finish(self, results: Results) -> list[Numbers]:
+        """Return the numbers of all rounds; what a process says that fails is a failure in the table."""
+        self._process.communicate()
+        if self._process.returncode != 0:
+            results.failures.append(f"{self.cores} cores: {self._said.read_text()}")
+            return []
+        measured = Measured(*json.loads(self._out.read_text()))
+        results.failures.extend(measured.failures)
+        return measured.numbers
+
+
+def _in_turns(sessions: list[_Session], rounds: int, results: Results) -> list[list[Numbers]]:
+    for _ in range(rounds + 1):
+        for session in sessions:
+            session.take_turn()
+    return [session.finish(results) for session in sessions]
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

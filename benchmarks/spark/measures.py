@@ -34,6 +34,7 @@ from everlog.pipeline.worker_process import settle_worker
 Numbers = dict[str, float]
 Batches = Iterator[pa.RecordBatch]
 NS_PER_S: Final = 1_000_000_000
+TURN_OVER: Final = "turn over"
 
 
 @dataclass(frozen=True)
@@ -243,8 +244,10 @@ class Measured(NamedTuple):
     failures: list[str]
 
 
-def run(folder: Path, sizes: Sizes, cores: int, rounds: int, names: list[str]) -> Measured:
-    """Measure in a session of so many cores; the first round warms up and does not count.
+def run(
+    folder: Path, sizes: Sizes, cores: int, rounds: int, names: list[str], turns: Iterator[None]
+) -> Measured:
+    """Measure in a session of so many cores, a round in each turn; the first warms up and does not count.
 
     All its processes share these cores: with one, Java and Python take turns.
     """
@@ -253,7 +256,10 @@ def run(folder: Path, sizes: Sizes, cores: int, rounds: int, names: list[str]) -
     spark = spark_session(app_name="benchmark", master=f"local[{cores}]", **settings)
     bench, measured = Bench(spark, folder, sizes, cores), Measured([], [])
     try:
-        for number, name in ((number, name) for number in range(rounds + 1) for name in names):
+        turned = (
+            (number, name) for number, _ in zip(range(rounds + 1), turns, strict=False) for name in names
+        )
+        for number, name in turned:
             try:
                 numbers = MEASURES[name](bench)
             except Exception as error:  # a failure of one must not cost the others
@@ -264,6 +270,13 @@ def run(folder: Path, sizes: Sizes, cores: int, rounds: int, names: list[str]) -
     finally:
         spark.stop()
     return measured
+
+
+def given_turns() -> Iterator[None]:
+    """Yield when a line comes, and say when the turn is over: two sessions that are compared alternate."""
+    for _ in sys.stdin:
+        yield
+        print(TURN_OVER, flush=True)
 
 
 def request(folder: Path, sizes: Sizes, cores: int, rounds: int, names: list[str], out: Path) -> str:
@@ -283,5 +296,7 @@ def request(folder: Path, sizes: Sizes, cores: int, rounds: int, names: list[str
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
     sizes_given = Sizes(**{**asked["sizes"], "linear_points": tuple(asked["sizes"]["linear_points"])})
-    measured = run(Path(asked["folder"]), sizes_given, asked["cores"], asked["rounds"], asked["names"])
+    measured = run(
+        Path(asked["folder"]), sizes_given, asked["cores"], asked["rounds"], asked["names"], given_turns()
+    )
     Path(asked["out"]).write_text(json.dumps(measured))

@@ -17,7 +17,7 @@ from benchmarks.spark.measures import FULL, Sizes
 NOTES = (
     "The first round warms the session up and does not count. Sources of Spark read the same rows.",
     "Topics: the server runs on the same cores. One core against two: the same work in two sessions, each "
-    "bound to so many cores.",
+    "bound to so many cores, a round of one and a round of the other.",
 )
 
 
