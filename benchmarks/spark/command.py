@@ -67,14 +67,14 @@ def measure(folder: Path, sizes: Sizes, rounds: int, names: list[str], results: 
     names = [name for name in names if name != COSTS]
     if not names:
         return
-    for numbers in _in_turns([_Session(folder, sizes, CORES, rounds, names)], rounds, results)[0]:
+    for numbers in _in_turns([_Session(folder, sizes, CORES, names)], rounds, results)[0]:
         results.add(numbers)
     scaled = [name for name in SCALED if name in names]
     if not scaled:
         return
     # A session for each number of cores, with nothing else measured between, one round here and one there:
     # what the machine does in the meantime is the same for both.
-    pair = [_Session(folder, sizes, cores, rounds, scaled) for cores in (1, CORES)]
+    pair = [_Session(folder, sizes, cores, scaled) for cores in (1, CORES)]
     one, two = _in_turns(pair, rounds, results)
     for name in scaled:
         pairs = zip(_values(two, SCALED[name]), _values(one, SCALED[name]), strict=False)
@@ -89,11 +89,11 @@ def _values(found: list[Numbers], number: str) -> list[float]:
 class _Session:
     """A process with a session of so many cores; it measures a round whenever it is its turn."""
 
-    def __init__(self, folder: Path, sizes: Sizes, cores: int, rounds: int, names: list[str]) -> None:
+    def __init__(self, folder: Path, sizes: Sizes, cores: int, names: list[str]) -> None:
         self.cores = cores
         self._out = folder / f"numbers-{cores}.json"
         self._said = folder / f"said-{cores}.txt"
-        asked = request(folder, sizes, cores, rounds, names, self._out)
+        asked = request(folder, sizes, cores, names, self._out)
         with self._said.open("w") as said:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.spark.measures", asked],
@@ -114,7 +114,7 @@ class _Session:
                 return
 
     def finish(self, results: Results) -> list[Numbers]:
-        """Return the numbers of all rounds; what a process says that fails is a failure in the table."""
+        """End it; return the numbers of all rounds. What a process says that fails is in the table."""
         self._process.communicate()
         if self._process.returncode != 0:
             results.failures.append(f"{self.cores} cores: {self._said.read_text()}")

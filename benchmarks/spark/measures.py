@@ -244,9 +244,7 @@ class Measured(NamedTuple):
     failures: list[str]
 
 
-def run(
-    folder: Path, sizes: Sizes, cores: int, rounds: int, names: list[str], turns: Iterator[None]
-) -> Measured:
+def run(folder: Path, sizes: Sizes, cores: int, names: list[str], turns: Iterator[None]) -> Measured:
     """Measure in a session of so many cores, a round in each turn; the first warms up and does not count.
 
     All its processes share these cores: with one, Java and Python take turns.
@@ -256,10 +254,7 @@ def run(
     spark = spark_session(app_name="benchmark", master=f"local[{cores}]", **settings)
     bench, measured = Bench(spark, folder, sizes, cores), Measured([], [])
     try:
-        turned = (
-            (number, name) for number, _ in zip(range(rounds + 1), turns, strict=False) for name in names
-        )
-        for number, name in turned:
+        for number, name in ((number, name) for number, _ in enumerate(turns) for name in names):
             try:
                 numbers = MEASURES[name](bench)
             except Exception as error:  # a failure of one must not cost the others
@@ -279,14 +274,13 @@ def given_turns() -> Iterator[None]:
         print(TURN_OVER, flush=True)
 
 
-def request(folder: Path, sizes: Sizes, cores: int, rounds: int, names: list[str], out: Path) -> str:
+def request(folder: Path, sizes: Sizes, cores: int, names: list[str], out: Path) -> str:
     """Return the argument with which this module, run as a process, measures."""
     return json.dumps(
         {
             "folder": str(folder),
             "sizes": asdict(sizes),
             "cores": cores,
-            "rounds": rounds,
             "names": names,
             "out": str(out),
         }
@@ -296,7 +290,5 @@ def request(folder: Path, sizes: Sizes, cores: int, rounds: int, names: list[str
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
     sizes_given = Sizes(**{**asked["sizes"], "linear_points": tuple(asked["sizes"]["linear_points"])})
-    measured = run(
-        Path(asked["folder"]), sizes_given, asked["cores"], asked["rounds"], asked["names"], given_turns()
-    )
+    measured = run(Path(asked["folder"]), sizes_given, asked["cores"], asked["names"], given_turns())
     Path(asked["out"]).write_text(json.dumps(measured))
