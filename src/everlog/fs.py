@@ -265,6 +265,18 @@ def replace_file(fs: Fs, path: str, data: bytes, *, durable: bool = True) -> Non
         fs.fsync_dir(os.path.dirname(path) or ".")
 
 
+def sync_path(fs: Fs, path: str) -> None:
+    """Force a file to disk that nobody here has open; one that is gone needs no sync."""
+    try:
+        fd = fs.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        fs.fsync(fd)
+    finally:
+        fs.close(fd)
+
+
 def close_locked(fs: Fs, fd: int) -> None:
     """Unlock and close: closing alone would leave the lock with a forked child that has the file."""
     try:

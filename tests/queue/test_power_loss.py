@@ -7,6 +7,7 @@ and goes on. A failure prints the operation and the seed: put them into `CASES` 
 import contextlib
 import os
 import random
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ import pytest
 from everlog.errors import Corrupt, Unsupported
 from everlog.fault_fs import FaultFs, PowerLoss
 from everlog.queue import Queue, QueueReader
+from everlog.queue.layout import SEG_DATA_OFFSET
+from everlog.queue.reader_meta import ReaderPosition, list_readers, sync_readers
 from tests.support.small_queues import QuickFs, segment_ids
 
 SEGMENT_SIZE = 2048
@@ -43,6 +46,8 @@ class Life:
     flushed: int = 0
     committed: int = 0
     """What the reader has committed durably; it may have been deleted since."""
+    positions: dict[tuple[int, int], int] = field(default_factory=lambda: {(0, SEG_DATA_OFFSET): 0})
+    """The next seq at every position that the reader has stored, or was about to."""
     objects: list[Any] = field(default_factory=list)
 
     def live(self, path: Path, fs: FaultFs, settings: dict[str, Any], *, reads: bool) -> None:
@@ -67,9 +72,18 @@ class Life:
     def read(self, reader: QueueReader) -> None:
         """Consume everything and commit it, as far as it was flushed."""
         seqs = [message.seq for message in reader.drain(1000)]
+        next_seq = seqs[-1] + 1 if seqs else self.committed
+        self.positions[reader.position] = next_seq
         reader.commit()
-        if seqs:
-            self.committed = seqs[-1] + 1
+        self.committed = next_seq
+
+    def stored(self, path: Path) -> int:
+        """The next seq where the reader resumes: a commit that the power loss cut off is stored or not."""
+        position = (list_readers(QuickFs(), str(path)) or {}).get("alpha")
+        if position is None:
+            return 0
+        assert isinstance(position, ReaderPosition)
+        return self.positions[position.segment_id, position.offset]
 
     def end(self) -> None:
         """The process is gone: no thread and no descriptor of it may reach into the next life."""
@@ -123,7 +137,10 @@ def check(path: Path, life: Life, settings: dict[str, Any]) -> None:
         seqs = [seq for seq, _ in found]
         assert seqs == sorted(set(seqs)), f"not once and in order: {seqs}"
         assert all(data == payload_of(seq) for seq, data in found), "another content than was appended"
-        needed = set(range(min(life.committed, life.flushed), life.flushed))
+        stored = life.stored(path)
+        assert stored >= life.committed, "a commit was lost"
+        Queue.open_subscriber(path, "alpha", fs=QuickFs()).close()  # what it needs next is there
+        needed = set(range(min(stored, life.flushed), life.flushed))
         assert needed <= set(seqs), f"flushed and lost: {sorted(needed - set(seqs))}"
         if not damaged and not settings.get("defer_seal_sync") and seqs:
             assert seqs == list(range(seqs[0], seqs[-1] + 1)), f"a gap: {seqs}"
@@ -163,6 +180,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], bool]] = {
 CASES = [
     ("keeping everything", 154, 2607330852),
     ("deleting what was read", 187, 2151093638),
+    ("deleting what was read", 263, 3298573291),
     ("syncing in the background", 292, 2183675157),
 ]
 """(variant, call, seed) of failures that were found and fixed."""
@@ -352,6 +370,34 @@ def test_a_durable_commit_survives_and_an_ordinary_one_may_not(tmp_path: Path) -
             resumed.add(reader.drain(1)[0].seq)
     assert resumed <= {4, 6}
     assert 4 in resumed
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_nothing_is_deleted_for_a_position_that_a_power_loss_takes_back(tmp_path: Path, legacy: bool) -> None:
+    """A commit is seen by retention before it is on disk: at once, and for long if it is not durable."""
+
+    def act(fs: FaultFs) -> None:
+        path = root_of(fs) / "q"
+        with Queue.open_publisher(path, segment_size=SEGMENT_SIZE, fs=fs) as writer:
+            if legacy:
+                (path / "readers").mkdir()
+                (path / "readers" / "alpha.meta").write_bytes(struct.pack("<QQ", 0, SEG_DATA_OFFSET))
+                sync_readers(fs, str(path), ["alpha"])
+                fs.fsync_dir(str(path))
+            with Queue.open_subscriber(path, "alpha", fs=fs) as reader:
+                for seq in range(30):
+                    writer.append(1, payload_of(seq))
+                writer.flush_sync()
+                reader.drain(20)
+                reader.commit(durable=False)
+                writer._retention.run_pass()
+                assert min(segment_ids(path)) > 0
+                cut(fs)
+
+    for place in lose_power(tmp_path, act):
+        with Queue.open_subscriber(place / "q", "alpha", fs=QuickFs()) as reader:
+            seqs = [message.seq for message in reader.drain(100)]
+        assert seqs == list(range(seqs[0], 30))
 
 
 def test_a_reader_does_not_skip_records_that_replace_lost_ones(tmp_path: Path) -> None:

@@ -211,6 +211,38 @@ def test_a_file_that_cannot_be_deleted_is_counted_and_tried_again(tmp_path: Path
         assert scene.kept() == [3]
 
 
+def test_while_a_position_cannot_be_synced_nothing_is_deleted_for_it(tmp_path: Path) -> None:
+    fs = FaultFs(tmp_path, inner=QuickFs())
+    scene = Scene(tmp_path / "q", fs=fs)
+    with scene.writer, open_reader(scene.path, clock=scene.clock) as reader:
+        scene.fill(3)
+        reader.drain(1000)
+        fs.fail_when("fsync", 5, path="alpha.meta", times=1000)
+        reader.commit()
+        scene.passes()
+        assert scene.writer.metrics.retention_errors > 0
+        assert scene.kept() == [0, 1, 2, 3]
+
+
+def test_a_writer_that_looks_for_room_does_not_wait_for_the_disk_of_a_pass(tmp_path: Path) -> None:
+    syncing, looked = threading.Event(), threading.Event()
+
+    def before(name: str, arguments: tuple[Any, ...]) -> None:
+        if name == "fsync_dir" and arguments[0].endswith("readers") and not looked.is_set():
+            syncing.set()
+            assert looked.wait(30), "the writer waited for the pass"
+
+    with open_writer(tmp_path / "q", fs=hooked_fs(before)) as writer, open_reader(tmp_path / "q") as reader:
+        writer.append_many(1, [b"x"] * (2 * PER_SEGMENT))
+        reader.drain(1000)
+        reader.commit()
+        wait_until(lambda: writer._retention.wake() or syncing.is_set(), "the worker to sync the readers")
+        assert writer._retention.refresh() is not None
+        looked.set()
+        wait_until(lambda: segment_ids(tmp_path / "q")[0] > 0, "the segment to go")
+        assert writer.metrics.retention_errors == 0
+
+
 def test_many_segments_go_in_small_batches(tmp_path: Path) -> None:
     fs = FaultFs(tmp_path, inner=QuickFs())
     scene = Scene(tmp_path / "q", fs=fs)

@@ -21,10 +21,11 @@ import errno
 import os
 import struct
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from everlog.errors import Closed, CorruptMetadata, ReaderAlreadyActive
-from everlog.fs import Fs, close_locked
+from everlog.fs import Fs, close_locked, sync_path
 from everlog.queue.layout import (
     READER_META_SIZE,
     READER_META_SUFFIX,
@@ -148,6 +149,14 @@ def list_readers(fs: Fs, queue_path: str) -> dict[str, ReaderPosition | CorruptM
         else:
             readers[name] = position or ReaderPosition(0, SEG_DATA_OFFSET, heartbeat_ns=0, generation=0)
     return readers
+
+
+def sync_readers(fs: Fs, queue_path: str, names: Iterable[str]) -> None:
+    """Make what these readers stored survive a power loss; one that has left is skipped."""
+    for name in names:
+        sync_path(fs, meta_path(queue_path, name))
+    # A reader may have put a new file in the place of a legacy one.
+    fs.fsync_dir(os.path.join(queue_path, READERS_DIR))
 
 
 class ReaderMetaFile:

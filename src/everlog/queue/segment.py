@@ -150,18 +150,6 @@ def map_segment(fs: Fs, queue_path: str, segment_id: int, size: int) -> native.M
     return segment.mapping
 
 
-def sync_segment(fs: Fs, queue_path: str, segment_id: int) -> None:
-    """Force a segment to disk that nobody here has open; one that is gone needs no sync."""
-    try:
-        fd = fs.open(segment_path(queue_path, segment_id), os.O_RDONLY)
-    except FileNotFoundError:
-        return
-    try:
-        fs.fsync(fd)
-    finally:
-        fs.close(fd)
-
-
 def remove_segment(fs: Fs, queue_path: str, segment_id: int) -> None:
     """Delete a segment and its seek index; either may be gone already."""
     for name in (layout.segment_name(segment_id), layout.seek_index_name(segment_id)):

@@ -7,7 +7,7 @@ writer. Every wait goes through `Clock` and is ended by `close`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from everlog.clock import Clock
@@ -16,7 +16,7 @@ from everlog.fs import Fs
 from everlog.queue import retention
 from everlog.queue.config import WriterConfig
 from everlog.queue.control import ControlBlock
-from everlog.queue.reader_meta import ReaderPosition, list_readers
+from everlog.queue.reader_meta import ReaderPosition, list_readers, sync_readers
 from everlog.queue.segment import Segment, create_segment, list_segments, remove_segment
 
 HEARTBEAT_INTERVAL_NS: Final = 1_000_000_000
@@ -263,7 +263,8 @@ class RetentionWorker(_Worker):
         self._config = config
         self._on_tick = on_tick
         self._liveness = retention.ReaderLiveness(clock, int(config.reader_ttl_s * 1e9))
-        self._lock = threading.RLock()
+        self._passing = threading.Lock()
+        self._looking = threading.Lock()
         self._oldest = min(list_segments(fs, queue_path), default=0)
         self._beaten_ns = clock.monotonic_ns()
         self._interval_ns = int(config.retention_check_interval_s * 1e9)
@@ -282,30 +283,46 @@ class RetentionWorker(_Worker):
 
     def refresh(self) -> int | None:
         """Look at the readers now; return the byte position of the slowest counting one."""
-        with self._lock:
-            self._look()
-            return self.min_position
+        self._look()
+        return self.min_position
 
     def run_pass(self) -> None:
         """One pass: look at the readers, delete what may go (a few segments at a time)."""
-        with self._lock:
-            for _ in range(DELETE_BATCH_MAX):
+        with self._passing:
+            counting, batch = self._deletable()
+            if not batch:
+                return
+            # Readers may have committed without a sync, or be syncing now. A power loss must not
+            # take them back to a segment that is gone.
+            sync_readers(self._fs, self._queue_path, counting)
+            for segment_id in batch[:DELETE_BATCH_MAX]:
                 # Looked at before every deletion: a reader may just be opening at the oldest.
-                counting = self._look()
-                head_segment, _ = self._control.head()
-                deletable = retention.deletable_segments(
-                    range(self._oldest, head_segment),
-                    counting,
-                    head_segment=head_segment,
-                    keep_from=self.record_segment,
-                )
-                if not deletable or not self._config.retention:
+                if segment_id not in self._deletable()[1]:
                     return
-                remove_segment(self._fs, self._queue_path, deletable[0])
-                self._oldest = deletable[0] + 1
-            self._wake.set()
+                remove_segment(self._fs, self._queue_path, segment_id)
+                self._oldest = segment_id + 1
+            if len(batch) > DELETE_BATCH_MAX:
+                self._wake.set()
+
+    def _deletable(self) -> tuple[Iterable[str], list[int]]:
+        """Return who counts, and the segments that none of them needs."""
+        counting = self._look()
+        if counting is None or not self._config.retention:
+            return [], []
+        head_segment, _ = self._control.head()
+        return counting, retention.deletable_segments(
+            range(self._oldest, head_segment),
+            counting,
+            head_segment=head_segment,
+            keep_from=self.record_segment,
+        )
 
     def _look(self) -> dict[str, ReaderPosition] | None:
+        # Apart from a pass, which waits for the disk: the writer's thread must not.
+        with self._looking:
+            return self._look_alone()
+
+    def _look_alone(self) -> dict[str, ReaderPosition] | None:
         readers = list_readers(self._fs, self._queue_path)
         if readers is None:
             self.min_position = None

@@ -17,7 +17,7 @@ import numpy as np
 
 from everlog.clock import AnchoredClock, Clock, SystemClock
 from everlog.errors import Closed, Corrupt, CorruptMetadata, QueueFull, SegmentNotPrepared, Unsupported
-from everlog.fs import Fs
+from everlog.fs import Fs, sync_path
 from everlog.native.ring_writer import RingWriter
 from everlog.queue import index_meta, layout, retention, seek_index
 from everlog.queue.config import WriterConfig
@@ -26,7 +26,7 @@ from everlog.queue.faults import io_errors
 from everlog.queue.layout import SEG_DATA_OFFSET
 from everlog.queue.recovery import Recovered, RecoveryReport, recover
 from everlog.queue.seek_index import SeekIndex
-from everlog.queue.segment import Segment, list_segments, open_or_create_segment, sync_segment
+from everlog.queue.segment import Segment, list_segments, open_or_create_segment, segment_path
 from everlog.queue.workers import PrepareWorker, RetentionWorker, SyncWorker
 from everlog.queue.writer_lock import WriterLock
 
@@ -305,7 +305,7 @@ class QueueWriter(RingWriter):
                 raise self._sync.failure
             try:
                 while self._inherited:
-                    sync_segment(self._fs, self.path, self._inherited[0])
+                    sync_path(self._fs, segment_path(self.path, self._inherited[0]))
                     self._inherited.pop(0)
                 self._msync(wait=True)
                 self._control.sync()
