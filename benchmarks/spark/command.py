@@ -33,6 +33,9 @@ from benchmarks.spark.report import print_table, sections
 COSTS = "costs"
 ROUNDS = 5
 QUICK_ROUNDS = 1
+TURNS_A_ROUND = 2
+"""When one core is compared with two, which takes only a few seconds: the more turns, the less does it matter
+what else the machine does in one of them."""
 CORES = 2
 
 
@@ -72,10 +75,10 @@ def measure(folder: Path, sizes: Sizes, rounds: int, names: list[str], results: 
     scaled = [name for name in SCALED if name in names]
     if not scaled:
         return
-    # A session for each number of cores, with nothing else measured between, one round here and one there:
+    # A session for each number of cores, with nothing else measured between, one look here and one there:
     # what the machine does in the meantime is the same for both.
-    pair = [_Session(folder, sizes, cores, scaled) for cores in (1, CORES)]
-    one, two = _in_turns(pair, rounds, results)
+    pair = [_Session(folder, sizes, cores, scaled, compared=True) for cores in (1, CORES)]
+    one, two = _in_turns(pair, rounds * TURNS_A_ROUND, results)
     for name in scaled:
         pairs = zip(_values(two, SCALED[name]), _values(one, SCALED[name]), strict=False)
         for with_two, with_one in pairs:
@@ -89,11 +92,13 @@ def _values(found: list[Numbers], number: str) -> list[float]:
 class _Session:
     """A process with a session of so many cores; it measures a round whenever it is its turn."""
 
-    def __init__(self, folder: Path, sizes: Sizes, cores: int, names: list[str]) -> None:
+    def __init__(
+        self, folder: Path, sizes: Sizes, cores: int, names: list[str], *, compared: bool = False
+    ) -> None:
         self.cores = cores
         self._out = folder / f"numbers-{cores}.json"
         self._said = folder / f"said-{cores}.txt"
-        asked = request(folder, sizes, cores, names, self._out)
+        asked = request(folder, sizes, cores, names, compared, self._out)
         with self._said.open("w") as said:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.spark.measures", asked],

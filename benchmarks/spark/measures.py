@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -35,6 +36,10 @@ Numbers = dict[str, float]
 Batches = Iterator[pa.RecordBatch]
 NS_PER_S: Final = 1_000_000_000
 TURN_OVER: Final = "turn over"
+LOOKS: Final = 3
+WARM_UP_RECORDS: Final = 100_000
+TASKS: Final = 4
+"""With any number of cores: one and two are compared on the same job."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class Sizes:
     order_markets: int
     topic_records: int
     linear_points: tuple[int, ...]
+    warm_up_jobs: int
 
     @property
     def queue_records(self) -> int:
@@ -53,8 +59,8 @@ class Sizes:
         return max(self.scan_records, *self.linear_points)
 
 
-FULL: Final = Sizes(5_000_000, 16_000_000, 8, 3_000_000, (1_000_000, 5_000_000, 20_000_000, 50_000_000))
-QUICK: Final = Sizes(1_000_000, 400_000, 4, 100_000, (500_000, 1_000_000))
+FULL: Final = Sizes(5_000_000, 16_000_000, 8, 3_000_000, (1_000_000, 5_000_000, 20_000_000, 50_000_000), 150)
+QUICK: Final = Sizes(1_000_000, 400_000, 4, 100_000, (500_000, 1_000_000), 5)
 
 
 @dataclass
@@ -113,7 +119,7 @@ def scan_one_column(bench: Bench) -> Numbers:
 def _aggregate(bench: Bench, records: int) -> int:
     """Read ranges inside the tasks and return one row for each; return the number of records."""
     path = bench.plain
-    parts = queue_ranges.split(queue_ranges.retained(path), SeqRange(0, records), 2 * bench.cores)
+    parts = queue_ranges.split(queue_ranges.retained(path), SeqRange(0, records), TASKS)
 
     def task(batches: Batches) -> Batches:
         settle_worker()
@@ -131,6 +137,15 @@ def _aggregate(bench: Bench, records: int) -> int:
     counted = sum(row["count"] for row in rows)
     assert counted == records and max(row["newest"] for row in rows) == records - 1, rows
     return counted
+
+
+def warm_up(bench: Bench) -> None:
+    """Run enough short jobs that Java has compiled what a job needs.
+
+    It does so beside the tasks, on the same cores: a twelfth of a core even after fifty jobs.
+    """
+    for _ in range(bench.sizes.warm_up_jobs):
+        _aggregate(bench, WARM_UP_RECORDS)
 
 
 def aggregate_inside(bench: Bench) -> Numbers:
@@ -151,13 +166,24 @@ def spark_itself(bench: Bench) -> Numbers:
     }
 
 
+def _aggregated_s(bench: Bench, records: int) -> float:
+    """The median of some looks, of half a second each; the first after a pause takes longer."""
+    return median(_timed_s(lambda: _aggregate(bench, records)) for _ in range(LOOKS))
+
+
 def linear(bench: Bench) -> Numbers:
-    """The cost of a record as the queue gets longer, and the rate of the longest one."""
+    """The cost of a record as the queue gets longer, and the rate of the longest one; medians of looks."""
     points = bench.sizes.linear_points
     samples.fetch(bench.plain)
-    taken_s = {records: _timed_s(lambda count=records: _aggregate(bench, count)) for records in points}
+    taken_s = {records: _aggregated_s(bench, records) for records in points}
     numbers = {f"linear_{records}_ns": taken_s[records] * NS_PER_S / records for records in points}
     return {**numbers, "longest_per_s": points[-1] / taken_s[points[-1]]}
+
+
+def longest(bench: Bench) -> Numbers:
+    """The rate of the longest queue alone."""
+    records = bench.sizes.linear_points[-1]
+    return {"longest_per_s": records / _aggregated_s(bench, records)}
 
 
 def topics(bench: Bench) -> Numbers:
@@ -232,9 +258,10 @@ MEASURES: Final[dict[str, Callable[[Bench], Numbers]]] = {
     "orders": replay_orders,
     "linear": linear,
 }
+COMPARED: Final[dict[str, Callable[[Bench], Numbers]]] = {"scan5": scan_all_columns, "linear": longest}
 SCALED: Final = {"scan5": "scan5_per_s", "linear": "longest_per_s"}
-"""Measured with one core as well, and the number that has to grow. Of the longest queue, because the start of
-a job, which is the same with any number of cores, is half of what a short one takes."""
+"""What is measured with one core and with two, and the number that has to grow. Of the longest queue, because
+the start of a job, which is the same with any number of cores, is half of what a short one takes."""
 
 
 class Measured(NamedTuple):
@@ -244,7 +271,17 @@ class Measured(NamedTuple):
     failures: list[str]
 
 
-def run(folder: Path, sizes: Sizes, cores: int, names: list[str], turns: Iterator[None]) -> Measured:
+def _round(bench: Bench, work: dict[str, Callable[[Bench], Numbers]], failures: list[str]) -> list[Numbers]:
+    found = []
+    for name, measure in work.items():
+        try:
+            found.append(measure(bench))
+        except Exception as error:  # a failure of one must not cost the others
+            failures.append(f"{bench.cores} cores, {name}: {error}")
+    return found
+
+
+def run(folder: Path, sizes: Sizes, cores: int, names: list[str], compared: bool) -> Measured:
     """Measure in a session of so many cores, a round in each turn; the first warms up and does not count.
 
     All its processes share these cores: with one, Java and Python take turns.
@@ -253,28 +290,27 @@ def run(folder: Path, sizes: Sizes, cores: int, names: list[str], turns: Iterato
     settings = {"spark.sql.shuffle.partitions": str(cores), "spark.driver.memory": "2g"}
     spark = spark_session(app_name="benchmark", master=f"local[{cores}]", **settings)
     bench, measured = Bench(spark, folder, sizes, cores), Measured([], [])
+    table = COMPARED if compared else MEASURES
     try:
-        for number, name in ((number, name) for number, _ in enumerate(turns) for name in names):
-            try:
-                numbers = MEASURES[name](bench)
-            except Exception as error:  # a failure of one must not cost the others
-                measured.failures.append(f"{cores} cores, {name}: {error}")
-                continue
-            if number:
-                measured.numbers.append(numbers)
+        for number, _ in enumerate(_given_turns()):
+            if number == 0:
+                warm_up(bench)
+            found = _round(bench, {name: table[name] for name in names}, measured.failures)
+            if number > 0:
+                measured.numbers.extend(found)
     finally:
         spark.stop()
     return measured
 
 
-def given_turns() -> Iterator[None]:
+def _given_turns() -> Iterator[None]:
     """Yield when a line comes, and say when the turn is over: two sessions that are compared alternate."""
     for _ in sys.stdin:
         yield
         print(TURN_OVER, flush=True)
 
 
-def request(folder: Path, sizes: Sizes, cores: int, names: list[str], out: Path) -> str:
+def request(folder: Path, sizes: Sizes, cores: int, names: list[str], compared: bool, out: Path) -> str:
     """Return the argument with which this module, run as a process, measures."""
     return json.dumps(
         {
@@ -282,6 +318,7 @@ def request(folder: Path, sizes: Sizes, cores: int, names: list[str], out: Path)
             "sizes": asdict(sizes),
             "cores": cores,
             "names": names,
+            "compared": compared,
             "out": str(out),
         }
     )
@@ -290,5 +327,5 @@ def request(folder: Path, sizes: Sizes, cores: int, names: list[str], out: Path)
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
     sizes_given = Sizes(**{**asked["sizes"], "linear_points": tuple(asked["sizes"]["linear_points"])})
-    measured = run(Path(asked["folder"]), sizes_given, asked["cores"], asked["names"], given_turns())
+    measured = run(Path(asked["folder"]), sizes_given, asked["cores"], asked["names"], asked["compared"])
     Path(asked["out"]).write_text(json.dumps(measured))
