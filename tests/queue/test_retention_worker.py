@@ -1,5 +1,6 @@
 """Spec 7, end to end: which segments a running writer deletes, and which it keeps."""
 
+import errno
 import gc
 import os
 import struct
@@ -198,30 +199,27 @@ def test_a_corrupt_meta_aborts_the_pass_and_is_counted(scene: Scene) -> None:
         assert scene.kept() == [3]
 
 
-def test_a_file_that_cannot_be_deleted_is_counted_and_tried_again(tmp_path: Path) -> None:
+def pass_with_failures(tmp_path: Path, operation: str, path: str, times: int) -> tuple[int, list[int]]:
+    """Let calls fail while all of four segments but the head may go; return the errors, and what is kept."""
     fs = FaultFs(tmp_path, inner=QuickFs())
     scene = Scene(tmp_path / "q", fs=fs)
     with scene.writer, open_reader(scene.path, clock=scene.clock) as reader:
         scene.fill(3)
         reader.drain(1000)
-        fs.fail_when("unlink", 13, path="000000001.q")
+        fs.fail_when(operation, errno.EIO, path=path, times=times)
         reader.commit()
         scene.passes()
-        assert scene.writer.metrics.retention_errors == 1
-        assert scene.kept() == [3]
+        return scene.writer.metrics.retention_errors, scene.kept()
+
+
+def test_a_file_that_cannot_be_deleted_is_counted_and_tried_again(tmp_path: Path) -> None:
+    assert pass_with_failures(tmp_path, "unlink", "000000001.q", times=1) == (1, [3])
 
 
 def test_while_a_position_cannot_be_synced_nothing_is_deleted_for_it(tmp_path: Path) -> None:
-    fs = FaultFs(tmp_path, inner=QuickFs())
-    scene = Scene(tmp_path / "q", fs=fs)
-    with scene.writer, open_reader(scene.path, clock=scene.clock) as reader:
-        scene.fill(3)
-        reader.drain(1000)
-        fs.fail_when("fsync", 5, path="alpha.meta", times=1000)
-        reader.commit()
-        scene.passes()
-        assert scene.writer.metrics.retention_errors > 0
-        assert scene.kept() == [0, 1, 2, 3]
+    errors, kept = pass_with_failures(tmp_path, "fsync", "alpha.meta", times=1000)
+    assert errors > 0
+    assert kept == [0, 1, 2, 3]
 
 
 def test_a_writer_that_looks_for_room_does_not_wait_for_the_disk_of_a_pass(tmp_path: Path) -> None:
