@@ -145,7 +145,7 @@ def warm_up(bench: Bench) -> None:
     It does so beside the tasks, on the same cores: a twelfth of a core even after fifty jobs.
     """
     for _ in range(bench.sizes.warm_up_jobs):
-        _aggregate(bench, WARM_UP_RECORDS)
+        _aggregate(bench, min(WARM_UP_RECORDS, bench.sizes.queue_records))
 
 
 def aggregate_inside(bench: Bench) -> Numbers:
