@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from datetime import UTC, date, datetime, timedelta
@@ -10,12 +11,16 @@ from pathlib import Path
 import deltalake
 import duckdb
 import polars
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from everlog.errors import InvalidConfig
+from everlog.fault_fs import FaultFs
+from everlog.fs import Fs, sync_path
 from everlog.pipeline import lake
 from everlog.pipeline.lake import LakeTable
+from everlog.pipeline.lake_files import write_files
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -47,6 +52,47 @@ def test_a_batch_that_is_run_again_changes_nothing(spark: SparkSession, table: L
     table.append(rows(spark, 90, 100), "job", 1, PARTITIONS)
     assert table.committed_batch("job") == 1
     assert sorted(row.seq for row in table.read(spark).collect()) == list(range(100))
+
+
+def commit_without_spark(table: LakeTable, fs: Fs, batch: int) -> None:
+    """Write two rows as a task does, which syncs its files, and commit them."""
+    batch_rows = pa.record_batch({"seq": [2 * batch, 2 * batch + 1], "topic": ["old", f"of {batch}"]})
+    handed_over = write_files(iter([batch_rows]), table.path, ("topic",))
+    files = [
+        {**row, "partition_values": dict(row["partition_values"])}
+        for one in handed_over
+        for row in one.to_pylist()
+    ]
+    for row in files:
+        sync_path(fs, os.path.join(table.path, row["path"]))
+    table.commit(files, batch_rows.schema, "job", batch, ("topic",))
+
+
+def seqs_after_power_loss(table: LakeTable, fs: FaultFs) -> list[int]:
+    fs.restore()
+    return sorted(polars.read_delta(table.path)["seq"].to_list())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_committed_survives_a_power_loss(tmp_path: Path, seed: int) -> None:
+    fs = FaultFs(tmp_path, seed=seed)
+    table = LakeTable(tmp_path / "deep" / "lake", "records", fs)
+    for batch in range(3):
+        commit_without_spark(table, fs, batch)
+    assert seqs_after_power_loss(table, fs) == list(range(6))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_batch_is_called_a_repeat_only_if_it_survives_a_power_loss(tmp_path: Path, seed: int) -> None:
+    """Whoever committed it died before the sync; whoever comes next will let the source delete it."""
+    fs = FaultFs(tmp_path, seed=seed)
+    table = LakeTable(tmp_path / "lake", "records", fs)
+    commit_without_spark(table, fs, 0)
+    fs.fail_when("fsync", errno.EIO, path="00000000000000000001.json")
+    with pytest.raises(OSError, match="planned"):
+        commit_without_spark(table, fs, 1)
+    assert table.repeated("job", 1) is not None
+    assert seqs_after_power_loss(table, fs) == list(range(4))
 
 
 def test_another_application_has_numbers_of_its_own(spark: SparkSession, table: LakeTable) -> None:

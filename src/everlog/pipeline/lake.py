@@ -8,6 +8,7 @@ run again changes nothing. What failed tasks leave is removed by `vacuum`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from pyspark.sql import functions as fn
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from everlog.errors import InvalidConfig
+from everlog.fs import Fs, OsFs, sync_path
 from everlog.pipeline.lake_files import WRITTEN_SCHEMA, write_files
 from everlog.pipeline.worker_process import settle_worker
 
@@ -54,11 +56,12 @@ Ranges = Mapping[str, tuple[Any, Any]]
 class LakeTable:
     """One Delta table below the root of a lake."""
 
-    def __init__(self, root: str | os.PathLike[str], name: str) -> None:
+    def __init__(self, root: str | os.PathLike[str], name: str, fs: Fs | None = None) -> None:
         if not name or name.startswith((".", "_")) or "/" in name:
             raise InvalidConfig(f"a table cannot be called {name!r}; use letters, digits, - and _")
         self.name = name
         self.path = os.path.join(os.path.abspath(root), name)
+        self._fs = fs or OsFs()
 
     def open(self, version: int | None = None) -> deltalake.DeltaTable | None:
         """Return the table as Delta has it, now or as of a version; None if there is none."""
@@ -112,6 +115,7 @@ class LakeTable:
         committed = table.transaction_version(application)
         if committed is None or committed < batch:
             return None
+        self._sync_log(0, table.version())  # whoever committed it may have died before the sync
         return Appended(table.version(), 0, 0, True, {})
 
     def commit(
@@ -125,7 +129,7 @@ class LakeTable:
         replace: bool | Mapping[str, str] = False,
         also: Sequence[str] = (),
     ) -> Appended:
-        """Make files that tasks wrote below `path` part of the table, all at once.
+        """Make files that tasks wrote and synced below `path` part of the table, all at once and for good.
 
         The caller has asked `repeated` before; the arguments are those of `append`. `replace` may name
         partitions: only these are replaced.
@@ -136,9 +140,11 @@ class LakeTable:
         properties = CommitProperties(
             app_transactions=[Transaction(name, batch, _now_ms()) for name in (application, *also)]
         )
+        os.makedirs(self.path, exist_ok=True)
+        self._sync_names(written)
         table = self.open()
+        first = 0 if table is None else table.version() + 1
         if table is None:
-            os.makedirs(self.path, exist_ok=True)
             deltalake.transaction.create_table_with_add_actions(
                 self.path,
                 deltalake.Schema.from_arrow(schema),
@@ -160,6 +166,7 @@ class LakeTable:
                 commit_properties=properties,
             )
             table.update_incremental()
+        self._sync_log(first, table.version())
         rows = sum(row["rows"] for row in written)
         return Appended(table.version(), rows, len(actions), False, _highest(written))
 
@@ -174,6 +181,35 @@ class LakeTable:
 
         rows = frame.mapInArrow(task, from_arrow_schema(WRITTEN_SCHEMA)).collect()
         return [row.asDict() for row in rows]
+
+    def _sync_names(self, written: Written) -> None:
+        """Make the names of files survive a power loss, before the log speaks of them."""
+        folders = {self.path}
+        for row in written:
+            folder = os.path.dirname(os.path.join(self.path, row["path"]))
+            while folder not in folders:
+                folders.add(folder)
+                folder = os.path.dirname(folder)
+        for folder in sorted(folders):
+            self._fs.fsync_dir(folder)
+
+    def _sync_folders_above(self) -> None:
+        """As `_sync_names` for the folders above the table: tasks may have made them."""
+        folder = self.path
+        while (above := os.path.dirname(folder)) != folder:
+            folder = above
+            with contextlib.suppress(PermissionError):  # then nobody here has made what is in it
+                self._fs.fsync_dir(folder)
+
+    def _sync_log(self, first: int, last: int) -> None:
+        """Make these versions survive a power loss; the library that writes them does not."""
+        log = os.path.join(self.path, "_delta_log")
+        for version in range(first, last + 1):
+            sync_path(self._fs, os.path.join(log, f"{version:020}.json"))
+        self._fs.fsync_dir(log)
+        if first == 0:
+            self._fs.fsync_dir(self.path)
+            self._sync_folders_above()
 
     def _evolve(self, table: deltalake.DeltaTable, schema: pa.Schema) -> None:
         """Add columns that the table does not have yet; a column of another type is refused."""
@@ -250,6 +286,7 @@ class LakeTable:
         table = self.open()
         if table is None:
             return []
+        self._fs.sync_file_system(self.path)  # files that were joined go, so the joint ones have to be there
         hours = int(keep.total_seconds() // 3600)
         return table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
 

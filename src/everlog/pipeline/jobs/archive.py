@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 from everlog.errors import InvalidConfig
-from everlog.fs import OsFs, replace_file
+from everlog.fs import OsFs, create_directory, replace_file
 from everlog.pipeline.jobs.batches import run_batches
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import Appended, LakeTable
@@ -188,7 +188,7 @@ def application_of(checkpoint: str, table: LakeTable) -> str:
             f"table {table.path} has been filled, but its checkpoint {checkpoint} is not there; give the "
             "right checkpoint, or another table"
         )
-    os.makedirs(checkpoint, exist_ok=True)
+    create_directory(OsFs(), checkpoint)
     application = f"archive-{uuid.uuid4().hex}"
     replace_file(OsFs(), path, application.encode())
     return application

@@ -5,6 +5,8 @@ Owns how such a query is started, waited for and stopped; what is done with a ba
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -13,9 +15,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from everlog.errors import Unsupported
+from everlog.fs import Fs, OsFs, sync_path
 
 # Spark's calls back into Python are awaited with select(), which knows no descriptor above this one.
 LAST_DESCRIPTOR: Final = 1023
+
+OFFSETS: Final = "offsets"
+COMMITS: Final = "commits"
+"""Where a checkpoint has the range of each batch, and which of them are over."""
 
 
 def run_batches(
@@ -27,13 +34,46 @@ def run_batches(
     `follow` the query ends when it has caught up with what was there at its start.
     """
     _check_calls_back(frame)
-    writer = frame.writeStream.option("checkpointLocation", checkpoint).foreachBatch(take)
+    drop_unwritten(checkpoint)
+
+    def take_planned(rows: DataFrame, batch: int) -> None:
+        sync_plan(OsFs(), checkpoint, batch)
+        take(rows, batch)
+
+    writer = frame.writeStream.option("checkpointLocation", checkpoint).foreachBatch(take_planned)
     query = (writer if follow else writer.trigger(availableNow=True)).start()
     try:
         query.awaitTermination()
     finally:
         query.stop()
     return query
+
+
+def sync_plan(fs: Fs, checkpoint: str, batch: int) -> None:
+    """Make the range of a batch survive a power loss, before anything of the batch is kept.
+
+    Spark leaves that to the system. A batch whose range is gone would be planned anew, with more records; and
+    what has its number already would take it for the same one and leave those out.
+    """
+    folder = os.path.join(checkpoint, OFFSETS)
+    for name in (str(batch), f".{batch}.crc"):
+        sync_path(fs, os.path.join(folder, name))
+    fs.fsync_dir(folder)
+    fs.fsync_dir(checkpoint)
+
+
+def drop_unwritten(checkpoint: str) -> None:
+    """Delete what Spark's log has of batches but a power loss has emptied: it would refuse to go on.
+
+    Nothing was kept of a batch whose range was not on disk, and a batch that may be over comes again.
+    """
+    for folder in (os.path.join(checkpoint, name) for name in (OFFSETS, COMMITS)):
+        with contextlib.suppress(FileNotFoundError):
+            sizes = {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
+            for name in sizes:
+                batch = name.removeprefix(".").removesuffix(".crc")
+                if batch.isdecimal() and sizes.get(batch, 0) == 0:
+                    os.unlink(os.path.join(folder, name))
 
 
 def _check_calls_back(frame: DataFrame) -> None:
