@@ -1,6 +1,7 @@
 """A query that hands its batches to a function: in what order things are kept, and what is refused."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,12 +32,10 @@ def test_a_process_with_too_many_open_files_is_told_so_instead_of_waiting(tmp_pa
     assert "has so many files open" in told and "up to 1023" in told
 
 
-def taken(spark: SparkSession, checkpoint: Path) -> list[int]:
-    """Run a query until it has caught up; return the numbers of its batches."""
-    batches: list[int] = []
+def hand_over(spark: SparkSession, checkpoint: Path, take: Callable[[int], None]) -> None:
+    """Run a query until it has caught up; `take` gets the number of each batch."""
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", "3").load()
-    run_batches(rows, str(checkpoint), lambda _, batch: batches.append(batch), follow=False)
-    return batches
+    run_batches(rows, str(checkpoint), lambda _, batch: take(batch), follow=False)
 
 
 def test_the_range_of_a_batch_is_on_disk_before_the_batch_is_handed_over(
@@ -51,9 +50,8 @@ def test_the_range_of_a_batch_is_on_disk_before_the_batch_is_handed_over(
 
     monkeypatch.setattr(os, "fsync", fsync)
     checkpoint = tmp_path / "checkpoint"
-    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", "3").load()
     seen: list[set[str]] = []
-    run_batches(rows, str(checkpoint), lambda *_: seen.append(set(synced)), follow=False)
+    hand_over(spark, checkpoint, lambda _: seen.append(set(synced)))
     offsets = checkpoint / "offsets"
     assert seen
     assert {str(offsets / "0"), str(offsets), str(checkpoint)} <= seen[0]
@@ -61,7 +59,11 @@ def test_the_range_of_a_batch_is_on_disk_before_the_batch_is_handed_over(
 
 def test_a_batch_whose_log_a_power_loss_has_emptied_comes_again(spark: SparkSession, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
-    last = taken(spark, checkpoint)[-1]
+    taken: list[int] = []
+    hand_over(spark, checkpoint, taken.append)
+    last = taken[-1]
     (checkpoint / "commits" / f"{last}").write_bytes(b"")
     (checkpoint / "offsets" / f"{last + 1}").write_bytes(b"")
-    assert taken(spark, checkpoint)[0] == last
+    again: list[int] = []
+    hand_over(spark, checkpoint, again.append)
+    assert again[0] == last

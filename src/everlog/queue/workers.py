@@ -318,26 +318,23 @@ class RetentionWorker(_Worker):
         )
 
     def _look(self) -> dict[str, ReaderPosition] | None:
-        # Apart from a pass, which waits for the disk: the writer's thread must not.
+        # Not the lock of a pass, which waits for the disk: the writer's thread must not.
         with self._looking:
-            return self._look_alone()
-
-    def _look_alone(self) -> dict[str, ReaderPosition] | None:
-        readers = list_readers(self._fs, self._queue_path)
-        if readers is None:
-            self.min_position = None
-            return None
-        head_segment, head_offset = self._control.head()
-        counting = retention.counting_readers(
-            readers,
-            self._liveness,
-            head_segment=head_segment,
-            head_offset=head_offset,
-            segment_size=self._control.segment_size,
-            max_reader_lag_bytes=self._config.max_reader_lag_bytes,
-        )
-        self.min_position = retention.minimum_position(counting, self._control.segment_size)
-        return counting
+            readers = list_readers(self._fs, self._queue_path)
+            if readers is None:
+                self.min_position = None
+                return None
+            head_segment, head_offset = self._control.head()
+            counting = retention.counting_readers(
+                readers,
+                self._liveness,
+                head_segment=head_segment,
+                head_offset=head_offset,
+                segment_size=self._control.segment_size,
+                max_reader_lag_bytes=self._config.max_reader_lag_bytes,
+            )
+            self.min_position = retention.minimum_position(counting, self._control.segment_size)
+            return counting
 
     def _turn(self) -> None:
         # An idle queue is left alone but for the heartbeat: every turn takes the writer's GIL.

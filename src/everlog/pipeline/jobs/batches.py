@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from everlog.errors import Unsupported
-from everlog.fs import Fs, OsFs, sync_path
+from everlog.fs import OsFs, sync_path
 
 # Spark's calls back into Python are awaited with select(), which knows no descriptor above this one.
 LAST_DESCRIPTOR: Final = 1023
@@ -34,10 +34,10 @@ def run_batches(
     `follow` the query ends when it has caught up with what was there at its start.
     """
     _check_calls_back(frame)
-    drop_unwritten(checkpoint)
+    _drop_unwritten(checkpoint)
 
     def take_planned(rows: DataFrame, batch: int) -> None:
-        sync_plan(OsFs(), checkpoint, batch)
+        _sync_plan(checkpoint, batch)
         take(rows, batch)
 
     writer = frame.writeStream.option("checkpointLocation", checkpoint).foreachBatch(take_planned)
@@ -49,20 +49,20 @@ def run_batches(
     return query
 
 
-def sync_plan(fs: Fs, checkpoint: str, batch: int) -> None:
+def _sync_plan(checkpoint: str, batch: int) -> None:
     """Make the range of a batch survive a power loss, before anything of the batch is kept.
 
     Spark leaves that to the system. A batch whose range is gone would be planned anew, with more records; and
     what has its number already would take it for the same one and leave those out.
     """
-    folder = os.path.join(checkpoint, OFFSETS)
+    fs, folder = OsFs(), os.path.join(checkpoint, OFFSETS)
     for name in (str(batch), f".{batch}.crc"):
         sync_path(fs, os.path.join(folder, name))
     fs.fsync_dir(folder)
     fs.fsync_dir(checkpoint)
 
 
-def drop_unwritten(checkpoint: str) -> None:
+def _drop_unwritten(checkpoint: str) -> None:
     """Delete what Spark's log has of batches but a power loss has emptied: it would refuse to go on.
 
     Nothing was kept of a batch whose range was not on disk, and a batch that may be over comes again.

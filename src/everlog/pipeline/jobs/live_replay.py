@@ -26,7 +26,7 @@ from everlog.fs import OsFs, create_directory, replace_file
 from everlog.market import BookSettings
 from everlog.pipeline import queue_ranges
 from everlog.pipeline.jobs.archive import KeptPosition, application_of
-from everlog.pipeline.jobs.batches import run_batches
+from everlog.pipeline.jobs.batches import OFFSETS, run_batches
 from everlog.pipeline.jobs.market_tasks import Dealt, Rows, commit_run, run_tasks
 from everlog.pipeline.jobs.replay import (
     DEPTH_LEVELS,
@@ -175,7 +175,7 @@ class _LiveReplay:
 
     def _end(self, batch: int) -> int:
         """Return the seq after the last of a batch, from the query's own log, which is written before it."""
-        with open(os.path.join(self._checkpoint, "offsets", str(batch)), encoding="utf-8") as file:
+        with open(os.path.join(self._checkpoint, OFFSETS, str(batch)), encoding="utf-8") as file:
             lines = file.read().splitlines()
         return msgspec.json.decode(lines[-1], type=dict[str, int])["seq"]
 
