@@ -17,10 +17,10 @@ from benchmarks.engine.report import Results
 from benchmarks.queue import machine
 from benchmarks.spark.costs import core_costs
 from benchmarks.spark.measures import (
+    COMPARED,
     FULL,
     MEASURES,
     QUICK,
-    SCALED,
     TURN_OVER,
     Measured,
     Numbers,
@@ -72,15 +72,16 @@ def measure(folder: Path, sizes: Sizes, rounds: int, names: list[str], results: 
         return
     for numbers in _in_turns([_Session(folder, sizes, CORES, names)], rounds, results)[0]:
         results.add(numbers)
-    scaled = [name for name in SCALED if name in names]
-    if not scaled:
+    compared = [name for name in COMPARED if name in names]
+    if not compared:
         return
     # A session for each number of cores, with nothing else measured between, one look here and one there:
     # what the machine does in the meantime is the same for both.
-    pair = [_Session(folder, sizes, cores, scaled, compared=True) for cores in (1, CORES)]
+    pair = [_Session(folder, sizes, cores, compared, compared=True) for cores in (1, CORES)]
     one, two = _in_turns(pair, rounds * TURNS_A_ROUND, results)
-    for name in scaled:
-        pairs = zip(_values(two, SCALED[name]), _values(one, SCALED[name]), strict=False)
+    for name in compared:
+        number = COMPARED[name].number
+        pairs = zip(_values(two, number), _values(one, number), strict=False)
         for with_two, with_one in pairs:
             results.add({f"scale_{name}": with_two / with_one})
 

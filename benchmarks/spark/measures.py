@@ -51,16 +51,19 @@ class Sizes:
     order_markets: int
     topic_records: int
     linear_points: tuple[int, ...]
+    compared_records: int
     warm_up_jobs: int
 
     @property
     def queue_records(self) -> int:
         """Records that the plain queue needs."""
-        return max(self.scan_records, *self.linear_points)
+        return max(self.scan_records, self.compared_records, *self.linear_points)
 
 
-FULL: Final = Sizes(5_000_000, 16_000_000, 8, 3_000_000, (1_000_000, 5_000_000, 20_000_000, 50_000_000), 150)
-QUICK: Final = Sizes(1_000_000, 400_000, 4, 100_000, (500_000, 1_000_000), 5)
+FULL: Final = Sizes(
+    5_000_000, 16_000_000, 8, 3_000_000, (1_000_000, 5_000_000, 20_000_000, 50_000_000), 20_000_000, 150
+)
+QUICK: Final = Sizes(1_000_000, 400_000, 4, 100_000, (500_000, 1_000_000), 1_000_000, 5)
 
 
 @dataclass
@@ -83,6 +86,9 @@ class Bench:
         return str(self.folder / "orders")
 
 
+Measure = Callable[[Bench], Numbers]
+
+
 def prepare(folder: Path, sizes: Sizes) -> None:
     """Make the queues; both sessions read the same ones."""
     samples.write_plain_queue(str(folder / "plain"), sizes.queue_records)
@@ -100,43 +106,74 @@ def _drop(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def _queue(bench: Bench, **options: str) -> DataFrame:
-    ranged = {"toSeq": str(bench.sizes.scan_records - 1), **options}
-    return bench.spark.read.format("everlog.queue").options(**ranged).load(bench.plain)
+def _queue(bench: Bench, records: int, **options: str) -> DataFrame:
+    reader = bench.spark.read.format("everlog.queue").options(toSeq=str(records - 1), **options)
+    return reader.load(bench.plain)
+
+
+def _scan_all_columns(bench: Bench, records: int) -> Numbers:
+    return {"scan5_per_s": records / _timed_s(lambda: _drop(_queue(bench, records)))}
 
 
 def scan_all_columns(bench: Bench) -> Numbers:
     """Segments to a DataFrame of five columns."""
-    return {"scan5_per_s": bench.sizes.scan_records / _timed_s(lambda: _drop(_queue(bench)))}
+    return _scan_all_columns(bench, bench.sizes.scan_records)
+
+
+def long_scan(bench: Bench) -> Numbers:
+    """The same of more records."""
+    return _scan_all_columns(bench, bench.sizes.compared_records)
 
 
 def scan_one_column(bench: Bench) -> Numbers:
     """Segments to a DataFrame of one number."""
-    taken_s = _timed_s(lambda: _drop(_queue(bench, columns="seq")))
-    return {"scan1_per_s": bench.sizes.scan_records / taken_s}
+    records = bench.sizes.scan_records
+    return {"scan1_per_s": records / _timed_s(lambda: _drop(_queue(bench, records, columns="seq")))}
 
 
-def _aggregate(bench: Bench, records: int) -> int:
-    """Read ranges inside the tasks and return one row for each; return the number of records."""
-    path = bench.plain
-    parts = queue_ranges.split(queue_ranges.retained(path), SeqRange(0, records), TASKS)
+def _counted(path: str, part: SeqRange) -> tuple[int, int]:
+    """What a task does: read a range, and return how many records it has and when the newest was."""
+    settle_worker()
+    count, newest = 0, 0
+    for piece in queue_ranges.read(path, part):
+        assert not isinstance(piece, Lost)
+        count += len(piece)
+        newest = max(newest, int(piece.timestamp_ns.max()))
+    return count, newest
+
+
+def _parts(bench: Bench, records: int) -> list[SeqRange]:
+    return queue_ranges.split(queue_ranges.retained(bench.plain), SeqRange(0, records), TASKS)
+
+
+def _check(found: list[tuple[int, int]], records: int) -> None:
+    assert sum(count for count, _ in found) == records, found
+    assert max(newest for _, newest in found) == records - 1, found
+
+
+def _aggregate(bench: Bench, records: int) -> None:
+    """Aggregate in tasks that know nothing but their number, as everlog's own jobs run them."""
+    path, parts = bench.plain, _parts(bench, records)
+
+    def task(number: int) -> Iterator[tuple[int, int]]:
+        yield _counted(path, parts[number])
+
+    _check(in_tasks(bench.spark, len(parts), task), records)
+
+
+def _aggregate_rows(bench: Bench, records: int) -> None:
+    """The same as a query: a row for each task."""
+    path, parts = bench.plain, _parts(bench, records)
 
     def task(batches: Batches) -> Batches:
-        settle_worker()
         for batch in batches:
             for number in batch.column("id").to_pylist():
-                count, newest = 0, 0
-                for piece in queue_ranges.read(path, parts[number]):
-                    assert not isinstance(piece, Lost)
-                    count += len(piece)
-                    newest = max(newest, int(piece.timestamp_ns.max()))
+                count, newest = _counted(path, parts[number])
                 yield pa.RecordBatch.from_pylist([{"count": count, "newest": newest}])
 
-    frame = bench.spark.range(len(parts), numPartitions=len(parts))
-    rows = frame.mapInArrow(task, "count long, newest long").collect()
-    counted = sum(row["count"] for row in rows)
-    assert counted == records and max(row["newest"] for row in rows) == records - 1, rows
-    return counted
+    numbers = bench.spark.range(len(parts), numPartitions=len(parts))
+    rows = numbers.mapInArrow(task, "count long, newest long").collect()
+    _check([(row["count"], row["newest"]) for row in rows], records)
 
 
 def warm_up(bench: Bench) -> None:
@@ -144,22 +181,23 @@ def warm_up(bench: Bench) -> None:
 
     It does so beside the tasks, on the same cores: a twelfth of a core even after fifty jobs.
     """
+    records = min(WARM_UP_RECORDS, bench.sizes.queue_records)
     for _ in range(bench.sizes.warm_up_jobs):
-        _aggregate(bench, min(WARM_UP_RECORDS, bench.sizes.queue_records))
+        _aggregate(bench, records)
+        _aggregate_rows(bench, records)
 
 
 def aggregate_inside(bench: Bench) -> Numbers:
     """Aggregate inside the tasks; only results travel."""
     records = bench.sizes.scan_records
-    return {"inside_per_s": records / _timed_s(lambda: _aggregate(bench, records))}
+    return {"inside_per_s": records / _timed_s(lambda: _aggregate_rows(bench, records))}
 
 
 def spark_itself(bench: Bench) -> Numbers:
     """Spark's own sources on the same rows."""
-    path = str(bench.folder / f"parquet-{bench.cores}")
+    path, records = str(bench.folder / f"parquet-{bench.cores}"), bench.sizes.scan_records
     if not Path(path).exists():
-        _queue(bench).write.parquet(path)
-    records = bench.sizes.scan_records
+        _queue(bench, records).write.parquet(path)
     return {
         "parquet_per_s": records / _timed_s(lambda: _drop(bench.spark.read.parquet(path))),
         "range_per_s": records / _timed_s(lambda: _drop(bench.spark.range(records))),
@@ -249,7 +287,7 @@ def replay_orders(bench: Bench) -> Numbers:
     return {"l3_core_per_s": inside, "l3_kernel_per_s": kernel, "l3_share": inside / kernel}
 
 
-MEASURES: Final[dict[str, Callable[[Bench], Numbers]]] = {
+MEASURES: Final[dict[str, Measure]] = {
     "scan5": scan_all_columns,
     "scan1": scan_one_column,
     "inside": aggregate_inside,
@@ -258,10 +296,18 @@ MEASURES: Final[dict[str, Callable[[Bench], Numbers]]] = {
     "orders": replay_orders,
     "linear": linear,
 }
-COMPARED: Final[dict[str, Callable[[Bench], Numbers]]] = {"scan5": scan_all_columns, "linear": longest}
-SCALED: Final = {"scan5": "scan5_per_s", "linear": "longest_per_s"}
-"""What is measured with one core and with two, and the number that has to grow. Of the longest queue, because
-the start of a job, which is the same with any number of cores, is half of what a short one takes."""
+
+
+class Compared(NamedTuple):
+    """What is measured with one core and with two, and the number that has to grow."""
+
+    measure: Measure
+    number: str
+
+
+COMPARED: Final = {"scan5": Compared(long_scan, "scan5_per_s"), "linear": Compared(longest, "longest_per_s")}
+"""Of long ranges, because the start of a job, which is the same with any number of cores, is half of what a
+short one takes."""
 
 
 class Measured(NamedTuple):
@@ -271,7 +317,7 @@ class Measured(NamedTuple):
     failures: list[str]
 
 
-def _round(bench: Bench, work: dict[str, Callable[[Bench], Numbers]], failures: list[str]) -> list[Numbers]:
+def _round(bench: Bench, work: dict[str, Measure], failures: list[str]) -> list[Numbers]:
     found = []
     for name, measure in work.items():
         try:
@@ -290,7 +336,7 @@ def run(folder: Path, sizes: Sizes, cores: int, names: list[str], compared: bool
     settings = {"spark.sql.shuffle.partitions": str(cores), "spark.driver.memory": "2g"}
     spark = spark_session(app_name="benchmark", master=f"local[{cores}]", **settings)
     bench, measured = Bench(spark, folder, sizes, cores), Measured([], [])
-    table = COMPARED if compared else MEASURES
+    table = {name: one.measure for name, one in COMPARED.items()} if compared else MEASURES
     try:
         for number, _ in enumerate(_given_turns()):
             if number == 0:

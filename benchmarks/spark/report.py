@@ -32,7 +32,9 @@ def sections(sizes: Sizes) -> tuple[Section, ...]:
     def at_least(bound: float) -> Target | None:
         return Target(bound, at_most=False) if is_full else None
 
-    records, longest = short(sizes.scan_records), short(sizes.linear_points[-1])
+    records, compared, longest = map(
+        short, (sizes.scan_records, sizes.compared_records, sizes.linear_points[-1])
+    )
     points = [
         Row(f"{short(point)} records", f"linear_{point}_ns", "ns/record") for point in sizes.linear_points
     ]
@@ -65,7 +67,7 @@ def sections(sizes: Sizes) -> tuple[Section, ...]:
         Section(
             "Two cores over one",
             (
-                Row("segments to a DataFrame, 5 columns", "scale_scan5", "x", at_least(1.7)),
+                Row(f"segments to a DataFrame, {compared} records", "scale_scan5", "x", at_least(1.7)),
                 Row(f"aggregated inside the tasks, {longest} records", "scale_linear", "x", at_least(1.7)),
             ),
         ),

@@ -10,12 +10,12 @@ from rich.console import Console
 
 from benchmarks.engine.report import Results
 from benchmarks.spark.costs import core_costs
-from benchmarks.spark.measures import COMPARED, MEASURES, SCALED, Bench, Sizes, prepare, warm_up
+from benchmarks.spark.measures import COMPARED, MEASURES, Bench, Sizes, prepare, warm_up
 from benchmarks.spark.report import print_table, sections
 
 pytestmark = pytest.mark.timeout(300)
 
-TINY = Sizes(20_000, 4000, 2, 2000, (5000, 10_000), warm_up_jobs=2)
+TINY = Sizes(20_000, 4000, 2, 2000, (5000, 10_000), 10_000, warm_up_jobs=2)
 
 
 def test_every_row_is_measured(spark: SparkSession, tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_every_row_is_measured(spark: SparkSession, tmp_path: Path) -> None:
         results.add(measure(bench))
     results.add(core_costs(tmp_path, bench.orders, 2000))
     # Scaling needs a second session; it is the ratio of what both measure.
-    results.add({f"scale_{name}": COMPARED[name](bench)[number] for name, number in SCALED.items()})
+    results.add({f"scale_{name}": one.measure(bench)[one.number] for name, one in COMPARED.items()})
     wanted = [row.number for section in results.sections for row in section.rows]
     assert sorted(results.rounds) == sorted(wanted)
     assert all(value > 0 for values in results.rounds.values() for value in values)
