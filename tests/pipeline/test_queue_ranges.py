@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from everlog.errors import QueueNotFound
 from everlog.pipeline import queue_ranges
-from everlog.pipeline.queue_ranges import Lost, SeqRange
+from everlog.pipeline.queue_ranges import Held, Lost, SeqRange
 from everlog.queue import Queue
 from everlog.queue.batch import Batch
 
@@ -69,6 +71,74 @@ def test_an_empty_queue_has_an_empty_range(tmp_path: Path) -> None:
 def test_a_path_without_a_queue_is_named(tmp_path: Path) -> None:
     with pytest.raises(QueueNotFound, match="no queue at"):
         queue_ranges.retained(str(tmp_path))
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 60)),
+        st.tuples(st.sampled_from(["delete the oldest", "restart", "begin anew"]), st.just(0)),
+    ),
+    max_size=12,
+)
+
+
+@given(steps=STEPS)
+def test_who_asks_again_is_told_what_is_there_now(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
+) -> None:
+    path = str(tmp_path_factory.mktemp("held") / "queue")
+    writer = Queue.open_publisher(path, segment_size=SEGMENT_SIZE)
+    held, end = Held(path), 0
+    for step, count in steps:
+        if step == "append":
+            writer.append_many(1, [b"x" * 40] * count)
+            end += count
+        elif step == "delete the oldest" and len(held.ranges()) > 1:
+            delete_oldest_segment(path)
+        elif step in ("restart", "begin anew"):
+            writer.close()
+            if step == "begin anew":
+                shutil.rmtree(path)
+                end = 0
+            writer = Queue.open_publisher(path, segment_size=SEGMENT_SIZE)
+        assert held.ranges() == queue_ranges.retained(path)
+        assert held.bounds() == queue_ranges.bounds(path)
+        assert held.bounds().end == end
+    writer.close()
+
+
+def wipe(path: str, seq: int) -> None:
+    """Make a message of the newest segment as if it had never been written."""
+    segment = max(name for name in os.listdir(path) if name.endswith(".q"))
+    with Queue.open_subscriber(path, None, "earliest") as reader:
+        reader.seek_seq(seq)
+        offset = int(reader.read_batch(1).offset[0])
+    with open(os.path.join(path, segment), "r+b") as file:
+        file.seek(offset)
+        file.write(bytes(4))
+
+
+def test_who_asks_again_does_not_look_through_the_same_messages_again(queue: str) -> None:
+    held = Held(queue)
+    head = held.ranges()[-1]
+    wipe(queue, head.first + 1)
+    assert queue_ranges.retained(queue)[-1].end == head.first + 1
+    assert held.ranges()[-1] == head
+
+
+def test_who_asks_again_begins_anew_where_the_newest_message_is_gone(queue: str) -> None:
+    held = Held(queue)
+    end = held.bounds().end
+    wipe(queue, end - 1)
+    assert held.bounds().end == end - 1
+
+
+def test_what_is_known_of_a_queue_does_not_travel(queue: str) -> None:
+    held = Held(queue)
+    new = pickle.dumps(held)
+    held.ranges()
+    assert pickle.dumps(held) == new
+    assert pickle.loads(new).ranges() == held.ranges()
 
 
 def test_a_time_is_found_by_its_first_message(queue: str) -> None:

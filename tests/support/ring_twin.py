@@ -126,6 +126,7 @@ def scan(data: bytes | bytearray, start: int, verify: bool) -> dict[str, int]:
             "last_seq",
             "min_ts_ns",
             "max_ts_ns",
+            "last",
             "bad",
             "first_bad",
             "foreign",
@@ -154,6 +155,7 @@ def scan(data: bytes | bytearray, start: int, verify: bool) -> dict[str, int]:
             result["padded"] = 1
             break
         good.append(header)
+        result["last"] = offset
     if good:
         timestamps = [header.timestamp_ns for header in good]
         result |= {

@@ -452,8 +452,10 @@ void ring_scan_segment(const uint8_t *segment, uint64_t segment_size, uint64_t s
                 result->first_bad = first_unsound;
             result->bad += unsound;
             unsound = 0;
-            if (!result->padded)
+            if (!result->padded) {
                 count_sound(result, message);
+                result->last = offset;
+            }
             result->good_end = offset + size;
         } else if (unsound++ == 0) {
             first_unsound = offset;

@@ -117,6 +117,7 @@ typedef struct {
     uint64_t good_end;     /* end of the last record that is sound, or the start of the scan */
     uint64_t records;      /* sound records, padding excluded */
     uint64_t first_seq, last_seq, min_ts_ns, max_ts_ns; /* of sound records, if any */
+    uint64_t last;         /* offset of the last of them */
     uint64_t bad;          /* unsound records that sound ones follow */
     uint64_t first_bad;    /* offset of the first of them */
     uint64_t foreign;      /* offset of a sound record of another version, 0 if none */

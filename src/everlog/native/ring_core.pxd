@@ -75,6 +75,7 @@ cdef extern from "ring_core.h" nogil:
         uint64_t last_seq
         uint64_t min_ts_ns
         uint64_t max_ts_ns
+        uint64_t last
         uint64_t bad
         uint64_t first_bad
         uint64_t foreign

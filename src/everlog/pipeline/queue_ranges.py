@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from everlog.clock import SystemClock
 from everlog.errors import QueueNotFound, SegmentMissing
 from everlog.fs import OsFs
 from everlog.native import mapping as native
 from everlog.queue import Queue
 from everlog.queue.batch import Batch
 from everlog.queue.control import ControlBlock
-from everlog.queue.layout import HEADER_SIZE, MSG_SEQ, RECORD_ALIGN, SEG_DATA_OFFSET
+from everlog.queue.layout import HEADER_SIZE, MSG_SEQ, MSG_TIMESTAMP_NS, RECORD_ALIGN, SEG_DATA_OFFSET
 from everlog.queue.reader import QueueReader
+from everlog.queue.seek import is_record
 from everlog.queue.segment import list_segments, map_segment
 
 BATCH_RECORDS: Final = 16384
@@ -50,37 +52,103 @@ class Lost(NamedTuple):
     reason: str
 
 
+class _Tail(NamedTuple):
+    """The newest message that was seen, and where it lies."""
+
+    segment_id: int
+    offset: int
+    seq: int
+    timestamp_ns: int
+
+
+class Held:
+    """What a queue holds, for somebody who asks again and again: only what is new is looked through."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._writer: tuple[int, int] | None = None
+        self._firsts: dict[int, int] = {}
+        self._tail: _Tail | None = None
+
+    def __reduce__(self) -> tuple[type[Held], tuple[str]]:
+        """It travels to tasks without what it knows."""
+        return Held, (self._path,)
+
+    def ranges(self) -> list[SeqRange]:
+        """Return the range of each segment that has messages, oldest first; they join without a gap."""
+        firsts, end = self._look()
+        return [SeqRange(first, after) for first, after in pairwise([*firsts, end])]
+
+    def bounds(self) -> SeqRange:
+        """Return the range of everything that is retained; empty where the next message will be."""
+        firsts, end = self._look()
+        return SeqRange(firsts[0] if firsts else end, end)
+
+    def _look(self) -> tuple[list[int], int]:
+        """Return the first seq of each segment that has messages, and the seq that the next one will have."""
+        fs = OsFs()
+        segment_size = self._begin(fs)
+        end = self._end(fs, segment_size)
+        firsts = {}
+        for segment_id in list_segments(fs, self._path):
+            first = self._firsts.get(segment_id)
+            if first is None:
+                first = _first_seq(fs, self._path, segment_id, segment_size)
+            if first is not None and first < end:
+                firsts[segment_id] = first
+        self._firsts = firsts
+        return list(firsts.values()), end
+
+    def _begin(self, fs: OsFs) -> int:
+        """Forget what was seen under another writer, who may have begun anew; return the segment size."""
+        if not ControlBlock.is_ready(fs, self._path):
+            raise QueueNotFound(
+                f"there is no queue at {self._path!r}; check the path, or start its writer first"
+            )
+        control = ControlBlock.open(fs, SystemClock(), self._path, writable=False)
+        control.close()
+        writer = (os.stat(control.path).st_ino, control.writer_epoch)
+        if writer != self._writer:
+            self._writer, self._firsts, self._tail = writer, {}, None
+        return control.segment_size
+
+    def _end(self, fs: OsFs, segment_size: int) -> int:
+        for segment_id in reversed(list_segments(fs, self._path)):
+            try:
+                mapping = map_segment(fs, self._path, segment_id, segment_size)
+            except FileNotFoundError:
+                continue
+            scan = native.scan_segment(mapping, self._seen(mapping, segment_id), verify=False)
+            if scan["records"]:
+                last, seq = scan["last"], scan["last_seq"]
+                self._tail = _Tail(segment_id, last, seq, mapping.load_u64(last + MSG_TIMESTAMP_NS))
+                return seq + 1
+        return 0
+
+    def _seen(self, mapping: native.Mapping, segment_id: int) -> int:
+        """Return where to go on in a segment: at the newest message that was seen, if it is still there."""
+        tail = self._tail
+        if tail is None or tail.segment_id != segment_id:
+            return SEG_DATA_OFFSET
+        return tail.offset if is_record(mapping, *tail[1:]) else SEG_DATA_OFFSET
+
+
 def retained(path: str) -> list[SeqRange]:
     """Return the range of each segment that has messages, oldest first; they join without a gap."""
-    fs = OsFs()
-    if not ControlBlock.is_ready(fs, path):
-        raise QueueNotFound(f"there is no queue at {path!r}; check the path, or start its writer first")
-    with Queue.open_subscriber(path, None, "earliest") as reader:
-        segment_size, end = reader.segment_size, _head_end(reader)
-    firsts = []
-    for segment_id in list_segments(fs, path):
-        first = _first_seq(fs, path, segment_id, segment_size)
-        if first is not None and first < end:
-            firsts.append(first)
-    return [SeqRange(first, after) for first, after in pairwise([*firsts, end])]
+    return Held(path).ranges()
 
 
 def bounds(path: str) -> SeqRange:
     """Return the range of everything that is retained; empty where the next message will be."""
-    ranges = retained(path)
-    if not ranges:
-        with Queue.open_subscriber(path, None, "earliest") as reader:
-            end = _head_end(reader)
-        return SeqRange(end, end)
-    return SeqRange(ranges[0].first, ranges[-1].end)
+    return Held(path).bounds()
 
 
 def seq_at_time(path: str, timestamp_ns: int) -> int:
     """Return the seq of the first message at or after this time; the next one's if there is none."""
     with Queue.open_subscriber(path, None, "earliest") as reader:
-        if not reader.seek_timestamp(timestamp_ns):
-            return _head_end(reader)
-        return int(reader.read_batch(1, verify=False).seq[0])
+        if reader.seek_timestamp(timestamp_ns):
+            return int(reader.read_batch(1, verify=False).seq[0])
+    return bounds(path).end
 
 
 def split(ranges: list[SeqRange], wanted: SeqRange, parts: int | None) -> list[SeqRange]:
@@ -158,17 +226,6 @@ def _first_seq(fs: OsFs, path: str, segment_id: int, segment_size: int) -> int |
         return None
     offset = native.find_record(mapping, SEG_DATA_OFFSET, 0, by_timestamp=False)
     return mapping.load_u64(offset + MSG_SEQ) if offset else None
-
-
-def _head_end(reader: QueueReader) -> int:
-    """Return the seq that the next message will have."""
-    fs = OsFs()
-    for segment_id in reversed(list_segments(fs, reader.path)):
-        mapping = map_segment(fs, reader.path, segment_id, reader.segment_size)
-        scan = native.scan_segment(mapping, SEG_DATA_OFFSET, verify=False)
-        if scan["records"]:
-            return scan["last_seq"] + 1
-    return 0
 
 
 def queue_name(path: str) -> str:

@@ -103,8 +103,13 @@ class Seeker:
 def _entry_holds(mapping: native.Mapping, index: seek_index.SeekIndex, offset: int) -> bool:
     """Tell whether the record an entry points to is there; an old index may outlive its segment."""
     entry = index.entries[index.entries["offset"] == offset][0]
+    return is_record(mapping, offset, entry["seq"], entry["timestamp_ns"])
+
+
+def is_record(mapping: native.Mapping, offset: int, seq: int, timestamp_ns: int) -> bool:
+    """Tell whether the record that is committed at an offset is this one."""
     return (
         mapping.load_u32(offset + layout.MSG_COMMIT_LEN) != 0
-        and mapping.load_u64(offset + layout.MSG_SEQ) == entry["seq"]
-        and mapping.load_u64(offset + layout.MSG_TIMESTAMP_NS) == entry["timestamp_ns"]
+        and mapping.load_u64(offset + layout.MSG_SEQ) == seq
+        and mapping.load_u64(offset + layout.MSG_TIMESTAMP_NS) == timestamp_ns
     )

@@ -36,7 +36,7 @@ from everlog.pipeline.columns import Column, arrow_schema, check_schema, spark_s
 from everlog.pipeline.decoding import DECODINGS, MESSAGE_PLACES, UNASKED, Chosen, all_of, choose
 from everlog.pipeline.decoding import column as decoded_column
 from everlog.pipeline.options import EARLIEST, LATEST, ON_DATA_LOSS, U64_MAX, Options, Start
-from everlog.pipeline.queue_ranges import Lost, SeqRange
+from everlog.pipeline.queue_ranges import Held, Lost, SeqRange
 from everlog.pipeline.sources import queue_sink
 from everlog.pipeline.sources.queue_sink import QueueArchiveWriter
 from everlog.pipeline.worker_process import settle_worker
@@ -205,11 +205,11 @@ class QueueBatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """One per segment, or as many as were asked for."""
-        read = self._read
-        bounds = queue_ranges.bounds(read.path)
+        read, held = self._read, Held(self._read.path)
+        bounds = held.bounds()
         first = max(_resolve(read.path, read.starting, bounds), read.wanted.first)
         end = min(_resolve(read.path, read.ending, bounds), read.wanted.end)
-        return _partitions(read, SeqRange(first, end))
+        return _partitions(held, SeqRange(first, end), read.partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range, in a task."""
@@ -221,12 +221,13 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, read: QueueRead) -> None:
         self._read = read
+        self._held = Held(read.path)
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, int]:
         """Where a query without a checkpoint begins."""
         read = self._read
-        start = _resolve(read.path, read.starting, queue_ranges.bounds(read.path))
+        start = _resolve(read.path, read.starting, self._held.bounds())
         return {"seq": max(start, read.wanted.first)}
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -257,7 +258,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         """The tasks of one micro-batch; the same ones when it is run again."""
-        return _partitions(self._read, SeqRange(start["seq"], end["seq"]))
+        return _partitions(self._held, SeqRange(start["seq"], end["seq"]), self._read.partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range, in a task."""
@@ -265,8 +266,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _end(self) -> int:
         read = self._read
-        bounds = queue_ranges.bounds(read.path)
-        return min(_resolve(read.path, read.ending, bounds), read.wanted.end)
+        return min(_resolve(read.path, read.ending, self._held.bounds()), read.wanted.end)
 
 
 def _resolve(path: str, place: Start, bounds: SeqRange) -> int:
@@ -278,11 +278,11 @@ def _resolve(path: str, place: Start, bounds: SeqRange) -> int:
     return bounds.first if place == EARLIEST else bounds.end
 
 
-def _partitions(read: QueueRead, wanted: SeqRange) -> list[InputPartition]:
+def _partitions(held: Held, wanted: SeqRange, parts: int | None) -> list[InputPartition]:
     """Cut a range into tasks; what is gone from its front goes to the first, which reports it."""
     if not wanted.records:
         return [RangePartition(wanted.first, wanted.first)]
-    ranges = queue_ranges.split(queue_ranges.retained(read.path), wanted, read.partitions)
+    ranges = queue_ranges.split(held.ranges(), wanted, parts)
     if not ranges:
         return [RangePartition(wanted.first, wanted.end)]
     ranges[0] = SeqRange(wanted.first, ranges[0].end)
