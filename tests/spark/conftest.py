@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from pyspark import java_gateway
 from pyspark.sql import SparkSession
 
 from everlog.pipeline import spark_session
@@ -18,5 +21,9 @@ def spark() -> Iterator[SparkSession]:
         "spark.sql.shuffle.partitions": "2",
     }
     session = spark_session(app_name="everlog-tests", master="local[2]", **settings)
+    # Its calls back must come in on a low descriptor; tests of crashes leave many open until the collection.
+    gc.collect()
+    untyped: Any = java_gateway
+    untyped.ensure_callback_server_started(session.sparkContext._gateway)
     yield session
     session.stop()
