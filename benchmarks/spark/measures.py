@@ -38,6 +38,8 @@ NS_PER_S: Final = 1_000_000_000
 TURN_OVER: Final = "turn over"
 LOOKS: Final = 3
 WARM_UP_RECORDS: Final = 100_000
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+BATCHES_A_SAMPLE: Final = 32
 TASKS: Final = 4
 """With any number of cores: one and two are compared on the same job."""
 
@@ -63,7 +65,7 @@ class Sizes:
 FULL: Final = Sizes(
     5_000_000, 16_000_000, 8, 3_000_000, (1_000_000, 5_000_000, 20_000_000, 50_000_000), 20_000_000, 150
 )
-QUICK: Final = Sizes(1_000_000, 400_000, 4, 100_000, (500_000, 1_000_000), 1_000_000, 5)
+QUICK: Final = Sizes(1_000_000, 400_000, 4, 100_000, (200_000, 500_000, 1_000_000), 1_000_000, 5)
 
 
 @dataclass
@@ -131,34 +133,50 @@ def scan_one_column(bench: Bench) -> Numbers:
     return {"scan1_per_s": records / _timed_s(lambda: _drop(_queue(bench, records, columns="seq")))}
 
 
-def _counted(path: str, part: SeqRange) -> tuple[int, int]:
-    """What a task does: read a range, and return how many records it has and when the newest was."""
+def _private_bytes() -> int:
+    """The memory of this process that is not a file's."""
+    pages = Path("/proc/self/statm").read_text().split()
+    return (int(pages[1]) - int(pages[2])) * PAGE_BYTES
+
+
+def _counted(path: str, part: SeqRange) -> tuple[int, int, int]:
+    """What a task does: read a range, and return how many records it has and when the newest was.
+
+    Also the most memory of its own that the task was seen with.
+    """
     settle_worker()
-    count, newest = 0, 0
-    for piece in queue_ranges.read(path, part):
+    count, newest, private = 0, 0, 0
+    for number, piece in enumerate(queue_ranges.read(path, part)):
         assert not isinstance(piece, Lost)
         count += len(piece)
         newest = max(newest, int(piece.timestamp_ns.max()))
-    return count, newest
+        if number % BATCHES_A_SAMPLE == 0:
+            private = max(private, _private_bytes())
+    return count, newest, private
 
 
 def _parts(bench: Bench, records: int) -> list[SeqRange]:
     return queue_ranges.split(queue_ranges.retained(bench.plain), SeqRange(0, records), TASKS)
 
 
-def _check(found: list[tuple[int, int]], records: int) -> None:
-    assert sum(count for count, _ in found) == records, found
-    assert max(newest for _, newest in found) == records - 1, found
+def _check(found: list[tuple[int, int, int]], records: int) -> None:
+    assert sum(count for count, _, _ in found) == records, found
+    assert max(newest for _, newest, _ in found) == records - 1, found
 
 
-def _aggregate(bench: Bench, records: int) -> None:
-    """Aggregate in tasks that know nothing but their number, as everlog's own jobs run them."""
+def _aggregate(bench: Bench, records: int) -> int:
+    """Aggregate in tasks that know nothing but their number, as everlog's own jobs run them.
+
+    Returns the memory of the largest task.
+    """
     path, parts = bench.plain, _parts(bench, records)
 
-    def task(number: int) -> Iterator[tuple[int, int]]:
+    def task(number: int) -> Iterator[tuple[int, int, int]]:
         yield _counted(path, parts[number])
 
-    _check(in_tasks(bench.spark, len(parts), task), records)
+    found = in_tasks(bench.spark, len(parts), task)
+    _check(found, records)
+    return max(private for _, _, private in found)
 
 
 def _aggregate_rows(bench: Bench, records: int) -> None:
@@ -168,12 +186,12 @@ def _aggregate_rows(bench: Bench, records: int) -> None:
     def task(batches: Batches) -> Batches:
         for batch in batches:
             for number in batch.column("id").to_pylist():
-                count, newest = _counted(path, parts[number])
-                yield pa.RecordBatch.from_pylist([{"count": count, "newest": newest}])
+                found = zip(("count", "newest", "private"), _counted(path, parts[number]), strict=True)
+                yield pa.RecordBatch.from_pylist([dict(found)])
 
     numbers = bench.spark.range(len(parts), numPartitions=len(parts))
-    rows = numbers.mapInArrow(task, "count long, newest long").collect()
-    _check([(row["count"], row["newest"]) for row in rows], records)
+    rows = numbers.mapInArrow(task, "count long, newest long, private long").collect()
+    _check([tuple(row) for row in rows], records)
 
 
 def warm_up(bench: Bench) -> None:
@@ -210,12 +228,24 @@ def _aggregated_s(bench: Bench, records: int) -> float:
 
 
 def linear(bench: Bench) -> Numbers:
-    """The cost of a record as the queue gets longer, and the rate of the longest one; medians of looks."""
+    """The cost of a record and the memory of a task as the queue gets longer, and the rate of the longest.
+
+    Medians of looks. The growth is of what one record more costs, which the start of a job has no part in.
+    """
     points = bench.sizes.linear_points
     samples.fetch(bench.plain)
     taken_s = {records: _aggregated_s(bench, records) for records in points}
-    numbers = {f"linear_{records}_ns": taken_s[records] * NS_PER_S / records for records in points}
-    return {**numbers, "longest_per_s": points[-1] / taken_s[points[-1]]}
+    private = {records: _aggregate(bench, records) for records in points}
+    first, middle, last = points[0], points[-2], points[-1]
+    late_s = (taken_s[last] - taken_s[middle]) / (last - middle)
+    early_s = (taken_s[middle] - taken_s[first]) / (middle - first)
+    return {
+        **{f"linear_{records}_ns": taken_s[records] * NS_PER_S / records for records in points},
+        **{f"linear_{records}_bytes": private[records] for records in points},
+        "growth": late_s / early_s,
+        "memory_growth": private[last] / private[first],
+        "longest_per_s": last / taken_s[last],
+    }
 
 
 def longest(bench: Bench) -> Numbers:

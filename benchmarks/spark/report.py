@@ -14,6 +14,7 @@ from benchmarks.queue.report import Row, Section, Target, Verdict
 from benchmarks.spark.costs import MANY_SYMBOLS, SYMBOLS
 from benchmarks.spark.measures import FULL, Sizes
 
+MEBI = 1 / (1 << 20)
 NOTES = (
     "The first round warms the session up and does not count. Sources of Spark read the same rows.",
     "Topics: the server runs on the same cores. One core against two: the same work in two sessions, each "
@@ -25,19 +26,43 @@ def _rate(label: str, number: str, target: Target | None = None) -> Row:
     return Row(label, number, "M/s", target, scale=MEGA)
 
 
+def _target(sizes: Sizes, bound: float, *, at_most: bool = False) -> Target | None:
+    """Only full runs have targets: in small ones the start of a job is most of the time."""
+    return Target(bound, at_most=at_most) if sizes == FULL else None
+
+
+def _as_it_grows(sizes: Sizes) -> Section:
+    points = sizes.linear_points
+    shortest, middle, longest = map(short, (points[0], points[-2], points[-1]))
+    more = f"one record more, from {middle} to {longest} over from {shortest} to {middle}"
+    return Section(
+        "As the queue gets longer, aggregated inside the tasks",
+        (
+            *(Row(f"{short(point)} records", f"linear_{point}_ns", "ns/record") for point in points),
+            _rate(f"{longest} records", "longest_per_s"),
+            Row(more, "growth", "x", _target(sizes, 1.3, at_most=True)),
+            *(
+                Row(
+                    f"{short(point)} records, a task's own memory", f"linear_{point}_bytes", "MiB", scale=MEBI
+                )
+                for point in points
+            ),
+            Row(
+                f"memory, {longest} over {shortest}", "memory_growth", "x", _target(sizes, 1.1, at_most=True)
+            ),
+        ),
+    )
+
+
 def sections(sizes: Sizes) -> tuple[Section, ...]:
-    """All rows, for a run of these sizes; in small ones the start of a job is most of the time."""
-    is_full = sizes == FULL
+    """All rows, for a run of these sizes."""
 
     def at_least(bound: float) -> Target | None:
-        return Target(bound, at_most=False) if is_full else None
+        return _target(sizes, bound)
 
     records, compared, longest = map(
         short, (sizes.scan_records, sizes.compared_records, sizes.linear_points[-1])
     )
-    points = [
-        Row(f"{short(point)} records", f"linear_{point}_ns", "ns/record") for point in sizes.linear_points
-    ]
     return (
         Section(
             f"Queue, {records} records of 64 bytes",
@@ -85,10 +110,7 @@ def sections(sizes: Sizes) -> tuple[Section, ...]:
                 _rate("written to Parquet, zstd", "core_parquet_per_s"),
             ),
         ),
-        Section(
-            "As the queue gets longer, aggregated inside the tasks",
-            (*points, _rate(f"{longest} records", "longest_per_s")),
-        ),
+        _as_it_grows(sizes),
     )
 
 

@@ -15,7 +15,7 @@ from benchmarks.spark.report import print_table, sections
 
 pytestmark = pytest.mark.timeout(300)
 
-TINY = Sizes(20_000, 4000, 2, 2000, (5000, 10_000), 10_000, warm_up_jobs=2)
+TINY = Sizes(20_000, 4000, 2, 2000, (2000, 5000, 10_000), 10_000, warm_up_jobs=2)
 
 
 def test_every_row_is_measured(spark: SparkSession, tmp_path: Path) -> None:
@@ -30,7 +30,9 @@ def test_every_row_is_measured(spark: SparkSession, tmp_path: Path) -> None:
     results.add({f"scale_{name}": one.measure(bench)[one.number] for name, one in COMPARED.items()})
     wanted = [row.number for section in results.sections for row in section.rows]
     assert sorted(results.rounds) == sorted(wanted)
-    assert all(value > 0 for values in results.rounds.values() for value in values)
+    # What so few records more cost is less than the start of a job changes.
+    measured = {number: values for number, values in results.rounds.items() if number != "growth"}
+    assert all(value > 0 for values in measured.values() for value in values)
     console = Console(record=True, width=130, file=(tmp_path / "table").open("w"))
     print_table(console, results)
     assert "mapInArrow" in console.export_text()
