@@ -211,14 +211,25 @@ def aggregate_inside(bench: Bench) -> Numbers:
     return {"inside_per_s": records / _timed_s(lambda: _aggregate_rows(bench, records))}
 
 
+def _rate_per_s(spark: SparkSession, records: int) -> float:
+    """Spark's rate source, a stream that makes its rows up: one micro-batch, from the start of the query."""
+    options = {"rowsPerBatch": str(records), "numPartitions": str(TASKS)}
+    rows = spark.readStream.format("rate-micro-batch").options(**options).load()
+    started_s = time.perf_counter()
+    query = rows.writeStream.format("noop").trigger(availableNow=True).start()
+    query.awaitTermination()
+    return sum(batch.numInputRows for batch in query.recentProgress) / (time.perf_counter() - started_s)
+
+
 def spark_itself(bench: Bench) -> Numbers:
-    """Spark's own sources on the same rows."""
+    """Spark's own sources: a scan of the same rows, and what makes as many up."""
     path, records = str(bench.folder / f"parquet-{bench.cores}"), bench.sizes.scan_records
     if not Path(path).exists():
         _queue(bench, records).write.parquet(path)
     return {
         "parquet_per_s": records / _timed_s(lambda: _drop(bench.spark.read.parquet(path))),
         "range_per_s": records / _timed_s(lambda: _drop(bench.spark.range(records))),
+        "rate_per_s": _rate_per_s(bench.spark, records),
     }
 
 

@@ -16,7 +16,9 @@ from benchmarks.spark.measures import FULL, Sizes
 
 MEBI = 1 / (1 << 20)
 NOTES = (
-    "The first round warms the session up and does not count. Sources of Spark read the same rows.",
+    "The first round warms the session up and does not count.",
+    "Spark scans Parquet of the same rows in Java and in columns; its range and its rate source read nothing "
+    "and make their rows up. Rows of a Python source are handed from Python to Java: most of the difference.",
     "Topics: the server runs on the same cores. One core against two: the same work in two sessions, each "
     "bound to so many cores, a round of one and a round of the other.",
 )
@@ -72,6 +74,7 @@ def sections(sizes: Sizes) -> tuple[Section, ...]:
                 _rate("aggregated inside the tasks (mapInArrow)", "inside_per_s", at_least(8)),
                 _rate("Spark's own: Parquet of the same rows, no-op sink", "parquet_per_s"),
                 _rate("Spark's own: range, no-op sink", "range_per_s"),
+                _rate("Spark's own: rate source, a stream, no-op sink", "rate_per_s"),
             ),
         ),
         Section(
