@@ -47,6 +47,10 @@ def newest_segment(queue: Path) -> int:
     return max(int(file.stem) for file in queue.glob("*.q"))
 
 
+def oldest_segment(queue: Path) -> int:
+    return min(int(file.stem) for file in queue.glob("*.q"))
+
+
 def create(path: str, segment_size: int = SEGMENT) -> None:
     Queue.open_publisher(path, fs=UnsyncedFs(), segment_size=segment_size).close()
 
@@ -88,10 +92,10 @@ def test_four_readers_see_every_record_through_a_thousand_rolls_while_segments_a
     seed = fresh_seed("four readers")
     queue = tmp_path / "queue"
     total = 8_000
-    limits = {"max_segments": 40, "backpressure": "block", "block_timeout_s": 60.0}
-    writing = WriterPlan(
-        seed, 700, seed, ALL_KINDS, total=total, settings={**limits, "retention_check_interval_s": 0.001}
-    )
+    max_segments = 40
+    limits = {"max_segments": max_segments, "backpressure": "block", "block_timeout_s": 60.0}
+    settings = {**limits, "retention_check_interval_s": 0.001}
+    writing = WriterPlan(seed, 700, seed, ALL_KINDS, total=total, settings=settings)
     create(str(queue), segment_size=1536)
     readers = [
         Child(read_queue, str(queue), ReaderPlan(seed, 700, how, how, commit_every=50), shared_words(1))
@@ -106,7 +110,10 @@ def test_four_readers_see_every_record_through_a_thousand_rolls_while_segments_a
             with reader:
                 assert reader.receive() == total
     assert newest_segment(queue) > 1_000
-    assert len(list(queue.glob("*.q"))) < 100
+    assert oldest_segment(queue) > 0
+    # On a busy machine deletion comes later than the readers; a writer that is given time catches up.
+    with Queue.open_publisher(queue, fs=UnsyncedFs(), **settings):
+        eventually("what all have read is gone", lambda: len(list(queue.glob("*.q"))) <= max_segments)
 
 
 # --- kill -9 ---------------------------------------------------------------------------------------------

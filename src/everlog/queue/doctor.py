@@ -123,12 +123,10 @@ def retention_candidates(info: QueueInfo) -> list[int]:
         except CorruptMetadata:
             return []  # nobody knows what that reader needs, so nothing is deleted
     with_records = [segment.segment_id for segment in info.segments if segment.has_records]
-    return retention.deletable_segments(
-        [segment.segment_id for segment in info.segments],
-        counting,
-        head_segment=control.head_segment,
-        keep_from=max(with_records, default=None),
+    end = retention.deletable_end(
+        counting, head_segment=control.head_segment, keep_from=max(with_records, default=None)
     )
+    return sorted(segment.segment_id for segment in info.segments if segment.segment_id < end)
 
 
 def _unlisted(path: str, reason: str) -> QueueFindings:

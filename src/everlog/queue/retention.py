@@ -6,7 +6,7 @@ no thread; the worker feeds in what `reader_meta.list_readers` returned.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -110,26 +110,19 @@ def minimum_position(counting: Mapping[str, ReaderPosition] | None, segment_size
     )
 
 
-def deletable_segments(
-    segment_ids: Iterable[int],
-    counting: Mapping[str, ReaderPosition] | None,
-    *,
-    head_segment: int,
-    keep_from: int | None = None,
-) -> list[int]:
-    """Return the ids that may be deleted, oldest first.
+def deletable_end(
+    counting: Mapping[str, ReaderPosition] | None, *, head_segment: int, keep_from: int | None = None
+) -> int:
+    """Return the id below which all segments may be deleted.
 
     `counting` is None if there is no `readers/` directory: then nobody ever read this queue and
     everything is kept for whoever comes first. `keep_from` is the newest segment that holds a
     record; it stays whatever the readers say, so that seq can continue after a restart.
     """
     if counting is None:
-        return []
+        return 0
     end = min((position.segment_id for position in counting.values()), default=head_segment)
-    end = min(end, head_segment)
-    if keep_from is not None:
-        end = min(end, keep_from)
-    return sorted(segment_id for segment_id in segment_ids if segment_id < end)
+    return min(end, head_segment, head_segment if keep_from is None else keep_from)
 
 
 def capacity_allows(

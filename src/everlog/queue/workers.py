@@ -289,32 +289,29 @@ class RetentionWorker(_Worker):
     def run_pass(self) -> None:
         """One pass: look at the readers, delete what may go (a few segments at a time)."""
         with self._passing:
-            counting, batch = self._deletable()
-            if not batch:
+            counting, end = self._deletable()
+            if end <= self._oldest:
                 return
             # Readers may have committed without a sync, or be syncing now. A power loss must not
             # take them back to a segment that is gone.
             sync_readers(self._fs, self._queue_path, counting)
-            for segment_id in batch[:DELETE_BATCH_MAX]:
+            for segment_id in range(self._oldest, min(end, self._oldest + DELETE_BATCH_MAX)):
                 # Looked at before every deletion: a reader may just be opening at the oldest.
-                if segment_id not in self._deletable()[1]:
+                if segment_id >= self._deletable()[1]:
                     return
                 remove_segment(self._fs, self._queue_path, segment_id)
                 self._oldest = segment_id + 1
-            if len(batch) > DELETE_BATCH_MAX:
+            if self._oldest < end:
                 self._wake.set()
 
-    def _deletable(self) -> tuple[Iterable[str], list[int]]:
-        """Return who counts, and the segments that none of them needs."""
+    def _deletable(self) -> tuple[Iterable[str], int]:
+        """Return who counts, and the id below which none of them needs a segment."""
         counting = self._look()
         if counting is None or not self._config.retention:
-            return [], []
+            return [], 0
         head_segment, _ = self._control.head()
-        return counting, retention.deletable_segments(
-            range(self._oldest, head_segment),
-            counting,
-            head_segment=head_segment,
-            keep_from=self.record_segment,
+        return counting, retention.deletable_end(
+            counting, head_segment=head_segment, keep_from=self.record_segment
         )
 
     def _look(self) -> dict[str, ReaderPosition] | None:
