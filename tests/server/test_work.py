@@ -13,8 +13,6 @@ from tests.support.http_cases import RunningServer, running, settings_of, taken
 from tests.support.work_client import WorkClient, WorkFrame
 
 QUIET_S = 0.15
-PROMPT_S = 10.0
-"""Far less than a lease, which is what a job that is not pushed at once would wait for."""
 
 
 class Workshop:
@@ -93,7 +91,7 @@ def test_never_more_leases_than_max_and_room_is_filled_at_once(shop: Workshop) -
     assert worker.jobs(1) == [2]
     shop.settle("nack", [3], delay_ms=60_000)
     assert worker.jobs(1) == [4]
-    assert time.monotonic() - started_s < PROMPT_S
+    assert time.monotonic() - started_s < 2.0
     assert shop.counts() == (2, 2)
 
 
@@ -174,7 +172,7 @@ def test_a_delayed_job_is_pushed_when_its_delay_is_over(shop: Workshop) -> None:
     taken(shop.api.settle("nack", "q", [1], "poller", delay_ms=150))
     started_s = time.monotonic()
     assert worker.jobs(1) == [1]
-    assert 0.1 < time.monotonic() - started_s < PROMPT_S
+    assert 0.1 < time.monotonic() - started_s < 2.0
 
 
 def test_jobs_are_shared_among_workers(shop: Workshop) -> None:
