@@ -88,7 +88,7 @@ api: setup ## Write the pages of docs/reference that are made from the code anew
 	$(BIN)/python -m everlog.cli.reference
 
 docs: setup ## Build the documentation site into build/site
-	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
 clean: ## Remove what was built; .venv stays and is completed by the next setup
 	rm -rf build dist demo-report src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

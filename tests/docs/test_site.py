@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from everlog.client.http_api import DEFAULT_URL
+from tests.support.snippets import run_page
+from tests.support.topic_servers import running_server
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 COMPARED = ("Kafka", "NATS and JetStream", "Redis Streams", "Chronicle Queue", "BullMQ")
@@ -46,3 +50,18 @@ def test_the_comparison_says_where_the_other_one_is_better_and_when_to_take_it(n
 def test_the_comparison_claims_no_figures() -> None:
     text = (DOCS / "guide" / "comparison.md").read_text(encoding="utf-8")
     assert re.findall(r"\d[\d,.]*\s*(?:[kMG]/s|ns|us|ms|µs|M\b|million|times|%)", text) == []
+
+
+def test_the_code_of_the_home_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with running_server(tmp_path, "--memory") as server:
+        page = tmp_path / "index.md"
+        text = (DOCS / "index.md").read_text(encoding="utf-8")
+        page.write_text(text.replace(DEFAULT_URL, server.url), encoding="utf-8")
+        assert run_page(page, tmp_path) == 1
+
+
+def test_the_site_loads_nothing_from_elsewhere() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert "font: false" in settings
+    assert re.findall(r"https?://", settings) == []
