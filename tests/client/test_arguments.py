@@ -11,9 +11,9 @@ import pytest
 import everlog
 import everlog.client
 from everlog import AsyncClient, Client, Producer, Worker
+from everlog.api_types import Appended
 from everlog.client import RecordsLost
 from everlog.client.arguments import checked_start
-from everlog.client.records import Appended
 from everlog.errors import Closed, InvalidConfig, InvalidRecord, InvalidRequest
 from everlog.testing import server
 from tests.support.client_faces import face

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 import everlog.client
+from everlog import api_types as shapes
 from everlog.client import (
     ApiFailed,
     AsyncClient,
@@ -26,7 +27,6 @@ from everlog.client import (
     TopicGone,
     calls,
 )
-from everlog.client import records as shapes
 from everlog.errors import InvalidRequest
 from everlog.testing import server
 from everlog.topics import TopicConfig

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from everlog.api_types import Appended
 from everlog.client import ApiFailed, BufferFull, Client, Producer, ProducerFailed, RetryPolicy
 from everlog.client.producer import MAX_RECORD_BYTES
-from everlog.client.records import Appended
 from everlog.errors import Closed, InvalidConfig, InvalidRecord, RecordTooLarge
 from everlog.testing import server
 from tests.support.fault_proxy import FaultProxy

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everlog.api_types import Tombstone
 from everlog.client import ApiFailed, RecordsLost
-from everlog.client.records import Tombstone
 from everlog.client.wire import AnswerReader, BrokenAnswer, Place, RequestWriter
 from everlog.errors import DataLost, EverlogError
 

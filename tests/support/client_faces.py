@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
+from everlog import api_types as shapes
 from everlog.client import AsyncClient, Client, calls
-from everlog.client import records as shapes
 from everlog.client.sockets import AsyncSocket
 from everlog.client.wire import Answer
 from tests.support.http_cases import JSON, PATIENCE_S, Reply

@@ -20,10 +20,10 @@ from typing import Final
 
 import msgspec
 
+from everlog.api_types import TopicAccount, TopicState
 from everlog.bridge.requests import send
 from everlog.bridge.settling import SourceDiff, SourceRecord, read_sources
 from everlog.client import Client, calls
-from everlog.client.records import TopicAccount, TopicState
 
 RUNS_SHOWN_MAX: Final = 20
 # The server is asked what became of the seqs each time so many have been read.

@@ -15,6 +15,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from everlog.api_types import Appended
 from everlog.bridge.errors import BatchInDoubt
 from everlog.bridge.rendering import (
     Format,
@@ -41,7 +42,6 @@ from everlog.client import ApiFailed, calls
 from everlog.client.calls import Call
 from everlog.client.http_api import Backoff
 from everlog.client.producer import WINDOW_MS_DEFAULT
-from everlog.client.records import Appended
 from everlog.client.wire import topic_path
 from everlog.clock import NS_PER_S
 from everlog.errors import CorruptMetadata, InvalidConfig, SegmentMissing

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Final, Literal, cast
 import msgspec
 import typer
 
+from everlog.api_types import TopicSettings
 from everlog.cli import output
 from everlog.cli.options import AsJson
 from everlog.cli.output import Table, counted, human_bytes, one_line, printable, reporting
@@ -29,7 +30,6 @@ from everlog.cli.signatures import Option, give_options, options_of
 from everlog.cli.topic_reading import Last, Place, ReadRequest, Start, read_topic
 from everlog.client.arguments import checked_settings
 from everlog.client.http_api import DEFAULT_URL, ApiFailed, Backoff, HttpApi, topic_path
-from everlog.client.records import TopicSettings
 from everlog.errors import TopicIncompatible
 
 BATCH_DEFAULT: Final = 500

@@ -1,47 +1,40 @@
-"""Clients of a topics server. What is imported here is loaded when it is first asked for."""
+"""Clients of a topics server: `Client`, `AsyncClient`, `Producer`, `Worker`, and the types they use.
+
+The classes that send requests are imported when they are first used: a command that lists topics does not
+wait for asyncio and WebSockets.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from everlog.api_types import (
+    CaughtUp,
+    Job,
+    NewRecord,
+    Record,
+    Records,
+    Tombstone,
+    TopicGone,
+    TopicSettings,
+    WatchEvent,
+)
+from everlog.client.errors import ApiFailed, BufferFull, ProducerFailed, RecordsLost
 
 if TYPE_CHECKING:
     from everlog.client.async_client import AsyncClient
-    from everlog.client.errors import ApiFailed, BufferFull, ProducerFailed, RecordsLost
     from everlog.client.producer import Producer
-    from everlog.client.records import (
-        CaughtUp,
-        Job,
-        NewRecord,
-        Record,
-        Records,
-        Tombstone,
-        TopicGone,
-        TopicSettings,
-        WatchEvent,
-    )
     from everlog.client.retrying import RetryPolicy
     from everlog.client.sync_client import Client
     from everlog.client.worker import DeadLetter, Worker
 
-_HOMES = {
+_LAZY = {
     "AsyncClient": "async_client",
-    "ApiFailed": "errors",
-    "BufferFull": "errors",
-    "ProducerFailed": "errors",
-    "RecordsLost": "errors",
-    "Producer": "producer",
-    "CaughtUp": "records",
-    "Job": "records",
-    "NewRecord": "records",
-    "Record": "records",
-    "Records": "records",
-    "Tombstone": "records",
-    "TopicGone": "records",
-    "TopicSettings": "records",
-    "WatchEvent": "records",
-    "RetryPolicy": "retrying",
     "Client": "sync_client",
     "DeadLetter": "worker",
+    "Producer": "producer",
+    "RetryPolicy": "retrying",
     "Worker": "worker",
 }
 
@@ -69,15 +62,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # A command that lists topics need not wait for asyncio and WebSockets to be imported.
-    from importlib import import_module
-
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    # Completion in a shell or notebook finds what is not loaded yet.
+    # Completion in a shell or notebook also finds what is not loaded yet.
     return sorted({*globals(), *__all__})

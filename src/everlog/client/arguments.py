@@ -11,10 +11,16 @@ import inspect
 import operator
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, get_args
+from typing import Any, Final, Literal, get_args
 
-from everlog.client.records import Gaps, NewRecord, Start, TopicSettings
+from everlog.api_types import NewRecord, TopicSettings
 from everlog.errors import InvalidConfig, InvalidRecord, InvalidRequest
+
+Start = Literal["earliest", "now"] | int
+"""Where a reader begins: what there is, what comes, or the record with this seq and what follows."""
+
+Gaps = Literal["raise", "yield"]
+"""How a reader reports records that are gone: by the exception RecordsLost, or by a Tombstone."""
 
 _SETTINGS: Final = tuple(TopicSettings.__annotations__)
 _GAPS: Final[tuple[str, ...]] = get_args(Gaps)

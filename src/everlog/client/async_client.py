@@ -12,22 +12,13 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
+from everlog.api_types import Job, Record, RouterSummary, Tombstone, TopicSummary, WatchEvent
 from everlog.client import calls, flows
-from everlog.client.arguments import checked_starts, show_as_method
+from everlog.client.arguments import Gaps, Start, checked_starts, show_as_method
 from everlog.client.async_connection import AsyncConnection, AsyncConnections
 from everlog.client.calls import Call, Nodes
 from everlog.client.errors import ApiFailed
 from everlog.client.flows import Emit, Flow, Open, Pause, ReadWishes, Send, Step, WatchWishes, Wishes
-from everlog.client.records import (
-    Gaps,
-    Job,
-    Record,
-    RouterSummary,
-    Start,
-    Tombstone,
-    TopicSummary,
-    WatchEvent,
-)
 from everlog.client.retrying import RetryPolicy, checked_policy
 from everlog.client.sockets import AsyncSocket
 from everlog.client.sync_client import watch_options

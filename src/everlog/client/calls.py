@@ -14,10 +14,10 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from everlog.client import records as shapes
+from everlog import api_types as shapes
+from everlog.api_types import NewRecord, Predicate, TopicSettings
 from everlog.client.arguments import checked_records, checked_settings
 from everlog.client.encoding import encode
-from everlog.client.records import NewRecord, Predicate, TopicSettings
 from everlog.client.wire import router_path, topic_path
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from everlog.errors import DataLost, EverlogError
 
 if TYPE_CHECKING:
-    from everlog.client.records import Tombstone
+    from everlog.api_types import Tombstone
 
 UNREACHABLE: Final = 0
 """The `status` of a failure without any answer."""

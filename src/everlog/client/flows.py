@@ -14,23 +14,22 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from everlog.client import calls
-from everlog.client.arguments import checked_gaps, checked_start
-from everlog.client.calls import Call, Nodes
-from everlog.client.errors import UNREACHABLE, ApiFailed, RecordsLost
-from everlog.client.records import (
+from everlog.api_types import (
     CaughtUp,
-    Gaps,
     Job,
     Records,
     RouterSummary,
-    Start,
+    StreamError,
     Tombstone,
     TopicGone,
     TopicSummary,
     WatchEvent,
     WatchSession,
 )
+from everlog.client import calls
+from everlog.client.arguments import Gaps, Start, checked_gaps, checked_start
+from everlog.client.calls import Call, Nodes
+from everlog.client.errors import UNREACHABLE, ApiFailed, RecordsLost
 from everlog.client.retrying import Attempts, RetryPolicy
 from everlog.client.sse import Event, EventParser
 from everlog.client.wire import Answer, Place, RequestWriter, foreign, refusal, topic_path
@@ -267,13 +266,6 @@ _EVENTS: Final[dict[str, type[WatchEvent]]] = {
 }
 
 
-class _StreamError(msgspec.Struct):
-    code: str | int = "error"
-    message: str = ""
-    error: str = ""
-    retry_after_ms: int = 0
-
-
 def watch(wishes: Wishes, wanted: WatchWishes) -> Flow[None]:
     """Emit the events of topics, across connections, sessions and restarts of the server.
 
@@ -365,12 +357,12 @@ def decode_event(place: Place, event: Event) -> WatchEvent | None:
             return msgspec.json.decode(event.data, type=kind)
         if event.name != "error":
             return None
-        problem = msgspec.json.decode(event.data, type=_StreamError)
+        problem = msgspec.json.decode(event.data, type=StreamError)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise foreign(place, 200, f"event {event.name}: {error}") from None
     if problem.code == THROTTLED:
         return None  # advice, after which the stream goes on
-    raise stream_failure(problem.code, problem.message or problem.error)
+    raise stream_failure(problem.code, problem.message)
 
 
 def stream_failure(code: str | int, message: str) -> ApiFailed:

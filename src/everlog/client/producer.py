@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
+from everlog.api_types import Appended, TopicSettings
 from everlog.client import calls, flows
 from everlog.client.arguments import checked_settings
 from everlog.client.calls import Call
 from everlog.client.encoding import encode
 from everlog.client.errors import ApiFailed, BufferFull, ProducerFailed
 from everlog.client.flows import Wishes
-from everlog.client.records import Appended, TopicSettings
 from everlog.client.retrying import RetryPolicy
 from everlog.client.sync_client import Client, client_of
 from everlog.client.wire import topic_path

@@ -17,26 +17,31 @@ import msgspec
 import wsproto
 import wsproto.events as ws
 
-from everlog.client.arguments import checked_gaps, checked_records, checked_settings, checked_starts
-from everlog.client.async_connection import AsyncConnection
-from everlog.client.calls import Nodes, new_key
-from everlog.client.connection import Connection
-from everlog.client.encoding import encode
-from everlog.client.errors import UNREACHABLE, ApiFailed
-from everlog.client.flows import lost, stream_failure
-from everlog.client.records import (
+from everlog.api_types import (
     Appended,
     CaughtUp,
-    Gaps,
     NewRecord,
     Records,
-    Start,
     Tombstone,
     TopicGone,
     TopicSettings,
     Watched,
     WatchEvent,
 )
+from everlog.client.arguments import (
+    Gaps,
+    Start,
+    checked_gaps,
+    checked_records,
+    checked_settings,
+    checked_starts,
+)
+from everlog.client.async_connection import AsyncConnection
+from everlog.client.calls import Nodes, new_key
+from everlog.client.connection import Connection
+from everlog.client.encoding import encode
+from everlog.client.errors import UNREACHABLE, ApiFailed
+from everlog.client.flows import lost, stream_failure
 from everlog.client.wire import Answer, RequestWriter, foreign, refusal
 
 _PUSHED: Final[dict[str, type[WatchEvent]]] = {

@@ -9,12 +9,13 @@ from __future__ import annotations
 import socket
 import ssl
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote, urlsplit
 
 import httptools
 import msgspec
 
+from everlog.api_types import ErrorAnswer
 from everlog.client.errors import UNREACHABLE, ApiFailed
 from everlog.errors import InvalidConfig, InvalidRequest
 
@@ -231,17 +232,7 @@ class AnswerReader:
 # --- Failures --------------------------------------------------------------------------------------------
 
 
-class _ErrorText(msgspec.Struct):
-    code: str
-    message: str = ""
-    detail: dict[str, Any] | None = None
-
-
-class _ErrorBody(msgspec.Struct):
-    error: _ErrorText
-
-
-_error_bodies: Final = msgspec.json.Decoder(_ErrorBody)
+_error_answers: Final = msgspec.json.Decoder(ErrorAnswer)
 
 
 def unreachable(place: Place, error: Exception, timeout_s: float, was_sent: bool) -> ApiFailed:
@@ -266,7 +257,7 @@ def refusal(writer: RequestWriter, answer: Answer) -> ApiFailed:
     """What the server says in an answer that is no success."""
     place = writer.place
     try:
-        error = _error_bodies.decode(answer.body).error
+        error = _error_answers.decode(answer.body).error
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return foreign(place, answer.status, "no everlog error in its body")
     retry_after = answer.headers.get(b"retry-after", b"")

@@ -21,10 +21,10 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from everlog.api_types import Job, NewRecord
 from everlog.client.calls import new_key
 from everlog.client.errors import ApiFailed
 from everlog.client.http_api import Backoff
-from everlog.client.records import Job, NewRecord
 from everlog.client.sync_client import Client, client_of
 from everlog.clock import NS_PER_S, Clock, SystemClock
 from everlog.errors import Closed, EverlogError, InvalidConfig

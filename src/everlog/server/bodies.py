@@ -9,11 +9,11 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 import msgspec
 
+from everlog.api_types import Guarantee
 from everlog.native.frames import json_fault
 from everlog.server.errors import ApiError, invalid
 from everlog.server.http import Request
 from everlog.topics import TopicConfig
-from everlog.topics.routing.definitions import Guarantee
 
 MAX_NESTING: Final = 128
 # How the engine spells "absent"; a field may not be typed as "Raw or None".

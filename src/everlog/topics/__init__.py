@@ -1,8 +1,9 @@
 """The topics plane: ordered, named logs that never lose anything silently."""
 
+from everlog.api_types import Discard, Durability, Tombstone, TopicType
 from everlog.topics.accounting import TopicAccount
 from everlog.topics.commits import Commit
-from everlog.topics.config import Discard, Durability, EngineSettings, TopicConfig, TopicType
+from everlog.topics.config import EngineSettings, TopicConfig
 from everlog.topics.engine import Engine
 from everlog.topics.queueing.claims import ClaimRequest
 from everlog.topics.records import NewRecord, record_of
@@ -13,7 +14,6 @@ from everlog.topics.results import (
     EngineCounts,
     RecordsDeleted,
     Settled,
-    Tombstone,
     TopicDeleted,
     TopicPut,
 )

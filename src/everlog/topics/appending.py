@@ -5,6 +5,7 @@ Owns the order of checks and what a batch needs besides its records (key, ceilin
 
 from __future__ import annotations
 
+from everlog.api_types import Discard, Durability
 from everlog.errors import BatchTooLarge, InvalidRequest, LimitReached
 from everlog.native.record_batch import RecordBatch
 from everlog.topics.catalogue import frame_create, log_create, new_topic, register
@@ -15,8 +16,6 @@ from everlog.topics.config import (
     MAX_IDEMPOTENCY_KEY_BYTES,
     MAX_RECORDS_PER_APPEND,
     SEQ_RESERVATION,
-    Discard,
-    Durability,
     TopicConfig,
 )
 from everlog.topics.core import CONTROL_ROOM, Core, floor_commit

@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 from contextlib import suppress
 
+from everlog.api_types import Durability
 from everlog.errors import (
     InvalidRequest,
     LimitReached,
@@ -20,7 +21,7 @@ from everlog.native.frames import read_log_frame
 from everlog.native.topic_core import Totals
 from everlog.topics.commits import KEPT, Commit
 from everlog.topics.committing import ShardLog
-from everlog.topics.config import Durability, TopicConfig, check_topic_name
+from everlog.topics.config import TopicConfig, check_topic_name
 from everlog.topics.core import CONTROL_ROOM, Core
 from everlog.topics.entries import ChangeEntry, nothing
 from everlog.topics.queueing.lease_events import keeps_leases, log_all_leases

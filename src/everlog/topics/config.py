@@ -13,6 +13,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from everlog import api_types
+from everlog.api_types import Discard, Durability, TopicType
 from everlog.errors import InvalidConfig, InvalidRequest
 
 MAX_RECORDS_PER_APPEND: Final = 10_000
@@ -30,29 +32,6 @@ U64_MAX: Final = 2**64 - 1
 TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
 
 MIB: Final = 1 << 20
-
-
-class Durability(StrEnum):
-    """What an acknowledgement promises, from nothing to a synced disk."""
-
-    EPHEMERAL = "ephemeral"
-    MEMORY = "memory"
-    DISK = "disk"
-    FSYNC = "fsync"
-
-
-class TopicType(StrEnum):
-    """A plain log, or a queue of leased jobs on top of one."""
-
-    LOG = "log"
-    QUEUE = "queue"
-
-
-class Discard(StrEnum):
-    """What a full topic does: evict the oldest records, or refuse new ones."""
-
-    OLD = "old"
-    REJECT = "reject"
 
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
@@ -74,26 +53,8 @@ def check_topic_name(name: str) -> None:
         )
 
 
-class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
+class TopicConfig(api_types.TopicConfig, frozen=True, kw_only=True):
     """The configuration of a topic; `resolved` gives the form that is stored and reported."""
-
-    type: TopicType = TopicType.LOG
-    ttl_ms: int = 0
-    cap_records: int = 0
-    cap_bytes: int = 0
-    discard: Discard = Discard.OLD
-    durable: bool = False
-    durability: Durability | None = None
-    priority: int | None = None
-    auto_priority: bool = True
-    auto_create: bool = True
-    idempotency_window_ms: int = 120_000
-    dedupe_node: bool = True
-    lease_ms: int = 30_000
-    claim_jitter_ms: int = 0
-    max_deliveries: int = 0
-    dead_letter: str | None = None
-    leases_durable: bool = False
 
     def resolved(self, topic: str) -> TopicConfig:
         """Check every field and return the stored form: one durability class, clamped times."""

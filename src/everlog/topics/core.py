@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from everlog.api_types import Durability
 from everlog.clock import Clock
 from everlog.errors import LimitReached, ReadOnly
 from everlog.fs import Fs
@@ -16,7 +17,7 @@ from everlog.native.topic_core import Totals
 from everlog.native.topic_log import Sources
 from everlog.topics.commits import KEPT, Commit
 from everlog.topics.committing import ShardLog
-from everlog.topics.config import Durability, EngineSettings
+from everlog.topics.config import EngineSettings
 from everlog.topics.delivery.delivery import Delivery
 from everlog.topics.entries import ChangeEntry, nothing
 from everlog.topics.memory import SpareChunks

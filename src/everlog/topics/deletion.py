@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from everlog.api_types import Durability
 from everlog.errors import InvalidRequest
 from everlog.topics.commits import KEPT
-from everlog.topics.config import U64_MAX, Durability
+from everlog.topics.config import U64_MAX
 from everlog.topics.core import Core, floor_commit
 from everlog.topics.matching import parse_match
 from everlog.topics.results import RecordsDeleted

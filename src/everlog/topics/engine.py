@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from everlog.api_types import Durability, TopicType
 from everlog.clock import Clock, SystemClock
 from everlog.errors import Closed, EverlogError, ReadOnly, StorageFailed
 from everlog.fs import Fs, OsFs
@@ -21,7 +22,7 @@ from everlog.native.record_batch import RecordBatch
 from everlog.topics import appending, catalogue, deletion, reading
 from everlog.topics.accounting import TopicAccount, account
 from everlog.topics.commits import KEPT, Commit
-from everlog.topics.config import U64_MAX, Durability, EngineSettings, TopicConfig, TopicType
+from everlog.topics.config import U64_MAX, EngineSettings, TopicConfig
 from everlog.topics.core import Core, floor_commit
 from everlog.topics.delivery.delivery import BUDGET_NS, Delivery, Drain
 from everlog.topics.delivery.router_work import RouterWork

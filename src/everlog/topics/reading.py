@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from everlog.api_types import GapReason, Tombstone
 from everlog.errors import Corrupt, InvalidRequest
 from everlog.native.forwarding import next_live
 from everlog.native.topic_log import Rendered
@@ -19,7 +20,7 @@ from everlog.topics.config import (
     U64_MAX,
 )
 from everlog.topics.core import Core, floor_commit
-from everlog.topics.results import Diff, Tombstone
+from everlog.topics.results import Diff
 from everlog.topics.topic import Topic
 
 
@@ -27,13 +28,20 @@ def tombstone_for(topic: Topic, from_seq: int) -> Tombstone | None:
     """What a reader at `from_seq` has to be told before anything else."""
     head_seq, earliest_seq = topic.visible, topic.earliest_seq
     if from_seq > head_seq:
-        return Tombstone(1, head_seq, "recreated", earliest_seq, head_seq)
+        return _tombstone(1, head_seq, "recreated", earliest_seq, head_seq)
     if from_seq + 1 >= topic.evict_floor:
         return _trim_for(topic, from_seq) if topic.trim_holes else None
     by_cap = topic.cap_floor > from_seq + 1
     by_age = topic.ttl_floor > from_seq + 1
-    reason = "mixed" if by_cap and by_age else "cap" if by_cap else "ttl" if by_age else "source_trim"
-    return Tombstone(from_seq + 1, earliest_seq - 1, reason, earliest_seq, head_seq)
+    reason: GapReason = (
+        "mixed" if by_cap and by_age else "cap" if by_cap else "ttl" if by_age else "source_trim"
+    )
+    return _tombstone(from_seq + 1, earliest_seq - 1, reason, earliest_seq, head_seq)
+
+
+def _tombstone(gap_from: int, gap_to: int, reason: GapReason, earliest_seq: int, head_seq: int) -> Tombstone:
+    missed = max(0, gap_to - gap_from + 1)
+    return Tombstone(gap_from, gap_to, reason, earliest_seq, head_seq, missed)
 
 
 def _trim_for(topic: Topic, from_seq: int) -> Tombstone | None:
@@ -46,7 +54,7 @@ def _trim_for(topic: Topic, from_seq: int) -> Tombstone | None:
             if next_live(topic.log, from_seq + 1) < first_seq:
                 return None
             gap_from = max(from_seq + 1, first_seq)
-            return Tombstone(gap_from, last_seq, "source_trim", last_seq + 1, topic.visible)
+            return _tombstone(gap_from, last_seq, "source_trim", last_seq + 1, topic.visible)
     return None
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
+from everlog.api_types import Durability, Tombstone
 from everlog.topics.commits import Commit
-from everlog.topics.config import Durability, TopicConfig
+from everlog.topics.config import TopicConfig
 from everlog.topics.storage.wal import WalMetrics
 
 
@@ -30,21 +31,6 @@ class Appended(msgspec.Struct, frozen=True):
     created: bool
     deduped: bool
     commit: Commit
-
-
-class Tombstone(msgspec.Struct, frozen=True):
-    """Records from `gap_from` to `gap_to` were lost below the reader's cursor, and why."""
-
-    gap_from: int
-    gap_to: int
-    reason: str
-    earliest_seq: int
-    head_seq: int
-
-    @property
-    def missed_estimate(self) -> int:
-        """How many seqs the gap has."""
-        return max(0, self.gap_to - self.gap_from + 1)
 
 
 class Diff(msgspec.Struct, frozen=True):

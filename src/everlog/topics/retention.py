@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
+from everlog.api_types import Discard
 from everlog.errors import RecordTooLarge, TopicFull
-from everlog.topics.config import SEQ_RESERVATION, Discard
+from everlog.topics.config import SEQ_RESERVATION
 from everlog.topics.topic import Topic
 
 

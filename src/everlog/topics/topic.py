@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from everlog.api_types import Durability, TopicType
 from everlog.native.topic_core import TopicCore, Totals
 from everlog.native.topic_log import TopicLog
 from everlog.topics import holes
 from everlog.topics.commits import Commit
-from everlog.topics.config import Durability, TopicConfig, TopicType
+from everlog.topics.config import TopicConfig
 from everlog.topics.routing.order import SeqOrder
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from everlog.topics.config import TopicType
-from everlog.topics.routing.definitions import Guarantee
+from everlog.api_types import Guarantee, TopicType
 
 
 class ErrorFields(Struct):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import everlog
+from everlog.api_types import Durability
 from everlog.server.auth import Scope
 from everlog.server.schema import answers
 from everlog.server.schema.error_codes import ERROR_CODES, ErrorCode, rows_of
@@ -25,7 +26,7 @@ from everlog.server.schema.operations import (
 )
 from everlog.server.schema.shapes import U64, Schema, Shapes, completed, reference
 from everlog.topics import TopicConfig
-from everlog.topics.config import TOPIC_NAME, Durability
+from everlog.topics.config import TOPIC_NAME
 
 OPERATIONS: Final = (*TOPICS, *ROUTERS, *QUEUES, *WATCH, *PROBES)
 """Every operation that is described; the document has those that the server has."""

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final, NamedTuple
 
+from everlog.api_types import TopicType
 from everlog.errors import BatchTooLarge, Corrupt, InvalidRequest, NotAQueue, StorageFailed
 from everlog.native.jobs import CORRUPT, DELETED, DONE, FULL, MISSING, live_seqs, render_jobs
 from everlog.topics.commits import KEPT, Commit, failed, together
-from everlog.topics.config import U64_MAX, TopicType
+from everlog.topics.config import U64_MAX
 from everlog.topics.core import Core
 from everlog.topics.queueing.dead_letters import move_to_dead_letters
 from everlog.topics.queueing.deleting import delete_jobs, lease_state_of

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from everlog.api_types import Durability
 from everlog.topics.commits import KEPT, Commit
-from everlog.topics.config import Durability
 from everlog.topics.queueing.lease_state import LeaseState
 from everlog.topics.storage.control import DeleteSeqs, encode
 from everlog.topics.storage.layout import FrameType

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from everlog.api_types import Durability, TopicType
 from everlog.errors import LimitReached, StorageFailed
 from everlog.topics.commits import KEPT, Commit
-from everlog.topics.config import Durability, TopicConfig, TopicType
+from everlog.topics.config import TopicConfig
 from everlog.topics.core import CONTROL_ROOM, Core
 from everlog.topics.entries import ChangeEntry, nothing
 from everlog.topics.queueing.deleting import lease_state_of

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
 
+from everlog.api_types import Guarantee
 from everlog.errors import InvalidRequest
 from everlog.topics.commits import Commit
 from everlog.topics.config import check_topic_name
@@ -18,13 +18,6 @@ RECORDS_PER_PASS: Final = 1024
 INTERVAL_NS: Final = 50_000_000
 
 ROUTER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}")
-
-
-class Guarantee(StrEnum):
-    """What a router promises about the copies of one record."""
-
-    AT_LEAST_ONCE = "at_least_once"
-    EXACTLY_ONCE = "exactly_once"
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from everlog.api_types import Discard, Durability, Guarantee
 from everlog.errors import Corrupt, EverlogError, LimitReached, StorageFailed
 from everlog.native.forwarding import Selection, copy_records, select_records
-from everlog.topics.config import CEILING_LOW, SEQ_RESERVATION, U64_MAX, Discard, Durability
+from everlog.topics.config import CEILING_LOW, SEQ_RESERVATION, U64_MAX
 from everlog.topics.core import CONTROL_ROOM, Core
 from everlog.topics.entries import BatchEntry, ChangeEntry, ceiling_entry, nothing, reserve_entry
 from everlog.topics.memory import MemoryChunks
 from everlog.topics.retention import EvictionPlan, has_caps, plan_caps, reservation
 from everlog.topics.routing import hops
 from everlog.topics.routing.copying import Copying, copy_to_memory, drops_of, metas_of
-from everlog.topics.routing.definitions import HOP_LIMIT, Guarantee
+from everlog.topics.routing.definitions import HOP_LIMIT
 from everlog.topics.routing.exactly_once import Evidence, Origin
 from everlog.topics.routing.hops import HopRun
 from everlog.topics.routing.table import Router

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from everlog.api_types import Durability, Guarantee
 from everlog.errors import Corrupt
 from everlog.native.forwarding import find_frames, move_records, next_live
 from everlog.native.topic_log import TopicLog
-from everlog.topics.config import Durability
 from everlog.topics.matching import TagMatch
 from everlog.topics.memory import MemoryChunks
 from everlog.topics.routing import hops
 from everlog.topics.routing.copying import Copying, copy_to_memory
-from everlog.topics.routing.definitions import Guarantee
 from everlog.topics.routing.exactly_once import Origin
 from everlog.topics.routing.table import Router
 from everlog.topics.storage import control

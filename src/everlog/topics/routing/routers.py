@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from everlog.api_types import Guarantee
 from everlog.errors import (
     InvalidRequest,
     LimitReached,
@@ -19,7 +20,7 @@ from everlog.errors import (
 from everlog.topics import catalogue
 from everlog.topics.commits import KEPT, Commit, together
 from everlog.topics.config import TopicConfig
-from everlog.topics.routing.definitions import Guarantee, RouterConfig, RouterDeleted, RouterPut
+from everlog.topics.routing.definitions import RouterConfig, RouterDeleted, RouterPut
 from everlog.topics.routing.graph import find_cycle
 from everlog.topics.routing.table import Router
 from everlog.topics.storage.control import RouterDelete, encode

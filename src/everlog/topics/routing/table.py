@@ -9,8 +9,9 @@ import heapq
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from everlog.api_types import Guarantee
 from everlog.topics.commits import KEPT
-from everlog.topics.routing.definitions import Guarantee, RouterState
+from everlog.topics.routing.definitions import RouterState
 from everlog.topics.storage.control import RouterRecord
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from everlog.api_types import Durability
 from everlog.errors import EverlogError, StorageFailed
 from everlog.native.frames import FrameBuffer
-from everlog.topics.config import Durability
 from everlog.topics.queueing.lease_events import kept_leases
 from everlog.topics.storage import snapshot
 from everlog.topics.storage.control import SnapshotBody, TopicRecord, encode

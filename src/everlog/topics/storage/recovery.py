@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from everlog.api_types import Durability
 from everlog.errors import Corrupt, CorruptMetadata, Io
 from everlog.fs import replace_file
 from everlog.native.frames import LogFrame
@@ -19,7 +20,6 @@ from everlog.native.mapping import Mapping
 from everlog.native.topic_log import TopicLog
 from everlog.topics import catalogue
 from everlog.topics.commits import KEPT
-from everlog.topics.config import Durability
 from everlog.topics.deletion import apply_delete
 from everlog.topics.queueing.deleting import apply_delete_seqs
 from everlog.topics.queueing.lease_events import apply_lease, finish_leases, forget_leases, restore_leases

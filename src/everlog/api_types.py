@@ -1,0 +1,530 @@
+"""What the HTTP API sends and takes, as types: one definition for server, clients, commands and Spark.
+
+Owns names, fields and their order; computes nothing. A field of an answer that has a default may be absent on
+the wire. Unknown fields are ignored, as the contract asks. The documents of the API are generated from these
+classes (`everlog.server.schema`), which adds the meaning of each field.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal, TypedDict
+
+import msgspec
+
+Predicate = str | tuple[Literal["tag"], Literal["Eq", "Glob"], str]
+"""Which tags are meant: `"eu"`, `"eu*"`, or `("tag", "Eq", "eu")` and `("tag", "Glob", "eu*")`."""
+
+GapReason = Literal["cap", "ttl", "mixed", "source_trim", "recreated", "from_seq_too_old"]
+
+
+class Performance(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How long the server took; fields may be added at any time."""
+
+    server_total_ms: float
+    wal_append_ms: float | None = None
+    fsync_ms: float | None = None
+    records_scanned: int | None = None
+    throttle_wait_ms: float | None = None
+    cold_segments_read: int | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Base of the answers to requests; each of them carries `performance`."""
+
+    performance: Performance | None = None
+
+
+class ErrorFields(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What went wrong."""
+
+    code: str
+    message: str = ""
+    detail: dict[str, Any] | None = None
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    """The body of every answer that is not a success."""
+
+    error: ErrorFields
+
+
+# --- Records ---------------------------------------------------------------------------------------------
+
+
+class NewRecord(msgspec.Struct, omit_defaults=True):
+    """A record to append."""
+
+    data: Any
+    tag: str | None = None
+    node: str | None = None
+    meta: dict[str, Any] | None = None
+
+
+_RECORD_NAMES = {"seq": "$seq", "ts_ms": "$ts", "node": "$node", "tag": "$tag"}
+
+
+class Record(msgspec.Struct, frozen=True, rename=_RECORD_NAMES):
+    """A record as it is read. `tag` is present only if tags were requested, `data` unless it was left out."""
+
+    seq: int
+    ts_ms: int
+    data: Any = None
+    node: str | None = None
+    tag: str | None = None
+    meta: dict[str, Any] | None = None
+
+
+class RawRecord(msgspec.Struct, omit_defaults=True, rename=_RECORD_NAMES):
+    """A record whose data and meta stay the JSON text that the server sent; the text is empty if absent."""
+
+    seq: int
+    ts_ms: int
+    # Not `Raw | None`: msgspec then decodes nothing but null.
+    data: msgspec.Raw = msgspec.Raw(b"")
+    node: str | None = None
+    tag: str | None = None
+    meta: msgspec.Raw = msgspec.Raw(b"")
+
+
+class Tombstone(msgspec.Struct, frozen=True):
+    """Records from `gap_from` to `gap_to`, both included, are gone and were not read.
+
+    The reasons `cap`, `ttl`, `mixed` and `source_trim` say why; `from_seq_too_old` comes with the first read
+    of a watch; `recreated` means that the topic is another one of that name, which is read from its start.
+    """
+
+    gap_from: int
+    gap_to: int
+    reason: GapReason
+    earliest_seq: int
+    head_seq: int
+    missed_estimate: int = 0
+    topic: str = ""
+
+    @property
+    def resume(self) -> int:
+        """The seq to start with again, once the gap has been dealt with."""
+        return self.earliest_seq
+
+
+class Appended(Answer, frozen=True):
+    """Records were appended; `deduped` if an earlier request with the same key had done it."""
+
+    topic: str
+    first_seq: int
+    last_seq: int
+    head_seq: int
+    count: int
+    created: bool
+    deduped: bool
+    seqs: list[int] | None = None
+
+
+class Diff(Answer, frozen=True):
+    """Records after a cursor; `next_from_seq` is the next cursor, `caught_up` the only sign of the end."""
+
+    topic: str
+    records: list[Record]
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    caught_up: bool
+    tombstone: Tombstone | None
+    lag: int
+
+
+class RawDiff(msgspec.Struct, frozen=True):
+    """A `Diff` whose records keep their payload as JSON text."""
+
+    records: list[RawRecord]
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    caught_up: bool
+    tombstone: Tombstone | None = None
+
+
+class RecordsDeleted(Answer, frozen=True):
+    """Records were deleted from a topic."""
+
+    topic: str
+    deleted: int
+    earliest_seq: int
+    head_seq: int
+    count: int
+    bytes: int
+
+
+# --- Topics ----------------------------------------------------------------------------------------------
+
+
+class Durability(StrEnum):
+    """What an acknowledgement promises, from nothing to a synced disk."""
+
+    EPHEMERAL = "ephemeral"
+    MEMORY = "memory"
+    DISK = "disk"
+    FSYNC = "fsync"
+
+
+class TopicType(StrEnum):
+    """A plain log, or a queue of leased jobs on top of one."""
+
+    LOG = "log"
+    QUEUE = "queue"
+
+
+class Discard(StrEnum):
+    """What a full topic does: evict the oldest records, or refuse new ones."""
+
+    OLD = "old"
+    REJECT = "reject"
+
+
+class TopicSettings(TypedDict, total=False):
+    """The settings of a topic as a caller gives them; what is left out has its default."""
+
+    type: Literal["log", "queue"]
+    ttl_ms: int
+    cap_records: int
+    cap_bytes: int
+    discard: Literal["old", "reject"]
+    durable: bool
+    durability: Literal["ephemeral", "memory", "disk", "fsync"]
+    priority: int | None
+    auto_priority: bool
+    auto_create: bool
+    idempotency_window_ms: int
+    dedupe_node: bool
+    lease_ms: int
+    claim_jitter_ms: int
+    max_deliveries: int
+    dead_letter: str | None
+    leases_durable: bool
+
+
+class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a topic; in answers all fields are present and `durability` is not null."""
+
+    type: TopicType = TopicType.LOG
+    ttl_ms: int = 0
+    cap_records: int = 0
+    cap_bytes: int = 0
+    discard: Discard = Discard.OLD
+    durable: bool = False
+    durability: Durability | None = None
+    priority: int | None = None
+    auto_priority: bool = True
+    auto_create: bool = True
+    idempotency_window_ms: int = 120_000
+    dedupe_node: bool = True
+    lease_ms: int = 30_000
+    claim_jitter_ms: int = 0
+    max_deliveries: int = 0
+    dead_letter: str | None = None
+    leases_durable: bool = False
+
+
+class TopicPut(Answer, frozen=True):
+    """A topic was created, or its settings were replaced."""
+
+    topic: str
+    created: bool
+    config: TopicConfig
+
+
+class QueueCounts(msgspec.Struct, frozen=True):
+    """The jobs of a job queue."""
+
+    ready: int
+    in_flight: int
+    dead_lettered: int
+
+
+class TopicState(Answer, frozen=True):
+    """The state of a topic; `queue` is present for job queues only."""
+
+    topic: str
+    type: TopicType
+    head_seq: int
+    earliest_seq: int
+    next_seq: int
+    count: int
+    bytes: int
+    config: TopicConfig
+    effective_priority: int
+    last_write_ts: int | None
+    last_read_ts: int | None
+    queue: QueueCounts | None = None
+
+
+class TopicAccount(Answer, frozen=True):
+    """What became of the seqs after `from_seq` up to `to_seq`; the counts add up to their number."""
+
+    topic: str
+    from_seq: int
+    to_seq: int
+    live: int
+    deleted: int
+    evicted: int
+    expired: int
+    holes: int
+    evict_floor: int
+    head_seq: int
+
+
+class TopicSummary(msgspec.Struct, frozen=True):
+    """One topic of a list."""
+
+    topic: str
+    head_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+    durable: bool
+    effective_priority: int
+
+
+class TopicPage(Answer, frozen=True):
+    """One page of topics, sorted by name; `next_cursor` requests the next page, if there is one."""
+
+    topics: list[TopicSummary]
+    next_cursor: str | None = None
+
+
+class TopicDeleted(Answer, frozen=True):
+    """A topic was deleted, if it existed, and these routers with it."""
+
+    topic: str
+    deleted: bool
+    routers_removed: list[str]
+
+
+# --- Routers ---------------------------------------------------------------------------------------------
+
+
+class Guarantee(StrEnum):
+    """What a router promises about the copies of one record."""
+
+    AT_LEAST_ONCE = "at_least_once"
+    EXACTLY_ONCE = "exactly_once"
+
+
+class RouterFields(Answer, frozen=True):
+    """A router as it is stored."""
+
+    router: str
+    source: str
+    dest: str
+    preserve_node: bool
+    preserve_tag: bool
+    filter: tuple[str, str, str] | None
+    allow_cycle: bool
+    guarantee: Guarantee
+
+
+class RouterPut(RouterFields, frozen=True):
+    """A router was created, or its settings were replaced."""
+
+    created: bool
+
+
+class RouterState(RouterFields, frozen=True):
+    """The state of a router."""
+
+    forwarded_total: int
+
+
+class RouterSummary(msgspec.Struct, frozen=True):
+    """One router of a list."""
+
+    router: str
+    source: str
+    dest: str
+    guarantee: Guarantee
+    forwarded_total: int
+
+
+class RouterPage(Answer, frozen=True):
+    """One page of routers, sorted by name; `next_cursor` requests the next page, if there is one."""
+
+    routers: list[RouterSummary]
+    next_cursor: str | None = None
+
+
+class RouterDeleted(Answer, frozen=True):
+    """A router was deleted, if it existed."""
+
+    router: str
+    deleted: bool
+
+
+# --- Jobs ------------------------------------------------------------------------------------------------
+
+
+_JOB_NAMES = {"seq": "$seq", "ts_ms": "$ts", "deadline_ms": "deadline", "tag": "$tag"}
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, rename=_JOB_NAMES):
+    """A leased job; the lease ends at `deadline_ms` unless it is extended."""
+
+    seq: int
+    lease_id: str
+    deadline_ms: int
+    ts_ms: int
+    deliveries: int
+    data: Any
+    tag: str | None = None
+    meta: dict[str, Any] | None = None
+
+
+class Claimed(Answer, frozen=True):
+    """Jobs were leased; `ready` more can be claimed."""
+
+    topic: str
+    claimed: list[Job]
+    count: int
+    ready: int
+
+
+class Acked(Answer, frozen=True):
+    """Jobs are done and deleted; `skipped` were not leased by this worker, or no longer."""
+
+    topic: str
+    acked: list[int]
+    skipped: list[int]
+    ready: int
+    in_flight: int
+
+
+class Nacked(Answer, frozen=True):
+    """Jobs were returned to the job queue; `skipped` were not leased by this worker, or no longer."""
+
+    topic: str
+    nacked: list[int]
+    skipped: list[int]
+    ready: int
+    in_flight: int
+
+
+class Extended(Answer, frozen=True):
+    """Leases were extended, with the new deadline by seq; `skipped` were not leased by this worker."""
+
+    topic: str
+    extended: list[int]
+    skipped: list[int]
+    deadlines: dict[int, int]
+
+
+# --- Watching --------------------------------------------------------------------------------------------
+
+
+class Watched(msgspec.Struct, frozen=True):
+    """Where watching a topic begins."""
+
+    from_seq: int
+    head_seq: int
+    earliest_seq: int
+
+
+class WatchSession(Answer, frozen=True):
+    """A watch session was created; its stream can be opened."""
+
+    wid: str
+    stream_url: str
+    session_ttl_ms: int
+    topics: dict[str, Watched]
+
+
+class Records(msgspec.Struct, frozen=True):
+    """Records of one topic, and the cursor before and after them."""
+
+    topic: str
+    records: list[Record]
+    from_seq: int
+    to_seq: int
+    head_seq: int
+
+
+class CaughtUp(msgspec.Struct, frozen=True):
+    """Everything of a topic up to `head_seq` was sent; what follows is live."""
+
+    topic: str
+    head_seq: int
+
+
+class TopicGone(msgspec.Struct, frozen=True):
+    """A watched topic was deleted; nothing of it follows, and a stream ends with its last topic."""
+
+    topic: str
+    head_seq: int
+    reason: Literal["deleted"]
+
+
+WatchEvent = Records | CaughtUp | Tombstone | TopicGone
+
+
+class StreamError(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a stream is about to end."""
+
+    code: str | int
+    message: str
+    retry_after_ms: int | None = None
+    topics: list[str] | None = None
+
+
+# --- Probes ----------------------------------------------------------------------------------------------
+
+
+class Health(msgspec.Struct, frozen=True):
+    """The process is alive."""
+
+    status: Literal["ok"]
+    version: str
+    uptime_ms: int
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """Recovery is over and the server answers requests."""
+
+    status: Literal["ready"]
+    wal_replay_complete: bool
+    topics: int
+
+
+class WalCounts(msgspec.Struct, frozen=True):
+    """Counters of the write-ahead log."""
+
+    fsyncs: int
+    frames: int
+    batches: int
+    bytes_written: int
+    rotations: int
+    queue_depth: int
+    queue_depth_peak: int
+    submit_full_total: int
+    read_only: int
+    fsync_count: int
+    fsync_micros_total: int
+
+
+class Metrics(msgspec.Struct, frozen=True):
+    """Counters of the server."""
+
+    topics: int
+    topics_ephemeral: int
+    topics_memory: int
+    topics_disk: int
+    topics_fsync: int
+    routers: int
+    records_live: int
+    bytes_live: int
+    queue_topics: int
+    queue_leases_in_flight: int
+    sse_connections: int
+    watch_sessions: int
+    ready: bool
+    replay_progress: float
+    uptime_ms: int
+    wal: WalCounts
