@@ -18,7 +18,7 @@ SOURCE_FOLDERS = ("src", "tests", "benchmarks", "examples")
 SOURCE_KINDS = (".py", ".pyi", ".pyx", ".pxd", ".c", ".h")
 IGNORED_FOLDERS = {".git", ".venv", "build", "dist", "__pycache__", ".hypothesis"}
 # Imported by tests only, ours and those of users.
-FOR_TESTS = ("everlog.fault_fs", "everlog.testing", "everlog.market.venues.szse_simulator")
+FOR_TESTS = ("everlog.fault_fs", "everlog.testing")
 MAX_FUNCTION_LINES = 70
 MAX_FILE_LINES = 800
 

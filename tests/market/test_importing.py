@@ -18,8 +18,8 @@ from everlog.fs import OsFs
 from everlog.market.importing import ImportRequest, ImportRun
 from everlog.market.ledger import BegunEntry, Ledger
 from everlog.market.removal import NEW_SUFFIX, OLD_SUFFIX
+from everlog.market.venues.archives import open_members
 from everlog.market.venues.interface import ImportOptions
-from everlog.market.venues.opening import open_members
 from everlog.queue import Message, Queue
 from tests.support.import_runs import import_into, messages_of, small_archive, write_archive
 

@@ -24,8 +24,8 @@ from everlog.market.protocol import (
     BookEventType,
     TypeId,
 )
+from everlog.market.venues.archives import open_members
 from everlog.market.venues.interface import EventBlock, ImportContext, ImportOptions, Rejects, Tally
-from everlog.market.venues.opening import open_members
 from everlog.queue import Message, Queue
 from everlog.queue.config import WriterConfig
 

@@ -21,8 +21,8 @@ from everlog.market.protocol import HEADER_BYTES, TypeId
 from everlog.market.result_memory import ResultMemory
 from everlog.native import order_feed as native
 from everlog.queue import Batch, QueueReader
+from everlog.queue.layout import HEADER_SIZE
 
-MESSAGE_HEADER_BYTES = 64
 MARKET_ID_AT = 12
 EXCHANGE_TS_AT = 32
 
@@ -106,7 +106,7 @@ class BookFeed:
                 return None
             lengths = batch.length.astype(np.uint64)
             chosen = np.flatnonzero((batch.type_id == TypeId.BOOK_EVENT) & (lengths >= HEADER_BYTES))
-            offsets = batch.offset[chosen] + np.uint64(MESSAGE_HEADER_BYTES)
+            offsets = batch.offset[chosen] + np.uint64(HEADER_SIZE)
             segment = batch.segment
             if self._market_ids is not None:
                 kept = np.isin(_field(segment, offsets, MARKET_ID_AT, np.uint32), self._market_ids)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from everlog.market.protocol import (
     BookEventType,
     BookMode,
     Side,
+    layout,
     new_headers,
 )
 from everlog.market.result_memory import ResultMemory
@@ -38,13 +39,9 @@ MAX_ORDERS: Final = 1 << 24
 MAX_WINDOW_TICKS: Final = 1 << 24
 BOOK_HASH_BYTES: Final = 16
 
-L3_SNAPSHOT: Final = np.dtype(
-    {
-        "names": ["price_scale", "size_scale", "version", "order_count"],
-        "formats": ["u1", "u1", "<u2", "<u8"],
-        "offsets": [0, 1, 2, 8],
-        "itemsize": 16,
-    }
+L3_SNAPSHOT: Final = layout(
+    16,
+    {"price_scale": ("u1", 0), "size_scale": ("u1", 1), "version": ("<u2", 2), "order_count": ("<u8", 8)},
 )
 """Starts the payload of an L3 snapshot; `order_count` rows of ORDER_ROW follow, oldest first per price."""
 
@@ -114,7 +111,52 @@ def _side_index(side: int) -> int:
         raise InvalidConfig(f"side is 1 (buy) or 2 (sell), not {side}") from None
 
 
-class L2Book(L2Kernel):
+class _Kernel(Protocol):
+    """What both native kernels have."""
+
+    @property
+    def price_scale(self) -> int: ...
+    @property
+    def size_scale(self) -> int: ...
+    def top(self) -> tuple[int, int, int, int]: ...
+    def _raise_scales(self, price_scale: int, size_scale: int) -> None: ...
+
+
+class _Book:
+    """What both kinds of book offer on top of their kernels."""
+
+    def __init__(self, **_: Any) -> None:
+        """`__new__` has done everything."""
+
+    def set_scales(self: _Kernel, price_scale: int, size_scale: int) -> None:
+        """Raise the scales to at least these; what is stored is multiplied.
+
+        A book without scales assumes that its content is at these scales already.
+        """
+        self._raise_scales(price_scale, size_scale)
+
+    @property
+    def best_bid(self: _Kernel) -> Level | None:
+        """The highest bid."""
+        price, size, _, _ = self.top()
+        return Level(price, size) if size else None
+
+    @property
+    def best_ask(self: _Kernel) -> Level | None:
+        """The lowest ask."""
+        _, _, price, size = self.top()
+        return Level(price, size) if size else None
+
+    def render_price(self: _Kernel, price: int) -> str:
+        """Return a price of this book as decimal text."""
+        return render_scaled(price, self.price_scale)
+
+    def render_size(self: _Kernel, size: int) -> str:
+        """Return a size of this book as decimal text."""
+        return render_scaled(size, self.size_scale)
+
+
+class L2Book(_Book, L2Kernel):
     """Price levels of one market, best first, at exact integer prices.
 
     Prices and sizes are integers at `price_scale` and `size_scale` decimals. The scales follow the events
@@ -140,9 +182,6 @@ class L2Book(L2Kernel):
             cls, max_levels=max_levels, max_window_ticks=max_window_ticks, gap_policy=number
         )
 
-    def __init__(self, **_: Any) -> None:
-        """Nothing is left to do."""
-
     def apply_array(
         self,
         events: NDArray[np.void] | PackedRecords,
@@ -166,25 +205,6 @@ class L2Book(L2Kernel):
             count = self._apply_updates(raw, len(events), arrays.output)
         return arrays.result(count, before, (self.price_scale, self.size_scale))
 
-    def set_scales(self, price_scale: int, size_scale: int) -> None:
-        """Raise the scales to at least these; stored levels are multiplied.
-
-        A book that has no scales yet takes its levels to be at these already.
-        """
-        self._raise_scales(price_scale, size_scale)
-
-    @property
-    def best_bid(self) -> Level | None:
-        """The highest bid."""
-        price, size, _, _ = self.top()
-        return Level(price, size) if size else None
-
-    @property
-    def best_ask(self) -> Level | None:
-        """The lowest ask."""
-        _, _, price, size = self.top()
-        return Level(price, size) if size else None
-
     def size_at(self, side: int, price: int) -> int:
         """Return the size at a price, 0 if there is none."""
         return self._size_at(_side_index(side), price)
@@ -207,14 +227,6 @@ class L2Book(L2Kernel):
         self._levels(side, room, levels.view(np.uint8).reshape(-1))
         return levels
 
-    def render_price(self, price: int) -> str:
-        """Return a price of this book as decimal text."""
-        return render_scaled(price, self.price_scale)
-
-    def render_size(self, size: int) -> str:
-        """Return a size of this book as decimal text."""
-        return render_scaled(size, self.size_scale)
-
     def snapshot_payload(self) -> bytes:
         """Return the whole book as an L2 snapshot body with its levels."""
         bids, asks = self.bids(), self.asks()
@@ -235,7 +247,7 @@ class L2Book(L2Kernel):
         return hashlib.blake2b(self.snapshot_payload(), digest_size=BOOK_HASH_BYTES).digest()
 
 
-class L3Book(L3Kernel):
+class L3Book(_Book, L3Kernel):
     """Single orders of one market, by price and in order of arrival.
 
     Orders without a usable price (market orders, price 0, unknown side) are kept but stand on no level,
@@ -268,9 +280,6 @@ class L3Book(L3Kernel):
             gap_policy=_policy(gap_policy, GapPolicy, _GAP_NUMBERS),
             unknown_policy=_policy(unknown_orders, UnknownOrders, _UNKNOWN_NUMBERS),
         )
-
-    def __init__(self, **_: Any) -> None:
-        """Nothing is left to do."""
 
     def apply_array(
         self,
@@ -310,25 +319,6 @@ class L3Book(L3Kernel):
             count = self._apply_array(events.ctypes.data, events.strides[0], len(events), arrays.output)
         return arrays.result(count, before, (self.price_scale, self.size_scale))
 
-    def set_scales(self, price_scale: int, size_scale: int) -> None:
-        """Raise the scales to at least these; stored orders are multiplied.
-
-        A book that has no scales yet takes its orders to be at these already.
-        """
-        self._raise_scales(price_scale, size_scale)
-
-    @property
-    def best_bid(self) -> Level | None:
-        """The highest bid level."""
-        price, size, _, _ = self.top()
-        return Level(price, size) if size else None
-
-    @property
-    def best_ask(self) -> Level | None:
-        """The lowest ask level."""
-        _, _, price, size = self.top()
-        return Level(price, size) if size else None
-
     def order(self, order_id: int) -> OrderInfo | None:
         """Return an order, None if it is not in the book."""
         found = self._order(order_id)
@@ -362,14 +352,6 @@ class L3Book(L3Kernel):
         rows = np.zeros(self.order_count, dtype=ORDER_ROW)
         self._rows(rows.view(np.uint8).reshape(-1))
         return rows
-
-    def render_price(self, price: int) -> str:
-        """Return a price of this book as decimal text."""
-        return render_scaled(price, self.price_scale)
-
-    def render_size(self, size: int) -> str:
-        """Return a size of this book as decimal text."""
-        return render_scaled(size, self.size_scale)
 
     def snapshot_payload(self) -> bytes:
         """Return the whole book: `L3_SNAPSHOT` and the orders, in an order that keeps their places."""

@@ -22,6 +22,7 @@ from everlog.errors import EverlogError, InvalidConfig, Unsupported
 from everlog.fs import Fs, OsFs, replace_file
 from everlog.market.ledger import BegunEntry, Ledger, LedgerEntry
 from everlog.market.removal import remove_messages, settle
+from everlog.market.venues.archives import file_hash, open_members
 from everlog.market.venues.bybit import Bybit
 from everlog.market.venues.dbn import Dbn
 from everlog.market.venues.interface import (
@@ -33,8 +34,7 @@ from everlog.market.venues.interface import (
     Tally,
 )
 from everlog.market.venues.lobster import Lobster
-from everlog.market.venues.opening import file_hash, open_members
-from everlog.market.venues.recognition import chosen_members
+from everlog.market.venues.sniffing import chosen_members
 from everlog.market.venues.szse import Szse
 from everlog.market.venues.szse_channels import ChannelFiles
 from everlog.market.venues.tardis import TardisBook, TardisTrades

@@ -1,4 +1,4 @@
-"""Whole batches of book events of varying length: to bytes and back, without a loop per event.
+"""Batches of book events of varying length, packed without a loop per event.
 
 Owns how L2 bodies are laid one behind the other. Knows no queue: `PackedRecords` fits
 `QueueWriter.append_packed(TypeId.BOOK_EVENT, packed.buffer, packed.ends, timestamps)` and
@@ -18,15 +18,8 @@ from everlog.errors import Corrupt
 from everlog.market.protocol import (
     BOOK_EVENT_HEADER,
     HEADER_BYTES,
-    L2_DIFF,
-    L2_SNAPSHOT,
-    LEVEL,
     LEVEL_BYTES,
     MAX_DIFF_LEVELS,
-    BookEventType,
-    BookMode,
-    check_headers,
-    first_true,
 )
 from everlog.native.event_packing import write_events
 
@@ -66,23 +59,6 @@ class PackedRecords:
         return PackedRecords(self.buffer, self.offsets[chosen], self.lengths[chosen])
 
 
-@dataclass(frozen=True, slots=True)
-class UnpackedEvents:
-    """A batch of book events by column.
-
-    Row n of `headers` is event n. Bodies have a row for each event of their kind, and `*_index` says
-    which event. `levels` holds the levels of all diffs, then of all snapshots, in order of events.
-    """
-
-    headers: NDArray[np.void]
-    diff_index: NDArray[np.intp]
-    diffs: NDArray[np.void]
-    snapshot_index: NDArray[np.intp]
-    snapshots: NDArray[np.void]
-    diff_levels: NDArray[np.void]
-    snapshot_levels: NDArray[np.void]
-
-
 def pack_l2_diffs(
     headers: NDArray[np.void],
     diffs: NDArray[np.void],
@@ -113,29 +89,6 @@ def pack_l2_snapshots(
     counts = snapshots["bid_count"].astype(np.int64) + snapshots["ask_count"]
     _check_level_count(int(counts.sum()), len(levels))
     return _pack(headers, snapshots, levels, counts)
-
-
-def pack_headers(headers: NDArray[np.void]) -> PackedRecords:
-    """Pack events without a body: resets and heartbeats."""
-    filled = np.ascontiguousarray(headers).copy()
-    filled["record_len"] = HEADER_BYTES
-    starts = np.arange(len(filled), dtype=np.uint64) * np.uint64(HEADER_BYTES)
-    return PackedRecords(filled.view(np.uint8).reshape(-1), starts, np.full_like(starts, HEADER_BYTES))
-
-
-def unpack_l2(packed: PackedRecords) -> UnpackedEvents:
-    """Return headers, bodies and levels of a batch of L2 events; refuses what breaks the protocol."""
-    row = first_true(packed.lengths < HEADER_BYTES)
-    if row is not None:
-        raise Corrupt(f"book event {row} has {packed.lengths[row]} bytes, a header alone has {HEADER_BYTES}")
-    headers = gather_headers(packed)
-    check_headers(headers, packed.lengths)
-    row = first_true(headers["book_mode"] != BookMode.L2)
-    if row is not None:
-        raise Corrupt(f"book event {row} is no L2 event")
-    diff_index, diffs, diff_levels = _bodies(packed, headers, BookEventType.DIFF, L2_DIFF)
-    snapshot_index, snapshots, levels = _bodies(packed, headers, BookEventType.SNAPSHOT, L2_SNAPSHOT)
-    return UnpackedEvents(headers, diff_index, diffs, snapshot_index, snapshots, diff_levels, levels)
 
 
 def gather_headers(packed: PackedRecords) -> NDArray[np.void]:
@@ -195,27 +148,6 @@ def _gather(buffer: NDArray[np.uint8], starts: NDArray[Any], layout: np.dtype[np
     positions = np.asarray(starts, dtype=np.int64)[:, None] + np.arange(layout.itemsize)
     gathered: NDArray[np.void] = buffer[positions].reshape(-1).view(layout)
     return gathered
-
-
-def _bodies(
-    packed: PackedRecords, headers: NDArray[np.void], kind: BookEventType, layout: np.dtype[np.void]
-) -> tuple[NDArray[np.intp], NDArray[np.void], NDArray[np.void]]:
-    index = np.flatnonzero(headers["event_type"] == kind)
-    starts = packed.offsets[index].astype(np.int64) + HEADER_BYTES
-    room = packed.lengths[index].astype(np.int64) - HEADER_BYTES - layout.itemsize
-    row = first_true(room < 0)
-    if row is not None:
-        raise Corrupt(f"book event {index[row]} is too short for its body")
-    bodies = _gather(packed.buffer, starts, layout)
-    counts = bodies["bid_count"].astype(np.int64) + bodies["ask_count"]
-    row = first_true(counts * LEVEL_BYTES != room)
-    if row is not None:
-        raise Corrupt(
-            f"book event {index[row]} has {counts[row]} levels by its counts, and {room[row]} bytes"
-        )
-    first_levels = np.repeat(starts + layout.itemsize, counts)
-    level_starts = first_levels + ranges(np.zeros_like(counts), counts) * LEVEL_BYTES
-    return index, bodies, _gather(packed.buffer, level_starts, LEVEL)
 
 
 def _split(

@@ -26,9 +26,9 @@ from everlog.market.packing import PackedRecords, gather_field, gather_headers
 from everlog.market.protocol import TRADE, TypeId
 from everlog.market.triggers import Always, Events, Trigger
 from everlog.queue import Batch, Queue
+from everlog.queue.layout import HEADER_SIZE
 
 BATCH_MESSAGES: Final = 16384
-MESSAGE_HEADER_BYTES: Final = 64
 
 
 class Messages(NamedTuple):
@@ -60,7 +60,7 @@ class Messages(NamedTuple):
     @property
     def packed(self) -> PackedRecords:
         """The payloads, without a copy."""
-        offsets = self.batch.offset[self.chosen] + np.uint64(MESSAGE_HEADER_BYTES)
+        offsets = self.batch.offset[self.chosen] + np.uint64(HEADER_SIZE)
         return PackedRecords(self.batch.segment, offsets, self.length.astype(np.uint64))
 
     def where(self, keep: npt.NDArray[Any]) -> Messages:
@@ -221,7 +221,7 @@ class FeatureReplay:
         markets: dict[Market, _MarketFeatures] = {}
         for some in self.replay.types(TypeId.BOOK_EVENT).batches(stats):
             packed = some.packed
-            headers = book_headers(packed)
+            headers = gather_headers(packed)
             for market, (events, result) in books.apply_packed(packed, want).items():
                 if market not in markets:
                     markets[market] = _MarketFeatures(self.chosen, copy.deepcopy(self.fired_by), dtype)
@@ -287,11 +287,6 @@ class _MarketFeatures:
         for name, column in zip(self._dtype.names or (), columns, strict=True):
             table[name] = column[fires]
         return table
-
-
-def book_headers(packed: PackedRecords) -> npt.NDArray[np.void]:
-    """Return the headers of book events as an array; payloads shorter than a header are not allowed."""
-    return gather_headers(packed)
 
 
 def _of_markets(some: Messages, market_ids: tuple[int, ...]) -> npt.NDArray[Any]:

@@ -5,10 +5,7 @@ Owns the rule (each number is the last one plus one) and what a gap leads to. Kn
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from everlog.errors import BookGap
 from everlog.market.books import GapPolicy
@@ -39,20 +36,6 @@ class SequenceValidator:
             self.last = seen
             raise gap_error(gap)
         return gap
-
-    def check_array(self, seqs: NDArray[Any]) -> list[SequenceGap]:
-        """Take many numbers and return every gap, whatever the policy; `position` counts in the array."""
-        if len(seqs) == 0:
-            return []
-        numbers = np.asarray(seqs, dtype=np.uint64)
-        first = [] if self.last is None else [np.array([self.last], dtype=np.uint64)]
-        joined = np.concatenate([*first, numbers])
-        self.last = int(numbers[-1])
-        places = np.flatnonzero(joined[1:] != joined[:-1] + np.uint64(1)) + 1
-        return [
-            SequenceGap(place - len(first), int(joined[place - 1]), int(joined[place]))
-            for place in places.tolist()
-        ]
 
     def reset(self) -> None:
         """Forget the last number."""

@@ -21,49 +21,29 @@ from everlog.errors import Corrupt, Io, SnapshotGap, Unsupported, UnsupportedVer
 from everlog.fs import Fs, OsFs, create_directory, replace_file
 from everlog.market.book_set import Book, Market
 from everlog.market.books import BOOK_HASH_BYTES, L2Book, L3Book
-from everlog.market.protocol import HEADER_BYTES, LITTLE_ENDIAN, BookMode, TypeId
+from everlog.market.protocol import HEADER_BYTES, LITTLE_ENDIAN, BookMode, TypeId, layout
 from everlog.market.views import BookEventView
 from everlog.queue import MessageView, QueueReader
 
-SNAPSHOT_HEADER: Final = np.dtype(
+SNAPSHOT_HEADER: Final = layout(
+    128,
     {
-        "names": [
-            "magic",
-            "schema_version",
-            "header_len",
-            "endianness",
-            "book_mode",
-            "venue_id",
-            "market_id",
-            "seq_num",
-            "ingest_ts_start",
-            "ingest_ts_end",
-            "exchange_ts_start",
-            "exchange_ts_end",
-            "book_hash",
-            "payload_len",
-            "flags",
-        ],
-        "formats": [
-            "S8",
-            "<u2",
-            "<u2",
-            "<u2",
-            "<u2",
-            "<u4",
-            "<u4",
-            "<u8",
-            "<u8",
-            "<u8",
-            "<u8",
-            "<u8",
-            "V16",
-            "<u8",
-            "<u8",
-        ],
-        "offsets": [0, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 56, 64, 80, 88],
-        "itemsize": 128,
-    }
+        "magic": ("S8", 0),
+        "schema_version": ("<u2", 8),
+        "header_len": ("<u2", 10),
+        "endianness": ("<u2", 12),
+        "book_mode": ("<u2", 14),
+        "venue_id": ("<u4", 16),
+        "market_id": ("<u4", 20),
+        "seq_num": ("<u8", 24),
+        "ingest_ts_start": ("<u8", 32),
+        "ingest_ts_end": ("<u8", 40),
+        "exchange_ts_start": ("<u8", 48),
+        "exchange_ts_end": ("<u8", 56),
+        "book_hash": ("V16", 64),
+        "payload_len": ("<u8", 80),
+        "flags": ("<u8", 88),
+    },
 )
 MAGIC: Final = b"CHRSNAP1"
 SNAPSHOT_VERSION: Final = 1
@@ -172,7 +152,7 @@ class SnapshotStore:
         header["exchange_ts_end"] = book.last_exchange_ts_ns
         header["book_hash"], header["payload_len"] = np.void(digest), len(payload)
         directory = self.directory(market)
-        path = os.path.join(directory, f"{_PREFIX}{seq}{_SUFFIX}")
+        path = self._path(market, seq)
         try:
             create_directory(self._fs, directory)
             replace_file(self._fs, path, header.tobytes() + payload)
@@ -222,7 +202,7 @@ class SnapshotStore:
         digest = hashlib.blake2b(payload, digest_size=BOOK_HASH_BYTES).digest()
         if any(checked.book_hash) and digest != checked.book_hash:
             raise Corrupt(f"{info.path} does not match its hash; remove it and use an older snapshot")
-        target: Book = book if book is not None else _empty_book(checked.mode)
+        target: Book = book if book is not None else (L2Book() if checked.mode is BookMode.L2 else L3Book())
         if isinstance(target, L2Book) != (checked.mode is BookMode.L2):
             raise Unsupported(f"{info.path} is a snapshot of an {checked.mode.name} book")
         target.load_payload(payload)
@@ -357,10 +337,6 @@ def _event_of(message: MessageView, market: Market) -> BookEventView | None:
         return None
     header = BookEventView(message.payload)
     return header if (header.venue_id, header.market_id) == market else None
-
-
-def _empty_book(mode: BookMode) -> Book:
-    return L2Book() if mode is BookMode.L2 else L3Book()
 
 
 def _info(path: str, data: bytes) -> SnapshotInfo:

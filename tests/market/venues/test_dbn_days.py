@@ -14,7 +14,7 @@ from everlog.errors import InvalidSource
 from everlog.market.book_set import BookSet
 from everlog.market.books import L3Book
 from everlog.market.protocol import TRADE, TRADE_SIDE_UNKNOWN, TypeId, crypto_market_id, symbol_hash
-from everlog.market.venues import opening
+from everlog.market.venues import archives
 from everlog.market.venues.interface import ImportOptions
 from tests.support.dbn_files import (
     F_MAYBE_BAD_BOOK,
@@ -129,7 +129,7 @@ def test_books_of_two_instruments_equal_a_plain_replay(tmp_path: Path) -> None:
 def test_records_of_the_same_length_but_another_kind_are_not_mistaken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
 ) -> None:
-    monkeypatch.setattr(opening, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(archives, "BLOCK_BYTES", block_bytes)
     bars = records(package.OHLCVMsg, OHLCV_RTYPE, [{"open": 1}])
     rows = [mbo([order(b"A", number + 1, price=10**9, size=1)]) for number in range(100)]
     body = b"".join(row + (bars if number % 3 == 0 else b"") for number, row in enumerate(rows))

@@ -19,8 +19,8 @@ from everlog.market.books import L3Book
 from everlog.market.protocol import L3_RECORD, L3EventType, L3Flags, Side
 from everlog.market.venues.interface import ImportOptions
 from everlog.market.venues.szse import in_continuous_trading, local_times
-from everlog.market.venues.szse_simulator import SzseDay
 from everlog.queue import Message
+from tests.market.venues.szse_day import SzseDay
 from tests.support.import_runs import (
     import_into,
     l3_records_of,

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from everlog.errors import InvalidSource
 from everlog.market.protocol import MAX_DIFF_LEVELS, Side, crypto_market_id
+from everlog.market.venues.archives import Member
 from everlog.market.venues.csv_blocks import DECIMAL, LINE_BYTES_MAX
 from everlog.market.venues.interface import EventBlock, ImportContext, agree, find_date
 from everlog.market.venues.l2_events import Groups, Levels, in_book_order, pack_diffs, pack_snapshots
-from everlog.market.venues.opening import Member
 from everlog.market.venues.registry import venue_id
 from everlog.native.csv_rows import PROBLEMS, RowParser
 

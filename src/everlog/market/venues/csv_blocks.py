@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everlog.errors import InvalidSource
+from everlog.market.venues.archives import Member
 from everlog.market.venues.interface import Rejects
-from everlog.market.venues.opening import Member
 from everlog.native import csv_rows
 from everlog.native.csv_rows import CHOICE, DECIMAL, FIXED, HASH, IDENTIFIER, SIGNED, UNSIGNED
 

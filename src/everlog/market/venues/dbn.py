@@ -27,13 +27,13 @@ from everlog.market.protocol import (
     L3Flags,
     Side,
     TypeId,
+    new_l3_records,
 )
+from everlog.market.venues.archives import Member
 from everlog.market.venues.dbn_instruments import Belonging, Instruments
 from everlog.market.venues.dbn_records import Mapping, RecordBlock, RecordStream, read_metadata
 from everlog.market.venues.interface import EventBlock, ImportContext
 from everlog.market.venues.l2_events import Groups, Levels, pack_snapshots
-from everlog.market.venues.l3_events import l3_records
-from everlog.market.venues.opening import Member
 
 PRICE_SCALE: Final = 9
 UNDEFINED_PRICE: Final = np.iinfo(np.int64).max
@@ -253,7 +253,7 @@ def _lowest_price(records: NDArray[np.void], depth: int) -> NDArray[np.int64]:
 
 
 def _order_events(records: NDArray[np.void], belonging: Belonging, venue: int) -> EventBlock:
-    out = l3_records(len(records), venue_id=venue)
+    out = new_l3_records(len(records), venue_id=venue)
     header, event = out["header"], out["event"]
     header["market_id"] = belonging.market_ids
     header["stream_id"] = records["channel_id"]

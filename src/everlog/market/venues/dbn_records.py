@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everlog.errors import InvalidSource
-from everlog.market.venues.opening import Member
+from everlog.market.venues.archives import Member
 
 PRELUDE_BYTES: Final = 8
 METADATA_BYTES_MAX: Final = 256 << 20

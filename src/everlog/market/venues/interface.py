@@ -21,7 +21,7 @@ from everlog.errors import InvalidConfig, InvalidSource
 from everlog.queue.faults import io_errors
 
 if TYPE_CHECKING:
-    from everlog.market.venues.opening import Member
+    from everlog.market.venues.archives import Member
     from everlog.queue import QueueWriter
 
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")

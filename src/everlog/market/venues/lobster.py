@@ -23,11 +23,11 @@ from everlog.market.protocol import (
     Side,
     TypeId,
     crypto_market_id,
+    new_l3_records,
 )
+from everlog.market.venues.archives import Member
 from everlog.market.venues.csv_blocks import CHOICE, FIXED, SIGNED, UNSIGNED, Column, CsvReader, RowBlock
 from everlog.market.venues.interface import EventBlock, ImportContext, find_date
-from everlog.market.venues.l3_events import l3_records
-from everlog.market.venues.opening import Member
 from everlog.market.venues.registry import venue_id
 
 VENUE: Final = "nasdaq"
@@ -106,7 +106,7 @@ def _sound(block: RowBlock, context: ImportContext) -> RowBlock:
 
 
 def _events(block: RowBlock, midnight_ns: np.uint64, venue: int, market: int) -> EventBlock:
-    records = l3_records(len(block), venue_id=venue, market_id=market)
+    records = new_l3_records(len(block), venue_id=venue, market_id=market)
     kind, direction = block.extras["type"], block.extras["direction"]
     order_id, size, price = block.values["order_id"], block.values["size"], block.values["price"]
     stamps = block.values["time"] + midnight_ns

@@ -1,4 +1,4 @@
-"""The one list of venue ids. An id, once given, is never given to another venue."""
+"""Venue ids. An id is never reused for another venue."""
 
 from __future__ import annotations
 
@@ -43,14 +43,7 @@ VENUE_IDS: Final[dict[str, int]] = {
     "sse": 33,
 }
 
-_NAMES: Final = {number: name for name, number in VENUE_IDS.items()}
-
 
 def venue_id(name: str) -> int:
     """Return the id of a venue, 0 if it has none."""
     return VENUE_IDS.get(name.lower(), UNKNOWN_VENUE)
-
-
-def venue_name(number: int) -> str:
-    """Return the name of a venue id, `unknown` if nobody has it."""
-    return _NAMES.get(number, "unknown")

@@ -22,11 +22,11 @@ from everlog.market.protocol import (
     Side,
     TypeId,
     crypto_market_id,
+    new_l3_records,
     symbol_hash,
 )
 from everlog.market.venues.interface import EventBlock
 from everlog.market.venues.l2_events import Groups, Levels, in_book_order, pack_diffs, pack_snapshots
-from everlog.market.venues.l3_events import l3_records
 from everlog.market.venues.registry import venue_id
 from everlog.market.venues.simulated_orders import (
     INDEX_BITS,
@@ -166,7 +166,7 @@ class SimulatedVenue:
 
     def _l3_block(self, changes: Changes) -> EventBlock:
         count = len(changes) if "l3" in self.kinds else 0
-        records = l3_records(count, venue_id=venue_id(VENUE))
+        records = new_l3_records(count, venue_id=venue_id(VENUE))
         stamps = changes.times.astype(np.uint64)
         if count == 0:
             return EventBlock(TypeId.BOOK_EVENT, records, stamps[:0])

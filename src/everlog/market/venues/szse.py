@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everlog.errors import InvalidSource
-from everlog.market.protocol import L3EventType, L3Flags, Side, TypeId
+from everlog.market.protocol import L3EventType, L3Flags, Side, TypeId, new_l3_records
+from everlog.market.venues.archives import Member
 from everlog.market.venues.csv_blocks import CHOICE, FIXED, IDENTIFIER, UNSIGNED, Column, CsvReader, RowBlock
 from everlog.market.venues.interface import EventBlock, ImportContext
-from everlog.market.venues.l3_events import l3_records
 from everlog.market.venues.merging import KeyedBlock, merge
-from everlog.market.venues.opening import Member
 from everlog.market.venues.registry import venue_id
 
 VENUE: Final = "szse"
@@ -322,7 +321,7 @@ class _File:
         return block.values[names[0]], block.values[names[1]]
 
     def _events(self, block: RowBlock) -> KeyedBlock:
-        records = l3_records(len(block), venue_id=venue_id(VENUE))
+        records = new_l3_records(len(block), venue_id=venue_id(VENUE))
         header, event = records["header"], records["event"]
         header["exchange_ts_ns"] = block.values[EXCHANGE_NS]
         header["ingest_ts_ns"] = block.values[INGEST_NS]

@@ -20,6 +20,7 @@ from everlog.market.protocol import (
     crypto_market_id,
     symbol_hash,
 )
+from everlog.market.venues.archives import Member
 from everlog.market.venues.csv_blocks import (
     CHOICE,
     DECIMAL,
@@ -32,7 +33,6 @@ from everlog.market.venues.csv_blocks import (
 )
 from everlog.market.venues.interface import MULTI, EventBlock, ImportContext, agree, find_date
 from everlog.market.venues.l2_events import Groups, Levels, in_book_order, pack_diffs, pack_snapshots
-from everlog.market.venues.opening import Member
 from everlog.market.venues.registry import venue_id
 
 NS_PER_US: Final = np.uint64(1000)

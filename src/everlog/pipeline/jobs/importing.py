@@ -29,9 +29,9 @@ from everlog.errors import InvalidConfig
 from everlog.fs import OsFs, create_directory, replace_file
 from everlog.market.importing import FORMATS, ImportRequest, import_files
 from everlog.market.ledger import Ledger, LedgerEntry
+from everlog.market.venues.archives import file_hash, open_members
 from everlog.market.venues.interface import EventBlock, ImportContext, ImportOptions, Rejects, Tally
-from everlog.market.venues.opening import file_hash, open_members
-from everlog.market.venues.recognition import chosen_members
+from everlog.market.venues.sniffing import chosen_members
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
 from everlog.pipeline.numbered_tasks import in_tasks

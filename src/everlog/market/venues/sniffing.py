@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from everlog.errors import InvalidSource
-from everlog.market.venues.opening import Member
+from everlog.market.venues.archives import Member
 
 LOOKED_AT_BYTES: Final = 1 << 12
 """More than the first line of every format that is known."""

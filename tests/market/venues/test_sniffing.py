@@ -8,7 +8,7 @@ import pytest
 
 from everlog.errors import InvalidConfig, InvalidSource
 from everlog.market.importing import FORMATS
-from everlog.market.venues.recognition import looks_like
+from everlog.market.venues.sniffing import looks_like
 from everlog.market.venues.szse_channels import COLUMNS
 from tests.support.import_runs import import_into, messages_of
 from tests.support.tardis_files import BOOK_HEADER, TRADE_HEADER
