@@ -11,9 +11,8 @@ from typing import Any, Final
 from msgspec import Struct
 
 import everlog
-from everlog.server.schema import answers
 from everlog.server.schema.messages import EVENTS, PUSHES, REPLIES, WORK_EVENTS
-from everlog.server.schema.openapi import Routes, add_stored_config, new_shapes, operations_of
+from everlog.server.schema.openapi import Routes, new_shapes, operations_of
 from everlog.server.schema.shapes import Shapes, first_line
 from everlog.server.socket_commands import Ping, Publish, Subscribe, Unsubscribe
 
@@ -37,7 +36,7 @@ _SOCKET_TEXT: Final = (
 def asyncapi(routes: Routes) -> dict[str, Any]:
     """The document for a server that has these routes."""
     templates = {operation.id: operation.template for operation in operations_of(routes)}
-    document = _Document(new_shapes())
+    document = _Document(new_shapes(("Tombstone", "topic")))
     if "openStream" in templates:
         document.stream("watch", templates["openStream"], "wid", EVENTS, _WATCH_TEXT)
     if "work" in templates:
@@ -45,9 +44,6 @@ def asyncapi(routes: Routes) -> dict[str, Any]:
     if "openSocket" in templates:
         document.socket("socket", templates["openSocket"], _SOCKET_TEXT)
     shapes = document.shapes
-    shapes.of(answers.StoredConfig)
-    add_stored_config(shapes)
-    del shapes.schemas[answers.StoredConfig.__name__]
     return {
         "asyncapi": "3.0.0",
         "info": {

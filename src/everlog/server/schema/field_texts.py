@@ -86,7 +86,6 @@ COMMON: Final[dict[str, str]] = {
     "max_deliveries": "jobs handed out so often go to `dead_letter` instead of out again; 0: never",
     "message": "what happened, for people; may change",
     "meta": "an object of any JSON, at most 16 KiB and 64 keys",
-    "missed_estimate": "how many seqs are missing",
     "nacked": "seqs of the jobs that were given back",
     "next_cursor": "there are more: pass it as `cursor`",
     "next_from_seq": "the next `from_seq`; to store it is to acknowledge everything up to it",
@@ -142,12 +141,12 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
     "ClaimBody": {"node": "the worker, 1 to 128 bytes"},
     "AckBody": {"node": "the worker that holds the leases"},
     "ExtendBody": {"lease_ms": "the new deadline is now plus this; clamped to [100, 86400000]"},
-    "AppendAnswer": {
+    "Appended": {
         "count": "records of this batch",
         "seqs": "seqs of the batch, unless `return_seqs=false`",
     },
-    "ClaimAnswer": {"count": "jobs of this answer", "ready": "jobs that can still be claimed"},
-    "AccountAnswer": {
+    "Claimed": {"count": "jobs of this answer", "ready": "jobs that can still be claimed"},
+    "TopicAccount": {
         "from_seq": "the range begins behind this seq",
         "to_seq": "the last seq of the range",
         "live": "seqs whose record can be read",
@@ -158,22 +157,27 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
         "that failed or, class `ephemeral`, by a restart; or lost by the source of a router",
         "evict_floor": "tombstones tell of seqs below this one",
     },
-    "RecordsDeletedAnswer": {"deleted": "records that this call removed"},
+    "Record": {"data": "any JSON, returned with the same value; absent from streams without `include_data`"},
+    "Tombstone": {
+        "topic": "name of the topic; in streams only",
+        "missed_estimate": "how many seqs are missing; in answers to `diff` only",
+    },
+    "RecordsDeleted": {"deleted": "records that this call removed"},
     "Performance": {
         "records_scanned": "records that were looked at",
         "throttle_wait_ms": "time the request was held back",
         "cold_segments_read": "segments that came from the cold tier",
     },
-    "TopicAnswer": {"queue": "queues only: the jobs"},
-    "WatchAnswer": {"topics": "where reading begins, by topic"},
-    "WatchedTopic": {"from_seq": "reading begins behind this seq"},
-    "HealthAnswer": {"status": "`ok`", "version": "of the server"},
-    "ReadyAnswer": {
+    "TopicState": {"queue": "queues only: the jobs"},
+    "WatchSession": {"topics": "where reading begins, by topic"},
+    "Watched": {"from_seq": "reading begins behind this seq"},
+    "Health": {"status": "`ok`", "version": "of the server"},
+    "Ready": {
         "status": "`ready`",
         "wal_replay_complete": "recovery is over",
         "topics": "number of topics",
     },
-    "MetricsAnswer": {
+    "Metrics": {
         "topics": "topics",
         "topics_ephemeral": "those of class `ephemeral`",
         "topics_memory": "those of class `memory`",
@@ -203,9 +207,9 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
         "fsync_count": "syncs that were timed",
         "fsync_micros_total": "their time",
     },
-    "RecordFrame": {"from_seq": "cursor before this frame"},
-    "TopicDeletedFrame": {"head_seq": "the last that was known, or 0", "reason": "`deleted`"},
-    "ErrorFrame": {"topics": "topics that had more to send"},
+    "Records": {"from_seq": "cursor before this frame"},
+    "TopicGone": {"head_seq": "the last that was known, or 0", "reason": "`deleted`"},
+    "StreamError": {"topics": "topics that had more to send"},
     "Subscribe": {
         "topic": "a topic, from `from_seq` or `tail` of this command",
         "topics": "topics, each from its own cursor",
@@ -248,5 +252,6 @@ BOUNDS: Final[dict[str, dict[str, dict[str, Any]]]] = {
     "WatchBody": {"topics": {"minProperties": 1, "maxProperties": TOPICS_MAX}},
     "ClaimBody": {"node": {"minLength": 1, "maxLength": 128}},
     "AckBody": {"node": {"minLength": 1, "maxLength": 128}, "seqs": {"maxItems": SEQS_MAX}},
+    "Ready": {"wal_replay_complete": {"const": True}},
 }
 """What JSON Schema says about fields besides their types; bytes are counted as characters there."""

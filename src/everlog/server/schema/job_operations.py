@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from everlog import api_types
 from everlog.server.auth import Scope
 from everlog.server.bodies import AckBody, ClaimBody, ExtendBody, NackBody, RouterBody
-from everlog.server.schema import answers
 from everlog.server.schema.operations import (
     EVENT_STREAM,
     KEYED,
@@ -27,7 +27,7 @@ ROUTERS: Final = (
         "listRouters",
         "Routers",
         "List routers",
-        {200: Answer("a page", answers.RouterListAnswer)},
+        {200: Answer("a page", api_types.RouterPage)},
         codes_of(KEYED),
         Scope.READ,
         parameters=(
@@ -45,8 +45,8 @@ ROUTERS: Final = (
         "Routers",
         "Create a router, or replace its settings",
         {
-            200: Answer("replaced", answers.RouterPutAnswer),
-            201: Answer("created", answers.RouterPutAnswer),
+            200: Answer("replaced", api_types.RouterPut),
+            201: Answer("created", api_types.RouterPut),
         },
         codes_of(KEYED + "topic_not_found topic_exists_incompatible router_cycle"),
         Scope.ADMIN,
@@ -60,7 +60,7 @@ ROUTERS: Final = (
         "getRouter",
         "Routers",
         "Look at a router",
-        {200: Answer("its state", answers.RouterAnswer)},
+        {200: Answer("its state", api_types.RouterState)},
         codes_of(KEYED + "router_not_found"),
         Scope.READ,
         name="router",
@@ -71,7 +71,7 @@ ROUTERS: Final = (
         "deleteRouter",
         "Routers",
         "Delete a router",
-        {200: Answer("gone; `deleted` is false if it was not there", answers.RouterDeletedAnswer)},
+        {200: Answer("gone; `deleted` is false if it was not there", api_types.RouterDeleted)},
         codes_of(KEYED),
         Scope.DELETE,
         name="router",
@@ -105,16 +105,16 @@ QUEUES: Final = (
         "claim",
         "Queues",
         "Lease jobs",
-        {200: Answer("the jobs", answers.ClaimAnswer)},
+        {200: Answer("the jobs", api_types.Claimed)},
         codes_of(_QUEUE_CODES),
         Scope.READ | Scope.WRITE,
         name="topic",
         body=ClaimBody,
         text="Jobs that came back are first, then those that were never handed out, by seq.",
     ),
-    _on_leases("ack", "Delete jobs that are done", AckBody, answers.AckAnswer),
-    _on_leases("nack", "Give jobs back", NackBody, answers.NackAnswer),
-    _on_leases("extend", "Extend leases", ExtendBody, answers.ExtendAnswer),
+    _on_leases("ack", "Delete jobs that are done", AckBody, api_types.Acked),
+    _on_leases("nack", "Give jobs back", NackBody, api_types.Nacked),
+    _on_leases("extend", "Extend leases", ExtendBody, api_types.Extended),
     Operation(
         "GET",
         "/v0/topics/:name/work",

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import everlog
+from everlog import api_types
 from everlog.api_types import Durability
 from everlog.server.auth import Scope
-from everlog.server.schema import answers
 from everlog.server.schema.error_codes import ERROR_CODES, ErrorCode, rows_of
 from everlog.server.schema.field_texts import BOUNDS, COMMON, SPECIAL
 from everlog.server.schema.job_operations import QUEUES, ROUTERS
@@ -24,7 +24,7 @@ from everlog.server.schema.operations import (
     Operation,
     Parameter,
 )
-from everlog.server.schema.shapes import U64, Schema, Shapes, completed, reference
+from everlog.server.schema.shapes import STORED_CONFIG, U64, Schema, Shapes, completed, reference
 from everlog.topics import TopicConfig
 from everlog.topics.config import TOPIC_NAME
 
@@ -68,16 +68,17 @@ def undescribed(routes: Routes) -> list[tuple[str, str]]:
     return sorted(set(routes) - {(operation.method, operation.path) for operation in OPERATIONS})
 
 
-def new_shapes() -> Shapes:
-    """Shapes with the words for their fields."""
-    return Shapes(COMMON, SPECIAL, BOUNDS)
+def new_shapes(*always_sent: tuple[str, str]) -> Shapes:
+    """Shapes with the words for their fields; `always_sent` have a default but are never absent."""
+    always = [("Answer", "performance"), ("ErrorFields", "message"), *always_sent]
+    return Shapes(COMMON, SPECIAL, BOUNDS, always)
 
 
-def add_stored_config(shapes: Shapes) -> None:
+def _add_stored_config(shapes: Shapes) -> None:
     """Settings come in with defaults and go out complete."""
     shapes.of(TopicConfig)
-    if answers.StoredConfig.__name__ in shapes.schemas:
-        shapes.schemas[answers.StoredConfig.__name__] = completed(
+    if STORED_CONFIG in shapes.schemas:
+        shapes.schemas[STORED_CONFIG] = completed(
             shapes.schemas[TopicConfig.__name__],
             {
                 "durability": {**_DURABILITY, "description": "what an answer to an append promises"},
@@ -89,8 +90,8 @@ def add_stored_config(shapes: Shapes) -> None:
 
 def openapi(routes: Routes) -> dict[str, Any]:
     """The document for a server that has these routes."""
-    shapes = new_shapes()
-    shapes.of(answers.ErrorAnswer)
+    shapes = new_shapes(("Record", "data"), ("Tombstone", "missed_estimate"))
+    shapes.of(api_types.ErrorAnswer)
     paths: dict[str, dict[str, Any]] = {}
     operations = operations_of(routes)
     for operation in operations:
@@ -98,7 +99,7 @@ def openapi(routes: Routes) -> dict[str, Any]:
         if operation.name is not None and "parameters" not in item:
             item["parameters"] = [_path_parameter(operation.name)]
         item[operation.method.lower()] = _operation(operation, shapes)
-    add_stored_config(shapes)
+    _add_stored_config(shapes)
     shapes.schemas["ErrorFields"]["properties"]["code"]["enum"] = sorted({row.code for row in ERROR_CODES})
     shapes.schemas["ErrorFields"]["additionalProperties"] = False
     return {
@@ -251,7 +252,7 @@ def _error_responses(operations: Iterable[Operation]) -> dict[str, Any]:
 def _error(status: int, rows: list[ErrorCode]) -> dict[str, Any]:
     # The body is the same for all; which codes come with a status is narrowed down here.
     narrowed = {"properties": {"error": {"properties": {"code": {"enum": [row.code for row in rows]}}}}}
-    schema = {"allOf": [reference(answers.ErrorAnswer.__name__), narrowed]}
+    schema = {"allOf": [reference(api_types.ErrorAnswer.__name__), narrowed]}
     described: dict[str, Any] = {
         "description": "; ".join(f"`{row.code}`: {row.meaning}" for row in rows),
         "content": {"application/json": {"schema": schema}},

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from everlog import api_types
 from everlog.server.auth import Scope
 from everlog.server.bodies import AppendBody, DeleteBody, DiffBody, WatchBody
-from everlog.server.schema import answers
 from everlog.topics import TopicConfig
 
 EVENT_STREAM: Final = "text/event-stream"
@@ -33,7 +33,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Answer:
-    """A success: a struct of `answers` as JSON, other content, or both."""
+    """A success: a struct of `api_types` as JSON, other content, or both."""
 
     text: str
     body: type | None = None
@@ -86,7 +86,7 @@ TOPICS: Final = (
         "listTopics",
         "Topics",
         "List topics",
-        {200: Answer("a page", answers.TopicListAnswer)},
+        {200: Answer("a page", api_types.TopicPage)},
         codes_of(KEYED),
         Scope.READ,
         parameters=(
@@ -103,8 +103,8 @@ TOPICS: Final = (
         "Topics",
         "Create a topic, or replace its settings",
         {
-            200: Answer("replaced", answers.TopicPutAnswer),
-            201: Answer("created", answers.TopicPutAnswer),
+            200: Answer("replaced", api_types.TopicPut),
+            201: Answer("created", api_types.TopicPut),
         },
         codes_of(KEYED + "topic_exists_incompatible"),
         Scope.ADMIN,
@@ -119,7 +119,7 @@ TOPICS: Final = (
         "getTopic",
         "Topics",
         "Look at a topic",
-        {200: Answer("its state", answers.TopicAnswer)},
+        {200: Answer("its state", api_types.TopicState)},
         codes_of(KEYED + "topic_not_found"),
         Scope.READ,
         name="topic",
@@ -131,7 +131,7 @@ TOPICS: Final = (
         "accountTopic",
         "Topics",
         "Account for a range of seqs",
-        {200: Answer("what has become of them", answers.AccountAnswer)},
+        {200: Answer("what has become of them", api_types.TopicAccount)},
         codes_of(KEYED + "topic_not_found invalid_request"),
         Scope.READ,
         name="topic",
@@ -150,7 +150,7 @@ TOPICS: Final = (
         "deleteTopic",
         "Topics",
         "Delete a topic and everything in it",
-        {200: Answer("gone; `deleted` is false if it was not there", answers.TopicDeletedAnswer)},
+        {200: Answer("gone; `deleted` is false if it was not there", api_types.TopicDeleted)},
         codes_of(KEYED + "topic_not_empty"),
         Scope.DELETE,
         name="topic",
@@ -164,8 +164,8 @@ TOPICS: Final = (
         "Topics",
         "Append records",
         {
-            200: Answer("appended", answers.AppendAnswer),
-            201: Answer("appended, and the topic was created", answers.AppendAnswer),
+            200: Answer("appended", api_types.Appended),
+            201: Answer("appended, and the topic was created", api_types.Appended),
         },
         codes_of(KEYED + "topic_not_found topic_full batch_too_large record_too_large"),
         Scope.WRITE,
@@ -191,7 +191,7 @@ TOPICS: Final = (
         "diff",
         "Topics",
         "Read from a cursor",
-        {200: Answer("what is behind the cursor", answers.DiffAnswer)},
+        {200: Answer("what is behind the cursor", api_types.Diff)},
         codes_of(KEYED + "topic_not_found"),
         Scope.READ,
         name="topic",
@@ -205,7 +205,7 @@ TOPICS: Final = (
         "deleteRecords",
         "Topics",
         "Delete records by seq, by tag, or both",
-        {200: Answer("deleted", answers.RecordsDeletedAnswer)},
+        {200: Answer("deleted", api_types.RecordsDeleted)},
         codes_of(KEYED + "topic_not_found"),
         Scope.DELETE,
         name="topic",
@@ -221,7 +221,7 @@ WATCH: Final = (
         "watch",
         "Watch",
         "Make a watch session",
-        {200: Answer("the session", answers.WatchAnswer)},
+        {200: Answer("the session", api_types.WatchSession)},
         codes_of(KEYED + "topic_not_found"),
         Scope.READ,
         parameters=(Parameter("lenient", "boolean", "leave topics out that do not exist", False),),
@@ -272,17 +272,17 @@ def _probe(path: str, id_: str, summary: str, body: type, codes: str) -> Operati
 
 _PROBE_CODES: Final = "unauthorized"
 PROBES: Final = (
-    _probe("/v0/health", "health", "Is the process alive?", answers.HealthAnswer, _PROBE_CODES),
-    _probe("/healthz", "healthz", "The same as /v0/health", answers.HealthAnswer, _PROBE_CODES),
-    _probe("/v0/ready", "ready", "Is recovery over?", answers.ReadyAnswer, _PROBE_CODES + " not_ready"),
-    _probe("/readyz", "readyz", "The same as /v0/ready", answers.ReadyAnswer, _PROBE_CODES + " not_ready"),
+    _probe("/v0/health", "health", "Is the process alive?", api_types.Health, _PROBE_CODES),
+    _probe("/healthz", "healthz", "The same as /v0/health", api_types.Health, _PROBE_CODES),
+    _probe("/v0/ready", "ready", "Is recovery over?", api_types.Ready, _PROBE_CODES + " not_ready"),
+    _probe("/readyz", "readyz", "The same as /v0/ready", api_types.Ready, _PROBE_CODES + " not_ready"),
     Operation(
         "GET",
         "/v0/metrics",
         "metrics",
         "Probes",
         "What the server counts",
-        {200: Answer("Prometheus text, or JSON if `Accept` has it", answers.MetricsAnswer, PLAIN_TEXT)},
+        {200: Answer("Prometheus text, or JSON if `Accept` has it", api_types.Metrics, PLAIN_TEXT)},
         codes_of("unauthorized forbidden"),
         Scope.READ,
         text="Answers during recovery as well.",

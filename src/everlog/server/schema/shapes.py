@@ -6,17 +6,22 @@ has a default, and requests have such fields.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from msgspec import inspect
 
+from everlog import api_types
 from everlog.topics.config import U64_MAX
 
 Schema = dict[str, Any]
 
 U64: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": U64_MAX}
 I32: Final[Schema] = {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1}
+STORED_CONFIG: Final = "StoredConfig"
+"""Name of the settings of a topic in answers, where all of them are present."""
+_SENT: Final = ("everlog.api_types", "everlog.server.schema.messages")
+"""Modules of what the server sends: there, a field with a default may be absent, and is never null for it."""
 SIGNED_FIELDS: Final = frozenset({"priority", "effective_priority"})
 _SCALARS: Final[dict[type, Schema]] = {
     inspect.AnyType: {},
@@ -44,10 +49,12 @@ class Shapes:
         common: Mapping[str, str],
         special: Mapping[str, Mapping[str, str]],
         bounds: Mapping[str, Mapping[str, Schema]],
+        always_sent: Collection[tuple[str, str]],
     ) -> None:
         self._common = common
         self._special = special
         self._bounds = bounds
+        self._always_sent = always_sent
         self.schemas: dict[str, Schema] = {}
 
     def of(self, kind: Any) -> Schema:
@@ -55,12 +62,12 @@ class Shapes:
         return self._schema(inspect.type_info(kind))
 
     def _schema(self, kind: inspect.Type) -> Schema:
-        if isinstance(kind, inspect.Metadata):
-            return {**self._schema(kind.type), **(kind.extra_json_schema or {})}
         if isinstance(kind, inspect.StructType):
             return self._struct(kind)
         if isinstance(kind, inspect.UnionType):
             return self._union(kind)
+        if isinstance(kind, inspect.TupleType):
+            return {"type": "array", "items": self._schema(kind.item_types[0])}
         if isinstance(kind, inspect.ListType):
             return {"type": "array", "items": self._schema(kind.item_type)}
         if isinstance(kind, inspect.DictType):
@@ -81,7 +88,7 @@ class Shapes:
         return {"anyOf": schemas}
 
     def _struct(self, kind: inspect.StructType) -> Schema:
-        name = kind.cls.__name__
+        name = STORED_CONFIG if kind.cls is api_types.TopicConfig else kind.cls.__name__
         if name not in self.schemas:
             self.schemas[name] = {}  # it may refer to itself
             self.schemas[name] = self._object(kind)
@@ -94,16 +101,20 @@ class Shapes:
             properties[kind.tag_field] = {"const": kind.tag, "description": self._common[kind.tag_field]}
             required.append(kind.tag_field)
         texts, bounds = self._texts_of(kind.cls), self._bounds_of(kind.cls)
+        is_sent = kind.cls.__module__ in _SENT
         for field in kind.fields:
             name = field.encode_name
-            properties[name] = _narrowed(self._field(field, texts.get(name)), bounds.get(name, {}))
-            if field.required:
+            properties[name] = _narrowed(self._field(field, texts.get(name), is_sent), bounds.get(name, {}))
+            if field.required or (is_sent and self._is_always_sent(kind.cls, name)):
                 required.append(name)
         schema: Schema = {"type": "object", "description": first_line(kind.cls)}
         schema["properties"] = properties
         if required:
             schema["required"] = required
         return schema
+
+    def _is_always_sent(self, cls: type, field: str) -> bool:
+        return any((known.__name__, field) in self._always_sent for known in cls.__mro__)
 
     def _texts_of(self, cls: type) -> dict[str, str]:
         """What is said about the fields of a struct, by itself or by those it inherits from."""
@@ -118,11 +129,14 @@ class Shapes:
             bounds |= self._bounds.get(known.__name__, {})
         return bounds
 
-    def _field(self, field: inspect.Field, text: str | None) -> Schema:
-        schema = self._schema(field.type)
+    def _field(self, field: inspect.Field, text: str | None, is_sent: bool) -> Schema:
+        kind = field.type
+        if is_sent and not field.required and isinstance(kind, inspect.UnionType):
+            kind = inspect.UnionType(tuple(each for each in kind.types if type(each) is not inspect.NoneType))
+        schema = self._schema(kind)
         signed = field.name in SIGNED_FIELDS
         schema = _with_range(schema, I32 if signed else U64)
-        if _is_shown(field.default):
+        if not is_sent and _is_shown(field.default):
             schema["default"] = field.default
         if text is not None:
             schema["description"] = text
