@@ -22,7 +22,7 @@ SECONDS ?= 15
 SYMBOLS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench bench-queue bench-engine bench-books bench-server bench-client bench-spark crash sim soak soak-server soak-others api docs clean
+.PHONY: help setup demo test lint bench bench-queue bench-engine bench-books bench-server bench-client bench-spark bench-page crash sim soak soak-server soak-others api docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -46,24 +46,31 @@ lint: setup ## Style, formatting, types and import layers
 
 bench: bench-queue bench-engine bench-server bench-client bench-books bench-spark ## All benchmarks
 
-bench-queue: $(BENCH_STAMP) ## The queue side by side with its peers
-	$(BIN)/python -m benchmarks.queue
+# Each benchmark leaves its numbers for `make bench-page`.
+build/bench:
+	mkdir -p $@
 
-bench-books: $(BENCH_STAMP) ## Order books side by side with their peers
-	$(BIN)/python -m benchmarks.books
+bench-queue: $(BENCH_STAMP) | build/bench ## The queue side by side with its peers
+	$(BIN)/python -m benchmarks.queue --json build/bench/queue.json
 
-bench-engine: setup ## The topics engine inside one process
-	$(BIN)/python -m benchmarks.engine
+bench-books: $(BENCH_STAMP) | build/bench ## Order books side by side with their peers
+	$(BIN)/python -m benchmarks.books --json build/bench/books.json
 
-bench-spark: setup ## Queues and topics in Spark, beside its own sources
-	$(BIN)/python -m benchmarks.spark
+bench-engine: setup | build/bench ## The topics engine inside one process
+	$(BIN)/python -m benchmarks.engine --json build/bench/engine.json
 
-bench-server: $(BENCH_STAMP) ## The topics server side by side with Redis and NATS, its scheduler and routers
-	$(BIN)/python -m benchmarks.server
+bench-spark: setup | build/bench ## Queues and topics in Spark, beside its own sources
+	$(BIN)/python -m benchmarks.spark --json build/bench/spark.json
+
+bench-server: $(BENCH_STAMP) | build/bench ## The topics server side by side with Redis and NATS, its scheduler and routers
+	$(BIN)/python -m benchmarks.server --json build/bench/server.json
 	$(BIN)/python -m benchmarks.engine --only deliver --only routers
 
-bench-client: $(BENCH_STAMP) ## The Python clients side by side with redis-py and nats-py
-	$(BIN)/python -m benchmarks.client
+bench-client: $(BENCH_STAMP) | build/bench ## The Python clients side by side with redis-py and nats-py
+	$(BIN)/python -m benchmarks.client --json build/bench/client.json
+
+bench-page: setup ## Write docs/internals/benchmarks.md and the README's table from the last runs
+	$(BIN)/python -m benchmarks.page build/bench
 
 crash: setup ## Kill processes CRASH_ROUNDS times and check what survives
 	$(BIN)/python -m pytest tests/crash tests/simulation tests/spark -m crash --timeout=$(CRASH_TIMEOUT_S) \

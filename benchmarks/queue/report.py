@@ -220,8 +220,22 @@ class Results:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Every value of every round with its spread, and the verdicts."""
+        """Every row that was measured, and every value of every round with its spread."""
         return {
+            "rows": [
+                {
+                    "section": section.title,
+                    "row": row.label,
+                    "number": row.number,
+                    "unit": row.unit,
+                    "target": row.target.text(row) if row.target else None,
+                    "verdict": self.verdict(row).value,
+                    "values": {name: value for name in PEERS if (value := self.value(row, name)) is not None},
+                }
+                for section in SECTIONS
+                for row in section.rows
+                if row.number in self.rounds
+            ],
             "numbers": {
                 number: {
                     contender: dict(zip(("min", "median", "max"), spread(values), strict=True))
@@ -230,19 +244,6 @@ class Results:
                 }
                 for number, by_contender in self.rounds.items()
             },
-            "targets": [
-                {
-                    "section": section.title,
-                    "row": row.label,
-                    "target": row.target.text(row),
-                    "unit": row.unit,
-                    "value": self.value(row, EVERLOG),
-                    "verdict": self.verdict(row).value,
-                }
-                for section in SECTIONS
-                for row in section.rows
-                if row.target is not None
-            ],
             "failures": self.failures,
         }
 

@@ -23,8 +23,8 @@ def test_a_tiny_run_fills_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(contenders, name, missing)
     out = tmp_path / "out.json"
     assert command.main(["--quick", "--rounds", "1", "--json", str(out)]) == 0
-    rows = json.loads(out.read_text())["rows"]
-    assert all(row["rates"]["everlog"][0] > 0 for row in rows.values())
+    rows = {row["row"]: row for row in json.loads(out.read_text())["rows"]}
+    assert all(row["values"]["everlog"] > 0 for row in rows.values())
     assert "pip install" in rows["L2 updates"]["missing"]["hftbacktest"]
 
 

@@ -65,7 +65,7 @@ def test_every_snippet_of_the_tour_runs_and_gives_what_it_says(tmp_path: Path) -
     with running_server(tmp_path) as server:
         page = tmp_path / README.name
         page.write_text(README.read_text(encoding="utf-8").replace(DEFAULT_URL, server.url), encoding="utf-8")
-        assert run_page_alone(page, home, PATH=path, EVERLOG_URL=server.url) > 10
+        assert run_page_alone(page, home, PATH=path, EVERLOG_URL=server.url) >= 8
 
 
 def test_the_tour_goes_through_all_planes_and_leaves_no_snippet_unrun() -> None:
@@ -80,7 +80,7 @@ def test_the_tour_goes_through_all_planes_and_leaves_no_snippet_unrun() -> None:
 def test_every_make_target_of_the_readme_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
     mentioned = set(re.findall(r"(?:^|`)make ([a-z-]+)", README.read_text(encoding="utf-8"), re.MULTILINE))
-    assert {"demo", "test", "bench-queue", "docs"} <= mentioned
+    assert {"demo", "test", "bench", "docs"} <= mentioned
     assert mentioned - targets == set()
 
 
