@@ -27,6 +27,21 @@ CYTHON_IMPORT = re.compile(
     r"^[ \t]*(?:from\s+([\w.]+)\s+c?import[ \t]+\(?([\w \t,]*)|c?import\s+([\w.]+))", re.MULTILINE
 )
 LOCAL_PATH = re.compile(r"(?<![\w.)}\]*$/-])/(?:home|root|work|Users)/\w")
+# Ways to change or open a file that only `Fs` may use.
+DISK_CALL = re.compile(
+    r"open|(?:os|io)\.(?:open|fdopen|p?writev?|f(?:data)?sync|sync|f?truncate|posix_fallocate|copy_file_range"
+    r"|sendfile|rename|replace|link|symlink|unlink|remove|mkdir|makedirs|rmdir)|.+\.write_(?:bytes|text)"
+)
+NATIVE_DISK_CALL = re.compile(
+    r"(?<![\w.>])(?:c_)?(open|openat|fopen|write|writev|pwrite|pwritev|fwrite|fsync|fdatasync|syncfs|msync"
+    r"|ftruncate|fallocate|posix_fallocate|rename|renameat2|unlink)\s*\("
+)
+# What is no file with a guarantee, and the one native function that `Fs` calls itself.
+OUTSIDE_FS = {
+    "src/everlog/queue/writer_lock.py": {"open"},  # /proc
+    "src/everlog/queue/segment_builder.py": {"os.ftruncate"},  # a memory file
+    "src/everlog/native/mapping.pyx": {"msync"},
+}
 REGISTRY = re.compile(
     r"--(?:extra-)?index[-]url|--find[-]links|https?://[^\s\"'>]*(?:pypi|pythonhosted|artifactory|nexus|/simple)",
     re.IGNORECASE,
@@ -130,6 +145,20 @@ def local_traces(text: str) -> list[str]:
     ]
 
 
+def disk_access(source: str) -> list[str]:
+    """Python calls that change or open files without `Fs`: `open`, those of `os`, and writes of a `Path`."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return [called for call in calls if DISK_CALL.fullmatch(called := ast.unparse(call.func))]
+
+
+def native_disk_access(source: str) -> list[str]:
+    """The same for C and Cython: calls of the system's functions; declarations and methods do not count."""
+    lines = (
+        line for line in source.splitlines() if not line.lstrip().startswith(("def ", "cdef ", "*", "#"))
+    )
+    return [name for line in lines for name in NATIVE_DISK_CALL.findall(line)]
+
+
 def dead_modules(modules: dict[str, str], entry_points: Iterable[str]) -> list[str]:
     """Modules that no entry point and no public package reaches, given module name -> source.
 
@@ -211,6 +240,17 @@ def test_every_native_file_starts_by_saying_what_it_is() -> None:
 
 def test_no_file_names_a_machine_or_a_registry() -> None:
     assert complaints_about(repository_files(ROOT), local_traces) == []
+
+
+def test_no_disk_access_goes_around_fs() -> None:
+    found = []
+    for path in source_files(".py", ".pyx", ".c", ".h", folders=["src"]):
+        name = str(path.relative_to(ROOT))
+        if name.startswith(("src/everlog/topics/", "src/everlog/queue/", "src/everlog/native/")):
+            check = disk_access if path.suffix == ".py" else native_disk_access
+            calls = check(path.read_text(encoding="utf-8"))
+            found += [f"{name}: {call}" for call in calls if call not in OUTSIDE_FS.get(name, ())]
+    assert found == []
 
 
 def test_constraints_hold_versions_and_no_addresses() -> None:
@@ -307,6 +347,37 @@ def test_a_local_path_or_registry_is_reported(bad: str) -> None:
 )
 def test_relative_paths_and_other_addresses_pass(good: str) -> None:
     assert local_traces(good) == []
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "os.pwrite(fd, b'', 0)",
+        "os.fsync(fd)",
+        "fd = os.open(path, 0)",
+        "with open(path) as file: pass",
+        "io.open(path)",
+        "os.replace(old, new)",
+        "Path(name).write_bytes(b'')",
+    ],
+)
+def test_disk_access_around_fs_is_reported(bad: str) -> None:
+    assert len(disk_access(bad)) == 1
+
+
+@pytest.mark.parametrize(
+    "good", ["fs.open(path, 0)", "self._fs.fsync(fd)", "engine.open()", "log.write()", "os.path.exists(path)"]
+)
+def test_disk_access_through_fs_passes(good: str) -> None:
+    assert disk_access(good) == []
+
+
+def test_native_disk_access_is_reported() -> None:
+    assert native_disk_access("    written = pwrite(fd, base, length, offset)") == ["pwrite"]
+    assert native_disk_access("    if (fsync(fd) != 0) return -1;") == ["fsync"]
+    assert native_disk_access("    result = c_msync(base, length, flags)") == ["msync"]
+    assert native_disk_access("    def write(self, data):\n        self.transport.write(data)") == []
+    assert native_disk_access("    loop->write(data); rewrite(data);") == []
 
 
 def test_a_module_that_nothing_reaches_is_reported() -> None:

@@ -200,8 +200,7 @@ cdef class ShardLog:
             return 0
         self.count_frames()
         try:
-            if not self.shard.write_plainly():
-                self.shard.write()
+            self.shard.write()
         except StorageFailed as error:
             self.fail_gathered(error)
         else:

@@ -62,12 +62,9 @@ cdef class LogPlace:
     cdef public int64_t frames
     cdef public int64_t writes
     cdef public int64_t bytes_written
-    cdef public bint is_plain
-    cdef public bint is_gated
     cdef public object read_only
     cdef public object requested_ns
     cdef public object group
     cdef public object waiters
 
-    cdef bint write_plainly(self) except -1
     cdef bint wants_sync(self) except -1

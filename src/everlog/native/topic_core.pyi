@@ -50,7 +50,5 @@ class LogPlace:
     frames: int
     writes: int
     bytes_written: int
-    is_plain: bool
-    is_gated: bool
     requested_ns: int | None
     def advance(self, length: int) -> None: ...

@@ -5,13 +5,6 @@ Owns no rule. Native code reads the fields without looking for them by name; the
 meaning are `topics.topic.Topic` and `topics.storage.wal.WalShard`.
 """
 
-from everlog.native.frames cimport FrameBuffer
-
-
-cdef extern from "<unistd.h>" nogil:
-    ssize_t pwrite(int fd, const void *data, size_t length, int64_t offset)
-
-
 cdef class Totals:
     """What an engine knows of all its topics together."""
 
@@ -44,27 +37,7 @@ cdef class LogTail:
 
 
 cdef class LogPlace:
-    """Where a shard of the log stands: the next frames go to `source_offset` of `source`, up to `limit`.
-
-    What is written to the kernel's own files goes there past `Fs`, if nothing is in the way (`is_gated`).
-    """
-
-    cdef bint write_plainly(self) except -1:
-        """Write what is gathered; False, with nothing changed, if `write` has to see to it."""
-        cdef FrameBuffer buffer = self.buffer
-        cdef int fd = self.active.fd
-        cdef size_t length = buffer.length
-        cdef int64_t offset = self.source_offset
-        cdef ssize_t written
-        if not self.is_plain or self.is_gated or offset + <int64_t>length > self.limit:
-            return False
-        with nogil:
-            written = pwrite(fd, buffer.base, length, offset)
-        if written != <ssize_t>length:
-            # Written again from the start, by who knows what an error means.
-            return False
-        self.advance(length)
-        return True
+    """Where a shard of the log stands: the next frames go to `source_offset` of `source`, up to `limit`."""
 
     def advance(self, int64_t length):
         """All that is gathered is written now: `length` bytes."""

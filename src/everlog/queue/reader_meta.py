@@ -324,6 +324,11 @@ class ReaderMetaFile:
         self._fd = fd
         return True
 
+    def _remove_directory(self, path: str) -> None:
+        """Remove a directory that this module made, unless it is in use by now."""
+        with contextlib.suppress(OSError):
+            self._fs.rmdir(path)
+
     def _try_create_directory(self, position: ReaderPosition) -> bool:
         """Create `readers/` with the file in it, in one step as seen by retention."""
         staging = f"{self._directory}.{self.name}{READER_META_SUFFIX}{_TEMP_SUFFIX}"
@@ -335,7 +340,7 @@ class ReaderMetaFile:
         try:
             fd = self._write_locked(os.path.join(staging, file_name), position)
         except OSError:  # and not ReaderAlreadyActive: then the directory is the other reader's
-            _remove_directory(staging)
+            self._remove_directory(staging)
             raise
         if fd is None:
             return False
@@ -348,7 +353,7 @@ class ReaderMetaFile:
             self._fs.fsync_dir(self._queue_path)
         except BaseException as error:
             self._discard(fd, os.path.join(visible, file_name))
-            _remove_directory(visible)
+            self._remove_directory(visible)
             if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 return False
             raise
@@ -439,9 +444,3 @@ def _leads_to(path: str, fd: int) -> bool:
         return os.path.samestat(os.stat(path), os.fstat(fd))
     except FileNotFoundError:
         return False
-
-
-def _remove_directory(path: str) -> None:
-    """Remove a directory that this module made, unless somebody uses it by now."""
-    with contextlib.suppress(OSError):
-        os.rmdir(path)

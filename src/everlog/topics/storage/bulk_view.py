@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from everlog.clock import Clock, SystemClock
 from everlog.errors import Corrupt, Io, TopicNotFound
+from everlog.fs import OsFs
 from everlog.native.mapping import Mapping
 from everlog.topics.config import EngineSettings
 from everlog.topics.core import Core
@@ -37,6 +38,7 @@ RECREATED: Final = "recreated"
 PIECE_RECORDS: Final = 65536
 PIECE_BYTES: Final = 8 << 20
 OPEN_ATTEMPTS_MAX: Final = 100
+_FILES: Final = OsFs()
 _SEQ: Final = np.dtype("<u8")
 _Value = TypeVar("_Value")
 Seqs = NDArray[np.uint64]
@@ -127,11 +129,8 @@ class BulkView:
         What is there counts: an engine that starts on another machine has to fear that the last writes were
         lost, and hides seqs that may have been given out. Whoever only reads has nothing to fear.
         """
-        try:
-            with open(os.path.join(self._data_dir, layout.BOOT_FILE), encoding="utf-8") as file:
-                return file.read()
-        except FileNotFoundError:
-            return ""
+        boot_id = _map(os.path.join(self._data_dir, layout.BOOT_FILE), 1)
+        return "" if boot_id is None else bytes(boot_id).decode()
 
     def _again(self, attempt: Callable[[], _Value]) -> _Value:
         """Try again while an engine changes files meanwhile; what fails twice with the same files, fails."""
@@ -311,13 +310,13 @@ def _open_segment(piece: SegmentPiece, folder: str) -> Frames | None:
 def _map(path: str, least_bytes: int) -> Mapping | None:
     """Map a file; None if it is gone."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = _FILES.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:
-        size = os.fstat(fd).st_size
+        size = _FILES.size(fd)
         if size < least_bytes:
             raise Corrupt(f"{path} has {size} bytes and should have {least_bytes}; restore it from a backup")
         return Mapping(fd, size, False)
     finally:
-        os.close(fd)
+        _FILES.close(fd)

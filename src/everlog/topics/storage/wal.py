@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from everlog.clock import Clock
 from everlog.errors import BatchTooLarge, Closed, InvalidConfig, ReadOnly, StorageFailed
-from everlog.fs import Fs, OsFs, create_directory
+from everlog.fs import Fs, create_directory
 from everlog.native.frames import FrameBuffer
 from everlog.native.mapping import Mapping
 from everlog.native.topic_core import LogPlace
@@ -200,8 +200,6 @@ class WalShard(LogPlace):
         self._metrics = WalMetrics()
         self.window = CommitWindow()
         self.buffer = FrameBuffer()
-        self.is_plain = type(fs) is OsFs
-        """Whether frames may be written past `fs`."""
         self.read_only: StorageFailed | None = None
         self._next_file_number = next_file_number
         self._sources = sources
@@ -211,8 +209,6 @@ class WalShard(LogPlace):
         self._file_bytes = file_bytes
         self._write_error: StorageFailed | None = None
         self._closed = False
-        self.is_gated = False
-        """Whether `write` must look closer before it writes: one flag, since it looks every time."""
         self.limit = -1
         """Up to where the active file may be filled; -1 while it may not be."""
         self.mark = self._quarter = 0
@@ -289,8 +285,8 @@ class WalShard(LogPlace):
         length = len(self.buffer)
         if length == 0:
             return
-        if self.is_gated:
-            self._pass_gate()
+        self._check_usable()
+        self._await_gate()
         file = self.active
         end = file.end + length
         if end > self.limit:
@@ -304,7 +300,6 @@ class WalShard(LogPlace):
             failure = error.with_traceback(None)
         if failure is not None:
             self._write_error = self._cut_back(failure)
-            self.is_gated = True
             raise self._write_error
         self.advance(length)
 
@@ -313,19 +308,12 @@ class WalShard(LogPlace):
         self.buffer.clear()
         self.frames_gathered = 0
         self._write_error = None
-        self._update_gate()
 
     def rotate(self) -> None:
         """Write what is gathered and begin the next file; an empty file is kept. Raises as `reserve`."""
         self._check_usable()
         if self.active.end or len(self.buffer):
             self._rotate(0)
-
-    def _pass_gate(self) -> None:
-        """Return once frames may be written; raise if they may not be at all."""
-        self._check_usable()
-        self._await_gate()
-        self._update_gate()
 
     def _await_gate(self) -> None:
         """Wait until the file before this one is whole on disk.
@@ -355,10 +343,6 @@ class WalShard(LogPlace):
         # A new object each time: one that is raised again and again collects tracebacks.
         return ReadOnly(str(reason), reason.errno)
 
-    def _update_gate(self) -> None:
-        stopped = self.read_only or self._write_error or self._closed
-        self.is_gated = bool(stopped) or self._gate is not None
-
     def _cut_back(self, error: OSError) -> StorageFailed:
         """Leave no byte of a failed write in the active file and let no other batch into it."""
         file = self.active
@@ -384,7 +368,6 @@ class WalShard(LogPlace):
                 getattr(error, "errno", None),
             )
         self.limit = -1
-        self.is_gated = True
         return self.read_only
 
     # --- Files -------------------------------------------------------------------------------------------
@@ -422,7 +405,6 @@ class WalShard(LogPlace):
         self.limit = file.limit
         self.mark = 0
         self._quarter = file.capacity // 4
-        self._update_gate()
 
     def pass_mark(self, length: int) -> None:
         """The active file is to be written ahead, or another quarter of its capacity is passed."""
@@ -688,7 +670,6 @@ class WalShard(LogPlace):
     def _drop_files(self) -> None:
         self._closed = True
         self.limit = -1
-        self.is_gated = True
         for job in (*self._jobs, *filter(None, [self._preparing])):
             job.cancel()
         # A job that is just running uses a descriptor, whose number must not mean another file meanwhile.
