@@ -55,7 +55,6 @@ EXTENSIONS = {
     "everlog.native.order_feed": ("order_feed.pyx", ["market_split.c", "book_events.c"]),
     "everlog.native.outlet": ("outlet.pyx", []),
     "everlog.native.ready_set": ("ready_set.pyx", []),
-    "everlog.native.plain_append": ("plain_append.pyx", []),
     "everlog.native.record_batch": ("record_batch.pyx", ["record_fields.c", "record_scan.c", "frames.c"]),
     "everlog.native.ring_reader": ("ring_reader.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
     "everlog.native.ring_writer": ("ring_writer.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from everlog.clock import SystemClock
 from everlog.native.live_readers import Row
 from everlog.server.http_connection import HttpConnection
-from everlog.server.short_way import open_short_way
 from everlog.server.socket_session import SocketSession
 from everlog.server.watch_stream import WatchStream
 from tests.support.http_peers import request_bytes, settle, until
@@ -247,12 +246,9 @@ def test_a_frame_of_another_kind_tells_how_far_the_passed_ones_were() -> None:
     play(scenario)
 
 
-def test_answers_of_plain_appends_keep_their_order_for_a_client_that_does_not_read() -> None:
+def test_answers_of_appends_keep_their_order_for_a_client_that_does_not_read() -> None:
     async def scenario(site: Site) -> None:
         await site.put("a")
-        way = open_short_way(site.app, site.http, site.engine)
-        assert way is not None
-        site.http.short_way = way
         peer = await site.connect(TINY_BYTES)
         await until(lambda: any(not connection._exchanges for connection in connections_of(site)))
         for connection in connections_of(site):

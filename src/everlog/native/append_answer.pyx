@@ -9,17 +9,11 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 
-cdef extern from "Python.h":
-    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
-
-
 cdef enum:
     DIGITS_MAX = 20  # of a number of 64 bits
     NUMBERS = 7
     # More than all fixed text of the fields together.
     TEXT_BYTES = 256
-    # Shorter answers are rendered without asking for memory.
-    SMALL_BYTES = 1024
 
 
 cdef char *put(char *at, const char *text, Py_ssize_t size) noexcept:
@@ -134,39 +128,3 @@ def render_fields(
     at = put_bytes(at, seqs)
     at = put_end(at, head_seq, count, created, deduped, waited_ns, synced_ns, more)
     return room[: at - start]
-
-
-cdef bytes render_body(str topic, uint64_t first_seq, uint64_t last_seq, uint64_t waited_ns,
-                       uint64_t synced_ns, bytes more):
-    """The answer to an append that neither created its topic nor was a repeat, with all seqs.
-
-    Whatever a topic may be called stands for itself in JSON.
-    """
-    cdef Py_ssize_t name_bytes
-    cdef const char *name = PyUnicode_AsUTF8AndSize(topic, &name_bytes)
-    cdef char small[SMALL_BYTES]
-    cdef uint64_t count = last_seq - first_seq + 1
-    cdef size_t size = (TEXT_BYTES + NUMBERS * DIGITS_MAX + (DIGITS_MAX + 1) * count
-                        + name_bytes + PyBytes_GET_SIZE(more))
-    cdef bytes room = None
-    cdef char *start = small
-    if size > SMALL_BYTES:
-        room = PyBytes_FromStringAndSize(NULL, size)
-        start = PyBytes_AS_STRING(room)
-    cdef char *at = put(put(put(start, b'{"topic":"', 10), name, name_bytes), b'"', 1)
-    at = put_range(at, first_seq, last_seq)
-    at = put(put_seqs(put(at, b'"seqs":', 7), first_seq, last_seq), b",", 1)
-    at = put_end(at, last_seq, count, False, False, waited_ns, synced_ns, more)
-    at[0] = c'}'
-    return PyBytes_FromStringAndSize(start, at + 1 - start)
-
-
-cdef bytes render_response(bytes head, bytes body):
-    """A response: a head that ends with the name of its length, and a body."""
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(body)
-    cdef char digits[DIGITS_MAX]
-    cdef Py_ssize_t digit_count = put_number(digits, size) - digits
-    cdef bytes whole = PyBytes_FromStringAndSize(NULL, PyBytes_GET_SIZE(head) + digit_count + 4 + size)
-    cdef char *at = put_bytes(PyBytes_AS_STRING(whole), head)
-    put_bytes(put(put(at, digits, digit_count), b"\r\n\r\n", 4), body)
-    return whole

@@ -19,6 +19,11 @@ cdef enum:
     VALUE = 2  # may stand in the value of a header
     TARGET = 4  # may stand in a request target
 
+cdef struct Cursor:
+    const uint8_t *text
+    Py_ssize_t at
+    Py_ssize_t size
+
 cdef uint8_t KINDS[256]
 
 
@@ -260,143 +265,3 @@ def read_plain(
     request.keep_alive = True
     request.is_plain = not PyDict_Contains(request.headers, CONNECTION)
     return request
-
-
-# --- Appends ---
-
-
-cdef enum:
-    SEEN_HOST = 1
-    SEEN_LENGTH = 2
-    SEEN_TYPE = 4
-    SEEN_CONNECTION = 8
-
-
-cdef bint name_is(const uint8_t *name, Py_ssize_t size, const char *lower, Py_ssize_t lower_size) noexcept:
-    """Whether the name of a header is this one, in any case."""
-    cdef Py_ssize_t place
-    if size != lower_size:
-        return False
-    for place in range(size):
-        # Every byte of the names that are asked for is a letter or "-", which this does not change.
-        if (name[place] | 32) != lower[place]:
-            return False
-    return True
-
-
-cdef bint changes_an_append(const uint8_t *name, Py_ssize_t size) noexcept:
-    """Whether a header matters to an append, or to the connection, and is none of those that are usual."""
-    if size == 2:
-        return name_is(name, size, b"te", 2)
-    if size == 6:
-        return name_is(name, size, b"expect", 6)
-    if size == 7:
-        return name_is(name, size, b"trailer", 7) or name_is(name, size, b"upgrade", 7)
-    if size == 10:
-        return name_is(name, size, b"keep-alive", 10)
-    if size == 15:
-        return name_is(name, size, b"idempotency-key", 15)
-    if size == 16:
-        return name_is(name, size, b"proxy-connection", 16) or name_is(name, size, b"content-encoding", 16)
-    return size == 17 and name_is(name, size, b"transfer-encoding", 17)
-
-
-cdef int seen_header(const uint8_t *name, Py_ssize_t size) noexcept:
-    """Which of the headers that an append needs this one is; 0 for all others."""
-    if size == 4 and name_is(name, size, b"host", 4):
-        return SEEN_HOST
-    if size == 14 and name_is(name, size, b"content-length", 14):
-        return SEEN_LENGTH
-    if size == 12 and name_is(name, size, b"content-type", 12):
-        return SEEN_TYPE
-    if size == 10 and name_is(name, size, b"connection", 10):
-        return SEEN_CONNECTION
-    return 0
-
-
-cdef bint is_json(const uint8_t *value, Py_ssize_t size) noexcept:
-    """Whether a content type is one of the two that nearly all clients send."""
-    if size == 16:
-        return memcmp(value, b"application/json", 16) == 0
-    return size == 31 and memcmp(value, b"application/json; charset=utf-8", 31) == 0
-
-
-cdef Py_ssize_t number_of(const uint8_t *digits, Py_ssize_t size) noexcept:
-    """The number that some digits are; -1 if they are anything else, or too many."""
-    cdef Py_ssize_t number = 0, place
-    if not 0 < size <= MAX_LENGTH_DIGITS:
-        return -1
-    for place in range(size):
-        if not c'0' <= digits[place] <= c'9':
-            return -1
-        number = 10 * number + (digits[place] - c'0')
-    return number
-
-
-cdef bint pass_header(Cursor *cursor, AppendHead *head) noexcept:
-    """One header line; False if it is not one that an append usually has."""
-    cdef const uint8_t *text = cursor.text
-    cdef Py_ssize_t name = cursor.at, value, end, at = cursor.at
-    cdef int seen
-    while at < cursor.size and KINDS[text[at]] & TOKEN:
-        at += 1
-    if at == name or at >= cursor.size or text[at] != c':' or changes_an_append(text + name, at - name):
-        return False
-    seen = seen_header(text + name, at - name)
-    value = at + 1
-    while value < cursor.size and (text[value] == c' ' or text[value] == c'\t'):
-        value += 1
-    at = value
-    while at < cursor.size and KINDS[text[at]] & VALUE:
-        at += 1
-    if cursor.size - at < 2 or text[at] != c'\r' or text[at + 1] != c'\n':
-        return False
-    cursor.at = at + 2
-    if seen == 0:
-        return True
-    end = at
-    while end > value and (text[end - 1] == c' ' or text[end - 1] == c'\t'):
-        end -= 1
-    if head.seen & seen:
-        return False
-    head.seen |= seen
-    if seen == SEEN_LENGTH:
-        head.body_bytes = number_of(text + value, end - value)
-        return head.body_bytes >= 0
-    if seen == SEEN_CONNECTION:
-        return name_is(text + value, end - value, b"keep-alive", 10)
-    return seen != SEEN_TYPE or is_json(text + value, end - value)
-
-
-cdef bint read_append_head(bytes data, const HeadLimits *limits, AppendHead *head) noexcept:
-    """Whether `data` is one whole request that may be an append in its usual shape, and where its parts are.
-
-    Whatever is said no to is for `read_plain` or the full parser to look at.
-    """
-    cdef Cursor cursor
-    cdef Py_ssize_t at, start, lines = 0
-    cdef const uint8_t *text = <const uint8_t *>PyBytes_AS_STRING(data)
-    cursor.text, cursor.at, cursor.size = text, 0, PyBytes_GET_SIZE(data)
-    if cursor.size < 16 or memcmp(text, b"POST /", 6) != 0:
-        return False
-    at = 6
-    while at < cursor.size and KINDS[text[at]] & TARGET and text[at] != c'?':
-        at += 1
-    head.path_start, head.path_end = 5, at
-    if at - 5 > limits.max_target_bytes or cursor.size - at < 11:
-        return False
-    if memcmp(text + at, b" HTTP/1.1\r\n", 11) != 0:
-        return False
-    head.seen, head.body_bytes = 0, 0
-    start = cursor.at = at + 11
-    while cursor.at < cursor.size and text[cursor.at] != c'\r':
-        lines += 1
-        if not pass_header(&cursor, head):
-            return False
-    if cursor.size - cursor.at < 2 or text[cursor.at + 1] != c'\n' or lines > limits.max_headers:
-        return False
-    head.body_start = cursor.at + 2
-    if head.body_start - start > limits.max_header_bytes or head.body_bytes > limits.max_body_bytes:
-        return False
-    cdef int needed = SEEN_HOST | SEEN_LENGTH | SEEN_TYPE
-    return head.seen & needed == needed and cursor.size - head.body_start == head.body_bytes

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from everlog.errors import EverlogError
-from everlog.native.plain_append import AppState
 from everlog.server.auth import Key, Scope, bearer_token
 from everlog.server.compression import COMPRESSED_BYTES_MIN, packed, unpack_body
 from everlog.server.errors import CHALLENGE, RETRY_SOON, ApiError, from_engine, invalid, limit_reached
@@ -63,9 +62,10 @@ class Route:
     """Who answers a method of a path, and what a key needs for it.
 
     One that `checks_key` looks at the key itself: its order of checks, or what counts as the key, is special.
+    One that has no `needs_poll` only adds to what the next turn writes.
     """
 
-    __slots__ = ("checks_key", "handler", "is_probe", "scope")
+    __slots__ = ("checks_key", "handler", "is_probe", "needs_poll", "scope")
 
     def __init__(
         self,
@@ -74,11 +74,13 @@ class Route:
         *,
         is_probe: bool = False,
         checks_key: bool = False,
+        needs_poll: bool = True,
     ) -> None:
         self.scope = scope
         self.handler = handler
         self.is_probe = is_probe
         self.checks_key = checks_key
+        self.needs_poll = needs_poll
 
 
 class Target(NamedTuple):
@@ -126,7 +128,7 @@ def query_seq(query: dict[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-class App(AppState):
+class App:
     """The application behind the HTTP server. `engine` is None until recovery is over."""
 
     def __init__(
@@ -176,11 +178,6 @@ class App(AppState):
                 self._targets[method, path] = target
         return target
 
-    def appended_topic(self, path: bytes) -> str | None:
-        """The name of the topic that a POST of this path appends to; None if it does something else."""
-        pattern, name = _pattern(path)
-        return name if pattern == "/v0/topics/:name" else None
-
     def check_head(self, request: Request) -> EarlyAnswer | None:
         """Refuse a request without a valid key before its body is read, if there is much to read.
 
@@ -203,10 +200,14 @@ class App(AppState):
         """Answer a request, now or later."""
         call = Call(exchange, self.now_ns())
         try:
-            self._dispatch(call)
+            needs_poll = self._dispatch(call)
         except Exception as error:
             self.fail(call, error)
-        self.turn_soon()
+            needs_poll = True
+        if needs_poll:
+            self.turn_soon()
+        else:
+            self.write_soon()
 
     def guarded(self, call: Call, step: Callable[[], None]) -> None:
         """Take a step of a call; whatever goes wrong in it is told to the client."""
@@ -224,17 +225,17 @@ class App(AppState):
             error = ApiError(500, "internal", "the server made a mistake; its log tells more")
         self.refuse(call, error)
 
-    def _dispatch(self, call: Call) -> None:
+    def _dispatch(self, call: Call) -> bool:
+        """Check a request and pass it to its route; whether the engine has to be polled for it."""
         request = call.exchange.request
         route, path, call.name = self._target(request.method, request.path)
         if request.method == "OPTIONS" and path in self._paths:
             self._answer_options(call, path)
-            return
+            return False
         if self._has_keys:
             self._authorise(call, route, path)
         if route is None:
-            self._refuse_route(path, request.method)
-            return
+            raise self._no_route(path, request.method)
         if self.is_draining and not route.is_probe:
             raise ApiError(503, "shutting_down", "the server is shutting down", None, RETRY_SOON)
         if self.engine is None and not route.is_probe:
@@ -243,13 +244,14 @@ class App(AppState):
         if b"content-encoding" in request.headers:
             unpack_body(request, self.settings.gzip, self.settings.max_body_bytes)
         route.handler(call)
+        return route.needs_poll
 
-    def _refuse_route(self, path: str, method: str) -> None:
+    def _no_route(self, path: str, method: str) -> ApiError:
         allowed = sorted(known for known, known_path in self.routes if known_path == path)
         if not allowed:
-            raise ApiError(404, "not_found", "there is no such route")
+            return ApiError(404, "not_found", "there is no such route")
         headers = ((b"Allow", ", ".join([*allowed, "OPTIONS"]).encode()),)
-        raise ApiError(405, "method_not_allowed", f"{method} is not possible here", None, headers)
+        return ApiError(405, "method_not_allowed", f"{method} is not possible here", None, headers)
 
     # --- Keys --------------------------------------------------------------------------------------------
 

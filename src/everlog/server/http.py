@@ -17,8 +17,7 @@ from typing import Final, Protocol
 
 from everlog.clock import NS_PER_S, Clock, SystemClock
 from everlog.native.http_request import read_plain
-from everlog.native.plain_append import ServerState
-from everlog.server.http_connection import AnyExchange, HttpConnection
+from everlog.server.http_connection import HttpConnection
 from everlog.server.http_exchange import Channel, Exchange, Stream, Upgraded
 from everlog.server.http_limits import HttpLimits
 from everlog.server.http_messages import (
@@ -62,15 +61,7 @@ class Application(Protocol):
         ...
 
 
-class ShortWay(Protocol):
-    """A way around parser and application for some requests."""
-
-    def take(self, connection: HttpConnection, exchanges: list[AnyExchange], data: bytes) -> bool:
-        """Handle what came in while nothing is due; False, with nothing done, if it is for the others."""
-        ...
-
-
-class HttpServer(ServerState):
+class HttpServer:
     """Serves one application on one address.
 
     Time comes from the event loop unless a `clock` is given; with a clock of its own a test moves time and
@@ -91,8 +82,6 @@ class HttpServer(ServerState):
         self.date_line = b""
         self.ok_json_head = b""
         self.full_response = b""
-        self.short_way: ShortWay | None = None
-        """Takes what it can of the requests that come alone and whole; set by whoever has one."""
         self.plain_limits = (
             self.limits.max_target_bytes,
             self.limits.max_header_bytes,

@@ -4,11 +4,9 @@ Owns the transport and the list of unanswered exchanges. What bytes mean is in `
 in `native/outlet`, what an exchange promises in `http_exchange`. It knows no route; it calls the application
 and the application calls exchanges, always on the thread of the event loop.
 
-The way of a request: `data_received` -> `long_way` -> `RequestReader.feed` -> `head_received` ->
-`request_received` -> application -> `Exchange.respond` -> `answer`. The first of these is in
-`native/plain_append`: a plain append never leaves there. A connection that must not read on (too many
-unanswered requests, or a client that does not read) keeps the rest of what came in and stops reading its
-socket.
+The path of a request: `data_received` -> `RequestReader.feed` -> `head_received` -> `request_received` ->
+application -> `Exchange.respond` -> `answer`. A connection that must not read on (too many unanswered
+requests, or a client that does not read) keeps the rest of what came in and stops reading its socket.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
-from everlog.native.plain_append import PlainAppend, PlainConnection
+from everlog.native.outlet import Outlet
 from everlog.server.http_exchange import Exchange, Upgraded
 from everlog.server.http_messages import CONTINUE, EarlyAnswer, Refusal, Request, error_body
 from everlog.server.http_reading import RequestReader, body_too_large
@@ -46,10 +44,7 @@ SKIPPED_BODY_BYTES: Final = 64 * 1024
 INTERNAL_ERROR: Final = error_body("internal", "the request could not be handled because of a server error")
 
 
-AnyExchange = Exchange | PlainAppend
-
-
-class HttpConnection(PlainConnection, asyncio.Protocol):
+class HttpConnection(Outlet, asyncio.Protocol):
     """The server's side of one connection."""
 
     __slots__ = (
@@ -57,9 +52,11 @@ class HttpConnection(PlainConnection, asyncio.Protocol):
         "_continue_is_due",
         "_counted_bytes",
         "_early_answer",
+        "_exchanges",
         "_flushed_bytes",
         "_flushed_since_s",
         "_is_parsing",
+        "_is_read_paused",
         "_is_refusing",
         "_now_s",
         "_parked",
@@ -67,17 +64,18 @@ class HttpConnection(PlainConnection, asyncio.Protocol):
         "_pump_is_due",
         "_reader",
         "_requests_in_turn",
+        "_since_s",
+        "_state",
+        "_unread",
         "_unread_start",
+        "server",
     )
-
-    server: HttpServer
-    _exchanges: list[AnyExchange]
 
     def __init__(self, server: HttpServer) -> None:
         self.server = server
         self._state = NEW
         self._now_s = self._since_s = server.now_s()
-        self._exchanges = []
+        self._exchanges: list[Exchange] = []  # unanswered, in the order of their requests
         self._reader: RequestReader | None = None
         self._peer = ""
         self._early_answer: EarlyAnswer | None = None
@@ -110,8 +108,8 @@ class HttpConnection(PlainConnection, asyncio.Protocol):
         self._peer = _peer_name(transport)
         self._reader = RequestReader(limits, self, self._peer)
 
-    def long_way(self, data: bytes) -> None:
-        """Bytes from the client that are no plain append."""
+    def data_received(self, data: bytes) -> None:
+        """Bytes from the client."""
         if self._state <= IDLE and not (self._exchanges or self._unread or self.is_write_paused):
             request = self.server.read_plain(data, self._peer)
             if request is not None:
@@ -266,7 +264,7 @@ class HttpConnection(PlainConnection, asyncio.Protocol):
         self.server.take_body(size)
         self._counted_bytes += size
 
-    def _let_go(self, exchange: AnyExchange | None = None) -> None:
+    def _let_go(self, exchange: Exchange | None = None) -> None:
         """What the server counts is no longer held: a body that is not read on, or one that was answered."""
         if exchange is None:
             self.server.bodies_bytes -= self._counted_bytes
@@ -384,7 +382,7 @@ class HttpConnection(PlainConnection, asyncio.Protocol):
 
     # --- Output ---
 
-    def answer(self, exchange: AnyExchange, data: bytes, body: bytes = b"") -> None:
+    def answer(self, exchange: Exchange, data: bytes, body: bytes = b"") -> None:
         """The response to an exchange, whole: it goes out when all earlier ones are out.
 
         `body` is what was not worth copying behind its head.
@@ -406,16 +404,6 @@ class HttpConnection(PlainConnection, asyncio.Protocol):
             self._advance()
         else:
             self._since_s = self._now_s if self._is_parsing else self.server.now_s()
-
-    def take_over(self, append: PlainAppend) -> Exchange:
-        """An exchange in the place of an append whose answer is not plain."""
-        request = self.server.read_plain(append.data, self._peer)
-        assert request is not None, "what goes the short way can be read as any other plain request"
-        exchange = Exchange(self, request)
-        exchange.closes = append.closes
-        exchange.counted_bytes = append.counted_bytes
-        self._exchanges[self._exchanges.index(append)] = exchange
-        return exchange
 
     def _advance(self) -> None:
         """The first response of the row is out: send what waited for it."""

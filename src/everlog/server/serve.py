@@ -31,7 +31,6 @@ from everlog.server.probe_routes import ProbeRoutes
 from everlog.server.queue_routes import QueueRoutes
 from everlog.server.router_routes import RouterRoutes
 from everlog.server.settings import ServerSettings
-from everlog.server.short_way import open_short_way
 from everlog.server.socket_session import WebSocketRoutes
 from everlog.server.stream_slots import StreamSlots
 from everlog.server.topic_routes import TopicRoutes
@@ -93,7 +92,6 @@ class TopicsServer:
             await self._http.drain(0)
             raise
         app.engine.delivery.measure_busy(busy_ns)
-        self._http.short_way = open_short_way(app, self._http, app.engine)
         app.turn_soon()
 
     def build_app(self, loop: asyncio.AbstractEventLoop) -> App:

@@ -53,7 +53,7 @@ class TopicRoutes:
         app.add("PUT", "/v0/topics/:name", Route(Scope.ADMIN, self.put_topic))
         app.add("GET", "/v0/topics/:name", Route(Scope.READ, self.get_topic))
         app.add("DELETE", "/v0/topics/:name", Route(Scope.DELETE, self.delete_topic))
-        app.add("POST", "/v0/topics/:name", Route(Scope.WRITE, self.append))
+        app.add("POST", "/v0/topics/:name", Route(Scope.WRITE, self.append, needs_poll=False))
         app.add("GET", "/v0/topics/:name/account", Route(Scope.READ, self.account))
         app.add("POST", "/v0/topics/:name/diff", Route(Scope.READ, self.diff))
         app.add("POST", "/v0/topics/:name/delete", Route(Scope.DELETE, self.delete_records))

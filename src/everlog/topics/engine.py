@@ -18,7 +18,6 @@ from everlog.clock import Clock, SystemClock
 from everlog.errors import Closed, EverlogError, ReadOnly, StorageFailed
 from everlog.fs import Fs, OsFs
 from everlog.native.commits import want_sync, write_shards
-from everlog.native.record_batch import RecordBatch
 from everlog.topics import appending, catalogue, deletion, reading
 from everlog.topics.accounting import TopicAccount, account
 from everlog.topics.commits import KEPT, Commit
@@ -218,15 +217,6 @@ class Engine:
         return appending.append(
             self._core, name, records, node, idempotency_key or None, create, config, disable_backpressure
         )
-
-    @property
-    def core(self) -> Core:
-        """The state of the engine, for the short way of appends."""
-        return self._core
-
-    def append_batch(self, topic: Topic, records: RecordBatch, now_ms: int) -> Appended:
-        """Append records that were checked already to a topic of this engine."""
-        return appending.append_batch(self._core, topic, records, now_ms)
 
     def diff(
         self,

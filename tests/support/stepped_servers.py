@@ -1,7 +1,4 @@
-"""A server without sockets: connections over transports that only remember, time that stands still.
-
-Two of them, one with the short way of appends and one without, must answer and log alike.
-"""
+"""A server without sockets: transports keep what is written to them, and time and loop move by calls."""
 
 from __future__ import annotations
 
@@ -12,18 +9,16 @@ from typing import Any
 
 from everlog.clock import NS_PER_S, TestClock
 from everlog.fs import OsFs
-from everlog.native.plain_append import PlainAppends
 from everlog.server.app import App
 from everlog.server.http import HttpServer
 from everlog.server.http_connection import HttpConnection
-from everlog.server.short_way import open_short_way
 from everlog.server.topic_routes import TopicRoutes
 from everlog.topics import Engine
 from everlog.topics.storage.syncs import InlineSyncs
 from tests.support.http_cases import settings_of
 
 
-class StillLoop:
+class SteppedLoop:
     """A loop that runs what is due when it is told to."""
 
     def __init__(self) -> None:
@@ -33,7 +28,9 @@ class StillLoop:
         """Run it in the next `turn`."""
         self._ready.append(lambda: callback(*arguments))
 
-    def call_later(self, _delay_s: float, _callback: Callable[[], None]) -> StillLoop:
+    call_soon_threadsafe = call_soon
+
+    def call_later(self, _delay_s: float, _callback: Callable[[], None]) -> SteppedLoop:
         """Never run it: time stands still."""
         return self
 
@@ -88,32 +85,22 @@ class MemoryTransport(asyncio.Transport):
         """Tests send what they like."""
 
 
-class CountedWay:
-    """The short way, counting what went it."""
-
-    def __init__(self, way: PlainAppends) -> None:
-        self._way = way
-        self.taken = 0
-
-    def take(self, connection: HttpConnection, exchanges: list[Any], data: bytes) -> bool:
-        """See `ShortWay.take`."""
-        is_taken = self._way.take(connection, exchanges, data)
-        self.taken += is_taken
-        return is_taken
-
-
-class World:
+class SteppedServer:
     """A server with its engine and some connections."""
 
-    def __init__(
-        self, folder: Path | None, *, is_short: bool, connections: int = 2, fs: OsFs, **settings: Any
-    ) -> None:
+    def __init__(self, folder: Path | None, *, connections: int = 2, fs: OsFs, **settings: Any) -> None:
         self.clock = TestClock()
-        self.loop = StillLoop()
+        self.fs = fs
+        self.loop = SteppedLoop()
         self.app = App(settings_of(wal_shards=1, **settings), self.loop, lambda: 0)  # type: ignore[arg-type]
         TopicRoutes(self.app)
         self.engine = Engine.open(
-            folder, self.app.settings.engine_settings(), clock=self.clock, fs=fs, syncs=InlineSyncs()
+            folder,
+            self.app.settings.engine_settings(),
+            clock=self.clock,
+            fs=fs,
+            syncs=InlineSyncs(),
+            wake=self.app.turn_soon,
         )
         self.app.engine = self.engine
         self.server = HttpServer(self.app, clock=self.clock)
@@ -121,9 +108,6 @@ class World:
         self.server.now_s = lambda: self.clock.monotonic_ns() / NS_PER_S
         self.server._emptied = asyncio.Event()
         self.server._render_heads()
-        self.way: CountedWay | None = None
-        if is_short and (way := open_short_way(self.app, self.server, self.engine)) is not None:
-            self.server.short_way = self.way = CountedWay(way)
         self.transports = [MemoryTransport() for _ in range(connections)]
         self.connections = [HttpConnection(self.server) for _ in self.transports]
         for connection, transport in zip(self.connections, self.transports, strict=True):
@@ -143,12 +127,12 @@ class World:
     def log_bytes(self) -> list[bytes]:
         """What is written to the log, and what is gathered for it."""
         parts: list[bytes] = []
-        for log in self.engine.core.shards:
+        for log in self.engine._core.shards:
             with open(log.shard.files[-1].path, "rb") as file:
                 parts.append(file.read(log.shard.position.offset))
             parts.append(bytes(log.buffer))
         return parts
 
     def close(self) -> None:
-        """Let go of everything."""
+        """End the engine without a checkpoint."""
         self.engine.abandon()
