@@ -47,7 +47,6 @@ EXTENSIONS = {
     "everlog.native.guard": ("guard.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
     "everlog.native.jobs": ("jobs.pyx", ["log_index.c", "tag_index.c", "render.c", "frames.c"]),
     "everlog.native.http_request": ("http_request.pyx", []),
-    "everlog.native.lease_table": ("lease_table.pyx", []),
     "everlog.native.live_readers": ("live_readers.pyx", []),
     "everlog.native.log_replay": ("log_replay.pyx", ["log_index.c", "tag_index.c", "frames.c"]),
     "everlog.native.market_split": ("market_split.pyx", ["market_split.c", "book_events.c"]),

@@ -1,17 +1,17 @@
-"""The table of leases again, as slow and plain as possible: every job is looked at every time."""
+"""A model of the lease table without heaps: every call looks at every job."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from everlog.native.lease_table import DELAYED, LEASED, LEAVING, READY
+from everlog.topics.jobs.lease_table import DELAYED, DELETING, LEASED, READY
 
 Holding = dict[int, int]  # seq -> lease id
 
 
 @dataclass
 class ModelJob:
-    """A job that was given out."""
+    """A job that was leased at least once."""
 
     phase: int = READY
     node: str = ""
@@ -20,7 +20,7 @@ class ModelJob:
     deliveries: int = 0
     held: Holding | None = None
     is_supplied: bool = False
-    """Claimable, and not in the hands of somebody who is about to give it out."""
+    """Claimable, and not taken by a claim that is under way."""
 
 
 class LeaseModel:
@@ -31,11 +31,11 @@ class LeaseModel:
         self.cursor = 1
 
     def counts(self) -> tuple[int, int, int]:
-        """Jobs that are leased, delayed and leaving."""
+        """Jobs that are leased, delayed and being deleted."""
         phases = [job.phase for job in self.jobs.values()]
-        return phases.count(LEASED), phases.count(DELAYED), phases.count(LEAVING)
+        return phases.count(LEASED), phases.count(DELAYED), phases.count(DELETING)
 
-    def kept(self) -> dict[int, tuple[int, str, int, int, int]]:
+    def states(self) -> dict[int, tuple[int, str, int, int, int]]:
         """All that is known of each job."""
         return {
             seq: (job.phase, job.node, job.lease_id, job.until_ms, job.deliveries)
@@ -76,14 +76,14 @@ class LeaseModel:
         return seq
 
     def put_back(self, seq: int) -> None:
-        """It is not given out after all."""
+        """Return a job that was not leased."""
         job = self.jobs.get(seq)
         if job is None:
             self.cursor = min(self.cursor, seq)
         elif job.phase == READY:
             job.is_supplied = True
 
-    def give(self, leases: Holding, node: str, deadline_ms: int, held: Holding | None) -> None:
+    def lease(self, leases: Holding, node: str, deadline_ms: int, held: Holding | None) -> None:
         """Lease jobs."""
         for seq, lease_id in leases.items():
             self.jobs.setdefault(seq, ModelJob())
@@ -102,13 +102,13 @@ class LeaseModel:
             and (fence is None or fence == job.lease_id)
         )
 
-    def take(self, node: str, seqs: list[int], fences: list[int | None]) -> tuple[list[int], list[int]]:
-        """Let jobs leave; the others are told as well."""
+    def begin_ack(self, node: str, seqs: list[int], fences: list[int | None]) -> tuple[list[int], list[int]]:
+        """Begin to delete the jobs this node holds; return those and the others."""
         held: list[int] = []
         skipped: list[int] = []
         for seq, fence in zip(seqs, fences, strict=True):
             if self.holds(seq, node, fence):
-                self._end(seq, LEAVING)
+                self._end(seq, DELETING)
                 held.append(seq)
             else:
                 skipped.append(seq)
@@ -121,18 +121,18 @@ class LeaseModel:
         else:
             self._end(seq, READY, is_supplied=True)
 
-    def set_aside(self, seq: int, until_ms: int) -> None:
-        """Nobody gets it before."""
+    def defer(self, seq: int, until_ms: int) -> None:
+        """Delay a job."""
         self.jobs.setdefault(seq, ModelJob())
         self._end(seq, DELAYED).until_ms = until_ms
 
-    def stay(self, seq: int) -> None:
-        """It did not leave."""
-        if seq in self.jobs and self.jobs[seq].phase == LEAVING:
+    def abort_delete(self, seq: int) -> None:
+        """Make it claimable again."""
+        if seq in self.jobs and self.jobs[seq].phase == DELETING:
             self._end(seq, READY, is_supplied=True)
 
-    def take_back(self, seq: int, lease_id: int) -> None:
-        """The lease was not handed over."""
+    def cancel_lease(self, seq: int, lease_id: int) -> None:
+        """Undo a lease."""
         job = self.jobs.get(seq)
         if job is not None and (job.phase, job.lease_id) == (LEASED, lease_id):
             job.deliveries -= 1
@@ -147,7 +147,7 @@ class LeaseModel:
         job.node, job.lease_id, job.until_ms, job.deliveries = node, lease_id, until_ms, deliveries
 
     def drop(self, seqs: list[int]) -> None:
-        """They are gone."""
+        """Forget jobs."""
         for seq in seqs:
             if seq in self.jobs:
                 self._end(seq, READY)

@@ -2,7 +2,7 @@
 """Jobs out of a topic's log: which come next, and how a worker gets them.
 
 Reads the index and the frames of a `TopicLog` and changes neither. Who holds which job is decided in
-`topics.queueing`.
+`topics.jobs`.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize

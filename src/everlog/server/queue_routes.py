@@ -19,7 +19,7 @@ from everlog.server.claim_windows import ClaimWindows
 from everlog.server.errors import ApiError, invalid
 from everlog.server.forwarded import when_forwarded
 from everlog.topics import Claimed, ClaimRequest, Durability, Engine, Settled
-from everlog.topics.queueing.claims import SEQS_MAX, check_node
+from everlog.topics.jobs.claims import SEQS_MAX, check_node
 
 _json: Final = msgspec.json.Encoder()
 

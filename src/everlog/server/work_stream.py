@@ -22,7 +22,7 @@ from everlog.server.http import Stream
 from everlog.server.stream_slots import StreamSlots
 from everlog.server.watch_stream import TIMER_SLACK_S, Timer, Timers
 from everlog.topics import Claimed, ClaimRequest, Commit
-from everlog.topics.queueing.claims import CLAIM_MAX, check_node
+from everlog.topics.jobs.claims import CLAIM_MAX, check_node
 
 HEARTBEAT_S: Final = 15.0
 # So much is pushed before the worker's connection is looked at again: it must not fill up without end.

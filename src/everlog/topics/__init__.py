@@ -5,7 +5,7 @@ from everlog.topics.accounting import TopicAccount
 from everlog.topics.commits import Commit
 from everlog.topics.config import EngineSettings, TopicConfig
 from everlog.topics.engine import Engine
-from everlog.topics.queueing.claims import ClaimRequest
+from everlog.topics.jobs.claims import ClaimRequest
 from everlog.topics.records import NewRecord, record_of
 from everlog.topics.results import (
     Appended,

@@ -24,7 +24,7 @@ from everlog.topics.committing import ShardLog
 from everlog.topics.config import TopicConfig, check_topic_name
 from everlog.topics.core import CONTROL_ROOM, Core
 from everlog.topics.entries import ChangeEntry, nothing
-from everlog.topics.queueing.lease_events import keeps_leases, log_all_leases
+from everlog.topics.jobs.lease_log import has_durable_leases, log_all_leases
 from everlog.topics.results import TopicDeleted, TopicPut
 from everlog.topics.storage.control import (
     ConfigUpdate,
@@ -168,7 +168,7 @@ def _log_config(core: Core, topic: Topic, config: TopicConfig) -> Commit:
         if becomes_logged:
             topic.logs_ahead = True
             _log_memory(core, topic)
-        if not keeps_leases(topic.config):
+        if not has_durable_leases(topic.config):
             log_all_leases(core, topic, config)
         return core.log_change(topic, FrameType.CONFIG_UPDATE, encode(ConfigUpdate(config)), kept, lost)
     except BaseException:
@@ -178,7 +178,7 @@ def _log_config(core: Core, topic: Topic, config: TopicConfig) -> Commit:
 
 def reconfigure(core: Core, topic: Topic, config: TopicConfig) -> None:
     """Give a topic its new configuration and let it take effect at once."""
-    kept_leases = keeps_leases(topic.config)
+    kept_leases = has_durable_leases(topic.config)
     topic.configure(config)
     if not kept_leases:
         log_all_leases(core, topic, config)  # those that were given while this change was on its way

@@ -25,8 +25,8 @@ from everlog.topics.config import U64_MAX, EngineSettings, TopicConfig
 from everlog.topics.core import Core, floor_commit
 from everlog.topics.delivery.delivery import BUDGET_NS, Delivery, Drain
 from everlog.topics.delivery.router_work import RouterWork
-from everlog.topics.queueing import claims
-from everlog.topics.queueing.claims import ClaimRequest
+from everlog.topics.jobs import claims
+from everlog.topics.jobs.claims import ClaimRequest
 from everlog.topics.records import AnyRecord
 from everlog.topics.results import (
     Appended,
@@ -341,7 +341,7 @@ class Engine:
     def release(self, name: str, node: str, leases: dict[int, int]) -> None:
         """End exactly these leases (seq -> lease id); one that is over, or a missing topic, is no error."""
         topic = self._core.topics.get(name)
-        if topic is not None and topic.queue is not None and not self._closed:
+        if topic is not None and topic.leases is not None and not self._closed:
             claims.release(self._core, topic, node, leases)
 
     def on_jobs(self, name: str, callback: Callable[[], None]) -> None:
@@ -360,8 +360,8 @@ class Engine:
         topic = self._core.topics.get(name)
         if topic is not None:
             topic.waiters.pop(callback, None)
-            if topic.queue is not None:
-                topic.queue.waiters.pop(callback, None)
+            if topic.leases is not None:
+                topic.leases.waiters.pop(callback, None)
 
     def claim_jitter_ms(self, name: str) -> int:
         """For how long claims of a queue are gathered before they are served together."""

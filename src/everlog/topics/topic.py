@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from everlog.topics.jobs.lease_table import LeaseTable
     from everlog.topics.memory import MemoryChunks
-    from everlog.topics.queueing.lease_state import LeaseState
     from everlog.topics.routing.table import Router
     from everlog.topics.storage.segments import SegmentSet
 
@@ -82,9 +82,9 @@ class Topic(TopicCore):
         "gone",
         "holes",
         "hop_runs",
+        "leases",
         "logs_ahead",
         "planned_floor",
-        "queue",
         "reserved_durable",
         "reserved_logged",
         "restored_head",
@@ -128,7 +128,7 @@ class Topic(TopicCore):
         self.reserved_durable = 1
         self.floor_commit: Commit | None = None
         self.keys: dict[str, RememberedKey] = {}
-        self.queue: LeaseState | None = None  # made when somebody claims, or a lease comes back
+        self.leases: LeaseTable | None = None  # created by the first claim, or when a lease is restored
         # Routers: those that read here, those that write here, and what only then is needed.
         self.feeds: list[Router] | None = None
         self.feeders: list[Router] | None = None
@@ -198,12 +198,12 @@ class Topic(TopicCore):
 
     def queue_counts(self, now_ms: int) -> QueueCounts:
         """Return how the jobs of a queue stand, after leases and delays have ended that are over."""
-        queue = self.queue
-        if queue is None:
+        leases = self.leases
+        if leases is None:
             return QueueCounts(self.count, 0, 0)
-        if queue.sweep(now_ms):
-            queue.wake()
-        return QueueCounts(queue.ready(self.count), queue.leased, queue.dead_lettered)
+        if leases.sweep(now_ms):
+            leases.wake()
+        return QueueCounts(leases.ready(self.count), leases.leased, leases.dead_lettered)
 
     def forget_keys(self, now_ms: int) -> None:
         """Drop idempotency keys whose window is over; they are held in the order of their writing."""
@@ -219,24 +219,24 @@ class Topic(TopicCore):
         """Mark every record below `seq` dead; return how many were alive."""
         count, size = self.log.kill_below(seq)
         self.totals.bytes -= size
-        if count and self.queue is not None:
-            self.queue.drop_below(seq)
+        if count and self.leases is not None:
+            self.leases.drop_below(seq)
         return count
 
     def kill_range(self, first_seq: int, end_seq: int) -> int:
         """Mark the records from `first_seq` up to before `end_seq` dead; return how many were alive."""
         count, size = self.log.kill_range(first_seq, end_seq)
         self.totals.bytes -= size
-        if count and self.queue is not None:
-            self.queue.drop_range(first_seq, end_seq)
+        if count and self.leases is not None:
+            self.leases.drop_range(first_seq, end_seq)
         return count
 
     def kill(self, seqs: NDArray[np.uint64]) -> int:
         """Mark the records `seqs` dead; return how many were alive."""
         count, size = self.log.kill(seqs)
         self.totals.bytes -= size
-        if count and self.queue is not None:
-            self.queue.drop(seqs.tolist())
+        if count and self.leases is not None:
+            self.leases.drop(seqs.tolist())
         return count
 
     def raise_floor(self, *, cap: int = 1, ttl: int = 1) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from everlog.server.watch_sessions import TOPICS_MAX
 from everlog.topics.config import MAX_IDEMPOTENCY_KEY_BYTES, MAX_RECORDS_PER_APPEND, TOPIC_NAME
-from everlog.topics.queueing.claims import SEQS_MAX
+from everlog.topics.jobs.claims import SEQS_MAX
 
 COMMON: Final[dict[str, str]] = {
     "$node": "who wrote it, if that was said",

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from everlog.api_types import Durability
 from everlog.errors import EverlogError, StorageFailed
 from everlog.native.frames import FrameBuffer
-from everlog.topics.queueing.lease_events import kept_leases
+from everlog.topics.jobs.lease_log import stored_leases
 from everlog.topics.storage import snapshot
 from everlog.topics.storage.control import SnapshotBody, TopicRecord, encode
 from everlog.topics.storage.segment_store import delete_topic
@@ -560,6 +560,6 @@ def topic_record(topic: Topic, clean: bool) -> TopicRecord:
             for key, remembered in topic.keys.items()
             if kept and remembered.commit.done and remembered.commit.error is None
         ],
-        leases=kept_leases(topic),
-        dead_lettered=0 if topic.queue is None else topic.queue.dead_lettered,
+        leases=stored_leases(topic),
+        dead_lettered=0 if topic.leases is None else topic.leases.dead_lettered,
     )

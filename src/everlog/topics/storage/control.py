@@ -57,7 +57,7 @@ class DeleteSeqs(msgspec.Struct, array_like=True, frozen=True):
 class Lease(msgspec.Struct, array_like=True, frozen=True):
     """Jobs of a queue changed hands: all of them went into the same phase, to or from the same node."""
 
-    phase: int  # of topics.queueing.lease_state.Phase: 0 ready, 1 leased, 2 delayed
+    phase: int  # of topics.jobs.lease_table: 0 ready, 1 leased, 2 delayed
     node: str
     until_ms: int  # deadline of the leases, or end of the delay
     jobs: list[tuple[int, int, int]]  # seq, lease id, deliveries
@@ -165,7 +165,7 @@ class TopicRecord(msgspec.Struct, array_like=True, frozen=True):
     last_read_ts: int | None
     segments: list[tuple[int, int, int]]  # first seq, last seq, bytes of data
     keys: list[tuple[str, int, int, int]]  # idempotency key, first seq, count, ts
-    leases: list[tuple[int, int, str, int, int, int]] = []  # see topics.queueing.lease_state.KeptLease
+    leases: list[tuple[int, int, str, int, int, int]] = []  # see topics.jobs.lease_table.StoredLease
     dead_lettered: int = 0
     trim_floor: int = 1
     trim_holes: list[tuple[int, int]] = []  # first and last seq, behind trim_floor

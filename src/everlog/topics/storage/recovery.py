@@ -21,8 +21,13 @@ from everlog.native.topic_log import TopicLog
 from everlog.topics import catalogue
 from everlog.topics.commits import KEPT
 from everlog.topics.deletion import apply_delete
-from everlog.topics.queueing.deleting import apply_delete_seqs
-from everlog.topics.queueing.lease_events import apply_lease, finish_leases, forget_leases, restore_leases
+from everlog.topics.jobs.lease_log import (
+    apply_delete_seqs,
+    apply_lease,
+    clear_volatile_leases,
+    finish_lease_replay,
+    restore_leases,
+)
 from everlog.topics.routing.replay import ForwardReplay
 from everlog.topics.storage import control, layout, snapshot
 from everlog.topics.storage.layout import FrameType
@@ -467,7 +472,7 @@ class _Recovery:
             self._forget_log(topic)
         elif frame.type == FrameType.CONFIG_UPDATE:
             topic.configure(control.decode(frame.data, control.ConfigUpdate).config)
-            forget_leases(topic)
+            clear_volatile_leases(topic)
         elif frame.type == FrameType.DELETE:
             topic.visible = topic.log.next_seq - 1
             apply_delete(topic, control.decode(frame.data, control.Delete))
@@ -531,7 +536,7 @@ class _Recovery:
         topic.ceiling_logged = 0
         topic.reclaim()
         topic.logged_seq = topic.visible if topic.durability is not Durability.EPHEMERAL else 0
-        finish_leases(topic)
+        finish_lease_replay(topic)
         if topic.visible > topic.saved_seq or topic.flips:
             self._core.totals.unsaved[topic.topic_id] = topic
 

@@ -1,7 +1,7 @@
-"""Moving a job that was delivered too often to the dead-letter topic of its queue.
+"""Move a job that was delivered too often to the dead-letter topic of its job queue.
 
-Owns the order: first the copy is kept there, then the job is deleted here. A crash in between leaves both,
-so a job is never lost.
+Owns the order: first the copy is committed there, then the job is deleted here. A crash in between leaves
+both, so a job is never lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from everlog.errors import EverlogError, InvalidRequest
 from everlog.native.frames import read_log_frame, read_segment_frame
 from everlog.topics import appending
 from everlog.topics.commits import KEPT, Commit, failed
-from everlog.topics.queueing.deleting import delete_jobs
+from everlog.topics.jobs.lease_log import delete_jobs
 from everlog.topics.reading import ColdRead
 from everlog.topics.records import NewRecord
 from everlog.topics.results import Appended
@@ -24,7 +24,7 @@ from everlog.topics.topic import Topic
 
 if TYPE_CHECKING:
     from everlog.topics.core import Core
-    from everlog.topics.queueing.lease_state import LeaseState
+    from everlog.topics.jobs.lease_table import LeaseTable
 
 PROVENANCE: Final = "$dead_letter_"
 _json = msgspec.json.Encoder()
@@ -33,43 +33,43 @@ _json = msgspec.json.Encoder()
 def move_to_dead_letters(
     core: Core,
     topic: Topic,
-    state: LeaseState,
+    table: LeaseTable,
     seq: int,
     load: Callable[[int], bool],
     cold: list[Commit],
 ) -> Commit:
     """Begin to move a job; the commit is done, never with an error, when it is moved or claimable again.
 
-    What has to be fetched first is added to `cold`.
+    The commit of a segment that has to be loaded first is added to `cold`.
     """
-    state.leave(seq)
+    table.begin_delete(seq)
     try:
         appended = _append_copy(core, topic, seq, load)
     except ColdRead as read:
         cold.append(read.commit)
-        state.stay(seq)
+        table.abort_delete(seq)
         return KEPT
     except EverlogError:
-        state.stay(seq)
+        table.abort_delete(seq)
         return KEPT
     decided = Commit()
-    state.dead_lettered += 1
-    number = state.dead_lettered
+    table.dead_lettered += 1
+    number = table.dead_lettered
 
     def copied(commit: Commit) -> None:
         if commit.error is not None:
             stayed(commit)
             return
         try:
-            delete_jobs(core, topic, state, [seq], dead_lettered=number).on_done(stayed)
+            delete_jobs(core, topic, table, [seq], dead_lettered=number).on_done(stayed)
         except EverlogError as error:
             stayed(failed(error))
 
     def stayed(commit: Commit) -> None:
         if commit.error is not None:
-            state.dead_lettered -= 1
-            state.stay(seq)
-            state.wake()
+            table.dead_lettered -= 1
+            table.abort_delete(seq)
+            table.wake()
         decided.finish()
 
     appended.commit.on_done(copied)

@@ -1,4 +1,4 @@
-"""The native table of leases against the plain one: whatever happens, both say the same."""
+"""The lease table against a model without heaps: after any sequence of calls both have the same state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from everlog.native.lease_table import DELAYED, LEASED, READY, LeaseTable
+from everlog.topics.jobs.lease_table import DELAYED, DELETING, LEASED, READY, LeaseTable, StoredLease
 from tests.support.lease_model import Holding, LeaseModel
 
 seqs = st.integers(1, 12)
@@ -16,7 +16,7 @@ times = st.integers(0, 60)
 
 
 class LeaseMachine(RuleBasedStateMachine):
-    """Everything that a queue does with its table."""
+    """Everything that a job queue does with its table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,10 +28,10 @@ class LeaseMachine(RuleBasedStateMachine):
         self.sweep(0)
 
     @rule(wanted=st.lists(seqs, unique=True, max_size=6), node=nodes, lease_ms=times, is_noted=st.booleans())
-    def give(self, wanted: list[int], node: str, lease_ms: int, is_noted: bool) -> None:
+    def lease(self, wanted: list[int], node: str, lease_ms: int, is_noted: bool) -> None:
         ascending = sorted(wanted)
         known = [seq for seq in ascending if seq in self.model.jobs]
-        assert self.table.unknown(ascending) == [seq for seq in ascending if seq not in known]
+        assert self.table.unleased(ascending) == [seq for seq in ascending if seq not in known]
         deliveries = [self.model.jobs[seq].deliveries + 1 if seq in known else 1 for seq in ascending]
         assert self.table.next_deliveries(ascending) == deliveries
         leases = {seq: self.lease_id + place for place, seq in enumerate(ascending, 1)}
@@ -40,16 +40,16 @@ class LeaseMachine(RuleBasedStateMachine):
         if is_noted:
             self.holdings.append(pair)
         deadline_ms = self.now_ms + lease_ms
-        self.table.give(leases, node, deadline_ms, pair[0] if is_noted else None)
-        self.model.give(leases, node, deadline_ms, pair[1] if is_noted else None)
+        self.table.lease(leases, node, deadline_ms, pair[0] if is_noted else None)
+        self.model.lease(leases, node, deadline_ms, pair[1] if is_noted else None)
 
     @rule(wanted=lists, node=nodes, data=st.data())
-    def take(self, wanted: list[int], node: str, data: st.DataObject) -> None:
+    def begin_ack(self, wanted: list[int], node: str, data: st.DataObject) -> None:
         fence = st.none() | st.integers(1, max(1, self.lease_id)) | st.just(2**64 - 1)
         fences = [data.draw(fence) for _ in wanted]
         for seq, lease_id in zip(wanted, fences, strict=True):
             assert self.table.holds(seq, node, lease_id) == self.model.holds(seq, node, lease_id)
-        assert self.table.take(node, wanted, fences) == self.model.take(node, wanted, fences)
+        assert self.table.begin_ack(node, wanted, fences) == self.model.begin_ack(node, wanted, fences)
 
     @rule(seq=seqs, delay_ms=st.sampled_from([0, 0, 30]))
     def release(self, seq: int, delay_ms: int) -> None:
@@ -65,32 +65,32 @@ class LeaseMachine(RuleBasedStateMachine):
             self.model.jobs[seq].until_ms = self.now_ms + lease_ms
 
     @rule(seq=seqs, until_ms=times)
-    def set_aside(self, seq: int, until_ms: int) -> None:
-        self.table.set_aside(seq, self.now_ms + until_ms)
-        self.model.set_aside(seq, self.now_ms + until_ms)
+    def defer(self, seq: int, until_ms: int) -> None:
+        self.table.defer(seq, self.now_ms + until_ms)
+        self.model.defer(seq, self.now_ms + until_ms)
 
     @rule(seq=seqs)
-    def leave_or_stay(self, seq: int) -> None:
+    def begin_or_abort_delete(self, seq: int) -> None:
         if seq in self.model.jobs and self.model.jobs[seq].phase == READY:
-            self.table.leave(seq)
-            self.model._end(seq, 3)
+            self.table.begin_delete(seq)
+            self.model._end(seq, DELETING)
         else:
-            self.table.stay(seq)
-            self.model.stay(seq)
+            self.table.abort_delete(seq)
+            self.model.abort_delete(seq)
 
     @rule(seq=seqs, behind=st.integers(0, 2))
-    def take_back(self, seq: int, behind: int) -> None:
+    def cancel_lease(self, seq: int, behind: int) -> None:
         job = self.model.jobs.get(seq)
         lease_id = max(0, (job.lease_id if job else 0) - behind)
-        self.table.take_back(seq, lease_id)
-        self.model.take_back(seq, lease_id)
+        self.table.cancel_lease(seq, lease_id)
+        self.model.cancel_lease(seq, lease_id)
 
     @rule(seq=seqs, phase=st.sampled_from([READY, LEASED, DELAYED]), node=nodes, behind=st.integers(-1, 2))
     def restore(self, seq: int, phase: int, node: str, behind: int) -> None:
         job = self.model.jobs.get(seq)
         event = (seq, phase, node, max(0, (job.lease_id if job else 0) - behind), self.now_ms + 20, 3)
         self.lease_id = max(self.lease_id, event[3])
-        self.table.restore(*event)
+        self.table.restore(StoredLease(*event))
         self.model.restore(*event)
 
     @rule(first=seqs, count=st.integers(0, 20), how=st.sampled_from(["list", "range", "floor"]))
@@ -107,8 +107,8 @@ class LeaseMachine(RuleBasedStateMachine):
         self.model.drop(list(gone))
 
     @rule()
-    def forget(self) -> None:
-        self.table.forget()
+    def clear(self) -> None:
+        self.table.clear()
         self.model.drop(list(self.model.jobs))
         self.model.cursor = 1
 
@@ -133,8 +133,8 @@ class LeaseMachine(RuleBasedStateMachine):
             seq: (job.phase, job.node, job.lease_id, job.until_ms, job.deliveries)
             for seq, job in self.table.jobs.items()
         }
-        assert found == self.model.kept()
-        assert (self.table.leased, self.table.delayed, self.table.leaving) == self.model.counts()
+        assert found == self.model.states()
+        assert (self.table.leased, self.table.delayed, self.table.deleting) == self.model.counts()
         assert self.table.cursor == self.model.cursor
         for noted, expected in self.holdings:
             assert noted == expected

@@ -1,7 +1,7 @@
-"""Claiming jobs and settling them: ack, nack, extend.
+"""Claim jobs, and end their leases: ack, nack, extend.
 
-Owns the order of a pass (reclaimed jobs first, then fresh ones, dealt round-robin) and what is logged of it.
-The state itself is in `lease_state`, the move to a dead-letter topic in `dead_letters`.
+Owns the order of a claim (reclaimed jobs first, then fresh ones, shared round-robin) and what it logs.
+The state of leases is in `lease_table`, the move to a dead-letter topic in `dead_letters`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from everlog.native.jobs import CORRUPT, DELETED, DONE, FULL, MISSING, live_seqs
 from everlog.topics.commits import KEPT, Commit, failed, together
 from everlog.topics.config import U64_MAX
 from everlog.topics.core import Core
-from everlog.topics.queueing.dead_letters import move_to_dead_letters
-from everlog.topics.queueing.deleting import delete_jobs, lease_state_of
-from everlog.topics.queueing.lease_events import log_leases, logs_leases
-from everlog.topics.queueing.lease_state import LeaseState, Phase
+from everlog.topics.jobs.dead_letters import move_to_dead_letters
+from everlog.topics.jobs.lease_log import delete_jobs, lease_table_of, log_leases, logs_leases
+from everlog.topics.jobs.lease_table import DELAYED, LEASED, READY, LeaseTable
 from everlog.topics.reading import ColdRead
 from everlog.topics.results import Claimed, Settled
 from everlog.topics.topic import Topic
@@ -31,7 +30,7 @@ NODE_BYTES_MAX: Final = 128
 CLAIM_BYTES_MAX: Final = 8 << 20
 LEASE_MS_MIN: Final = 100
 LEASE_MS_MAX: Final = 86_400_000
-# So many jobs at most are moved to the dead-letter topic by one pass; the next pass goes on.
+# Jobs moved to the dead-letter topic by one claim; the next claim moves more.
 MOVES_MAX: Final = 1000
 _LEASE_ID: Final = re.compile(r"lease_([0-9a-fA-F]{1,16})")
 
@@ -39,9 +38,9 @@ Load = Callable[[int], bool]
 
 
 class ClaimRequest(NamedTuple):
-    """One claimer of a pass. `held`, if given, is kept equal to the leases of it that are still alive.
+    """What one claimer asks for. `held`, if given, always equals those of its leases that are still running.
 
-    It gets no more jobs than fit into `max_bytes`, but one in any case.
+    The claimer gets no more jobs than fit into `max_bytes`, but at least one.
     """
 
     node: str
@@ -63,28 +62,28 @@ def lease_id_of(text: str) -> int | None:
         return None
     match = _LEASE_ID.fullmatch(text)
     if match is None:
-        raise InvalidRequest(f"the lease id {text!r} is none; use what the claim gave, or an empty string")
+        raise InvalidRequest(f"{text!r} is not a lease id; use the one from the claim, or an empty string")
     return int(match[1], 16)
 
 
-def check_queue(topic: Topic) -> LeaseState:
+def check_queue(topic: Topic) -> LeaseTable:
     """The leases of a topic; `NotAQueue` if it is a log."""
     if topic.config.type is not TopicType.QUEUE:
         raise NotAQueue(f"topic {topic.name!r} is a log; only a topic of type queue has jobs")
-    return lease_state_of(topic)
+    return lease_table_of(topic)
 
 
-def _swept(core: Core, topic: Topic, now_ms: int) -> LeaseState:
-    """The leases, after everything that is over has ended."""
-    state = check_queue(topic)
+def _swept(core: Core, topic: Topic, now_ms: int) -> LeaseTable:
+    """The leases, after ending every lease and delay whose time is over."""
+    table = check_queue(topic)
     core.sweep(topic, now_ms)
-    if state.sweep(now_ms) and state.waiters:
-        state.wake()
-    return state
+    if table.sweep(now_ms) and table.waiters:
+        table.wake()
+    return table
 
 
 def expire(core: Core, topic: Topic) -> int | None:
-    """See `Engine.expire_jobs`."""
+    """End the leases and delays that are over; return the ms until the next one ends, None if none runs."""
     now_ms = core.now_ms()
     due_ms = _swept(core, topic, now_ms).next_due_ms()
     return None if due_ms is None else max(0, due_ms - now_ms)
@@ -94,7 +93,7 @@ def expire(core: Core, topic: Topic) -> int | None:
 
 
 def claim(core: Core, topic: Topic, requests: Sequence[ClaimRequest], load: Load) -> list[Claimed]:
-    """Serve all claimers in one pass. `load` brings a segment into memory, or raises `ColdRead`."""
+    """Lease jobs to all claimers at once. `load` brings a segment into memory, or raises `ColdRead`."""
     for request in requests:
         check_node(request.node)
         if request.maximum < 0 or not 0 <= (request.lease_ms or 0) <= U64_MAX:
@@ -102,23 +101,23 @@ def claim(core: Core, topic: Topic, requests: Sequence[ClaimRequest], load: Load
                 f"max is {request.maximum}, lease_ms {request.lease_ms}; both must be 0 or more"
             )
     now_ms = core.now_ms()
-    state = _swept(core, topic, now_ms)
+    table = _swept(core, topic, now_ms)
     if logs_leases(core, topic):
-        core.writable_shard(topic)  # or refuse before anything has changed
+        core.writable_shard(topic)  # raises before anything has changed
     maxima = [min(request.maximum or 1, CLAIM_MAX) for request in requests]
-    picked, poisoned = _pick(topic, state, sum(maxima))
+    picked, poisoned = _pick(topic, table, sum(maxima))
     cold: list[Commit] = []
     try:
-        moves = [move_to_dead_letters(core, topic, state, seq, load, cold) for seq in poisoned]
+        moves = [move_to_dead_letters(core, topic, table, seq, load, cold) for seq in poisoned]
         answers = [
-            _serve(core, topic, state, request, hand, now_ms, load, cold)
-            for request, hand in zip(requests, _deal(picked, maxima), strict=True)
+            _lease(core, topic, table, request, share, now_ms, load, cold)
+            for request, share in zip(requests, _share(picked, maxima), strict=True)
         ]
     except BaseException:
         for seq in (*picked, *poisoned):
-            state.put_back(seq)  # no job may be out of the supply and in nobody's hands
+            table.put_back(seq)  # no job may be neither claimable nor leased
         raise
-    ready = state.ready(topic.count)
+    ready = table.ready(topic.count)
     results = []
     for jobs, leases, commit in answers:
         incomplete = not jobs and bool(cold)
@@ -127,75 +126,75 @@ def claim(core: Core, topic: Topic, requests: Sequence[ClaimRequest], load: Load
     return results
 
 
-def _pick(topic: Topic, state: LeaseState, wanted: int) -> tuple[list[int], list[int]]:
-    """Take up to `wanted` jobs from the supply; beside them those that were delivered too often."""
+def _pick(topic: Topic, table: LeaseTable, wanted: int) -> tuple[list[int], list[int]]:
+    """Take up to `wanted` jobs, and apart from them those that were delivered too often."""
     config = topic.config
     most = config.max_deliveries if config.dead_letter is not None else 0
     picked: list[int] = []
     poisoned: list[int] = []
     while len(picked) < wanted and len(poisoned) < MOVES_MAX:
-        seq = state.pop_reclaimed()
+        seq = table.pop_reclaimed()
         if seq is None:
             break
-        (poisoned if most and state.deliveries(seq) >= most else picked).append(seq)
+        (poisoned if most and table.deliveries(seq) >= most else picked).append(seq)
     while len(picked) < wanted and len(poisoned) < MOVES_MAX:
-        found = live_seqs(topic.log, state.cursor, topic.visible, wanted - len(picked))
+        found = live_seqs(topic.log, table.cursor, topic.visible, wanted - len(picked))
         if not found:
-            state.cursor = max(state.cursor, topic.visible + 1)
+            table.cursor = max(table.cursor, topic.visible + 1)
             break
-        state.cursor = found[-1] + 1
-        picked += state.unknown(found)
+        table.cursor = found[-1] + 1
+        picked += table.unleased(found)
     return picked, poisoned
 
 
-def _deal(picked: list[int], maxima: list[int]) -> list[list[int]]:
+def _share(picked: list[int], maxima: list[int]) -> list[list[int]]:
     """Share jobs round-robin, each claimer getting up to its maximum."""
     if len(maxima) == 1:
         return [picked]
-    hands: list[list[int]] = [[] for _ in maxima]
+    shares: list[list[int]] = [[] for _ in maxima]
     supply = iter(picked)
-    open_hands = list(range(len(maxima)))
-    while open_hands:
-        for place in tuple(open_hands):
+    unfilled = list(range(len(maxima)))
+    while unfilled:
+        for claimer in tuple(unfilled):
             seq = next(supply, None)
             if seq is None:
-                return hands
-            hands[place].append(seq)
-            if len(hands[place]) == maxima[place]:
-                open_hands.remove(place)
-    return hands
+                return shares
+            shares[claimer].append(seq)
+            if len(shares[claimer]) == maxima[claimer]:
+                unfilled.remove(claimer)
+    return shares
 
 
-def _serve(
+def _lease(
     core: Core,
     topic: Topic,
-    state: LeaseState,
+    table: LeaseTable,
     request: ClaimRequest,
-    hand: list[int],
+    share: list[int],
     now_ms: int,
     load: Load,
     cold: list[Commit],
 ) -> tuple[list[bytes], dict[int, int], Commit]:
     """Lease one claimer's jobs, in the order of seq, and render them."""
-    if not hand:
+    if not share:
         return [], {}, KEPT
-    hand.sort()  # fresh jobs that were put back may be lower than those that come back
+    share.sort()  # fresh jobs that were put back may be lower than reclaimed ones
     lease_ms = topic.config.lease_ms if request.lease_ms is None else request.lease_ms
     deadline_ms = now_ms + min(max(lease_ms, LEASE_MS_MIN), LEASE_MS_MAX)
-    first_lease_id = core.take_lease_ids(len(hand))
-    deliveries = state.next_deliveries(hand)
+    first_lease_id = core.take_lease_ids(len(share))
+    deliveries = table.next_deliveries(share)
     jobs: list[bytes] = []
     leases: dict[int, int] = {}
     at, outcome, room = 0, DONE, request.max_bytes
-    while at < len(hand):
+    while at < len(share):
         texts, outcome, source = render_jobs(
-            topic.log, core.sources, hand, deliveries, at, first_lease_id, deadline_ms, room
+            topic.log, core.sources, share, deliveries, at, first_lease_id, deadline_ms, room
         )
         jobs += texts
-        leases.update(zip(hand[at : at + len(texts)], count(first_lease_id + at), strict=False))
+        leases.update(zip(share[at : at + len(texts)], count(first_lease_id + at), strict=False))
         at += len(texts)
         room -= min(room, sum(map(len, texts)))
-        if at == len(hand):
+        if at == len(share):
             break
         if outcome == FULL or (jobs and not room):
             break
@@ -206,60 +205,60 @@ def _serve(
             except ColdRead as read:
                 cold.append(read.commit)
                 break
-        _pass_over(topic, state, hand[at], outcome, deadline_ms)
+        _skip_unreadable(topic, table, share[at], outcome, deadline_ms)
         at += 1
-    for seq in hand[at:]:
-        state.put_back(seq)
+    for seq in share[at:]:
+        table.put_back(seq)
     if not jobs and outcome == CORRUPT:
-        return jobs, leases, failed(_corrupt(topic, hand[-1]))
-    state.give(leases, request.node, deadline_ms, request.held)
+        return jobs, leases, failed(_corrupt(topic, share[-1]))
+    table.lease(leases, request.node, deadline_ms, request.held)
     try:
-        commit = log_leases(core, topic, Phase.LEASED, request.node, deadline_ms, leases)
+        commit = log_leases(core, topic, LEASED, request.node, deadline_ms, leases)
     except StorageFailed as error:
         commit = failed(error)
     if commit is not KEPT:
-        commit.on_done(lambda done: _take_back(state, leases, done))
+        commit.on_done(lambda done: _cancel_unlogged(table, leases, done))
     return jobs, leases, commit
 
 
 def _corrupt(topic: Topic, seq: int) -> Corrupt:
     return Corrupt(
-        f"job {seq} of queue {topic.name!r} does not match its checksum and is set aside; "
+        f"job {seq} of job queue {topic.name!r} does not match its checksum and is deferred; "
         f"run `everlog verify` on the stopped data directory"
     )
 
 
-def _pass_over(topic: Topic, state: LeaseState, seq: int, outcome: int, until_ms: int) -> None:
-    """Go on without a job that cannot be read."""
+def _skip_unreadable(topic: Topic, table: LeaseTable, seq: int, outcome: int, until_ms: int) -> None:
+    """Delete or defer a job that cannot be read."""
     if outcome == DELETED:
-        topic.kill_range(seq, seq + 1)  # its mark in the segment was lost from the index
+        topic.kill_range(seq, seq + 1)  # the segment marks it as deleted, the index did not
     else:
-        state.set_aside(seq, until_ms)
+        table.defer(seq, until_ms)
 
 
-def _take_back(state: LeaseState, leases: dict[int, int], commit: Commit) -> None:
-    """Leases that could not be logged were given to nobody."""
+def _cancel_unlogged(table: LeaseTable, leases: dict[int, int], commit: Commit) -> None:
+    """Cancel leases that could not be logged: their claimer never got them."""
     if commit.error is not None:
         for seq, lease_id in leases.items():
-            state.take_back(seq, lease_id)
-        state.wake()
+            table.cancel_lease(seq, lease_id)
+        table.wake()
 
 
-# --- Settling ---------------------------------------------------------------------------------------------
+# --- Ending leases ----------------------------------------------------------------------------------------
 
 
 def _match(
-    state: LeaseState,
+    table: LeaseTable,
     node: str,
     seqs: Sequence[int],
     fences: list[int | None],
     each: Callable[[int], None],
 ) -> tuple[list[int], list[int]]:
-    """Do `each` to the jobs that this node holds; return those and the others, as they were asked for."""
+    """Call `each` with the jobs that this node holds; return those and the others, in the order asked for."""
     held: list[int] = []
     skipped: list[int] = []
     for seq, fence in zip(seqs, fences, strict=True):
-        if state.holds(seq, node, fence):
+        if table.holds(seq, node, fence):
             each(seq)
             held.append(seq)
         else:
@@ -284,88 +283,88 @@ def _fences(seqs: Sequence[int], lease_ids: Sequence[str] | None) -> list[int | 
 
 
 def _settled(
-    topic: Topic, state: LeaseState, done: list[int], skipped: list[int], commit: Commit, deadline_ms: int = 0
+    topic: Topic, table: LeaseTable, done: list[int], skipped: list[int], commit: Commit, deadline_ms: int = 0
 ) -> Settled:
-    return Settled(done, skipped, state.ready(topic.count), state.leased, commit, deadline_ms)
+    return Settled(done, skipped, table.ready(topic.count), table.leased, commit, deadline_ms)
 
 
 def check_settling(node: str, seqs: Sequence[int], lease_ids: Sequence[str] | None) -> list[int | None]:
-    """Refuse what no queue can do anything with."""
+    """Check the arguments of ack, nack and extend; return the fences."""
     check_node(node)
     return _fences(seqs, lease_ids)
 
 
 def ack(core: Core, topic: Topic, node: str, seqs: Sequence[int], fences: list[int | None]) -> Settled:
-    """See `Engine.ack`."""
-    state = _swept(core, topic, core.now_ms())
+    """Delete the jobs that this node holds and that the fences name."""
+    table = _swept(core, topic, core.now_ms())
     is_logged = core.logs_changes(topic)
     failure: StorageFailed | None = None
     try:
         if is_logged:
-            core.writable_shard(topic)  # a full queue of the log refuses before anything has changed
+            core.writable_shard(topic)  # a full log buffer raises before anything has changed
     except StorageFailed as error:
         failure = error
-    acked, skipped = state.take(node, seqs, fences)
+    acked, skipped = table.begin_ack(node, seqs, fences)
     if not acked:
-        return _settled(topic, state, acked, skipped, KEPT)
+        return _settled(topic, table, acked, skipped, KEPT)
     if failure is None:
         try:
-            commit = delete_jobs(core, topic, state, sorted(acked))
+            commit = delete_jobs(core, topic, table, sorted(acked))
         except StorageFailed as error:
             failure = error
     if failure is not None:
         for seq in acked:
-            state.stay(seq)
-        state.wake()
+            table.abort_delete(seq)
+        table.wake()
         raise failure
-    return _settled(topic, state, acked, skipped, commit)
+    return _settled(topic, table, acked, skipped, commit)
 
 
 def nack(
     core: Core, topic: Topic, node: str, seqs: Sequence[int], fences: list[int | None], delay_ms: int
 ) -> Settled:
-    """See `Engine.nack`."""
+    """End leases; their jobs are claimable again, at once or after a delay."""
     now_ms = core.now_ms()
     delay_ms = min(delay_ms, LEASE_MS_MAX)
-    state = _swept(core, topic, now_ms)
+    table = _swept(core, topic, now_ms)
     if logs_leases(core, topic):
         core.writable_shard(topic)
-    nacked, skipped = _match(state, node, seqs, fences, lambda seq: state.release(seq, now_ms, delay_ms))
-    leases = {seq: state.jobs[seq].lease_id for seq in nacked}
-    phase = Phase.DELAYED if delay_ms else Phase.READY
+    nacked, skipped = _match(table, node, seqs, fences, lambda seq: table.release(seq, now_ms, delay_ms))
+    leases = {seq: table.jobs[seq].lease_id for seq in nacked}
+    phase = DELAYED if delay_ms else READY
     commit = log_leases(core, topic, phase, node, now_ms + delay_ms, leases)
-    if nacked and state.waiters:
-        state.wake()
-    return _settled(topic, state, nacked, skipped, commit)
+    if nacked and table.waiters:
+        table.wake()
+    return _settled(topic, table, nacked, skipped, commit)
 
 
 def extend(
     core: Core, topic: Topic, node: str, seqs: Sequence[int], fences: list[int | None], lease_ms: int
 ) -> Settled:
-    """See `Engine.extend`."""
+    """Move the deadline of leases to `lease_ms` from now."""
     now_ms = core.now_ms()
     deadline_ms = now_ms + min(max(lease_ms, LEASE_MS_MIN), LEASE_MS_MAX)
-    state = _swept(core, topic, now_ms)
+    table = _swept(core, topic, now_ms)
     if logs_leases(core, topic):
         core.writable_shard(topic)
-    extended, skipped = _match(state, node, seqs, fences, lambda _: None)
-    state.extend(extended, deadline_ms)
-    leases = {seq: state.jobs[seq].lease_id for seq in extended}
-    commit = log_leases(core, topic, Phase.LEASED, node, deadline_ms, leases)
-    return _settled(topic, state, extended, skipped, commit, deadline_ms)
+    extended, skipped = _match(table, node, seqs, fences, lambda _: None)
+    table.extend(extended, deadline_ms)
+    leases = {seq: table.jobs[seq].lease_id for seq in extended}
+    commit = log_leases(core, topic, LEASED, node, deadline_ms, leases)
+    return _settled(topic, table, extended, skipped, commit, deadline_ms)
 
 
 def release(core: Core, topic: Topic, node: str, leases: dict[int, int]) -> None:
-    """End exactly these leases (seq -> lease id) as far as they are still alive; who held them is gone."""
-    state = check_queue(topic)
+    """End those of these leases (seq -> lease id) that still run; their holder is disconnected."""
+    table = check_queue(topic)
     now_ms = core.now_ms()
     ended: dict[int, int] = {}
     for seq, lease_id in leases.items():
-        if state.holds(seq, node, lease_id):
+        if table.holds(seq, node, lease_id):
             ended[seq] = lease_id
     for seq in ended:
-        state.release(seq, now_ms)
+        table.release(seq, now_ms)
     # If that cannot be logged, a restart brings the leases back and they end at their deadlines.
-    log_leases(core, topic, Phase.READY, node, now_ms, ended, must_log=False)
+    log_leases(core, topic, READY, node, now_ms, ended, must_log=False)
     if ended:
-        state.wake()
+        table.wake()
