@@ -7,7 +7,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-inp
 
 SETUP_STAMP := $(VENV)/.setup.stamp
 BENCH_STAMP := $(VENV)/.bench.stamp
-NATIVE_SOURCES := $(foreach kind,pyx pxd c h,$(wildcard src/everlog/native/*.$(kind)))
+NATIVE_SOURCES := $(foreach kind,pyx pxi pxd c h,$(wildcard src/everlog/native/*.$(kind) src/everlog/native/*/*.$(kind)))
 
 CRASH_ROUNDS ?= 300
 CRASH_TIMEOUT_S ?= 7200
@@ -100,7 +100,7 @@ docs: setup ## Build the documentation site into build/site
 clean: ## Remove what was built; .venv stays and is completed by the next setup
 	rm -rf build dist demo-report src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
-	rm -f src/everlog/native/*.so $(SETUP_STAMP) $(BENCH_STAMP)
+	rm -f src/everlog/native/*.so src/everlog/native/*/*.so $(SETUP_STAMP) $(BENCH_STAMP)
 
 $(SETUP_STAMP): pyproject.toml setup.py constraints.txt $(NATIVE_SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "everlog needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + ". Name a newer one: make PYTHON=python3.12 setup")'

@@ -29,62 +29,66 @@ COMPILE_FLAGS = [
     "-Wno-cast-function-type",
 ]
 
-# Module name -> its Cython source and the plain C sources linked with it, all under NATIVE.
+# Module name below everlog.native -> the plain C sources linked with it, below NATIVE.
 EXTENSIONS = {
-    "everlog.native.append_answer": ("append_answer.pyx", []),
-    "everlog.native.book_output": ("book_output.pyx", ["book_events.c"]),
-    "everlog.native.l2_book": ("l2_book.pyx", ["l2_book.c", "book_ladder.c", "book_events.c"]),
-    "everlog.native.l3_book": (
-        "l3_book.pyx",
-        ["l3_book.c", "l3_state.c", "l3_orders.c", "book_ladder.c", "book_events.c"],
-    ),
-    "everlog.native.commits": ("commits.pyx", []),
-    "everlog.native.csv_rows": ("csv_rows.pyx", ["csv_rows.c"]),
-    "everlog.native.event_packing": ("event_packing.pyx", ["event_packing.c"]),
-    "everlog.native.forwarding": ("forwarding.pyx", ["log_index.c", "tag_index.c", "render.c", "frames.c"]),
-    "everlog.native.frame_columns": ("frame_columns.pyx", ["frame_columns.c", "page_scan.c", "frames.c"]),
-    "everlog.native.frames": ("frames.pyx", ["frames.c"]),
-    "everlog.native.guard": ("guard.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
-    "everlog.native.jobs": ("jobs.pyx", ["log_index.c", "tag_index.c", "render.c", "frames.c"]),
-    "everlog.native.http_request": ("http_request.pyx", []),
-    "everlog.native.live_readers": ("live_readers.pyx", []),
-    "everlog.native.log_replay": ("log_replay.pyx", ["log_index.c", "tag_index.c", "frames.c"]),
-    "everlog.native.market_split": ("market_split.pyx", ["market_split.c", "book_events.c"]),
-    "everlog.native.mapping": ("mapping.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
-    "everlog.native.order_feed": ("order_feed.pyx", ["market_split.c", "book_events.c"]),
-    "everlog.native.outlet": ("outlet.pyx", []),
-    "everlog.native.ready_set": ("ready_set.pyx", []),
-    "everlog.native.record_batch": ("record_batch.pyx", ["record_fields.c", "record_scan.c", "frames.c"]),
-    "everlog.native.ring_reader": ("ring_reader.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
-    "everlog.native.ring_writer": ("ring_writer.pyx", ["ring_core.c", "ring_wait.c", "crc32.c"]),
-    "everlog.native.topic_core": ("topic_core.pyx", []),
-    "everlog.native.topic_log": (
-        "topic_log.pyx",
-        ["log_append.c", "log_index.c", "tag_index.c", "render.c", "frames.c"],
-    ),
+    "append_answer": [],
+    "commits": [],
+    "forwarding": ["log_index.c", "tag_index.c", "render.c", "frames.c"],
+    "frames": ["frames.c"],
+    "jobs": ["log_index.c", "tag_index.c", "render.c", "frames.c"],
+    "http_request": [],
+    "live_readers": [],
+    "log_replay": ["log_index.c", "tag_index.c", "frames.c"],
+    "outlet": [],
+    "ready_set": [],
+    "record_batch": ["record_fields.c", "record_scan.c", "frames.c"],
+    "topic_core": [],
+    "topic_log": ["log_append.c", "log_index.c", "tag_index.c", "render.c", "frames.c"],
+    "columns.frame_columns": ["columns/frame_columns.c", "columns/page_scan.c", "frames.c"],
+    "market.books": [
+        "market/book_core.c",
+        "market/book_ladder.c",
+        "market/l2_book.c",
+        "market/l3_book.c",
+        "market/l3_orders.c",
+        "market/l3_state.c",
+    ],
+    "market.events": ["market/csv_rows.c", "market/event_packing.c", "market/market_split.c"],
+    "queue.ring": ["queue/crc32.c", "queue/ring_core.c", "queue/ring_wait.c"],
 }
+
+
+# Folder -> the other folder whose headers it includes.
+INCLUDED = {"columns": ".", "market": "queue"}
+
+
+def headers_of(name: str) -> list[str]:
+    """Return the headers whose change makes a new build of the extension necessary."""
+    folder = name.rpartition(".")[0]
+    folders = {NATIVE / folder, NATIVE / INCLUDED.get(folder, folder)}
+    return sorted(str(path) for each in folders for kind in ("h", "pxi") for path in each.glob(f"*.{kind}"))
 
 
 def native_extensions() -> list[Extension]:
     """Return one setuptools extension per row of EXTENSIONS."""
-    headers = sorted(str(header) for header in NATIVE.glob("*.h"))
     rows = [
         Extension(
-            name,
-            sources=[str(NATIVE / cython_source)],
-            depends=headers,
+            f"everlog.native.{name}",
+            sources=[str(NATIVE / f"{name.replace('.', '/')}.pyx")],
+            depends=headers_of(name),
             include_dirs=[str(NATIVE)],
             extra_compile_args=COMPILE_FLAGS,
             extra_link_args=["-flto", "-O3"],
         )
-        for name, (cython_source, _) in EXTENSIONS.items()
+        for name in EXTENSIONS
     ]
     extensions: list[Extension] = cythonize(
         rows, build_dir=str(GENERATED), language_level=3, nthreads=PROCESSORS
     )
     # Added after cythonize, which would otherwise compile an aging copy of them in its build folder.
     for extension in extensions:
-        extension.sources += [str(NATIVE / source) for source in EXTENSIONS[extension.name][1]]
+        sources = EXTENSIONS[extension.name.removeprefix("everlog.native.")]
+        extension.sources += [str(NATIVE / source) for source in sources]
     return extensions
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from everlog.clock import SystemClock
 from everlog.fs import OsFs
-from everlog.native import mapping, ring_reader, ring_writer
+from everlog.native.queue import ring
 from everlog.queue import Queue
 from everlog.queue.control import ControlBlock
 from tests.support.crashes import kill_at_every_instruction
@@ -31,7 +31,7 @@ def test_a_message_that_comes_at_any_instruction_of_falling_asleep_wakes_the_rea
         Child(sleep_in_steps, path) as sleeper,
     ):
         assert sleeper.receive() == "open"
-        with Stepper(sleeper.pid, ring_reader) as stepper:
+        with Stepper(sleeper.pid, ring) as stepper:
             for instruction in itertools.count():
                 sleeper.send("wait")
                 stepper.await_mark()
@@ -54,7 +54,7 @@ def test_a_reader_that_falls_asleep_at_any_instruction_of_an_append_is_woken(tmp
     control = ControlBlock.open(OsFs(), SystemClock(), path)
     with Child(append_in_steps, path) as writer, Child(sleep_until_woken, path, None) as sleeper:
         assert writer.receive() == sleeper.receive() == "open"
-        with Stepper(writer.pid, ring_writer) as stepper:
+        with Stepper(writer.pid, ring) as stepper:
             for instruction in itertools.count():
                 writer.send("append")
                 stepper.await_mark()
@@ -84,7 +84,7 @@ def test_records_and_a_roll_that_come_at_any_instruction_of_a_read_are_not_misse
         Child(read_in_steps, path) as reader,
     ):
         assert reader.receive() == "open"
-        with Stepper(reader.pid, ring_reader) as stepper:
+        with Stepper(reader.pid, ring) as stepper:
             for instruction in itertools.count():
                 reader.send("read")
                 stepper.await_mark()
@@ -110,6 +110,6 @@ def test_a_writer_killed_at_any_instruction_of_an_append_or_roll_leaves_what_it_
     seed = fresh_seed("every instruction")
     plan = WriterPlan(seed, 300, batch_max=5, settings={"segment_size": 1024, "retention": False})
     kinds = (APPEND, ABORTED, MANY, IN_PLACE, ARRAY)
-    states = kill_at_every_instruction(tmp_path / "queue", plan, kinds, (ring_writer, mapping))
+    states = kill_at_every_instruction(tmp_path / "queue", plan, kinds, (ring,))
     print(f"{states} states")
     assert states > 50, "appends and rolls change the files more often than that"

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from everlog.market.protocol import symbol_hash
-from everlog.native.csv_rows import (
+from everlog.native.market.events import (
     CHOICE,
     DECIMAL,
     FIXED,

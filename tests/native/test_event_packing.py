@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from everlog.native.event_packing import place_levels, write_events
+from everlog.native.market.events import place_levels, write_events
 
 U64_MAX = 2**64 - 1
 NUMBERS = st.integers(0, 10**6) | st.integers(0, U64_MAX)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from everlog.native.frame_columns import FrameColumns, TextColumn
+from everlog.native.columns.frame_columns import FrameColumns, TextColumn
 from everlog.native.frames import FrameBuffer
 from everlog.topics.storage import layout
 

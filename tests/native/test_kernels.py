@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from everlog.errors import PayloadTooLarge
-from everlog.native import mapping as native
+from everlog.native import queue as native
 from everlog.queue.seek_index import ENTRY_DTYPE
 from tests.support import ring_twin
 from tests.support.mappings import attach_writer, bytes_of, map_bytes

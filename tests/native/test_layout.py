@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from everlog.native import mapping as native
+from everlog.native import queue as native
 from everlog.queue import layout
 from tests.support.mappings import attach_reader, attach_writer, bytes_of, map_bytes
 from tests.support.small_queues import wait_until

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from everlog.errors import Closed
-from everlog.native.mapping import Mapping
+from everlog.native.queue import Mapping
 from everlog.queue import Batch, MessageView
 from tests.support.mappings import map_bytes
 from tests.support.small_queues import assert_survives, open_reader, open_writer

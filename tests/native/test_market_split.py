@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlog.market.protocol import BookEventType, BookMode, new_headers
-from everlog.native.market_split import split_markets
+from everlog.native.market.events import split_markets
 
 event = st.tuples(
     st.integers(1, 2),  # venue

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everlog.native.frame_columns import FrameColumns
+from everlog.native.columns.frame_columns import FrameColumns
 from everlog.pipeline.options import U64_MAX
 
 MANY = 100

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from everlog.errors import Corrupt
 from everlog.native.frames import FrameBuffer
-from everlog.native.mapping import Mapping
+from everlog.native.queue import Mapping
 from everlog.native.topic_log import Rendered, Sources, TopicLog
 from tests.support.topic_log_twin import (
     APPEND,

@@ -6,7 +6,7 @@ import re
 from decimal import ROUND_DOWN, Context, Decimal
 
 from everlog.market.protocol import symbol_hash
-from everlog.native.csv_rows import DECIMAL, FIXED, HASH, IDENTIFIER, SIGNED, UNSIGNED
+from everlog.native.market.events import DECIMAL, FIXED, HASH, IDENTIFIER, SIGNED, UNSIGNED
 
 OK, FIELD_COUNT, NO_NUMBER, NEGATIVE, TOO_LARGE, UNKNOWN_CHOICE, BAD_QUOTE = range(7)
 U64 = 2**64

@@ -3,9 +3,7 @@
 import os
 from collections.abc import Callable
 
-from everlog.native.mapping import Mapping
-from everlog.native.ring_reader import RingReader
-from everlog.native.ring_writer import RingWriter
+from everlog.native.queue import Mapping, RingReader, RingWriter
 
 
 def map_bytes(content: bytes | bytearray, *, writable: bool = True) -> Mapping:

@@ -19,7 +19,7 @@ from everlog.market.book_set import BookSet, Market, MarketResult
 from everlog.market.packing import PackedRecords
 from everlog.market.protocol import HEADER_BYTES, TypeId
 from everlog.market.result_memory import ResultMemory
-from everlog.native import order_feed as native
+from everlog.native.market import books as native
 from everlog.queue import Batch, QueueReader
 from everlog.queue.layout import HEADER_SIZE
 

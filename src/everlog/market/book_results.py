@@ -16,7 +16,7 @@ from everlog.errors import InvalidConfig
 from everlog.market.decimals import POWERS_OF_TEN
 from everlog.market.protocol import LEVEL
 from everlog.market.result_memory import ResultMemory, aligned_array
-from everlog.native.book_output import BookOutput
+from everlog.native.market.books import BookOutput
 
 TOP: Final = np.dtype([("bid_price", "<u8"), ("bid_size", "<u8"), ("ask_price", "<u8"), ("ask_size", "<u8")])
 """Best prices and sizes; a size of 0 means that the side is empty."""

@@ -38,7 +38,7 @@ from everlog.market.protocol import (
 )
 from everlog.market.result_memory import ResultMemory
 from everlog.market.sequences import SequenceGap, SequenceValidator, gap_error
-from everlog.native.market_split import split_markets
+from everlog.native.market.events import split_markets
 
 
 class Market(NamedTuple):

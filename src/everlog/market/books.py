@@ -31,8 +31,7 @@ from everlog.market.protocol import (
     new_headers,
 )
 from everlog.market.result_memory import ResultMemory
-from everlog.native.l2_book import L2Kernel
-from everlog.native.l3_book import L3Kernel
+from everlog.native.market.books import L2Kernel, L3Kernel
 
 MAX_LEVELS: Final = 1 << 22
 MAX_ORDERS: Final = 1 << 24

@@ -21,7 +21,7 @@ from everlog.market.protocol import (
     LEVEL_BYTES,
     MAX_DIFF_LEVELS,
 )
-from everlog.native.event_packing import write_events
+from everlog.native.market.events import write_events
 
 assert BOOK_EVENT_HEADER.fields is not None
 _LENGTH_AT: Final[int] = BOOK_EVENT_HEADER.fields["record_len"][1]

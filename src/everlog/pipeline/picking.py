@@ -1,7 +1,7 @@
 """Records of topics as Arrow columns, whether they come from files or from a server.
 
 Owns the choice of records and the making of arrays. The records themselves are picked in
-`everlog.native.frame_columns`, without a loop over them here.
+`everlog.native.columns.frame_columns`, without a loop over them here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from everlog.native.frame_columns import FrameColumns
+from everlog.native.columns.frame_columns import FrameColumns
 
 TIME: Final = pa.timestamp("us", "UTC")
 PICKED: Final = ("seq", "ts", "node", "tag", "meta", "data")

@@ -1,8 +1,8 @@
 """Reading topics from the files of a data directory, as Arrow columns; knows nothing of Spark.
 
 Owns the way from planned pieces to columns. Which files there are, and what is deleted, lost or expired in
-them, is in `everlog.topics.storage.bulk_view`; frames become columns in `everlog.native.frame_columns`,
-without a loop over records here. Filters are applied before a byte of a record's text is copied.
+them, is in `everlog.topics.storage.bulk_view`; frames become columns in `everlog.native.columns`, without a
+loop over records here. Filters are applied before a byte of a record's text is copied.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from everlog.errors import Corrupt, TopicNotFound
-from everlog.native.frame_columns import FrameColumns
+from everlog.native.columns.frame_columns import FrameColumns
 from everlog.pipeline.picking import Filter, take_columns
 from everlog.pipeline.topic_ranges import Lost
 from everlog.topics.storage.bulk_view import BulkView, Frames, Gap, Piece, open_piece

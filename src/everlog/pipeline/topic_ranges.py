@@ -15,7 +15,7 @@ import msgspec
 
 from everlog.client.http_api import ApiFailed, HttpApi, topic_path
 from everlog.errors import InvalidConfig, TopicNotFound
-from everlog.native.frame_columns import FrameColumns
+from everlog.native.columns.frame_columns import FrameColumns
 
 PAGE_RECORDS: Final = 1000
 PAGE_BYTES: Final = 8 << 20

@@ -1,6 +1,6 @@
 """The memory-mapped queue: persisted messages between processes of one host in microseconds."""
 
-from everlog.native.ring_reader import MessageView
+from everlog.native.queue import MessageView
 from everlog.queue.batch import Batch
 from everlog.queue.config import WriterConfig
 from everlog.queue.fan_in import FanInReader

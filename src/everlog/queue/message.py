@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from everlog.native.ring_reader import MessageView
+from everlog.native.queue import MessageView
 
 
 class Message(NamedTuple):

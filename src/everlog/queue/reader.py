@@ -1,6 +1,6 @@
 """The read path: `QueueReader` knows files and positions; the native core steps through records.
 
-Follow a message: `next` (native/ring_reader.pyx) -> `ring_step` (native/ring_core.c); at the end of a
+Follow a message: `next` (native/queue/reader.pxi) -> `ring_step` (native/queue/ring_core.c); at the end of a
 segment -> `_enter_next_segment` here. A position becomes durable only by `commit`.
 """
 
@@ -15,8 +15,8 @@ from enum import StrEnum
 from everlog.clock import Clock, SystemClock
 from everlog.errors import Corrupt, CorruptMetadata, EverlogError, SegmentMissing, Unsupported
 from everlog.fs import Fs
-from everlog.native import mapping as native
-from everlog.native.ring_reader import MessageView, RingReader
+from everlog.native import queue as native
+from everlog.native.queue import MessageView, RingReader
 from everlog.queue import liveness
 from everlog.queue.batch import Batch
 from everlog.queue.control import ControlBlock

@@ -1,6 +1,6 @@
 """The write path: `QueueWriter` decides when to roll, wait or refuse; the native core appends.
 
-Follow a message: `append` (native/ring_writer.pyx) -> `ring_append` (native/ring_core.c); when the
+Follow a message: `append` (native/queue/writer.pxi) -> `ring_append` (native/queue/ring_core.c); when the
 segment is full -> `_make_room` -> `_roll` here. Everything slow happens in `workers`.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from everlog.clock import AnchoredClock, Clock, SystemClock
 from everlog.errors import Closed, Corrupt, CorruptMetadata, QueueFull, SegmentNotPrepared, Unsupported
 from everlog.fs import Fs, sync_path
-from everlog.native.ring_writer import RingWriter
+from everlog.native.queue import RingWriter
 from everlog.queue import index_meta, layout, retention, seek_index
 from everlog.queue.config import WriterConfig
 from everlog.queue.control import ControlBlock

@@ -21,7 +21,7 @@ from everlog.market.venues.csv_blocks import DECIMAL, LINE_BYTES_MAX
 from everlog.market.venues.interface import EventBlock, ImportContext, agree, find_date
 from everlog.market.venues.l2_events import Groups, Levels, in_book_order, pack_diffs, pack_snapshots
 from everlog.market.venues.registry import venue_id
-from everlog.native.csv_rows import PROBLEMS, RowParser
+from everlog.native.market.events import PROBLEMS, RowParser
 
 VENUE: Final = "bybit"
 NS_PER_MS: Final = 1_000_000

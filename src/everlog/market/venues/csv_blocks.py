@@ -1,7 +1,7 @@
 """Delimited text in blocks of columns: fast, exact, and with the line of every row.
 
 Owns finding columns by name, cutting streams into blocks at line ends and turning a bad row into
-an error or a line in quarantine. The conversion itself is native (`everlog.native.csv_rows`).
+an error or a line in quarantine. The conversion itself is native (`everlog.native.market.events`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from everlog.errors import InvalidSource
 from everlog.market.venues.archives import Member
 from everlog.market.venues.interface import Rejects
-from everlog.native import csv_rows
-from everlog.native.csv_rows import CHOICE, DECIMAL, FIXED, HASH, IDENTIFIER, SIGNED, UNSIGNED
+from everlog.native.market import events as native
+from everlog.native.market.events import CHOICE, DECIMAL, FIXED, HASH, IDENTIFIER, SIGNED, UNSIGNED
 
 __all__ = [
     "CHOICE",
@@ -37,7 +37,7 @@ LINE_BYTES_MAX: Final = 16 << 20
 SHOWN_BYTES_MAX: Final = 120
 NAMES_SHOWN_MAX: Final = 400
 FIELD_COUNT, UNKNOWN_CHOICE = 1, 5
-"""Problems of rows that are explained with more than their own words, as `csv_rows.PROBLEMS` numbers them."""
+"""Problems of rows that are explained with more than their own words: numbers into the native `PROBLEMS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class CsvReader:
             column.name: column.choices[0][0] for column in columns if len(column.choices) == 1
         }
         ordered = sorted(columns, key=lambda column: self.names.index(column.name))
-        parser = csv_rows.RowParser(
+        parser = native.RowParser(
             [
                 (
                     self.names.index(column.name),
@@ -165,10 +165,10 @@ class CsvReader:
             if not self._ended:
                 self._fill()
 
-    def _parse_rest(self, parser: csv_rows.RowParser, columns: Sequence[Column]) -> Iterator[RowBlock]:
+    def _parse_rest(self, parser: native.RowParser, columns: Sequence[Column]) -> Iterator[RowBlock]:
         """Yield the rows of the whole lines at hand, and keep what is left."""
         text, first_line = memoryview(self._rest), self._line
-        capacity = csv_rows.count_lines(text)
+        capacity = native.count_lines(text)
         values = [np.empty(capacity, dtype=np.uint64) for _ in columns]
         extras = [np.empty(capacity, dtype=np.uint8) for _ in columns]
         row_lines: NDArray[np.uint32] = np.empty(capacity, dtype=np.uint32)
@@ -201,7 +201,7 @@ class CsvReader:
         end = text.index(b"\n", at)
         line = _decoded(text[at:end])
         fields = line.split(self._delimiter)
-        reason = csv_rows.PROBLEMS[problem]
+        reason = native.PROBLEMS[problem]
         if problem == FIELD_COUNT:
             reason = f"the row {reason} ({len(fields)} instead of {self.field_count})"
         else:

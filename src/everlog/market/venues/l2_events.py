@@ -25,7 +25,7 @@ from everlog.market.protocol import (
     new_headers,
 )
 from everlog.market.venues.interface import EventBlock
-from everlog.native.event_packing import place_levels
+from everlog.native.market.events import place_levels
 
 POWERS_OF_TEN: Final = np.array([10**exponent for exponent in range(19)], dtype=np.uint64)
 U64_MAX: Final = np.uint64(2**64 - 1)

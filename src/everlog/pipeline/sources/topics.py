@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 
 from everlog.client.http_api import HttpApi
 from everlog.errors import InvalidConfig
-from everlog.native.frame_columns import FrameColumns
+from everlog.native.columns.frame_columns import FrameColumns
 from everlog.pipeline import topic_ranges
 from everlog.pipeline.columns import arrow_schema, check_schema, spark_schema
 from everlog.pipeline.options import EARLIEST, Start

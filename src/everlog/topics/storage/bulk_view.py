@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from everlog.clock import Clock, SystemClock
 from everlog.errors import Corrupt, Io, TopicNotFound
 from everlog.fs import OsFs
-from everlog.native.mapping import Mapping
+from everlog.native.queue import Mapping
 from everlog.topics.config import EngineSettings
 from everlog.topics.core import Core
 from everlog.topics.reading import tombstone_for

@@ -16,7 +16,7 @@ from everlog.errors import Corrupt, CorruptMetadata, Io
 from everlog.fs import replace_file
 from everlog.native.frames import LogFrame
 from everlog.native.log_replay import LogReplay
-from everlog.native.mapping import Mapping
+from everlog.native.queue import Mapping
 from everlog.native.topic_log import TopicLog
 from everlog.topics import catalogue
 from everlog.topics.commits import KEPT

@@ -19,7 +19,7 @@ from everlog.clock import Clock
 from everlog.errors import BatchTooLarge, Closed, InvalidConfig, ReadOnly, StorageFailed
 from everlog.fs import Fs, create_directory
 from everlog.native.frames import FrameBuffer
-from everlog.native.mapping import Mapping
+from everlog.native.queue import Mapping
 from everlog.native.topic_core import LogPlace
 from everlog.native.topic_log import Sources
 from everlog.topics.storage.syncs import CommitWindow, SyncRunner

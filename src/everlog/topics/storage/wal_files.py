@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from everlog.errors import CorruptMetadata
 from everlog.fs import Fs
 from everlog.native.frames import FrameBuffer
-from everlog.native.mapping import Mapping
+from everlog.native.queue import Mapping
 from everlog.native.topic_core import LogTail
 from everlog.topics.storage import layout
 

@@ -1,0 +1,327 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Book events in bulk: rows of text to columns, columns to events, events sorted by market.
+
+Owns nothing between two calls but the columns of a `RowParser`; its checks keep the C code inside its arrays.
+Reads no file and knows no venue: `everlog.market.venues` and `everlog.market.packing` do.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memchr
+
+import numpy as np
+
+cdef extern from "market/csv_rows.h" nogil:
+    ctypedef enum csv_kind:
+        CSV_UNSIGNED
+        CSV_SIGNED
+        CSV_DECIMAL
+        CSV_FIXED
+        CSV_CHOICE
+        CSV_IDENTIFIER
+        CSV_HASH
+    ctypedef struct csv_choice:
+        const char *text
+        uint64_t length
+        uint8_t code
+    ctypedef struct csv_column:
+        uint64_t field
+        csv_kind kind
+        int scale
+        int negative_is_zero
+        const csv_choice *choices
+        uint64_t choice_count
+        uint64_t *values
+        uint8_t *extras
+    ctypedef struct csv_result:
+        uint64_t rows
+        uint64_t consumed
+        uint64_t lines
+        uint64_t field
+        int problem
+    void csv_parse(const char *text, uint64_t length, char delimiter, uint64_t field_count,
+                   const csv_column *columns, uint64_t column_count, uint32_t *row_lines,
+                   uint64_t capacity, csv_result *result)
+
+cdef extern from "market/event_packing.h" nogil:
+    ctypedef struct packing_levels:
+        const uint64_t *prices
+        const uint8_t *price_decimals
+        const uint64_t *sizes
+        const uint8_t *size_decimals
+        const uint8_t *sides
+        int64_t count
+    ctypedef struct packing_groups:
+        uint64_t *placed
+        int64_t *bids
+        uint8_t *price_scales
+        uint8_t *size_scales
+    void packing_place(packing_levels levels, const int64_t *starts, int64_t groups, int price_scale,
+                       int size_scale, packing_groups out)
+    void packing_write(const uint8_t *headers, uint64_t header_bytes, const uint8_t *bodies,
+                       uint64_t body_bytes, const uint8_t *levels, uint64_t level_bytes,
+                       const int64_t *counts, int64_t events, uint64_t length_at, uint8_t *out)
+
+cdef extern from "market/book_core.h" nogil:
+    int LARGEST_SCALE
+
+cdef extern from "market/market_split.h" nogil:
+    size_t SPLIT_TABLE_FULL
+    ctypedef struct channel_gap:
+        uint64_t event
+    ctypedef struct market_split:
+        uint32_t *slots
+        uint64_t *keys
+        uint64_t *ends
+        uint64_t *order
+        uint64_t *channels
+        uint64_t *first_events
+        uint64_t *firsts
+        uint64_t *lasts
+        channel_gap *gaps
+        uint32_t *tables
+        size_t table_size
+        size_t market_count
+        size_t channel_count
+        size_t gap_count
+    size_t c_split "split_markets"(market_split *split, const uint8_t *buffer, size_t buffer_len,
+                                   const uint64_t *offsets, const uint64_t *lengths, size_t count)
+
+cdef enum:
+    FIRST_TABLE_SLOTS = 4096 # enough for most batches, and small enough for the nearest cache
+
+# --- Rows of text -----------------------------------------------------------------------------------------
+
+UNSIGNED = <int>CSV_UNSIGNED
+SIGNED = <int>CSV_SIGNED
+DECIMAL = <int>CSV_DECIMAL
+FIXED = <int>CSV_FIXED
+CHOICE = <int>CSV_CHOICE
+IDENTIFIER = <int>CSV_IDENTIFIER
+HASH = <int>CSV_HASH
+
+PROBLEMS = (
+    "",
+    "has another number of fields than the first line",
+    "is no number",
+    "is negative",
+    "is too large for 64 bits",
+    "is none of the known values",
+    "has a quote that is not closed",
+)
+
+
+cdef class RowParser:
+    """Converts the wanted columns of rows; made once per file.
+
+    A column is (place in the row, kind, scale, negative is zero, [(text, code)]). Places ascend.
+    """
+
+    cdef csv_column *columns
+    cdef csv_choice *choices
+    cdef uint64_t column_count
+    cdef uint64_t field_count
+    cdef char delimiter
+    cdef list kept_texts  # the choices point into these
+
+    def __cinit__(self, columns, uint64_t field_count, bytes delimiter=b","):
+        cdef uint64_t count = 0, at = 0, place
+        if len(delimiter) != 1:
+            raise ValueError("the delimiter is one byte")
+        self.column_count = len(columns)
+        self.field_count = field_count
+        self.delimiter = delimiter[0]
+        self.kept_texts = []
+        for _, _, _, _, choices in columns:
+            count += len(choices)
+        self.columns = <csv_column *>calloc(self.column_count + 1, sizeof(csv_column))
+        self.choices = <csv_choice *>calloc(count + 1, sizeof(csv_choice))
+        if self.columns == NULL or self.choices == NULL:
+            raise MemoryError
+        for place, (field, kind, scale, negative_is_zero, choices) in enumerate(columns):
+            if place > 0 and field <= self.columns[place - 1].field:
+                raise ValueError("columns must be given in the order of their places")
+            self.columns[place].field = field
+            self.columns[place].kind = <csv_kind><int>kind
+            self.columns[place].scale = scale
+            self.columns[place].negative_is_zero = negative_is_zero
+            self.columns[place].choices = self.choices + at
+            self.columns[place].choice_count = len(choices)
+            for text, code in choices:
+                self.kept_texts.append(text)
+                self.choices[at].text = <const char *>(<bytes>text)
+                self.choices[at].length = len(text)
+                self.choices[at].code = code
+                at += 1
+
+    def __dealloc__(self):
+        free(self.columns)
+        free(self.choices)
+
+    def parse(self, const uint8_t[::1] text not None, values, extras, uint32_t[::1] row_lines not None):
+        """Convert whole lines of `text` into the arrays, one of each list per column.
+
+        Returns (rows, bytes consumed, lines consumed, problem, field). A bad row is not consumed.
+        """
+        cdef uint64_t capacity = row_lines.shape[0], place
+        cdef uint64_t[::1] numbers
+        cdef uint8_t[::1] codes
+        cdef csv_result result
+        if len(values) != self.column_count or len(extras) != self.column_count:
+            raise ValueError(f"need {self.column_count} arrays of values and as many of extras")
+        for place in range(self.column_count):
+            numbers, codes = values[place], extras[place]
+            if <uint64_t>numbers.shape[0] < capacity or <uint64_t>codes.shape[0] < capacity:
+                raise ValueError("every array must be as long as row_lines")
+            self.columns[place].values = &numbers[0] if capacity else NULL
+            self.columns[place].extras = &codes[0] if capacity else NULL
+        if text.shape[0] == 0 or capacity == 0:
+            return 0, 0, 0, 0, 0
+        with nogil:
+            csv_parse(<const char *>&text[0], text.shape[0], self.delimiter, self.field_count,
+                      self.columns, self.column_count, &row_lines[0], capacity, &result)
+        return result.rows, result.consumed, result.lines, result.problem, result.field
+
+
+def count_lines(const uint8_t[::1] text not None) -> int:
+    """Return the number of line feeds."""
+    cdef uint64_t count = 0
+    cdef const uint8_t *at
+    cdef const uint8_t *end
+    if text.shape[0] == 0:
+        return 0
+    at = &text[0]
+    end = at + text.shape[0]
+    with nogil:
+        while at < end:
+            at = <const uint8_t *>memchr(at, b'\n', end - at)
+            if at == NULL:
+                break
+            count += 1
+            at += 1
+    return count
+
+
+# --- Packing ----------------------------------------------------------------------------------------------
+
+cdef int64_t LENGTH_BYTES = sizeof(uint32_t)
+
+
+def place_levels(
+    const uint64_t[::1] prices not None,
+    const uint8_t[::1] price_decimals not None,
+    const uint64_t[::1] sizes not None,
+    const uint8_t[::1] size_decimals not None,
+    const uint8_t[::1] sides not None,
+    const int64_t[::1] starts not None,
+    int price_scale,
+    int size_scale,
+    uint64_t[:, ::1] placed not None,
+    int64_t[::1] bids not None,
+    uint8_t[::1] price_scales not None,
+    uint8_t[::1] size_scales not None,
+):
+    """Put the levels of each group in order, bids (side 1) first, at the scale of the group.
+
+    Group g has the levels from `starts[g]` to the next start. A scale of -1 is the largest number of decimals
+    in the group; a given one cuts further digits off. What leaves 64 bits becomes 2^64 - 1. Fills the last
+    four arrays.
+    """
+    cdef packing_levels levels
+    cdef packing_groups out
+    cdef int64_t count = prices.shape[0], groups = starts.shape[0], before = 0, at
+    if not (price_decimals.shape[0] == sizes.shape[0] == size_decimals.shape[0] == sides.shape[0] == count):
+        raise ValueError("every column must have a value for each level")
+    if placed.shape[0] != count or placed.shape[1] != 2:
+        raise ValueError("placed must have two numbers for each level")
+    if not (bids.shape[0] == price_scales.shape[0] == size_scales.shape[0] == groups):
+        raise ValueError("there must be a place for the counts and scales of each group")
+    if max(price_scale, size_scale) > LARGEST_SCALE or min(price_scale, size_scale) < -1:
+        raise ValueError(f"scales are -1 to {LARGEST_SCALE}, not {price_scale} and {size_scale}")
+    for at in range(count):
+        if price_decimals[at] > LARGEST_SCALE or size_decimals[at] > LARGEST_SCALE:
+            raise ValueError(f"level {at} has more than {LARGEST_SCALE} decimals")
+    for at in range(groups):
+        if not before <= starts[at] <= count:
+            raise ValueError(f"group {at} starts at {starts[at]}, outside of the levels or before the last one")
+        before = starts[at]
+    if groups == 0 or count == 0:
+        bids[:] = 0
+        price_scales[:] = <uint8_t>max(price_scale, 0)
+        size_scales[:] = <uint8_t>max(size_scale, 0)
+        return
+    levels.prices, levels.price_decimals = &prices[0], &price_decimals[0]
+    levels.sizes, levels.size_decimals = &sizes[0], &size_decimals[0]
+    levels.sides, levels.count = &sides[0], count
+    out.placed, out.bids = &placed[0, 0], &bids[0]
+    out.price_scales, out.size_scales = &price_scales[0], &size_scales[0]
+    with nogil:
+        packing_place(levels, &starts[0], groups, price_scale, size_scale, out)
+
+
+def write_events(
+    const uint8_t[:, ::1] headers not None,
+    const uint8_t[:, ::1] bodies not None,
+    const uint8_t[:, ::1] levels not None,
+    const int64_t[::1] counts not None,
+    int64_t length_at,
+    uint8_t[::1] into not None,
+):
+    """Write each event's header, body and levels one behind the other, its length into the header."""
+    cdef int64_t events = counts.shape[0], total = 0, at
+    cdef int64_t header_bytes = headers.shape[1], body_bytes = bodies.shape[1], level_bytes = levels.shape[1]
+    if headers.shape[0] != events or bodies.shape[0] != events:
+        raise ValueError("there must be a header, a body and a count for each event")
+    if length_at < 0 or length_at + LENGTH_BYTES > header_bytes:
+        raise ValueError("the length must lie inside the header")
+    for at in range(events):
+        if counts[at] < 0 or counts[at] > levels.shape[0] - total:
+            raise ValueError("the counts do not add up to the number of levels")
+        total += counts[at]
+    if total != levels.shape[0] or into.shape[0] != events * (header_bytes + body_bytes) + total * level_bytes:
+        raise ValueError("the counts do not add up to the levels and bytes there are")
+    if events == 0:
+        return
+    with nogil:
+        packing_write(&headers[0, 0], header_bytes, &bodies[0, 0], body_bytes,
+                      &levels[0, 0] if total else NULL, level_bytes, &counts[0], events, length_at, &into[0])
+
+
+# --- Markets ----------------------------------------------------------------------------------------------
+
+
+def split_markets(const uint8_t[::1] buffer, const uint64_t[::1] offsets, const uint64_t[::1] lengths):
+    """Sort events by market; other threads run meanwhile.
+
+    Returns the first event with a bad header (their number if there is none), then: keys of the markets,
+    order of the events, where each market's end in it; keys of the channels, their first numbered events, the
+    numbers of these, their last numbers; and gaps as rows of event, channel, number seen, number found.
+    """
+    cdef size_t count = offsets.shape[0], size = FIRST_TABLE_SLOTS, bad = SPLIT_TABLE_FULL
+    cdef market_split split
+    if <size_t>lengths.shape[0] != count:
+        raise ValueError(f"there are {count} offsets and {lengths.shape[0]} lengths; one each is needed")
+    # One row more than there are events, so that there is a first byte even of none.
+    words, gaps = np.empty((7, count + 1), np.uint64), np.empty((count + 1, 4), np.uint64)
+    cdef uint64_t[:, ::1] word_rows = words, gap_rows = gaps
+    cdef uint32_t[::1] slots = np.empty(count + 1, np.uint32), tables
+    split.keys, split.ends, split.order = &word_rows[0, 0], &word_rows[1, 0], &word_rows[2, 0]
+    split.channels, split.first_events = &word_rows[3, 0], &word_rows[4, 0]
+    split.firsts, split.lasts = &word_rows[5, 0], &word_rows[6, 0]
+    split.slots, split.gaps = &slots[0], <channel_gap *>&gap_rows[0, 0]
+    split.market_count = split.channel_count = split.gap_count = 0
+    if count == 0:
+        bad = 0
+    while bad == SPLIT_TABLE_FULL:
+        tables = np.empty(2 * size, np.uint32)
+        split.tables, split.table_size = &tables[0], size
+        with nogil:
+            bad = c_split(&split, &buffer[0] if buffer.shape[0] else NULL, buffer.shape[0], &offsets[0],
+                          &lengths[0], count)
+        size *= 4
+    markets, channels = split.market_count, split.channel_count
+    return (
+        bad, words[0, :markets], words[2, :count].view(np.intp), words[1, :markets].view(np.intp),
+        words[3, :channels], words[4, :channels], words[5, :channels], words[6, :channels],
+        gaps[:split.gap_count],
+    )
