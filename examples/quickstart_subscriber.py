@@ -19,7 +19,7 @@ POLL_S = 0.1
 def main(path: str = "hello", name: str = "subscriber") -> None:
     """Print and commit messages for ever."""
     while (reader := Queue.try_open_subscriber(path, name)) is None:
-        time.sleep(POLL_S)  # nobody has created the queue yet
+        time.sleep(POLL_S)  # the queue does not exist yet
     with reader:
         while reader.wait():
             for message in reader:

@@ -143,7 +143,7 @@ class HotThread(threading.Thread):
                 self._leaving.add(strategy)
 
     def _idle(self) -> None:
-        """Nothing to read from anybody: wait, or let go of those who left."""
+        """Nothing to read from any writer: wait, or close the readers of writers that left."""
         assert self._fan_in is not None
         if not self._leaving:
             self._fan_in.wait(0.01)

@@ -42,7 +42,7 @@ class InBackground:
 
 
 class WatchedEvent(threading.Event):
-    """An event that knows how often it is looked at, so that a test can tell that somebody waits."""
+    """An event that counts how often it is checked, so that a test can tell that a thread waits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,5 +183,5 @@ def test_the_anchored_clock_does_not_follow_a_wall_clock_that_jumps_back(
     system = SystemClock()
     before_ns = clock.wall_ns()
     monkeypatch.setattr(time, "time_ns", lambda: before_ns - 3_600 * NS_PER_S)
-    assert system.wall_ns() < before_ns  # the jump is real for whoever asks the wall clock
+    assert system.wall_ns() < before_ns  # the wall clock really jumped
     assert clock.wall_ns() >= before_ns

@@ -224,7 +224,7 @@ class TestPowerLoss:
         fs.lose_power_at(2)
         with pytest.raises(PowerLoss):
             fs.close(fd)
-        os.dup2(0, fd)  # somebody else gets the number
+        os.dup2(0, fd)  # the number is reused
         fs.close(fd)
         os.fstat(fd)
         fs.restore()

@@ -21,7 +21,7 @@ from everlog.topics.topic import Topic
 Numbers = dict[str, float]
 
 PRIORITIES = (-1000, 0, 250, 500, 750)
-"""One for each band, far enough from the next one that nobody gets there by age while a burst is served."""
+"""One for each band, far enough from the next one that no topic reaches it by age while a burst is served."""
 LONE_SERVICES = 20_000
 
 
@@ -74,7 +74,7 @@ def _calm_down(engine: Engine) -> None:
 
 
 def _lone(engine: Engine, topic: Topic) -> float:
-    """The same when nobody else has news, with the turn around it."""
+    """The same when no other topic is dirty, with the turn around it."""
 
     def called() -> None:
         topic.waiters[called] = None

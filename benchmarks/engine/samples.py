@@ -1,7 +1,7 @@
 """The records that are appended, and the check that they come back. Owns no measuring.
 
 Every payload is exactly 64 bytes of compact JSON and carries a number. A ring of batches is made
-before the clock starts, so that making records is charged to nobody.
+before the clock starts, so that making records is not measured.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class CallCosts:
 
 @contextmanager
 def call_costs(path: str, count: int) -> Iterator[Callable[[], CallCosts]]:
-    """Time every call of the hot path, `count` messages each, nobody else at the queue.
+    """Time every call of the hot path, `count` messages each, with no other process at the queue.
 
     A chunk is written, then read, as it is when a reader keeps up; the result is the median
     chunk. It all happens in a segment that was prepared, as all but a queue's first are.

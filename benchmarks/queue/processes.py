@@ -109,7 +109,7 @@ def _child_main(control: Connection, core: int, job: Job, args: tuple[Any, ...])
         with job(*args) as run:
             control.send(("opened", None))
             control.recv()
-            # A collection in the middle of a loop would be charged to whoever is measured.
+            # A collection in the middle of a loop would be part of what is measured.
             gc.collect()
             gc.freeze()
             gc.disable()

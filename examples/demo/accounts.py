@@ -1,7 +1,7 @@
 """The audit of everything: one account for each step of the chain, and whether every number is explained.
 
 Owns the accounts and the verdict. It is given columns and counts that others have read, from queues,
-topics and tables; nobody's own statement about success is believed where the data itself can be
+topics and tables; no process's own statement about success is used where the data itself can be
 counted.
 """
 
@@ -19,7 +19,7 @@ from examples.demo.tables import END, L2, L3, TRADES, Array, MarketTable
 
 @dataclass(frozen=True)
 class Account:
-    """One step: what was to arrive, what did, and what nobody can explain.
+    """One step: what was to arrive, what did, and what is unexplained.
 
     `again` arrived once more after a kill and was recognised: it had no second effect. `lost`,
     `duplicated` and `different` are unexplained.
@@ -62,7 +62,7 @@ class Verdict:
 def account_of_seqs(
     part: str, step: str, expected: Array, arrived: Array, how: str, *, again: int = 0, different: int = 0
 ) -> Account:
-    """Compare the ids that should be there with those that are; ids that nobody sent are duplicates."""
+    """Compare the ids that should be there with those that are; ids that were never sent are duplicates."""
     wanted, found = np.unique(expected), np.unique(arrived)
     lost = len(np.setdiff1d(wanted, found, assume_unique=True))
     surplus = len(arrived) - len(np.intersect1d(wanted, found, assume_unique=True)) - again

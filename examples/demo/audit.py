@@ -1,6 +1,6 @@
 """The audit of the order flow: reads every queue from its first record, follows each trade to the books.
 
-Judges by what lies in the queues alone; nobody's counters are asked. Each queue becomes NumPy
+Judges by what lies in the queues alone; no process's counters are used. Each queue becomes NumPy
 columns, so a million messages take a second. Changes nothing. The rest of the chain, topics and
 lake, is judged by `accounts`.
 """

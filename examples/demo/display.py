@@ -1,7 +1,7 @@
 """What the demonstration shows while it runs: a live book and counters on a terminal, else plain lines.
 
 Owns the terminal until it is closed. The book is rebuilt here from the queue, by a reader without a
-name: nobody notices it.
+name: other processes do not notice it.
 """
 
 from __future__ import annotations

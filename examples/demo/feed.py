@@ -2,9 +2,9 @@
 
     python -m examples.demo.feed ROOT SECONDS SYMBOLS RATE
 
-Owns the queue of market data and knows nobody who reads it. Messages carry the time of their append,
+Owns the queue of market data and knows none of its readers. Messages carry the time of their append,
 so that what is measured later is the way of a message and not the venue's clock. At the end the venue
-tells the truth about its books, in a file and not in the queue: whoever rebuilds them can compare.
+writes the true state of its books to a file, not to the queue, so that rebuilt books can be compared with it.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def _audit(evidence: Evidence) -> str:
     rows = audit_rows(evidence.verdict)
     text = (
         "Each step of the chain is counted from the data itself: what was to arrive, what arrived, what came "
-        "again after a kill and was recognised, and what nobody can explain."
+        "again after a kill and was recognised, and what is unexplained."
     )
     headings = ("part", "step", "expected", "arrived", "again", "unexplained", "checked")
     total = ("", "all", *(f"{sum(row.number(name) for row in rows):,}" for name in headings[2:6]), "")

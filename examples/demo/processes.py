@@ -95,7 +95,7 @@ class Processes:
         while not condition():
             self.check()
             if time.monotonic() > deadline_s:
-                names = ", ".join(who or self.running()) or "nobody"
+                names = ", ".join(who or self.running()) or "no process"
                 raise DemoFailed(f"{names} did not {what} within {limit_s:.0f} s{self._tails(who or [])}")
             self._progress()
             time.sleep(POLL_S)

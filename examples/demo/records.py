@@ -73,7 +73,7 @@ SESSION_END = Record(
     seed="Q",
 )
 
-# `order_id` is the seq of the trade that caused the order: whoever reads that trade again sends the
+# `order_id` is the seq of the trade that caused the order: a strategy that reads that trade again sends the
 # same id again, and the router knows it. `run` counts how often the strategy was started.
 ORDER = Record(
     order_id="Q",

@@ -80,7 +80,7 @@ class Watcher(Protocol):
 
 
 class Tally:
-    """Counts the messages of some queues as an anonymous reader: nobody notices it."""
+    """Counts the messages of some queues as an anonymous reader, which other processes do not notice."""
 
     def __init__(self, *paths: Path) -> None:
         self._readers: dict[Path, QueueReader | None] = dict.fromkeys(paths)
@@ -290,10 +290,10 @@ class Session:
     # -- drain ---------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        """Wait until everybody has everything, then let them go."""
+        """Wait until every process has everything, then end them."""
         processes = self._processes
         traders = [*STRATEGIES, "router", WATCHER]
-        # What piled up while somebody was dead may take as long again as the session itself.
+        # What piled up while a process was dead may take as long again as the session itself.
         limit_s = DRAIN_LIMIT_S + 2 * self._plan.seconds
         processes.until(lambda: all(map(processes.ended, traders)), limit_s, "finish", traders)
         with Client(self._url) as client:
@@ -303,9 +303,9 @@ class Session:
                 jobs = client.topic(JOBS_TOPIC, touch=False)
                 return jobs.head_seq >= fills and jobs.count == 0
 
-            everybody = [FILLS_BRIDGE_PROCESS, *WORKERS]
-            processes.until(is_settled, limit_s, f"settle {fills:,} fills", everybody)
-        for name in (BRIDGE_PROCESS, *everybody):
+            consumers = [FILLS_BRIDGE_PROCESS, *WORKERS]
+            processes.until(is_settled, limit_s, f"settle {fills:,} fills", consumers)
+        for name in (BRIDGE_PROCESS, *consumers):
             processes.stop(name)
         self._watcher.progress(self._counts())
         self._watcher.note("every order is filled, every record watched, every fill settled")

@@ -2,8 +2,8 @@
 
     python -m examples.demo.worker ROOT URL NAME
 
-It may be killed at any instant: jobs that it held come back when their lease ends, and whoever gets
-them does them again. The note of a job is written before the job is acknowledged, so no job is
+It may be killed at any instant: jobs that it held return when their lease ends, and the next
+worker repeats them. The note of a job is written before the job is acknowledged, so no job is
 acknowledged that was not done.
 """
 
@@ -31,7 +31,7 @@ from examples.demo.records import (
 
 POLL_MS = 100
 SETTLE_S = 0.01
-"""What somebody else takes to confirm a settlement; a kill will find some of them under way."""
+"""How long another system takes to confirm a settlement; a kill interrupts some of them."""
 
 
 def run(root: str, url: str, name: str) -> None:

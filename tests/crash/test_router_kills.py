@@ -1,7 +1,7 @@
 """`kill -9` of a process whose routers are copying: no copy is lost, none is made twice, none moves.
 
 A kill is no power loss, so everything that was acknowledged or shown must be there afterwards: each record of
-the source once in each destination, in order, and every copy that somebody saw under the seq it had.
+the source once in each destination, in order, and every copy that was read under the seq it had.
 """
 
 from __future__ import annotations

@@ -345,7 +345,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or only waits for somebody to ask how it ended."""
+    """Whether a process is gone, or only waits for its parent to collect its exit code."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -165,7 +165,7 @@ class Gauge:
         return self.seen.get(f'topics_rung_taken_total{{rung="{rung}"}}', 0) > 0
 
     def is_quiet(self) -> bool:
-        """Whether no rung is taken and nobody waits."""
+        """Whether no rung is taken and no caller waits."""
         seen = self.seen
         if not seen:
             return False

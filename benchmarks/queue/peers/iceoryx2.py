@@ -27,7 +27,7 @@ class Iceoryx2Peer(Peer):
 
     @contextmanager
     def channel(self, directory: object) -> Iterator[str]:
-        """A service name that nobody else uses; iceoryx2 keeps its files in its own places."""
+        """A service name that is not in use; iceoryx2 keeps its files in its own places."""
         yield f"everlog-benchmark/{uuid4().hex}"
 
     @contextmanager
