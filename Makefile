@@ -22,7 +22,7 @@ SECONDS ?= 15
 SYMBOLS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench bench-queue bench-engine bench-books bench-server bench-client bench-spark bench-page crash sim soak soak-server soak-others api docs clean
+.PHONY: help setup demo check test lint wheel bench bench-queue bench-engine bench-books bench-server bench-client bench-spark bench-page crash sim soak soak-server soak-others api docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -34,15 +34,28 @@ demo: setup ## Run the whole chain, leave demo-report/index.html: SECONDS=15 SYM
 
 # Two processes, a file of tests in one of them: most tests wait for processes and disks of their own.
 # A test that no signal interrupts (native code, a callback that swallows it) ends its process and the run.
-test: lint docs ## Everything a change must pass: lint, docs, tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --max-worker-restart 0 \
-		-o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --max-worker-restart 0 \
+	-o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
+
+check: lint ## For the inner loop: lint, and the tests that need neither Spark nor a browser
+	$(PYTEST) -m 'not (crash or soak or spark or browser)'
+
+test: lint docs wheel ## Everything a change must pass: lint, docs, packaging, all tests
+	$(PYTEST)
 
 lint: setup ## Style, formatting, types and import layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
 	$(BIN)/lint-imports
+
+# The wheel is built from the source distribution, so both are complete, and tried in a new environment.
+wheel: setup ## Build dist/*.tar.gz and from it dist/*.whl, install that in a new environment and try it
+	rm -rf dist $(TRIAL)
+	$(BIN)/python -m build --no-isolation --outdir dist . > build/wheel.log 2>&1 || { tail -n 40 build/wheel.log; exit 1; }
+	$(PYTHON) -m venv $(TRIAL)
+	$(TRIAL)/bin/python -m pip install --disable-pip-version-check --no-input --quiet --constraint constraints.txt dist/*.whl
+	cd build && ../$(TRIAL)/bin/python ../tests/packaging/smoke.py
 
 bench: bench-queue bench-engine bench-server bench-client bench-books bench-spark ## All benchmarks
 

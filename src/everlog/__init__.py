@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from everlog.client.worker import Worker
 
 __all__ = ["AsyncClient", "Client", "EverlogError", "Producer", "Worker", "__version__"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _CLIENTS = ("AsyncClient", "Client", "Producer", "Worker")
 
 
 def __getattr__(name: str) -> Any:
-    # Whoever uses only the queue does not wait for the clients to be imported.
+    # A program that uses only the queue does not wait for the clients to be imported.
     if name not in _CLIENTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
