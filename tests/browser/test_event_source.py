@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.browsers import Relay, Reports, browsing, find_browser, served_page
+from tests.browser.browsers import Relay, Reports, browsing, find_browser, served_page
 from tests.support.server_clients import PlainClient
 from tests.support.topic_servers import running_server
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from everlog.bus import IpcLayout
-from tests.support.holder import Holder
+from tests.support.command_lines import Holder
 
 Spawn = Callable[..., Holder]
 

@@ -20,8 +20,8 @@ from everlog.errors import InvalidConfig, ReaderAlreadyActive, SegmentMissing
 from everlog.queue import DisconnectReason, Queue, QueueReader
 from everlog.queue.layout import CONTROL_FILE, CTRL_INIT_STATE, INIT_STATE_INITIALIZING
 from tests.bus.conftest import Spawn
+from tests.support.command_lines import Holder
 from tests.support.files import hooked_fs
-from tests.support.holder import Holder
 
 HALF_A_SECOND_NS = NS_PER_S // 2
 FIVE_SECONDS_NS = 5 * NS_PER_S  # the default time to live of a writer

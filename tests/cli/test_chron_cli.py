@@ -14,13 +14,7 @@ from everlog.clock import NS_PER_S, SystemClock, TestClock
 from everlog.queue import Queue, layout
 from everlog.queue.writer_lock import process_start_ticks
 from tests.support.command_lines import run
-from tests.support.queue_samples import (
-    RECORDS_PER_SEGMENT,
-    SEGMENT_SIZE,
-    name_dead_writer,
-    overwrite,
-    write_messages,
-)
+from tests.support.queues import RECORDS_PER_SEGMENT, SMALL, name_dead_writer, overwrite, write_messages
 
 NOW_NS = 1_700_000_000 * NS_PER_S
 
@@ -43,7 +37,7 @@ def test_inspect_prints_every_fact_on_its_line(tmp_path: Path) -> None:
     assert chron_cli("inspect", path) == (
         f"queue={path}\n"
         "head_segment=1 head_offset=192 head_pos=1216\n"
-        f"segment_size={SEGMENT_SIZE} writer_epoch=1\n"
+        f"segment_size={SMALL} writer_epoch=1\n"
         f"writer_heartbeat_ns={NOW_NS}\n"
         f"lock pid={os.getpid()} start_time={process_start_ticks(os.getpid())} epoch=1 alive=true\n"
         f"reader name=alpha segment=1 offset=192 lag_bytes=0 lag_segments=0 heartbeat_ns={NOW_NS}\n"
@@ -54,14 +48,14 @@ def test_inspect_prints_every_fact_on_its_line(tmp_path: Path) -> None:
 def test_inspect_prints_the_flushed_position_and_the_absence_of_a_lock(tmp_path: Path) -> None:
     path = tmp_path / "q"
     clock = TestClock(NOW_NS)
-    with Queue.open_publisher(path, segment_size=SEGMENT_SIZE, clock=clock) as writer:
+    with Queue.open_publisher(path, segment_size=SMALL, clock=clock) as writer:
         writer.append(1, b"12345678")
         writer.flush_sync()
     (path / layout.LOCK_FILE).unlink()
     assert chron_cli("inspect", path) == (
         f"queue={path}\n"
         "head_segment=0 head_offset=192 head_pos=192\n"
-        f"segment_size={SEGMENT_SIZE} writer_epoch=1\n"
+        f"segment_size={SMALL} writer_epoch=1\n"
         f"writer_heartbeat_ns={NOW_NS}\n"
         "index_segment=0 index_offset=192\n"
         "lock none\n"
@@ -82,7 +76,7 @@ def test_inspect_names_a_dead_owner_and_a_damaged_reader(tmp_path: Path) -> None
 
 
 def test_tail_prints_a_header_and_rows_of_sixteen_bytes(tmp_path: Path) -> None:
-    with Queue.open_publisher(tmp_path, segment_size=SEGMENT_SIZE) as writer:
+    with Queue.open_publisher(tmp_path, segment_size=SMALL) as writer:
         writer.append(7, bytes(range(20)), timestamp_ns=11)
         writer.append(0, b"", timestamp_ns=12)
         writer.append(65534, b"\xff" * 16, timestamp_ns=13)

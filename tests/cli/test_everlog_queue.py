@@ -16,9 +16,9 @@ from everlog.cli.main import app
 from everlog.clock import NS_PER_S, SystemClock, TestClock
 from everlog.queue import Queue, layout
 from tests.support.command_lines import command_line, on_terminal, run
-from tests.support.queue_samples import (
+from tests.support.queues import (
     RECORDS_PER_SEGMENT,
-    SEGMENT_SIZE,
+    SMALL,
     name_dead_writer,
     overwrite,
     payload_of,
@@ -62,7 +62,7 @@ def test_inspect_as_json_holds_everything(queue: Path) -> None:
     document = everlog_json("inspect", queue)
     assert document["queue"] == str(queue)
     assert (document["head_segment"], document["head_offset"], document["head_pos"]) == (2, 192, 2240)
-    assert document["segment_size"] == SEGMENT_SIZE
+    assert document["segment_size"] == SMALL
     assert document["writer_epoch"] == 1
     assert document["head_torn"] is False
     assert document["control_error"] is None
@@ -70,7 +70,7 @@ def test_inspect_as_json_holds_everything(queue: Path) -> None:
     assert document["lock"]["alive"] is False
     assert set(document["lock"]) == {"pid", "start_time", "epoch", "alive"}
     assert document["segments"] == [
-        {"segment": number, "bytes": SEGMENT_SIZE, "sealed": number < 2, "error": None} for number in range(3)
+        {"segment": number, "bytes": SMALL, "sealed": number < 2, "error": None} for number in range(3)
     ]
     assert [reader["name"] for reader in document["readers"]] == ["one", "two"]
     assert [reader["lag_bytes"] for reader in document["readers"]] == [2240 - 64, 0]
@@ -154,7 +154,7 @@ def test_ls_of_a_directory_without_queues_says_so(tmp_path: Path) -> None:
 
 
 def test_tail_formats(tmp_path: Path) -> None:
-    with Queue.open_publisher(tmp_path, segment_size=SEGMENT_SIZE) as writer:
+    with Queue.open_publisher(tmp_path, segment_size=SMALL) as writer:
         writer.append(1, "grün\n\x1b[2J".encode(), timestamp_ns=1)
         writer.append(2, b"\xff\x00", timestamp_ns=2)
         writer.append(3, b"", timestamp_ns=3)

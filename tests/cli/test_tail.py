@@ -20,14 +20,7 @@ from everlog.queue.inspect import inspect_queue
 from everlog.queue.segment import remove_segment
 from tests.support.command_lines import Started, run, started
 from tests.support.processes import eventually
-from tests.support.queue_samples import (
-    RECORD_SIZE,
-    RECORDS_PER_SEGMENT,
-    SEGMENT_SIZE,
-    overwrite,
-    snapshot,
-    write_messages,
-)
+from tests.support.queues import RECORD_SIZE, RECORDS_PER_SEGMENT, SMALL, overwrite, snapshot, write_messages
 
 
 def seqs(text: str) -> list[int]:
@@ -54,7 +47,7 @@ def test_a_follower_prints_what_comes_and_ends_cleanly_by_a_signal(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     with (
-        Queue.open_publisher(tmp_path, segment_size=SEGMENT_SIZE) as writer,
+        Queue.open_publisher(tmp_path, segment_size=SMALL) as writer,
         started("everlog", "queue", "tail", "-f", "--format", "text", tmp_path) as command,
     ):
         for text in (b"first", b"second"):
@@ -160,7 +153,7 @@ def test_without_follow_a_signal_is_told_by_the_exit_code(tmp_path: Path) -> Non
 def test_without_follow_it_ends_although_a_writer_never_pauses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Queue.open_publisher(tmp_path, segment_size=SEGMENT_SIZE, retention=False) as writer:
+    with Queue.open_publisher(tmp_path, segment_size=SMALL, retention=False) as writer:
         for _ in range(10):
             writer.append(1, b"12345678")
 
@@ -195,7 +188,7 @@ def test_from_chooses_where_to_start(tmp_path: Path, options: list[str], expecte
 
 def test_a_follower_waits_for_a_sequence_number_that_does_not_exist_yet(tmp_path: Path) -> None:
     with (
-        Queue.open_publisher(tmp_path, segment_size=SEGMENT_SIZE) as writer,
+        Queue.open_publisher(tmp_path, segment_size=SMALL) as writer,
         started("everlog", "queue", "tail", "-f", "--json", "--from", 5, "--limit", 2, tmp_path) as command,
     ):
         eventually("it reads the queue", lambda: reads(command, tmp_path))
@@ -207,7 +200,7 @@ def test_a_follower_waits_for_a_sequence_number_that_does_not_exist_yet(tmp_path
 
 def test_a_follower_whose_next_segment_was_deleted_says_so_and_goes_on(tmp_path: Path) -> None:
     with (
-        Queue.open_publisher(tmp_path, segment_size=SEGMENT_SIZE, retention=False) as writer,
+        Queue.open_publisher(tmp_path, segment_size=SMALL, retention=False) as writer,
         started("everlog", "queue", "tail", "-f", "--json", tmp_path) as command,
     ):
         writer.append(1, b"12345678")

@@ -36,7 +36,7 @@ def is_empty(client: Client) -> bool:
 @contextmanager
 def worker_program(url: str) -> Iterator[subprocess.Popen[str]]:
     """A worker as a process of its own."""
-    command = [sys.executable, "-m", "tests.support.worker_program", url, "q"]
+    command = [sys.executable, "-m", "tests.client.worker_program", url, "q"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield process

@@ -16,10 +16,11 @@ from everlog.native.queue import ring
 from everlog.queue import Queue
 from everlog.queue.control import ControlBlock
 from tests.support.crashes import kill_at_every_instruction
+from tests.support.files import UnsyncedFs
 from tests.support.processes import Child, eventually, fresh_seed, sleeps
 from tests.support.stepping import Stepper
 from tests.support.wakes import append_in_steps, read_in_steps, sleep_in_steps, sleep_until_woken
-from tests.support.workloads import ABORTED, APPEND, ARRAY, IN_PLACE, MANY, UnsyncedFs, WriterPlan
+from tests.support.workloads import ABORTED, APPEND, ARRAY, IN_PLACE, MANY, WriterPlan
 
 pytestmark = pytest.mark.crash
 

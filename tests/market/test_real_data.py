@@ -13,14 +13,8 @@ from numpy.typing import NDArray
 
 from everlog.market import L2Book, L3Book, Outputs
 from everlog.market.protocol import L3EventType
+from tests.market.venue_payloads import bybit_messages, bybit_record, lobster_records, mbo_records, venue_file
 from tests.support.book_twins import L3Twin, l3_records
-from tests.support.venue_payloads import (
-    bybit_messages,
-    bybit_record,
-    lobster_records,
-    mbo_records,
-    venue_file,
-)
 
 BYBIT_MESSAGES = 6_000
 HAS_PEER = importlib.util.find_spec("nautilus_trader") is not None

@@ -21,7 +21,7 @@ from everlog.native.market.events import (
     RowParser,
     count_lines,
 )
-from tests.support.csv_twin import BAD_QUOTE, FIELD_COUNT, OK, TOO_LARGE, UNKNOWN_CHOICE, convert
+from tests.native.csv_twin import BAD_QUOTE, FIELD_COUNT, OK, TOO_LARGE, UNKNOWN_CHOICE, convert
 
 Spec = tuple[int, int, int, bool, list[tuple[bytes, int]]]
 

@@ -9,7 +9,7 @@ import pytest
 
 from everlog.errors import Closed
 from everlog.queue import FanInReader
-from tests.support.small_queues import open_reader, open_writer, payloads, read_all
+from tests.support.queues import open_reader, open_writer, payloads, read_all
 
 
 def in_child(action: Callable[[], None]) -> None:

@@ -22,7 +22,7 @@ from everlog.native.forwarding import (
 from everlog.native.frames import FrameBuffer
 from everlog.native.log_replay import LogReplay
 from everlog.native.topic_log import Sources, TopicLog
-from tests.support.topic_log_twin import APPEND, CONTINUES, HAS_META, TwinRecord, log_frame
+from tests.native.topic_log_twin import APPEND, CONTINUES, HAS_META, TwinRecord, log_frame
 
 SOURCE, DEST = 7, 8
 U64_MAX = 2**64 - 1

@@ -18,8 +18,8 @@ from everlog.errors import Corrupt
 from everlog.native import frames, xxh3
 from everlog.native.frames import FrameBuffer
 from everlog.topics.storage import layout
-from tests.support import frame_twin
-from tests.support.frame_twin import Parts
+from tests.native import frame_twin
+from tests.native.frame_twin import Parts
 
 MAX_U64 = 2**64 - 1
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from everlog.native.frames import FrameBuffer
 from everlog.native.jobs import CORRUPT, DELETED, DONE, FULL, MISSING, live_seqs, render_jobs
 from everlog.native.topic_log import Sources, TopicLog
-from tests.support.topic_log_twin import NewRecord, TwinRecord, compact
+from tests.native.topic_log_twin import NewRecord, TwinRecord, compact
 
 TOPIC = 11
 U64 = st.integers(0, 2**64 - 1)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from everlog.errors import PayloadTooLarge
 from everlog.native import queue as native
 from everlog.queue.seek_index import ENTRY_DTYPE
+from tests.native.mappings import attach_writer, bytes_of, map_bytes
 from tests.support import ring_twin
-from tests.support.mappings import attach_writer, bytes_of, map_bytes
 
 U16 = st.integers(0, 0xFFFE)
 U32 = st.integers(0, 2**32 - 1)

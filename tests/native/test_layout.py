@@ -8,8 +8,8 @@ import pytest
 
 from everlog.native import queue as native
 from everlog.queue import layout
-from tests.support.mappings import attach_reader, attach_writer, bytes_of, map_bytes
-from tests.support.small_queues import wait_until
+from tests.native.mappings import attach_reader, attach_writer, bytes_of, map_bytes
+from tests.support.processes import eventually
 
 SEQ = 0x1122334455667788
 STAMP = 0x99AABBCCDDEEFF01
@@ -109,7 +109,7 @@ def test_a_count_of_waiters_that_was_reset_meanwhile_does_not_go_below_0() -> No
     reader = attach_reader(control, segment)
     waiter = threading.Thread(target=reader.wait, args=(60,))
     waiter.start()
-    wait_until(lambda: control.load_u32(layout.CTRL_WAITERS_PENDING) == 1, "the reader to sleep")
+    eventually("the reader to sleep", lambda: control.load_u32(layout.CTRL_WAITERS_PENDING) == 1)
     control.store_u32(layout.CTRL_WAITERS_PENDING, 0)
     attach_writer(control, segment).append(1, b"x")
     waiter.join()

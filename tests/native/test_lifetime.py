@@ -12,8 +12,9 @@ import pytest
 from everlog.errors import Closed
 from everlog.native.queue import Mapping
 from everlog.queue import Batch, MessageView
-from tests.support.mappings import map_bytes
-from tests.support.small_queues import assert_survives, open_reader, open_writer
+from tests.native.mappings import map_bytes
+from tests.support.command_lines import assert_survives
+from tests.support.queues import open_reader, open_writer
 
 
 def mappings_of(path: Path) -> int:

@@ -16,15 +16,7 @@ from everlog.errors import Corrupt
 from everlog.native.frames import FrameBuffer
 from everlog.native.log_replay import LogReplay
 from everlog.native.topic_log import Sources, TopicLog
-from tests.support.topic_log_twin import (
-    CONTINUES,
-    DEAD,
-    DURABLE,
-    INDEX_ENTRY,
-    NewRecord,
-    TwinLog,
-    index_entry,
-)
+from tests.native.topic_log_twin import CONTINUES, DEAD, DURABLE, INDEX_ENTRY, NewRecord, TwinLog, index_entry
 
 TOPIC = 0xABCDEF0123
 BLOCK = 4096

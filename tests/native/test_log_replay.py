@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from everlog.native.frames import LogFrame
 from everlog.native.log_replay import LogReplay
 from everlog.native.topic_log import Sources, TopicLog
-from tests.support.topic_log_twin import (
+from tests.native.topic_log_twin import (
     APPEND,
     CONTINUES,
     HAS_META,

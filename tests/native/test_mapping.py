@@ -10,8 +10,8 @@ import pytest
 from everlog.errors import Unsupported
 from everlog.native import queue as native
 from everlog.native.queue import view_at
-from tests.support.mappings import attach_reader, attach_writer, bytes_of, map_bytes
-from tests.support.small_queues import assert_survives
+from tests.native.mappings import attach_reader, attach_writer, bytes_of, map_bytes
+from tests.support.command_lines import assert_survives
 
 SIZE = 1024
 

@@ -14,7 +14,7 @@ from everlog.native.record_batch import LIMITS, RecordBatch
 from everlog.native.topic_log import TopicLog
 from everlog.topics.records import NewRecord as EngineRecord
 from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES
-from tests.support.topic_log_twin import HAS_META, HAS_NODE, HAS_TAG, NewRecord, blob
+from tests.native.topic_log_twin import HAS_META, HAS_NODE, HAS_TAG, NewRecord, blob
 
 GOOD = NewRecord(b"1", "tag", "node", b"{}")
 MIB = 1 << 20

@@ -16,7 +16,7 @@ from everlog.errors import Corrupt
 from everlog.native.frames import FrameBuffer
 from everlog.native.queue import Mapping
 from everlog.native.topic_log import Rendered, Sources, TopicLog
-from tests.support.topic_log_twin import (
+from tests.native.topic_log_twin import (
     APPEND,
     DEAD,
     HAS_META,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from everlog.native.frames import FrameBuffer
 from everlog.native.topic_log import TopicLog
-from tests.support.topic_log_twin import NewRecord, TwinLog, TwinRecord, index_entry
+from tests.native.topic_log_twin import NewRecord, TwinLog, TwinRecord, index_entry
 
 TOPIC = 3
 FOREVER = 1 << 62

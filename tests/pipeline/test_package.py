@@ -1,6 +1,6 @@
 """The package itself: what is said where Spark is not installed."""
 
-from tests.support.small_queues import run_python
+from tests.support.command_lines import run_python
 
 WITHOUT_SPARK = """
 import sys

@@ -19,10 +19,10 @@ from everlog.pipeline.sources.topics_options import parse_options
 from everlog.pipeline.topic_ranges import Lost
 from everlog.topics import record_of
 from everlog.topics.storage.bulk_view import BulkView, Gap, Piece
-from tests.support.bulk_readers import read_whole
 from tests.support.engines import Stage
 from tests.support.topic_directories import flip_bit
 from tests.support.topics_model import ModelRecord
+from tests.topics.storage.bulk_readers import read_whole
 
 EVERYTHING = Filter(0, 2**64 - 1, None)
 NAMES = ("seq", "ts", "node", "tag", "meta", "data")

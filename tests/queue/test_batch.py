@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from everlog.errors import Corrupt, Unsupported
 from everlog.queue import Batch, QueueReader
-from tests.support.queues import overwrite
-from tests.support.small_queues import SMALL, flip, open_reader, open_writer, segment_file
+from tests.support.queues import SMALL, flip, open_reader, open_writer, overwrite, segment_file
 
 QUOTE = np.dtype([("price", "<f8"), ("size", "<u4"), ("side", "u1"), ("pad", "V3")])
 

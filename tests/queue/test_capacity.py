@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from everlog.clock import NS_PER_S, TestClock
 from everlog.errors import QueueFull
 from everlog.queue import QueueReader, QueueWriter
+from tests.support.queues import SMALL, open_reader, open_writer, payloads, read_all, register
 from tests.support.ring_twin import record_size
-from tests.support.small_queues import SMALL, open_reader, open_writer, payloads, read_all, register
 
 
 def position(writer: QueueWriter) -> int:

@@ -9,7 +9,8 @@ import pytest
 
 from everlog.errors import ConcurrentUse
 from everlog.queue import BusySpin, QueueReader, QueueWriter, Sleep, SpinThenPark, WaitStrategy
-from tests.support.small_queues import open_reader, open_writer, payloads, read_all, wait_until
+from tests.support.processes import eventually
+from tests.support.queues import open_reader, open_writer, payloads, read_all
 
 WRITER_USES: dict[str, Callable[[QueueWriter], object]] = {
     "append": lambda writer: writer.append(1, b"intruder"),
@@ -119,11 +120,11 @@ def test_another_thread_may_not_use_a_reader_that_waits(tmp_path: Path, strategy
         outcome: list[bool] = []
         waiter = threading.Thread(target=lambda: outcome.append(reader.wait(60)))
         waiter.start()
-        wait_until(lambda: refused(reader.next), "the wait to begin")
+        eventually("the wait to begin", lambda: refused(reader.next))
         for use in READER_USES.values():
             # Between two stretches of a spin the reader is free for an instant: then the use succeeds.
             if use is not READER_USES["close"] and use is not READER_USES["skip_corrupt"]:
-                wait_until(lambda use=use: refused(lambda: use(reader)), "a refusal")  # type: ignore[misc]
+                eventually("a refusal", lambda use=use: refused(lambda: use(reader)))  # type: ignore[misc]
         writer.append(1, b"x")
         waiter.join()
         assert outcome == [True]
@@ -136,7 +137,7 @@ def test_a_reader_asleep_may_not_even_be_closed(tmp_path: Path, use: str) -> Non
         waiter = threading.Thread(target=lambda: reader.wait(60))
         waiter.start()
         control = tmp_path / "q/control.meta"
-        wait_until(lambda: control.read_bytes()[388] == 1, "the reader to sleep")
+        eventually("the reader to sleep", lambda: control.read_bytes()[388] == 1)
         assert refused(lambda: READER_USES[use](reader))
         writer.append(1, b"x")
         waiter.join()

@@ -11,7 +11,7 @@ from everlog.queue import BusySpin, Queue, Sleep, SpinThenPark, WriterConfig
 from everlog.queue.config import WriterSettings
 from everlog.queue.reader import HEARTBEAT_INTERVAL_NS, WRITER_TTL_S
 from everlog.queue.writer import BLOCK_POLL_NS
-from tests.support.small_queues import open_reader, open_writer
+from tests.support.queues import open_reader, open_writer
 
 MIB = 2**20
 

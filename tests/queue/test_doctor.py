@@ -31,12 +31,12 @@ from everlog.queue.doctor import (
 )
 from everlog.queue.inspect import inspect_queue
 from everlog.queue.segment import list_segments, remove_segment
+from tests.support.command_lines import Holder, holding
 from tests.support.files import hooked_fs
-from tests.support.holder import Holder, holding
 from tests.support.processes import eventually
-from tests.support.queue_samples import (
+from tests.support.queues import (
     RECORDS_PER_SEGMENT,
-    SEGMENT_SIZE,
+    SMALL,
     fabricate_far_behind,
     name_dead_writer,
     overwrite,
@@ -494,7 +494,7 @@ def test_the_candidates_are_exactly_what_a_writer_deletes(
             st.sampled_from(
                 ["control.meta", "writer.lock", "readers/r.meta", "000000000.q", "000000004.q", "index.meta"]
             ),
-            st.integers(0, SEGMENT_SIZE),
+            st.integers(0, SMALL),
             st.binary(max_size=16),
             st.sampled_from(["overwrite", "cut"]),
         ),

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from everlog.errors import ConcurrentUse, Corrupt, Unsupported
 from everlog.queue import BusySpin, FanInReader, QueueReader, QueueWriter, Sleep, SpinThenPark, WaitStrategy
-from tests.support.small_queues import flip, open_reader, open_writer, segment_file, wait_until
+from tests.support.processes import eventually
+from tests.support.queues import flip, open_reader, open_writer, segment_file
 
 
 @contextlib.contextmanager
@@ -230,7 +231,7 @@ def test_no_source_can_be_used_by_another_thread_during_a_wait(tmp_path: Path) -
             return False
 
         for reader in readers:
-            wait_until(lambda reader=reader: refused(reader), "the wait to begin")  # type: ignore[misc]
+            eventually("the wait to begin", lambda reader=reader: refused(reader))  # type: ignore[misc]
         writers[1].append(1, b"x")
         waiter.join()
         assert outcome == [True]

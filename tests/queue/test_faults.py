@@ -26,22 +26,20 @@ from everlog.errors import (
 from everlog.fault_fs import FaultFs
 from everlog.queue import DisconnectReason, Queue
 from everlog.queue.writer_lock import process_start_ticks
-from tests.support.files import tree
-from tests.support.holder import holding
-from tests.support.queues import overwrite
-from tests.support.small_disks import NOBODY, CannotMount, open_to_everybody, remount_read_only, small_tmpfs
-from tests.support.small_queues import (
+from tests.support.command_lines import holding, run_python
+from tests.support.files import UnsyncedFs, tree
+from tests.support.processes import eventually
+from tests.support.queues import (
     SMALL,
-    QuickFs,
     flip,
     open_reader,
     open_writer,
+    overwrite,
     read_all,
-    run_python,
     segment_file,
     segment_ids,
-    wait_until,
 )
+from tests.support.small_disks import NOBODY, CannotMount, open_to_everybody, remount_read_only, small_tmpfs
 
 COUNT = 20
 EXPECTED = [(seq, f"message {seq}".encode()) for seq in range(COUNT)]
@@ -451,7 +449,7 @@ def simulate_full_disk(tmp_path: Path) -> None:
     """The allocation of segment 3 fails from now on, whoever tries it."""
     root = tmp_path / "simulated"
     root.mkdir()
-    fs = FaultFs(root, inner=QuickFs())
+    fs = FaultFs(root, inner=UnsyncedFs())
     fs.fail_when("allocate", errno.ENOSPC, path="000000003.q", times=2000)
     sent = fill_until_refused(root / "q", fs)
     with Queue.open_publisher(root / "q", retention=False) as writer:
@@ -462,11 +460,11 @@ def simulate_full_disk(tmp_path: Path) -> None:
 def test_space_that_comes_back_is_used_by_the_same_writer(tmp_path: Path) -> None:
     root = tmp_path / "disk"
     root.mkdir()
-    fs = FaultFs(root, inner=QuickFs())
+    fs = FaultFs(root, inner=UnsyncedFs())
     with open_writer(root / "q", fs=fs, retention=False) as writer:
         fs.fail_when("allocate", errno.ENOSPC, path="000000001.q", times=6)
         writer.append(1, bytes(800))
-        wait_until(lambda: fills(writer.append), "space to come back")
+        eventually("space to come back", lambda: fills(writer.append))
         assert writer.next_seq == 2
     assert [message.seq for message in read_all(root / "q")] == [0, 1]
 

@@ -16,15 +16,15 @@ from everlog.fault_fs import FaultFs
 from everlog.queue import FanInReader, QueueReader, layout, seek_index
 from everlog.queue.layout import CTRL_WAITERS_PENDING
 from everlog.queue.reader_meta import list_readers
+from tests.support.files import UnsyncedFs
 from tests.support.processes import Child, eventually, sleeps
-from tests.support.queues import overwrite
-from tests.support.small_queues import (
+from tests.support.queues import (
     SMALL,
-    QuickFs,
     control_u32,
     kill_image,
     open_reader,
     open_writer,
+    overwrite,
     read_all,
     sealed,
     segment_file,
@@ -72,7 +72,7 @@ def test_a_heartbeat_that_cannot_be_stored_raises_and_loses_no_message(tmp_path:
     with open_writer(tmp_path / "q", retention=False) as writer:
         writer.append_many(1, [b"x"] * count)
     for fails_after in range(count):
-        fs, clock = FaultFs(tmp_path / "q", inner=QuickFs()), TestClock()
+        fs, clock = FaultFs(tmp_path / "q", inner=UnsyncedFs()), TestClock()
         with open_reader(tmp_path / "q", f"reader{fails_after}", fs=fs, clock=clock) as reader:
             seen = [reader.next().seq for _ in range(fails_after)]  # type: ignore[union-attr]
             clock.advance_ns(2 * NS_PER_S)
@@ -95,7 +95,7 @@ def test_a_heartbeat_that_cannot_be_stored_raises_and_loses_no_message(tmp_path:
 def test_a_heartbeat_that_cannot_be_stored_during_a_wait_raises_and_the_reader_can_be_used(
     tmp_path: Path,
 ) -> None:
-    fs, clock = FaultFs(tmp_path, inner=QuickFs()), TestClock()
+    fs, clock = FaultFs(tmp_path, inner=UnsyncedFs()), TestClock()
     with (
         open_writer(tmp_path / "q") as writer,
         open_reader(tmp_path / "q", fs=fs, clock=clock) as reader,
@@ -113,7 +113,7 @@ def test_a_heartbeat_that_cannot_be_stored_during_a_wait_raises_and_the_reader_c
 
 
 def stored_heartbeat_ns(path: Path, name: str = "alpha") -> int:
-    readers = list_readers(QuickFs(), str(path))
+    readers = list_readers(UnsyncedFs(), str(path))
     assert readers is not None
     position = readers[name]
     assert not isinstance(position, Exception)
@@ -216,7 +216,7 @@ def forge(
 ) -> None:
     """Store a well-formed index of the first segment that says these things."""
     seek_index.store(
-        QuickFs(),
+        UnsyncedFs(),
         str(path),
         seek_index.SeekIndex(0, SMALL, 3, False, *seqs, *stamps, np.array(entries, seek_index.ENTRY_DTYPE)),
     )
@@ -267,7 +267,7 @@ def test_an_index_flushed_before_a_roll_that_survives_a_power_loss_instead_of_th
     tmp_path: Path, seed: int
 ) -> None:
     """The roll syncs the segment, but not the index it writes: the one of the last flush may come back."""
-    fs = FaultFs(tmp_path, seed=seed, inner=QuickFs())
+    fs = FaultFs(tmp_path, seed=seed, inner=UnsyncedFs())
     with open_writer(tmp_path / "q", fs=fs, retention=False) as writer:
         for stamp in STAMPS[:3]:
             writer.append(1, b"x", stamp)

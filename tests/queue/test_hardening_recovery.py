@@ -19,21 +19,20 @@ from everlog.queue import Queue, QueueReader, layout, recovery
 from everlog.queue.layout import CTRL_INIT_STATE
 from everlog.queue.reader_meta import ReaderMetaFile
 from tests.support import ring_twin
-from tests.support.files import hooked_fs, tree
-from tests.support.queues import overwrite
-from tests.support.small_queues import (
+from tests.support.files import UnsyncedFs, hooked_fs, tree
+from tests.support.processes import eventually
+from tests.support.queues import (
     SMALL,
-    QuickFs,
     control_u32,
     open_reader,
     open_writer,
+    overwrite,
     payloads,
     read_all,
     sealed,
     segment_file,
     segment_ids,
     stored_records,
-    wait_until,
 )
 
 RECORD = 128
@@ -193,7 +192,7 @@ def test_after_a_power_loss_before_deferred_syncs_no_reader_is_stuck_below_the_h
     tmp_path: Path, seed: int
 ) -> None:
     (tmp_path / "disk").mkdir()
-    fs = FaultFs(tmp_path / "disk", seed=seed, inner=QuickFs(), page_size=256)
+    fs = FaultFs(tmp_path / "disk", seed=seed, inner=UnsyncedFs(), page_size=256)
     with open_writer(tmp_path / "disk/q", fs=fs, retention=False, defer_seal_sync=True) as writer:
         fs.fail_when(lambda call: call.name == "fsync" and call.path.endswith(".q"), errno.EIO, times=100)
         for _ in range(20):
@@ -230,7 +229,7 @@ def read_over_damage(reader: QueueReader) -> list[int]:
 
 def commit_at(path: Path, segment_id: int, offset: int, name: str = "alpha") -> None:
     """Let a reader have committed a position, as its synced meta file says."""
-    meta = ReaderMetaFile.open(QuickFs(), str(path), name)
+    meta = ReaderMetaFile.open(UnsyncedFs(), str(path), name)
     meta.store(segment_id, offset, 1, durable=True)
     meta.close()
 
@@ -326,7 +325,7 @@ def test_the_allowed_distance_of_a_reader_is_allowed_and_one_more_is_not(
 def test_whatever_a_power_loss_takes_a_reader_with_a_durable_commit_gets_every_new_record(
     tmp_path: Path, seed: int
 ) -> None:
-    fs = FaultFs(tmp_path, seed=seed, inner=QuickFs(), page_size=256)
+    fs = FaultFs(tmp_path, seed=seed, inner=UnsyncedFs(), page_size=256)
     path = tmp_path / "q"
     with (
         open_writer(path, fs=fs, segment_size=4096, retention=False) as writer,
@@ -363,14 +362,14 @@ def fill_and_delete(root: Path, fs: FaultFs) -> tuple[Path, int]:
         assert len(seqs(reader)) == writer.next_seq
         reader.commit()
         writer._retention.wake()
-        wait_until(lambda: segment_ids(path)[0] == head, "retention to delete what was read")
+        eventually("retention to delete what was read", lambda: segment_ids(path)[0] == head)
         return lay_out(fs.power_loss_image(), root / "after") / "q", head * PER_SEGMENT
 
 
 def disk(root: Path, seed: int = 0) -> FaultFs:
     """A disk that loses single cells."""
     (root / "disk").mkdir()
-    return FaultFs(root / "disk", seed=seed, inner=QuickFs(), page_size=64)
+    return FaultFs(root / "disk", seed=seed, inner=UnsyncedFs(), page_size=64)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -397,7 +396,7 @@ def test_while_the_newer_segment_cannot_be_synced_the_older_ones_stay_and_flush_
     def fails(call: Call) -> bool:
         return call.name == "msync" and call.path.endswith(".q") and not call.path.endswith("000000000.q")
 
-    fs = FaultFs(tmp_path, inner=QuickFs())
+    fs = FaultFs(tmp_path, inner=UnsyncedFs())
     path = tmp_path / "q"
     with (
         open_writer(path, fs=fs, retention_check_interval_s=0.001) as writer,
@@ -408,7 +407,7 @@ def test_while_the_newer_segment_cannot_be_synced_the_older_ones_stay_and_flush_
             writer.append(1, b"x")
         assert len(seqs(reader)) == writer.next_seq
         reader.commit()
-        wait_until(lambda: any(fails(call) for call in fs.log), "retention to try the sync")
+        eventually("retention to try the sync", lambda: any(fails(call) for call in fs.log))
         writer._retention.run_pass()
         assert segment_ids(path)[0] == 0
         with pytest.raises(Io, match="Input/output error"):
@@ -442,7 +441,7 @@ def test_a_new_queue_directory_survives_a_power_loss_after_flush_sync(tmp_path: 
     for seed in range(10):
         root = tmp_path / str(seed)
         root.mkdir()
-        fs = FaultFs(root, seed=seed, inner=QuickFs())
+        fs = FaultFs(root, seed=seed, inner=UnsyncedFs())
         with open_writer(root / below, fs=fs) as writer:
             writer.append(1, b"flushed")
             writer.flush_sync()
@@ -473,7 +472,7 @@ def test_subscribers_are_not_let_in_before_the_first_segment_exists(tmp_path: Pa
 
 def test_a_writer_finishes_a_queue_whose_first_segment_could_not_be_made(tmp_path: Path) -> None:
     path = tmp_path / "q"
-    fs = FaultFs(tmp_path, inner=QuickFs())
+    fs = FaultFs(tmp_path, inner=UnsyncedFs())
     fs.fail_when("allocate", errno.ENOSPC, path=".q.tmp")
     with pytest.raises(Io, match="disk is full"):
         open_writer(path, fs=fs)
@@ -492,7 +491,7 @@ def test_a_writer_finishes_a_queue_whose_creator_lost_power_at_any_call(tmp_path
     for call in itertools.count(1):
         root = tmp_path / str(call)
         root.mkdir()
-        fs = FaultFs(root, seed=call, inner=QuickFs())
+        fs = FaultFs(root, seed=call, inner=UnsyncedFs())
         fs.lose_power_at(call)
         died = False
         try:

@@ -16,22 +16,15 @@ from everlog.fs import OsFs, Syncable
 from everlog.queue import QueueReader, QueueWriter
 from everlog.queue.segment import create_segment
 from everlog.queue.workers import PrepareWorker
-from tests.support.interrupts import interrupt_at
-from tests.support.small_queues import (
-    SMALL,
-    QuickFs,
-    open_reader,
-    open_writer,
-    payloads,
-    read_all,
-    segment_ids,
-    wait_until,
-)
+from tests.queue.interrupts import interrupt_at
+from tests.support.files import UnsyncedFs
+from tests.support.processes import eventually
+from tests.support.queues import SMALL, open_reader, open_writer, payloads, read_all, segment_ids
 
 # -- a roll that is interrupted --------------------------------------------------------------
 
 
-class UnsyncedFs(QuickFs):
+class UnsyncedFs(UnsyncedFs):
     """Waits for the disk in no way at all; what would be on it is simulated by `FaultFs`."""
 
     def msync(self, mapping: Syncable, fd: int, offset: int, length: int, wait: bool) -> None:
@@ -49,7 +42,7 @@ POINTS_MIN = 40
 
 
 def await_prepared(writer: QueueWriter) -> None:
-    wait_until(lambda: writer._prepare._ready is not None, "the next segment to be prepared")
+    eventually("the next segment to be prepared", lambda: writer._prepare._ready is not None)
 
 
 def append_on(writer: QueueWriter, reader: QueueReader, appended: list[bytes]) -> None:
@@ -156,7 +149,7 @@ def test_a_segment_left_while_the_retention_thread_looks_at_it_spoils_no_flush(
 
     monkeypatch.setattr(QueueWriter, "_index_state", slow_state, raising=False)
     monkeypatch.setattr(QueueWriter, "_anchor_seq", watched_anchor)
-    fs = FaultFs(tmp_path, inner=QuickFs())
+    fs = FaultFs(tmp_path, inner=UnsyncedFs())
     settings = {"retention_check_interval_s": 0.001, "retention": False}
     with open_writer(tmp_path / "q", fs=fs, **settings) as writer:
         for _ in range(2):
@@ -172,7 +165,7 @@ def test_a_segment_left_while_the_retention_thread_looks_at_it_spoils_no_flush(
 
 def test_a_full_disk_at_a_roll_changes_nothing_and_the_append_can_be_repeated(tmp_path: Path) -> None:
     """The plain failure beside the interrupts: a roll that cannot get its segment."""
-    fs = FaultFs(tmp_path, inner=QuickFs())
+    fs = FaultFs(tmp_path, inner=UnsyncedFs())
     with open_writer(tmp_path / "q", fs=fs, retention=False) as writer, open_reader(tmp_path / "q") as reader:
         writer.append(1, b"a")
         fs.fail_when("allocate", errno.ENOSPC)
@@ -226,7 +219,7 @@ def test_a_segment_taken_over_while_its_build_fails_has_no_second_builder(tmp_pa
         taken: list[object] = []
         taker = threading.Thread(target=lambda: taken.append(worker.take_over(1)))
         taker.start()
-        wait_until(lambda: worker._suspended, "the taker to announce itself")
+        eventually("the taker to announce itself", lambda: worker._suspended)
         fs.go_on.set()
         taker.join()
         assert taken == [None]
@@ -234,7 +227,7 @@ def test_a_segment_taken_over_while_its_build_fails_has_no_second_builder(tmp_pa
         assert (fs.builds, worker.errors) == (["everlog-prepare"], 1)
         create_segment(fs, str(tmp_path), 1, SMALL).close(fs)
         worker.request(2)
-        wait_until(lambda: segment_ids(tmp_path) == [1, 2], "the worker to go on with the next segment")
+        eventually("the worker to go on with the next segment", lambda: segment_ids(tmp_path) == [1, 2])
     finally:
         fs.go_on.set()
         worker.close()
@@ -262,7 +255,7 @@ def test_a_segment_whose_build_fails_is_built_again_while_nobody_has_taken_over(
 @contextmanager
 def failing_disk(root: Path, **settings: object) -> Iterator[tuple[FaultFs, QueueWriter, QueueReader]]:
     """A queue with one record in its segment, on a disk that can be told to fail."""
-    fs = FaultFs(root, inner=QuickFs())
+    fs = FaultFs(root, inner=UnsyncedFs())
     with (
         open_writer(root / "q", fs=fs, retention=False, **settings) as writer,
         open_reader(root / "q", None) as reader,
@@ -314,7 +307,7 @@ def test_after_a_sync_that_failed_once_flush_sync_raises_for_ever(
 def test_a_sync_that_failed_in_the_background_is_told_by_the_next_flush_sync(tmp_path: Path) -> None:
     with failing_disk(tmp_path, defer_seal_sync=True) as (fs, writer, _):
         fail_a_roll(fs, writer)
-        wait_until(lambda: writer.metrics.seal_errors == 1, "the worker to meet the error")
+        eventually("the worker to meet the error", lambda: writer.metrics.seal_errors == 1)
         with pytest.raises(Io, match="Input/output error"):
             writer.flush_sync()
         syncs = [call for call in fs.log if call.name == "fsync" and call.path.endswith("000000000.q")]

@@ -17,16 +17,9 @@ from numpy.typing import NDArray
 
 from everlog.errors import Unsupported, WriterAlreadyActive
 from everlog.queue import QueueWriter
-from tests.support.small_queues import (
-    assert_survives,
-    flip,
-    open_reader,
-    open_writer,
-    payloads,
-    read_all,
-    segment_file,
-    wait_until,
-)
+from tests.support.command_lines import assert_survives
+from tests.support.processes import eventually
+from tests.support.queues import flip, open_reader, open_writer, payloads, read_all, segment_file
 
 # -- closing what is in use ------------------------------------------------------------------
 
@@ -160,14 +153,14 @@ from everlog.errors import Closed, ConcurrentUse
 from everlog.queue import Queue
 from everlog.fs import OsFs
 
-class QuickFs(OsFs):
+class UnsyncedFs(OsFs):
     def fsync(self, fd): pass
     def fsync_dir(self, path): pass
 
 sys.setswitchinterval(1e-5)
 for number in range(25):
     directory = f"{sys.argv[1]}/{number}"
-    writer = Queue.open_publisher(directory, segment_size=1024, retention=False, fs=QuickFs())
+    writer = Queue.open_publisher(directory, segment_size=1024, retention=False, fs=UnsyncedFs())
     appended = 0
     ends = []
 
@@ -341,7 +334,7 @@ def assert_free(path: Path) -> None:
             return False
         return True
 
-    wait_until(opens, "the lock to be released", timeout_s=10)
+    eventually("the lock to be released", opens, timeout_s=10)
 
 
 def warnings_of(caught: list[warnings.WarningMessage]) -> list[tuple[type[Warning], str]]:

@@ -11,7 +11,9 @@ from everlog.clock import NS_PER_S, TestClock
 from everlog.errors import Io
 from everlog.fault_fs import FaultFs
 from everlog.queue import QueueWriter
-from tests.support.small_queues import SMALL, QuickFs, kill_image, open_writer, payloads, wait_until
+from tests.support.files import UnsyncedFs
+from tests.support.processes import eventually
+from tests.support.queues import SMALL, kill_image, open_writer, payloads
 
 HEADER = struct.Struct("<8sHHIQQIIQQQQQ")
 
@@ -158,15 +160,15 @@ def test_the_index_is_flushed_every_so_often(tmp_path: Path) -> None:
     with open_writer(tmp_path / "q", clock=clock, index_stride=1, index_flush_interval_s=2.0) as writer:
         append_stamped(writer, 1)
         clock.advance_ns(2 * NS_PER_S)
-        wait_until(lambda: entries() == 1, "a flush")
+        eventually("a flush", lambda: entries() == 1)
         append_stamped(writer, 2)
         clock.advance_ns(2 * NS_PER_S)
-        wait_until(lambda: entries() == 2, "the next flush")
+        eventually("the next flush", lambda: entries() == 2)
 
 
 def test_index_files_are_replaced_as_a_whole(tmp_path: Path) -> None:
     """By temp file and rename; a failing write leaves the old file, and appending goes on."""
-    fs = FaultFs(tmp_path, inner=QuickFs())
+    fs = FaultFs(tmp_path, inner=UnsyncedFs())
     with open_writer(tmp_path / "q", fs=fs, index_stride=1, retention=False) as writer:
         append_stamped(writer, 1)
         writer.flush_sync()

@@ -20,10 +20,10 @@ from everlog.queue.reader_meta import list_readers
 from everlog.queue.retention import byte_position
 from everlog.queue.writer_lock import LockOwner, process_start_ticks
 from tests.support.files import hooked_fs
-from tests.support.queue_samples import (
+from tests.support.queues import (
     RECORD_SIZE,
     RECORDS_PER_SEGMENT,
-    SEGMENT_SIZE,
+    SMALL,
     name_dead_writer,
     overwrite,
     snapshot,
@@ -69,7 +69,7 @@ def look(path: Path) -> QueueInfo:
 def test_everything_of_a_healthy_queue_is_shown(tmp_path: Path) -> None:
     clock = TestClock()
     path = tmp_path / "q"
-    with Queue.open_publisher(path, clock=clock, segment_size=SEGMENT_SIZE, retention=False) as writer:
+    with Queue.open_publisher(path, clock=clock, segment_size=SMALL, retention=False) as writer:
         for number in range(RECORDS_PER_SEGMENT + 2):
             writer.append(1, struct.pack("<Q", number))
         writer.flush_sync()
@@ -81,8 +81,8 @@ def test_everything_of_a_healthy_queue_is_shown(tmp_path: Path) -> None:
     assert info.control is not None
     assert info.control_error is None
     assert (info.control.head_segment, info.control.head_offset) == (1, 64 + 2 * RECORD_SIZE)
-    assert info.control.head_pos == SEGMENT_SIZE + 64 + 2 * RECORD_SIZE
-    assert info.control.segment_size == SEGMENT_SIZE
+    assert info.control.head_pos == SMALL + 64 + 2 * RECORD_SIZE
+    assert info.control.segment_size == SMALL
     assert info.control.writer_epoch == 1
     assert info.control.writer_heartbeat_ns == clock.wall_ns()
     assert info.control.notify_seq > 0
@@ -93,18 +93,18 @@ def test_everything_of_a_healthy_queue_is_shown(tmp_path: Path) -> None:
     assert info.lock.owner == LockOwner(os.getpid(), process_start_ticks(os.getpid()) or 0, 1)
     assert info.lock.alive
     assert [(s.segment_id, s.length_bytes, s.sealed, s.error) for s in info.segments[:2]] == [
-        (0, SEGMENT_SIZE, True, None),
-        (1, SEGMENT_SIZE, False, None),
+        (0, SMALL, True, None),
+        (1, SMALL, False, None),
     ]
     assert [segment.has_records for segment in info.segments[:2]] == [True, True]
     assert [(r.name, r.lag_bytes, r.lag_segments, r.error) for r in info.readers] == [
         ("alpha", 0, 0, None),
-        ("zeta", SEGMENT_SIZE + RECORD_SIZE, 1, None),
+        ("zeta", SMALL + RECORD_SIZE, 1, None),
     ]
     assert info.stored == list_readers(OsFs(), str(path))
     assert info.unreadable == {}
     assert not info.ready
-    assert info.bytes_on_disk >= 2 * SEGMENT_SIZE
+    assert info.bytes_on_disk >= 2 * SMALL
 
 
 def test_a_queue_that_does_not_exist_is_refused(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_damaged_segment_header_is_shown(tmp_path: Path, offset: int, data: by
 
 def test_a_segment_of_the_wrong_length_is_shown(tmp_path: Path) -> None:
     write_messages(tmp_path, 3)
-    for length in (SEGMENT_SIZE - 1, SEGMENT_SIZE * 2, 0):
+    for length in (SMALL - 1, SMALL * 2, 0):
         os.truncate(tmp_path / layout.segment_name(0), length)
         assert f"has {length} bytes" in str(look(tmp_path).segments[0].error)
 
@@ -261,7 +261,7 @@ def test_a_segment_that_vanishes_while_looking_is_left_out(tmp_path: Path) -> No
 
 def test_a_segment_with_only_padding_has_no_records(tmp_path: Path) -> None:
     write_messages(tmp_path, 1)
-    pad = layout.MESSAGE_HEADER.pack(SEGMENT_SIZE - 128 + 1, 1, 0, 0, layout.PAD_TYPE_ID, 0, 0)
+    pad = layout.MESSAGE_HEADER.pack(SMALL - 128 + 1, 1, 0, 0, layout.PAD_TYPE_ID, 0, 0)
     overwrite(tmp_path / layout.segment_name(0), layout.SEG_DATA_OFFSET, pad)
     assert not look(tmp_path).segments[0].has_records
 
@@ -289,8 +289,8 @@ def test_looking_uses_nothing_but_reads(tmp_path: Path) -> None:
 
 
 @given(
-    head=st.tuples(st.integers(0, 30), st.integers(1, SEGMENT_SIZE // 64)),
-    reader=st.tuples(st.integers(0, 40), st.integers(1, SEGMENT_SIZE // 64)),
+    head=st.tuples(st.integers(0, 30), st.integers(1, SMALL // 64)),
+    reader=st.tuples(st.integers(0, 40), st.integers(1, SMALL // 64)),
 )
 def test_the_lag_is_the_distance_to_the_head_and_never_negative(
     tmp_path_factory: pytest.TempPathFactory, head: tuple[int, int], reader: tuple[int, int]
@@ -303,9 +303,7 @@ def test_the_lag_is_the_distance_to_the_head_and_never_negative(
     (path / "readers").mkdir()
     (path / "readers" / "r.meta").write_bytes(struct.pack("<QQ", reader[0], reader[1] * 64))
     info = look(path)
-    distance = byte_position(head[0], head[1] * 64, SEGMENT_SIZE) - byte_position(
-        reader[0], reader[1] * 64, SEGMENT_SIZE
-    )
+    distance = byte_position(head[0], head[1] * 64, SMALL) - byte_position(reader[0], reader[1] * 64, SMALL)
     assert info.readers[0].lag_bytes == max(0, distance)
     assert info.readers[0].lag_segments == max(0, head[0] - reader[0])
     shutil.rmtree(path)

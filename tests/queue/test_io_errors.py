@@ -9,7 +9,8 @@ import pytest
 from everlog.errors import EverlogError
 from everlog.fault_fs import Call, FaultFs
 from everlog.queue import Queue
-from tests.support.small_queues import SMALL, QuickFs, open_reader, open_writer, payloads, read_all
+from tests.support.files import UnsyncedFs
+from tests.support.queues import SMALL, open_reader, open_writer, payloads, read_all
 
 STEPS = 12
 
@@ -33,7 +34,7 @@ def life(path: Path, fs: FaultFs) -> Iterator[int]:
 
 def live_with_failure(root: Path, number: int, error: int) -> tuple[int, Call | None]:
     """Live, with one failing call; return how many records were committed and which call it was."""
-    fs = FaultFs(root, inner=QuickFs())
+    fs = FaultFs(root, inner=UnsyncedFs())
     fs.fail_at(number, error)
     committed = 0
     try:
@@ -47,7 +48,7 @@ def live_with_failure(root: Path, number: int, error: int) -> tuple[int, Call | 
 
 def count_calls(root: Path) -> int:
     """How many calls a life takes; a little more or less next time, as workers run along."""
-    fs = FaultFs(root, inner=QuickFs())
+    fs = FaultFs(root, inner=UnsyncedFs())
     assert list(life(root / "q", fs))[-1] == STEPS
     return fs.calls
 
@@ -66,7 +67,7 @@ def test_a_failure_of_any_operation_is_an_io_error_and_loses_nothing(
             committed, call = live_with_failure(root, number, error)
         except OSError as raised:
             raise AssertionError(f"call {number} failed and a plain OSError came out: {raised}") from raised
-        with Queue.open_publisher(root / "q", segment_size=SMALL, fs=QuickFs()) as writer:
+        with Queue.open_publisher(root / "q", segment_size=SMALL, fs=UnsyncedFs()) as writer:
             next_seq = writer.next_seq
         assert next_seq >= committed, f"{call}: records were lost"
         found = [(message.seq, message.payload) for message in read_all(root / "q")]
@@ -77,7 +78,7 @@ def test_a_failure_of_any_operation_is_an_io_error_and_loses_nothing(
 
 @pytest.mark.parametrize("name", ["000000000.q", "control.meta", "writer.lock"])
 def test_a_writer_whose_close_fails_still_lets_go_of_the_queue(tmp_path: Path, name: str) -> None:
-    fs = FaultFs(tmp_path, inner=QuickFs())
+    fs = FaultFs(tmp_path, inner=UnsyncedFs())
     writer = open_writer(tmp_path / "q", fs=fs)
     writer.append(1, b"x")
     fs.fail_when("close", errno.EIO, path=f"/{name}")
@@ -93,7 +94,7 @@ def test_a_writer_whose_close_fails_still_lets_go_of_the_queue(tmp_path: Path, n
 
 @pytest.mark.parametrize("name", ["control.meta", "alpha.meta"])
 def test_a_reader_whose_close_fails_still_lets_go_of_its_name(tmp_path: Path, name: str) -> None:
-    fs = FaultFs(tmp_path, inner=QuickFs())
+    fs = FaultFs(tmp_path, inner=UnsyncedFs())
     open_writer(tmp_path / "q").close()
     reader = open_reader(tmp_path / "q", fs=fs)
     fs.fail_when("close", errno.EIO, path=f"/{name}")

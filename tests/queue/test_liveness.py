@@ -10,8 +10,7 @@ from everlog.clock import NS_PER_S, TestClock
 from everlog.queue import DisconnectReason, QueueReader, WriterStatus
 from everlog.queue.layout import CTRL_WRITER_HEARTBEAT_NS
 from everlog.queue.writer_lock import process_start_ticks
-from tests.support.queues import name_dead_writer, overwrite
-from tests.support.small_queues import open_reader, open_writer, segment_file
+from tests.support.queues import name_dead_writer, open_reader, open_writer, overwrite, segment_file
 
 TTL_S = 5.0
 HEARTBEAT_NS = 1_700_000_000 * NS_PER_S

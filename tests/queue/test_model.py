@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from everlog.errors import PayloadTooLarge, Unsupported
 from everlog.queue import MessageView, QueueReader, QueueWriter
+from tests.support.queues import open_reader, open_writer, read_all, sealed, stored_records
 from tests.support.ring_twin import record_size
-from tests.support.small_queues import open_reader, open_writer, read_all, sealed, stored_records
 
 NAMES = ("alpha", "beta", "gamma")
 names = st.sampled_from(NAMES)

@@ -22,7 +22,8 @@ from everlog.fault_fs import FaultFs, PowerLoss
 from everlog.queue import Queue, QueueReader
 from everlog.queue.layout import SEG_DATA_OFFSET
 from everlog.queue.reader_meta import ReaderPosition, list_readers, sync_readers
-from tests.support.small_queues import QuickFs, segment_ids
+from tests.support.files import UnsyncedFs
+from tests.support.queues import segment_ids
 
 SEGMENT_SIZE = 2048
 PAGE = 512
@@ -79,7 +80,7 @@ class Life:
 
     def stored(self, path: Path) -> int:
         """The next seq where the reader resumes: a commit that the power loss cut off is stored or not."""
-        position = (list_readers(QuickFs(), str(path)) or {}).get("alpha")
+        position = (list_readers(UnsyncedFs(), str(path)) or {}).get("alpha")
         if position is None:
             return 0
         assert isinstance(position, ReaderPosition)
@@ -108,7 +109,7 @@ def _quiet_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def survivors(path: Path) -> list[tuple[int, bytes]]:
     """Every sound record; what is reported as damaged or missing is stepped over, as a user would."""
     found: list[tuple[int, bytes]] = []
-    with Queue.open_subscriber(path, None, "earliest", fs=QuickFs()) as reader:
+    with Queue.open_subscriber(path, None, "earliest", fs=UnsyncedFs()) as reader:
         while True:
             try:
                 view = reader.next()
@@ -131,7 +132,7 @@ def step_over(reader: QueueReader, next_seq: int) -> None:
 def check(path: Path, life: Life, settings: dict[str, Any]) -> None:
     """Open the queue again, without deleting anything more, and compare."""
     settings = {**settings, "retention": False}
-    with Queue.open_publisher(path, segment_size=SEGMENT_SIZE, fs=QuickFs(), **settings) as writer:
+    with Queue.open_publisher(path, segment_size=SEGMENT_SIZE, fs=UnsyncedFs(), **settings) as writer:
         damaged = {damage.segment_id for damage in writer.recovery.damage}
         found = survivors(path)
         seqs = [seq for seq, _ in found]
@@ -139,7 +140,7 @@ def check(path: Path, life: Life, settings: dict[str, Any]) -> None:
         assert all(data == payload_of(seq) for seq, data in found), "another content than was appended"
         stored = life.stored(path)
         assert stored >= life.committed, "a commit was lost"
-        Queue.open_subscriber(path, "alpha", fs=QuickFs()).close()  # what it needs next is there
+        Queue.open_subscriber(path, "alpha", fs=UnsyncedFs()).close()  # what it needs next is there
         needed = set(range(min(stored, life.flushed), life.flushed))
         assert needed <= set(seqs), f"flushed and lost: {sorted(needed - set(seqs))}"
         if not damaged and not settings.get("defer_seal_sync") and seqs:
@@ -155,7 +156,7 @@ def check(path: Path, life: Life, settings: dict[str, Any]) -> None:
 def try_life(root: Path, number: int, seed: int, settings: dict[str, Any], *, reads: bool) -> bool:
     """Lose power at one call and check; False when the life was over before that call."""
     root.mkdir()
-    fs = FaultFs(root, seed=seed, inner=QuickFs(), page_size=PAGE)
+    fs = FaultFs(root, seed=seed, inner=UnsyncedFs(), page_size=PAGE)
     generator = random.Random(seed)
     (fs.tear_at if generator.random() < 0.3 else fs.lose_power_at)(number)
     life = Life()
@@ -219,7 +220,7 @@ def test_power_lost_again_during_every_call_of_the_recovery_is_survived(tmp_path
         seed = generator.randrange(2**32)
         root = tmp_path / f"{number}"
         root.mkdir()
-        fs = FaultFs(root, seed=seed, inner=QuickFs(), page_size=PAGE)
+        fs = FaultFs(root, seed=seed, inner=UnsyncedFs(), page_size=PAGE)
         life = Life()
         fs.lose_power_at(150 + seed % 300)
         with contextlib.suppress(PowerLoss):
@@ -247,7 +248,7 @@ def test_many_lives_and_power_losses_in_a_row_lose_nothing_that_was_flushed(
     tmp_path: Path, seed: int
 ) -> None:
     generator = random.Random(SEED + seed)
-    fs = FaultFs(tmp_path, seed=seed, inner=QuickFs(), page_size=PAGE)
+    fs = FaultFs(tmp_path, seed=seed, inner=UnsyncedFs(), page_size=PAGE)
     life = Life()
     for _ in range(4):
         fs.lose_power_at(fs.calls + generator.randint(1, 400))
@@ -266,7 +267,7 @@ def lose_power(root: Path, act: Callable[[FaultFs], object], *seeds: int) -> Ite
     for seed in seeds or range(12):
         place = root / f"{seed}"
         place.mkdir()
-        fs = FaultFs(place, seed=seed, inner=QuickFs(), page_size=PAGE)
+        fs = FaultFs(place, seed=seed, inner=UnsyncedFs(), page_size=PAGE)
         with contextlib.suppress(PowerLoss):
             act(fs)
         fs.restore()
@@ -343,7 +344,7 @@ def test_flush_async_promises_nothing_but_breaks_nothing(tmp_path: Path) -> None
             cut(fs)
 
     for place in lose_power(tmp_path, act):
-        with Queue.open_publisher(place / "q", fs=QuickFs()) as writer:
+        with Queue.open_publisher(place / "q", fs=UnsyncedFs()) as writer:
             assert writer.next_seq >= 5
         found = survivors(place / "q")
         assert found[:5] == [(seq, payload_of(seq)) for seq in range(5)]
@@ -366,7 +367,7 @@ def test_a_durable_commit_survives_and_an_ordinary_one_may_not(tmp_path: Path) -
 
     resumed = set()
     for place in lose_power(tmp_path, act):
-        with Queue.open_subscriber(place / "q", "alpha", fs=QuickFs()) as reader:
+        with Queue.open_subscriber(place / "q", "alpha", fs=UnsyncedFs()) as reader:
             resumed.add(reader.drain(1)[0].seq)
     assert resumed <= {4, 6}
     assert 4 in resumed
@@ -395,7 +396,7 @@ def test_nothing_is_deleted_for_a_position_that_a_power_loss_takes_back(tmp_path
                 cut(fs)
 
     for place in lose_power(tmp_path, act):
-        with Queue.open_subscriber(place / "q", "alpha", fs=QuickFs()) as reader:
+        with Queue.open_subscriber(place / "q", "alpha", fs=UnsyncedFs()) as reader:
             seqs = [message.seq for message in reader.drain(100)]
         assert seqs == list(range(seqs[0], 30))
 
@@ -417,9 +418,9 @@ def test_a_reader_does_not_skip_records_that_replace_lost_ones(tmp_path: Path) -
             cut(fs)
 
     for place in lose_power(tmp_path, act):
-        with Queue.open_publisher(place / "q", fs=QuickFs()) as writer:
+        with Queue.open_publisher(place / "q", fs=UnsyncedFs()) as writer:
             new = [writer.append(1, b"z" * 70) for _ in range(20)]
-            with Queue.open_subscriber(place / "q", "alpha", fs=QuickFs()) as reader:
+            with Queue.open_subscriber(place / "q", "alpha", fs=UnsyncedFs()) as reader:
                 assert [message.seq for message in reader.drain(100)] == new
 
 
@@ -441,7 +442,7 @@ def test_deleted_segments_do_not_make_a_stale_control_block_start_anew(tmp_path:
 
     for place in lose_power(tmp_path, act):
         oldest = min(segment_ids(place / "q"), default=0)
-        with Queue.open_publisher(place / "q", fs=QuickFs()) as writer:
+        with Queue.open_publisher(place / "q", fs=UnsyncedFs()) as writer:
             assert writer.segment_id >= oldest
             found = survivors(place / "q")
             assert not found or writer.next_seq > found[-1][0]

@@ -15,17 +15,16 @@ from everlog.fault_fs import FaultFs
 from everlog.queue import QueueWriter, WriterConfig
 from everlog.queue.layout import SEGMENT_HEADER
 from everlog.queue.segment import LARGE_BLOCK_BYTES, create_segment
-from tests.support.files import hooked_fs
-from tests.support.queues import overwrite
-from tests.support.small_queues import (
+from tests.support.files import UnsyncedFs, hooked_fs
+from tests.support.processes import eventually
+from tests.support.queues import (
     SMALL,
-    QuickFs,
     open_reader,
     open_writer,
+    overwrite,
     payloads,
     segment_file,
     segment_ids,
-    wait_until,
 )
 
 BIG = SMALL - 128
@@ -34,7 +33,7 @@ BIG = SMALL - 128
 
 def prepared(path: Path, segment_id: int) -> None:
     """Wait until the worker has published a segment."""
-    wait_until(segment_file(path, segment_id).exists, f"segment {segment_id}")
+    eventually(f"segment {segment_id}", segment_file(path, segment_id).exists)
 
 
 def test_the_next_segment_is_prepared_once_a_quarter_is_used(tmp_path: Path) -> None:
@@ -113,7 +112,7 @@ def test_a_prepared_segment_is_used_by_the_next_writer(tmp_path: Path) -> None:
 
 
 def test_a_segment_is_built_aside_allocated_synced_and_published_without_replacing(tmp_path: Path) -> None:
-    fs = FaultFs(tmp_path, inner=QuickFs())
+    fs = FaultFs(tmp_path, inner=UnsyncedFs())
     with open_writer(tmp_path / "q", fs=fs) as writer:
         writer.append(1, bytes(BIG))
         prepared(tmp_path / "q", 1)
@@ -130,7 +129,7 @@ def test_a_roll_waits_for_a_segment_that_is_being_built(tmp_path: Path) -> None:
     def before(name: str, arguments: tuple[Any, ...]) -> None:
         if name == "allocate" and threading.current_thread() is not threading.main_thread():
             building.set()
-            wait_until(lambda: "take_over" in main_stack(), "the writer to wait")
+            eventually("the writer to wait", lambda: "take_over" in main_stack())
             rolling.set()
 
     with open_writer(tmp_path / "q", fs=hooked_fs(before)) as writer:
@@ -164,7 +163,7 @@ def test_a_build_that_fails_while_the_writer_waits_is_not_begun_again_beside_it(
             trespassed.set()
         if not in_main and name == "allocate" and not failed.is_set():
             building.set()
-            wait_until(lambda: "take_over" in main_stack(), "the writer to wait")
+            eventually("the writer to wait", lambda: "take_over" in main_stack())
             failed.set()
             raise OSError(errno.ENOSPC, "no space, for a moment")
         if in_main and name == "rename_noreplace" and "000000001.q" in str(arguments[1]):
@@ -182,13 +181,13 @@ def test_a_build_that_fails_while_the_writer_waits_is_not_begun_again_beside_it(
 
 
 def test_errors_of_the_worker_are_counted_and_its_temp_file_is_removed(tmp_path: Path) -> None:
-    fs = FaultFs(tmp_path, inner=QuickFs())
+    fs = FaultFs(tmp_path, inner=UnsyncedFs())
     clock = TestClock()
     with open_writer(tmp_path / "q", fs=fs, clock=clock) as writer:
         fs.fail_when("allocate", errno.ENOSPC, path="000000001.q.tmp")
         writer.append(1, bytes(BIG))
-        wait_until(lambda: writer.metrics.prealloc_errors == 1, "the failure")
-        wait_until(lambda: not list((tmp_path / "q").glob("*.tmp")), "the clean-up")
+        eventually("the failure", lambda: writer.metrics.prealloc_errors == 1)
+        eventually("the clean-up", lambda: not list((tmp_path / "q").glob("*.tmp")))
         assert segment_ids(tmp_path / "q") == [0]
         clock.advance_ns(10_000_000)
         prepared(tmp_path / "q", 1)
@@ -201,7 +200,7 @@ def test_errors_of_the_worker_are_counted_and_its_temp_file_is_removed(tmp_path:
 def test_a_roll_that_cannot_make_its_segment_changes_nothing_and_can_be_repeated(
     tmp_path: Path, operation: str
 ) -> None:
-    fs = FaultFs(tmp_path, inner=QuickFs())
+    fs = FaultFs(tmp_path, inner=UnsyncedFs())
     with open_writer(tmp_path / "q", fs=fs, retention=False) as writer:
         writer.append(1, bytes(SMALL - 256))
         prepared(tmp_path / "q", 1)
@@ -287,7 +286,7 @@ def test_an_existing_segment_is_never_truncated_or_overwritten(tmp_path: Path) -
             writer.append(1, bytes(BIG))
         assert segment_file(tmp_path / "q", 1).read_bytes() == data
         segment_file(tmp_path / "q", 1).unlink()
-        wait_until(lambda: retried(writer), "a roll to a segment of its own")
+        eventually("a roll to a segment of its own", lambda: retried(writer))
     assert payloads(tmp_path / "q") == [b"x", bytes(BIG)]
 
 

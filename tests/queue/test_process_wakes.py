@@ -14,6 +14,7 @@ from everlog.fs import OsFs
 from everlog.queue import BusySpin, FanInReader, Queue
 from everlog.queue.control import ControlBlock
 from everlog.queue.layout import CTRL_WAITERS_PENDING
+from tests.support.files import UnsyncedFs
 from tests.support.processes import Child, eventually, fresh_seed, sleeps
 from tests.support.wakes import (
     WaitLog,
@@ -26,7 +27,6 @@ from tests.support.wakes import (
     sleep_in_fan_in,
     sleep_until_woken,
 )
-from tests.support.workloads import UnsyncedFs
 
 ROUND_TRIPS = 5_000
 POKES = 25_000

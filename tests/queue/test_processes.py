@@ -21,6 +21,7 @@ from tests.support.crashes import (
     crash_readers,
     crash_writers,
 )
+from tests.support.files import UnsyncedFs
 from tests.support.processes import Child, eventually, fresh_seed, shared_words
 from tests.support.workloads import (
     ABORTED,
@@ -31,7 +32,6 @@ from tests.support.workloads import (
     MANY,
     WAYS_TO_READ,
     ReaderPlan,
-    UnsyncedFs,
     WriterPlan,
     read_queue,
     write_and_fork,

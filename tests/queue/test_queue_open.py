@@ -20,9 +20,8 @@ from everlog.errors import (
 )
 from everlog.queue import Queue, QueueReader, StartMode
 from everlog.queue.layout import CTRL_INIT_STATE, CTRL_VERSION_OFFSET
-from tests.support.files import hooked_fs, tree
-from tests.support.queues import overwrite
-from tests.support.small_queues import SMALL, QuickFs, open_reader, open_writer, payloads
+from tests.support.files import UnsyncedFs, hooked_fs, tree
+from tests.support.queues import SMALL, open_reader, open_writer, overwrite, payloads
 
 
 def test_a_new_queue_has_these_files_and_bytes(tmp_path: Path) -> None:
@@ -143,7 +142,7 @@ def test_try_open_raises_on_a_bad_magic_or_version(tmp_path: Path) -> None:
 def test_try_open_opens(tmp_path: Path) -> None:
     with open_writer(tmp_path / "q") as writer:
         writer.append(1, b"x")
-    reader = Queue.try_open_subscriber(tmp_path / "q", "alpha", "earliest", fs=QuickFs())
+    reader = Queue.try_open_subscriber(tmp_path / "q", "alpha", "earliest", fs=UnsyncedFs())
     assert isinstance(reader, QueueReader)
     with reader:
         assert [bytes(view) for view in reader] == [b"x"]
@@ -194,7 +193,7 @@ def test_try_open_during_creation_is_none_until_it_opens(tmp_path: Path) -> None
     """A subscriber that keeps looking for a queue must never get an error while it is being created."""
 
     def attempt() -> bool:
-        reader = Queue.try_open_subscriber(tmp_path / "q", None, fs=QuickFs())
+        reader = Queue.try_open_subscriber(tmp_path / "q", None, fs=UnsyncedFs())
         if reader is None:
             return False
         with reader:

@@ -21,14 +21,13 @@ from everlog.fault_fs import FaultFs
 from everlog.fs import OsFs
 from everlog.queue import Message, MessageView, QueueReader
 from everlog.queue.reader_meta import ReaderPosition, list_readers
-from tests.support.files import tree
-from tests.support.queues import overwrite
-from tests.support.small_queues import (
+from tests.support.files import UnsyncedFs, tree
+from tests.support.queues import (
     SMALL,
-    QuickFs,
     flip,
     open_reader,
     open_writer,
+    overwrite,
     payloads,
     segment_file,
     stored_records,
@@ -322,7 +321,7 @@ def test_a_commit_at_the_very_end_of_a_segment_resumes_in_the_next(tmp_path: Pat
 @pytest.mark.parametrize("durable", [True, False])
 def test_commit_syncs_unless_told_not_to(tmp_path: Path, durable: bool) -> None:
     path = fill(tmp_path / "q")
-    fs = FaultFs(tmp_path, inner=QuickFs())
+    fs = FaultFs(tmp_path, inner=UnsyncedFs())
     with open_reader(path, fs=fs) as reader:
         reader.next()
         before = fs.calls
@@ -407,7 +406,7 @@ def test_a_reader_that_waits_for_each_message_gives_signs_of_life(tmp_path: Path
 def test_a_heartbeat_that_cannot_be_stored_loses_no_message(tmp_path: Path, way: str) -> None:
     path = fill(tmp_path / "q", 5)
     clock = TestClock()
-    fs = FaultFs(tmp_path, inner=QuickFs())
+    fs = FaultFs(tmp_path, inner=UnsyncedFs())
     seqs: list[int] = []
 
     def collect(result: object) -> None:

@@ -19,8 +19,8 @@ from everlog.fault_fs import FaultFs, PowerLoss
 from everlog.fs import Fs, OsFs
 from everlog.queue import reader_meta
 from everlog.queue.reader_meta import ReaderMetaFile, ReaderPosition, list_readers
+from tests.support.command_lines import holding
 from tests.support.files import descriptors_below, hooked_fs, interrupting_fs, tree
-from tests.support.holder import holding
 
 U64 = st.integers(0, 2**64 - 1)
 positions = st.builds(ReaderPosition, U64, U64, U64, U64)

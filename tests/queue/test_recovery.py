@@ -10,8 +10,7 @@ from everlog.errors import Corrupt, CorruptMetadata, UnsupportedVersion
 from everlog.queue import QueueWriter
 from tests.support import ring_twin
 from tests.support.files import tree
-from tests.support.queues import overwrite
-from tests.support.small_queues import (
+from tests.support.queues import (
     SMALL,
     control_u32,
     control_u64,
@@ -19,6 +18,7 @@ from tests.support.small_queues import (
     kill_image,
     open_reader,
     open_writer,
+    overwrite,
     read_all,
     sealed,
     segment_file,

@@ -17,18 +17,9 @@ from everlog.clock import NS_PER_S, TestClock
 from everlog.errors import WriterAlreadyActive
 from everlog.fault_fs import FaultFs
 from everlog.queue import Queue, QueueWriter
-from tests.support.files import hooked_fs
-from tests.support.small_queues import (
-    SMALL,
-    QuickFs,
-    kill_image,
-    open_reader,
-    open_writer,
-    read_all,
-    register,
-    segment_ids,
-    wait_until,
-)
+from tests.support.files import UnsyncedFs, hooked_fs
+from tests.support.processes import eventually
+from tests.support.queues import SMALL, kill_image, open_reader, open_writer, read_all, register, segment_ids
 
 PER_SEGMENT = 7
 
@@ -59,7 +50,7 @@ class Scene:
         self.writer._retention._on_tick = tick
         for number in range(count + 1):
             # A pass is over when the next one begins.
-            wait_until(lambda number=number: self._nudge() or done > number, "a pass")  # type: ignore[misc]
+            eventually("a pass", lambda number=number: self._nudge() or done > number)  # type: ignore[misc]
         self.writer._retention._on_tick = original
 
     def _nudge(self) -> None:
@@ -201,7 +192,7 @@ def test_a_corrupt_meta_aborts_the_pass_and_is_counted(scene: Scene) -> None:
 
 def pass_with_failures(tmp_path: Path, operation: str, path: str, times: int) -> tuple[int, list[int]]:
     """Let calls fail while all of four segments but the head may go; return the errors, and what is kept."""
-    fs = FaultFs(tmp_path, inner=QuickFs())
+    fs = FaultFs(tmp_path, inner=UnsyncedFs())
     scene = Scene(tmp_path / "q", fs=fs)
     with scene.writer, open_reader(scene.path, clock=scene.clock) as reader:
         scene.fill(3)
@@ -234,21 +225,21 @@ def test_a_writer_that_looks_for_room_does_not_wait_for_the_disk_of_a_pass(tmp_p
         writer.append_many(1, [b"x"] * (2 * PER_SEGMENT))
         reader.drain(1000)
         reader.commit()
-        wait_until(lambda: writer._retention.wake() or syncing.is_set(), "the worker to sync the readers")
+        eventually("the worker to sync the readers", lambda: writer._retention.wake() or syncing.is_set())
         assert writer._retention.refresh() is not None
         looked.set()
-        wait_until(lambda: segment_ids(tmp_path / "q")[0] > 0, "the segment to go")
+        eventually("the segment to go", lambda: segment_ids(tmp_path / "q")[0] > 0)
         assert writer.metrics.retention_errors == 0
 
 
 def test_many_segments_go_in_small_batches(tmp_path: Path) -> None:
-    fs = FaultFs(tmp_path, inner=QuickFs())
+    fs = FaultFs(tmp_path, inner=UnsyncedFs())
     scene = Scene(tmp_path / "q", fs=fs)
     with scene.writer, open_reader(scene.path, clock=scene.clock) as reader:
         scene.fill(50)
         reader.drain(1000)
         reader.commit()
-        wait_until(lambda: scene.passes(1) or scene.kept() == [50], "all to go")
+        eventually("all to go", lambda: scene.passes(1) or scene.kept() == [50])
     names = [call.name for call in fs.log if call.name == "listdir" or call.path.endswith(".q")]
     runs = "".join("u" if name == "unlink" else " " for name in names).split()
     assert max(len(run) for run in runs) <= 16
@@ -333,7 +324,7 @@ def test_retention_runs_by_itself_in_real_time(tmp_path: Path) -> None:
         writer.append_many(1, [b"x"] * 50)
         reader.drain(1000)
         reader.commit()
-        wait_until(lambda: min(segment_ids(tmp_path / "q")) == writer.segment_id, "the old segments to go")
+        eventually("the old segments to go", lambda: min(segment_ids(tmp_path / "q")) == writer.segment_id)
         assert writer.metrics.retention_errors == 0
 
 
@@ -371,10 +362,10 @@ def test_the_worker_never_uses_a_descriptor_that_a_roll_has_closed(tmp_path: Pat
             writer.append_in_place(1, SMALL - 128, failing_builder)
         writer.append(1, bytes(SMALL - 192))
         writer.append(1, b"the first of segment 1")
-        wait_until(lambda: writer._retention.wake() or syncing.is_set(), "the worker to sync")
+        eventually("the worker to sync", lambda: writer._retention.wake() or syncing.is_set())
         writer.append(1, bytes(SMALL - 128))
         rolled.set()
-        wait_until(lambda: len(targets) == 2, "the worker to have synced")
+        eventually("the worker to have synced", lambda: len(targets) == 2)
         assert targets[0] == targets[1]
         writer.flush_sync()
 
@@ -397,13 +388,13 @@ def test_a_writer_forgotten_while_its_worker_runs_still_lets_go_of_the_queue(tmp
     writer = open_writer(tmp_path / "q", clock=HoldingClock())
     writer.append(1, b"x")
     worker = writer._retention
-    wait_until(lambda: worker.wake() or in_tick.is_set(), "a tick")
+    eventually("a tick", lambda: worker.wake() or in_tick.is_set())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         del writer
         gc.collect()
         forgotten.set()
-        wait_until(lambda: reopened(tmp_path / "q"), "the queue to be free", timeout_s=5)
+        eventually("the queue to be free", lambda: reopened(tmp_path / "q"), timeout_s=5)
 
 
 def called_by(name: str) -> bool:

@@ -14,14 +14,14 @@ from everlog.fault_fs import FaultFs
 from everlog.queue import QueueReader
 from everlog.queue.seek import Place, Seeker
 from tests.support import ring_twin
-from tests.support.queues import overwrite
-from tests.support.small_queues import (
+from tests.support.files import UnsyncedFs
+from tests.support.queues import (
     SMALL,
-    QuickFs,
     flip,
     kill_image,
     open_reader,
     open_writer,
+    overwrite,
     segment_file,
     segment_ids,
 )
@@ -305,7 +305,7 @@ def test_a_writer_that_died_after_a_flush_leaves_no_index_that_hides_records(tmp
 
 
 def test_an_index_that_could_not_be_written_at_the_roll_hides_no_records(tmp_path: Path) -> None:
-    fs = FaultFs(tmp_path, inner=QuickFs())
+    fs = FaultFs(tmp_path, inner=UnsyncedFs())
     with open_writer(tmp_path / "q", fs=fs, index_stride=1, retention=False) as writer:
         for target in (10, 20):
             writer.append(1, b"x", target)

@@ -16,7 +16,7 @@ from everlog.fs import OsFs
 from everlog.queue import Queue
 from everlog.queue.doctor import Severity, examine_queue
 from everlog.queue.segment_builder import BuiltSegment, SegmentBuilder, assemble
-from tests.support.topic_engines import UnsyncedFs
+from tests.support.files import UnsyncedFs
 
 SEGMENT_SIZE = 1024
 

@@ -10,8 +10,7 @@ from everlog.fs import OsFs
 from everlog.queue import StartMode
 from everlog.queue.reader_meta import ReaderPosition, list_readers
 from tests.support.files import hooked_fs, tree
-from tests.support.queues import overwrite
-from tests.support.small_queues import SMALL, open_reader, open_writer, segment_file, segment_ids
+from tests.support.queues import SMALL, open_reader, open_writer, overwrite, segment_file, segment_ids
 
 COUNT = 20
 PER_SEGMENT = 7

@@ -14,17 +14,9 @@ from everlog.clock import NS_PER_S, TestClock
 from everlog.errors import Corrupt, EverlogError, SegmentMissing
 from everlog.queue import BusySpin, QueueReader, Sleep, SpinThenPark, WaitStrategy
 from everlog.queue.layout import CTRL_NOTIFY_SEQ, CTRL_WAITERS_PENDING
-from tests.support.queues import overwrite
-from tests.support.small_queues import (
-    SMALL,
-    control_u32,
-    flip,
-    open_reader,
-    open_writer,
-    run_python,
-    segment_file,
-    wait_until,
-)
+from tests.support.command_lines import run_python
+from tests.support.processes import eventually
+from tests.support.queues import SMALL, control_u32, flip, open_reader, open_writer, overwrite, segment_file
 
 STRATEGIES: list[WaitStrategy] = [BusySpin(), SpinThenPark(), SpinThenPark(0), Sleep(), Sleep(5)]
 
@@ -45,7 +37,7 @@ def waiting(reader: QueueReader, outcome: list[object], timeout_s: float | None 
 
 def asleep(path: Path, count: int = 1) -> None:
     """Wait until so many readers have registered as sleepers."""
-    wait_until(lambda: control_u32(path, CTRL_WAITERS_PENDING) == count, f"{count} sleeping readers")
+    eventually(f"{count} sleeping readers", lambda: control_u32(path, CTRL_WAITERS_PENDING) == count)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -284,7 +276,7 @@ def test_a_waiting_reader_gives_signs_of_life(tmp_path: Path) -> None:
         thread = waiting(reader, outcome)
         asleep(tmp_path / "q")
         clock.advance_ns(2 * NS_PER_S)
-        wait_until(lambda: (tmp_path / "q/readers/alpha.meta").read_bytes() != before, "a heartbeat")
+        eventually("a heartbeat", lambda: (tmp_path / "q/readers/alpha.meta").read_bytes() != before)
         writer.append(1, b"x")
         thread.join()
         assert outcome == [True]
@@ -304,7 +296,7 @@ def test_other_threads_run_while_a_reader_waits(tmp_path: Path, strategy: WaitSt
     with open_writer(tmp_path / "q"), open_reader(tmp_path / "q", wait_strategy=strategy) as reader:
         thread = threading.Thread(target=count)
         thread.start()
-        wait_until(lambda: counted > 0, "the other thread to run")
+        eventually("the other thread to run", lambda: counted > 0)
         before = counted
         assert reader.wait(0.1) is False
         progress = counted - before

@@ -21,9 +21,10 @@ from everlog.fault_fs import FaultFs
 from everlog.queue import QueueWriter
 from everlog.queue.layout import CTRL_NOTIFY_SEQ, CTRL_WRITE_OFFSET, CTRL_WRITER_HEARTBEAT_NS
 from tests.support import ring_twin
-from tests.support.small_queues import (
+from tests.support.files import UnsyncedFs
+from tests.support.processes import eventually
+from tests.support.queues import (
     SMALL,
-    QuickFs,
     control_u32,
     control_u64,
     open_reader,
@@ -34,7 +35,6 @@ from tests.support.small_queues import (
     segment_file,
     segment_ids,
     stored_records,
-    wait_until,
 )
 
 
@@ -554,9 +554,9 @@ def test_an_idle_writer_gives_a_sign_of_life_every_second(tmp_path: Path, retent
     with open_writer(tmp_path / "q", clock=clock, retention=retention):
         for _ in range(3):
             clock.advance_ns(NS_PER_S)
-            wait_until(
-                lambda: control_u64(tmp_path / "q", CTRL_WRITER_HEARTBEAT_NS) == clock.wall_ns(),
+            eventually(
                 "a heartbeat",
+                lambda: control_u64(tmp_path / "q", CTRL_WRITER_HEARTBEAT_NS) == clock.wall_ns(),
             )
 
 
@@ -582,12 +582,12 @@ def test_a_sync_that_fails_after_a_roll_is_counted_and_flush_sync_never_pretends
     tmp_path: Path, deferred: bool
 ) -> None:
     """The kernel does not say what is missing on disk, so only a new writer, which looks, may flush again."""
-    fs = FaultFs(tmp_path, inner=QuickFs())
+    fs = FaultFs(tmp_path, inner=UnsyncedFs())
     with open_writer(tmp_path / "q", fs=fs, retention=False, defer_seal_sync=deferred) as writer:
         writer.append(1, bytes(800))
         fs.fail_when("fsync", 5, path="000000000.q")
         writer.append(1, bytes(800))
-        wait_until(lambda: writer.metrics.seal_errors == 1, "the failed sync")
+        eventually("the failed sync", lambda: writer.metrics.seal_errors == 1)
         assert writer.metrics.rolls == 1
         for _ in range(3):
             with pytest.raises(Io, match=r"cannot flush .* to disk: Input/output error"):
@@ -601,14 +601,14 @@ def test_a_sync_that_fails_after_a_roll_is_counted_and_flush_sync_never_pretends
 
 @pytest.mark.parametrize("deferred", [False, True])
 def test_a_segment_that_was_left_is_synced_once(tmp_path: Path, deferred: bool) -> None:
-    fs = FaultFs(tmp_path, inner=QuickFs())
+    fs = FaultFs(tmp_path, inner=UnsyncedFs())
     with open_writer(tmp_path / "q", fs=fs, retention=False, defer_seal_sync=deferred) as writer:
         writer.append(1, bytes(800))
         before = syncs_of(fs, "000000000.q")
         writer.append(1, bytes(800))
         if not deferred:
             assert syncs_of(fs, "000000000.q") == before + 1, "before the append returns"
-        wait_until(lambda: syncs_of(fs, "000000000.q") == before + 1, "the sync")
+        eventually("the sync", lambda: syncs_of(fs, "000000000.q") == before + 1)
         writer.flush_sync()
     assert syncs_of(fs, "000000000.q") == before + 1
 

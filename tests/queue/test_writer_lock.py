@@ -18,8 +18,8 @@ from everlog.fault_fs import FaultFs
 from everlog.fs import Fs, OsFs
 from everlog.queue import writer_lock
 from everlog.queue.writer_lock import LockOwner, WriterLock
+from tests.support.command_lines import holding
 from tests.support.files import descriptors_below, tree
-from tests.support.holder import holding
 
 DEAD_PID = 2**22 + 1
 """Above the largest pid that Linux gives out."""

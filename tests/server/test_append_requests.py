@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.files import UnsyncedFs
 from tests.support.stepped_servers import SteppedServer
-from tests.support.topic_engines import UnsyncedFs
 
 PLAIN = b'{"records":[{"data":{"price":101.25},"tag":"t"}]}'
 CONFIGS: list[dict[str, Any]] = [

@@ -23,10 +23,10 @@ from everlog.server.fan_out import (
 from everlog.server.watch_sessions import when_all_done
 from everlog.server.watch_stream import WatchStream
 from everlog.topics import Commit, Diff, NewRecord, TopicConfig
+from tests.support.files import UnsyncedFs
 from tests.support.http_peers import settle, until
 from tests.support.sse_client import Frame, HeldSyncs, Site, SseClient, disk_engine, play
 from tests.support.topic_directories import SEGMENT_EVENTS, open_engine, stopped_directory
-from tests.support.topic_engines import UnsyncedFs
 
 KIB = 1024
 BIG = b'"' + b"x" * (100 * KIB) + b'"'

@@ -9,8 +9,8 @@ from pathlib import Path
 from everlog.server.probe_routes import ProbeRoutes
 from everlog.topics import NewRecord
 from everlog.topics.core import QUEUE_MAX
+from tests.server.pressure import full_pressure, no_pressure
 from tests.support.http_peers import settle, until
-from tests.support.pressure import full_pressure, no_pressure
 from tests.support.sse_client import Frame, HeldSyncs, Site, SseClient, disk_engine, play
 from tests.support.websocket_client import SocketSite, converse
 

@@ -11,7 +11,7 @@ import random
 
 from everlog.clock import TestClock
 from everlog.fault_fs import FaultFs
-from tests.support.topic_engines import UnsyncedFs
+from tests.support.files import UnsyncedFs
 
 FAILING = ("pwrite", "fdatasync", "fsync", "fsync_dir", "rename", "allocate", "truncate", "unlink")
 ERRORS = (errno.EIO, errno.ENOSPC)

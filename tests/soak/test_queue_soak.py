@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from everlog.client.http_api import ApiFailed, HttpApi
+from tests.soak.queue_workers import ACKED, ACKING, GOT, Note, read_notes, work
 from tests.support.processes import Child, eventually, fresh_seed
-from tests.support.queue_workers import ACKED, ACKING, GOT, Note, read_notes, work
 from tests.support.topic_servers import RunningServer, running_server
 
 pytestmark = pytest.mark.soak

@@ -13,6 +13,7 @@ import pytest
 
 from everlog.queue import Queue
 from tests.support.crashes import MortalReader
+from tests.support.files import UnsyncedFs
 from tests.support.processes import Child, eventually, fresh_seed, resources_of, shared_words
 from tests.support.workloads import (
     ACKED,
@@ -20,7 +21,6 @@ from tests.support.workloads import (
     OPENED,
     Payloads,
     ReaderPlan,
-    UnsyncedFs,
     WriterPlan,
     prepared_call,
     read_queue,

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from everlog.pipeline.jobs.batches import run_batches
-from tests.support.small_queues import run_python
+from tests.support.command_lines import run_python
 
 MANY_FILES = """
 import os, sys

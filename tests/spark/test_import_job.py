@@ -15,8 +15,8 @@ from everlog.market.ledger import Ledger
 from everlog.market.venues.simulated import SimulatedVenue
 from everlog.pipeline.jobs.importing import import_to_lake, import_to_queues
 from everlog.pipeline.lake import LakeTable
+from tests.market.venues.tardis_files import write_tardis_files
 from tests.support.import_runs import import_into, messages_of
-from tests.support.tardis_files import write_tardis_files
 
 pytestmark = pytest.mark.timeout(300)
 

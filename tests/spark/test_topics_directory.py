@@ -12,7 +12,8 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from everlog.topics import Engine, EngineSettings, TopicConfig, record_of
-from tests.support.topic_engines import UnsyncedFs, all_records
+from tests.support.files import UnsyncedFs
+from tests.support.topic_engines import all_records
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -1,4 +1,4 @@
-"""The installed commands, run as a user runs them: as processes with pipes, signals and terminals."""
+"""Programs as processes: the installed commands with pipes, signals and terminals, and Python code."""
 
 import os
 import pty
@@ -9,10 +9,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import everlog
 from tests.support.processes import PATIENCE_S
 
 BIN = os.path.dirname(sys.executable)
+SOURCE_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(everlog.__file__)))
 
 
 def command_line(name: str, *arguments: object) -> list[str]:
@@ -115,3 +118,74 @@ def on_terminal(name: str, *arguments: object, columns: int = 120) -> tuple[int,
         process.kill()
         process.wait()
         os.close(ours)
+
+
+class Holder:
+    """Runs `code` with `arguments` in a new interpreter; talks to it in lines.
+
+    The code should block in `sys.stdin.read()` while it holds what the test is about.
+    """
+
+    def __init__(self, code: str, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": SOURCE_ROOT},
+        )
+
+    def read_line(self) -> str:
+        """Wait for the next line the process prints; empty if it ended."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def send_line(self, line: str = "") -> None:
+        """Let the process go on from its `sys.stdin.readline()`."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def release(self) -> None:
+        """End the input of the process and of its children, and wait until it has ended."""
+        assert self.process.stdin is not None
+        if not self.process.stdin.closed:
+            self.process.stdin.close()
+        self.process.wait()
+
+    def kill(self) -> None:
+        """End the process as a crash would, and wait until it has ended."""
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def holding(code: str, *arguments: str) -> Iterator[Holder]:
+    """Run a `Holder` while the block runs."""
+    holder = Holder(code, *arguments)
+    try:
+        yield holder
+    finally:
+        holder.release()
+        assert holder.process.stdout is not None
+        holder.process.stdout.close()
+
+
+def run_python(code: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run `code` in a new interpreter, for what may kill one; the caller judges how it ended."""
+    return subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": SOURCE_ROOT, "PYTHONDONTWRITEBYTECODE": "1"},
+        timeout=100,
+        check=False,
+        **options,
+    )
+
+
+def assert_survives(code: str, *arguments: object) -> str:
+    """Run `code` in a new interpreter, insist that it ends well, and return what it printed."""
+    ended = run_python(code, *arguments)
+    assert ended.returncode == 0, f"ended with {ended.returncode}\n{ended.stdout}\n{ended.stderr}"
+    return ended.stdout

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from everlog.queue import Queue, SpinThenPark
-from tests.support.files import tree
+from tests.support.files import UnsyncedFs, tree
 from tests.support.processes import Child, eventually, shared_words
 from tests.support.stepping import Stepper, allow_tracing
 from tests.support.workloads import (
@@ -36,7 +36,6 @@ from tests.support.workloads import (
     Checker,
     Payloads,
     ReaderPlan,
-    UnsyncedFs,
     WriterPlan,
     prepared_call,
     read_queue,

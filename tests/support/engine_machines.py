@@ -16,7 +16,7 @@ from everlog.clock import TestClock
 from everlog.errors import EverlogError
 from everlog.topics import Engine, EngineSettings
 from everlog.topics.storage.syncs import InlineSyncs
-from tests.support.topic_engines import UnsyncedFs
+from tests.support.files import UnsyncedFs
 
 
 class EngineOnDisk(RuleBasedStateMachine):

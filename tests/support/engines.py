@@ -28,7 +28,7 @@ from everlog.topics import (
     record_of,
 )
 from everlog.topics.storage.syncs import InlineSyncs
-from tests.support.topic_engines import UnsyncedFs
+from tests.support.files import UnsyncedFs
 
 NS_PER_MS = 1_000_000
 START_MS = 1_700_000_000_000

@@ -1,4 +1,4 @@
-"""Files as tests see them: a tree as a dictionary, and an `Fs` that lets a test act between two calls."""
+"""File systems for tests: a tree as a dictionary, an `Fs` without syncs, an `Fs` with hooks before calls."""
 
 import os
 from collections.abc import Callable
@@ -27,6 +27,19 @@ def descriptors_below(root: Path) -> int:
             continue  # the descriptor that listed the directory
         count += path.startswith(f"{root}/") and flags & os.O_ACCMODE != os.O_RDONLY
     return count
+
+
+class UnsyncedFs(OsFs):
+    """The real file system without waiting for the disk, for tests that lose no power or simulate it."""
+
+    def fsync(self, fd: int) -> None:
+        """Do not wait."""
+
+    def fdatasync(self, fd: int) -> None:
+        """Do not wait."""
+
+    def fsync_dir(self, path: str) -> None:
+        """Do not wait."""
 
 
 class _HookedFs:

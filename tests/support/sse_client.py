@@ -25,9 +25,9 @@ from everlog.server.topic_routes import TopicRoutes
 from everlog.server.watch_stream import SlowLimits, WatchRoutes
 from everlog.topics import Engine, EngineSettings, NewRecord
 from everlog.topics.storage.syncs import Done, InlineSyncs, Job
+from tests.support.files import UnsyncedFs
 from tests.support.http_peers import Peer, run_on, until
 from tests.support.topic_directories import SEGMENT_EVENTS
-from tests.support.topic_engines import UnsyncedFs
 
 RETRY = "retry"
 HEARTBEAT = "heartbeat"

@@ -9,7 +9,7 @@ from everlog.clock import TestClock
 from everlog.topics import Engine, EngineSettings, NewRecord, TopicConfig
 from everlog.topics.config import Durability
 from everlog.topics.storage.syncs import InlineSyncs
-from tests.support.topic_engines import UnsyncedFs
+from tests.support.files import UnsyncedFs
 
 FILE_BYTES = 4096
 SEGMENT_EVENTS = 5

@@ -6,26 +6,12 @@ import json
 from typing import NamedTuple
 
 from everlog.errors import TopicNotFound
-from everlog.fs import OsFs
 from everlog.topics import Engine, TopicConfig
 from everlog.topics.results import Diff
 from everlog.topics.topic import TopicState
 from tests.support.topics_model import ModelRecord, ModelTombstone, ModelTopic, compact
 
 PAGE = 1000
-
-
-class UnsyncedFs(OsFs):
-    """The real file system without waiting for the disk: for tests that lose no power, or simulate it."""
-
-    def fsync(self, fd: int) -> None:
-        """Do not wait."""
-
-    def fdatasync(self, fd: int) -> None:
-        """Do not wait."""
-
-    def fsync_dir(self, path: str) -> None:
-        """Do not wait."""
 
 
 class Query(NamedTuple):

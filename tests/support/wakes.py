@@ -15,9 +15,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from everlog.queue import FanInReader, Queue, QueueReader, QueueWriter, SpinThenPark
-from tests.support.files import hooked_fs
+from tests.support.files import UnsyncedFs, hooked_fs
 from tests.support.stepping import allow_tracing
-from tests.support.workloads import UnsyncedFs
 
 SLEEP_NS = 1_000_000_000
 """How long one sleep in the kernel lasts without a wake."""

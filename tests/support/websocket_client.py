@@ -17,9 +17,9 @@ from everlog.clock import SystemClock
 from everlog.server.settings import ServerSettings
 from everlog.server.socket_session import SocketSession, WebSocketRoutes
 from everlog.topics import Engine
+from tests.support.files import UnsyncedFs
 from tests.support.http_peers import Peer, Response, run_on, until
 from tests.support.sse_client import HeldSyncs, Site
-from tests.support.topic_engines import UnsyncedFs
 
 SAMPLE_KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 UPGRADE = {

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from everlog.errors import Closed, EverlogError
 from everlog.fs import Fs, OsFs
 from everlog.queue import Queue, QueueReader, QueueWriter, SpinThenPark
-from tests.support.files import hooked_fs
+from tests.support.files import UnsyncedFs, hooked_fs
 
 APPEND, IN_PLACE, MANY, ARRAY, ABORTED = "append", "in-place", "many", "array", "aborted"
 ALL_KINDS = (APPEND, IN_PLACE, MANY, ARRAY, ABORTED)
@@ -47,16 +47,6 @@ STEP = 64
 
 class Aborted(Exception):
     """Raised by a builder that changes its mind."""
-
-
-class UnsyncedFs(OsFs):
-    """The real file system, except that nothing is forced to disk: a killed process cannot tell."""
-
-    def fsync(self, fd: int) -> None:
-        """Do nothing."""
-
-    def fsync_dir(self, path: str) -> None:
-        """Do nothing."""
 
 
 class Payloads:

@@ -20,7 +20,7 @@ from everlog.topics.committing import ShardLog
 from everlog.topics.storage.layout import FrameType
 from everlog.topics.storage.syncs import InlineSyncs
 from everlog.topics.storage.wal import WalShard
-from tests.support.topic_engines import UnsyncedFs
+from tests.support.files import UnsyncedFs
 
 
 class Noted:

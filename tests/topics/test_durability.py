@@ -13,7 +13,7 @@ from everlog.topics import Durability, Engine, TopicConfig, record_of
 from everlog.topics.core import QUEUE_MAX
 from everlog.topics.storage.syncs import ThreadSyncs
 from tests.support.engines import Stage, records, sized
-from tests.support.topic_engines import UnsyncedFs
+from tests.support.files import UnsyncedFs
 
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 LOGGED = ("memory", "disk", "fsync")

@@ -16,9 +16,9 @@ from everlog.topics.commits import Commit
 from everlog.topics.config import Discard, Durability
 from everlog.topics.results import Appended
 from tests.support.engine_machines import EngineOnDisk
+from tests.support.files import UnsyncedFs
 from tests.support.topic_engines import (
     Query,
-    UnsyncedFs,
     ask_diff,
     ask_state,
     check_account,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from everlog.native.ready_set import TopicWork, recency
 from tests.support.engines import Stage
-from tests.support.scheduler_model import effective_priority
+from tests.topics.delivery.scheduler_model import effective_priority
 
 
 def ranked(priority: int | None, is_auto: bool, read_ms: int | None) -> TopicWork:

@@ -9,7 +9,7 @@ import pytest
 from everlog.errors import Closed, TopicNotFound
 from everlog.topics import Durability, Engine, EngineSettings, NewRecord, TopicConfig
 from everlog.topics.storage.syncs import InlineSyncs
-from tests.support.topic_engines import UnsyncedFs
+from tests.support.files import UnsyncedFs
 
 
 def engine_with(path: Path | None, durability: Durability) -> Engine:

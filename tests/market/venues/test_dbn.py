@@ -13,7 +13,7 @@ from everlog.errors import InvalidSource, Unsupported
 from everlog.market.books import L2Book, L3Book
 from everlog.market.protocol import TRADE, L3EventType, Side, TypeId, crypto_market_id, symbol_hash
 from everlog.market.venues import dbn
-from tests.support.dbn_files import (
+from tests.market.venues.dbn_files import (
     F_LAST,
     F_SNAPSHOT,
     MBO_RTYPE,

@@ -16,7 +16,7 @@ from everlog.market.books import L3Book
 from everlog.market.protocol import TRADE, TRADE_SIDE_UNKNOWN, TypeId, crypto_market_id, symbol_hash
 from everlog.market.venues import archives
 from everlog.market.venues.interface import ImportOptions
-from tests.support.dbn_files import (
+from tests.market.venues.dbn_files import (
     F_MAYBE_BAD_BOOK,
     INSTRUMENTS,
     MAPPING_RTYPE,
@@ -35,6 +35,7 @@ from tests.support.dbn_files import (
     package,
     records,
 )
+from tests.market.venues.peer_books import PeerBook, needs_peer
 from tests.support.import_runs import (
     import_into,
     l2_event,
@@ -43,7 +44,6 @@ from tests.support.import_runs import (
     payloads_of,
     run_importer,
 )
-from tests.support.peer_books import PeerBook, needs_peer
 
 ADD = order(b"A", 7, b"B", 4800 * 10**9, 3)
 OF_OTHER = {"instrument_id": 42}

@@ -10,8 +10,8 @@ from everlog.errors import InvalidConfig, InvalidSource
 from everlog.market.importing import FORMATS
 from everlog.market.venues.sniffing import looks_like
 from everlog.market.venues.szse_channels import COLUMNS
+from tests.market.venues.tardis_files import BOOK_HEADER, TRADE_HEADER
 from tests.support.import_runs import import_into, messages_of
-from tests.support.tardis_files import BOOK_HEADER, TRADE_HEADER
 
 BEGINNINGS = {
     "tardis-book": f"{BOOK_HEADER}\n",

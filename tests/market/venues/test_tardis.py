@@ -16,6 +16,7 @@ from everlog.market.venues import csv_blocks
 from everlog.market.venues.interface import ImportOptions
 from everlog.market.venues.simulated import PRICE_SCALE, SIZE_SCALE, SimulatedVenue
 from everlog.queue import Queue
+from tests.market.venues.tardis_files import BOOK_HEADER, TRADE_HEADER, write_tardis_files
 from tests.support.import_runs import (
     import_into,
     l2_events_of,
@@ -24,7 +25,6 @@ from tests.support.import_runs import (
     payloads_of,
     run_importer,
 )
-from tests.support.tardis_files import BOOK_HEADER, TRADE_HEADER, write_tardis_files
 
 
 def book_file(folder: Path, *rows: str, header: str = BOOK_HEADER) -> Path:

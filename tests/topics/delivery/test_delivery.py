@@ -16,8 +16,8 @@ from everlog.topics.delivery.delivery import BUDGET_NS, LATENCY_BUCKETS, SERVICE
 from everlog.topics.delivery.governor import COMMIT_MIN_NS, SAMPLE_NS, Rung
 from everlog.topics.routing.definitions import RouterConfig
 from everlog.topics.storage.syncs import InlineSyncs
-from tests.support.scheduler_model import MS, Chore
-from tests.support.topic_engines import UnsyncedFs
+from tests.support.files import UnsyncedFs
+from tests.topics.delivery.scheduler_model import MS, Chore
 
 RAM = TopicConfig(durability="ephemeral")  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from everlog.clock import NS_PER_S, TestClock
 from everlog.native.ready_set import BANDS, TICK_NS, TICK_WORK, WEIGHTS, ReadySet, age_boost, band_of
-from tests.support.scheduler_model import MS, Chore, SchedulerModel, band_by_table
+from tests.topics.delivery.scheduler_model import MS, Chore, SchedulerModel, band_by_table
 
 OF_BAND = (-1, 0, 250, 500, 750)
 PRIORITIES = st.one_of(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from everlog.topics.jobs.lease_table import DELAYED, DELETING, LEASED, READY, LeaseTable, StoredLease
-from tests.support.lease_model import Holding, LeaseModel
+from tests.topics.jobs.lease_model import Holding, LeaseModel
 
 seqs = st.integers(1, 12)
 lists = st.lists(seqs, max_size=6)

@@ -13,8 +13,8 @@ from everlog.topics import ClaimRequest, TopicConfig, TopicType, record_of
 from everlog.topics.config import Durability
 from everlog.topics.results import Claimed
 from tests.support.engine_machines import EngineOnDisk
-from tests.support.queue_model import ModelClaim, ModelLease, ModelQueue
 from tests.support.topic_engines import all_records
+from tests.topics.jobs.queue_model import ModelClaim, ModelLease, ModelQueue
 
 QUEUE = "jobs"
 LETTERS = "jobs.dead"

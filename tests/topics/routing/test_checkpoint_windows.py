@@ -20,7 +20,7 @@ from everlog.topics import Engine, EngineSettings, NewRecord, TopicConfig
 from everlog.topics.config import Discard, Durability
 from everlog.topics.routing.definitions import Guarantee, RouterConfig
 from everlog.topics.storage.syncs import InlineSyncs
-from tests.support.topic_engines import UnsyncedFs
+from tests.support.files import UnsyncedFs
 
 SEEDS = int(os.environ.get("ROUTER_SEEDS", "40"))
 Copy = tuple[int, int, int]  # seq, time, number

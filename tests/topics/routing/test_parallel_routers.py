@@ -17,7 +17,7 @@ from everlog.topics import Engine, EngineSettings, NewRecord, TopicConfig
 from everlog.topics.config import Durability
 from everlog.topics.routing.definitions import Guarantee, RouterConfig
 from everlog.topics.storage.syncs import InlineSyncs
-from tests.support.topic_engines import UnsyncedFs
+from tests.support.files import UnsyncedFs
 
 CLASSES = (Durability.MEMORY, Durability.DISK, Durability.FSYNC)
 PARALLEL = {"left": None, "right": "odd"}

@@ -17,9 +17,9 @@ from everlog.topics.config import Discard, Durability
 from everlog.topics.routing.definitions import Guarantee, RouterConfig
 from everlog.topics.routing.graph import find_cycle
 from tests.support.engine_machines import EngineOnDisk
-from tests.support.router_model import ModelRouter, RoutedTopic, RouterWorld
 from tests.support.topic_engines import Query, ask_diff, ask_state, check_diff, check_state
 from tests.support.topics_model import Draft, Match
+from tests.topics.routing.router_model import ModelRouter, RoutedTopic, RouterWorld
 
 NAMES = ("a", "b", "c", "d", "e")  # e is ephemeral, the others never are
 SEEDS = int(os.environ.get("ROUTER_SEEDS", "40"))

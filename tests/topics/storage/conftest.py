@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.wal_samples import LogBench
+from tests.topics.storage.wal_samples import LogBench
 
 
 @pytest.fixture

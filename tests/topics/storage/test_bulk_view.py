@@ -16,10 +16,11 @@ from everlog.topics import Engine, TopicConfig, record_of
 from everlog.topics.config import Durability, EngineSettings
 from everlog.topics.routing.definitions import RouterConfig
 from everlog.topics.storage.bulk_view import BulkView, FramesPiece, Gap, open_piece
-from tests.support.bulk_readers import read_planned, read_whole
 from tests.support.engines import Stage
+from tests.support.files import UnsyncedFs
 from tests.support.topic_directories import flip_bit
-from tests.support.topic_engines import UnsyncedFs, all_records
+from tests.support.topic_engines import all_records
+from tests.topics.storage.bulk_readers import read_planned, read_whole
 
 TAGS = ("a:1", "a:2", "b", None)
 

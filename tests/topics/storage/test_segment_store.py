@@ -21,14 +21,14 @@ from everlog.topics.storage.segment_store import (
     delete_topic,
     list_topics,
 )
-from tests.support.files import descriptors_below, tree
-from tests.support.segment_samples import QuickFs, every_failure, every_power_loss, fault_fs
+from tests.support.files import UnsyncedFs, descriptors_below, tree
+from tests.topics.storage.segment_samples import every_failure, every_power_loss, fault_fs
 
 DATA, INDEX = SegmentPart.DATA, SegmentPart.INDEX
 
 
 def store_at(root: Path, fs: Fs | None = None) -> LocalSegmentStore:
-    return LocalSegmentStore(str(root / "0000000A"), fs or QuickFs())
+    return LocalSegmentStore(str(root / "0000000A"), fs or UnsyncedFs())
 
 
 def both_parts(store: LocalSegmentStore, segment_id: int) -> tuple[bytes, bytes]:
@@ -280,23 +280,23 @@ def test_an_error_names_the_file_and_the_reason(tmp_path: Path) -> None:
 
 def with_topics(root: Path) -> None:
     for topic_id in (10, 2**40):
-        LocalSegmentStore(str(root / layout.topic_dir_name(topic_id)), QuickFs()).put(1, b"data", b"index")
+        LocalSegmentStore(str(root / layout.topic_dir_name(topic_id)), UnsyncedFs()).put(1, b"data", b"index")
 
 
 def test_topics_are_listed_and_deleted(tmp_path: Path) -> None:
     with_topics(tmp_path)
-    assert list_topics(QuickFs(), str(tmp_path)) == [10, 2**40]
-    delete_topic(QuickFs(), str(tmp_path), 10)
-    delete_topic(QuickFs(), str(tmp_path), 10)
-    assert list_topics(QuickFs(), str(tmp_path)) == [2**40]
-    assert list_topics(QuickFs(), str(tmp_path / "nowhere")) == []
+    assert list_topics(UnsyncedFs(), str(tmp_path)) == [10, 2**40]
+    delete_topic(UnsyncedFs(), str(tmp_path), 10)
+    delete_topic(UnsyncedFs(), str(tmp_path), 10)
+    assert list_topics(UnsyncedFs(), str(tmp_path)) == [2**40]
+    assert list_topics(UnsyncedFs(), str(tmp_path / "nowhere")) == []
 
 
 def test_a_foreign_directory_is_refused(tmp_path: Path) -> None:
     with_topics(tmp_path)
     (tmp_path / "lost+found").mkdir()
     with pytest.raises(CorruptMetadata, match=r"lost\+found is no directory of a topic"):
-        list_topics(QuickFs(), str(tmp_path))
+        list_topics(UnsyncedFs(), str(tmp_path))
 
 
 def test_power_loss_during_the_deletion_of_a_topic_keeps_all_or_nothing(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_power_loss_during_the_deletion_of_a_topic_keeps_all_or_nothing(tmp_path
         tmp_path, with_topics, lambda root, fs: delete_topic(fs, str(root), 10), seeds=8
     )
     for root, _ in losses:
-        found = tuple(list_topics(QuickFs(), str(root)))
+        found = tuple(list_topics(UnsyncedFs(), str(root)))
         seen.add(found)
         assert sorted(path.name for path in root.iterdir()) == [layout.topic_dir_name(each) for each in found]
         if 10 in found:

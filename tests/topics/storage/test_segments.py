@@ -30,7 +30,7 @@ from everlog.topics.storage.segment_store import LocalSegmentStore, SegmentPart
 from everlog.topics.storage.segments import SegmentLimits, SegmentSet, SegmentSources, write_piece
 from everlog.topics.storage.tier import Tier, TopicTier
 from tests.support.files import tree
-from tests.support.segment_samples import (
+from tests.topics.storage.segment_samples import (
     append_all,
     every_failure,
     every_power_loss,

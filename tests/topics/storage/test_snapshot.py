@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from everlog.errors import CorruptMetadata, Io, UnsupportedVersion
 from everlog.fault_fs import FaultFs
 from everlog.topics.storage import layout, snapshot
-from tests.support.segment_samples import QuickFs, every_failure, every_power_loss, fault_fs
+from tests.support.files import UnsyncedFs
+from tests.topics.storage.segment_samples import every_failure, every_power_loss, fault_fs
 
 
 def path_of(meta: Path, number: int) -> Path:
@@ -21,7 +22,7 @@ def path_of(meta: Path, number: int) -> Path:
 
 def with_two(meta: Path) -> None:
     for number in (1, 2):
-        snapshot.write(QuickFs(), str(meta), number, b"state %d" % number * 20)
+        snapshot.write(UnsyncedFs(), str(meta), number, b"state %d" % number * 20)
 
 
 def flip(path: Path, bit: int) -> None:
@@ -36,15 +37,15 @@ def test_the_newest_payload_comes_back(
 ) -> None:
     meta = str(tmp_path_factory.mktemp("meta"))
     for number, payload in enumerate(payloads, start=1):
-        snapshot.write(QuickFs(), meta, number, payload)
-    assert snapshot.newest(QuickFs(), meta) == (len(payloads), payloads[-1], [])
-    assert snapshot.numbers(QuickFs(), meta) == list(range(1, len(payloads) + 1))
+        snapshot.write(UnsyncedFs(), meta, number, payload)
+    assert snapshot.newest(UnsyncedFs(), meta) == (len(payloads), payloads[-1], [])
+    assert snapshot.numbers(UnsyncedFs(), meta) == list(range(1, len(payloads) + 1))
 
 
 def test_without_a_snapshot_there_is_no_payload(tmp_path: Path) -> None:
     nothing = snapshot.NewestSnapshot(0, None, [])
-    assert snapshot.newest(QuickFs(), str(tmp_path)) == nothing
-    assert snapshot.newest(QuickFs(), str(tmp_path / "nowhere")) == nothing
+    assert snapshot.newest(UnsyncedFs(), str(tmp_path)) == nothing
+    assert snapshot.newest(UnsyncedFs(), str(tmp_path / "nowhere")) == nothing
 
 
 @given(st.integers(min_value=0))
@@ -57,9 +58,9 @@ def test_a_flipped_bit_means_the_older_snapshot_or_a_refusal(
     version = range(len(layout.SNAPSHOT_MAGIC), len(layout.SNAPSHOT_MAGIC) + 4)
     if bit // 8 % path_of(meta, 2).stat().st_size in version:
         with pytest.raises(UnsupportedVersion, match="move the file elsewhere"):
-            snapshot.newest(QuickFs(), str(meta))
+            snapshot.newest(UnsyncedFs(), str(meta))
         return
-    found = snapshot.newest(QuickFs(), str(meta))
+    found = snapshot.newest(UnsyncedFs(), str(meta))
     assert (found.number, found.payload) == (1, b"state 1" * 20)
     assert [rejected.path for rejected in found.rejected] == [str(path_of(meta, 2))]
 
@@ -71,14 +72,14 @@ def test_a_short_file_means_the_older_snapshot(tmp_path_factory: pytest.TempPath
     content = path_of(meta, 2).read_bytes()
     assert len(content) == 168
     path_of(meta, 2).write_bytes(content[:length])
-    assert snapshot.newest(QuickFs(), str(meta)).number == 1
+    assert snapshot.newest(UnsyncedFs(), str(meta)).number == 1
 
 
 def test_if_all_are_damaged_all_are_reported(tmp_path: Path) -> None:
     with_two(tmp_path)
     for number in (1, 2):
         flip(path_of(tmp_path, number), 8 * 30)
-    found = snapshot.newest(QuickFs(), str(tmp_path))
+    found = snapshot.newest(UnsyncedFs(), str(tmp_path))
     assert (found.number, found.payload) == (0, None)
     assert [(rejected.path, rejected.reason) for rejected in found.rejected] == [
         (str(path_of(tmp_path, number)), "its payload does not match its checksum") for number in (2, 1)
@@ -90,7 +91,7 @@ def test_another_version_is_refused_even_if_an_older_snapshot_would_do(tmp_path:
     header = layout.SNAPSHOT_HEADER.pack(layout.SNAPSHOT_MAGIC, 7, 0)
     path_of(tmp_path, 3).write_bytes(header + bytes(8))
     with pytest.raises(UnsupportedVersion, match=r"snapshot-0000000000000003\.bin has version 7") as refusal:
-        snapshot.newest(QuickFs(), str(tmp_path))
+        snapshot.newest(UnsyncedFs(), str(tmp_path))
     assert refusal.value.version == 7
 
 
@@ -106,10 +107,10 @@ def test_a_snapshot_that_cannot_be_read_is_no_reason_to_take_an_older_one(tmp_pa
 def test_a_foreign_name_is_refused_and_temporary_files_are_not_seen(tmp_path: Path) -> None:
     with_two(tmp_path)
     path_of(tmp_path, 3).with_suffix(".bin.tmp").write_bytes(b"half")
-    assert snapshot.newest(QuickFs(), str(tmp_path)).number == 2
+    assert snapshot.newest(UnsyncedFs(), str(tmp_path)).number == 2
     (tmp_path / "snapshot.7.bin").touch()
     with pytest.raises(CorruptMetadata, match=r"snapshot\.7\.bin is no snapshot"):
-        snapshot.newest(QuickFs(), str(tmp_path))
+        snapshot.newest(UnsyncedFs(), str(tmp_path))
 
 
 @given(st.sets(st.integers(1, 50), min_size=1), st.integers(1, 4))
@@ -118,9 +119,9 @@ def test_pruning_keeps_the_newest(
 ) -> None:
     meta = tmp_path_factory.mktemp("meta")
     for number in numbers:
-        snapshot.write(QuickFs(), str(meta), number, b"%d" % number)
+        snapshot.write(UnsyncedFs(), str(meta), number, b"%d" % number)
     (meta / "snapshot-0000000000000099.bin.tmp").touch()
-    removed = snapshot.prune(QuickFs(), str(meta), keep)
+    removed = snapshot.prune(UnsyncedFs(), str(meta), keep)
     left = sorted(numbers)[-keep:]
     assert removed == sorted(numbers - set(left))
     assert sorted(path.name for path in meta.iterdir()) == [layout.snapshot_file_name(n) for n in left]
@@ -129,8 +130,8 @@ def test_pruning_keeps_the_newest(
 def test_pruning_everything_is_refused(tmp_path: Path) -> None:
     with_two(tmp_path)
     with pytest.raises(ValueError, match="at least the newest"):
-        snapshot.prune(QuickFs(), str(tmp_path), keep=0)
-    assert snapshot.numbers(QuickFs(), str(tmp_path)) == [1, 2]
+        snapshot.prune(UnsyncedFs(), str(tmp_path), keep=0)
+    assert snapshot.numbers(UnsyncedFs(), str(tmp_path)) == [1, 2]
 
 
 def replace_oldest(root: Path, fs: FaultFs) -> None:
@@ -142,7 +143,7 @@ def replace_oldest(root: Path, fs: FaultFs) -> None:
 def test_power_loss_at_any_call_leaves_the_old_or_the_new_snapshot_valid(tmp_path: Path) -> None:
     seen = set()
     for root, _ in every_power_loss(tmp_path, with_two, replace_oldest):
-        found = snapshot.newest(QuickFs(), str(root))
+        found = snapshot.newest(UnsyncedFs(), str(root))
         assert found.rejected == []
         assert found.payload == b"state %d" % found.number * 20
         seen.add(found.number)
@@ -155,4 +156,4 @@ def test_a_failed_call_is_reported_and_leaves_a_valid_snapshot(tmp_path: Path, n
         found = snapshot.newest(fs, str(root))
         assert found.payload == b"state %d" % found.number * 20
         replace_oldest(root, fs)
-        assert snapshot.numbers(QuickFs(), str(root)) == [2, 3]
+        assert snapshot.numbers(UnsyncedFs(), str(root)) == [2, 3]

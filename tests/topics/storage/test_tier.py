@@ -16,7 +16,7 @@ from everlog.topics.storage.segment_loading import load_segments
 from everlog.topics.storage.segment_store import Mark, SegmentPart
 from everlog.topics.storage.segments import MarkPlan, Relocation, SegmentLimits, SegmentSet
 from everlog.topics.storage.tier import Tier, TopicTier
-from tests.support.segment_samples import (
+from tests.topics.storage.segment_samples import (
     Records,
     every_failure,
     every_power_loss,

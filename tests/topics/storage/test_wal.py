@@ -23,7 +23,7 @@ from everlog.topics.storage.wal import (
     WalMetrics,
 )
 from everlog.topics.storage.wal_files import AHEAD_BYTES, END_FRAME
-from tests.support.wal_samples import FILE_BYTES, OVERHEAD, LogBench, frames_of
+from tests.topics.storage.wal_samples import FILE_BYTES, OVERHEAD, LogBench, frames_of
 
 LIMIT = FILE_BYTES - len(END_FRAME)
 """Frames of one file end here at the latest."""

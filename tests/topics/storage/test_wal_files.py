@@ -25,7 +25,7 @@ from everlog.topics.storage.wal_files import (
     list_wal_files,
 )
 from tests.support.fault_files import contents, write
-from tests.support.wal_samples import frame, frames_of
+from tests.topics.storage.wal_samples import frame, frames_of
 
 places = st.dictionaries(st.integers(0, 10**18), st.none() | st.integers(0, 120), max_size=12)
 

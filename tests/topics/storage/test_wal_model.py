@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from everlog.errors import ReadOnly, StorageFailed
 from everlog.fault_fs import PowerLoss
 from everlog.topics.storage.wal import BACKGROUND_SYNC_NS, Position
-from tests.support.wal_samples import LogBench
+from tests.topics.storage.wal_samples import LogBench
 
 lengths = st.lists(st.integers(4, 300) | st.sampled_from([700, 932, 933, 1500]), min_size=1, max_size=4)
 

@@ -18,7 +18,7 @@ from everlog.native.topic_log import Sources
 from everlog.topics.storage.syncs import WINDOW_MIN_NS, ThreadSyncs
 from everlog.topics.storage.wal import BACKGROUND_SYNC_NS, Position, WalShard
 from everlog.topics.storage.wal_files import END_FRAME, list_wal_files
-from tests.support.wal_samples import FILE_BYTES, OVERHEAD, LogBench, frame, frames_of
+from tests.topics.storage.wal_samples import FILE_BYTES, OVERHEAD, LogBench, frame, frames_of
 
 # --- Syncing ---------------------------------------------------------------------------------------------
 

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from everlog.errors import Io
 from everlog.fault_fs import FaultFs, PowerLoss
-from everlog.fs import Fs, OsFs
+from everlog.fs import Fs
 from everlog.native.frames import FrameBuffer, read_segment_frame
 from everlog.topics.storage import layout
 from everlog.topics.storage.segment_loading import LoadedSegments, index_entries, load_segments
 from everlog.topics.storage.segment_store import LocalSegmentStore, SegmentPart
 from everlog.topics.storage.segments import AppendPlan, SegmentLimits, SegmentSet, write_piece
 from everlog.topics.storage.tier import TopicTier
+from tests.support.files import UnsyncedFs
 
 TOPIC_ID = 10
 SMALL_PAGE = 64
@@ -27,22 +28,9 @@ payloads = st.lists(st.none() | st.binary(min_size=1, max_size=120), min_size=1,
 """Records in seq order; None is a seq without one."""
 
 
-class QuickFs(OsFs):
-    """Real files without waiting for the disk: what a power loss leaves is modelled by `FaultFs`."""
-
-    def fsync(self, fd: int) -> None:
-        pass
-
-    def fdatasync(self, fd: int) -> None:
-        pass
-
-    def fsync_dir(self, path: str) -> None:
-        pass
-
-
 def fault_fs(root: Path, seed: int = 0) -> FaultFs:
     """Faults below `root`, with pages so small that files of a few records tear."""
-    return FaultFs(root, seed=seed, inner=QuickFs(), page_size=SMALL_PAGE)
+    return FaultFs(root, seed=seed, inner=UnsyncedFs(), page_size=SMALL_PAGE)
 
 
 def time_of(seq: int) -> int:
@@ -80,7 +68,7 @@ def kept(first_seq: int, records: list[bytes | None]) -> Records:
 def open_tier(root: Path, fs: Fs | None = None, *, cold: bool = True) -> TopicTier:
     """The stores of one topic below `root`; the directories above them exist."""
     name = layout.topic_dir_name(TOPIC_ID)
-    fs = fs or QuickFs()
+    fs = fs or UnsyncedFs()
     for above in ("hot", "cold"):
         (root / above).mkdir(exist_ok=True)
     hot = LocalSegmentStore(str(root / "hot" / name), fs)

@@ -22,6 +22,7 @@ from everlog.topics.storage import layout
 from everlog.topics.storage.syncs import InlineSyncs, SyncRunner
 from everlog.topics.storage.wal import Position, WalShard
 from everlog.topics.storage.wal_files import END_FRAME, list_wal_files
+from tests.support.files import UnsyncedFs
 
 OVERHEAD = layout.LOG_HEADER_SIZE + layout.LOG_TRAILER_SIZE
 FILE_BYTES = 1024
@@ -29,7 +30,7 @@ PAGE = 128
 """Smaller than a file, so that a file can survive in part."""
 
 
-class HalfFs(OsFs):
+class HalfFs(UnsyncedFs):
     """Does not wait for the disk; one write after `fail_write` stores only a part and then fails."""
 
     def __init__(self) -> None:
@@ -46,15 +47,6 @@ class HalfFs(OsFs):
         self.fail_write = None
         super().pwrite(fd, part, offset)
         raise OSError(5, "the disk gave up in the middle")
-
-    def fsync(self, fd: int) -> None:
-        """Do not wait."""
-
-    def fdatasync(self, fd: int) -> None:
-        """Do not wait."""
-
-    def fsync_dir(self, path: str) -> None:
-        """Do not wait."""
 
 
 class Entry(NamedTuple):
