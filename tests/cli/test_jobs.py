@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from everlog.api_types import Appended, RecordsDeleted, TopicConfig, TopicState
 from everlog.client.http_api import HttpApi
 from tests.support.topic_servers import ScriptedServer, TopicCommands, http_answer, running_server
 
@@ -166,13 +168,15 @@ def test_a_missing_queue_is_not_created(desk: Desk) -> None:
 
 def test_running_it_again_after_a_lost_delete_appends_nothing_twice(tmp_path: Path) -> None:
     """The delete is not answered; the second run sends the same key and deletes then."""
-    state = http_answer(200, json.dumps({"topic": "dead", "config": {}}).encode())
+    config = TopicConfig()
+    dead = TopicState("dead", config.type, 7, 7, 8, 1, 9, config, 0, None, None)
+    state = http_answer(200, msgspec.json.encode(dead))
     letter = {"$seq": 7, "$ts": 99, "data": 1, "meta": {"$dead_letter_from": "q"}}
     page = http_answer(200, json.dumps({"records": [letter]}).encode())
-    taken = http_answer(200, b'{"deduped":false}')
+    taken = http_answer(200, msgspec.json.encode(Appended("q", 1, 1, 1, 1, False, False)))
     refused = http_answer(503, b'{"error":{"code":"not_ready","message":"soon"}}')
     empty = http_answer(200, b'{"records":[]}')
-    deleted = http_answer(200, b'{"deleted":1}')
+    deleted = http_answer(200, msgspec.json.encode(RecordsDeleted("dead", 1, 8, 7, 0, 0)))
     with ScriptedServer([state, page, taken, refused], [state, page, taken, deleted, empty]) as server:
         jobs = TopicCommands(server.url, "jobs")
         jobs.run("redrive", "dead", code=1)

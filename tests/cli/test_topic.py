@@ -13,13 +13,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from everlog.api_types import Appended, TopicSummary
 from everlog.cli.main import app
 from everlog.cli.topic import parse_start
-from everlog.cli.topic_reading import Last, Place
+from everlog.cli.topic_reading import Last
 from everlog.topics import Discard, Durability, TopicType
 from tests.support.command_lines import command_line, started
 from tests.support.processes import PATIENCE_S
@@ -52,13 +54,14 @@ def append(topic: TopicCommands, name: str, *values: object) -> Any:
 
 
 def test_topics_are_listed_by_prefix_across_pages(tmp_path: Path) -> None:
+    entries = [msgspec.to_builtins(TopicSummary(name, 1, 1, 1, 5, False, 0)) for name in "ab"]
     pages = [
-        http_answer(200, b'{"topics":[{"topic":"a","n":1}],"next_cursor":"c&d"}'),
-        http_answer(200, b'{"topics":[{"topic":"b","n":2}]}'),
+        http_answer(200, json.dumps({"topics": entries[:1], "next_cursor": "c&d"}).encode()),
+        http_answer(200, json.dumps({"topics": entries[1:]}).encode()),
     ]
     with ScriptedServer(pages) as server:
         listed = TopicCommands(server.url).json("ls", "--prefix", "x")
-        assert listed == {"topics": [{"topic": "a", "n": 1}, {"topic": "b", "n": 2}]}
+        assert listed == {"topics": entries}
         first, second = (request.split(b" ")[1] for request in server.requests)
     assert first == b"/v0/topics?prefix=x&page_size=1000"
     assert second == first + b"&cursor=c%26d"
@@ -214,9 +217,7 @@ def test_nothing_to_append_is_no_error(topic: TopicCommands) -> None:
 
 
 def test_a_batch_is_handed_over_once_although_its_first_answer_was_lost() -> None:
-    fine = http_answer(
-        200, b'{"first_seq":1,"last_seq":1,"count":1,"created":true,"deduped":false,"head_seq":1}'
-    )
+    fine = http_answer(200, msgspec.json.encode(Appended("t", 1, 1, 1, 1, True, False)))
     busy = http_answer(503, b'{"error":{"code":"not_ready","message":"soon"}}')
     with ScriptedServer([fine], [b""], [busy, fine]) as server:
         words = ("append", "t", "--batch", 1, "--data", "1", "--data", "2")
@@ -294,7 +295,7 @@ def test_tail_shows_the_last_ten(topic: TopicCommands) -> None:
 
 @pytest.mark.parametrize(
     ("text", "start"),
-    [("earliest", Place.EARLIEST), ("latest", Place.LATEST), ("7", 7), ("-7", Last(7)), ("-0", Last(0))],
+    [("earliest", "earliest"), ("latest", "latest"), ("7", 7), ("-7", Last(7)), ("-0", Last(0))],
 )
 def test_places_to_start(text: str, start: object) -> None:
     assert parse_start(text) == start
@@ -306,7 +307,7 @@ def test_places_to_start(text: str, start: object) -> None:
         (("read", "t", "--from", "soon"), "neither 'earliest'"),
         (("read", "t", "--from", "--5"), "neither 'earliest'"),
         (("read", "t", "--from", "9" * 21), "neither 'earliest'"),
-        (("read", "t", "--format", "{sex}"), "is no field"),
+        (("read", "t", "--format", "{sex}"), "is not a field"),
         (("tail", "t", "-f", "--exit"), "contradict"),
         (("read", "t", "--count", "0"), "--count"),
     ],

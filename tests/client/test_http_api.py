@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlog.client.http_api import UNREACHABLE, ApiFailed, Backoff, HttpApi, Place, topic_path
+from everlog.client.http_api import UNREACHABLE, ApiFailed, Backoff, HttpApi, topic_path
+from everlog.client.wire import ServerAddress
 from everlog.errors import InvalidConfig
 from tests.support.topic_servers import ScriptedServer, http_answer, running_server
 
@@ -33,7 +34,7 @@ GONE = ApiFailed(UNREACHABLE, "unreachable", "gone")
     ],
 )
 def test_a_url_says_where_the_server_is(url: str, place: tuple[str, int, bool, str], shown: str) -> None:
-    found = Place.parse(url)
+    found = ServerAddress.parse(url)
     assert (found.host, found.port, found.is_tls, found.prefix) == place
     assert str(found) == shown
 
@@ -43,12 +44,12 @@ def test_a_url_says_where_the_server_is(url: str, place: tuple[str, int, bool, s
 )
 def test_a_url_that_is_none_is_refused_with_an_example(url: str) -> None:
     with pytest.raises(InvalidConfig, match=r"http://127\.0\.0\.1:4000"):
-        Place.parse(url)
+        ServerAddress.parse(url)
 
 
 def test_a_secret_in_a_url_is_refused_and_not_repeated() -> None:
     with pytest.raises(InvalidConfig) as raised:
-        Place.parse("http://user:sesame@host")
+        ServerAddress.parse("http://user:sesame@host")
     assert "sesame" not in str(raised.value)
 
 
@@ -103,12 +104,12 @@ def test_a_connection_that_was_closed_while_idle_is_opened_again(method: str, re
 
 
 def test_a_request_that_may_do_harm_twice_is_not_repeated() -> None:
-    with ScriptedServer([OK], [OK]) as server, HttpApi(server.url) as api:
+    with ScriptedServer([OK, b""], [OK]) as server, HttpApi(server.url) as api:
         api.get("/topics", Document)
         with pytest.raises(ApiFailed) as raised:
             api.call("POST", "/topics", Document, body={})
         assert raised.value.is_outage
-        assert len(server.requests) == 1
+        assert len(server.requests) == 2
         assert api.get("/topics", Document) == {"fine": True}  # the next one opens a new connection
 
 

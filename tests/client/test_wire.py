@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from everlog.api_types import Tombstone
 from everlog.client import ApiFailed, RecordsLost
-from everlog.client.wire import AnswerReader, BrokenAnswer, Place, RequestWriter
+from everlog.client.wire import AnswerReader, BrokenAnswer, RequestWriter, ServerAddress
 from everlog.errors import DataLost, EverlogError
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-Name: value\r\n\r\nhello"
@@ -53,7 +53,7 @@ def test_an_answer_without_a_length_ends_with_the_connection() -> None:
 
 
 def test_a_request_is_one_piece_with_its_body() -> None:
-    writer = RequestWriter(Place.parse("http://host:81/logs"), "sesame")
+    writer = RequestWriter(ServerAddress.parse("http://host:81/logs"), "sesame")
     assert writer.request("POST", "/topics/t", b"{}") == (
         b"POST /logs/v0/topics/t HTTP/1.1\r\nHost: host:81\r\nAuthorization: Bearer sesame\r\n"
         b"Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"

@@ -40,7 +40,7 @@ def records(server: HttpApi, topic: str) -> list[dict[str, Any]]:
 
 def save(frame: DataFrame, server: HttpApi, **options: Any) -> None:
     """Write a batch."""
-    frame.write.format(FORMAT).options(url=str(server.place), **options).mode("append").save()
+    frame.write.format(FORMAT).options(url=str(server.address), **options).mode("append").save()
 
 
 def numbers(spark: SparkSession, first: int, end: int) -> DataFrame:
@@ -82,14 +82,14 @@ def test_rows_that_are_no_records_are_refused(
 
 def test_a_topic_is_not_overwritten(spark: SparkSession, server: HttpApi) -> None:
     with pytest.raises(PySparkException, match="appended to"):
-        numbers(spark, 0, 1).write.format(FORMAT).options(url=str(server.place), topic="x").mode(
+        numbers(spark, 0, 1).write.format(FORMAT).options(url=str(server.address), topic="x").mode(
             "overwrite"
         ).save()
 
 
 def run(table: DataFrame, server: HttpApi, checkpoint: Path) -> None:
     """Stream what is there into the topic `streamed`."""
-    writer = table.writeStream.format(FORMAT).options(url=str(server.place), topic="streamed")
+    writer = table.writeStream.format(FORMAT).options(url=str(server.address), topic="streamed")
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     assert query.awaitTermination(PATIENCE_S)
 

@@ -45,7 +45,7 @@ def append(api: HttpApi, topic: str, first: int, end: int, **fields: Any) -> Non
 
 def load(spark: SparkSession, server: HttpApi, topic: str, **options: Any) -> DataFrame:
     """Read topics with the right key."""
-    source = spark.read.format(FORMAT).option("url", str(server.place)).option("topic", topic)
+    source = spark.read.format(FORMAT).option("url", str(server.address)).option("topic", topic)
     return source.options(**{"key": "sesame", **options}).load()
 
 
@@ -121,7 +121,7 @@ def test_bad_options_are_refused_with_what_is_valid(
 def test_a_stream_shares_its_limit_among_topics_and_resumes(
     spark: SparkSession, server: HttpApi, tmp_path: Path
 ) -> None:
-    source = spark.readStream.format(FORMAT).option("url", str(server.place)).option("key", "sesame")
+    source = spark.readStream.format(FORMAT).option("url", str(server.address)).option("key", "sesame")
     table = source.option("topic", "orders,trades").option("maxRecordsPerBatch", 1000).load()
     assert drain(table, tmp_path) == [1000, 1000, 510]
     append(server, "trades", 10, 17)
@@ -135,6 +135,6 @@ def test_a_stream_takes_about_so_many_bytes_at_a_time(
 ) -> None:
     records = [{"data": "x" * 98} for _ in range(100)]
     server.call("POST", "/topics/wide", dict[str, Any], body={"records": records})
-    source = spark.readStream.format(FORMAT).option("url", str(server.place)).option("key", "sesame")
+    source = spark.readStream.format(FORMAT).option("url", str(server.address)).option("key", "sesame")
     table = source.option("topic", "wide").option("maxBytesPerBatch", 4000).load()
     assert drain(table, tmp_path) == [40, 40, 20]

@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from everlog import api_types as shapes
-from everlog.client import AsyncClient, Client, calls
+from everlog.client import AsyncClient, Client
+from everlog.client.flows import Call
 from everlog.client.sockets import AsyncSocket
 from everlog.client.wire import Answer
 from tests.support.http_cases import JSON, PATIENCE_S, Reply
@@ -141,7 +142,7 @@ def typed_answer(method: str, path: str, body: bytes) -> Any:
         else parts[0]
     )
     kind = _ANSWERS.get((method, what))
-    return None if kind is None else calls.Call(method, path, kind).read(body)
+    return None if kind is None else Call(method, path, kind).read(body)
 
 
 class ClientOfCases:

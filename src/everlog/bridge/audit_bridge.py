@@ -21,7 +21,6 @@ import numpy as np
 from everlog.bridge.audit_topic import RUNS_SHOWN_MAX, SeqRun, pages
 from everlog.bridge.layouts import GAP_TYPE_ID, NS_PER_MS, SEQ_DIGITS, timestamp_ns
 from everlog.bridge.rendering import Marker
-from everlog.bridge.requests import send
 from everlog.bridge.settling import NOT_FOUND, SourceRecord
 from everlog.bridge.state import (
     QueueToTopicState,
@@ -30,7 +29,7 @@ from everlog.bridge.state import (
     load_any,
     reader_name,
 )
-from everlog.client import ApiFailed, Client, calls
+from everlog.client import ApiFailed, Client
 from everlog.errors import Corrupt, QueueNotFound
 from everlog.fs import Fs, OsFs
 from everlog.queue import Queue, StartMode
@@ -123,7 +122,7 @@ class _QueueToTopicAudit:
         audit, state = self.audit, self._state
         audit.forwarded = self._confirmed
         try:
-            head_seq = send(self._client, calls.topic(state.topic, touch=False)).head_seq
+            head_seq = self._client.topic(state.topic, touch=False).head_seq
         except ApiFailed as error:
             if error.status != NOT_FOUND:
                 raise

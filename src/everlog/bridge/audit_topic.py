@@ -21,9 +21,8 @@ from typing import Final
 import msgspec
 
 from everlog.api_types import TopicAccount, TopicState
-from everlog.bridge.requests import send
 from everlog.bridge.settling import SourceDiff, SourceRecord, read_sources
-from everlog.client import Client, calls
+from everlog.client import Client
 
 RUNS_SHOWN_MAX: Final = 20
 # The server is asked what became of the seqs each time so many have been read.
@@ -76,7 +75,7 @@ def pages(client: Client, topic: str, head_seq: int, *, include_meta: bool = Fal
 
 def audit_topic(client: Client, topic: str) -> TopicAudit:
     """Account for every seq of a topic up to its present head."""
-    state = send(client, calls.topic(topic, touch=False))
+    state = client.topic(topic, touch=False)
     account = Account(client, state)
     for page in pages(client, topic, state.head_seq):
         account.take_page(page)
@@ -97,7 +96,7 @@ class Account:
         self._seen = 0
         self._ts_ms = 0
         # Behind the head there is nothing to count; this is for the floor as it was before the first page.
-        self._floor = send(client, calls.account(state.topic, state.head_seq)).evict_floor
+        self._floor = client.account(state.topic, state.head_seq).evict_floor
 
     def take_page(self, page: SourceDiff) -> None:
         """Take in the next page."""
@@ -131,7 +130,7 @@ class Account:
         first_seq, size = self._settled_seq + 1, to_seq - self._settled_seq
         parts: list[TopicAccount] = []
         while self._settled_seq < to_seq:
-            part = send(self._client, calls.account(self.audit.topic, self._settled_seq, to_seq))
+            part = self._client.account(self.audit.topic, self._settled_seq, to_seq)
             if part.to_seq <= self._settled_seq:
                 self.audit.unexplained += to_seq - self._settled_seq
                 problem = (

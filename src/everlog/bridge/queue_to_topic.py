@@ -26,7 +26,6 @@ from everlog.bridge.rendering import (
     fitting,
     request_body,
 )
-from everlog.bridge.requests import send_once
 from everlog.bridge.running import Bridge, Progress
 from everlog.bridge.settling import NOT_FOUND, Verdict, settle
 from everlog.bridge.state import (
@@ -39,9 +38,9 @@ from everlog.bridge.state import (
     reader_name,
 )
 from everlog.client import ApiFailed, calls
-from everlog.client.calls import Call
-from everlog.client.http_api import Backoff
+from everlog.client.flows import Call
 from everlog.client.producer import WINDOW_MS_DEFAULT
+from everlog.client.retrying import ONCE, Backoff
 from everlog.client.wire import topic_path
 from everlog.clock import NS_PER_S
 from everlog.errors import CorruptMetadata, InvalidConfig, SegmentMissing
@@ -288,7 +287,7 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
 
     def _head_of_topic(self) -> int:
         try:
-            state = send_once(self._client, calls.topic(self._settings.topic, touch=False))
+            state = self._client.call(calls.topic(self._settings.topic, touch=False), retry=ONCE)
         except ApiFailed as error:
             if error.status == NOT_FOUND:
                 return 0
@@ -329,7 +328,7 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
             try:
                 if is_in_doubt and (landed := self._look(plan)) is not None:
                     return landed
-                appended = send_once(self._client, call)
+                appended = self._client.call(call, retry=ONCE)
             except ApiFailed as error:
                 if error.status == BAD_REQUEST and not is_careful:
                     # One payload is JSON to us and not to the server; looking closely finds it.
@@ -375,7 +374,7 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
     def _is_key_known(self, plan: Plan) -> bool:
         """Whether the server is sure to remember the key if the batch came: half of its time, to be sure."""
         try:
-            state = send_once(self._client, calls.topic(self._settings.topic, touch=False))
+            state = self._client.call(calls.topic(self._settings.topic, touch=False), retry=ONCE)
             window_ms = state.config.idempotency_window_ms
         except ApiFailed as error:
             if error.status != NOT_FOUND:

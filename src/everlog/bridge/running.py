@@ -13,7 +13,7 @@ from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
 from everlog.bridge.metrics import BridgeMetrics
 from everlog.client import ApiFailed, Client
-from everlog.client.http_api import Backoff
+from everlog.client.retrying import Backoff
 from everlog.clock import NS_PER_S, Clock, SystemClock
 from everlog.fs import Fs, OsFs
 

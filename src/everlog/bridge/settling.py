@@ -13,11 +13,11 @@ from typing import Final
 
 import msgspec
 
-from everlog.bridge.requests import send, send_once
 from everlog.bridge.state import Plan, QueueToTopicState
 from everlog.client import Client, Tombstone
-from everlog.client.calls import Call
 from everlog.client.errors import ApiFailed
+from everlog.client.flows import Call
+from everlog.client.retrying import ONCE
 from everlog.client.wire import topic_path
 
 NOT_FOUND: Final = 404
@@ -73,7 +73,7 @@ def read_sources(
         }
     )
     wanted = Call("POST", topic_path(topic, "/diff"), SourceDiff, body)
-    return send(client, wanted) if is_patient else send_once(client, wanted)
+    return client.call(wanted, retry=None if is_patient else ONCE)
 
 
 def settle(client: Client, state: QueueToTopicState, plan: Plan) -> Finding:

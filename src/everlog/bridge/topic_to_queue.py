@@ -27,7 +27,6 @@ from everlog.bridge.layouts import (
     seq_digits,
     timestamp_ns,
 )
-from everlog.bridge.requests import send_once
 from everlog.bridge.running import Bridge, Progress
 from everlog.bridge.settling import NOT_FOUND
 from everlog.bridge.state import (
@@ -39,8 +38,8 @@ from everlog.bridge.state import (
     new_identity,
 )
 from everlog.client import ApiFailed, Tombstone, calls
-from everlog.client.calls import Call
-from everlog.client.http_api import Backoff
+from everlog.client.flows import Call
+from everlog.client.retrying import ONCE, Backoff
 from everlog.client.wire import topic_path
 from everlog.errors import Corrupt, EverlogError, InvalidConfig, InvalidRecord
 from everlog.queue import Queue, QueueWriter, StartMode, WriterConfig
@@ -158,7 +157,7 @@ class TopicToQueue(Bridge[TopicToQueueSettings]):
 
     def _head_of_topic(self) -> int:
         wanted = calls.topic(self._settings.topic, touch=False)
-        return send_once(self._client, wanted).head_seq
+        return self._client.call(wanted, retry=ONCE).head_seq
 
     def _check_topic(self, state: TopicToQueueState) -> None:
         settings = self._settings
@@ -243,7 +242,8 @@ class TopicToQueue(Bridge[TopicToQueueSettings]):
         }
         path = topic_path(settings.topic, "/diff")
         content = msgspec.json.encode(body)
-        return send_once(self._client, Call("POST", path, _Diff, content, wait_s=wait_ms / 1000))
+        wanted = Call("POST", path, _Diff, content, wait_s=wait_ms / 1000)
+        return self._client.call(wanted, retry=ONCE)
 
     # --- Appending -----------------------------------------------------------------------------------------
 

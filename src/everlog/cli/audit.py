@@ -15,8 +15,8 @@ import msgspec
 import typer
 
 from everlog.cli.options import AsJson
-from everlog.cli.output import Table, counted, print_error, print_json, print_table, reporting
-from everlog.cli.topic import Key, Url
+from everlog.cli.output import Table, counted, group, print_error, print_json, print_table, reporting
+from everlog.cli.session import Key, Url
 from everlog.client.wire import DEFAULT_URL
 from everlog.clock import SystemClock
 from everlog.errors import EverlogError
@@ -29,11 +29,9 @@ if TYPE_CHECKING:
 
     Audit = TopicAudit | QueueAudit | BridgeAudit
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Account for every seq of topics, queues and bridges; exit code 1 if one is unexplained.",
-    epilog="Example: everlog audit topic orders",
+app = group(
+    "Account for every seq of topics, queues and bridges; exit code 1 if one is unexplained.",
+    "everlog audit topic orders",
 )
 
 TOPIC_COLUMNS: Final = (

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from everlog.cli import output
 from everlog.cli.options import AsJson, QueuePath
-from everlog.cli.output import Table, reporting
+from everlog.cli.output import Table, group, reporting
 from everlog.errors import InvalidConfig
 from everlog.market.book_feed import BookFeed, FeedStep
 from everlog.market.book_results import Outputs
@@ -64,11 +64,9 @@ Mode = Annotated[
 ]
 CsvPath = Annotated[str, typer.Option("--csv", metavar="OUT", help="File to write; - is standard output.")]
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Order books of the market data in a queue.",
-    epilog="Example: everlog book show ./queue --symbol BTCUSDT",
+app = group(
+    "Order books of the market data in a queue.",
+    "everlog book show ./queue --symbol BTCUSDT",
 )
 
 

@@ -10,9 +10,7 @@ itself is in `everlog.bridge`.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -24,34 +22,30 @@ import typer
 from everlog.cli.options import AsJson
 from everlog.cli.output import (
     counted,
+    group,
+    handled_signals,
     human_bytes,
-    print_error,
     print_fields,
     print_json,
     print_warning,
     reporting,
 )
-from everlog.cli.signatures import Option, give_options
-from everlog.cli.topic import Key, Url
+from everlog.cli.session import Key, Url
 from everlog.client.wire import DEFAULT_URL
-from everlog.errors import EverlogError
 
 if TYPE_CHECKING:
     from everlog.bridge.metrics import BridgeMetrics
     from everlog.bridge.running import Progress
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Forward a queue to a topic, or a topic to a queue, each record exactly once.",
-    epilog="Example: everlog bridge queue-to-topic --queue ./queue --topic orders",
+app = group(
+    "Forward a queue to a topic, or a topic to a queue, each record exactly once.",
+    "everlog bridge queue-to-topic --queue ./queue --topic orders",
 )
 
 Form = Literal["auto", "json", "base64"]
 Direction = Literal["queue-to-topic", "topic-to-queue"]
 BATCH_DEFAULT: Final = 10_000
 BATCH_KIB_DEFAULT: Final = 4096
-REQUIRED: Final = inspect.Parameter.empty
 
 
 class _Bridge(Protocol):
@@ -64,103 +58,64 @@ class _Bridge(Protocol):
         ...
 
 
-_SHARED_OPTIONS: Final = (
-    Option("queue", Annotated[str, typer.Option(metavar="DIR", help="Directory of the queue.")], REQUIRED),
-    Option("topic", Annotated[str, typer.Option(metavar="TOPIC", help="Name of the topic.")], REQUIRED),
-    Option(
-        "name",
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="NAME",
-                help="Name under which the bridge remembers how far it is. Default: the topic's name.",
-            ),
-        ],
+QueueDir = Annotated[str, typer.Option(metavar="DIR", help="Directory of the queue.")]
+TopicName = Annotated[str, typer.Option(metavar="TOPIC", help="Name of the topic.")]
+BridgeName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Name under which the bridge remembers how far it is. Default: the topic's name."
     ),
-    Option("url", Url, DEFAULT_URL),
-    Option("key", Key),
-    Option("once", Annotated[bool, typer.Option("--once", help="Stop at the end of what is there.")], False),
-    Option(
-        "metrics_port",
-        Annotated[
-            int | None,
-            typer.Option(min=0, max=65_535, help="Serve metrics on 127.0.0.1 at this port; 0: any free one."),
-        ],
-    ),
-    Option(
-        "metrics_port_file",
-        Annotated[
-            str | None,
-            typer.Option(metavar="FILE", help="Gets host:port of the metrics; implies --metrics-port 0."),
-        ],
-    ),
-    Option("as_json", AsJson, False),
+]
+Once = Annotated[bool, typer.Option("--once", help="Stop at the end of what is there.")]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(min=0, max=65_535, help="Serve metrics on 127.0.0.1 at this port; 0: any free one."),
+]
+MetricsPortFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Gets host:port of the metrics; implies --metrics-port 0."),
+]
+Start = Annotated[
+    Literal["earliest", "latest"], typer.Option("--from", help="Where a bridge that never ran begins.")
+]
+
+
+@app.command(
+    "queue-to-topic", epilog="Example: everlog bridge queue-to-topic --queue ./queue --topic orders --once"
 )
-
-_START: Final = Option(
-    "start",
-    Annotated[
-        Literal["earliest", "latest"],
-        typer.Option("--from", help="Where a bridge that never ran begins."),
-    ],
-    "earliest",
-)
-
-_QUEUE_TO_TOPIC_OPTIONS: Final = (
-    Option(
-        "form",
-        Annotated[
-            Form,
-            typer.Option(
-                "--format",
-                help="auto: JSON as it is, market messages as JSON, the rest as base64. json: refuse the "
-                "rest. base64: everything.",
-            ),
-        ],
-        "auto",
-    ),
-    Option(
-        "batch",
-        Annotated[int, typer.Option(min=1, max=10_000, help="Records in one request at most.")],
-        BATCH_DEFAULT,
-    ),
-    Option(
-        "batch_kib",
-        Annotated[int, typer.Option(min=1, max=32_768, help="KiB of payloads in one request at most.")],
-        BATCH_KIB_DEFAULT,
-    ),
-    _START,
-    Option(
-        "durability",
-        Annotated[
-            Literal["ephemeral", "memory", "disk", "fsync"] | None,
-            typer.Option(help="Class of the topic if it is created; needs the scope admin."),
-        ],
-    ),
-    Option(
-        "in_doubt",
-        Annotated[
-            Literal["stop", "send", "skip"],
-            typer.Option(help="What to do with a batch that nobody can tell whether it arrived."),
-        ],
-        "stop",
-    ),
-)
-
-
-def _queue_to_topic(
-    *,
-    form: Form,
-    batch: int,
-    batch_kib: int,
-    start: Literal["earliest", "latest"],
-    durability: str | None,
-    in_doubt: Literal["stop", "send", "skip"],
-    queue: str,
-    topic: str,
-    name: str | None,
-    once: bool,
-    **shared: Any,
+def queue_to_topic_command(  # noqa: PLR0913, PLR0917
+    queue: QueueDir,
+    topic: TopicName,
+    name: BridgeName = None,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    once: Once = False,
+    metrics_port: MetricsPort = None,
+    metrics_port_file: MetricsPortFile = None,
+    as_json: AsJson = False,
+    form: Annotated[
+        Form,
+        typer.Option(
+            "--format",
+            help="auto: JSON as it is, market messages as JSON, the rest as base64. json: refuse the "
+            "rest. base64: everything.",
+        ),
+    ] = "auto",
+    batch: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Records in one request at most.")
+    ] = BATCH_DEFAULT,
+    batch_kib: Annotated[
+        int, typer.Option(min=1, max=32_768, help="KiB of payloads in one request at most.")
+    ] = BATCH_KIB_DEFAULT,
+    start: Start = "earliest",
+    durability: Annotated[
+        Literal["ephemeral", "memory", "disk", "fsync"] | None,
+        typer.Option(help="Class of the topic if it is created; needs the scope admin."),
+    ] = None,
+    in_doubt: Annotated[
+        Literal["stop", "send", "skip"],
+        typer.Option(help="What to do with a batch that nobody can tell whether it arrived."),
+    ] = "stop",
 ) -> None:
     """Forward the messages of a queue to a topic, each exactly once, until Ctrl-C or SIGTERM.
 
@@ -170,7 +125,7 @@ def _queue_to_topic(
     from everlog.bridge.rendering import Format
     from everlog.client import Client
 
-    def build(metrics: BridgeMetrics, tell: _Teller) -> _Bridge:
+    def build(metrics: BridgeMetrics, progress: _ProgressLine) -> _Bridge:
         settings = QueueToTopicSettings(
             queue=queue,
             topic=topic,
@@ -183,70 +138,46 @@ def _queue_to_topic(
             durability=durability,
             in_doubt=in_doubt,
         )
-        client = Client(shared["url"], shared["key"])
-        return QueueToTopic(client, settings, metrics=metrics, warn=tell.warn, on_progress=tell.progress)
+        client = Client(url, key)
+        return QueueToTopic(client, settings, metrics=metrics, warn=progress.warn, on_progress=progress.show)
 
-    _run("queue-to-topic", name or topic, build, shared)
-
-
-give_options(_queue_to_topic, [*_SHARED_OPTIONS, *_QUEUE_TO_TOPIC_OPTIONS])
-app.command(
-    "queue-to-topic", epilog="Example: everlog bridge queue-to-topic --queue ./queue --topic orders --once"
-)(_queue_to_topic)
+    _run("queue-to-topic", name or topic, build, as_json, metrics_port, metrics_port_file)
 
 
-_TOPIC_TO_QUEUE_OPTIONS: Final = (
-    Option(
-        "form",
-        Annotated[
-            Literal["auto", "json", "base64", "record"],
-            typer.Option(
-                "--format",
-                help="auto: data as JSON, what a bridge made base64 turned back. json: data as JSON. base64: "
-                "data decoded. record: the whole record as JSON.",
-            ),
-        ],
-        "auto",
-    ),
-    Option(
-        "batch",
-        Annotated[int, typer.Option(min=1, max=4000, help="Records appended under one plan at most.")],
-        4000,
-    ),
-    _START,
-    Option(
-        "type_id",
-        Annotated[
-            int, typer.Option("--type", min=0, max=0xFFFE, help="Type id of records that bring none along.")
-        ],
-        0x3000,
-    ),
-    Option(
-        "segment_mib",
-        Annotated[int, typer.Option(min=1, max=4096, help="Size of segments if the queue is created.")],
-        128,
-    ),
-    Option(
-        "keep",
-        Annotated[bool, typer.Option("--keep", help="Delete no segment, whatever its readers have read.")],
-        False,
-    ),
+@app.command(
+    "topic-to-queue", epilog="Example: everlog bridge topic-to-queue --topic orders --queue ./queue --once"
 )
-
-
-def _topic_to_queue(
-    *,
-    form: str,
-    batch: int,
-    start: Literal["earliest", "latest"],
-    type_id: int,
-    segment_mib: int,
-    keep: bool,
-    queue: str,
-    topic: str,
-    name: str | None,
-    once: bool,
-    **shared: Any,
+def topic_to_queue_command(  # noqa: PLR0913, PLR0917
+    queue: QueueDir,
+    topic: TopicName,
+    name: BridgeName = None,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    once: Once = False,
+    metrics_port: MetricsPort = None,
+    metrics_port_file: MetricsPortFile = None,
+    as_json: AsJson = False,
+    form: Annotated[
+        Literal["auto", "json", "base64", "record"],
+        typer.Option(
+            "--format",
+            help="auto: data as JSON, what a bridge made base64 turned back. json: data as JSON. base64: "
+            "data decoded. record: the whole record as JSON.",
+        ),
+    ] = "auto",
+    batch: Annotated[
+        int, typer.Option(min=1, max=4000, help="Records appended under one plan at most.")
+    ] = 4000,
+    start: Start = "earliest",
+    type_id: Annotated[
+        int, typer.Option("--type", min=0, max=0xFFFE, help="Type id of records that bring none along.")
+    ] = 0x3000,
+    segment_mib: Annotated[
+        int, typer.Option(min=1, max=4096, help="Size of segments if the queue is created.")
+    ] = 128,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Delete no segment, whatever its readers have read.")
+    ] = False,
 ) -> None:
     """Forward the records of a topic to a queue, each exactly once, until Ctrl-C or SIGTERM.
 
@@ -256,7 +187,7 @@ def _topic_to_queue(
     from everlog.client import Client
     from everlog.queue import WriterConfig
 
-    def build(metrics: BridgeMetrics, tell: _Teller) -> _Bridge:
+    def build(metrics: BridgeMetrics, progress: _ProgressLine) -> _Bridge:
         settings = TopicToQueueSettings(
             queue=queue,
             topic=topic,
@@ -268,23 +199,17 @@ def _topic_to_queue(
             type_id=type_id,
             writer=WriterConfig(segment_size=segment_mib << 20, retention=not keep),
         )
-        client = Client(shared["url"], shared["key"])
-        return TopicToQueue(client, settings, metrics=metrics, warn=tell.warn, on_progress=tell.progress)
+        client = Client(url, key)
+        return TopicToQueue(client, settings, metrics=metrics, warn=progress.warn, on_progress=progress.show)
 
-    _run("topic-to-queue", name or topic, build, shared)
-
-
-give_options(_topic_to_queue, [*_SHARED_OPTIONS, *_TOPIC_TO_QUEUE_OPTIONS])
-app.command(
-    "topic-to-queue", epilog="Example: everlog bridge topic-to-queue --topic orders --queue ./queue --once"
-)(_topic_to_queue)
+    _run("topic-to-queue", name or topic, build, as_json, metrics_port, metrics_port_file)
 
 
 # --- Running ---------------------------------------------------------------------------------------------
 
 
-class _Teller:
-    """Says on standard error what happens; the line of progress only to a person."""
+class _ProgressLine:
+    """One line on standard error, rewritten as the bridge moves on; only on a terminal."""
 
     def __init__(self, as_json: bool, direction: Direction) -> None:
         self._as_json = as_json
@@ -293,12 +218,12 @@ class _Teller:
         self._has_line = False
 
     def warn(self, code: str, message: str) -> None:
-        """Say what the bridge got over by itself."""
+        """Print a warning below the line."""
         self.end_line()
         print_warning(code, message, as_json=self._as_json)
 
-    def progress(self, progress: Progress) -> None:
-        """Write the line of progress anew."""
+    def show(self, progress: Progress) -> None:
+        """Rewrite the line."""
         if not self._shows:
             return
         rate = progress.forwarded / progress.elapsed_s if progress.elapsed_s else 0.0
@@ -309,7 +234,7 @@ class _Teller:
         self._has_line = True
 
     def end_line(self) -> None:
-        """Leave the line of progress."""
+        """End the line."""
         if self._has_line:
             sys.stderr.write("\n")
             self._has_line = False
@@ -318,29 +243,26 @@ class _Teller:
 def _run(
     direction: Direction,
     name: str,
-    build: Callable[[BridgeMetrics, _Teller], _Bridge],
-    shared: dict[str, Any],
+    build: Callable[[BridgeMetrics, _ProgressLine], _Bridge],
+    as_json: bool,
+    metrics_port: int | None,
+    metrics_port_file: str | None,
 ) -> None:
     from everlog.bridge.metrics import BridgeMetrics, MetricsServer
 
-    as_json: bool = shared["as_json"]
-    tell = _Teller(as_json, direction)
+    line = _ProgressLine(as_json, direction)
     with reporting(as_json=as_json), contextlib.ExitStack() as held:
         metrics = BridgeMetrics(name, direction)
-        bridge = build(metrics, tell)
-        port, port_file = shared["metrics_port"], shared["metrics_port_file"]
-        if port is not None or port_file is not None:
-            server = held.enter_context(MetricsServer(metrics, port or 0, port_file))
-            if port_file is None and not as_json:
+        bridge = build(metrics, line)
+        if metrics_port is not None or metrics_port_file is not None:
+            server = held.enter_context(MetricsServer(metrics, metrics_port or 0, metrics_port_file))
+            if metrics_port_file is None and not as_json:
                 print(f"metrics: http://127.0.0.1:{server.port}/metrics", file=sys.stderr)
         held.enter_context(_stopping_on_signals(bridge))
         try:
             progress = bridge.run()
-        except EverlogError as error:
-            tell.end_line()
-            print_error(error, as_json=as_json)
-            raise typer.Exit(1) from None
-        tell.end_line()
+        finally:
+            line.end_line()
         _report(direction, name, progress, as_json)
 
 
@@ -374,12 +296,8 @@ def _stopping_on_signals(bridge: _Bridge) -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         if bridge.stop.is_set():
-            os._exit(128 + number)  # nothing is lost: whatever is under way is settled by the next start
+            os._exit(128 + number)  # nothing is lost: the next start finds out what became of the batch
         bridge.stop.set()
 
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled_signals(stop):
         yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

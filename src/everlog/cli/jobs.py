@@ -1,24 +1,20 @@
-"""The commands of `everlog jobs`: ls, peek, redrive.
-
-Owns what they print and the shape of their JSON. They talk to a running server through `http_api`, as the
-commands of `everlog topic` do.
-"""
+"""The commands of `everlog jobs`: ls, peek, redrive. Owns what they print."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 import typer
 
-from everlog.cli import output
-from everlog.cli.output import Table, one_line, printable
-from everlog.cli.topic import Document, Session, server_command
-from everlog.client.http_api import ApiFailed, topic_path
+from everlog.api_types import NewRecord, Record, Tombstone, TopicState
+from everlog.cli.output import Table, counted, group, one_line, print_json, print_table, printable
+from everlog.cli.session import Prefix, Session, beginning_with, server_command
+from everlog.client import calls
+from everlog.client.errors import ApiFailed
 from everlog.errors import InvalidRequest
 
 PEEK_DEFAULT: Final = 10
@@ -28,12 +24,7 @@ DATA_SHOWN: Final = 80
 NODE: Final = "everlog-redrive"
 MARK: Final = "$dead_letter_"
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Look at the job queues of a running server, and bring back what failed.",
-    epilog="Example: everlog jobs ls",
-)
+app = group("Look at the job queues of a running server, and bring back what failed.", "everlog jobs ls")
 
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False)]
 
@@ -41,61 +32,52 @@ QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the que
 # -- ls ------------------------------------------------------------------------------------
 
 
-@server_command("ls", "everlog jobs ls --prefix mail.", app)
-def ls_command(
-    session: Session,
-    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only names that begin with this.")] = "",
-) -> None:
+@server_command(app, "ls", "everlog jobs ls --prefix mail.")
+def ls_command(session: Session, prefix: Prefix = "") -> None:
     """List the queues of the server: jobs that are ready, leased, or were given up."""
-    queues = list(_queues(session, prefix))
-    if session.as_json:
-        output.print_json({"queues": queues})
-    elif queues:
-        columns = ("queue", "ready>", "in flight>", "delayed>", "dead lettered>", "dead letters go to")
-        rows = [_row(queue) for queue in queues]
-        output.print_table(Table(f"queues of {session.api.place}", columns, rows))
-    else:
-        print(f"no queues{f' that begin with {printable(prefix)}' if prefix else ''} on {session.api.place}")
+    queues = _queues(session, prefix)
+    columns = ("queue", "ready>", "in flight>", "delayed>", "dead lettered>", "dead letters go to")
+    rows = [
+        (
+            printable(queue["queue"]),
+            *(str(queue[name]) for name in ("ready", "in_flight", "delayed", "dead_lettered")),
+            printable(queue["dead_letter"] or "-"),
+        )
+        for queue in queues
+    ]
+    session.list("queues", queues, columns, rows, beginning_with(prefix))
 
 
-def _queues(session: Session, prefix: str) -> Iterator[Document]:
-    """The queues in the order of their names. The list does not tell them from logs, so each is asked for."""
-    query = {"prefix": prefix, "page_size": "1000"}
-    while True:
-        page = session.api.get("/topics", Document, query)
-        for listed in page["topics"]:
-            try:
-                state = session.api.get(topic_path(listed["topic"]), Document, {"touch": "false"})
-            except ApiFailed as error:
-                if error.code != "topic_not_found":
-                    raise
-                continue  # deleted meanwhile
-            if isinstance(state.get("queue"), dict):
-                yield _summary(state)
-        if not page.get("next_cursor"):
-            return
-        query["cursor"] = page["next_cursor"]
+def _queues(session: Session, prefix: str) -> list[dict[str, Any]]:
+    """The job queues by name. The list of topics does not say which they are, so each state is requested."""
+    queues = []
+    for listed in session.client.topics(prefix or None):
+        try:
+            state = session.client.topic(listed.topic, touch=False)
+        except ApiFailed as error:
+            if error.code != "topic_not_found":
+                raise
+            continue  # deleted meanwhile
+        if state.queue is not None:
+            queues.append(_summary(state))
+    return queues
 
 
-def _summary(state: Document) -> Document:
-    queue = state["queue"]
+def _summary(state: TopicState) -> dict[str, Any]:
+    queue = state.queue
+    assert queue is not None, "the topic is a job queue"
     return {
-        "queue": state["topic"],
-        **queue,
-        "delayed": max(0, state["count"] - queue["ready"] - queue["in_flight"]),
-        "dead_letter": state["config"]["dead_letter"],
+        "queue": state.topic,
+        **msgspec.to_builtins(queue),
+        "delayed": max(0, state.count - queue.ready - queue.in_flight),
+        "dead_letter": state.config.dead_letter,
     }
-
-
-def _row(queue: Document) -> tuple[str, ...]:
-    numbers = (str(queue[name]) for name in ("ready", "in_flight", "delayed", "dead_lettered"))
-    return (printable(queue["queue"]), *numbers, printable(queue["dead_letter"] or "-"))
 
 
 # -- peek ----------------------------------------------------------------------------------
 
 
-@server_command("peek", "everlog jobs peek mail --count 3", app)
+@server_command(app, "peek", "everlog jobs peek mail --count 3")
 def peek_command(
     session: Session,
     queue: QueueName,
@@ -104,34 +86,29 @@ def peek_command(
     ] = PEEK_DEFAULT,
 ) -> None:
     """Show the oldest jobs of a queue without claiming them. Some of them may be leased right now."""
-    state = session.api.get(topic_path(queue), Document, {"touch": "false"})
-    if not isinstance(state.get("queue"), dict):
+    state = session.client.topic(queue, touch=False)
+    if state.queue is None:
         raise InvalidRequest(f"{queue} is a log, not a queue; `everlog topic read` shows its records")
-    body = {"limit": count, "include_tags": True}
-    jobs: list[Document] = session.api.call("POST", topic_path(queue, "/diff"), Document, body=body)[
-        "records"
-    ]
-    if session.as_json:
-        output.print_json({**_summary(state), "jobs": jobs})
-        return
     summary = _summary(state)
-    told = ", ".join(
-        f"{summary[name]} {name.replace('_', ' ')}" for name in ("ready", "in_flight", "delayed")
-    )
-    print(f"{printable(queue)}: {told}")
+    wanted = calls.diff(queue, limit=count, include_tags=True)
+    if session.as_json:
+        page = session.client.call(wanted.reading(dict[str, Any]))
+        print_json({**summary, "jobs": page["records"]})
+        return
+    counts = (f"{summary[name]} {name.replace('_', ' ')}" for name in ("ready", "in_flight", "delayed"))
+    print(f"{printable(queue)}: {', '.join(counts)}")
+    jobs = session.client.call(wanted).records
     if jobs:
-        rows = [
-            (str(job["$seq"]), _time(job["$ts"]), printable(job.get("$tag", "-")), _cut(job)) for job in jobs
-        ]
-        output.print_table(Table("oldest jobs", ("seq>", "since", "tag", "data"), rows))
+        rows = [(str(job.seq), _time(job.ts_ms), printable(job.tag or "-"), _cut(job)) for job in jobs]
+        print_table(Table("oldest jobs", ("seq>", "since", "tag", "data"), rows))
 
 
 def _time(ts_ms: int) -> str:
     return datetime.fromtimestamp(ts_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
 
 
-def _cut(job: Document) -> str:
-    text = one_line(msgspec.json.encode(job["data"]).decode())
+def _cut(job: Record) -> str:
+    text = one_line(msgspec.json.encode(job.data).decode())
     return text if len(text) <= DATA_SHOWN else text[: DATA_SHOWN - 1] + "…"
 
 
@@ -154,14 +131,10 @@ class Letter(msgspec.Struct):
         text = self.meta.get(f"{MARK}from")
         return None if text is None else msgspec.json.decode(text, type=str)
 
-    def again(self) -> Document:
+    def again(self) -> NewRecord:
         """The job as it was before it was given up."""
-        record: Document = {"data": self.data}
         meta = {name: value for name, value in self.meta.items() if not name.startswith(MARK)}
-        for name, value in (("tag", self.tag), ("node", self.node), ("meta", meta or None)):
-            if value is not None:
-                record[name] = value
-        return record
+        return NewRecord(self.data, self.tag, self.node, cast(dict[str, Any], meta) or None)
 
 
 class _Letters(msgspec.Struct):
@@ -169,16 +142,10 @@ class _Letters(msgspec.Struct):
 
     records: list[Letter] = []
     claimed: list[Letter] = []
-    tombstone: dict[str, Any] | None = None
+    tombstone: Tombstone | None = None
 
 
-class _Appended(msgspec.Struct):
-    """What the server says to an append."""
-
-    deduped: bool
-
-
-@server_command("redrive", "everlog jobs redrive mail.dead --max 100", app)
+@server_command(app, "redrive", "everlog jobs redrive mail.dead --max 100")
 def redrive_command(
     session: Session,
     dead_letters: Annotated[
@@ -194,109 +161,119 @@ def redrive_command(
 
     A job is deleted here only after its queue has taken it, and taken once if the command is run again.
     """
-    state = session.api.get(topic_path(dead_letters), Document, {"touch": "false"})
-    drive = _drive_claimed if isinstance(state.get("queue"), dict) else _drive_read
-    done: Counter[str] = Counter()
+    state = session.client.topic(dead_letters, touch=False)
+    redrive = _Redrive(session, dead_letters, to, most)
     try:
-        drive(session, dead_letters, to, most, done)
+        if state.queue is None:
+            redrive.from_log()
+        else:
+            redrive.from_queue()
     finally:
-        _print_redriven(session, dead_letters, done)
+        redrive.report()
 
 
-def _drive_read(session: Session, topic: str, to: str | None, most: int | None, done: Counter[str]) -> None:
-    """From a log: letters go in the order of seq, so that all below the last one can be deleted."""
-    while most is None or done.total() < most:
-        limit = PAGE if most is None else min(PAGE, most - done.total())
-        body = {"limit": limit, "include_tags": True}
-        page = session.api.call("POST", topic_path(topic, "/diff"), _Letters, body=body)
-        if not page.records:
-            return
-        if page.tombstone is not None and not done:
-            gap = f"records {page.tombstone['gap_from']} to {page.tombstone['gap_to']} of {topic}"
-            session.warn("gap", f"{gap} were lost before they were brought back", page.tombstone)
-        last_seq = 0
-        try:
-            for letter in page.records:
-                done[_send(session, topic, letter, to)] += 1
-                last_seq = letter.seq
-        finally:
-            if last_seq:
-                before = {"before_seq": last_seq + 1}
-                session.api.call("POST", topic_path(topic, "/delete"), Document, body=before, repeatable=True)
+class _Redrive:
+    """Brings the letters of one topic back to their queues."""
+
+    def __init__(self, session: Session, topic: str, to: str | None, most: int | None) -> None:
+        self._session = session
+        self._client = session.client
+        self._topic = topic
+        self._to = to
+        self._most = most
+        self._done: Counter[str] = Counter()
+
+    def _limit(self) -> int:
+        """How many letters the next page may have; 0 at the end."""
+        return PAGE if self._most is None else min(PAGE, self._most - self._done.total())
+
+    def _read(self, from_seq: int, limit: int) -> _Letters:
+        wanted = calls.diff(self._topic, from_seq, limit=limit, include_tags=True)
+        return self._client.call(wanted.reading(_Letters))
+
+    def from_log(self) -> None:
+        """Letters go in the order of seq, so that all below the last one can be deleted."""
+        while limit := self._limit():
+            page = self._read(0, limit)
+            if not page.records:
+                return
+            gap = page.tombstone
+            if gap is not None and not self._done:
+                lost = f"records {gap.gap_from} to {gap.gap_to} of {self._topic}"
+                detail = msgspec.to_builtins(gap)
+                self._session.warn("gap", f"{lost} were lost before they were brought back", detail)
+            last_seq = 0
+            try:
+                for letter in page.records:
+                    self._send(letter)
+                    last_seq = letter.seq
+            finally:
+                if last_seq:
+                    self._client.delete_records(self._topic, before_seq=last_seq + 1)
+
+    def from_queue(self) -> None:
+        """Letters are claimed, so that no worker has them at the same time."""
+        for letter in self._read(0, 1).records:
+            self._target(letter)  # a claim counts as a delivery, so jobs that are not letters are left alone
+        while limit := self._limit():
+            claimed = self._client.call(calls.claim(self._topic, NODE, limit).reading(_Letters)).claimed
+            if not claimed:
+                return
+            nodes = self._nodes(claimed[0].seq, claimed[-1].seq)
+            sent = 0
+            try:
+                for letter in claimed:
+                    letter.node = nodes.get(letter.seq)
+                    self._send(letter)
+                    sent += 1
+            finally:
+                finished, rest = claimed[:sent], claimed[sent:]
+                if finished:
+                    self._client.ack(self._topic, NODE, _seqs(finished), lease_ids=_leases(finished))
+                if rest:
+                    self._client.nack(self._topic, NODE, _seqs(rest), lease_ids=_leases(rest))
+
+    def _nodes(self, first_seq: int, last_seq: int) -> dict[int, str | None]:
+        """The nodes of the records from `first_seq` to `last_seq`, which a claim does not return."""
+        nodes: dict[int, str | None] = {}
+        while first_seq <= last_seq:
+            page = self._read(first_seq - 1, PEEK_MAX)
+            if not page.records:
+                break
+            nodes |= {record.seq: record.node for record in page.records}
+            first_seq = page.records[-1].seq + 1
+        return nodes
+
+    def _send(self, letter: Letter) -> None:
+        """Append one letter to its queue; the same letter is never taken twice."""
+        target = self._target(letter)
+        # Of fixed length, since names can be as long as a key may be. The time tells it from a letter that
+        # had this seq before the topic was created again.
+        name = f"{self._topic}\0{letter.seq}\0{letter.ts}".encode("utf-8", "surrogateescape")
+        key = f"redrive-{hashlib.sha256(name).hexdigest()}"
+        self._client.append_many(target, [letter.again()], idempotency_key=key, create=False)
+        self._done[target] += 1
+
+    def _target(self, letter: Letter) -> str:
+        target = self._to or letter.source()
+        if target is None:
+            raise InvalidRequest(
+                f"record {letter.seq} of {self._topic} does not say which queue it comes from; "
+                "name one with --to"
+            )
+        return target
+
+    def report(self) -> None:
+        """Print how many jobs went to which queue."""
+        done = dict(sorted(self._done.items()))
+        lines = [f"{counted(n, 'job')} brought back to {printable(queue)}" for queue, n in done.items()]
+        text = "\n".join(lines) or f"{printable(self._topic)}: nothing was brought back"
+        self._session.report({"topic": self._topic, "redriven": self._done.total(), "queues": done}, text)
 
 
-def _drive_claimed(
-    session: Session, topic: str, to: str | None, most: int | None, done: Counter[str]
-) -> None:
-    """From a queue: letters are claimed, so that no worker has them at the same time."""
-    first = session.api.call("POST", topic_path(topic, "/diff"), _Letters, body={"limit": 1})
-    for letter in first.records:
-        _target(topic, letter, to)  # a claim counts as a delivery, so jobs that are no letters are left alone
-    while most is None or done.total() < most:
-        limit = PAGE if most is None else min(PAGE, most - done.total())
-        body: Document = {"node": NODE, "max": limit}
-        page = session.api.call("POST", topic_path(topic, "/claim"), _Letters, body=body)
-        if not page.claimed:
-            return
-        nodes = _nodes(session, topic, page.claimed[0].seq, page.claimed[-1].seq)
-        sent: list[Letter] = []
-        try:
-            for letter in page.claimed:
-                letter.node = nodes.get(letter.seq)
-                done[_send(session, topic, letter, to)] += 1
-                sent.append(letter)
-        finally:
-            _settle(session, topic, "ack", sent)
-            _settle(session, topic, "nack", page.claimed[len(sent) :])
+def _seqs(letters: list[Letter]) -> list[int]:
+    return [letter.seq for letter in letters]
 
 
-def _nodes(session: Session, topic: str, first_seq: int, last_seq: int) -> dict[int, str | None]:
-    """Who wrote the records from `first_seq` to `last_seq`, which a claim does not tell."""
-    nodes: dict[int, str | None] = {}
-    while first_seq <= last_seq:
-        body = {"from_seq": first_seq - 1, "limit": PEEK_MAX}
-        page = session.api.call("POST", topic_path(topic, "/diff"), _Letters, body=body)
-        if not page.records:
-            break
-        nodes |= {record.seq: record.node for record in page.records}
-        first_seq = page.records[-1].seq + 1
-    return nodes
-
-
-def _settle(session: Session, topic: str, verb: str, letters: list[Letter]) -> None:
-    if letters:
-        seqs, leases = [letter.seq for letter in letters], [letter.lease_id for letter in letters]
-        body = {"node": NODE, "seqs": seqs, "lease_ids": leases}
-        session.api.call("POST", topic_path(topic, f"/{verb}"), Document, body=body, repeatable=True)
-
-
-def _send(session: Session, topic: str, letter: Letter, to: str | None) -> str:
-    """Append one letter to its queue; returns which one. The same letter is never taken twice."""
-    target = _target(topic, letter, to)
-    # Of fixed length, since names can be as long as a key may be. The time tells it from a letter that had
-    # this seq before the topic was made anew.
-    name = hashlib.sha256(f"{topic}\0{letter.seq}\0{letter.ts}".encode("utf-8", "surrogateescape"))
-    body = {"records": [letter.again()], "idempotency_key": f"redrive-{name.hexdigest()}", "create": False}
-    query = {"return_seqs": "false"}
-    session.api.call("POST", topic_path(target), _Appended, body=body, query=query, repeatable=True)
-    return target
-
-
-def _target(topic: str, letter: Letter, to: str | None) -> str:
-    """Where a letter goes."""
-    target = to or letter.source()
-    if target is None:
-        raise InvalidRequest(
-            f"record {letter.seq} of {topic} does not say which queue it comes from; name one with --to"
-        )
-    return target
-
-
-def _print_redriven(session: Session, topic: str, done: Counter[str]) -> None:
-    if session.as_json:
-        output.print_json({"topic": topic, "redriven": done.total(), "queues": dict(sorted(done.items()))})
-    elif not done:
-        print(f"{printable(topic)}: nothing was brought back")
-    else:
-        for queue, count in sorted(done.items()):
-            print(f"{count} {'job' if count == 1 else 'jobs'} brought back to {printable(queue)}")
+def _leases(letters: list[Letter]) -> list[str]:
+    return [letter.lease_id for letter in letters]

@@ -43,6 +43,13 @@ _WIDEST = 1_000_000
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan", "dead": "red", "alive": "green"}
 
 
+def group(help_text: str, example: str) -> typer.Typer:
+    """A noun of the command line, to which its verbs are added."""
+    return typer.Typer(
+        no_args_is_help=True, pretty_exceptions_enable=False, help=help_text, epilog=f"Example: {example}"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """Columns and rows of text. Columns whose header ends with '>' are aligned to the right."""
@@ -205,17 +212,21 @@ def counted(count: int, noun: str) -> str:
 
 def print_error(error: EverlogError, *, as_json: bool) -> None:
     """Print an error as one line on standard error."""
-    _print_problem("error", error.code, str(error), as_json=as_json)
+    print_problem("error", error.code, str(error), as_json=as_json)
 
 
 def print_warning(code: str, message: str, *, as_json: bool) -> None:
     """Print, on standard error, something that the command got over by itself."""
-    _print_problem("warning", code, message, as_json=as_json)
+    print_problem("warning", code, message, as_json=as_json)
 
 
-def _print_problem(kind: str, code: str, message: str, *, as_json: bool) -> None:
+def print_problem(
+    kind: str, code: str, message: str, detail: dict[str, Any] | None = None, *, as_json: bool
+) -> None:
+    """Print an error or a warning as one line on standard error; `detail` appears in JSON only."""
     if as_json:
-        line = json.dumps({kind: {"code": code, "message": message}})
+        problem = {"code": code, "message": message}
+        line = json.dumps({kind: {**problem, "detail": detail} if detail else problem})
     else:
         line = f"{kind}: {one_line(message)}"
     print(line, file=sys.stderr, flush=True)
@@ -237,6 +248,17 @@ def reporting(*, as_json: bool) -> Iterator[None]:
         discard_output()
         print_error(Io(f"cannot go on: {error}", error.errno), as_json=as_json)
         raise typer.Exit(1) from None
+
+
+@contextmanager
+def handled_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call `handler` for SIGINT and SIGTERM while the block lasts."""
+    previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, earlier in previous.items():
+            signal.signal(number, earlier)
 
 
 def discard_output() -> None:

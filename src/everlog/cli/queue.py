@@ -27,7 +27,7 @@ from everlog.cli.options import (
     RootPath,
     parse_start,
 )
-from everlog.cli.output import Table, counted, human_age, human_bytes, printable, reporting
+from everlog.cli.output import Table, counted, group, human_age, human_bytes, printable, reporting
 from everlog.cli.tail import TailRequest, tail
 from everlog.clock import SystemClock
 from everlog.errors import EverlogError, QueueNotFound
@@ -40,11 +40,9 @@ FINDINGS_EXIT_CODE = 3
 SEGMENT_ROWS_MAX = 20
 HEX_ROW_BYTES = 16
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Look at memory-mapped queues, follow and measure them.",
-    epilog="Example: everlog queue inspect ./queue",
+app = group(
+    "Look at memory-mapped queues, follow and measure them.",
+    "everlog queue inspect ./queue",
 )
 
 

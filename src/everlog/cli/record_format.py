@@ -12,30 +12,17 @@ from typing import Any, Final
 
 import msgspec
 
+from everlog.api_types import RawRecord
 from everlog.cli.output import is_terminal, printable, visible_text
-
-_ABSENT: Final = msgspec.Raw(b"")
-
-
-class Record(msgspec.Struct):
-    """A record as the server sends it; data and meta stay the text they are."""
-
-    data: msgspec.Raw
-    seq: int = msgspec.field(name="$seq")
-    ts: int = msgspec.field(name="$ts")
-    node: str = msgspec.field(name="$node", default="")
-    tag: str = msgspec.field(name="$tag", default="")
-    meta: msgspec.Raw = _ABSENT
-
 
 Renderer = Callable[[str, msgspec.Raw], str]
 """From the name of a topic and the JSON text of a record to what is printed."""
 
-_decode = msgspec.json.Decoder(Record).decode
+_decode = msgspec.json.Decoder(RawRecord).decode
 
 
 def renderer(form: str) -> Renderer:
-    """Return what prints records in a format: text, json, raw, or a template. ValueError if it is none."""
+    """Return the renderer of a format: text, json, raw, or a template; raises ValueError for others."""
     known: dict[str, Renderer] = {"text": _text, "json": _json, "raw": _raw}
     if form in known:
         return known[form]
@@ -44,7 +31,7 @@ def renderer(form: str) -> Renderer:
 
 def _text(topic: str, raw: msgspec.Raw) -> str:
     record = _decode(raw)
-    words = [f"seq={record.seq}", f"ts={record.ts}"]
+    words = [f"seq={record.seq}", f"ts={record.ts_ms}"]
     words += [f"{name}={printable(value)}" for name in ("node", "tag") if (value := getattr(record, name))]
     if record.meta:
         words.append(f"meta={_shown(record.meta)}")
@@ -78,13 +65,13 @@ def _content(text: msgspec.Raw) -> str:
 
 # --- Templates -------------------------------------------------------------------------------------------
 
-_FIELDS: Final[dict[str, Callable[[str, Record], str]]] = {
+_FIELDS: Final[dict[str, Callable[[str, RawRecord], str]]] = {
     "topic": lambda topic, record: topic,
     "seq": lambda topic, record: str(record.seq),
-    "ts": lambda topic, record: str(record.ts),
-    "time": lambda topic, record: _time(record.ts),
-    "node": lambda topic, record: record.node,
-    "tag": lambda topic, record: record.tag,
+    "ts": lambda topic, record: str(record.ts_ms),
+    "time": lambda topic, record: _time(record.ts_ms),
+    "node": lambda topic, record: record.node or "",
+    "tag": lambda topic, record: record.tag or "",
     "meta": lambda topic, record: bytes(record.meta).decode("utf-8", "backslashreplace"),
     "data": lambda topic, record: _content(record.data),
     "bytes": lambda topic, record: str(len(bytes(record.data))),
@@ -128,7 +115,7 @@ class _Template:
 
     def render(self, topic: str, raw: msgspec.Raw) -> str:
         record = _decode(raw)
-        # A person's terminal must not be steered by what somebody wrote; a program gets it as it is.
+        # Control characters in records must not reach a terminal; a program gets them as they are.
         show = _visible if is_terminal() else str
         return "".join(
             piece if isinstance(piece, str) else show(piece(topic, record)) for piece in self._pieces
@@ -152,7 +139,7 @@ def _piece(found: re.Match[str]) -> Any:
     elif found[3] is not None:
         if found[3] in _ESCAPES:
             return _ESCAPES[found[3]]
-        raise ValueError(f"{text!r} is no escape; known ones are \\n, \\r, \\t, \\0 and \\\\")
+        raise ValueError(f"{text!r} is not an escape; known ones are \\n, \\r, \\t, \\0 and \\\\")
     elif text not in ("{", "}"):
         return text
-    raise ValueError(f"{text!r} is no field; {TEMPLATE_HELP}")
+    raise ValueError(f"{text!r} is not a field; {TEMPLATE_HELP}")

@@ -10,10 +10,11 @@ import select
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
+from everlog.api_types import NewRecord
 from everlog.errors import InvalidRecord, Io
 
 LINE_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -102,11 +103,11 @@ def _lines_of(fd: int, name: str) -> Iterator[Line | None]:
             return
 
 
-def parse(line: Line, form: LineFormat, defaults: Defaults) -> dict[str, Any] | None:
-    """Return the record of a line as the server takes it; None for a blank line that holds none."""
+def parse(line: Line, form: LineFormat, defaults: Defaults) -> NewRecord | None:
+    """Return the record of a line; None for a blank line that holds none."""
     if form is LineFormat.TEXT:
         try:
-            return _record(line.text.decode("utf-8"), defaults.tag, defaults.node)
+            return NewRecord(line.text.decode("utf-8"), defaults.tag, defaults.node)
         except UnicodeDecodeError as error:
             raise InvalidRecord(f"{line.where} is not UTF-8 at byte {error.start}") from None
     if not line.text.strip():
@@ -115,32 +116,23 @@ def parse(line: Line, form: LineFormat, defaults: Defaults) -> dict[str, Any] | 
         line.text.decode("utf-8")
         if form is LineFormat.JSON:
             data = msgspec.json.decode(line.text, type=msgspec.Raw)
-            return _record(data, defaults.tag, defaults.node)
+            return NewRecord(data, defaults.tag, defaults.node)
         record = msgspec.json.decode(line.text, type=_RecordLine)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         hint = "a JSON value" if form is LineFormat.JSON else 'a record like {"data":...}'
         raise InvalidRecord(f"{line.where} is not {hint}: {error}; --input says what lines are") from None
     tag = record.tag or record.read_tag or defaults.tag
-    parsed = _record(record.data, tag, record.node or record.read_node or defaults.node)
-    if record.meta:
-        parsed["meta"] = record.meta
-    return parsed
-
-
-def _record(data: object, tag: str | None, node: str | None) -> dict[str, Any]:
-    record: dict[str, Any] = {"data": data}
-    if tag is not None:
-        record["tag"] = tag
-    if node is not None:
-        record["node"] = node
-    return record
+    node = record.node or record.read_node or defaults.node
+    # The text of meta is sent as it is; only its type is not that of a value made by a program.
+    meta = cast(dict[str, Any], record.meta) if record.meta else None
+    return NewRecord(record.data, tag, node, meta)
 
 
 def batches(
     lines: Iterable[Line | None], form: LineFormat, defaults: Defaults, *, size_max: int, patient: bool
-) -> Iterator[list[dict[str, Any]]]:
+) -> Iterator[list[NewRecord]]:
     """Gather records; a batch ends when it is full or, unless `patient`, when the input has a pause."""
-    batch: list[dict[str, Any]] = []
+    batch: list[NewRecord] = []
     size = 0
     for line in lines:
         if line is None:

@@ -1,25 +1,18 @@
-"""The commands of `everlog router`: ls, put, show, rm.
-
-Owns what they print and the shape of their JSON. They talk to a running server through `http_api`, as the
-commands of `everlog topic` do.
-"""
+"""The commands of `everlog router`: ls, put, show, rm. Owns what they print."""
 
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import quote
 
 import typer
 
-from everlog.cli import output
-from everlog.cli.output import Table, printable
-from everlog.cli.topic import Document, Session, server_command
+from everlog.api_types import RouterState
+from everlog.cli.output import group, print_fields, printable
+from everlog.cli.session import Prefix, Session, server_command
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Copy records from one topic of a running server to another.",
-    epilog="Example: everlog router put orders-eu orders orders.eu --filter 'eu*'",
+app = group(
+    "Copy records from one topic of a running server to another.",
+    "everlog router put orders-eu orders orders.eu --filter 'eu*'",
 )
 
 RouterName = Annotated[str, typer.Argument(metavar="ROUTER", help="Name of the router.", show_default=False)]
@@ -29,44 +22,31 @@ Filter = Annotated[
 ]
 
 
-def router_path(router: str) -> str:
-    """The path of a router below the base of the API."""
-    return f"/routers/{quote(router, safe='')}"
-
-
-@server_command("ls", "everlog router ls --source orders", app)
+@server_command(app, "ls", "everlog router ls --source orders")
 def ls_command(
     session: Session,
-    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only names that begin with this.")] = "",
+    prefix: Prefix = "",
     source: Annotated[str | None, typer.Option(metavar="TOPIC", help="Only those that read here.")] = None,
     dest: Annotated[str | None, typer.Option(metavar="TOPIC", help="Only those that write here.")] = None,
 ) -> None:
     """List the routers of the server: from where, to where, how many records."""
-    wanted = {"prefix": prefix, "source": source, "dest": dest, "page_size": "1000"}
-    query = {name: value for name, value in wanted.items() if value}
-    routers: list[Document] = []
-    while True:
-        page = session.api.get("/routers", Document, query)
-        routers += page.get("routers", [])
-        cursor = page.get("next_cursor")
-        if not cursor:
-            break
-        query["cursor"] = cursor
-    if session.as_json:
-        output.print_json({"routers": routers})
-    elif routers:
-        columns = ("router", "source", "dest", "guarantee", "copied>")
-        rows = [
-            (*(printable(str(router[name])) for name in columns[:4]), str(router["forwarded_total"]))
-            for router in routers
-        ]
-        output.print_table(Table(f"routers of {session.api.place}", columns, rows))
-    else:
-        some = " like that" if prefix or source or dest else ""
-        print(f"no routers{some} on {session.api.place}")
+    routers = session.client.routers(prefix or None, source=source or None, dest=dest or None)
+    columns = ("router", "source", "dest", "guarantee", "copied>")
+    rows = [
+        (
+            printable(each.router),
+            printable(each.source),
+            printable(each.dest),
+            each.guarantee,
+            str(each.forwarded_total),
+        )
+        for each in routers
+    ]
+    condition = " like that" if prefix or source or dest else ""
+    session.list("routers", routers, columns, rows, condition)
 
 
-@server_command("put", "everlog router put orders-eu orders orders.eu --filter 'eu*'", app)
+@server_command(app, "put", "everlog router put orders-eu orders orders.eu --filter 'eu*'")
 def put_command(
     session: Session,
     router: RouterName,
@@ -84,56 +64,51 @@ def put_command(
     ] = False,
 ) -> None:
     """Create a router, or change one between the same topics. Copying begins with the next record."""
-    body = {
-        "source": source,
-        "dest": dest,
-        "filter": tag_filter,
-        "guarantee": "exactly_once" if exactly_once else "at_least_once",
-        "preserve_node": preserve_node,
-        "preserve_tag": preserve_tag,
-        "create_dest": create_dest,
-        "allow_cycle": allow_cycle,
-    }
-    answer = session.api.call("PUT", router_path(router), Document, body=body)
-    if session.as_json:
-        output.print_json(answer)
-    else:
-        done = "created" if answer["created"] else "changed"
-        print(f"{printable(router)}: {done}, {printable(source)} -> {printable(dest)}")
+    answer = session.client.put_router(
+        router,
+        source,
+        dest,
+        filter=tag_filter,
+        guarantee="exactly_once" if exactly_once else "at_least_once",
+        preserve_node=preserve_node,
+        preserve_tag=preserve_tag,
+        create_dest=create_dest,
+        allow_cycle=allow_cycle,
+    )
+    done = "created" if answer.created else "changed"
+    session.report(answer, f"{printable(router)}: {done}, {printable(source)} -> {printable(dest)}")
 
 
-@server_command("show", "everlog router show orders-eu", app)
+@server_command(app, "show", "everlog router show orders-eu")
 def show_command(session: Session, router: RouterName) -> None:
     """Show one router: its topics, its rules, and how many records it has copied."""
-    answer = session.api.get(router_path(router), Document)
+    state = session.client.router(router)
     if session.as_json:
-        output.print_json(answer)
+        session.report(state, "")
         return
-    match = answer["filter"]
-    output.print_fields(
+    print_fields(
         [
-            ("router", printable(str(answer["router"]))),
-            ("source", printable(str(answer["source"]))),
-            ("dest", printable(str(answer["dest"]))),
-            ("filter", "none" if match is None else f"tag {printable(match[2])}"),
-            ("guarantee", str(answer["guarantee"])),
-            ("copies carry", _carried(answer)),
-            ("may close a cycle", "yes" if answer["allow_cycle"] else "no"),
-            ("copied", str(answer["forwarded_total"])),
+            ("router", printable(state.router)),
+            ("source", printable(state.source)),
+            ("dest", printable(state.dest)),
+            ("filter", "none" if state.filter is None else f"tag {printable(state.filter[2])}"),
+            ("guarantee", state.guarantee),
+            ("copies carry", _carried(state)),
+            ("may close a cycle", "yes" if state.allow_cycle else "no"),
+            ("copied", str(state.forwarded_total)),
         ]
     )
 
 
-def _carried(answer: Document) -> str:
-    kept = [name for name in ("node", "tag") if answer[f"preserve_{name}"]]
-    return " and ".join(kept) or "neither node nor tag"
+def _carried(state: RouterState) -> str:
+    carried = [("node", state.preserve_node), ("tag", state.preserve_tag)]
+    return " and ".join(name for name, is_carried in carried if is_carried) or "neither node nor tag"
 
 
-@server_command("rm", "everlog router rm orders-eu", app)
+@server_command(app, "rm", "everlog router rm orders-eu")
 def rm_command(session: Session, router: RouterName) -> None:
     """Delete a router. What it has copied stays; one that does not exist is no error."""
-    answer = session.api.call("DELETE", router_path(router), Document)
-    if session.as_json:
-        output.print_json(answer)
-    else:
-        print(f"{printable(router)}: {'deleted' if answer['deleted'] else 'there is no such router'}")
+    answer = session.client.delete_router(router)
+    session.report(
+        answer, f"{printable(router)}: {'deleted' if answer.deleted else 'there is no such router'}"
+    )

@@ -24,7 +24,6 @@ import typer
 
 import everlog
 from everlog.cli.output import counted, is_terminal, print_error, print_fields, print_warning
-from everlog.cli.signatures import Option, give_options
 from everlog.errors import Corrupt, DataDirInUse, EverlogError, InvalidConfig, Io, UnsupportedVersion
 
 if TYPE_CHECKING:
@@ -49,85 +48,63 @@ _ADDRESS_ERRNOS: Final = {
     errno.EACCES: "not allowed; ports below 1024 need a privilege, choose another --port",
 }
 
-_OPTIONS: Final = (
-    Option(
-        "memory",
-        Annotated[bool, typer.Option("--memory", help="Keep all in memory; gone at the end.")],
-        False,
+Host = Annotated[
+    str | None, typer.Option(metavar="HOST", help="Listen here; or host:port. Default: 127.0.0.1.")
+]
+Port = Annotated[int | None, typer.Option(min=0, max=65_535, help="Port; 0: any free one. Default: 4000.")]
+DataDir = Annotated[str | None, typer.Option(metavar="DIR", help="Where data lies. Default: ./topics-data.")]
+ColdDir = Annotated[str | None, typer.Option(metavar="DIR", help="Old segments are moved here.")]
+SettingsFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE.toml", help="Settings file; variables win over it, flags over both."),
+]
+PortFile = Annotated[str | None, typer.Option(metavar="FILE", help="Gets host:port once the server listens.")]
+Shards = Annotated[
+    int | None,
+    typer.Option("--shards", "--wal-shards", min=1, help="Parts of the log, synced side by side."),
+]
+LogLevel = Annotated[
+    str | None,
+    typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. Default: info."),
+]
+LogFormat = Annotated[
+    Literal["text", "json"] | None,
+    typer.Option(help="How log lines and errors are written. Default: text."),
+]
+CorsOrigins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cors-origin",
+        "--cors-origins",
+        metavar="ORIGIN",
+        help="Pages from here may call the server in a browser; may be repeated, * is any.",
     ),
-    Option(
-        "host",
-        Annotated[
-            str | None, typer.Option(metavar="HOST", help="Listen here; or host:port. Default: 127.0.0.1.")
-        ],
-    ),
-    Option(
-        "port",
-        Annotated[int | None, typer.Option(min=0, max=65_535, help="Port; 0: any free one. Default: 4000.")],
-    ),
-    Option(
-        "data_dir",
-        Annotated[str | None, typer.Option(metavar="DIR", help="Where data lies. Default: ./topics-data.")],
-    ),
-    Option(
-        "cold_dir", Annotated[str | None, typer.Option(metavar="DIR", help="Old segments are moved here.")]
-    ),
-    Option(
-        "config",
-        Annotated[
-            str | None,
-            typer.Option(metavar="FILE.toml", help="Settings file; variables win over it, flags over both."),
-        ],
-    ),
-    Option(
-        "port_file",
-        Annotated[str | None, typer.Option(metavar="FILE", help="Gets host:port once the server listens.")],
-    ),
-    Option(
-        "wal_shards",
-        Annotated[
-            int | None,
-            typer.Option("--shards", "--wal-shards", min=1, help="Parts of the log, synced side by side."),
-        ],
-    ),
-    Option(
-        "log_level",
-        Annotated[
-            str | None,
-            typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. Default: info."),
-        ],
-    ),
-    Option(
-        "log_format",
-        Annotated[
-            Literal["text", "json"] | None,
-            typer.Option(help="How log lines and errors are written. Default: text."),
-        ],
-    ),
-    Option(
-        "cors_origins",
-        Annotated[
-            list[str] | None,
-            typer.Option(
-                "--cors-origin",
-                "--cors-origins",
-                metavar="ORIGIN",
-                help="Pages from here may call the server in a browser; may be repeated, * is any.",
-            ),
-        ],
-    ),
-)
+]
 
 
-def serve_command(*, memory: bool, config: str | None, **flags: Any) -> None:
+def serve_command(  # noqa: PLR0913, PLR0917
+    context: typer.Context,
+    memory: Annotated[bool, typer.Option("--memory", help="Keep all in memory; gone at the end.")] = False,
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
+    cold_dir: ColdDir = None,
+    config: SettingsFile = None,
+    port_file: PortFile = None,
+    wal_shards: Shards = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
+    cors_origins: CorsOrigins = None,
+) -> None:
     """Run a topics server until Ctrl-C or SIGTERM.
 
     Everything else is set by TOPICS_* variables or the settings file: keys (TOPICS_API_KEYS), caps, segments.
     """
-    if memory and (flags["data_dir"] is not None or flags["cold_dir"] is not None):
+    if memory and (data_dir is not None or cold_dir is not None):
         raise typer.BadParameter("--memory keeps nothing on disk; leave --data-dir and --cold-dir out")
-    flags["cors_origins"] = flags["cors_origins"] or None
-    as_json = flags["log_format"] == "json"
+    flags = {**context.params, "cors_origins": cors_origins or None}
+    del flags["memory"], flags["config"]
+    as_json = log_format == "json"
     address = "the address"
     try:
         settings = _settings(config, flags)
@@ -140,9 +117,6 @@ def serve_command(*, memory: bool, config: str | None, **flags: Any) -> None:
         told, code = _told(error, address)
         print_error(told, as_json=as_json)
         raise typer.Exit(code) from None
-
-
-give_options(serve_command, _OPTIONS)
 
 
 def _settings(config: str | None, flags: dict[str, Any]) -> ServerSettings:

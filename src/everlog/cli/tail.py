@@ -10,7 +10,6 @@ now and then, so the writer never has to wake it; and it never changes the queue
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from types import FrameType
 
 import typer
 
-from everlog.cli.output import print_warning, write_patiently
+from everlog.cli.output import handled_signals, print_warning, write_patiently
 from everlog.errors import QueueNotFound, SegmentMissing
 from everlog.queue import MessageView, Queue, QueueReader, Sleep, StartMode
 from everlog.queue.layout import CONTROL_FILE
@@ -184,12 +183,8 @@ class _Tail:
         def stop(number: int, frame: FrameType | None) -> None:
             self._signal = number
 
-        previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with handled_signals(stop):
             yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
 
 def _end_of(path: str) -> tuple[int, int]:

@@ -1,165 +1,83 @@
 """The commands of `everlog topic`: ls, create, show, append, read, tail, delete, rm.
 
-Owns what they print and the shape of their JSON. They talk to a running server through `http_api`; the loop
-of reading is in `topic_reading`, the lines of `append` in `record_input`.
+Owns what they print. The loop of reading is in `topic_reading`, the lines of `append` in `record_input`.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 import typer
 
-from everlog.api_types import TopicSettings
-from everlog.cli import output
-from everlog.cli.options import AsJson
-from everlog.cli.output import Table, counted, human_bytes, one_line, printable, reporting
+from everlog.api_types import Appended, TopicPut, TopicSettings, TopicState
+from everlog.cli.output import (
+    Table,
+    counted,
+    group,
+    human_bytes,
+    print_fields,
+    print_json,
+    print_table,
+    printable,
+)
 from everlog.cli.record_format import Renderer, renderer
 from everlog.cli.record_input import STDIN, Defaults, Line, LineFormat, batches, read_lines
-from everlog.cli.signatures import Option, give_options, options_of
-from everlog.cli.topic_reading import Last, Place, ReadRequest, Start, read_topic
+from everlog.cli.session import Prefix, Session, beginning_with, server_command
+from everlog.cli.topic_reading import Last, ReadRequest, Start, TopicReading
+from everlog.client import calls
 from everlog.client.arguments import checked_settings
-from everlog.client.http_api import DEFAULT_URL, ApiFailed, Backoff, HttpApi, topic_path
+from everlog.client.errors import ApiFailed
+from everlog.client.flows import Call
+from everlog.client.retrying import Backoff
+from everlog.client.sync_client import Client
 from everlog.errors import TopicIncompatible
 
 BATCH_DEFAULT: Final = 500
 BATCH_MAX: Final = 10_000
 TAIL_DEFAULT: Final = "-10"
 RETRY_S: Final = 30.0
-"""How long `append` goes on trying to hand over a batch after an outage."""
+"""How long `append` keeps trying to send a batch after an outage."""
 
-Document = dict[str, Any]
-
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Work with the topics of a running server (see `everlog serve`).",
-    epilog="Example: everlog topic tail -f orders",
-)
+app = group("Work with the topics of a running server (see `everlog serve`).", "everlog topic tail -f orders")
 
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.", show_default=False)]
-Url = Annotated[str, typer.Option("--url", metavar="URL", envvar="EVERLOG_URL", help="Where the server is.")]
-Key = Annotated[
-    str | None,
-    typer.Option(
-        "--key",
-        metavar="KEY",
-        envvar="EVERLOG_KEY",
-        show_default=False,
-        help="Key for the server. Other users see arguments; the variable is safer.",
-    ),
-]
-
-
-_SESSION_OPTIONS: Final = (
-    Option("url", Url, DEFAULT_URL),
-    Option("key", Key),
-    Option("as_json", AsJson, False),
-)
-
-
-# -- the server ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """A server to talk to, and how to talk to the user."""
-
-    api: HttpApi
-    as_json: bool
-
-    def warn(self, code: str, message: str, detail: Document | None = None) -> None:
-        """Say on standard error what the command got over by itself."""
-        print_problem("warning", code, message, detail, as_json=self.as_json)
-
-
-def print_problem(kind: str, code: str, message: str, detail: Document | None, *, as_json: bool) -> None:
-    """Print a problem as one line on standard error, with the server's detail in JSON."""
-    if as_json:
-        problem: Document = {"code": code, "message": message}
-        if detail:
-            problem["detail"] = detail
-        line = json.dumps({kind: problem})
-    else:
-        line = f"{kind}: {one_line(message)}"
-    print(line, file=sys.stderr, flush=True)
-
-
-def server_command(
-    name: str, example: str, group: typer.Typer = app
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command whose first parameter is a `Session`; it gets --url, --key and --json for it."""
-
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(function)
-        def command(*, url: str, key: str | None, as_json: bool, **options: Any) -> None:
-            with reporting(as_json=as_json), HttpApi(url, key) as api:
-                try:
-                    function(Session(api, as_json), **options)
-                except ApiFailed as error:
-                    print_problem("error", error.code, str(error), error.detail, as_json=as_json)
-                    raise typer.Exit(1) from None
-
-        give_options(command, [*options_of(function), *_SESSION_OPTIONS])
-        return group.command(name, epilog=f"Example: {example}")(command)
-
-    return register
 
 
 # -- ls ------------------------------------------------------------------------------------
 
 
-@server_command("ls", "everlog topic ls --prefix orders.")
-def ls_command(
-    session: Session,
-    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only names that begin with this.")] = "",
-) -> None:
+@server_command(app, "ls", "everlog topic ls --prefix orders.")
+def ls_command(session: Session, prefix: Prefix = "") -> None:
     """List the topics of the server: seqs, records, bytes."""
-    topics: list[Document] = []
-    query = {"prefix": prefix, "page_size": "1000"}
-    while True:
-        page = session.api.get("/topics", Document, query)
-        topics += page.get("topics", [])
-        cursor = page.get("next_cursor")
-        if not cursor:
-            break
-        query["cursor"] = cursor
-    if session.as_json:
-        output.print_json({"topics": topics})
-    elif topics:
-        columns = ("topic", "head>", "earliest>", "records>", "bytes>", "durable", "priority>")
-        rows = [_listed(topic) for topic in topics]
-        output.print_table(Table(f"topics of {session.api.place}", columns, rows))
-    else:
-        print(f"no topics{f' that begin with {printable(prefix)}' if prefix else ''} on {session.api.place}")
-
-
-def _listed(topic: Document) -> tuple[str, ...]:
-    return (
-        printable(str(topic["topic"])),
-        str(topic["head_seq"]),
-        str(topic["earliest_seq"]),
-        str(topic["count"]),
-        human_bytes(topic["bytes"]),
-        "yes" if topic.get("durable") else "no",
-        str(topic.get("effective_priority", "")),
-    )
+    topics = session.client.topics(prefix or None)
+    columns = ("topic", "head>", "earliest>", "records>", "bytes>", "durable", "priority>")
+    rows = [
+        (
+            printable(each.topic),
+            str(each.head_seq),
+            str(each.earliest_seq),
+            str(each.count),
+            human_bytes(each.bytes),
+            "yes" if each.durable else "no",
+            str(each.effective_priority),
+        )
+        for each in topics
+    ]
+    session.list("topics", topics, columns, rows, beginning_with(prefix))
 
 
 # -- create --------------------------------------------------------------------------------
 
 
-@server_command("create", "everlog topic create orders --durability fsync --cap-records 100000")
+@server_command(app, "create", "everlog topic create orders --durability fsync --cap-records 100000")
 def create_command(
     session: Session,
     topic: TopicName,
@@ -184,7 +102,6 @@ def create_command(
     ] = False,
 ) -> None:
     """Create a topic. One that exists is left alone, and is an error if its settings differ."""
-    wanted = _config(config)
     options = {
         "type": kind,
         "durability": durability,
@@ -193,44 +110,41 @@ def create_command(
         "cap_bytes": cap_bytes,
         "discard": discard,
     }
-    wanted |= {name: value for name, value in options.items() if value is not None}
-    checked_settings(cast(TopicSettings, wanted))
-    existing = None if replace else _existing(session.api, topic)
-    if existing is not None:
-        _check_same(topic, wanted, existing["config"])
-        answer = {"topic": topic, "created": False, "config": existing["config"]}
+    given = {name: value for name, value in options.items() if value is not None}
+    wanted = checked_settings(cast(TopicSettings, _config(config) | given))
+    existing = None if replace else _existing(session.client, topic)
+    if existing is None:
+        answer = session.client.put_topic(topic, wanted)
     else:
-        answer = session.api.call("PUT", topic_path(topic), Document, body=wanted)
-    if session.as_json:
-        output.print_json(answer)
-    else:
-        done = "created" if answer["created"] else "replaced" if replace else "exists already, unchanged"
-        print(f"{printable(topic)}: {done}")
+        _check_same(topic, dict(wanted), msgspec.to_builtins(existing.config))
+        answer = TopicPut(topic, False, existing.config)
+    done = "created" if answer.created else "replaced" if replace else "exists already, unchanged"
+    session.report(answer, f"{printable(topic)}: {done}")
 
 
-def _config(text: str | None) -> Document:
+def _config(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        return msgspec.json.decode(text, type=Document)
+        return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise typer.BadParameter(f"--config is not a JSON object: {error}") from None
 
 
-def _existing(api: HttpApi, topic: str) -> Document | None:
+def _existing(client: Client, topic: str) -> TopicState | None:
     try:
-        return api.get(topic_path(topic), Document, {"touch": "false"})
+        return client.topic(topic, touch=False)
     except ApiFailed as error:
         if error.code != "topic_not_found":
             raise
         return None
 
 
-def _check_same(topic: str, wanted: Document, existing: Document) -> None:
+def _check_same(topic: str, wanted: dict[str, Any], existing: dict[str, Any]) -> None:
     different = [
         f"{name} is {json.dumps(existing[name])}, not {json.dumps(value)}"
         for name, value in wanted.items()
-        if name in existing and existing[name] != value
+        if existing[name] != value
     ]
     if different:
         raise TopicIncompatible(
@@ -241,29 +155,29 @@ def _check_same(topic: str, wanted: Document, existing: Document) -> None:
 # -- show ----------------------------------------------------------------------------------
 
 
-@server_command("show", "everlog topic show orders")
+@server_command(app, "show", "everlog topic show orders")
 def show_command(session: Session, topic: TopicName) -> None:
     """Show one topic: seqs, size, last use, settings. Does not count as a use."""
-    state = session.api.get(topic_path(topic), Document, {"touch": "false"})
+    state = session.client.topic(topic, touch=False)
+    document: dict[str, Any] = msgspec.to_builtins(state)
     if session.as_json:
-        output.print_json(state)
+        print_json(document)
         return
     fields = [
-        ("topic", printable(str(state["topic"]))),
-        ("type", str(state["type"])),
-        ("head", str(state["head_seq"])),
-        ("earliest", str(state["earliest_seq"])),
-        ("records", str(state["count"])),
-        ("bytes", human_bytes(state["bytes"])),
-        ("priority", str(state["effective_priority"])),
-        ("last write", _time(state["last_write_ts"])),
-        ("last read", _time(state["last_read_ts"])),
+        ("topic", printable(state.topic)),
+        ("type", state.type),
+        ("head", str(state.head_seq)),
+        ("earliest", str(state.earliest_seq)),
+        ("records", str(state.count)),
+        ("bytes", human_bytes(state.bytes)),
+        ("priority", str(state.effective_priority)),
+        ("last write", _time(state.last_write_ts)),
+        ("last read", _time(state.last_read_ts)),
     ]
-    if isinstance(state.get("queue"), dict):
-        fields += [(name.replace("_", " "), str(value)) for name, value in state["queue"].items()]
-    output.print_fields(fields)
-    rows = [(name, json.dumps(value)) for name, value in state["config"].items()]
-    output.print_table(Table("settings", ("name", "value"), rows))
+    fields += [(name.replace("_", " "), str(count)) for name, count in document.get("queue", {}).items()]
+    print_fields(fields)
+    rows = [(name, json.dumps(value)) for name, value in document["config"].items()]
+    print_table(Table("settings", ("name", "value"), rows))
 
 
 def _time(ts_ms: int | None) -> str:
@@ -276,37 +190,28 @@ def _time(ts_ms: int | None) -> str:
 
 
 @dataclass(slots=True)
-class AppendRequest:
-    """How records are handed over."""
+class AppendTotals:
+    """What was appended."""
 
     topic: str
-    key: str | None
-    create: bool
-
-
-@dataclass(slots=True)
-class AppendTotals:
-    """What was handed over."""
-
-    batches: int = 0
     count: int = 0
     first_seq: int | None = None
     last_seq: int | None = None
+    batches: int = 0
     created: bool = False
     deduped: int = 0
 
+    def add(self, answer: Appended) -> None:
+        """Count one more batch."""
+        self.batches += 1
+        self.count += answer.count
+        self.first_seq = answer.first_seq if self.first_seq is None else self.first_seq
+        self.last_seq = answer.last_seq
+        self.created |= answer.created
+        self.deduped += answer.count if answer.deduped else 0
 
-class Appended(msgspec.Struct):
-    """What the server says to an append."""
 
-    first_seq: int
-    last_seq: int
-    count: int
-    created: bool
-    deduped: bool
-
-
-@server_command("append", "everlog topic append orders --tag eu orders.jsonl")
+@server_command(app, "append", "everlog topic append orders --tag eu orders.jsonl")
 def append_command(
     session: Session,
     topic: TopicName,
@@ -339,12 +244,13 @@ def append_command(
     --idempotency-key a batch is sent as soon as the input pauses.
     """
     lines = _data_lines(data) if data and not files else read_lines(files or [STDIN])
-    request = AppendRequest(topic, idempotency_key, create)
     patient = idempotency_key is not None
-    totals = AppendTotals()
+    totals = AppendTotals(topic)
     try:
         for records in batches(lines, form, Defaults(tag, node), size_max=batch, patient=patient):
-            _append(session, request, records, totals)
+            key = _batch_key(idempotency_key, totals.batches)
+            call = calls.append_many(topic, records, idempotency_key=key, create=create)
+            totals.add(_insist(session, call, has_answered=totals.batches > 0))
     except BaseException:
         if totals.count:
             session.warn(
@@ -352,7 +258,7 @@ def append_command(
                 f"{counted(totals.count, 'record')} up to seq {totals.last_seq}: already appended",
             )
         raise
-    _print_totals(session, topic, totals)
+    session.report(asdict(totals), _summary(totals))
 
 
 def _data_lines(data: list[str]) -> list[Line]:
@@ -362,37 +268,20 @@ def _data_lines(data: list[str]) -> list[Line]:
     ]
 
 
-def _append(session: Session, request: AppendRequest, records: list[Document], totals: AppendTotals) -> None:
-    """Hand over one batch. Its key makes it safe to send it again when no answer came."""
-    key = secrets.token_hex(12)
-    if request.key is not None:
-        key = request.key if totals.batches == 0 else f"{request.key}#{totals.batches + 1}"
-    body = {"records": records, "idempotency_key": key, "create": request.create}
-    call = functools.partial(
-        session.api.call,
-        "POST",
-        topic_path(request.topic),
-        Appended,
-        body=body,
-        query={"return_seqs": "false"},
-        repeatable=True,
-    )
-    answer = _insist(session, call, has_answered=totals.batches > 0)
-    totals.batches += 1
-    totals.count += answer.count
-    totals.first_seq = answer.first_seq if totals.first_seq is None else totals.first_seq
-    totals.last_seq = answer.last_seq
-    totals.created |= answer.created
-    totals.deduped += answer.count if answer.deduped else 0
+def _batch_key(key: str | None, batches: int) -> str:
+    """The idempotency key of a batch, which makes it safe to send it again when no answer came."""
+    if key is None:
+        return secrets.token_hex(12)
+    return key if batches == 0 else f"{key}#{batches + 1}"
 
 
-def _insist(session: Session, call: Callable[[], Appended], *, has_answered: bool) -> Appended:
+def _insist(session: Session, call: Call[Appended], *, has_answered: bool) -> Appended:
     backoff = Backoff()
     deadline_s = time.monotonic() + RETRY_S
     warned = False
     while True:
         try:
-            return call()
+            return session.client.call(call)
         except ApiFailed as error:
             may_wait = error.is_busy or (error.is_outage and has_answered)
             if not may_wait or time.monotonic() > deadline_s:
@@ -403,26 +292,12 @@ def _insist(session: Session, call: Callable[[], Appended], *, has_answered: boo
             time.sleep(backoff.pause_s(error))
 
 
-def _print_totals(session: Session, topic: str, totals: AppendTotals) -> None:
-    if session.as_json:
-        output.print_json(
-            {
-                "topic": topic,
-                "count": totals.count,
-                "first_seq": totals.first_seq,
-                "last_seq": totals.last_seq,
-                "batches": totals.batches,
-                "created": totals.created,
-                "deduped": totals.deduped,
-            }
-        )
-    elif not totals.count:
-        print("nothing to append")
-    else:
-        again = f", {totals.deduped} of them were there already" if totals.deduped else ""
-        records = counted(totals.count, "record")
-        last = f" to {totals.last_seq}" if totals.last_seq != totals.first_seq else ""
-        print(f"{records}, seq {totals.first_seq}{last}{again}")
+def _summary(totals: AppendTotals) -> str:
+    if not totals.count:
+        return "nothing to append"
+    again = f", {totals.deduped} of them were there already" if totals.deduped else ""
+    last = f" to {totals.last_seq}" if totals.last_seq != totals.first_seq else ""
+    return f"{counted(totals.count, 'record')}, seq {totals.first_seq}{last}{again}"
 
 
 # -- read, tail ----------------------------------------------------------------------------
@@ -458,7 +333,7 @@ Follow = Annotated[
 ]
 
 
-@server_command("read", "everlog topic read orders --from 100 --count 10 --format '{seq} {data}'")
+@server_command(app, "read", "everlog topic read orders --from 100 --count 10 --format '{seq} {data}'")
 def read_command(
     session: Session,
     topic: TopicName,
@@ -474,10 +349,10 @@ def read_command(
     Exit code 4 if records were lost before they could be read; what is missing is said on standard error.
     """
     request = ReadRequest(topic, parse_start(start), False, count, tuple(node or ()), allow_gaps)
-    read_topic(session.api, request, _renderer(form, as_json=session.as_json), session.warn)
+    TopicReading(session, request, _renderer(form, as_json=session.as_json)).run()
 
 
-@server_command("tail", "everlog topic tail -f orders --format json")
+@server_command(app, "tail", "everlog topic tail -f orders --format json")
 def tail_command(
     session: Session,
     topic: TopicName,
@@ -496,13 +371,15 @@ def tail_command(
     if follow and at_end:
         raise typer.BadParameter("--follow and --exit contradict each other; give one of them")
     request = ReadRequest(topic, parse_start(start), follow, count, tuple(node or ()), allow_gaps)
-    read_topic(session.api, request, _renderer(form, as_json=session.as_json), session.warn)
+    TopicReading(session, request, _renderer(form, as_json=session.as_json)).run()
 
 
 def parse_start(text: str) -> Start:
     """Parse the value of --from."""
-    if text in (Place.EARLIEST.value, Place.LATEST.value):
-        return Place(text)
+    if text == "earliest":
+        return "earliest"
+    if text == "latest":
+        return "latest"
     digits = text.removeprefix("-")
     if digits.isascii() and digits.isdigit() and len(digits) <= 20:
         return Last(int(digits)) if text.startswith("-") else int(text)
@@ -519,7 +396,7 @@ def _renderer(form: str, *, as_json: bool) -> Renderer:
 # -- delete, rm ----------------------------------------------------------------------------
 
 
-@server_command("delete", "everlog topic delete orders --before 1000 --match 'eu*'")
+@server_command(app, "delete", "everlog topic delete orders --before 1000 --match 'eu*'")
 def delete_command(
     session: Session,
     topic: TopicName,
@@ -531,16 +408,11 @@ def delete_command(
     """Delete records for good, by seq, by tag, or both. The topic stays."""
     if before is None and match is None:
         raise typer.BadParameter("give --before, --match or both; `everlog topic rm` deletes a whole topic")
-    body = {"before_seq": before, "match": match}
-    body = {name: value for name, value in body.items() if value is not None}
-    answer = session.api.call("POST", topic_path(topic, "/delete"), Document, body=body)
-    if session.as_json:
-        output.print_json(answer)
-    else:
-        print(f"{counted(answer['deleted'], 'record')} deleted, {answer['count']} left")
+    answer = session.client.delete_records(topic, before_seq=before, match=match)
+    session.report(answer, f"{counted(answer.deleted, 'record')} deleted, {answer.count} left")
 
 
-@server_command("rm", "everlog topic rm orders --yes")
+@server_command(app, "rm", "everlog topic rm orders --yes")
 def rm_command(
     session: Session,
     topic: TopicName,
@@ -549,16 +421,14 @@ def rm_command(
 ) -> None:
     """Delete a topic with all its records. Asks first if a person is there to answer."""
     if not yes and sys.stdin.isatty() and sys.stderr.isatty():
-        question = f"delete {printable(topic)} and all its records on {session.api.place}?"
+        question = f"delete {printable(topic)} and all its records on {session.client.address}?"
         if not _confirmed(question):
             print("nothing was deleted", file=sys.stderr)
             raise typer.Exit(1)
-    query = {"if_empty": "true" if if_empty else "false"}
-    answer = session.api.call("DELETE", topic_path(topic), Document, query=query)
-    if session.as_json:
-        output.print_json(answer)
-    else:
-        print(f"{printable(topic)}: {'deleted' if answer['deleted'] else 'there was no such topic'}")
+    answer = session.client.delete_topic(topic, if_empty=if_empty)
+    session.report(
+        answer, f"{printable(topic)}: {'deleted' if answer.deleted else 'there was no such topic'}"
+    )
 
 
 def _confirmed(question: str) -> bool:

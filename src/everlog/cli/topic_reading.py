@@ -1,38 +1,36 @@
 """Prints records of a topic as they come: the loop behind `everlog topic read` and `tail`.
 
-Owns the cursor and the way it ends: at the count, at the end of the log, or by a signal. What it missed it
-says loudly. How a record looks is the caller's business.
+Owns the cursor and the way it ends: at the count, at the end of the log, or by a signal. Gaps are reported on
+standard error. How a record looks is decided by the caller.
 """
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from enum import Enum
-from functools import partial
 from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 import typer
 
-from everlog.cli.output import write_patiently
-from everlog.client.http_api import ApiFailed, Backoff, HttpApi, topic_path
+from everlog.api_types import Tombstone
+from everlog.cli.output import handled_signals, write_patiently
+from everlog.cli.record_format import Renderer
+from everlog.cli.session import Session
+from everlog.client import calls
+from everlog.client.errors import ApiFailed
+from everlog.client.flows import Call
+from everlog.client.retrying import Backoff
 
 GAPS_EXIT_CODE: Final = 4
 LIMIT_MAX: Final = 1000
 WAIT_MS: Final = 25_000
-"""How long one request waits for news: shorter than the idle limits of usual proxies."""
+"""How long one request waits for records: shorter than the idle limits of usual proxies."""
 
-
-class Place(Enum):
-    """Where to start, if not at a seq."""
-
-    EARLIEST = "earliest"
-    LATEST = "latest"
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class Last:
     count: int
 
 
-Start = Place | Last | int
+Start = Literal["earliest", "latest"] | Last | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +55,8 @@ class ReadRequest:
     allow_gaps: bool = False
 
 
-class Tombstone(msgspec.Struct):
-    """Records that are gone."""
-
-    gap_from: int
-    gap_to: int
-    reason: str
-    missed_estimate: int
-
-
-class Diff(msgspec.Struct):
-    """What the server has behind a cursor."""
+class _Page(msgspec.Struct):
+    """A diff whose records stay the text that the server sent."""
 
     records: list[msgspec.Raw]
     next_from_seq: int
@@ -76,39 +65,17 @@ class Diff(msgspec.Struct):
     tombstone: Tombstone | None = None
 
 
-class TopicEnds(msgspec.Struct):
-    """Where a topic begins and ends."""
-
-    head_seq: int
-    earliest_seq: int
-
-
-_Answer = TypeVar("_Answer")
-
-
 class _Stopped(Exception):
     """A signal came while waiting."""
 
 
-Warn = Callable[[str, str, dict[str, Any] | None], None]
-"""Say something on standard error: code, message, detail."""
+class TopicReading:
+    """Prints records until the count, the present end (without `follow`) or a signal."""
 
-
-def read_topic(
-    api: HttpApi, request: ReadRequest, render: Callable[[str, msgspec.Raw], str], warn: Warn
-) -> None:
-    """Print records until the count, the present end (without `follow`) or a signal."""
-    _Reading(api, request, render, warn).run()
-
-
-class _Reading:
-    def __init__(
-        self, api: HttpApi, request: ReadRequest, render: Callable[[str, msgspec.Raw], str], warn: Warn
-    ) -> None:
-        self._api = api
+    def __init__(self, session: Session, request: ReadRequest, render: Renderer) -> None:
+        self._session = session
         self._request = request
         self._render = render
-        self._warn = warn
         self._left = request.count
         self._has_answered = False
         self._gaps = 0
@@ -116,6 +83,7 @@ class _Reading:
         self._is_waiting = False
 
     def run(self) -> None:
+        """Print; ends the command with an exit code if a gap or a signal asks for it."""
         request = self._request
         with self._stopping_on_signals(), suppress(_Stopped):
             self._loop()
@@ -125,68 +93,65 @@ class _Reading:
             raise typer.Exit(GAPS_EXIT_CODE)
 
     def _loop(self) -> None:
-        cursor = self._patiently(self._first_cursor)
+        cursor = self._first_cursor()
         end: int | None = None
-        # Asked for what is there, a reader misses nothing that is gone already.
-        takes_what_is_there = not isinstance(self._request.start, int)
+        # A reader that starts with what is there misses nothing that had gone before.
+        ignores_gap = not isinstance(self._request.start, int)
         while not self._signal and self._left != 0:
-            diff = self._patiently(partial(self._diff, cursor))
-            if diff.tombstone is not None and not takes_what_is_there:
-                self._report_gap(diff.tombstone, diff.head_seq)
-            takes_what_is_there = False
-            self._print(diff.records)
-            cursor = diff.next_from_seq
+            page = self._patiently(self._page_call(cursor))
+            if page.tombstone is not None and not ignores_gap:
+                self._report_gap(page.tombstone, page.head_seq)
+            ignores_gap = False
+            self._print(page.records)
+            cursor = page.next_from_seq
             if not self._request.follow:
-                # A topic that is being written would otherwise never end.
-                end = diff.head_seq if end is None else end
-                if diff.caught_up or cursor >= end:
+                # The end of the first page: reading a topic that is being written would otherwise never end.
+                end = page.head_seq if end is None else end
+                if page.caught_up or cursor >= end:
                     return
 
     def _first_cursor(self) -> int:
         start = self._request.start
         if isinstance(start, int):
             return max(start - 1, 0)
-        if start is Place.EARLIEST:
+        if start == "earliest":
             return 0
-        ends = self._api.get(topic_path(self._request.topic), TopicEnds, {"touch": "false"})
+        state = self._patiently(calls.topic(self._request.topic, touch=False))
         if isinstance(start, Last):
-            return max(ends.head_seq - start.count, ends.earliest_seq - 1, 0)
-        return ends.head_seq
+            return max(state.head_seq - start.count, state.earliest_seq - 1, 0)
+        return state.head_seq
 
-    def _diff(self, cursor: int) -> Diff:
-        wait_ms = WAIT_MS if self._request.follow else 0
-        body: dict[str, object] = {
-            "from_seq": cursor,
-            "limit": LIMIT_MAX if self._left is None else min(self._left, LIMIT_MAX),
-            "include_tags": True,
-            "wait_ms": wait_ms,
-        }
-        if self._request.nodes:
-            body["node"] = self._request.nodes
-        path = topic_path(self._request.topic, "/diff")
-        return self._api.call("POST", path, Diff, body=body, repeatable=True, wait_s=wait_ms / 1000)
+    def _page_call(self, cursor: int) -> Call[_Page]:
+        return calls.diff(
+            self._request.topic,
+            cursor,
+            limit=LIMIT_MAX if self._left is None else min(self._left, LIMIT_MAX),
+            node=self._request.nodes or None,
+            include_tags=True,
+            wait_ms=WAIT_MS if self._request.follow else 0,
+        ).reading(_Page)
 
     # --- Outages -------------------------------------------------------------------------------------------
 
-    def _patiently(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Ask; a follower asks again for as long as the server is away."""
+    def _patiently(self, call: Call[_Answer]) -> _Answer:
+        """Send a request; a follower repeats it for as long as the server is away."""
         backoff = Backoff()
         is_away = False
         while True:
             try:
                 with self._waiting():
-                    answer = ask()
+                    answer = self._session.client.call(call)
             except ApiFailed as error:
                 if not self._may_wait_for(error):
                     raise
                 if not is_away:
-                    self._warn(error.code, f"{error}; trying again until it answers", error.detail)
+                    self._session.warn(error.code, f"{error}; trying again until it answers", error.detail)
                 is_away = True
                 with self._waiting():
                     time.sleep(backoff.pause_s(error))
                 continue
             if is_away:
-                self._warn("server_back", "the server answers again", None)
+                self._session.warn("server_back", "the server answers again")
             self._has_answered = True
             return answer
 
@@ -208,7 +173,7 @@ class _Reading:
         name = self._request.topic
         if gap.reason == "recreated":
             message = (
-                f"{name} ends with seq {head_seq}, before what was to be read: it was deleted and created "
+                f"{name} ends with seq {head_seq}, before the seq to be read: it was deleted and created "
                 "again, or never was longer; reading it from its start"
             )
         else:
@@ -216,13 +181,14 @@ class _Reading:
                 f"{name} lost seq {gap.gap_from} to {gap.gap_to} ({gap.reason}): "
                 f"about {gap.missed_estimate} records were not read"
             )
-        self._warn("gap", message, msgspec.to_builtins(gap))
+        fields = ("gap_from", "gap_to", "reason", "missed_estimate")
+        self._session.warn("gap", message, {name: getattr(gap, name) for name in fields})
 
     # --- Signals -------------------------------------------------------------------------------------------
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """A block that a signal may end at any point; outside of it, it is heeded between two batches."""
+        """A block that a signal may end at any point; elsewhere a signal takes effect between two batches."""
         self._is_waiting = True
         try:
             if self._signal:
@@ -238,9 +204,5 @@ class _Reading:
             if self._is_waiting:
                 raise _Stopped
 
-        previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with handled_signals(stop):
             yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)

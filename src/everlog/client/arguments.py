@@ -1,7 +1,7 @@
-"""What a program hands to a client, looked at before anything is sent.
+"""Arguments of client methods, checked before anything is sent.
 
-Owns the checks whose neglect would be silent: a start that nobody knows would read nothing, a setting with a
-slip in its name would not be set. What the server refuses by itself is left to the server. Sends nothing.
+Owns the checks that the server cannot make: an unknown start would read nothing, a misspelt setting would be
+ignored. What the server refuses is left to the server. Sends nothing.
 """
 
 from __future__ import annotations
@@ -9,15 +9,19 @@ from __future__ import annotations
 import difflib
 import inspect
 import operator
+import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
 from everlog.api_types import NewRecord, TopicSettings
 from everlog.errors import InvalidConfig, InvalidRecord, InvalidRequest
 
+Nodes = str | Sequence[str]
+"""A node, or several."""
+
 Start = Literal["earliest", "now"] | int
-"""Where a reader begins: what there is, what comes, or the record with this seq and what follows."""
+"""Where a reader begins: the oldest record, the next one, or the record with this seq (included)."""
 
 Gaps = Literal["raise", "yield"]
 """How a reader reports records that are gone: by the exception RecordsLost, or by a Tombstone."""
@@ -27,7 +31,7 @@ _GAPS: Final[tuple[str, ...]] = get_args(Gaps)
 
 
 def checked_start(start: object) -> Start:
-    """Where a reader begins; raises InvalidRequest for what is no such place."""
+    """Where a reader begins; raises InvalidRequest for anything else."""
     if start == "earliest":
         return "earliest"
     if start == "now":
@@ -45,7 +49,7 @@ def checked_start(start: object) -> Start:
 
 
 def checked_starts(topics: object) -> dict[str, Start]:
-    """Where each of some topics begins; those that are only named begin with what comes."""
+    """Where each topic begins; topics that are only named begin with the next record."""
     if isinstance(topics, str):
         return {topics: "now"}
     if isinstance(topics, Mapping):
@@ -56,7 +60,7 @@ def checked_starts(topics: object) -> dict[str, Start]:
 
 
 def checked_gaps(gaps: object) -> Gaps:
-    """How a reader hears of gaps; raises InvalidRequest for another way, which would be silence."""
+    """How a reader reports gaps; raises InvalidRequest for anything else, which would hide them."""
     for known in _GAPS:
         if gaps == known:
             return known  # type: ignore[return-value]
@@ -64,7 +68,7 @@ def checked_gaps(gaps: object) -> Gaps:
 
 
 def checked_settings(config: TopicSettings) -> TopicSettings:
-    """The settings of a topic; raises InvalidConfig for a name that the server would pass over."""
+    """The settings of a topic; raises InvalidConfig for a name that the server would ignore."""
     if not isinstance(config, Mapping):
         raise InvalidConfig(f"the settings are {config!r}; give a mapping like {{'durability': 'fsync'}}")
     for name in config:
@@ -76,7 +80,7 @@ def checked_settings(config: TopicSettings) -> TopicSettings:
 
 
 def checked_records(records: Iterable[object]) -> list[NewRecord]:
-    """Records to append; raises InvalidRecord for data that was not made one."""
+    """Records to append; raises InvalidRecord for anything that is not a NewRecord."""
     gathered: list[NewRecord] = []
     for record in records:
         if not isinstance(record, NewRecord):
@@ -86,13 +90,19 @@ def checked_records(records: Iterable[object]) -> list[NewRecord]:
     return gathered
 
 
-def show_as_method(method: Callable[..., Any], build: Callable[..., Any]) -> None:
-    """Let `help` and editors see a method: with `self`, and with the answer instead of its description."""
+_DESCRIPTION: Final = re.compile(r"(Call|Command|Steps|Stream)\[(.*)\]")
+
+
+def show_as_method(method: Callable[..., Any], build: Callable[..., Any], iterator: str = "Iterator") -> None:
+    """Make `help` and editors show a method: with `self`, and with its result instead of a description."""
     described = inspect.signature(build)
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    answer = str(described.return_annotation).removeprefix("Call[").removesuffix("]").removeprefix("shapes.")
+    returned = _DESCRIPTION.fullmatch(str(described.return_annotation))
+    assert returned is not None, f"{build} describes a request or a stream"
+    result = returned[2].replace("api_types.", "")
+    result = f"{iterator}[{result}]" if returned[1] == "Stream" else result
     method.__signature__ = described.replace(  # type: ignore[attr-defined]
-        parameters=[own, *described.parameters.values()], return_annotation=answer
+        parameters=[own, *described.parameters.values()], return_annotation=result
     )
-    method.__annotations__ = {**build.__annotations__, "return": answer}
+    method.__annotations__ = {**build.__annotations__, "return": result}
     del method.__wrapped__  # type: ignore[attr-defined]

@@ -1,50 +1,60 @@
 """`AsyncClient`: the client of a topics server for asyncio. The same methods as `Client`, to be awaited.
 
-Owns how the steps of a flow are carried out on an event loop; what the steps are is decided in `flows`, what
-is sent in `calls`. Any number of tasks may share a client.
+Owns how the steps of a flow are carried out on an event loop; what is sent is described in `calls` and
+`streams`. Any number of tasks may share a client.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from everlog.api_types import Job, Record, RouterSummary, Tombstone, TopicSummary, WatchEvent
-from everlog.client import calls, flows
-from everlog.client.arguments import Gaps, Start, checked_starts, show_as_method
+from everlog.client import calls, streams
+from everlog.client.arguments import Gaps, show_as_method
 from everlog.client.async_connection import AsyncConnection, AsyncConnections
-from everlog.client.calls import Call, Nodes
 from everlog.client.errors import ApiFailed
-from everlog.client.flows import Emit, Flow, Open, Pause, ReadWishes, Send, Step, WatchWishes, Wishes
+from everlog.client.flows import ClientContext, Described, Emit, Flow, More, Open, Pause, Send, Step, Stream
 from everlog.client.retrying import RetryPolicy, checked_policy
 from everlog.client.sockets import AsyncSocket
-from everlog.client.sync_client import watch_options
-from everlog.client.wire import DEFAULT_URL, TIMEOUT_S, Answer, Place, RequestWriter
+from everlog.client.wire import DEFAULT_URL, TIMEOUT_S, Answer, RequestWriter, ServerAddress
 from everlog.clock import Clock, SystemClock
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _method(build: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+def _method(
+    build: Callable[P, Described[T]],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
     """The method that carries out what `build` describes."""
 
     @wraps(build)
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._run(flows.call(self._wishes, build(*args, **kwargs)))
+        return await self._run(build(*args, **kwargs).steps(self._context))
 
     show_as_method(method, build)
+    return method
+
+
+def _iterator(build: Callable[P, Stream[T]]) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
+    """The method that iterates over what `build` describes."""
+
+    @wraps(build)
+    def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        return self._iterate(build(*args, **kwargs).steps(self._context))
+
+    show_as_method(method, build, "AsyncIterator")
     return method
 
 
 class AsyncClient:
     """A topics server, for programs on an event loop; asyncio's own or uvloop.
 
-    Server errors are `ApiFailed` with the server's code and detail. Lost connections, 429 and 503 are tried
-    again within the deadline of `retry`; what may have been carried out is repeated only if that is harmless.
+    Server errors are `ApiFailed` with the server's code and detail. Lost connections, 429 and 503 are retried
+    within the deadline of `retry`; a request that may have been carried out only if a repeat is harmless.
     """
 
     def __init__(
@@ -57,18 +67,23 @@ class AsyncClient:
         clock: Clock | None = None,
         sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
     ) -> None:
-        self.place = Place.parse(url)
+        self.address = ServerAddress.parse(url)
         self._sleep = sleep
-        self._writer = RequestWriter(self.place, key)
-        self._timeout_s = timeout_s
+        writer = RequestWriter(self.address, key)
         now_ns = (clock if clock is not None else SystemClock()).monotonic_ns
-        self._wishes = Wishes(self._writer, checked_policy(retry), timeout_s, now_ns)
-        self._connections = AsyncConnections(self.place)
+        self._context = ClientContext(writer, checked_policy(retry), timeout_s, now_ns)
+        self._connections = AsyncConnections(self.address)
+
+    @property
+    def retry(self) -> RetryPolicy:
+        """How long calls keep trying."""
+        return self._context.policy
 
     put_topic = _method(calls.put_topic)
     topic = _method(calls.topic)
     account = _method(calls.account)
     topics_page = _method(calls.topics_page)
+    topics = _method(calls.topics)
     delete_topic = _method(calls.delete_topic)
     append = _method(calls.append)
     append_many = _method(calls.append_many)
@@ -77,6 +92,7 @@ class AsyncClient:
     put_router = _method(calls.put_router)
     router = _method(calls.router)
     routers_page = _method(calls.routers_page)
+    routers = _method(calls.routers)
     delete_router = _method(calls.delete_router)
     claim = _method(calls.claim)
     ack = _method(calls.ack)
@@ -85,106 +101,50 @@ class AsyncClient:
     health = _method(calls.health)
     ready = _method(calls.ready)
     metrics = _method(calls.metrics)
+    read = _iterator(streams.read)
+    watch = _iterator(streams.watch)
+    work = _iterator(streams.work)
 
     def __repr__(self) -> str:
-        return f"<AsyncClient of {self.place}>"
-
-    async def topics(self, prefix: str | None = None) -> list[TopicSummary]:
-        """All topics, or those whose names begin so."""
-        return await self._run(flows.topics(self._wishes, prefix))
-
-    async def routers(
-        self, prefix: str | None = None, *, source: str | None = None, dest: str | None = None
-    ) -> list[RouterSummary]:
-        """All routers, or those that are meant."""
-        return await self._run(flows.routers(self._wishes, prefix, source, dest))
-
-    # --- Iterating -----------------------------------------------------------------------------------------
-
-    @overload
-    def read(
-        self,
-        topic: str,
-        start: Start = "earliest",
-        *,
-        follow: bool | None = None,
-        gaps: Literal["raise"] = "raise",
-        limit: int = 1000,
-        node: Nodes | None = None,
-        include_tags: bool = True,
-        include_meta: bool = True,
-    ) -> AsyncIterator[Record]: ...
-
-    @overload
-    def read(
-        self,
-        topic: str,
-        start: Start = "earliest",
-        *,
-        follow: bool | None = None,
-        gaps: Literal["yield"],
-        limit: int = 1000,
-        node: Nodes | None = None,
-        include_tags: bool = True,
-        include_meta: bool = True,
-    ) -> AsyncIterator[Record | Tombstone]: ...
-
-    def read(
-        self,
-        topic: str,
-        start: Start = "earliest",
-        *,
-        follow: bool | None = None,
-        gaps: Gaps = "raise",
-        limit: int = 1000,
-        node: Nodes | None = None,
-        include_tags: bool = True,
-        include_meta: bool = True,
-    ) -> AsyncIterator[Record | Tombstone]:
-        """Iterate over the records of a topic; see `Client.read`."""
-        wanted = ReadWishes(topic, start, follow, gaps, limit, node, include_tags, include_meta)
-        return self._iterate(flows.read(self._wishes, wanted))
-
-    def watch(
-        self,
-        topics: Mapping[str, Start] | Iterable[str] | str,
-        *,
-        gaps: Gaps = "raise",
-        lenient: bool = False,
-        node: Nodes | None = None,
-        include_tags: bool = True,
-        include_meta: bool = True,
-        include_data: bool = True,
-        limit: int = 256,
-        consistency: Literal["eventual", "strong"] = "eventual",
-    ) -> AsyncIterator[WatchEvent]:
-        """Iterate over what happens to topics; see `Client.watch`."""
-        options = watch_options(node, include_tags, include_meta, include_data, limit, consistency)
-        wanted = WatchWishes(checked_starts(topics), gaps, lenient, options)
-        return self._iterate(flows.watch(self._wishes, wanted))
-
-    def work(self, queue: str, node: str, max: int = 1, *, lease_ms: int | None = None) -> AsyncIterator[Job]:
-        """Iterate over jobs that the server pushes; see `Client.work`."""
-        return self._iterate(flows.work(self._wishes, queue, node, max, lease_ms))
+        return f"<AsyncClient of {self.address}>"
 
     def socket(self, *, gaps: Gaps = "raise") -> AsyncSocket:
         """A WebSocket, to be used in an `async with` block."""
-        return AsyncSocket(self._writer, self._timeout_s, gaps)
+        return AsyncSocket(self._context.writer, self._context.timeout_s, gaps)
 
-    # --- Steps ---------------------------------------------------------------------------------------------
+    async def call(self, described: Described[T], *, retry: RetryPolicy | None = None) -> T:
+        """Carry out a request of `everlog.client.calls`, with another retry policy if one is given."""
+        context = self._context if retry is None else self._context._replace(policy=retry)
+        return await self._run(described.steps(context))
 
     async def exchange(
         self, method: str, target: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        """Send any request, once, and return whatever the server answers; for what has no method here."""
-        request = self._writer.bare_request(method, target, body, dict(headers or {}))
-        return await self._send(Send(request, self._timeout_s))
+        """Send any request, once, and return what the server answers; for what has no method here."""
+        request = self._context.writer.bare_request(method, target, body, dict(headers or {}))
+        return await self._send(Send(request, self._context.timeout_s))
 
     async def _send(self, step: Send) -> Answer:
-        connection = await self._connections.take(min(step.timeout_s, self._timeout_s))
-        answer = await connection.exchange(step.request, step.timeout_s)
+        connect_s = min(step.timeout_s, self._context.timeout_s)
+        connection = await self._connections.take(connect_s)
+        try:
+            answer = await connection.exchange(step.request, step.timeout_s)
+        except ApiFailed as error:
+            if not (
+                step.may_repeat and connection.was_idle and isinstance(error.__context__, ConnectionError)
+            ):
+                raise
+            connection = await self._connections.open(connect_s)
+            answer = await connection.exchange(step.request, step.timeout_s)
         self._connections.give_back(connection)
         return answer
+
+    async def _step(self, step: Step) -> Any:
+        if isinstance(step, Send):
+            return await self._send(step)
+        assert isinstance(step, Pause), "only an iteration has streams"
+        await self._sleep(step.duration_s)
+        return None
 
     async def _run(self, flow: Flow[T]) -> T:
         try:
@@ -200,26 +160,25 @@ class AsyncClient:
             result: T = done.value
             return result
 
-    async def _step(self, step: Step) -> Any:
-        if isinstance(step, Send):
-            return await self._send(step)
-        assert isinstance(step, Pause), "only an iteration has streams"
-        await self._sleep(step.duration_s)
-        return None
-
     async def _iterate(self, flow: Flow[None]) -> AsyncIterator[Any]:
-        stream = _Stream(self.place)
+        stream: AsyncConnection | None = None
         try:
             step = next(flow)
             while True:
                 try:
+                    outcome: Any = None
                     if isinstance(step, Emit):
                         yield step.value
-                        outcome: Any = None
-                    elif isinstance(step, Send | Pause):
-                        outcome = await self._step(step)
+                    elif isinstance(step, Open):
+                        if stream is not None:
+                            stream.close()
+                        stream = await AsyncConnection.connect(self.address, step.timeout_s)
+                        outcome = await stream.open_stream(step.request, step.timeout_s)
+                    elif isinstance(step, More):
+                        assert stream is not None, "a stream is opened first"
+                        outcome = await stream.more(step.timeout_s)
                     else:
-                        outcome = await stream.step(step)
+                        outcome = await self._step(step)
                 except ApiFailed as error:
                     step = flow.throw(error)
                 else:
@@ -228,10 +187,11 @@ class AsyncClient:
             return
         finally:
             flow.close()
-            stream.close()
+            if stream is not None:
+                stream.close()
 
     async def close(self) -> None:
-        """Give the connections back; the next call opens new ones."""
+        """Close the idle connections; the next call opens new ones."""
         self._connections.close()
 
     async def __aenter__(self) -> Self:
@@ -241,23 +201,3 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-class _Stream:
-    """The connection of an iteration."""
-
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._connection: AsyncConnection | None = None
-
-    async def step(self, step: Step) -> Answer | bytes:
-        if isinstance(step, Open):
-            self.close()
-            self._connection = await AsyncConnection.connect(self._place, step.timeout_s)
-            return await self._connection.open_stream(step.request, step.timeout_s)
-        assert isinstance(step, flows.More) and self._connection is not None, "a stream is opened first"
-        return await self._connection.more(step.timeout_s)
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()

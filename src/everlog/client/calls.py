@@ -1,63 +1,25 @@
-"""The operations of the contract as descriptions: what is sent, what the answer is, what may be repeated.
+"""The requests of the API as descriptions: what is sent, what the answer is, what may be repeated.
 
-Every function here is a method of `Client` and, to be awaited, of `AsyncClient`.
-
-Owns paths, bodies and the rule of repeating; sends nothing.
+Every function here is a method of `Client` and, awaited, of `AsyncClient`. Owns paths, bodies and the rule
+which requests may be repeated; sends nothing.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlencode
 
-import msgspec
-
-from everlog import api_types as shapes
+from everlog import api_types
 from everlog.api_types import NewRecord, Predicate, TopicSettings
-from everlog.client.arguments import checked_records, checked_settings
+from everlog.client.arguments import Nodes, checked_records, checked_settings
 from everlog.client.encoding import encode
+from everlog.client.flows import Call, ClientContext, Flow, Steps
 from everlog.client.wire import router_path, topic_path
 
-T = TypeVar("T")
-Nodes = str | Sequence[str]
-_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
-
-
-class Call(Generic[T]):
-    """A request and how its answer is read.
-
-    `may_repeat`: to send it again when nobody knows whether it was carried out does no harm. `wait_s` is what
-    the server may take by plan.
-    """
-
-    __slots__ = ("body", "kind", "may_repeat", "method", "path", "wait_s")
-
-    def __init__(
-        self,
-        method: str,
-        path: str,
-        kind: type[T],
-        body: bytes | None = None,
-        *,
-        may_repeat: bool = True,
-        wait_s: float = 0.0,
-    ) -> None:
-        self.method = method
-        self.path = path
-        self.kind = kind
-        self.body = body
-        self.may_repeat = may_repeat
-        self.wait_s = wait_s
-
-    def read(self, body: bytes) -> T:
-        """The answer as a value; raises msgspec.MsgspecError if it is none."""
-        decoder = _decoders.get(self.kind)
-        if decoder is None:
-            decoder = _decoders[self.kind] = msgspec.json.Decoder(self.kind)
-        answer: T = decoder.decode(body)
-        return answer
+_Page = TypeVar("_Page", api_types.TopicPage, api_types.RouterPage)
+_Entry = TypeVar("_Entry")
 
 
 def _given(**fields: object) -> bytes:
@@ -74,36 +36,59 @@ def _query(**fields: str | int | bool | None) -> str:
     return f"?{urlencode(words)}" if words else ""
 
 
+def _all_pages(
+    page_call: Callable[[str | None], Call[_Page]], entries_of: Callable[[_Page], list[_Entry]]
+) -> Steps[list[_Entry]]:
+    """Page after page of a list; `page_call` describes the page at a cursor."""
+
+    def steps(context: ClientContext) -> Flow[list[_Entry]]:
+        entries: list[_Entry] = []
+        cursor: str | None = None
+        while True:
+            page = yield from page_call(cursor).steps(context)
+            entries += entries_of(page)
+            cursor = page.next_cursor
+            if cursor is None:
+                return entries
+
+    return Steps(steps)
+
+
 # --- Topics ----------------------------------------------------------------------------------------------
 
 
-def put_topic(topic: str, config: TopicSettings | None = None) -> Call[shapes.TopicPut]:
+def put_topic(topic: str, config: TopicSettings | None = None) -> Call[api_types.TopicPut]:
     """Create a topic, or replace all settings of an existing one."""
-    return Call("PUT", topic_path(topic), shapes.TopicPut, encode(checked_settings(config or {})))
+    return Call("PUT", topic_path(topic), api_types.TopicPut, encode(checked_settings(config or {})))
 
 
-def topic(topic: str, *, touch: bool = True) -> Call[shapes.TopicState]:
-    """Look at a topic; `touch=False` does not count as a use."""
-    return Call("GET", topic_path(topic) + _query(touch=touch), shapes.TopicState)
+def topic(topic: str, *, touch: bool = True) -> Call[api_types.TopicState]:
+    """The state of a topic; with `touch=False` the request does not count as a use of it."""
+    return Call("GET", topic_path(topic) + _query(touch=touch), api_types.TopicState)
 
 
-def account(topic: str, from_seq: int = 0, to_seq: int | None = None) -> Call[shapes.TopicAccount]:
-    """What has become of the seqs of a topic, behind `from_seq` and up to `to_seq` or a million on."""
+def account(topic: str, from_seq: int = 0, to_seq: int | None = None) -> Call[api_types.TopicAccount]:
+    """What became of the seqs of a topic after `from_seq`, up to `to_seq` or a million of them."""
     query = _query(from_seq=from_seq, to_seq=to_seq)
-    return Call("GET", f"{topic_path(topic)}/account{query}", shapes.TopicAccount)
+    return Call("GET", f"{topic_path(topic)}/account{query}", api_types.TopicAccount)
 
 
 def topics_page(
     prefix: str | None = None, *, page_size: int = 1000, cursor: str | None = None
-) -> Call[shapes.TopicPage]:
+) -> Call[api_types.TopicPage]:
     """One page of the list of topics; `topics` gives them all."""
     query = _query(prefix=prefix, page_size=page_size, cursor=cursor)
-    return Call("GET", f"/topics{query}", shapes.TopicPage)
+    return Call("GET", f"/topics{query}", api_types.TopicPage)
 
 
-def delete_topic(topic: str, *, if_empty: bool = False) -> Call[shapes.TopicDeleted]:
-    """Delete a topic with everything in it, or only if nothing is in it."""
-    return Call("DELETE", topic_path(topic) + _query(if_empty=if_empty), shapes.TopicDeleted)
+def topics(prefix: str | None = None) -> Steps[list[api_types.TopicSummary]]:
+    """All topics, or those whose names begin with `prefix`."""
+    return _all_pages(lambda cursor: topics_page(prefix, cursor=cursor), lambda page: page.topics)
+
+
+def delete_topic(topic: str, *, if_empty: bool = False) -> Call[api_types.TopicDeleted]:
+    """Delete a topic and its records; with `if_empty`, only if it has none."""
+    return Call("DELETE", topic_path(topic) + _query(if_empty=if_empty), api_types.TopicDeleted)
 
 
 def append(
@@ -116,8 +101,8 @@ def append(
     idempotency_key: str | None = None,
     create: bool | None = None,
     config: TopicSettings | None = None,
-) -> Call[shapes.Appended]:
-    """Append one record. Without a key of yours it gets one, so that trying again never appends it twice."""
+) -> Call[api_types.Appended]:
+    """Append one record. Without `idempotency_key` it gets a new one: a retry never appends it twice."""
     record = NewRecord(data, tag, node, meta)
     return append_many(topic, [record], idempotency_key=idempotency_key, create=create, config=config)
 
@@ -131,7 +116,7 @@ def append_many(
     create: bool | None = None,
     config: TopicSettings | None = None,
     return_seqs: bool = False,
-) -> Call[shapes.Appended]:
+) -> Call[api_types.Appended]:
     """Append up to 10000 records, all or none; they get seqs without a gap."""
     body = _given(
         records=checked_records(records),
@@ -140,11 +125,11 @@ def append_many(
         create=create,
         config=None if config is None else checked_settings(config),
     )
-    return Call("POST", topic_path(topic) + _query(return_seqs=return_seqs), shapes.Appended, body)
+    return Call("POST", topic_path(topic) + _query(return_seqs=return_seqs), api_types.Appended, body)
 
 
 def new_key() -> str:
-    """An idempotency key that nobody else has."""
+    """A new idempotency key."""
     return uuid.uuid4().hex
 
 
@@ -158,8 +143,8 @@ def diff(
     include_meta: bool = True,
     wait_ms: int = 0,
     max_batch_bytes: int = 0,
-) -> Call[shapes.Diff]:
-    """Read what is behind `from_seq`, waiting up to `wait_ms` for news if there is nothing."""
+) -> Call[api_types.Diff]:
+    """Read the records after `from_seq`; if there are none, wait for them for up to `wait_ms`."""
     body = _given(
         from_seq=from_seq,
         limit=limit,
@@ -169,17 +154,17 @@ def diff(
         wait_ms=wait_ms,
         max_batch_bytes=max_batch_bytes,
     )
-    return Call("POST", topic_path(topic, "/diff"), shapes.Diff, body, wait_s=wait_ms / 1000)
+    return Call("POST", topic_path(topic, "/diff"), api_types.Diff, body, wait_s=wait_ms / 1000)
 
 
 def delete_records(
     topic: str, *, before_seq: int | None = None, match: Predicate | None = None
-) -> Call[shapes.RecordsDeleted]:
-    """Delete what is below a seq, what has a tag, or what is both."""
+) -> Call[api_types.RecordsDeleted]:
+    """Delete the records below a seq, those with a matching tag, or those that are both."""
     body = _given(before_seq=before_seq, match=match)
-    # Repeated, a match alone would also remove what was appended in between.
+    # Repeated, a match alone would also delete records that were appended in between.
     is_bounded = before_seq is not None
-    return Call("POST", topic_path(topic, "/delete"), shapes.RecordsDeleted, body, may_repeat=is_bounded)
+    return Call("POST", topic_path(topic, "/delete"), api_types.RecordsDeleted, body, may_repeat=is_bounded)
 
 
 # --- Routers ---------------------------------------------------------------------------------------------
@@ -196,8 +181,8 @@ def put_router(
     create_dest: bool = True,
     allow_cycle: bool = False,
     guarantee: Literal["at_least_once", "exactly_once"] = "at_least_once",
-) -> Call[shapes.RouterPut]:
-    """Copy what is appended to `source` from now on to `dest`."""
+) -> Call[api_types.RouterPut]:
+    """Copy the records that are appended to `source` from now on to `dest`."""
     body = _given(
         source=source,
         dest=dest,
@@ -208,12 +193,12 @@ def put_router(
         allow_cycle=allow_cycle,
         guarantee=guarantee,
     )
-    return Call("PUT", router_path(router), shapes.RouterPut, body)
+    return Call("PUT", router_path(router), api_types.RouterPut, body)
 
 
-def router(router: str) -> Call[shapes.RouterState]:
-    """Look at a router."""
-    return Call("GET", router_path(router), shapes.RouterState)
+def router(router: str) -> Call[api_types.RouterState]:
+    """The state of a router."""
+    return Call("GET", router_path(router), api_types.RouterState)
 
 
 def routers_page(
@@ -223,35 +208,45 @@ def routers_page(
     dest: str | None = None,
     page_size: int = 1000,
     cursor: str | None = None,
-) -> Call[shapes.RouterPage]:
+) -> Call[api_types.RouterPage]:
     """One page of the list of routers; `routers` gives them all."""
     query = _query(prefix=prefix, source=source, dest=dest, page_size=page_size, cursor=cursor)
-    return Call("GET", f"/routers{query}", shapes.RouterPage)
+    return Call("GET", f"/routers{query}", api_types.RouterPage)
 
 
-def delete_router(router: str) -> Call[shapes.RouterDeleted]:
-    """Stop a router; what it copied stays."""
-    return Call("DELETE", router_path(router), shapes.RouterDeleted)
+def routers(
+    prefix: str | None = None, *, source: str | None = None, dest: str | None = None
+) -> Steps[list[api_types.RouterSummary]]:
+    """All routers, or those with this prefix, source or destination."""
+    return _all_pages(
+        lambda cursor: routers_page(prefix, source=source, dest=dest, cursor=cursor),
+        lambda page: page.routers,
+    )
 
 
-# --- Queues ----------------------------------------------------------------------------------------------
+def delete_router(router: str) -> Call[api_types.RouterDeleted]:
+    """Delete a router; the copies stay."""
+    return Call("DELETE", router_path(router), api_types.RouterDeleted)
 
 
-def claim(queue: str, node: str, max: int = 1, *, lease_ms: int | None = None) -> Call[shapes.Claimed]:
+# --- Job queues ------------------------------------------------------------------------------------------
+
+
+def claim(queue: str, node: str, max: int = 1, *, lease_ms: int | None = None) -> Call[api_types.Claimed]:
     """Lease up to `max` jobs for this worker.
 
-    If the answer is lost the jobs stay leased until their leases end, so this is not repeated after that.
+    Not repeated after a lost answer: jobs of the first request stay leased until their leases end.
     """
     body = _given(node=node, max=max, lease_ms=lease_ms)
-    return Call("POST", topic_path(queue, "/claim"), shapes.Claimed, body, may_repeat=False)
+    return Call("POST", topic_path(queue, "/claim"), api_types.Claimed, body, may_repeat=False)
 
 
 def ack(
     queue: str, node: str, seqs: Sequence[int], *, lease_ids: Sequence[str] | None = None
-) -> Call[shapes.Acked]:
-    """Delete jobs that are done. After a lost answer, what was done by the first try is told as skipped."""
+) -> Call[api_types.Acked]:
+    """Delete finished jobs. If an answer is lost and the request repeated, they are reported as skipped."""
     body = _given(node=node, seqs=seqs, lease_ids=lease_ids)
-    return Call("POST", topic_path(queue, "/ack"), shapes.Acked, body)
+    return Call("POST", topic_path(queue, "/ack"), api_types.Acked, body)
 
 
 def nack(
@@ -261,12 +256,12 @@ def nack(
     *,
     delay_ms: int = 0,
     lease_ids: Sequence[str] | None = None,
-) -> Call[shapes.Nacked]:
-    """Give jobs back, claimable after `delay_ms`."""
+) -> Call[api_types.Nacked]:
+    """Return jobs to the job queue; they can be claimed again after `delay_ms`."""
     body = _given(node=node, seqs=seqs, delay_ms=delay_ms, lease_ids=lease_ids)
-    # Without lease ids a second one could give back a job that this worker has claimed again.
+    # Without lease ids a repeat could return a job that this worker has claimed again.
     is_fenced = lease_ids is not None
-    return Call("POST", topic_path(queue, "/nack"), shapes.Nacked, body, may_repeat=is_fenced)
+    return Call("POST", topic_path(queue, "/nack"), api_types.Nacked, body, may_repeat=is_fenced)
 
 
 def extend(
@@ -276,10 +271,10 @@ def extend(
     lease_ms: int,
     *,
     lease_ids: Sequence[str] | None = None,
-) -> Call[shapes.Extended]:
-    """Let leases end `lease_ms` from now instead."""
+) -> Call[api_types.Extended]:
+    """Extend leases: they end `lease_ms` from now."""
     body = _given(node=node, seqs=seqs, lease_ms=lease_ms, lease_ids=lease_ids)
-    return Call("POST", topic_path(queue, "/extend"), shapes.Extended, body)
+    return Call("POST", topic_path(queue, "/extend"), api_types.Extended, body)
 
 
 # --- Watching and probes ---------------------------------------------------------------------------------
@@ -287,22 +282,22 @@ def extend(
 
 def start_watch(
     topics: Mapping[str, Mapping[str, object]], *, lenient: bool = False, **options: object
-) -> Call[shapes.WatchSession]:
-    """Open a session; `watch` does this and reads its stream."""
+) -> Call[api_types.WatchSession]:
+    """Create a watch session; `watch` does this and reads its stream."""
     body = _given(topics=topics, **options)
-    return Call("POST", "/watch" + _query(lenient=lenient), shapes.WatchSession, body)
+    return Call("POST", "/watch" + _query(lenient=lenient), api_types.WatchSession, body)
 
 
-def health() -> Call[shapes.Health]:
+def health() -> Call[api_types.Health]:
     """Whether the server runs."""
-    return Call("GET", "/health", shapes.Health)
+    return Call("GET", "/health", api_types.Health)
 
 
-def ready() -> Call[shapes.Ready]:
-    """Whether the server serves; while it does not, this is a 503 that is tried again until the deadline."""
-    return Call("GET", "/ready", shapes.Ready)
+def ready() -> Call[api_types.Ready]:
+    """Whether recovery is over; until then the server answers 503, which is retried until the deadline."""
+    return Call("GET", "/ready", api_types.Ready)
 
 
 def metrics() -> Call[dict[str, Any]]:
     """The counters of the server."""
-    return Call("GET", "/metrics", dict[str, Any])
+    return Call("GET", "/metrics", dict[str, Any], headers=b"Accept: application/json\r\n")

@@ -1,7 +1,7 @@
-"""One blocking connection to a server, and a store of those that are idle.
+"""A blocking connection to a server, and the pool of idle ones.
 
-Owns sockets and their timeouts. Everything that goes wrong is an `ApiFailed` that says whether the server may
-have seen the request. A connection is used by one thread at a time, the store by any number.
+Owns sockets and their timeouts. Every failure is an `ApiFailed` that says whether the server may have seen
+the request. A connection is used by one thread at a time, the pool by any number.
 """
 
 from __future__ import annotations
@@ -13,92 +13,71 @@ import ssl
 import struct
 import weakref
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
-from everlog.client.wire import PIECE_BYTES, Answer, AnswerReader, BrokenAnswer, Place, unreachable
+from everlog.client.wire import PIECE_BYTES, Answer, AnswerReader, BrokenAnswer, ServerAddress, unreachable
 
 MAX_IDLE: Final = 64
 
 
 class Connection:
-    """A connection that is opened when it is made, and kept until something goes wrong or it is closed."""
+    """A connection; creating it connects. It is closed by the first error."""
 
-    def __init__(self, place: Place, timeout_s: float) -> None:
-        self.place = place
+    def __init__(self, address: ServerAddress, timeout_s: float) -> None:
+        self.address = address
         self.is_open = False
+        self.was_idle = False
         self._timeout_s = 0.0
         self._reader = AnswerReader()
         try:
-            self._socket = _connected(place, timeout_s)
+            self._socket = _connected(address, timeout_s)
         except OSError as error:
-            raise unreachable(place, error, timeout_s, was_sent=False) from None
-        self._is_tls = place.is_tls
+            raise unreachable(address, error, timeout_s, was_sent=False) from None
+        self._is_tls = address.is_tls
         self.is_open = True
 
     def exchange(self, request: bytes, timeout_s: float) -> Answer:
         """Send a request and wait for its whole answer."""
-        try:
-            self._ask(request, timeout_s)
-            reader = self._reader
+        reader = self._reader = AnswerReader()
+        with self._closing_on_errors(timeout_s):
+            self._send_request(request)
             while not reader.is_complete:
-                self._read_piece()
-        except (OSError, BrokenAnswer) as error:
-            self.close()
-            raise unreachable(self.place, error, timeout_s, was_sent=True) from None
-        except BaseException:
-            # Interrupted in the middle: what comes next on this connection is not our answer.
-            self.close()
-            raise
+                reader.receive(self._socket.recv(PIECE_BYTES))
         if not reader.keeps_open:
             self.close()
         return reader.complete()
 
     def open_stream(self, request: bytes, timeout_s: float) -> Answer:
-        """Send a request for a stream; what is not a success comes back with its body."""
-        try:
-            self._ask(request, timeout_s)
-            reader = self._reader
-            while not reader.has_head or not (reader.answer.is_success or reader.is_complete):
-                self._read_piece()
-        except (OSError, BrokenAnswer) as error:
-            self.close()
-            raise unreachable(self.place, error, timeout_s, was_sent=True) from None
-        if not reader.answer.is_success:
-            return reader.complete()
-        return reader.answer
+        """Send a request for a stream; an answer that is not a success comes with its body."""
+        reader = self._reader = AnswerReader()
+        with self._closing_on_errors(timeout_s):
+            self._send_request(request)
+            while not reader.is_readable:
+                reader.receive(self._socket.recv(PIECE_BYTES))
+        return reader.answer if reader.answer.is_success else reader.complete()
 
     def more(self, timeout_s: float) -> bytes:
-        """The next piece of a stream; nothing at its end."""
+        """The next piece of a stream; it is empty at the end."""
         reader = self._reader
-        try:
-            self._set_timeout(timeout_s)
+        with self._closing_on_errors(timeout_s):
             while not reader.pieces and not reader.is_complete:
-                self._read_piece()
-        except (OSError, BrokenAnswer) as error:
-            self.close()
-            raise unreachable(self.place, error, timeout_s, was_sent=True) from None
+                reader.receive(self._socket.recv(PIECE_BYTES))
         return reader.take()
 
     def send(self, data: bytes) -> None:
-        """Send bytes that are no HTTP, on a connection that was upgraded."""
-        try:
+        """Send bytes that are not HTTP, on an upgraded connection."""
+        with self._closing_on_errors(self._timeout_s):
             self._socket.sendall(data)
-        except OSError as error:
-            self.close()
-            raise unreachable(self.place, error, self._timeout_s, was_sent=True) from None
 
     def receive(self, timeout_s: float) -> bytes:
-        """Bytes that are no HTTP; nothing at the end."""
-        try:
-            self._set_timeout(timeout_s)
+        """Receive bytes that are not HTTP; none at the end."""
+        with self._closing_on_errors(timeout_s):
             return self._socket.recv(PIECE_BYTES)
-        except OSError as error:
-            self.close()
-            raise unreachable(self.place, error, timeout_s, was_sent=True) from None
 
     def is_stale(self) -> bool:
-        """Whether the server ended it, or sent something that nobody asked for, while it was idle."""
+        """Whether the server closed it, or sent something without a request, while it was idle."""
         if not self.is_open:
             return True
         poll = select.poll()
@@ -106,34 +85,36 @@ class Connection:
         return bool(poll.poll(0))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self.is_open:
             self.is_open = False
             self._socket.close()
 
     def interrupt(self) -> None:
-        """Let another thread that waits here come back, with an error."""
+        """Make another thread that waits here return with an error."""
         if self.is_open:
             try:
                 self._socket.shutdown(socket.SHUT_RDWR)
             except OSError:
-                return  # ended by itself
+                return  # closed already
 
-    def _ask(self, request: bytes, timeout_s: float) -> None:
-        self._set_timeout(timeout_s)
-        self._reader = AnswerReader()
-        # The server may refuse a body before it has all of it; its answer is there then.
+    @contextmanager
+    def _closing_on_errors(self, timeout_s: float) -> Iterator[None]:
+        """Close the connection after any error: what arrives on it next is not the answer to a request."""
+        try:
+            self._set_timeout(timeout_s)
+            yield
+        except (OSError, BrokenAnswer) as error:
+            self.close()
+            raise unreachable(self.address, error, timeout_s, was_sent=True) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _send_request(self, request: bytes) -> None:
+        # The server may refuse a body before it has all of it; its answer can be read then.
         with suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(request)
-
-    def _read_piece(self) -> None:
-        data = self._socket.recv(PIECE_BYTES)
-        if data:
-            self._reader.feed(data)
-        elif not self._reader.has_head and not self._reader.answer.status:
-            raise ConnectionResetError("the server closed the connection without an answer")
-        else:
-            self._reader.end()
 
     def _set_timeout(self, timeout_s: float) -> None:
         if timeout_s == self._timeout_s:
@@ -142,19 +123,19 @@ class Connection:
         if self._is_tls:
             self._socket.settimeout(timeout_s)
             return
-        # By the kernel: with a timeout of its own, Python asks before each call whether it is going to wait.
+        # Set in the kernel: with a timeout of its own, Python polls the socket before each call.
         seconds = int(timeout_s)
         value = struct.pack("ll", seconds, max(1, int((timeout_s - seconds) * 1e6)))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
 
-def _connected(place: Place, timeout_s: float) -> socket.socket:
-    raw = socket.create_connection((place.host, place.port), timeout_s)
+def _connected(address: ServerAddress, timeout_s: float) -> socket.socket:
+    raw = socket.create_connection((address.host, address.port), timeout_s)
     try:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if place.is_tls:
-            return ssl.create_default_context().wrap_socket(raw, server_hostname=place.host)
+        if address.is_tls:
+            return ssl.create_default_context().wrap_socket(raw, server_hostname=address.host)
         raw.settimeout(None)
     except BaseException:
         raw.close()
@@ -163,26 +144,31 @@ def _connected(place: Place, timeout_s: float) -> socket.socket:
 
 
 class Connections:
-    """Connections to one server that nobody uses at the moment; a forked child begins without any."""
+    """Idle connections to one server; a forked child begins without any."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, address: ServerAddress) -> None:
+        self.address = address
         self._idle: deque[Connection] = deque(maxlen=MAX_IDLE)
-        _stores.add(self)
+        _pools.add(self)
 
     def take(self, timeout_s: float) -> Connection:
-        """One that is idle and alive, or a new one."""
+        """An idle connection that is still open, or a new one."""
         while True:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                return Connection(self.place, timeout_s)
+                return self.open(timeout_s)
             if not connection.is_stale():
+                connection.was_idle = True
                 return connection
             connection.close()
 
+    def open(self, timeout_s: float) -> Connection:
+        """A new connection."""
+        return Connection(self.address, timeout_s)
+
     def give_back(self, connection: Connection) -> None:
-        """Keep it for the next one, if it is still open."""
+        """Return a connection after use; it is kept if it is still open."""
         if connection.is_open:
             if len(self._idle) >= MAX_IDLE:
                 connection.close()
@@ -190,18 +176,18 @@ class Connections:
                 self._idle.append(connection)
 
     def close(self) -> None:
-        """Hang up all of them; those in use are closed by their users."""
+        """Close the idle connections; those in use are closed by their users."""
         while self._idle:
             self._idle.pop().close()
 
 
-_stores: Final[weakref.WeakSet[Connections]] = weakref.WeakSet()
+_pools: Final[weakref.WeakSet[Connections]] = weakref.WeakSet()
 
 
-def _leave_to_the_parent() -> None:
-    # Shared by two processes, a connection would give each of them answers to the other.
-    for store in _stores:
-        store.close()
+def _forget_connections() -> None:
+    # Two processes on one connection would receive answers to each other's requests.
+    for pool in _pools:
+        pool.close()
 
 
-os.register_at_fork(after_in_child=_leave_to_the_parent)
+os.register_at_fork(after_in_child=_forget_connections)

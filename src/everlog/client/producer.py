@@ -14,16 +14,16 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from everlog.api_types import Appended, TopicSettings
-from everlog.client import calls, flows
+from everlog.client import calls
 from everlog.client.arguments import checked_settings
-from everlog.client.calls import Call
 from everlog.client.encoding import encode
 from everlog.client.errors import ApiFailed, BufferFull, ProducerFailed
-from everlog.client.flows import Wishes
+from everlog.client.flows import Call
 from everlog.client.retrying import RetryPolicy
 from everlog.client.sync_client import Client, client_of
 from everlog.client.wire import topic_path
@@ -102,7 +102,7 @@ class Producer:
         atexit.register(self._at_exit)
 
     def __repr__(self) -> str:
-        return f"<Producer for {self.topic} on {self._client.place}: {self._delivered} records delivered>"
+        return f"<Producer for {self.topic} on {self._client.address}: {self._delivered} records delivered>"
 
     @property
     def delivered(self) -> int:
@@ -274,12 +274,12 @@ class Producer:
             return self._sealed.popleft()
 
     def _deliver_all(self) -> None:
-        wishes: Wishes | None = None
+        retry: RetryPolicy | None = None
         while (batch := self._next_batch()) is not None:
             try:
-                if wishes is None:
-                    wishes = self._careful_wishes()
-                appended = self._client._run(flows.call(wishes, self._call(batch, wishes)))
+                if retry is None:
+                    retry = self._retry_policy()
+                appended = self._client.call(self._call(batch, retry), retry=retry)
             except EverlogError as error:
                 self._stop(error)
                 return
@@ -290,15 +290,15 @@ class Producer:
             if self._on_delivered is not None:
                 self._on_delivered(appended)
 
-    def _call(self, batch: _Batch, wishes: Wishes) -> Call[Appended]:
+    def _call(self, batch: _Batch, retry: RetryPolicy) -> Call[Appended]:
         tail = b'}],"idempotency_key":"%b-%d"' % (self._id.encode(), batch.number)
         if self._config is not None:
             tail += b',"config":' + encode(self._config)
         body = b'{"records":[{"data":' + _BETWEEN.join(batch.texts) + tail + b"}"
         path = topic_path(self.topic) + "?return_seqs=false"
-        return Call("POST", path, Appended, body, may_repeat=wishes.policy.deadline_s > 0)
+        return Call("POST", path, Appended, body, may_repeat=retry.deadline_s > 0)
 
-    def _careful_wishes(self) -> Wishes:
+    def _retry_policy(self) -> RetryPolicy:
         """How long a batch may be tried: half of the time for which the server remembers its key."""
         window_ms = (self._config or {}).get("idempotency_window_ms", WINDOW_MS_DEFAULT)
         try:
@@ -308,10 +308,7 @@ class Producer:
             # Not there yet, or not to be read by this key, which may still write.
             if error.status not in (403, 404):
                 raise
-        plain = self._client._wishes
-        deadline_s = min(self._deadline_s, window_ms / 2000)
-        policy = RetryPolicy(deadline_s, plain.policy.first_pause_s, plain.policy.longest_pause_s)
-        return Wishes(plain.writer, policy, plain.timeout_s, plain.now_ns)
+        return replace(self._client.retry, deadline_s=min(self._deadline_s, window_ms / 2000))
 
     def _stop(self, error: EverlogError) -> None:
         with self._lock:

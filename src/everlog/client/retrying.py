@@ -1,28 +1,45 @@
 """When a request is tried again, and after which pause.
 
-Owns the rules: a refusal with 429 or 503 did nothing and is always tried again; so is a request that could
-not be sent. One that was sent and not answered is tried again only if its caller says that this does no harm.
-Everything ends at the deadline. Pauses grow, are never in step with those of other clients, and are at least
-what the server asks for. Sleeps and sends nothing.
+Owns the rules: a refusal with 429 or 503 did nothing and is always retried; so is a request that could not be
+sent. One that was sent and not answered is retried only if its description says that this does no harm.
+Everything ends at the deadline. Pauses grow, are randomized so that clients do not retry in step, and are at
+least what the server asks for. Sleeps and sends nothing.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from everlog.client.errors import ApiFailed
-from everlog.client.http_api import Backoff
 from everlog.clock import NS_PER_S
 from everlog.errors import InvalidConfig
 
 SHORTEST_TRY_S: Final = 0.05
 
 
+class Backoff:
+    """Pauses between attempts: each up to twice as long as the one before, randomized."""
+
+    FIRST_S: Final = 0.1
+    LONGEST_S: Final = 5.0
+
+    def __init__(self, first_s: float = FIRST_S, longest_s: float = LONGEST_S) -> None:
+        self._next_s = first_s
+        self._longest_s = longest_s
+
+    def pause_s(self, error: ApiFailed) -> float:
+        """The pause after this failure; at least what the server asked for."""
+        pause_s = self._next_s * random.uniform(0.5, 1.0)
+        self._next_s = min(self._next_s * 2, self._longest_s)
+        return max(pause_s, min(error.retry_after_s, self._longest_s))
+
+
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long a call goes on trying, and how long it pauses in between; 0 tries once."""
+    """How long a call keeps trying, and how long it pauses in between; a deadline of 0 tries once."""
 
     deadline_s: float = 30.0
     first_pause_s: float = Backoff.FIRST_S
@@ -36,8 +53,12 @@ class RetryPolicy:
             )
 
 
+ONCE: Final = RetryPolicy(deadline_s=0)
+"""A single attempt."""
+
+
 class Attempts:
-    """The tries of one call; `begin_again` after a success starts the deadline anew."""
+    """The attempts of one call; `begin_again` after a success restarts the deadline."""
 
     def __init__(self, policy: RetryPolicy, now_ns: Callable[[], int]) -> None:
         self._policy = policy
@@ -52,15 +73,15 @@ class Attempts:
             self._backoff = Backoff(self._policy.first_pause_s, self._policy.longest_pause_s)
 
     def left_s(self, at_most_s: float) -> float:
-        """How long the next try may take without a sign of the server."""
+        """How long the next attempt may take without a byte from the server."""
         if self._deadline_ns is None:
             self._deadline_ns = self._now_ns() + int(self._policy.deadline_s * NS_PER_S)
         left_s = (self._deadline_ns - self._now_ns()) / NS_PER_S
-        # With a deadline of 0 there is one try, and that has all the time it needs.
+        # With a deadline of 0 there is one attempt, and that has all the time it needs.
         return at_most_s if self._policy.deadline_s == 0 else min(at_most_s, max(left_s, SHORTEST_TRY_S))
 
     def pause_s(self, error: ApiFailed, may_repeat: bool) -> float:
-        """The pause before the next try; raises the error if there is to be none."""
+        """The pause before the next attempt; raises the error if there is to be none."""
         is_safe = error.is_busy or (error.is_outage and (may_repeat or not error.was_sent))
         if not is_safe:
             raise error
@@ -74,7 +95,7 @@ class Attempts:
 
 
 def checked_policy(retry: RetryPolicy | None) -> RetryPolicy:
-    """The policy that was given, or the usual one; raises InvalidConfig for anything else."""
+    """The given policy or the default one; raises InvalidConfig for anything else."""
     if retry is None:
         return RetryPolicy()
     if not isinstance(retry, RetryPolicy):

@@ -1,6 +1,6 @@
 """The WebSocket of a server: publish and subscribe on one connection, blocking or on an event loop.
 
-Owns commands, their answers and what is pushed. `Messages` does the thinking and moves no bytes; `Socket` and
+Owns commands, their answers and pushed events. `Messages` holds the protocol and moves no bytes; `Socket` and
 `AsyncSocket` move them. A socket remembers nothing across connections; `at` says where to subscribe again.
 """
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from functools import wraps
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 import msgspec
 import wsproto
@@ -30,19 +31,24 @@ from everlog.api_types import (
 )
 from everlog.client.arguments import (
     Gaps,
+    Nodes,
     Start,
     checked_gaps,
     checked_records,
     checked_settings,
     checked_starts,
+    show_as_method,
 )
 from everlog.client.async_connection import AsyncConnection
-from everlog.client.calls import Nodes, new_key
+from everlog.client.calls import new_key
 from everlog.client.connection import Connection
 from everlog.client.encoding import encode
 from everlog.client.errors import UNREACHABLE, ApiFailed
-from everlog.client.flows import lost, stream_failure
+from everlog.client.streams import advance, lost, stream_failure, watched_from
 from everlog.client.wire import Answer, RequestWriter, foreign, refusal
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _PUSHED: Final[dict[str, type[WatchEvent]]] = {
     "record": Records,
@@ -60,15 +66,11 @@ class _Head(msgspec.Struct):
     detail: dict[str, Any] | None = None
 
 
-class _Subscribed(msgspec.Struct):
-    topics: dict[str, Watched]
-
-
 class Messages:
-    """Commands out, answers and pushed events in; no bytes are moved here."""
+    """The protocol of a WebSocket: commands out, answers and pushed events in. Moves no bytes."""
 
     def __init__(self, writer: RequestWriter, gaps: Gaps) -> None:
-        self.place = writer.place
+        self.address = writer.address
         self.gaps = checked_gaps(gaps)
         self._writer = writer
         self.at: dict[str, int] = {}
@@ -86,19 +88,19 @@ class Messages:
     def hello(self, authorization: bytes | None) -> bytes:
         """The request for the upgrade."""
         headers = [] if authorization is None else [(b"Authorization", authorization)]
-        host, target = self.place.host_and_port, f"{self.place.prefix}/v0/ws"
+        host, target = self.address.host_and_port, f"{self.address.prefix}/v0/ws"
         return self._protocol.send(ws.Request(host=host, target=target, extra_headers=headers))
 
-    def command(self, op: str, **fields: object) -> tuple[int, bytes]:
+    def command(self, command: Command[Any]) -> tuple[int, bytes]:
         """A command as bytes, and the number that its answer carries."""
         self._check_end()
         self._last_id += 1
-        message = {"op": op, "request_id": self._last_id}
-        message |= {name: value for name, value in fields.items() if value is not None}
+        message = {"op": command.op, "request_id": self._last_id}
+        message |= {name: value for name, value in command.fields.items() if value is not None}
         return self._last_id, self._protocol.send(ws.TextMessage(encode(message).decode()))
 
     def goodbye(self) -> bytes:
-        """The end of the conversation, unless it has ended."""
+        """The closing message, unless the connection has ended."""
         if self.is_ended or not self._is_accepted:
             return b""
         self.is_ended = True
@@ -107,14 +109,14 @@ class Messages:
     # --- In ------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> bytes:
-        """Take in bytes; what has to be sent back at once comes back."""
+        """Take in bytes; returns bytes that are to be sent back at once."""
         reply = b""
         try:
             self._protocol.receive_data(data or None)
             for event in self._protocol.events():
                 reply += self._take(event)
         except wsproto.utilities.RemoteProtocolError as error:
-            self._end(foreign(self.place, 101, f"the WebSocket: {error}"))
+            self._end(foreign(self.address, 101, f"the WebSocket: {error}"))
         return reply
 
     def _take(self, event: ws.Event) -> bytes:
@@ -129,7 +131,7 @@ class Messages:
         elif isinstance(event, ws.Ping):
             return self._protocol.send(event.response())
         elif isinstance(event, ws.CloseConnection):
-            self._end(ApiFailed(UNREACHABLE, "unreachable", f"{self.place} closed the WebSocket"))
+            self._end(ApiFailed(UNREACHABLE, "unreachable", f"{self.address} closed the WebSocket"))
             if self._protocol.state is wsproto.connection.ConnectionState.REMOTE_CLOSING:
                 return self._protocol.send(event.response())
         elif isinstance(event, ws.RejectConnection):
@@ -152,15 +154,17 @@ class Messages:
             head = msgspec.json.decode(text, type=_Head)
             kind = _PUSHED.get(head.op)
             if kind is not None:
-                self._push(msgspec.json.decode(text, type=kind))
+                event = msgspec.json.decode(text, type=kind)
+                advance(self.at, event)
+                self._events.append(event)
             elif head.op == "error":
-                self._complain(head)
+                self._fail(head)
             elif head.request_id is not None:
                 self._answers[head.request_id] = text
         except msgspec.MsgspecError as error:
-            self._end(foreign(self.place, 101, f"a message: {error}"))
+            self._end(foreign(self.address, 101, f"a message: {error}"))
 
-    def _complain(self, head: _Head) -> None:
+    def _fail(self, head: _Head) -> None:
         if head.request_id is None:
             failure = stream_failure(head.code, head.message)
             if head.code == "server_shutting_down":
@@ -170,24 +174,15 @@ class Messages:
             return
         self._answers[head.request_id] = ApiFailed(400, head.code, head.message, head.detail)
 
-    def _push(self, event: WatchEvent) -> None:
-        if isinstance(event, Records):
-            self.at[event.topic] = event.to_seq
-        elif isinstance(event, TopicGone):
-            self.at.pop(event.topic, None)
-        elif isinstance(event, Tombstone) and event.topic in self.at:
-            self.at[event.topic] = 0 if event.reason == "recreated" else event.gap_to
-        self._events.append(event)
-
     # --- For the two sockets -------------------------------------------------------------------------------
 
     def is_open(self) -> bool:
-        """Whether the upgrade is done; raises why it cannot be."""
+        """Whether the upgrade is done; raises the refusal if it failed."""
         self._check_end()
         return self._is_accepted
 
     def answer(self, number: int) -> bytes | None:
-        """The answer to a command, if it is there; raises its refusal."""
+        """The answer to a command, if it has come; raises its refusal."""
         found = self._answers.pop(number, None)
         if isinstance(found, ApiFailed):
             raise found
@@ -196,7 +191,7 @@ class Messages:
         return found
 
     def event(self) -> WatchEvent | None:
-        """The next event, if there is one; raises what is to be an exception."""
+        """The next event, if there is one; raises a gap that is to be raised."""
         if not self._events:
             self._check_end()
             return None
@@ -207,27 +202,37 @@ class Messages:
 
     def _check_end(self) -> None:
         if self.is_ended:
-            closed = ApiFailed(UNREACHABLE, "unreachable", f"the WebSocket to {self.place} is closed")
+            closed = ApiFailed(UNREACHABLE, "unreachable", f"the WebSocket to {self.address} is closed")
             raise self.failure or closed
 
-    def subscribed(self, text: bytes) -> dict[str, Watched]:
-        """What the answer to a subscription says."""
-        found = msgspec.json.decode(text, type=_Subscribed).topics
-        for topic, watched in found.items():
-            self.at.setdefault(topic, watched.from_seq)
-        return found
+
+# --- Commands --------------------------------------------------------------------------------------------
 
 
-def publish_fields(
+class Command(Generic[T]):
+    """A command, and how its answer is read."""
+
+    def __init__(self, op: str, fields: Mapping[str, object], read: Callable[[Messages, bytes], T]) -> None:
+        self.op = op
+        self.fields = fields
+        self.read = read
+
+
+def _no_result(messages: Messages, text: bytes) -> None:
+    """For commands whose answer says only that they were carried out."""
+
+
+def publish(
     topic: str,
     records: Iterable[NewRecord],
-    node: str | None,
-    idempotency_key: str | None,
-    create: bool | None,
-    config: TopicSettings | None,
-) -> dict[str, object]:
-    """The fields of a publish."""
-    return {
+    *,
+    node: str | None = None,
+    idempotency_key: str | None = None,
+    create: bool | None = None,
+    config: TopicSettings | None = None,
+) -> Command[Appended]:
+    """Append records and wait until they are acknowledged."""
+    fields = {
         "topic": topic,
         "records": checked_records(records),
         "node": node,
@@ -236,27 +241,65 @@ def publish_fields(
         "config": None if config is None else checked_settings(config),
         "return_seqs": False,
     }
+    return Command("publish", fields, lambda messages, text: msgspec.json.decode(text, type=Appended))
 
 
-def subscribe_fields(
-    topics: Mapping[str, Start] | str, node: Nodes | None, include_tags: bool, lenient: bool
-) -> dict[str, object]:
-    """The fields of a subscription."""
+class _Subscribed(msgspec.Struct):
+    topics: dict[str, Watched]
+
+
+def _read_subscribed(messages: Messages, text: bytes) -> dict[str, Watched]:
+    topics = msgspec.json.decode(text, type=_Subscribed).topics
+    for topic, watched in topics.items():
+        messages.at.setdefault(topic, watched.from_seq)
+    return topics
+
+
+def subscribe(
+    topics: Mapping[str, Start] | str,
+    *,
+    node: Nodes | None = None,
+    include_tags: bool = False,
+    lenient: bool = False,
+) -> Command[dict[str, Watched]]:
+    """Follow topics, each from its start; a topic that is followed already begins anew."""
     starts = checked_starts({topics: "earliest"} if isinstance(topics, str) else topics)
-    wanted: dict[str, dict[str, object]] = {}
-    for topic, start in starts.items():
-        cursor = max(start - 1, 0) if isinstance(start, int) else 0
-        wanted[topic] = {"tail": True} if start == "now" else {"from_seq": cursor}
-    return {"topics": wanted, "node": node, "include_tags": include_tags, "lenient": lenient}
+    wanted = {topic: watched_from(start) for topic, start in starts.items()}
+    fields = {"topics": wanted, "node": node, "include_tags": include_tags, "lenient": lenient}
+    return Command("subscribe", fields, _read_subscribed)
+
+
+def unsubscribe(*topics: str) -> Command[None]:
+    """Stop following topics."""
+    return Command("unsubscribe", {"topics": list(topics)}, _no_result)
+
+
+def ping() -> Command[None]:
+    """Send a ping and wait for its answer."""
+    return Command("ping", {}, _no_result)
+
+
+# --- The two sockets -------------------------------------------------------------------------------------
+
+_FOREVER_S: Final = 10.0 * 365 * 24 * 3600
+
+
+def _method(build: Callable[P, Command[T]]) -> Callable[Concatenate[Socket, P], T]:
+    @wraps(build)
+    def method(self: Socket, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._carry_out(build(*args, **kwargs))
+
+    show_as_method(method, build)
+    return method
 
 
 class Socket:
-    """A WebSocket; iterate over it for what is pushed. Any thread may publish while one iterates."""
+    """A WebSocket; iterate over it for pushed events. Any thread may publish while one iterates."""
 
     def __init__(self, writer: RequestWriter, timeout_s: float, gaps: Gaps = "raise") -> None:
         self._timeout_s = timeout_s
         self._messages = Messages(writer, gaps)
-        self._connection = Connection(writer.place, timeout_s)
+        self._connection = Connection(writer.address, timeout_s)
         self._changed = threading.Condition()
         self._is_reading = False
         try:
@@ -272,61 +315,32 @@ class Socket:
         """How far each subscribed topic was pushed."""
         return dict(self._messages.at)
 
-    def publish(
-        self,
-        topic: str,
-        records: Iterable[NewRecord],
-        *,
-        node: str | None = None,
-        idempotency_key: str | None = None,
-        create: bool | None = None,
-        config: TopicSettings | None = None,
-    ) -> Appended:
-        """Append records and wait until they are kept."""
-        fields = publish_fields(topic, records, node, idempotency_key, create, config)
-        return msgspec.json.decode(self._ask("publish", fields), type=Appended)
-
-    def subscribe(
-        self,
-        topics: Mapping[str, Start] | str,
-        *,
-        node: Nodes | None = None,
-        include_tags: bool = False,
-        lenient: bool = False,
-    ) -> dict[str, Watched]:
-        """Follow topics, each from its start; one that is followed already begins anew."""
-        answer = self._ask("subscribe", subscribe_fields(topics, node, include_tags, lenient))
-        return self._messages.subscribed(answer)
-
-    def unsubscribe(self, *topics: str) -> None:
-        """Follow topics no more."""
-        self._ask("unsubscribe", {"topics": list(topics)})
-
-    def ping(self) -> None:
-        """Ask for a sign of life, and wait for it."""
-        self._ask("ping", {})
+    publish = _method(publish)
+    subscribe = _method(subscribe)
+    unsubscribe = _method(unsubscribe)
+    ping = _method(ping)
 
     def __iter__(self) -> Iterator[WatchEvent]:
         while True:
             yield self.next_event()
 
     def next_event(self) -> WatchEvent:
-        """Wait for what is pushed next."""
+        """Wait for the next pushed event."""
         with self._changed:
             while (event := self._messages.event()) is None:
                 self._read_or_wait(None)
         return event
 
-    def _ask(self, op: str, fields: Mapping[str, object]) -> bytes:
+    def _carry_out(self, command: Command[T]) -> T:
         with self._changed:
-            number, data = self._messages.command(op, **fields)
+            number, data = self._messages.command(command)
             self._connection.send(data)
             while (answer := self._messages.answer(number)) is None:
                 self._read_or_wait(self._timeout_s)
-        return answer
+        return command.read(self._messages, answer)
 
     def _read_or_wait(self, timeout_s: float | None) -> None:
-        """Let one thread read for all; called with the condition held, which is given up meanwhile."""
+        """Let one thread read for all; called with the condition held, which is released meanwhile."""
         if self._is_reading:
             self._changed.wait()
             return
@@ -349,13 +363,13 @@ class Socket:
             self._connection.send(reply)
 
     def close(self) -> None:
-        """Say goodbye and hang up; a thread that waits comes back with an error."""
+        """Close the connection; a thread that waits gets an error."""
         data = self._messages.goodbye()
         if data and self._connection.is_open:
             try:
                 self._connection.send(data)
             except ApiFailed:
-                return  # it is closed, which is all that was wanted
+                return  # it is closed already
         self._connection.interrupt()
         self._connection.close()
 
@@ -368,11 +382,19 @@ class Socket:
         self.close()
 
 
-_FOREVER_S: Final = 10.0 * 365 * 24 * 3600
+def _async_method(
+    build: Callable[P, Command[T]],
+) -> Callable[Concatenate[AsyncSocket, P], Coroutine[Any, Any, T]]:
+    @wraps(build)
+    async def method(self: AsyncSocket, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._carry_out(build(*args, **kwargs))
+
+    show_as_method(method, build)
+    return method
 
 
 class AsyncSocket:
-    """A WebSocket on an event loop; iterate over it for what is pushed, publish from any task meanwhile."""
+    """A WebSocket on an event loop; iterate over it for pushed events, publish from any task meanwhile."""
 
     def __init__(self, writer: RequestWriter, timeout_s: float, gaps: Gaps = "raise") -> None:
         self._writer = writer
@@ -384,7 +406,7 @@ class AsyncSocket:
 
     async def open(self) -> Self:
         """Connect; done by `async with`."""
-        self._connection = await AsyncConnection.connect(self._writer.place, self._timeout_s)
+        self._connection = await AsyncConnection.connect(self._writer.address, self._timeout_s)
         try:
             await self._connection.send(self._messages.hello(self._writer.authorization))
             while not self._messages.is_open():
@@ -399,61 +421,32 @@ class AsyncSocket:
         """How far each subscribed topic was pushed."""
         return dict(self._messages.at)
 
-    async def publish(
-        self,
-        topic: str,
-        records: Iterable[NewRecord],
-        *,
-        node: str | None = None,
-        idempotency_key: str | None = None,
-        create: bool | None = None,
-        config: TopicSettings | None = None,
-    ) -> Appended:
-        """Append records and wait until they are kept."""
-        fields = publish_fields(topic, records, node, idempotency_key, create, config)
-        return msgspec.json.decode(await self._ask("publish", fields), type=Appended)
-
-    async def subscribe(
-        self,
-        topics: Mapping[str, Start] | str,
-        *,
-        node: Nodes | None = None,
-        include_tags: bool = False,
-        lenient: bool = False,
-    ) -> dict[str, Watched]:
-        """Follow topics, each from its start; one that is followed already begins anew."""
-        answer = await self._ask("subscribe", subscribe_fields(topics, node, include_tags, lenient))
-        return self._messages.subscribed(answer)
-
-    async def unsubscribe(self, *topics: str) -> None:
-        """Follow topics no more."""
-        await self._ask("unsubscribe", {"topics": list(topics)})
-
-    async def ping(self) -> None:
-        """Ask for a sign of life, and wait for it."""
-        await self._ask("ping", {})
+    publish = _async_method(publish)
+    subscribe = _async_method(subscribe)
+    unsubscribe = _async_method(unsubscribe)
+    ping = _async_method(ping)
 
     async def __aiter__(self) -> AsyncIterator[WatchEvent]:
         while True:
             yield await self.next_event()
 
     async def next_event(self) -> WatchEvent:
-        """Wait for what is pushed next."""
+        """Wait for the next pushed event."""
         async with self._changed:
             while (event := self._messages.event()) is None:
                 await self._read_or_wait(None)
         return event
 
-    async def _ask(self, op: str, fields: Mapping[str, object]) -> bytes:
+    async def _carry_out(self, command: Command[T]) -> T:
         async with self._changed:
-            number, data = self._messages.command(op, **fields)
+            number, data = self._messages.command(command)
             await self._connection.send(data)
             while (answer := self._messages.answer(number)) is None:
                 await self._read_or_wait(self._timeout_s)
-        return answer
+        return command.read(self._messages, answer)
 
     async def _read_or_wait(self, timeout_s: float | None) -> None:
-        """Let one task read for all; called with the condition held, which is given up meanwhile."""
+        """Let one task read for all; called with the condition held, which is released meanwhile."""
         if self._is_reading:
             await self._changed.wait()
             return
@@ -476,13 +469,13 @@ class AsyncSocket:
             await self._connection.send(reply)
 
     async def close(self) -> None:
-        """Say goodbye and hang up; a task that waits comes back with an error."""
+        """Close the connection; a task that waits gets an error."""
         data = self._messages.goodbye()
         if data and self._connection.is_open:
             try:
                 await self._connection.send(data)
             except ApiFailed:
-                return  # it is closed, which is all that was wanted
+                return  # it is closed already
         self._connection.close()
 
     async def __aenter__(self) -> Self:

@@ -30,8 +30,8 @@ _EXAMPLE: Final = f"it must be like {DEFAULT_URL}"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a server is."""
+class ServerAddress:
+    """Scheme, host, port and path prefix of a server."""
 
     host: str
     port: int
@@ -39,7 +39,7 @@ class Place:
     prefix: str
 
     @classmethod
-    def parse(cls, url: str) -> Place:
+    def parse(cls, url: str) -> ServerAddress:
         """Read a URL; a path in it is put before every route, a closing `/v0` may be left out."""
         if not isinstance(url, str):
             raise InvalidConfig(f"the server's URL is {url!r}; {_EXAMPLE}")
@@ -92,11 +92,11 @@ def _segment(name: str) -> str:
 class RequestWriter:
     """Makes requests to one server. Head and body are one piece: a server reads it with one look."""
 
-    def __init__(self, place: Place, key: str | None = None) -> None:
-        self.place = place
+    def __init__(self, address: ServerAddress, key: str | None = None) -> None:
+        self.address = address
         self.authorization = _authorization(key)
-        self._target_start = f"{place.prefix}/v0".encode()
-        self._after_target = b" HTTP/1.1\r\nHost: " + place.host_and_port.encode("idna") + b"\r\n"
+        self._target_start = f"{address.prefix}/v0".encode()
+        self._after_target = b" HTTP/1.1\r\nHost: " + address.host_and_port.encode("idna") + b"\r\n"
         if self.authorization is not None:
             self._after_target += b"Authorization: " + self.authorization + b"\r\n"
 
@@ -121,7 +121,7 @@ class RequestWriter:
             raise InvalidRequest(f"a line break in the target {target!r} or the headers {list(headers)}")
         # Whatever a byte stands for, HTTP takes it for Latin-1.
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
-        path = f"{self.place.prefix}{target}".encode()
+        path = f"{self.address.prefix}{target}".encode()
         start = b"%b %b%b%b" % (method.encode(), path, self._after_target, lines)
         if body is None:
             return start + (b"\r\n" if method == "GET" else b"Content-Length: 0\r\n\r\n")
@@ -183,6 +183,20 @@ class AnswerReader:
         except httptools.HttpParserError as error:
             raise BrokenAnswer(type(error).__name__) from None
 
+    def receive(self, data: bytes) -> None:
+        """Take in received bytes, none at the end; raises BrokenAnswer or ConnectionResetError."""
+        if data:
+            self.feed(data)
+        elif not self.has_head and not self.answer.status:
+            raise ConnectionResetError("the server closed the connection without an answer")
+        else:
+            self.end()
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether an answer to a request for a stream can be used: its head, or all of a refusal."""
+        return self.has_head and (self.answer.is_success or self.is_complete)
+
     def end(self) -> None:
         """The connection ended; raises BrokenAnswer unless that is how this answer ends."""
         headers = self.answer.headers
@@ -235,7 +249,7 @@ class AnswerReader:
 _error_answers: Final = msgspec.json.Decoder(ErrorAnswer)
 
 
-def unreachable(place: Place, error: Exception, timeout_s: float, was_sent: bool) -> ApiFailed:
+def unreachable(address: ServerAddress, error: Exception, timeout_s: float, was_sent: bool) -> ApiFailed:
     """Why there is no answer."""
     if isinstance(error, ConnectionRefusedError):
         reason = "nothing listens there; start one with `everlog serve`"
@@ -249,17 +263,17 @@ def unreachable(place: Place, error: Exception, timeout_s: float, was_sent: bool
         reason = f"what answers does not speak HTTP properly ({error})"
     else:
         reason = str(error) or type(error).__name__
-    message = f"cannot reach the server at {place}: {reason}"
+    message = f"cannot reach the server at {address}: {reason}"
     return ApiFailed(UNREACHABLE, "unreachable", message, was_sent=was_sent)
 
 
 def refusal(writer: RequestWriter, answer: Answer) -> ApiFailed:
     """What the server says in an answer that is no success."""
-    place = writer.place
+    address = writer.address
     try:
         error = _error_answers.decode(answer.body).error
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return foreign(place, answer.status, "no everlog error in its body")
+        return foreign(address, answer.status, "no everlog error in its body")
     retry_after = answer.headers.get(b"retry-after", b"")
     retry_after_s = float(retry_after) if retry_after.isdigit() else 0.0
     message = error.message or error.code
@@ -275,11 +289,11 @@ def _key_wanted(writer: RequestWriter) -> str:
     else:
         reason = "does not know the key that was given"
     return (
-        f"the server at {writer.place} {reason}; give `key` in a program, EVERLOG_KEY or --key to a command"
+        f"the server at {writer.address} {reason}; give `key` in a program, EVERLOG_KEY or --key to a command"
     )
 
 
-def foreign(place: Place, status: int, reason: str) -> ApiFailed:
+def foreign(address: ServerAddress, status: int, reason: str) -> ApiFailed:
     """Something answers that is no topics server."""
-    message = f"{place} answered {status}, but not as a topics server does ({reason}); check the URL"
+    message = f"{address} answered {status}, but not as a topics server does ({reason}); check the URL"
     return ApiFailed(status, "not_everlog", message)

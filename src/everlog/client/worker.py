@@ -24,7 +24,7 @@ from typing import Any, Final, Self, TypeVar
 from everlog.api_types import Job, NewRecord
 from everlog.client.calls import new_key
 from everlog.client.errors import ApiFailed
-from everlog.client.http_api import Backoff
+from everlog.client.retrying import Backoff
 from everlog.client.sync_client import Client, client_of
 from everlog.clock import NS_PER_S, Clock, SystemClock
 from everlog.errors import Closed, EverlogError, InvalidConfig
@@ -92,7 +92,7 @@ class Worker:
         self._failure: BaseException | None = None
 
     def __repr__(self) -> str:
-        return f"<Worker {self.node} of {self.queue} on {self._client.place}: {self.done} jobs done>"
+        return f"<Worker {self.node} of {self.queue} on {self._client.address}: {self.done} jobs done>"
 
     def handler(self, function: _Function) -> _Function:
         """Decorator: this function does the jobs. It may be a coroutine function."""

@@ -136,7 +136,7 @@ def _state(api: HttpApi, topic: str) -> _State:
         return api.get(topic_path(topic), _State, {"touch": "false"})
     except ApiFailed as error:
         if error.code == "topic_not_found":
-            raise TopicNotFound(f"there is no topic {topic!r} at {api.place}") from None
+            raise TopicNotFound(f"there is no topic {topic!r} at {api.address}") from None
         raise
 
 
