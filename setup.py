@@ -32,7 +32,6 @@ COMPILE_FLAGS = [
 # Module name below everlog.native -> the plain C sources linked with it, below NATIVE.
 EXTENSIONS = {
     "append_answer": [],
-    "commits": [],
     "forwarding": ["log_index.c", "tag_index.c", "render.c", "frames.c"],
     "frames": ["frames.c"],
     "jobs": ["log_index.c", "tag_index.c", "render.c", "frames.c"],
@@ -42,7 +41,6 @@ EXTENSIONS = {
     "outlet": [],
     "ready_set": [],
     "record_batch": ["record_fields.c", "record_scan.c", "frames.c"],
-    "topic_core": [],
     "topic_log": ["log_append.c", "log_index.c", "tag_index.c", "render.c", "frames.c"],
     "columns.frame_columns": ["columns/frame_columns.c", "columns/page_scan.c", "frames.c"],
     "market.books": [

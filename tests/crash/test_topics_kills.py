@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from everlog.api_types import Discard
 from everlog.errors import TopicNotFound
 from everlog.fs import OsFs
 from everlog.topics import Engine, EngineSettings, TopicConfig
-from everlog.topics.config import SEQ_RESERVATION, Discard
+from everlog.topics.ack_policy import SEQ_RESERVATION
 from everlog.topics.storage.syncs import InlineSyncs
 from everlog.topics.storage.verify import verify_directory
 from tests.simulation.truth import (

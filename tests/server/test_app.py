@@ -36,7 +36,7 @@ from everlog.server.probe_routes import ProbeRoutes
 from everlog.server.serve import TopicsServer, announce
 from everlog.server.topic_routes import TopicRoutes
 from everlog.topics import Commit, Engine, TopicConfig
-from everlog.topics.commits import KEPT, together
+from everlog.topics.commits import COMMITTED, together
 from tests.support.http_cases import settings_of
 
 APPEND = b'{"records":[{"data":1}]}'
@@ -211,7 +211,7 @@ def test_a_server_that_stops_with_a_write_pending_still_closes_its_engine(tmp_pa
 
 def test_several_commits_together_are_done_when_all_are() -> None:
     first, second = Commit(), Commit()
-    whole = together([KEPT, first, second, KEPT])
+    whole = together([COMMITTED, first, second, COMMITTED])
     progress = []
     for commit in (first, second):
         progress.append(whole.done)
@@ -219,7 +219,7 @@ def test_several_commits_together_are_done_when_all_are() -> None:
     assert [*progress, whole.done] == [False, False, True]
     assert whole.error is None
     assert together([]).done
-    assert together([KEPT]).done
+    assert together([COMMITTED]).done
 
 
 def test_several_commits_together_fail_with_the_first_that_fails() -> None:

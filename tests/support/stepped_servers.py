@@ -127,10 +127,10 @@ class SteppedServer:
     def log_bytes(self) -> list[bytes]:
         """What is written to the log, and what is gathered for it."""
         parts: list[bytes] = []
-        for log in self.engine._core.shards:
-            with open(log.shard.files[-1].path, "rb") as file:
-                parts.append(file.read(log.shard.position.offset))
-            parts.append(bytes(log.buffer))
+        for shard in self.engine._core.shards:
+            with open(shard.wal.files[-1].path, "rb") as file:
+                parts.append(file.read(shard.wal.position.offset))
+            parts.append(bytes(shard.wal.buffer))
         return parts
 
     def close(self) -> None:

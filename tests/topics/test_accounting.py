@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from everlog.errors import InvalidRequest, TopicNotFound
-from everlog.topics import NewRecord, accounting
+from everlog.topics import NewRecord, retention
 from tests.support.engines import Stage
 
 RESERVED = 256
@@ -77,7 +77,7 @@ def test_an_account_covers_what_it_is_asked_for_up_to_a_bound(
     stage.delete("t", match="x")
     assert counts(stage, "t", 8, 12) == (2, 2, 0, 0, 0)
     assert counts(stage, "t", 20) == counts(stage, "t", 99, 3) == (0, 0, 0, 0, 0)
-    monkeypatch.setattr(accounting, "ACCOUNT_SEQS_MAX", 4)
+    monkeypatch.setattr(retention, "ACCOUNT_SEQS_MAX", 4)
     assert stage.engine.account("t", 9).to_seq == 13
     assert counts(stage, "t", 9) == (3, 1, 0, 0, 0)
 

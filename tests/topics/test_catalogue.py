@@ -145,7 +145,7 @@ def test_a_change_that_is_kept_is_done_even_if_its_floor_cannot_be_logged(tmp_pa
     change = stage.engine.put_topic("t", TopicConfig(durable=True, cap_records=1))
     shard.write()
     # The log is full now: the floor that the tighter cap needs goes into a new file, which cannot be made.
-    shard.shard.limit = shard.shard.source_offset
+    shard.wal.limit = shard.wal.source_offset
     stage.disk.fail_when(lambda call: call.name in ("open", "allocate"), errno.ENOSPC, times=1)
     stage.engine.poll()
     stage.engine.poll()

@@ -10,7 +10,7 @@ import pytest
 
 from everlog.errors import InvalidRequest, StorageFailed, TopicNotFound
 from everlog.topics import record_of
-from everlog.topics.matching import TagMatch, parse_match
+from everlog.topics.records import TagMatch, parse_match
 from tests.support.engines import Stage, records, sized
 
 TAGS = ("a", "a:1", "a:2", None, "b", "a*", "*", "A", "ü:1")

@@ -86,7 +86,7 @@ def test_an_ephemeral_topic_gives_back_what_it_no_longer_holds(way: str) -> None
         stage.advance_ms(10)
         if way == "delete":
             stage.delete("t", before_seq=stage.state("t").head_seq)
-        chunks = stage.engine._core.topics["t"].chunks
+        chunks = stage.engine._core.topics["t"].storage.chunks
         assert chunks is not None
         chunk_counts.append(len(chunks._chunks))
     assert max(chunk_counts) <= 3
@@ -111,7 +111,7 @@ def test_the_memory_of_a_logged_topic_is_its_index_and_not_its_payload(tmp_path:
     topic = stage.engine._core.topics["t"]
     assert stage.state("t").bytes == 2_000_000
     assert topic.log.index_memory_bytes <= 64 * 1024
-    assert topic.chunks is None
+    assert topic.storage.chunks is None
     assert len(stage.items("t")) == 200
     store = stage.engine._store
     assert store is not None
@@ -126,5 +126,5 @@ def test_records_of_a_topic_that_became_persistent_leave_memory_with_the_next_ch
     stage.append("t", *[sized(10_000)] * 100)
     stage.put("t", durability="disk")
     stage.checkpoint(2)
-    assert stage.engine._core.topics["t"].chunks is None
+    assert stage.engine._core.topics["t"].storage.chunks is None
     assert stage.state("t").count == len(stage.items("t")) == 100

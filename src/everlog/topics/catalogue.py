@@ -18,14 +18,12 @@ from everlog.errors import (
     TopicNotFound,
 )
 from everlog.native.frames import read_log_frame
-from everlog.native.topic_core import Totals
-from everlog.topics.commits import KEPT, Commit
-from everlog.topics.committing import ShardLog
+from everlog.topics.commits import COMMITTED, ChangeEntry, Commit, ShardCommits
 from everlog.topics.config import TopicConfig, check_topic_name
 from everlog.topics.core import CONTROL_ROOM, Core
-from everlog.topics.entries import ChangeEntry, nothing
 from everlog.topics.jobs.lease_log import has_durable_leases, log_all_leases
 from everlog.topics.results import TopicDeleted, TopicPut
+from everlog.topics.retention import sweep
 from everlog.topics.storage.control import (
     ConfigUpdate,
     EvictWatermark,
@@ -35,7 +33,7 @@ from everlog.topics.storage.control import (
     encode,
 )
 from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES, FrameType
-from everlog.topics.topic import Topic
+from everlog.topics.topic import Topic, Totals
 
 
 def find(core: Core, name: str) -> Topic:
@@ -89,25 +87,25 @@ def release(core: Core, topic: Topic) -> None:
     core.totals.bytes -= topic.log.live_bytes
     topic.totals = Totals()  # what still happens to it does not count any more
     topic.ready_set = None
-    if topic.chunks is not None:
-        topic.chunks.clear()
-    if topic.saved is not None:
+    if topic.storage.chunks is not None:
+        topic.storage.chunks.clear()
+    if topic.storage.segments is not None:
         core.dropped.append(topic)
 
 
-def frame_create(core: Core, shard: ShardLog, topic: Topic) -> ChangeEntry:
+def frame_create(core: Core, shard: ShardCommits, topic: Topic) -> ChangeEntry:
     """Write the frame of a new topic; the entry is for the caller to gather."""
     payload = encode(TopicCreate(topic.name, topic.epoch, topic.config))
-    shard.buffer.append_control(FrameType.TOPIC_CREATE, 0, topic.topic_id, 0, core.now_ms(), payload)
-    topic.pending_syncs += 1
-    topic.create_pending = True
+    shard.wal.buffer.append_control(FrameType.TOPIC_CREATE, 0, topic.topic_id, 0, core.now_ms(), payload)
+    topic.pending.syncs += 1
+    topic.storage.create_pending = True
 
     def kept() -> None:
-        topic.pending_syncs -= 1
-        topic.create_pending = False
+        topic.pending.syncs -= 1
+        topic.storage.create_pending = False
 
     def lost() -> None:
-        topic.pending_syncs -= 1
+        topic.pending.syncs -= 1
         hide(core, topic)
         release(core, topic)
 
@@ -118,7 +116,7 @@ def log_create(core: Core, topic: Topic) -> Commit:
     """Log a new topic by itself and put it into the table."""
     if not core.shards:
         register(core, topic)
-        return KEPT
+        return COMMITTED
     shard = core.writable_shard(topic)
     shard.reserve(CONTROL_ROOM)
     entry = frame_create(core, shard, topic)
@@ -142,7 +140,7 @@ def put_topic(core: Core, name: str, config: TopicConfig) -> TopicPut:
             resolved.type,
         )
     # Logged before the change: what has expired under the old limit must not come back under the new one.
-    core.sweep(topic, core.now_ms())
+    sweep(core, topic, core.now_ms())
     return TopicPut(False, resolved, _log_config(core, topic, resolved))
 
 
@@ -150,23 +148,23 @@ def _log_config(core: Core, topic: Topic, config: TopicConfig) -> Commit:
     """Log a new configuration; it takes effect when it is kept, and later appends wait for that."""
     becomes_logged = not core.is_logged(topic) and bool(core.shards)
     becomes_logged = becomes_logged and config.durability is not Durability.EPHEMERAL
-    logged_before = topic.logged_seq
+    logged_before = topic.storage.logged_seq
 
     def kept() -> None:
-        topic.pending_syncs -= 1
+        topic.pending.syncs -= 1
         if not topic.gone:
             reconfigure(core, topic, config)
 
     def lost() -> None:
-        topic.pending_syncs -= 1
+        topic.pending.syncs -= 1
         if becomes_logged:
-            topic.logs_ahead = False
-            topic.logged_seq = logged_before
+            topic.storage.logs_ahead = False
+            topic.storage.logged_seq = logged_before
 
-    topic.pending_syncs += 1
+    topic.pending.syncs += 1
     try:
         if becomes_logged:
-            topic.logs_ahead = True
+            topic.storage.logs_ahead = True
             _log_memory(core, topic)
         if not has_durable_leases(topic.config):
             log_all_leases(core, topic, config)
@@ -183,12 +181,12 @@ def reconfigure(core: Core, topic: Topic, config: TopicConfig) -> None:
     if not kept_leases:
         log_all_leases(core, topic, config)  # those that were given while this change was on its way
     core.delivery.reconsider(topic)
-    topic.logs_ahead = False
+    topic.storage.logs_ahead = False
     topic.snapshot_record = None
-    topic.caps_due = True
+    topic.floors.caps_due = True
     # A floor that cannot be logged now does not undo the change: the next operation tries again.
     with suppress(StorageFailed, LimitReached):
-        core.sweep(topic, core.now_ms())
+        sweep(core, topic, core.now_ms())
 
 
 def _log_memory(core: Core, topic: Topic) -> None:
@@ -198,15 +196,15 @@ def _log_memory(core: Core, topic: Topic) -> None:
     ephemeral for replay, and they are forgotten with the rest.
     """
     shard = core.writable_shard(topic)
-    first_seq = max(topic.logged_seq + 1, topic.log.base_seq)
+    first_seq = max(topic.storage.logged_seq + 1, topic.log.base_seq)
     # One entry for all of them: who waits is the change of the configuration behind them.
-    shard.gather(ChangeEntry(nothing, nothing, needs_sync=False), 0)
+    shard.gather(ChangeEntry(needs_sync=False), 0)
     for seq in range(first_seq, topic.visible + 1):
         if topic.log.is_live(seq):
             source, offset, size, _ = topic.log.place(seq)
             frame = read_log_frame(core.sources.buffer(source) or b"", offset)
             shard.reserve(size + CONTROL_ROOM)
-            shard.buffer.append_log(
+            shard.wal.buffer.append_log(
                 FrameType.APPEND,
                 frame.flags & ~FLAG_BATCH_CONTINUES,
                 topic.topic_id,
@@ -216,11 +214,11 @@ def _log_memory(core: Core, topic: Topic) -> None:
                 frame.tag,
                 frame.data,
             )
-            shard.shard.frames_gathered += 1
-    floors = EvictWatermark(topic.cap_floor, topic.ttl_floor, topic.cap_floor)
+            shard.wal.frames_gathered += 1
+    floors = EvictWatermark(topic.floors.cap, topic.floors.ttl, topic.floors.cap)
     core.log_change(topic, FrameType.EVICT_WATERMARK, encode(floors))
     core.log_change(topic, FrameType.HEAD_WATERMARK, encode(HeadWatermark(0, topic.visible)))
-    topic.logged_seq = topic.visible
+    topic.storage.logged_seq = topic.visible
     topic.totals.unsaved[topic.topic_id] = topic
 
 
@@ -228,14 +226,14 @@ def delete_topic(core: Core, name: str, if_empty: bool) -> TopicDeleted:
     """See `Engine.delete_topic`."""
     topic = core.topics.get(name)
     if topic is None:
-        return TopicDeleted(False, KEPT)
-    core.sweep(topic, core.now_ms())
+        return TopicDeleted(False, COMMITTED)
+    sweep(core, topic, core.now_ms())
     if if_empty and topic.log.live_count > 0:
         raise TopicNotEmpty(
             f"topic {name!r} has {topic.count} live records and was to be deleted only if empty"
         )
     gone = topic
-    if topic.feeds is not None and core.forwarder is not None:
+    if topic.routes.feeds and core.forwarder is not None:
         core.forwarder.bring_up_from(topic)
     touching = core.routers.touching(topic)
 

@@ -24,9 +24,6 @@ READ_LIMIT_MAX: Final = 1000
 READ_BYTES_DEFAULT: Final = 1 << 20
 READ_BYTES_MAX: Final = 8 << 20
 WAIT_MS_MAX: Final = 30_000
-SEQ_RESERVATION: Final = 256
-CEILING_LOW: Final = SEQ_RESERVATION // 4
-"""With fewer seqs left of a reservation, the next one is logged: what is used up while it is synced."""
 U64_MAX: Final = 2**64 - 1
 
 TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")

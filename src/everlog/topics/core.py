@@ -13,25 +13,20 @@ from everlog.clock import Clock
 from everlog.errors import LimitReached, ReadOnly
 from everlog.fs import Fs
 from everlog.native.frames import FrameBuffer, checksum
-from everlog.native.topic_core import Totals
 from everlog.native.topic_log import Sources
-from everlog.topics.commits import KEPT, Commit
-from everlog.topics.committing import ShardLog
+from everlog.topics.commits import COMMITTED, ChangeEntry, Commit, ShardCommits, nothing
 from everlog.topics.config import EngineSettings
 from everlog.topics.delivery.delivery import Delivery
-from everlog.topics.entries import ChangeEntry, nothing
 from everlog.topics.memory import SpareChunks
-from everlog.topics.retention import expired_floor, has_caps, plan_caps
 from everlog.topics.routing.table import RouterTable
-from everlog.topics.storage.control import EvictWatermark, encode
 from everlog.topics.storage.layout import FrameType
-from everlog.topics.topic import Topic
+from everlog.topics.topic import Topic, Totals
 
 if TYPE_CHECKING:
     from everlog.topics.routing.forwarding import Forwarder
 
 NS_PER_MS: Final = 1_000_000
-# Entries of one shard that may wait for the disk; whoever comes then is told to come back.
+# Entries of one shard that may wait for the disk; more are refused, to be tried again.
 QUEUE_MAX: Final = 4096
 # Room for the control frames that can accompany a batch: create, key, head and evict watermark.
 CONTROL_ROOM: Final = 4096
@@ -40,7 +35,7 @@ _LEASE_TIME_BITS: Final = 20
 
 
 class Core:
-    """The state of an engine. `shards` is empty if nothing is kept on disk."""
+    """The state of an engine. `shards` is empty if nothing is stored on disk."""
 
     def __init__(self, settings: EngineSettings, clock: Clock, fs: Fs) -> None:
         self.settings = settings
@@ -49,11 +44,11 @@ class Core:
         self.sources = Sources()
         self.topics: dict[str, Topic] = {}
         self.by_id: dict[int, Topic] = {}
-        self.shards: list[ShardLog] = []
+        self.shards: list[ShardCommits] = []
         self.delivery = Delivery(clock)
         self.delivery.ingest = self._ingest
         self.totals = Totals(self.delivery)
-        self.deleting: dict[int, Topic] = {}  # by id: deleted, but that is not kept yet
+        self.deleting: dict[int, Topic] = {}  # by id: deleted, but that is not committed yet
         self.dropped: list[Topic] = []  # deleted, with files that the next checkpoint removes
         self.routers = RouterTable()
         self.forwarder: Forwarder | None = None  # once everything is recovered
@@ -105,17 +100,19 @@ class Core:
         """
         if topic.durability is not Durability.EPHEMERAL:
             return bool(self.shards)
-        return bool(self.shards) and (topic.logs_ahead or topic.pending_count > 0)
+        return bool(self.shards) and (topic.storage.logs_ahead or topic.pending.count > 0)
 
     def logs_changes(self, topic: Topic) -> bool:
         """Whether floors and deletes of this topic go into the log: it has, or will have, records there."""
-        return self.is_logged(topic) or (bool(self.shards) and topic.logged_seq >= topic.log.first_live)
+        return self.is_logged(topic) or (
+            bool(self.shards) and topic.storage.logged_seq >= topic.log.first_live
+        )
 
-    def writable_shard(self, topic: Topic) -> ShardLog:
+    def writable_shard(self, topic: Topic) -> ShardCommits:
         """The shard of a topic; raises `ReadOnly` if it takes nothing more."""
         shard = self.shards[topic.shard]
-        if shard.shard.read_only is not None:
-            error = shard.shard.read_only
+        if shard.wal.read_only is not None:
+            error = shard.wal.read_only
             raise ReadOnly(str(error), error.errno)
         if shard.depth >= QUEUE_MAX:
             shard.refused += 1
@@ -150,56 +147,13 @@ class Core:
         *,
         needs_sync: bool = True,
     ) -> Commit:
-        """Gather one control frame of a topic; `apply` runs when it is kept, `undo` when it is not."""
+        """Gather one control frame of a topic; `apply` runs when it is committed, `undo` if it fails."""
         if not self.shards:
             apply()
-            return KEPT
+            return COMMITTED
         shard = self.writable_shard(topic)
         shard.reserve(len(payload) + CONTROL_ROOM)
-        shard.buffer.append_control(kind, 0, topic.topic_id, 0, self.now_ms(), payload)
+        shard.wal.buffer.append_control(kind, 0, topic.topic_id, 0, self.now_ms(), payload)
         entry = ChangeEntry(apply, undo, needs_sync=needs_sync)
         shard.gather(entry, 1)
         return entry.commit
-
-    def sweep(self, topic: Topic, now_ms: int) -> None:
-        """Let go what is too old or over a cap that became tighter; see `floor_commit` before showing it."""
-        floor = expired_floor(topic, now_ms)
-        pending = topic.floor_commit
-        # A floor that could not be logged is shown to nobody: it is logged again, or the call fails.
-        again = pending is not None and pending.error is not None
-        if floor > 1 or again:
-            floor = max(floor, topic.ttl_floor)
-            self.log_floor(topic, topic.cap_floor, floor)
-            topic.kill_below(floor)
-            topic.raise_floor(ttl=floor)
-        if topic.caps_due:
-            self._enforce_caps(topic)
-
-    def _enforce_caps(self, topic: Topic) -> None:
-        plan = plan_caps(topic) if has_caps(topic) else None
-        is_over = plan is not None and plan.count > 0
-        if plan is not None and is_over:
-            floor = min(plan.floor, topic.visible + 1)
-            self.log_floor(topic, floor, topic.ttl_floor)
-            topic.kill_below(floor)
-            topic.raise_floor(cap=floor)
-            is_over = floor < plan.floor  # the others are not visible yet, and go when they are
-        topic.caps_due = is_over
-
-    def log_floor(self, topic: Topic, cap_floor: int, ttl_floor: int) -> None:
-        """Log the floors of a topic whose records are logged."""
-        if not self.logs_changes(topic):
-            topic.floor_commit = None
-            return
-        mark = EvictWatermark(cap_floor, ttl_floor, max(cap_floor, topic.reserved_logged))
-        waits = topic.durability in (Durability.DISK, Durability.FSYNC)
-        commit = self.log_change(topic, FrameType.EVICT_WATERMARK, encode(mark), needs_sync=waits)
-        topic.floor_commit = commit if waits else None
-
-
-def floor_commit(topic: Topic) -> Commit:
-    """What an answer about the topic has to wait for: a floor that is not synced yet, or nothing."""
-    commit = topic.floor_commit
-    if commit is not None and commit.done and commit.error is None:
-        commit = topic.floor_commit = None
-    return commit or KEPT

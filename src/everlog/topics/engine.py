@@ -2,7 +2,7 @@
 
 Owns the public operations and the turn of the loop (`write`, `poll`). One thread owns an engine and
 everything in it; disk work that can wait runs in the lanes of a `SyncRunner`. How a batch gets in is in
-`appending`, how records get out in `reading`.
+`append`, how records get out in `reading`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from everlog.api_types import Durability, TopicType
 from everlog.clock import Clock, SystemClock
 from everlog.errors import Closed, EverlogError, ReadOnly, StorageFailed
 from everlog.fs import Fs, OsFs
-from everlog.native.commits import want_sync, write_shards
-from everlog.topics import appending, catalogue, deletion, reading
-from everlog.topics.accounting import TopicAccount, account
-from everlog.topics.commits import KEPT, Commit
+from everlog.topics import append, catalogue, reading, retention
+from everlog.topics.commits import COMMITTED, Commit
 from everlog.topics.config import U64_MAX, EngineSettings, TopicConfig
-from everlog.topics.core import Core, floor_commit
+from everlog.topics.core import Core
 from everlog.topics.delivery.delivery import BUDGET_NS, Delivery, Drain
 from everlog.topics.delivery.router_work import RouterWork
 from everlog.topics.jobs import claims
@@ -114,22 +112,22 @@ class Engine:
         """Report a topic; without `touch` that does not count as consuming it."""
         self._check_open()
         topic = catalogue.find(self._core, name)
-        if topic.feeders is not None:
+        if topic.routes.feeders:
             self._forwarder.bring_up(topic)
         now_ms = self._core.now_ms()
-        self._core.sweep(topic, now_ms)
+        retention.sweep(self._core, topic, now_ms)
         if touch:
             self._touch(topic, now_ms)
         return topic.state(now_ms)
 
-    def account(self, name: str, from_seq: int = 0, to_seq: int = U64_MAX) -> TopicAccount:
+    def account(self, name: str, from_seq: int = 0, to_seq: int = U64_MAX) -> retention.TopicAccount:
         """Tell what has become of the seqs behind `from_seq`; does not count as consuming the topic."""
         self._check_open()
         topic = catalogue.find(self._core, name)
-        if topic.feeders is not None:
+        if topic.routes.feeders:
             self._forwarder.bring_up(topic)
-        self._core.sweep(topic, self._core.now_ms())
-        return account(topic, from_seq, to_seq)
+        retention.sweep(self._core, topic, self._core.now_ms())
+        return retention.account(topic, from_seq, to_seq)
 
     def has_topic(self, name: str) -> bool:
         """Tell whether there is a topic of this name."""
@@ -146,9 +144,9 @@ class Engine:
         now_ms = self._core.now_ms()
         listed = catalogue.list_topics(self._core, prefix, after, limit)
         for topic in listed:
-            if topic.feeders is not None:
+            if topic.routes.feeders:
                 self._forwarder.bring_up(topic)
-            self._core.sweep(topic, now_ms)
+            retention.sweep(self._core, topic, now_ms)
         return [topic.state(now_ms) for topic in listed]
 
     def counts(self) -> EngineCounts:
@@ -156,7 +154,7 @@ class Engine:
         topics = self._core.topics.values()
         wal = WalMetrics()
         for shard in self._core.shards:
-            wal.add(shard.shard.metrics)
+            wal.add(shard.wal.metrics)
         now_ms = self._core.now_ms()
         queues = [topic.queue_counts(now_ms) for topic in topics if topic.config.type is TopicType.QUEUE]
         return EngineCounts(
@@ -164,7 +162,7 @@ class Engine:
             by_class=Counter(topic.durability for topic in topics),
             records_live=sum(topic.count for topic in topics),
             bytes_live=sum(topic.bytes for topic in topics),
-            read_only=sum(shard.shard.read_only is not None for shard in self._core.shards),
+            read_only=sum(shard.wal.read_only is not None for shard in self._core.shards),
             queue_depth=sum(shard.depth for shard in self._core.shards),
             queue_depth_peak=sum(shard.depth_peak for shard in self._core.shards),
             queue_refused=sum(shard.refused for shard in self._core.shards),
@@ -175,7 +173,7 @@ class Engine:
 
     def floor_commit(self, name: str) -> Commit:
         """What a report about this topic has to wait for before it is shown."""
-        return floor_commit(catalogue.find(self._core, name))
+        return retention.floor_commit(catalogue.find(self._core, name))
 
     def synced_commit(self, name: str) -> Commit:
         """What a reader has to wait for who wants nothing that a power loss could take back.
@@ -186,10 +184,10 @@ class Engine:
         self._check_open()
         topic = catalogue.find(self._core, name)
         if topic.durability is Durability.FSYNC or not self._core.is_logged(topic):
-            return KEPT
-        shard = self._core.shards[topic.shard].shard
+            return COMMITTED
+        shard = self._core.shards[topic.shard].wal
         if shard.position <= shard.synced:
-            return KEPT
+            return COMMITTED
         commit = Commit()
         shard.sync(commit.finish)
         return commit
@@ -214,7 +212,7 @@ class Engine:
         With `disable_backpressure` it is not refused for pressure, only for limits.
         """
         self._check_open()
-        return appending.append(
+        return append.append(
             self._core, name, records, node, idempotency_key or None, create, config, disable_backpressure
         )
 
@@ -240,7 +238,7 @@ class Engine:
         topic = catalogue.find(self._core, name)
         if touch:
             self._touch(topic, self._core.now_ms())
-        if topic.feeders is not None:
+        if topic.routes.feeders:
             self._bring_up(topic, block)
         options = reading.ReadOptions(
             limit,
@@ -261,7 +259,7 @@ class Engine:
     ) -> RecordsDeleted:
         """Delete records for good: below a seq, by tag, or both; later records are never touched."""
         self._check_open()
-        return deletion.delete_records(self._core, catalogue.find(self._core, name), before_seq, match)
+        return retention.delete_records(self._core, catalogue.find(self._core, name), before_seq, match)
 
     # --- Jobs --------------------------------------------------------------------------------------------
 
@@ -290,7 +288,7 @@ class Engine:
         topic = catalogue.find(self._core, name)
         claims.check_queue(topic)
         self._touch(topic, self._core.now_ms())
-        if topic.feeders is not None:
+        if topic.routes.feeders:
             self._bring_up(topic, block)
         load = self._load_segment if block else self._fetch_segment
         return claims.claim(self._core, topic, requests, load)
@@ -448,7 +446,7 @@ class Engine:
         error.
         """
         topic = self._core.topics.get(name)
-        return KEPT if topic is None or topic.feeders is None else self._forwarder.bring_up(topic)
+        return COMMITTED if topic is None or not topic.routes.feeders else self._forwarder.bring_up(topic)
 
     def forward_turn(self, budget: int = COPIES_PER_TURN) -> int:
         """Let routers copy what is due, about `budget` records; returns how many were copied."""
@@ -475,14 +473,17 @@ class Engine:
 
         Tell whether there was anything.
         """
-        return write_shards(self._core.shards)
+        has_written = False
+        for shard in self._core.shards:
+            has_written |= shard.write()
+        return has_written
 
     def poll(self, drain: Drain | None = None) -> None:
         """Take finished syncs, start those that are due, go on with checkpoints, and `deliver`."""
         self._syncs.poll()
         for shard in self._core.shards:
-            shard.shard.poll()
-            if shard.shard.read_only is not None and self._store is not None and not self._is_distrusted:
+            shard.wal.poll()
+            if shard.wal.read_only is not None and self._store is not None and not self._is_distrusted:
                 self._is_distrusted = True
                 self._store.distrust_memory()
         if self._checkpointer is not None:
@@ -499,17 +500,21 @@ class Engine:
         scheduler, core = self.delivery.scheduler, self._core
         if scheduler.count or scheduler.is_unfinished or core.totals.unforwarded:
             return False
-        return not want_sync(core.shards)
+        return not self._wants_sync()
 
     @property
     def holds_sync(self) -> bool:
         """Whether a sync waits only for more writers that could share it; see `start_held_syncs`."""
-        return self._commit_floor_ns <= WINDOW_MIN_NS and want_sync(self._core.shards)
+        return self._commit_floor_ns <= WINDOW_MIN_NS and self._wants_sync()
+
+    def _wants_sync(self) -> bool:
+        """Whether an entry waits for a sync that is not started."""
+        return any(shard.wal.wants_sync for shard in self._core.shards)
 
     def start_held_syncs(self) -> None:
         """Nobody else is about to write: the syncs that wait for more writers need not wait any longer."""
         for shard in self._core.shards:
-            shard.shard.hurry()
+            shard.wal.sync_now()
 
     def _mark_routers(self) -> None:
         """Let routers copy in their turn, if something is to be copied now."""
@@ -528,7 +533,7 @@ class Engine:
         if floor_ns != self._commit_floor_ns:
             self._commit_floor_ns = floor_ns
             for shard in self._core.shards:
-                shard.shard.window.floor_ns = floor_ns
+                shard.wal.window.floor_ns = floor_ns
 
     def paused_topics(self) -> list[str]:
         """The topics that have something new for those who wait, and are not served because of pressure."""
@@ -539,7 +544,7 @@ class Engine:
 
     def due_ns(self) -> int | None:
         """When `poll` has to be called next, on the monotonic clock; None if nothing is due."""
-        times = [due for shard in self._core.shards if (due := shard.shard.due_ns()) is not None]
+        times = [due for shard in self._core.shards if (due := shard.wal.due_ns()) is not None]
         if self._checkpointer is not None:
             times.append(self._checkpointer.due_ns())
         if (delivery_ns := self.delivery.due_ns()) is not None:
@@ -566,7 +571,7 @@ class Engine:
     def _wait_for_work(self, commit: Commit, now_ns: int, deadline_ns: int) -> None:
         if commit.done:
             return
-        due = [shard.shard.due_ns() for shard in self._core.shards]
+        due = [shard.wal.due_ns() for shard in self._core.shards]
         next_ns = min((at for at in due if at is not None), default=None)
         if next_ns is not None and next_ns > now_ns:
             self._core.clock.sleep_ns(min(next_ns, deadline_ns) - now_ns)
@@ -607,8 +612,8 @@ class Engine:
                 while self._core.totals.unforwarded and self._forwarder.bring_up_all():
                     self._settle_shards()
                 for shard in self._core.shards:
-                    if shard.shard.read_only is not None:
-                        raise ReadOnly(str(shard.shard.read_only), shard.shard.read_only.errno)
+                    if shard.wal.read_only is not None:
+                        raise ReadOnly(str(shard.wal.read_only), shard.wal.read_only.errno)
                 self._checkpointer.finish()
                 finished = True
         finally:
@@ -629,7 +634,7 @@ class Engine:
         for shard in self._core.shards:
             shard.write()
             commit = Commit()
-            shard.shard.sync(commit.finish)
+            shard.wal.sync(commit.finish)
             with suppress(StorageFailed):
                 self.settle(commit)
 

@@ -19,8 +19,9 @@ from everlog.topics.config import (
     READ_LIMIT_MAX,
     U64_MAX,
 )
-from everlog.topics.core import Core, floor_commit
+from everlog.topics.core import Core
 from everlog.topics.results import Diff
+from everlog.topics.retention import floor_commit, sweep
 from everlog.topics.topic import Topic
 
 
@@ -30,9 +31,9 @@ def tombstone_for(topic: Topic, from_seq: int) -> Tombstone | None:
     if from_seq > head_seq:
         return _tombstone(1, head_seq, "recreated", earliest_seq, head_seq)
     if from_seq + 1 >= topic.evict_floor:
-        return _trim_for(topic, from_seq) if topic.trim_holes else None
-    by_cap = topic.cap_floor > from_seq + 1
-    by_age = topic.ttl_floor > from_seq + 1
+        return _trim_for(topic, from_seq) if topic.floors.trim_runs else None
+    by_cap = topic.floors.cap > from_seq + 1
+    by_age = topic.floors.ttl > from_seq + 1
     reason: GapReason = (
         "mixed" if by_cap and by_age else "cap" if by_cap else "ttl" if by_age else "source_trim"
     )
@@ -49,7 +50,7 @@ def _trim_for(topic: Topic, from_seq: int) -> Tombstone | None:
 
     There are live records before it, so reading goes on right behind it and not at the topic's first record.
     """
-    for first_seq, last_seq in topic.trim_holes:
+    for first_seq, last_seq in topic.floors.trim_runs:
         if last_seq > from_seq:
             if next_live(topic.log, from_seq + 1) < first_seq:
                 return None
@@ -60,7 +61,7 @@ def _trim_for(topic: Topic, from_seq: int) -> Tombstone | None:
 
 def _end_of_read(topic: Topic, start_seq: int) -> int:
     """Up to where a read may go: a gap that a router's source left is told before what is behind it."""
-    for first_seq, _ in topic.trim_holes:
+    for first_seq, _ in topic.floors.trim_runs:
         if first_seq > start_seq:
             return first_seq - 1
     return topic.visible
@@ -104,7 +105,7 @@ def diff(core: Core, topic: Topic, from_seq: int, options: ReadOptions, load: Ca
     """Read from a cursor. `load` brings a segment into memory; True if it came from the cold tier."""
     if not 0 <= from_seq <= U64_MAX:
         raise InvalidRequest(f"from_seq is {from_seq}; it must be from 0 to {U64_MAX}")
-    core.sweep(topic, core.now_ms())
+    sweep(core, topic, core.now_ms())
     tombstone = tombstone_for(topic, from_seq)
     start = from_seq if tombstone is None else tombstone.earliest_seq - 1
     cold_reads = 0
@@ -141,7 +142,7 @@ def _render(core: Core, topic: Topic, from_seq: int, options: ReadOptions) -> Re
     return topic.log.render(
         core.sources,
         from_seq,
-        _end_of_read(topic, from_seq) if topic.trim_holes else topic.visible,
+        _end_of_read(topic, from_seq) if topic.floors.trim_runs else topic.visible,
         options.limit,
         options.max_bytes,
         options.nodes if topic.config.dedupe_node else (),

@@ -1,15 +1,16 @@
-"""The records that come in: one small class for what a writer sends.
+"""Records as writers send them, and the predicates that select them by tag. Pure.
 
-Owns the shape; sizes and text are checked by the native kernel while it frames a batch.
+Sizes and text of records are checked by the native kernel while it frames a batch.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from everlog.errors import InvalidRecord
+from everlog.errors import InvalidRecord, InvalidRequest
 
 
 class RecordLike(Protocol):
@@ -43,3 +44,38 @@ def record_of(
     except (TypeError, ValueError) as error:
         raise InvalidRecord(f"the value cannot be written as JSON: {error}") from error
     return NewRecord(data, tag, node, meta_text)
+
+
+class TagMatch(NamedTuple):
+    """Records whose tag is `tag`, or begins with it."""
+
+    tag: bytes
+    prefix: bool
+
+    def matches(self, tag: bytes | None) -> bool:
+        """Whether a record with this tag is selected; one without a tag never is."""
+        if not tag:
+            return False
+        return tag.startswith(self.tag) if self.prefix else tag == self.tag
+
+    def canonical(self) -> list[str]:
+        """Return the tuple form, as it is reported."""
+        text = self.tag.decode("utf-8", "surrogatepass")
+        return ["tag", "Glob", text + "*"] if self.prefix else ["tag", "Eq", text]
+
+
+def parse_match(match: str | Sequence[Any]) -> TagMatch:
+    """Read a predicate: `["tag","Eq",v]`, `["tag","Glob","p*"]`, or a string, a final `*` meaning prefix."""
+    if isinstance(match, str):
+        field, operator, value = "tag", "Glob" if match.endswith("*") else "Eq", match
+    elif isinstance(match, list | tuple) and len(match) == 3 and all(isinstance(part, str) for part in match):
+        field, operator, value = match
+    else:
+        raise InvalidRequest(f'match is {match!r}; it must be a string or ["tag", "Eq" or "Glob", text]')
+    if field != "tag" or operator not in ("Eq", "Glob"):
+        raise InvalidRequest(f'match {match!r} must be about "tag" with "Eq" or "Glob"')
+    if operator == "Eq":
+        return TagMatch(value.encode("utf-8", "surrogatepass"), False)
+    if not value.endswith("*"):
+        raise InvalidRequest(f"the Glob pattern {value!r} must end in *; only that one is a wildcard")
+    return TagMatch(value[:-1].encode("utf-8", "surrogatepass"), True)

@@ -1,16 +1,36 @@
-"""What a topic may keep: caps by records and bytes, and age.
+"""What leaves a topic: by caps, by age, by deletes; and the account of what has become of every seq.
 
-Owns the decision how far the floors move; the caller logs that and applies it.
+Owns how far the floors move and the order "logged, then applied". A floor that is not synced as the class of
+the topic requires is not shown: see `floor_commit`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
 import msgspec
 
 from everlog.api_types import Discard
-from everlog.errors import RecordTooLarge, TopicFull
-from everlog.topics.config import SEQ_RESERVATION
-from everlog.topics.topic import Topic
+from everlog.errors import InvalidRequest, RecordTooLarge, TopicFull
+from everlog.topics import ack_policy
+from everlog.topics.commits import COMMITTED, Commit
+from everlog.topics.config import U64_MAX
+from everlog.topics.records import parse_match
+from everlog.topics.results import RecordsDeleted
+from everlog.topics.storage.control import Delete, EvictWatermark, encode
+from everlog.topics.storage.layout import FrameType
+from everlog.topics.topic import SeqRun, Topic, add_holes
+
+if TYPE_CHECKING:
+    from everlog.native.topic_log import TopicLog
+    from everlog.topics.core import Core
+
+# As many seqs are counted at a time: a few milliseconds.
+ACCOUNT_SEQS_MAX: Final = 1_000_000
+
+
+# --- Caps and age ----------------------------------------------------------------------------------------
 
 
 class EvictionPlan(msgspec.Struct, frozen=True):
@@ -22,30 +42,25 @@ class EvictionPlan(msgspec.Struct, frozen=True):
 
 
 def has_caps(topic: Topic) -> bool:
-    """Tell whether appends can evict."""
+    """Whether appends can evict."""
     config = topic.config
     return config.discard is Discard.OLD and bool(config.cap_records or config.cap_bytes)
 
 
 def plan_caps(topic: Topic) -> EvictionPlan:
     """Plan what has to go so that the caps hold, counting records that are not visible yet."""
-    config, log = topic.config, topic.log
+    config, log, planned = topic.config, topic.log, topic.floors.planned
     count, size = log.live_count, log.live_bytes
-    if topic.planned_floor > log.first_live:
+    if planned > log.first_live:
         # Batches that wait will evict these when they become visible.
-        planned_count, planned_size = log.live_in(log.first_live, topic.planned_floor)
+        planned_count, planned_size = log.live_in(log.first_live, planned)
         count -= planned_count
         size -= planned_size
-    start = max(topic.planned_floor, log.first_live)
+    start = max(planned, log.first_live)
     floor, left, left_bytes = log.plan_caps(start, count, size, config.cap_records, config.cap_bytes)
     if left == count:
-        return EvictionPlan(topic.planned_floor, 0, 0)
+        return EvictionPlan(planned, 0, 0)
     return EvictionPlan(floor, count - left, size - left_bytes)
-
-
-def reservation(topic: Topic) -> int:
-    """How many records ahead of the floor are given up if the machine crashes now."""
-    return min(SEQ_RESERVATION, topic.log.live_count // 8)
 
 
 def check_room(topic: Topic, count: int, size: int) -> None:
@@ -61,15 +76,11 @@ def check_room(topic: Topic, count: int, size: int) -> None:
     if (config.cap_records and log.live_count > config.cap_records) or (
         config.cap_bytes and log.live_bytes > config.cap_bytes
     ):
-        raise _full(topic)
-
-
-def _full(topic: Topic) -> TopicFull:
-    config = topic.config
-    return TopicFull(
-        f"topic {topic.name!r} is full: {topic.count} records with {topic.bytes} bytes, capped at "
-        f"{config.cap_records} records and {config.cap_bytes} bytes (0 = none); delete records or retry later"
-    )
+        raise TopicFull(
+            f"topic {topic.name!r} is full: {topic.count} records with {topic.bytes} bytes, capped at "
+            f"{config.cap_records} records and {config.cap_bytes} bytes (0 = none); delete records or retry "
+            f"later"
+        )
 
 
 def expired_floor(topic: Topic, now_ms: int) -> int:
@@ -82,3 +93,158 @@ def expired_floor(topic: Topic, now_ms: int) -> int:
     if first_live > topic.visible or log.timestamp(first_live) >= now_ms - ttl_ms:
         return 1
     return log.last_live_below(log.find_ts(now_ms - ttl_ms, topic.visible + 1)) + 1
+
+
+def sweep(core: Core, topic: Topic, now_ms: int) -> None:
+    """Evict what is too old or over a cap that became tighter; see `floor_commit` before showing it."""
+    floors = topic.floors
+    floor = expired_floor(topic, now_ms)
+    # A floor that could not be logged is never shown: it is logged again, or the call fails.
+    has_failed = floors.commit is not None and floors.commit.error is not None
+    if floor > 1 or has_failed:
+        floor = max(floor, floors.ttl)
+        _log_floors(core, topic, floors.cap, floor)
+        topic.kill_below(floor)
+        topic.raise_floor(ttl=floor)
+    if floors.caps_due:
+        _enforce_caps(core, topic)
+
+
+def _enforce_caps(core: Core, topic: Topic) -> None:
+    plan = plan_caps(topic) if has_caps(topic) else None
+    is_over = plan is not None and plan.count > 0
+    if plan is not None and is_over:
+        floor = min(plan.floor, topic.visible + 1)
+        _log_floors(core, topic, floor, topic.floors.ttl)
+        topic.kill_below(floor)
+        topic.raise_floor(cap=floor)
+        is_over = floor < plan.floor  # the others are not visible yet, and go when they are
+    topic.floors.caps_due = is_over
+
+
+def _log_floors(core: Core, topic: Topic, cap_floor: int, ttl_floor: int) -> None:
+    """Log the floors of a topic whose records are logged."""
+    if not core.logs_changes(topic):
+        topic.floors.commit = None
+        return
+    mark = EvictWatermark(cap_floor, ttl_floor, max(cap_floor, topic.reserved.floor_logged))
+    waits = ack_policy.sweep_needs_sync(topic.durability)
+    commit = core.log_change(topic, FrameType.EVICT_WATERMARK, encode(mark), needs_sync=waits)
+    topic.floors.commit = commit if waits else None
+
+
+def floor_commit(topic: Topic) -> Commit:
+    """What an answer about the topic has to wait for: a floor that is not synced yet, or nothing."""
+    commit = topic.floors.commit
+    if commit is not None and commit.done and commit.error is None:
+        commit = topic.floors.commit = None
+    return commit or COMMITTED
+
+
+# --- Deletes ---------------------------------------------------------------------------------------------
+
+
+def delete_records(
+    core: Core, topic: Topic, before_seq: int | None, match: str | Sequence[Any] | None
+) -> RecordsDeleted:
+    """Delete records below a seq, by tag, or both; as of now, never later ones."""
+    if before_seq is None and match is None:
+        raise InvalidRequest("a delete needs before_seq, match, or both")
+    if before_seq is not None and not 0 <= before_seq <= U64_MAX:
+        raise InvalidRequest(f"before_seq is {before_seq}; it must be from 0 to {U64_MAX}")
+    selector = None if match is None else parse_match(match)
+    sweep(core, topic, core.now_ms())
+    bound = topic.visible + 1
+    before = bound if before_seq is None else min(before_seq, bound)
+    frame = Delete(before, bound) if selector is None else Delete(before, bound, *selector)
+    commit = COMMITTED
+    if core.logs_changes(topic):
+        waits = ack_policy.delete_needs_sync(topic.durability)
+        commit = core.log_change(topic, FrameType.DELETE, encode(frame), needs_sync=waits)
+        # Written at once: a delete cannot be undone, so nothing may happen before it is in the log.
+        core.shards[topic.shard].write()
+        if commit.done and commit.error is not None:
+            raise commit.error
+    deleted = apply_delete(topic, frame)
+    if not commit.done:
+        topic.floors.commit = commit  # a front that a crash could bring back is not shown
+    return RecordsDeleted(
+        deleted, topic.earliest_seq, topic.visible, topic.count, topic.bytes, floor_commit(topic)
+    )
+
+
+def apply_delete(topic: Topic, frame: Delete) -> int:
+    """Remove what the frame selects; the same on the first run and on replay."""
+    if frame.tag is None:
+        deleted = topic.kill_below(frame.before_seq)
+        topic.floors.delete_below = max(topic.floors.delete_below, frame.before_seq)
+    else:
+        seqs = topic.log.find_tag(frame.tag, frame.prefix, frame.before_seq)
+        if len(seqs):
+            topic.storage.unmarked.append(seqs)
+            topic.totals.unsaved[topic.topic_id] = topic
+        deleted = topic.kill(seqs)
+    topic.snapshot_record = None
+    topic.reclaim()
+    return deleted
+
+
+# --- Accounts --------------------------------------------------------------------------------------------
+
+
+class TopicAccount(msgspec.Struct, frozen=True):
+    """The seqs behind `from_seq`, up to and with `to_seq`: the counts add up to their number."""
+
+    from_seq: int
+    to_seq: int
+    live: int
+    deleted: int
+    evicted: int
+    expired: int
+    holes: int
+    evict_floor: int
+    head_seq: int
+
+
+def account(topic: Topic, from_seq: int, to_seq: int) -> TopicAccount:
+    """Account for seqs; `to_seq` is lowered to the head, and to what one answer covers.
+
+    Below the floors nothing is known of a single seq: what caps took is evicted, what age took beyond that
+    is expired, and the rest was lost by the source of a router, which leaves holes.
+    """
+    for name, seq in (("from_seq", from_seq), ("to_seq", to_seq)):
+        if not 0 <= seq <= U64_MAX:
+            raise InvalidRequest(f"{name} is {seq}; it must be from 0 to {U64_MAX}")
+    floors, floor = topic.floors, topic.evict_floor
+    end = max(min(to_seq, topic.visible, from_seq + ACCOUNT_SEQS_MAX), from_seq) + 1
+    start = from_seq + 1
+    evicted = max(0, min(floors.cap, end) - start)
+    expired = max(0, min(floors.ttl, end) - start - evicted)
+    trimmed = max(0, min(floor, end) - start - evicted - expired)
+    behind = max(start, floor)
+    live = topic.log.live_in(behind, end)[0] if behind < end else 0
+    runs = list(floors.holes)
+    for run in floors.trim_runs:
+        add_holes(runs, *run)
+    empty = count_holes(runs, topic.log, behind, end)
+    return TopicAccount(
+        from_seq=from_seq,
+        to_seq=end - 1,
+        live=live,
+        deleted=max(0, end - behind) - live - empty,
+        evicted=evicted,
+        expired=expired,
+        holes=trimmed + empty,
+        evict_floor=floor,
+        head_seq=topic.visible,
+    )
+
+
+def count_holes(runs: list[SeqRun], log: TopicLog, first_seq: int, end_seq: int) -> int:
+    """How many seqs of the runs, from `first_seq` up to before `end_seq`, hold no live record."""
+    total = 0
+    for run_first, run_last in runs:
+        begin, end = max(run_first, first_seq), min(run_last + 1, end_seq)
+        if begin < end:
+            total += end - begin - log.live_in(begin, end)[0]
+    return total

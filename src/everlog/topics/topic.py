@@ -1,20 +1,19 @@
-"""One topic in memory: its log, its floors, what is pending, and who waits for more.
+"""One topic in memory, in parts that change together: floors, pending batches, reservations, routes, storage.
 
-Owns the state and the small steps that change it; decides nothing about files. All of it belongs to
-the one thread that owns the engine.
+Owns the state and the small steps that change it; decides nothing about files. All of it belongs to the one
+thread that owns the engine.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from everlog.api_types import Durability, TopicType
-from everlog.native.topic_core import TopicCore, Totals
+from everlog.native.ready_set import TopicWork
 from everlog.native.topic_log import TopicLog
-from everlog.topics import holes
-from everlog.topics.commits import Commit
+from everlog.topics.commits import ChangeEntry, Commit
 from everlog.topics.config import TopicConfig
 from everlog.topics.routing.order import SeqOrder
 
@@ -22,14 +21,18 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from everlog.topics.delivery.delivery import Delivery
     from everlog.topics.jobs.lease_table import LeaseTable
     from everlog.topics.memory import MemoryChunks
     from everlog.topics.routing.table import Router
     from everlog.topics.storage.segments import SegmentSet
 
+SeqRun = tuple[int, int]  # first and last seq
+HOLE_RUNS_MAX: Final = 1024
+
 
 class QueueCounts(msgspec.Struct, frozen=True):
-    """The jobs of a queue: claimable, leased, and moved to its dead-letter topic so far."""
+    """The jobs of a job queue: claimable, leased, and moved to its dead-letter topic so far."""
 
     ready: int
     in_flight: int
@@ -67,33 +70,200 @@ class RememberedKey(msgspec.Struct, frozen=True):
     commit: Commit
 
 
-class Topic(TopicCore):
+class Totals:
+    """What an engine knows of all its topics together."""
+
+    __slots__ = ("bytes", "delivery", "unforwarded", "unsaved")
+
+    def __init__(self, delivery: Delivery | None = None) -> None:
+        self.bytes = 0
+        self.delivery = delivery
+        self.unforwarded: dict[int, Topic] = {}
+        """By id: sources of routers with records that were not copied yet."""
+        self.unsaved: dict[int, Topic] = {}
+        """By id: topics with records or deletion marks for the next checkpoint."""
+
+
+class Floors:
+    """Up to where records are gone, and why. A floor is the first seq that is not gone; 1: none is."""
+
+    __slots__ = ("cap", "caps_due", "commit", "delete_below", "holes", "planned", "trim", "trim_runs", "ttl")
+
+    def __init__(self) -> None:
+        self.cap = 1
+        self.ttl = 1
+        self.trim = 1
+        """Of what a router's source had lost before it was copied; later such gaps are in `trim_runs`."""
+        self.trim_runs: list[SeqRun] = []
+        """Ascending, behind live records."""
+        self.holes: list[SeqRun] = []
+        """Ascending: seqs that may hold no record although none was deleted. Batches that failed leave
+        them, and what could not be synced is there again after some restarts, so only seqs of the runs
+        that are not alive are holes."""
+        self.planned = 1
+        """What batches that are not visible yet will evict."""
+        self.caps_due = False
+        """The caps may be tighter than what the topic holds."""
+        self.commit: Commit | None = None
+        """Of a floor that may not be shown before it is synced."""
+        self.delete_below = 0
+
+    def note_trim(self, first_seq: int, last_seq: int) -> None:
+        """Add a gap behind all others that a router's source left."""
+        runs = self.trim_runs
+        if runs and first_seq <= runs[-1][1] + 1:
+            before = runs.pop()
+            first_seq, last_seq = min(first_seq, before[0]), max(last_seq, before[1])
+        runs.append((first_seq, last_seq))
+
+    def pass_trims(self, earliest_seq: int) -> None:
+        """Move the floor over gaps that have no live record before them."""
+        while self.trim_runs and self.trim_runs[0][1] < earliest_seq:
+            self.trim = max(self.trim, self.trim_runs.pop(0)[1] + 1)
+
+
+def add_holes(runs: list[SeqRun], first_seq: int, last_seq: int) -> None:
+    """Add a run, also one that is known. Runs stay ascending, apart and bounded.
+
+    Of too many the two oldest become one, so that records deleted between them count as holes too.
+    """
+    if last_seq < first_seq:
+        return
+    merged: list[SeqRun] = []
+    for first, last in sorted([*runs, (first_seq, last_seq)]):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        else:
+            merged.append((first, last))
+    if len(merged) > HOLE_RUNS_MAX:
+        merged[:2] = [(merged[0][0], merged[1][1])]
+    runs[:] = merged
+
+
+def drop_holes_below(runs: list[SeqRun], seq: int) -> None:
+    """Drop the runs that lie wholly below `seq`."""
+    runs[:] = [run for run in runs if run[1] >= seq]
+
+
+class Pending:
+    """Batches that are appended and not visible yet."""
+
+    __slots__ = ("bytes", "count", "syncs")
+
+    def __init__(self) -> None:
+        self.syncs = 0
+        """Entries that wait for a sync; batches behind them wait too."""
+        self.count = 0
+        self.bytes = 0
+
+
+class Reservations:
+    """Class `disk`: seqs and floors that may be shown without another sync; see `ack_policy`."""
+
+    __slots__ = ("ceiling_durable", "ceiling_logged", "floor_durable", "floor_logged")
+
+    def __init__(self) -> None:
+        self.ceiling_logged = 0
+        self.ceiling_durable = 0
+        self.floor_logged = 1
+        self.floor_durable = 1
+
+    def reserve_seqs(self, ceiling: int) -> ChangeEntry:
+        """Reserve seqs up to `ceiling`; they may be used once the entry is committed."""
+        self.ceiling_logged = ceiling
+
+        def apply() -> None:
+            self.ceiling_durable = max(self.ceiling_durable, ceiling)
+
+        def undo() -> None:
+            self.ceiling_logged = self.ceiling_durable
+
+        return ChangeEntry(apply, undo)
+
+    def reserve_floor(self, floor: int) -> ChangeEntry:
+        """Reserve floors up to `floor`; they may be shown once the entry is committed."""
+        self.floor_logged = floor
+
+        def apply() -> None:
+            self.floor_durable = max(self.floor_durable, floor)
+
+        def undo() -> None:
+            self.floor_logged = self.floor_durable
+
+        return ChangeEntry(apply, undo)
+
+
+class TopicRoutes:
+    """The routers that read from a topic (`feeds`) or write to it (`feeders`), and what only they need."""
+
+    __slots__ = ("feeders", "feeds", "hop_runs", "order", "uncertain_seq")
+
+    def __init__(self) -> None:
+        self.feeds: tuple[Router, ...] = ()
+        self.feeders: tuple[Router, ...] = ()
+        self.order: SeqOrder | None = None
+        """Once batches come through more than one shard of the log."""
+        self.hop_runs: list[tuple[int, int, int]] = []
+        """First and last seq, hops of copies."""
+        self.uncertain_seq = 0
+        """The first copy that was withdrawn and yet may be there after a restart."""
+
+
+class TopicStorage:
+    """Where the records of a topic are: in memory, in the log, in segments."""
+
+    __slots__ = (
+        "chunks",
+        "create_pending",
+        "logged_seq",
+        "logs_ahead",
+        "restored_head",
+        "restored_ts",
+        "saved_seq",
+        "segments",
+        "unmarked",
+    )
+
+    def __init__(self) -> None:
+        self.chunks: MemoryChunks | None = None
+        self.segments: SegmentSet | None = None
+        self.saved_seq = 0
+        """Records up to here are in segments."""
+        self.logged_seq = 0
+        """Records up to here are in the log or in segments, later ones in memory only."""
+        self.unmarked: list[NDArray[np.uint64]] = []
+        """Seqs that were deleted and have no deletion mark in their segment yet."""
+        self.logs_ahead = False
+        """An ephemeral topic whose next configuration, which is logged, has it in the log."""
+        self.create_pending = False
+        self.restored_head = 0
+        self.restored_ts = 0
+        """No record may be older, whatever the clock says now."""
+
+
+class Topic(TopicWork):
     """State of one topic. Seqs up to `visible` can be read; later ones wait for their commit."""
 
     __slots__ = (
-        "cap_floor",
-        "chunks",
-        "create_pending",
-        "delete_below",
+        "config",
         "deleted",
         "epoch",
-        "feeders",
-        "flips",
+        "floors",
         "gone",
-        "holes",
-        "hop_runs",
+        "keys",
+        "last_write_ts",
         "leases",
-        "logs_ahead",
-        "planned_floor",
-        "reserved_durable",
-        "reserved_logged",
-        "restored_head",
-        "saved",
-        "saved_seq",
-        "trim_floor",
-        "trim_holes",
-        "ttl_floor",
-        "uncertain_seq",
+        "log",
+        "name",
+        "pending",
+        "reserved",
+        "routes",
+        "shard",
+        "snapshot_record",
+        "storage",
+        "topic_id",
+        "totals",
+        "visible",
     )
 
     def __init__(
@@ -108,44 +278,17 @@ class Topic(TopicCore):
         self.shard = shard
         self.log = TopicLog(topic_id)
         self.visible = 0
-        # Floors are "first seq that is not lost"; 1 means nothing is.
-        self.cap_floor = 1
-        self.ttl_floor = 1
-        self.trim_floor = 1  # of what a source had lost before it was copied; later such gaps are holes
-        self.trim_holes: list[tuple[int, int]] = []  # first and last seq, ascending, behind live records
-        self.holes: list[tuple[int, int]] = []  # first and last seq, ascending: see topics.holes
-        self.caps_due = False  # the caps may be tighter than what is kept
-        self.delete_below = 0
-        # Appended, not yet visible; and what their publication will evict.
-        self.pending_syncs = 0
-        self.pending_count = 0
-        self.pending_bytes = 0
-        self.planned_floor = 1
-        # Class disk: seqs and floors that are safe without another sync.
-        self.ceiling_logged = 0
-        self.ceiling_durable = 0
-        self.reserved_logged = 1
-        self.reserved_durable = 1
-        self.floor_commit: Commit | None = None
+        self.last_write_ts: int | None = None
+        self.floors = Floors()
+        self.pending = Pending()
+        self.reserved = Reservations()
+        self.routes = TopicRoutes()
+        self.storage = TopicStorage()
         self.keys: dict[str, RememberedKey] = {}
         self.leases: LeaseTable | None = None  # created by the first claim, or when a lease is restored
-        # Routers: those that read here, those that write here, and what only then is needed.
-        self.feeds: list[Router] | None = None
-        self.feeders: list[Router] | None = None
-        self.order: SeqOrder | None = None
-        self.hop_runs: list[tuple[int, int, int]] = []  # first and last seq, hops of copies
-        self.uncertain_seq = 0  # the first copy that was taken back and yet may be there after a restart
-        self.chunks: MemoryChunks | None = None
-        self.saved: SegmentSet | None = None
-        self.saved_seq = 0
-        self.logged_seq = 0  # records up to here are in the log or in segments, later ones in memory only
-        self.flips: list[NDArray[np.uint64]] = []
-        self.logs_ahead = False  # will be logged: its configuration is on the way
-        self.create_pending = False
-        self.restored_head = 0
-        self.restored_ts = 0  # no record may be older, whatever the clock says now
+        self.snapshot_record: bytes | None = None
         self.deleted = False  # not in the table
-        self.gone = False  # and that is kept
+        self.gone = False  # and that is committed
 
     def configure(self, config: TopicConfig) -> None:
         """Use this configuration from now on."""
@@ -160,9 +303,10 @@ class Topic(TopicCore):
     @property
     def evict_floor(self) -> int:
         """The first seq that was not lost to cap, age or a trimmed source."""
-        if self.trim_holes:
-            self._pass_trims(self.earliest_seq)
-        return max(self.cap_floor, self.ttl_floor, self.trim_floor)
+        floors = self.floors
+        if floors.trim_runs:
+            floors.pass_trims(self.earliest_seq)
+        return max(floors.cap, floors.ttl, floors.trim)
 
     @property
     def earliest_seq(self) -> int:
@@ -172,12 +316,12 @@ class Topic(TopicCore):
     @property
     def count(self) -> int:
         """Live records that can be read."""
-        return self.log.live_count - self.pending_count
+        return self.log.live_count - self.pending.count
 
     @property
     def bytes(self) -> int:
         """Their bytes of data and meta."""
-        return self.log.live_bytes - self.pending_bytes
+        return self.log.live_bytes - self.pending.bytes
 
     def state(self, now_ms: int) -> TopicState:
         """Return what is reported about the topic."""
@@ -197,7 +341,7 @@ class Topic(TopicCore):
         )
 
     def queue_counts(self, now_ms: int) -> QueueCounts:
-        """Return how the jobs of a queue stand, after leases and delays have ended that are over."""
+        """Return how the jobs of a job queue stand, after leases and delays have ended that are over."""
         leases = self.leases
         if leases is None:
             return QueueCounts(self.count, 0, 0)
@@ -241,41 +385,32 @@ class Topic(TopicCore):
 
     def raise_floor(self, *, cap: int = 1, ttl: int = 1) -> None:
         """Move the floors forward; the records below must be dead already."""
-        self.cap_floor = max(self.cap_floor, cap)
-        self.ttl_floor = max(self.ttl_floor, ttl)
+        self.floors.cap = max(self.floors.cap, cap)
+        self.floors.ttl = max(self.floors.ttl, ttl)
         self.snapshot_record = None
         self.reclaim()
 
     def reclaim(self) -> None:
-        """Give back the memory of the dead front."""
+        """Free the memory of the dead front."""
         floor = self.earliest_seq
-        if self.trim_holes:
-            self._pass_trims(floor)
+        if self.floors.trim_runs:
+            self.floors.pass_trims(floor)
         self.log.drop_front(floor)
-        if self.chunks is not None:
-            self.chunks.drop_below(floor)
+        if self.storage.chunks is not None:
+            self.storage.chunks.drop_below(floor)
 
     def order_by_seq(self) -> None:
         """From now on batches come through more than one shard of the log."""
-        if self.order is None:
-            self.order = SeqOrder(self.log.next_seq)
+        if self.routes.order is None:
+            self.routes.order = SeqOrder(self.log.next_seq)
 
     def note_trim(self, first_seq: int, last_seq: int) -> None:
         """These seqs stand for records that a source had lost before they could be copied."""
-        holes = self.trim_holes
-        if holes and first_seq <= holes[-1][1] + 1:
-            before = holes.pop()
-            first_seq, last_seq = min(first_seq, before[0]), max(last_seq, before[1])
-        holes.append((first_seq, last_seq))
+        self.floors.note_trim(first_seq, last_seq)
         self.snapshot_record = None
 
     def note_holes(self, first_seq: int, last_seq: int) -> None:
-        """These seqs hold no record, and nobody deleted one."""
-        holes.forget_below(self.holes, self.evict_floor)
-        holes.note(self.holes, first_seq, last_seq)
+        """These seqs hold no record, although none was deleted."""
+        drop_holes_below(self.floors.holes, self.evict_floor)
+        add_holes(self.floors.holes, first_seq, last_seq)
         self.snapshot_record = None
-
-    def _pass_trims(self, earliest_seq: int) -> None:
-        """Gaps without a live record before them are told by the floor."""
-        while self.trim_holes and self.trim_holes[0][1] < earliest_seq:
-            self.trim_floor = max(self.trim_floor, self.trim_holes.pop(0)[1] + 1)

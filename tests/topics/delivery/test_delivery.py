@@ -332,7 +332,7 @@ def test_routers_copy_in_the_turn_of_their_source_and_their_readers_are_called_w
 
 
 def test_syncs_are_further_apart_under_pressure(disk_stage: Stage) -> None:
-    window = disk_stage.engine._core.shards[0].shard.window
+    window = disk_stage.engine._core.shards[0].wal.window
     assert window.floor_ns == COMMIT_MIN_NS
     disk_stage.press()
     disk_stage.poll()

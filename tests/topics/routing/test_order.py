@@ -1,4 +1,4 @@
-"""Batches that wait for different shards: visible in the order of their seqs, whoever is ready first."""
+"""Batches that wait for different shards: visible in the order of their seqs, whichever is ready first."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ class Published:
 
 @given(
     st.lists(st.booleans(), max_size=8).flatmap(
-        lambda kept: st.tuples(st.just(kept), st.permutations(range(len(kept))))
+        lambda committed: st.tuples(st.just(committed), st.permutations(range(len(committed))))
     )
 )
 def test_entries_are_published_in_the_order_in_which_they_joined(case: tuple[list[bool], list[int]]) -> None:
-    kept, sequence = case
+    committed, sequence = case
     shown: list[int] = []
     order = SeqOrder(1)
-    entries = [Published(number, shown) for number in range(len(kept))]
+    entries = [Published(number, shown) for number in range(len(committed))]
     for entry in entries:
         order.join(entry)
     decided: set[int] = set()
     for number in sequence:
         decided.add(number)
-        (order.met if kept[number] else order.lost)(entries[number])
-        first_open = next((each for each in range(len(kept)) if each not in decided), len(kept))
-        assert shown == [each for each in range(first_open) if kept[each]]
+        (order.on_commit if committed[number] else order.on_abort)(entries[number])
+        first_open = next((each for each in range(len(committed)) if each not in decided), len(committed))
+        assert shown == [each for each in range(first_open) if committed[each]]
 
 
 def test_one_that_came_before_there_was_an_order_is_published_at_once() -> None:
@@ -45,8 +45,8 @@ def test_one_that_came_before_there_was_an_order_is_published_at_once() -> None:
     order = SeqOrder(5)
     waiting = Published(2, shown)
     order.join(waiting)
-    order.met(Published(1, shown))
+    order.on_commit(Published(1, shown))
     assert shown == [1]
-    order.lost(Published(0, shown))
-    order.met(waiting)
+    order.on_abort(Published(0, shown))
+    order.on_commit(waiting)
     assert shown == [1, 2]

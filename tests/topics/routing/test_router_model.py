@@ -246,8 +246,8 @@ class RouterMachine(EngineOnDisk):
         assert found.visible <= topic.head
         topic.records, topic.trims, topic.hops, topic.last_ts = [], [], {}, 0
         topic.head = found.visible
-        topic.cap_floor, topic.ttl_floor = found.cap_floor, found.ttl_floor
-        topic.trim_floor = found.evict_floor if found.trim_floor > 1 else 1
+        topic.cap_floor, topic.ttl_floor = found.floors.cap, found.floors.ttl
+        topic.trim_floor = found.evict_floor if found.floors.trim > 1 else 1
         for router in self.world.routers.values():
             if router.config.source == "e":
                 router.cursor = topic.head

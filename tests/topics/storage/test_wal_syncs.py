@@ -305,7 +305,7 @@ def test_a_failed_sync_of_the_directory_counts_whatever_it_was_for(bench: LogBen
 def test_a_sync_does_not_wait_until_the_next_file_is_prepared(bench: LogBench) -> None:
     bench.append(800)
     bench.sync()
-    bench.shard.hurry()
+    bench.shard.sync_now()
     bench.syncs.drain(bench.shard.number)
     assert bench.calls("fdatasync") == ["fdatasync"]
     assert sorted(bench.contents()) == [1], "the preparation has not begun"

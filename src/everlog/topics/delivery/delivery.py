@@ -14,7 +14,6 @@ import msgspec
 
 from everlog.clock import Clock
 from everlog.native.ready_set import BANDS, ReadySet, Work
-from everlog.native.topic_core import Pressure
 from everlog.topics.delivery.governor import COMMIT_MIN_NS, SAMPLE_NS, Governor, Rung, Signals
 
 BUDGET_NS: Final = 2_000_000
@@ -55,12 +54,16 @@ class DeliveryCounts(msgspec.Struct, frozen=True):
         return list(zip(bounds, accumulate(map(float, self.latency_buckets)), strict=True))
 
 
-class Delivery(Pressure):
+class Delivery:
     """The ready set of an engine and the turns in which it is served."""
 
     def __init__(self, clock: Clock) -> None:
         self.scheduler = ReadySet(clock.monotonic_ns, clock.wall_ns)
         self.governor = Governor()
+        self.is_refusing = False
+        """Whether a write is refused if the queue of its shard is nearly full."""
+        self.is_throttling = False
+        """Whether anything is done later than it could be."""
         self.refused = 0
         """Writes that were refused because of pressure."""
         self.ingest: Callable[[], int] = lambda: 0

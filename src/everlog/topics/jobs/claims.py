@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from everlog.api_types import TopicType
 from everlog.errors import BatchTooLarge, Corrupt, InvalidRequest, NotAQueue, StorageFailed
 from everlog.native.jobs import CORRUPT, DELETED, DONE, FULL, MISSING, live_seqs, render_jobs
-from everlog.topics.commits import KEPT, Commit, failed, together
+from everlog.topics.commits import COMMITTED, Commit, failed, together
 from everlog.topics.config import U64_MAX
 from everlog.topics.core import Core
 from everlog.topics.jobs.dead_letters import move_to_dead_letters
@@ -22,6 +22,7 @@ from everlog.topics.jobs.lease_log import delete_jobs, lease_table_of, log_lease
 from everlog.topics.jobs.lease_table import DELAYED, LEASED, READY, LeaseTable
 from everlog.topics.reading import ColdRead
 from everlog.topics.results import Claimed, Settled
+from everlog.topics.retention import sweep
 from everlog.topics.topic import Topic
 
 CLAIM_MAX: Final = 1000
@@ -76,7 +77,7 @@ def check_queue(topic: Topic) -> LeaseTable:
 def _swept(core: Core, topic: Topic, now_ms: int) -> LeaseTable:
     """The leases, after ending every lease and delay whose time is over."""
     table = check_queue(topic)
-    core.sweep(topic, now_ms)
+    sweep(core, topic, now_ms)
     if table.sweep(now_ms) and table.waiters:
         table.wake()
     return table
@@ -177,7 +178,7 @@ def _lease(
 ) -> tuple[list[bytes], dict[int, int], Commit]:
     """Lease one claimer's jobs, in the order of seq, and render them."""
     if not share:
-        return [], {}, KEPT
+        return [], {}, COMMITTED
     share.sort()  # fresh jobs that were put back may be lower than reclaimed ones
     lease_ms = topic.config.lease_ms if request.lease_ms is None else request.lease_ms
     deadline_ms = now_ms + min(max(lease_ms, LEASE_MS_MIN), LEASE_MS_MAX)
@@ -216,7 +217,7 @@ def _lease(
         commit = log_leases(core, topic, LEASED, request.node, deadline_ms, leases)
     except StorageFailed as error:
         commit = failed(error)
-    if commit is not KEPT:
+    if commit is not COMMITTED:
         commit.on_done(lambda done: _cancel_unlogged(table, leases, done))
     return jobs, leases, commit
 
@@ -306,7 +307,7 @@ def ack(core: Core, topic: Topic, node: str, seqs: Sequence[int], fences: list[i
         failure = error
     acked, skipped = table.begin_ack(node, seqs, fences)
     if not acked:
-        return _settled(topic, table, acked, skipped, KEPT)
+        return _settled(topic, table, acked, skipped, COMMITTED)
     if failure is None:
         try:
             commit = delete_jobs(core, topic, table, sorted(acked))

@@ -13,8 +13,8 @@ import msgspec
 
 from everlog.errors import EverlogError, InvalidRequest
 from everlog.native.frames import read_log_frame, read_segment_frame
-from everlog.topics import appending
-from everlog.topics.commits import KEPT, Commit, failed
+from everlog.topics.append import append
+from everlog.topics.commits import COMMITTED, Commit, failed
 from everlog.topics.jobs.lease_log import delete_jobs
 from everlog.topics.reading import ColdRead
 from everlog.topics.records import NewRecord
@@ -48,10 +48,10 @@ def move_to_dead_letters(
     except ColdRead as read:
         cold.append(read.commit)
         table.abort_delete(seq)
-        return KEPT
+        return COMMITTED
     except EverlogError:
         table.abort_delete(seq)
-        return KEPT
+        return COMMITTED
     decided = Commit()
     table.dead_lettered += 1
     number = table.dead_lettered
@@ -82,10 +82,10 @@ def _append_copy(core: Core, topic: Topic, seq: int, load: Callable[[int], bool]
     assert target is not None, "only a queue with a dead-letter topic moves jobs"
     marked = NewRecord(record.data, record.tag, record.node, _with_provenance(topic, seq, record.meta))
     try:
-        return appending.append(core, target, [marked], None, None, True, None)
+        return append(core, target, [marked], None, None, True, None)
     except InvalidRequest:
         # The marks do not fit beside this meta; the job itself is worth more than where it comes from.
-        return appending.append(core, target, [record], None, None, True, None)
+        return append(core, target, [record], None, None, True, None)
 
 
 def _read(core: Core, topic: Topic, seq: int, load: Callable[[int], bool]) -> NewRecord:

@@ -11,10 +11,9 @@ import numpy as np
 
 from everlog.api_types import Durability, TopicType
 from everlog.errors import LimitReached, StorageFailed
-from everlog.topics.commits import KEPT, Commit
+from everlog.topics.commits import COMMITTED, ChangeEntry, Commit, nothing
 from everlog.topics.config import TopicConfig
 from everlog.topics.core import CONTROL_ROOM, Core
-from everlog.topics.entries import ChangeEntry, nothing
 from everlog.topics.jobs.lease_table import LeaseTable, StoredLease
 from everlog.topics.storage.control import DeleteSeqs, Lease, TopicRecord, encode
 from everlog.topics.storage.layout import FrameType
@@ -64,7 +63,7 @@ def delete_jobs(
 
     if not core.logs_changes(topic):
         on_commit()
-        return KEPT
+        return COMMITTED
     needs_sync = topic.durability is Durability.FSYNC
     return core.log_change(
         topic, FrameType.DELETE_SEQS, encode(entry), on_commit, on_abort, needs_sync=needs_sync
@@ -77,11 +76,11 @@ def apply_delete_seqs(topic: Topic, entry: DeleteSeqs) -> int:
     for first_seq, count in entry.runs:
         deleted += topic.kill_range(first_seq, first_seq + count)
     # The deleted front is stored as one number; only jobs deleted out of order need marks in segments.
-    floor = topic.delete_below = max(topic.delete_below, topic.earliest_seq)
+    floor = topic.floors.delete_below = max(topic.floors.delete_below, topic.earliest_seq)
     for first_seq, count in entry.runs:
-        begin, end = max(first_seq, floor), min(first_seq + count, topic.saved_seq + 1)
+        begin, end = max(first_seq, floor), min(first_seq + count, topic.storage.saved_seq + 1)
         if begin < end:
-            topic.flips.append(np.arange(begin, end, dtype=np.uint64))
+            topic.storage.unmarked.append(np.arange(begin, end, dtype=np.uint64))
             topic.totals.unsaved[topic.topic_id] = topic
     if entry.dead_lettered:
         table = lease_table_of(topic)
@@ -120,7 +119,7 @@ def log_leases(
 ) -> Commit:
     """Log the new phase of these jobs (seq -> lease id), if the topic has durable leases."""
     if not leases or not logs_leases(core, topic):
-        return KEPT
+        return COMMITTED
     table = lease_table_of(topic)
     jobs = [(seq, lease_id, table.deliveries(seq)) for seq, lease_id in leases.items()]
     needs_sync = topic.durability is Durability.FSYNC
@@ -131,7 +130,7 @@ def log_leases(
     except (StorageFailed, LimitReached):
         if must_log:
             raise
-        return KEPT
+        return COMMITTED
 
 
 def log_all_leases(core: Core, topic: Topic, config: TopicConfig) -> None:
@@ -150,8 +149,8 @@ def log_all_leases(core: Core, topic: Topic, config: TopicConfig) -> None:
         for (phase, node, until_ms), jobs in groups.items():
             payload = encode(Lease(phase, node, until_ms, jobs))
             shard.reserve(len(payload) + CONTROL_ROOM)
-            shard.buffer.append_control(FrameType.LEASE, 0, topic.topic_id, 0, core.now_ms(), payload)
-            shard.shard.frames_gathered += 1
+            shard.wal.buffer.append_control(FrameType.LEASE, 0, topic.topic_id, 0, core.now_ms(), payload)
+            shard.wal.frames_gathered += 1
 
 
 def apply_lease(topic: Topic, entry: Lease) -> None:

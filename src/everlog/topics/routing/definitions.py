@@ -11,7 +11,7 @@ from everlog.api_types import Guarantee
 from everlog.errors import InvalidRequest
 from everlog.topics.commits import Commit
 from everlog.topics.config import check_topic_name
-from everlog.topics.matching import TagMatch, parse_match
+from everlog.topics.records import TagMatch, parse_match
 
 HOP_LIMIT: Final = 8
 RECORDS_PER_PASS: Final = 1024

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from everlog.errors import Corrupt, LimitReached, StorageFailed
-from everlog.topics.commits import KEPT, Commit
+from everlog.topics.commits import COMMITTED, Commit
+from everlog.topics.retention import sweep
 from everlog.topics.routing.definitions import INTERVAL_NS, RECORDS_PER_PASS
 from everlog.topics.routing.passes import Pass
 
@@ -80,9 +81,8 @@ class Forwarder:
         Done at once if its readers see all of it. Otherwise ask again when the commit is done: more may have
         to be passed on then.
         """
-        feeders = topic.feeders
-        if feeders is None:
-            return KEPT
+        if not topic.routes.feeders:
+            return COMMITTED
         if self._resumed is not None:
             return self._resumed
         upstream = self._upstream(topic)
@@ -90,10 +90,10 @@ class Forwarder:
             if not sum(self._pass_and_write(source) for source in upstream):
                 break
         for source in upstream:
-            for router in source.feeds or ():
+            for router in source.routes.feeds:
                 if not router.last_commit.done:
                     return router.last_commit
-        return KEPT
+        return COMMITTED
 
     def bring_up_all(self) -> bool:
         """Pass on everything that can be passed on now; whether that was anything."""
@@ -116,7 +116,7 @@ class Forwarder:
         found: dict[int, Topic] = {}
 
         def visit(dest: Topic) -> None:
-            for router in dest.feeders or ():
+            for router in dest.routes.feeders:
                 source = router.source
                 if source.topic_id not in found:
                     found[source.topic_id] = source
@@ -127,25 +127,25 @@ class Forwarder:
 
     def _pass_and_write(self, source: Topic) -> bool:
         """Make a pass, visible to all who need no sync; whether it came forward."""
-        if all(router.cursor >= source.visible for router in source.feeds or ()):
+        if all(router.cursor >= source.visible for router in source.routes.feeds):
             return False
-        before = [router.cursor for router in source.feeds or ()]
+        before = [router.cursor for router in source.routes.feeds]
         self._pass_on(source, max(COPIES_PER_TURN, RECORDS_PER_PASS * len(before)))
         if self._core.shards:
             self._core.shards[source.shard].write()
-        return before != [router.cursor for router in source.feeds or ()]
+        return before != [router.cursor for router in source.routes.feeds]
 
     # --- One pass ----------------------------------------------------------------------------------------
 
     def _pass_on(self, source: Topic, budget: int) -> int:
         """Make one pass over a source; returns how many copies were made."""
-        routers = [router for router in source.feeds or () if router.cursor < source.visible]
+        routers = [router for router in source.routes.feeds if router.cursor < source.visible]
         if not routers or source.deleted:
             self._core.totals.unforwarded.pop(source.topic_id, None)
             return 0
         if self._is_running or self.memory_bytes >= MEMORY_HARD:
             return 0
-        if self._resumed is not None and source.feeders is None:
+        if self._resumed is not None and not source.routes.feeders:
             return 0  # a checkpoint is about to begin; only what is between two topics goes on
         self._is_running = True
         try:
@@ -163,27 +163,27 @@ class Forwarder:
     def _pass(self, source: Topic, routers: list[Router], budget: int) -> Pass:
         core = self._core
         now_ms = core.now_ms()
-        core.sweep(source, now_ms)
+        sweep(core, source, now_ms)
         step = Pass(core, source, self._begun, self._over)
         limit = max(1, min(RECORDS_PER_PASS, budget // len(routers)))
         try:
             for router in routers:
                 if self._may_run(router):
-                    core.sweep(router.dest, now_ms)
+                    sweep(core, router.dest, now_ms)
                     step.take(router, limit)
         finally:
             step.finish()
         self.passes += 1
         self.copies += step.copied
         self.memory_bytes += step.memory_bytes
-        if all(router.cursor >= source.visible for router in source.feeds or ()):
+        if all(router.cursor >= source.visible for router in source.routes.feeds):
             core.totals.unforwarded.pop(source.topic_id, None)
         return step
 
     def _may_run(self, router: Router) -> bool:
         if not router.is_active or router.cursor < self._held.get(router.source.topic_id, 0):
             return False
-        order = router.dest.order
+        order = router.dest.routes.order
         # What was on its way to the destination before it had a router is visible first.
         return order is None or router.dest.visible >= order.start_seq - 1
 
@@ -213,7 +213,7 @@ class Forwarder:
         """What is visible now will be saved: passes may be made again."""
         # Copies are in no log, so of topics between two others this is the moment that counts.
         for router in self._core.routers:
-            if router.source.feeders is not None:
+            if router.source.routes.feeders:
                 self._held[router.source.topic_id] = router.source.visible
         resumed, self._resumed = self._resumed, None
         if resumed is not None:
@@ -229,9 +229,9 @@ class Forwarder:
         core = self._core
         dests = {router.dest.topic_id: router.dest for router in core.routers}
         self.memory_bytes = sum(
-            dest.chunks.held_bytes
+            dest.storage.chunks.held_bytes
             for dest in dests.values()
-            if dest.chunks is not None and core.is_logged(dest)
+            if dest.storage.chunks is not None and core.is_logged(dest)
         )
 
     @property

@@ -32,7 +32,7 @@ class SeqOrder:
         """Take a place behind all others."""
         self._is_met[entry] = False
 
-    def met(self, entry: Publishable) -> None:
+    def on_commit(self, entry: Publishable) -> None:
         """The condition of an entry is met; it and those that waited for it become visible."""
         if entry not in self._is_met:
             entry.publish()
@@ -40,8 +40,8 @@ class SeqOrder:
         self._is_met[entry] = True
         self._publish()
 
-    def lost(self, entry: Publishable) -> None:
-        """An entry is not kept; nobody waits for it any more."""
+    def on_abort(self, entry: Publishable) -> None:
+        """An entry failed; later ones do not wait for it any more."""
         if self._is_met.pop(entry, None) is not None:
             self._publish()
 

@@ -10,24 +10,26 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from everlog.api_types import Discard, Durability, Guarantee
 from everlog.errors import Corrupt, EverlogError, LimitReached, StorageFailed
 from everlog.native.forwarding import Selection, copy_records, select_records
-from everlog.topics.config import CEILING_LOW, SEQ_RESERVATION, U64_MAX
+from everlog.topics import ack_policy
+from everlog.topics.append import frame_ceiling, reserve_floor
+from everlog.topics.commits import BatchEntry, ChangeEntry
+from everlog.topics.config import U64_MAX
 from everlog.topics.core import CONTROL_ROOM, Core
-from everlog.topics.entries import BatchEntry, ChangeEntry, ceiling_entry, nothing, reserve_entry
 from everlog.topics.memory import MemoryChunks
-from everlog.topics.retention import EvictionPlan, has_caps, plan_caps, reservation
+from everlog.topics.retention import EvictionPlan, has_caps, plan_caps
 from everlog.topics.routing import hops
 from everlog.topics.routing.copying import Copying, copy_to_memory, drops_of, metas_of
 from everlog.topics.routing.definitions import HOP_LIMIT
 from everlog.topics.routing.exactly_once import Evidence, Origin
 from everlog.topics.routing.hops import HopRun
 from everlog.topics.routing.table import Router
-from everlog.topics.storage.control import Forward, ForwardEntry, HeadWatermark, encode
+from everlog.topics.storage.control import Forward, ForwardEntry, encode
 from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES, FLAG_DURABLE, FrameType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from everlog.topics.committing import Entry
+    from everlog.topics.commits import Entry
     from everlog.topics.topic import Topic
 
 HOLES_PER_PASS: Final = 1 << 20
@@ -78,18 +80,18 @@ class CopyEntry(BatchEntry):
         super().publish()
         self._on_over()
 
-    def failed(self, error: EverlogError, written: bool) -> None:
+    def on_abort(self, error: EverlogError, written: bool) -> None:
         """Go back to where the router was; the seqs stay empty, since others may be behind them.
 
         What could not be synced may still be there after a restart, so nobody may pass it on before that.
         """
         router, dest = self._router, self.topic
         if written:
-            dest.uncertain_seq = min(dest.uncertain_seq or self.first_seq, self.first_seq)
+            dest.routes.uncertain_seq = min(dest.routes.uncertain_seq or self.first_seq, self.first_seq)
         router.pending -= 1
         router.cursor = min(router.cursor, self._cursor_before)
         router.total -= self._taken.copies + self._taken.holes
-        super().failed(error, True)
+        super().on_abort(error, True)
         self._on_over()
 
 
@@ -100,19 +102,19 @@ class WrittenCopyEntry(CopyEntry):
 
     def publish(self) -> None:
         """Let readers see the copies, and whoever looks next enforce the caps, and log that."""
-        self.topic.caps_due |= has_caps(self.topic)
+        self.topic.floors.caps_due |= has_caps(self.topic)
         super().publish()
 
 
 def note_hops(dest: Topic, first_seq: int, runs: tuple[HopRun, ...]) -> None:
     """Remember how often the copies were passed on, as long as somebody may pass them on again."""
-    feeds = dest.feeds
-    if feeds is None:
-        dest.hop_runs.clear()
+    feeds = dest.routes.feeds
+    if not feeds:
+        dest.routes.hop_runs.clear()
         return
-    hops.forget_below(dest.hop_runs, min(router.kept_cursor for router in feeds) + 1)
+    hops.forget_below(dest.routes.hop_runs, min(router.kept_cursor for router in feeds) + 1)
     for _, count, hop_count in runs:
-        hops.note(dest.hop_runs, first_seq, first_seq + count - 1, hop_count)
+        hops.note(dest.routes.hop_runs, first_seq, first_seq + count - 1, hop_count)
         first_seq += count
 
 
@@ -145,7 +147,11 @@ class Pass:
             return
         if not taken.copies and not taken.holes:
             self._pass_over(router, taken.cursor)
-        elif taken.copies and self._source.logged_seq < taken.cursor and self._core.is_logged(router.dest):
+        elif (
+            taken.copies
+            and self._source.storage.logged_seq < taken.cursor
+            and self._core.is_logged(router.dest)
+        ):
             self._write_out(router, taken)
         else:
             self._copy(router, taken)
@@ -156,7 +162,7 @@ class Pass:
         router.cursor = cursor
         if not router.pending:
             router.kept_cursor = cursor
-        if self._source.logged_seq >= cursor:
+        if self._source.storage.logged_seq >= cursor:
             self._entries.append(
                 ForwardEntry(router.router_id, router.dest.topic_id, cursor, router.total, 0, 0, [])
             )
@@ -164,12 +170,12 @@ class Pass:
     def _choose(self, router: Router, limit: int) -> Taken | None:
         source = self._source
         start, end = router.cursor + 1, source.visible + 1
-        if source.uncertain_seq:
-            end = min(end, source.uncertain_seq)
+        if source.routes.uncertain_seq:
+            end = min(end, source.routes.uncertain_seq)
             if end <= start:
                 return None  # until a restart tells what is there
         lost_to = source.evict_floor - 1
-        for first_seq, last_seq in source.trim_holes:
+        for first_seq, last_seq in source.floors.trim_runs:
             if last_seq >= start:
                 if first_seq <= start:
                     lost_to = max(lost_to, last_seq)
@@ -179,13 +185,13 @@ class Pass:
         if lost_to >= start:
             return self._choose_holes(start, min(lost_to, source.visible, router.cursor + HOLES_PER_PASS) + 1)
         end = min(end, start + limit * _LOOK_AHEAD)
-        if start <= source.logged_seq:
-            end = min(end, source.logged_seq + 1)  # those behind are in no log and go another way
+        if start <= source.storage.logged_seq:
+            end = min(end, source.storage.logged_seq + 1)  # those behind are in no log and go another way
         return self._choose_records(router, start, end, limit)
 
     def _choose_holes(self, start: int, end: int) -> Taken:
         """Leave a hole for each record that the source has lost; a hole is passed on as often as a record."""
-        first_seq, end_seq, hop_count = next(hops.pieces(self._source.hop_runs, start, end))
+        first_seq, end_seq, hop_count = next(hops.pieces(self._source.routes.hop_runs, start, end))
         count = end_seq - first_seq
         if hop_count >= HOP_LIMIT:
             return Taken(end_seq - 1)
@@ -195,7 +201,7 @@ class Pass:
         count_left, bytes_left = self._room(router.dest, limit)
         runs: list[HopRun] = []
         frame_bytes = 0
-        for first_seq, end_seq, hop_count in hops.pieces(self._source.hop_runs, start, end):
+        for first_seq, end_seq, hop_count in hops.pieces(self._source.routes.hop_runs, start, end):
             if hop_count >= HOP_LIMIT:
                 continue
             found = self._select(router, first_seq, end_seq, count_left, bytes_left)
@@ -275,7 +281,7 @@ class Pass:
 
     def _copy(self, router: Router, taken: Taken) -> None:
         dest = router.dest
-        ts = max(self._now_ms, dest.log.last_ts, dest.restored_ts)
+        ts = max(self._now_ms, dest.log.last_ts, dest.storage.restored_ts)
         hole_seq = dest.log.next_seq
         if taken.holes:
             dest.log.push_holes(taken.holes, ts)
@@ -285,11 +291,11 @@ class Pass:
         self._on_begun()
         plan = plan_caps(dest) if has_caps(dest) else None
         if plan is not None:
-            entry.take_plan(plan)
+            entry.evict_by(plan)
         is_logged = self._core.is_logged(dest)
-        ceiling, reserved = self._promise(entry, dest, plan) if is_logged else (0, 1)
+        ceiling, reserved = self._reserve(entry, dest, plan) if is_logged else (0, 1)
         (self._copies if is_logged else self._at_once).append(entry)
-        if is_logged or self._source.logged_seq >= taken.cursor:
+        if is_logged or self._source.storage.logged_seq >= taken.cursor:
             self._entries.append(
                 ForwardEntry(
                     router_id=router.router_id,
@@ -316,12 +322,12 @@ class Pass:
             drops_of(router.preserve_node, router.preserve_tag),
             self._origin(router) if router.guarantee is Guarantee.EXACTLY_ONCE else None,
         )
-        chunks = dest.chunks or MemoryChunks(core.sources, core.spare_chunks)
+        chunks = dest.storage.chunks or MemoryChunks(core.sources, core.spare_chunks)
         first_seq = dest.log.next_seq
         copied = copy_to_memory(
             core, self._source.log, list(taken.runs), dest.log, chunks, copying, taken.frame_bytes
         )
-        dest.chunks = chunks
+        dest.storage.chunks = chunks
         self.memory_bytes += taken.frame_bytes if core.is_logged(dest) else 0
         if copied.records < taken.copies:
             dest.log.kill_range(first_seq, dest.log.next_seq)
@@ -332,25 +338,15 @@ class Pass:
             )
         return copied.payload
 
-    def _promise(self, entry: CopyEntry, dest: Topic, plan: EvictionPlan | None) -> tuple[int, int]:
-        """As for an append: what is shown stays, also if the machine stops. Returns ceiling and reserve."""
-        last_seq = dest.logged_seq = dest.log.next_seq - 1
-        if dest.durability is not Durability.DISK:
-            entry.wait_for_sync(dest.durability is Durability.FSYNC)
-            return 0, 1 if plan is None else plan.floor
-        entry.wait_for_sync(last_seq > dest.ceiling_durable)
-        ceiling = 0
-        if dest.ceiling_logged - last_seq < CEILING_LOW:
-            ceiling = last_seq + SEQ_RESERVATION
-            self._companions.append(ceiling_entry(dest, ceiling))
-        if plan is None:
-            return ceiling, 1
-        reserved = max(dest.reserved_logged, plan.floor)
-        if plan.floor > dest.reserved_logged:
-            reserved = min(plan.floor + reservation(dest), dest.log.next_seq)
-            self._companions.append(reserve_entry(dest, reserved))
-        entry.wait_for_sync(plan.floor > dest.reserved_durable)
-        return ceiling, reserved
+    def _reserve(self, entry: CopyEntry, dest: Topic, plan: EvictionPlan | None) -> tuple[int, int]:
+        """Reserve as an append does, and wait accordingly; returns the ceiling and the floor to log."""
+        last_seq = dest.storage.logged_seq = dest.log.next_seq - 1
+        durability, reserved = dest.durability, dest.reserved
+        entry.require_sync(ack_policy.needs_sync(durability, last_seq, reserved.ceiling_durable))
+        ceiling = ack_policy.next_ceiling(durability, last_seq, reserved.ceiling_logged)
+        if ceiling:
+            self._companions.append(reserved.reserve_seqs(ceiling))
+        return ceiling, 1 if plan is None else reserve_floor(entry, plan, self._companions)
 
     def finish(self) -> None:
         """Log what was done; raises `StorageFailed` or `LimitReached` after everything was taken back."""
@@ -361,16 +357,16 @@ class Pass:
                 self._take_back(error)
                 raise
         for entry in self._at_once:
-            entry.committed()
+            entry.on_commit()
 
     def _gather(self) -> None:
         core, source = self._core, self._source
         shard = core.writable_shard(source)
         frame = encode(Forward(source.name, source.epoch, self._entries))
         shard.reserve(len(frame) + CONTROL_ROOM)
-        shard.buffer.append_control(FrameType.FORWARD, 0, source.topic_id, 0, self._now_ms, frame)
-        # One that nobody waits for, so that the frame counts once, whoever else does.
-        shard.gather(ChangeEntry(nothing, nothing, needs_sync=False), 1)
+        shard.wal.buffer.append_control(FrameType.FORWARD, 0, source.topic_id, 0, self._now_ms, frame)
+        # An entry of its own, so that the frame counts once, however many copies it stands for.
+        shard.gather(ChangeEntry(needs_sync=False), 1)
         entries: list[Entry] = [*self._companions, *self._copies]
         for entry in entries:
             shard.gather(entry, 0)
@@ -380,14 +376,14 @@ class Pass:
             companion.withdraw()
         failure = error if isinstance(error, StorageFailed) else StorageFailed(str(error))
         for entry in reversed([*self._copies, *self._at_once]):
-            entry.failed(failure, False)
+            entry.on_abort(failure, False)
 
     # --- Copies of records that are in no log ------------------------------------------------------------
 
     def _write_out(self, router: Router, taken: Taken) -> None:
         """Append the copies to the log of the destination: nothing could make them again."""
         core, dest = self._core, router.dest
-        ts = max(self._now_ms, dest.log.last_ts, dest.restored_ts)
+        ts = max(self._now_ms, dest.log.last_ts, dest.storage.restored_ts)
         shard = core.writable_shard(dest)
         metas = None
         if router.guarantee is Guarantee.EXACTLY_ONCE:
@@ -396,20 +392,18 @@ class Pass:
         shard.reserve(taken.frame_bytes + extra + CONTROL_ROOM)
         first_seq = dest.log.next_seq
         last_seq = first_seq + taken.copies - 1
-        is_disk = dest.durability is Durability.DISK
-        if is_disk and dest.ceiling_logged - last_seq < CEILING_LOW:
-            ceiling = last_seq + SEQ_RESERVATION
-            mark = encode(HeadWatermark(ceiling))
-            shard.buffer.append_control(FrameType.HEAD_WATERMARK, 0, dest.topic_id, 0, ts, mark)
-            shard.gather(ceiling_entry(dest, ceiling), 1)
+        ceiling = ack_policy.next_ceiling(dest.durability, last_seq, dest.reserved.ceiling_logged)
+        if ceiling:
+            frame_ceiling(shard, dest, ceiling, ts)
+            shard.gather(dest.reserved.reserve_seqs(ceiling), 1)
         copied = copy_records(
             core.sources,
             self._source.log,
             [(seq, length) for seq, length, _ in taken.runs],
             dest.log,
-            shard.buffer,
-            shard.shard.source,
-            shard.shard.source_offset,
+            shard.wal.buffer,
+            shard.wal.source,
+            shard.wal.source_offset,
             ts,
             FLAG_BATCH_CONTINUES | (FLAG_DURABLE if dest.durability is Durability.FSYNC else 0),
             router.preserve_node,
@@ -418,10 +412,9 @@ class Pass:
         )
         entry = WrittenCopyEntry(router, taken, first_seq, copied.payload, ts, self._on_over)
         self._on_begun()
-        dest.logged_seq = last_seq
-        entry.wait_for_sync(
-            dest.durability is Durability.FSYNC
-            or bool(dest.pending_syncs)
-            or (is_disk and last_seq > dest.ceiling_durable)
+        dest.storage.logged_seq = last_seq
+        entry.require_sync(
+            dest.pending.syncs > 0
+            or ack_policy.needs_sync(dest.durability, last_seq, dest.reserved.ceiling_durable)
         )
         shard.gather(entry, taken.copies)

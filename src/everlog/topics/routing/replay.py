@@ -16,8 +16,8 @@ from everlog.api_types import Durability, Guarantee
 from everlog.errors import Corrupt
 from everlog.native.forwarding import find_frames, move_records, next_live
 from everlog.native.topic_log import TopicLog
-from everlog.topics.matching import TagMatch
 from everlog.topics.memory import MemoryChunks
+from everlog.topics.records import TagMatch
 from everlog.topics.routing import hops
 from everlog.topics.routing.copying import Copying, copy_to_memory
 from everlog.topics.routing.exactly_once import Origin
@@ -174,7 +174,7 @@ class ForwardReplay:
             if end.chunks is not None and topic.durability is Durability.EPHEMERAL:
                 end.chunks.clear()  # nothing of it comes back
             elif end.chunks is not None:
-                topic.chunks = end.chunks
+                topic.storage.chunks = end.chunks
             for frame in end.aside:
                 apply_aside(topic, frame)
         self._raise_floors()
@@ -200,9 +200,9 @@ class ForwardReplay:
                 if topic is None or not entry.runs:
                     continue
                 topic.visible = topic.log.next_seq - 1
-                topic.ceiling_logged = max(topic.ceiling_logged, entry.ceiling)
-                topic.reserved_logged = max(topic.reserved_logged, entry.reserved)
-                if entry.cap_floor > topic.cap_floor:
+                topic.reserved.ceiling_logged = max(topic.reserved.ceiling_logged, entry.ceiling)
+                topic.reserved.floor_logged = max(topic.reserved.floor_logged, entry.reserved)
+                if entry.cap_floor > topic.floors.cap:
                     topic.kill_below(entry.cap_floor)
                     topic.raise_floor(cap=entry.cap_floor)
 
@@ -270,7 +270,7 @@ class ForwardReplay:
         copied = copy_to_memory(self._core, source, runs, log, end.chunks, copying, size)
         self.copies += copied.records
         if topic is not None and copied.records:
-            hops.note(topic.hop_runs, first_seq, first_seq + copied.records - 1, run.hop_count)
+            hops.note(topic.routes.hop_runs, first_seq, first_seq + copied.records - 1, run.hop_count)
         if copied.missing_source:
             self._load(copied.missing_source)
         elif not copied.records:  # of later ones it is looked again where they are
@@ -297,7 +297,7 @@ class ForwardReplay:
         end.log.push_holes(count, run.ts)
         if end.topic is not None and not end.topic.deleted:
             end.topic.note_trim(first_seq, first_seq + count - 1)
-            hops.note(end.topic.hop_runs, first_seq, first_seq + count - 1, run.hop_count)
+            hops.note(end.topic.routes.hop_runs, first_seq, first_seq + count - 1, run.hop_count)
 
     def finish(self) -> None:
         """Put the routers into the table; all topics are as they will be."""

@@ -18,7 +18,7 @@ from everlog.errors import (
     TopicNotFound,
 )
 from everlog.topics import catalogue
-from everlog.topics.commits import KEPT, Commit, together
+from everlog.topics.commits import COMMITTED, Commit, together
 from everlog.topics.config import TopicConfig
 from everlog.topics.routing.definitions import RouterConfig, RouterDeleted, RouterPut
 from everlog.topics.routing.graph import find_cycle
@@ -28,7 +28,7 @@ from everlog.topics.storage.layout import FrameType
 
 if TYPE_CHECKING:
     from everlog.topics.core import Core
-    from everlog.topics.matching import TagMatch
+    from everlog.topics.records import TagMatch
     from everlog.topics.topic import Topic
 
 
@@ -83,7 +83,7 @@ def _check_ends(router: Router, config: RouterConfig) -> None:
 
 def _check_fan_in(core: Core, config: RouterConfig) -> None:
     dest = core.topics.get(config.dest)
-    for router in (dest.feeders if dest is not None else None) or ():
+    for router in dest.routes.feeders if dest is not None else ():
         if router.source.name != config.source:
             raise RouterIncompatible(
                 f"topic {config.dest!r} already gets the records of {router.source.name!r} through router "
@@ -129,7 +129,7 @@ def _topic(core: Core, name: str) -> tuple[Topic, Commit]:
     """A topic at one end of a router, created if there is none."""
     topic = core.topics.get(name)
     if topic is not None:
-        return topic, KEPT
+        return topic, COMMITTED
     topic = catalogue.new_topic(core, name, True, TopicConfig())
     return topic, catalogue.log_create(core, topic)
 
@@ -159,7 +159,7 @@ def delete_router(core: Core, name: str) -> RouterDeleted:
     """See `Engine.delete_router`."""
     router = core.routers.by_name.get(name)
     if router is None:
-        return RouterDeleted(False, KEPT)
+        return RouterDeleted(False, COMMITTED)
     frame = encode(RouterDelete(router.router_id))
     commit = core.log_change(
         router.source, FrameType.ROUTER_DELETE, frame, undo=partial(core.routers.bring_back, router)

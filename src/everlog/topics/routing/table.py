@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from everlog.api_types import Guarantee
-from everlog.topics.commits import KEPT
+from everlog.topics.commits import COMMITTED
 from everlog.topics.routing.definitions import RouterState
 from everlog.topics.storage.control import RouterRecord
 
 if TYPE_CHECKING:
-    from everlog.topics.matching import TagMatch
+    from everlog.topics.records import TagMatch
     from everlog.topics.routing.exactly_once import Evidence
     from everlog.topics.topic import Topic
 
@@ -60,7 +60,7 @@ class Router:
         self.pending = 0  # passes that are on their way
         self.is_kept = False
         self.is_active = False  # it is kept, and both topics are
-        self.last_commit = KEPT  # of the newest copies
+        self.last_commit = COMMITTED  # of the newest copies
         self.evidence: Evidence | None = None
         # Source seqs above the first may be given out again after a crash; copies up to the second are of
         # records that had them before.
@@ -120,8 +120,8 @@ class RouterTable:
         """Put a router into the table; the topics at its ends know it from now on."""
         source, dest = router.source, router.dest
         self.by_name[router.name] = router
-        source.feeds = [*(source.feeds or ()), router]
-        dest.feeders = [*(dest.feeders or ()), router]
+        source.routes.feeds = (*source.routes.feeds, router)
+        dest.routes.feeders = (*dest.routes.feeders, router)
         dest.order_by_seq()
 
     def remove(self, router: Router) -> None:
@@ -130,8 +130,8 @@ class RouterTable:
         if self.by_name.get(router.name) is router:
             del self.by_name[router.name]
         source, dest = router.source, router.dest
-        source.feeds = [each for each in source.feeds or () if each is not router] or None
-        dest.feeders = [each for each in dest.feeders or () if each is not router] or None
+        source.routes.feeds = tuple(each for each in source.routes.feeds if each is not router)
+        dest.routes.feeders = tuple(each for each in dest.routes.feeders if each is not router)
 
     def bring_back(self, router: Router) -> None:
         """Take back a removal that was not kept, unless the router could not be there any more."""
@@ -141,7 +141,7 @@ class RouterTable:
 
     def touching(self, topic: Topic) -> list[Router]:
         """The routers with this topic at either end, by name."""
-        found = {router.name: router for router in (*(topic.feeds or ()), *(topic.feeders or ()))}
+        found = {router.name: router for router in (*topic.routes.feeds, *topic.routes.feeders)}
         return [found[name] for name in sorted(found)]
 
     def edges(self, without: str) -> dict[str, set[str]]:

@@ -23,6 +23,7 @@ from everlog.native.queue import Mapping
 from everlog.topics.config import EngineSettings
 from everlog.topics.core import Core
 from everlog.topics.reading import tombstone_for
+from everlog.topics.retention import sweep
 from everlog.topics.storage import layout
 from everlog.topics.storage.read_only import ReadOnlyFs
 from everlog.topics.storage.recovery import recover_store
@@ -110,8 +111,8 @@ class BulkView:
         self._core, self._store = self._again(self._open)
         self._log_paths = {file.source: file.path for file in self._store.old_files}
         for topic in self._core.topics.values():
-            topic.caps_due = True
-            self._core.sweep(topic, self._core.now_ms())
+            topic.floors.caps_due = True
+            sweep(self._core, topic, self._core.now_ms())
 
     def _open(self) -> tuple[Core, Store]:
         settings = EngineSettings(shards=1, cold_dir=self._cold_dir)
@@ -199,7 +200,7 @@ class BulkView:
                 # Seqs that somebody knows of and the topic does not: it was deleted and created again.
                 plan.append(Gap(at, end, RECREATED))
                 break
-            holes = [hole for hole, _ in topic.trim_holes if hole >= at]
+            holes = [hole for hole, _ in topic.floors.trim_runs if hole >= at]
             stop = min(end, topic.visible + 1, *holes)
             plan += self._pieces(topic, at, stop)
             at = stop
@@ -208,11 +209,11 @@ class BulkView:
     def _pieces(self, topic: Topic, first: int, end: int) -> Iterator[Piece]:
         log = topic.log
         first = max(first, log.first_live)
-        for info in topic.saved.infos if topic.saved is not None else ():
+        for info in topic.storage.segments.infos if topic.storage.segments is not None else ():
             piece_first, piece_end = max(first, info.first_seq), min(end, info.last_seq + 1)
             if piece_first < piece_end and log.live_in(piece_first, piece_end)[0]:
                 yield self._segment_piece(topic, info, piece_first, piece_end)
-        first = max(first, topic.saved_seq + 1, log.base_seq)
+        first = max(first, topic.storage.saved_seq + 1, log.base_seq)
         for at in range(first, end, PIECE_RECORDS):
             yield from self._log_pieces(topic, at, min(at + PIECE_RECORDS, end))
 

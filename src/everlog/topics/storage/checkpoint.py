@@ -169,7 +169,7 @@ class Checkpointer:
         while not self._is_prepared():
             for shard in self._core.shards:
                 shard.write()
-                shard.shard.hurry()
+                shard.wal.sync_now()
             if not self._syncs.poll() and not self._is_prepared():
                 self._syncs.wait(_WAIT_SLICE_NS)
 
@@ -177,14 +177,14 @@ class Checkpointer:
         """Wait until no checkpoint is running."""
         while self._busy:
             for shard in self._core.shards:
-                shard.shard.hurry()
+                shard.wal.sync_now()
             if not self._syncs.poll() and self._busy:
                 self._syncs.wait(_WAIT_SLICE_NS)
 
     def _log_bytes(self) -> int:
         logged = 0
         for shard in self._core.shards:  # no sum(): every turn of the loop asks
-            logged += shard.shard.metrics.bytes_written
+            logged += shard.wal.metrics.bytes_written
         return logged
 
     # --- The steps ---------------------------------------------------------------------------------------
@@ -244,21 +244,21 @@ class Checkpointer:
 
         failures: list[StorageFailed] = []
         for shard in self._core.shards:
-            shard.shard.sync(synced)
+            shard.wal.sync(synced)
 
     def _plan(self, topic: Topic) -> _TopicWork | None:
         if topic.gone:
             return None
         now_ms = self._core.now_ms()
-        first_seq = max(topic.saved_seq + 1, topic.log.base_seq)
-        if topic.logged_seq:
+        first_seq = max(topic.storage.saved_seq + 1, topic.log.base_seq)
+        if topic.storage.logged_seq:
             # Nothing below the first entry is left to be saved, but its seqs were given out.
-            topic.saved_seq = max(topic.saved_seq, min(first_seq - 1, topic.visible))
+            topic.storage.saved_seq = max(topic.storage.saved_seq, min(first_seq - 1, topic.visible))
             topic.snapshot_record = None
-        count = min(topic.visible, topic.logged_seq) - first_seq + 1
-        flips, topic.flips = topic.flips, []
+        count = min(topic.visible, topic.storage.logged_seq) - first_seq + 1
+        flips, topic.storage.unmarked = topic.storage.unmarked, []
         append = None
-        saved = topic.saved
+        saved = topic.storage.segments
         if count > 0:
             saved = self._store.segments_of(topic)
             append = saved.plan_append(first_seq, topic.log.sizes(first_seq, count), now_ms)
@@ -286,7 +286,7 @@ class Checkpointer:
 
         Yields the records of each step; between two of them anything may happen to the topic.
         """
-        topic, saved = work.topic, work.topic.saved
+        topic, saved = work.topic, work.topic.storage.segments
         if saved is None or work.is_over():
             return
         now_ms = self._core.now_ms()
@@ -296,7 +296,7 @@ class Checkpointer:
                 self._drop_segment(work.tier, dropped)
         for mark in work.marks[len(work.live_after) :]:
             saved.abandon(mark)
-            topic.flips.append(mark.positions.astype(np.uint64) + np.uint64(mark.segment_id))
+            topic.storage.unmarked.append(mark.positions.astype(np.uint64) + np.uint64(mark.segment_id))
         for written in work.written:
             assert work.append is not None
             info = saved.apply_append(work.append, written.piece, written.data_bytes, written.index, now_ms)
@@ -304,14 +304,14 @@ class Checkpointer:
             yield written.piece.count
             if work.is_over():
                 return
-        if min(topic.visible, topic.logged_seq) > topic.saved_seq or topic.flips:
+        if min(topic.visible, topic.storage.logged_seq) > topic.storage.saved_seq or topic.storage.unmarked:
             self._core.totals.unsaved[topic.topic_id] = topic
-        if topic.chunks is not None and self._core.is_logged(topic):
-            if topic.saved_seq >= topic.chunks.last_seq:
-                topic.chunks.clear()
-                topic.chunks = None
+        if topic.storage.chunks is not None and self._core.is_logged(topic):
+            if topic.storage.saved_seq >= topic.storage.chunks.last_seq:
+                topic.storage.chunks.clear()
+                topic.storage.chunks = None
             else:
-                topic.chunks.drop_below(topic.saved_seq + 1)
+                topic.storage.chunks.drop_below(topic.storage.saved_seq + 1)
         topic.snapshot_record = None
         yield _RECORDS_A_TOPIC
 
@@ -326,8 +326,8 @@ class Checkpointer:
             topic.log.set_segment(piece.first_seq, written.index, info.source)
             died = self._died_meanwhile(topic, piece, written.index)
             if len(died):
-                topic.flips.append(died)
-        topic.saved_seq = last_seq
+                topic.storage.unmarked.append(died)
+        topic.storage.saved_seq = last_seq
 
     def _died_meanwhile(self, topic: Topic, piece: AppendPiece, index: bytes) -> NDArray[np.uint64]:
         """Records that were deleted while they were copied: the segment has them, so they must be marked."""
@@ -379,7 +379,7 @@ class Checkpointer:
     def _kept_topics(self) -> Iterator[Topic]:
         """Yield what is certainly there: neither a topic being created nor without one being deleted."""
         for topic in self._core.topics.values():
-            if not topic.create_pending:
+            if not topic.storage.create_pending:
                 yield topic
         yield from self._core.deleting.values()
 
@@ -390,7 +390,7 @@ class Checkpointer:
 
     def _drop_dead_segments(self) -> None:
         for topic in self._core.topics.values():
-            saved = topic.saved
+            saved = topic.storage.segments
             if saved is None or not len(saved) or saved.infos[0].last_seq >= topic.earliest_seq:
                 continue
             plan = saved.plan_drop(topic.earliest_seq)
@@ -409,7 +409,7 @@ class Checkpointer:
 
     def _drop_topic(self, topic: Topic) -> None:
         store, fs = self._store, self._core.fs
-        for info in topic.saved.infos if topic.saved is not None else ():
+        for info in topic.storage.segments.infos if topic.storage.segments is not None else ():
             if info.source:
                 store.loaded.remove(info.source)
         for root in store.topic_roots:
@@ -468,7 +468,7 @@ class Checkpointer:
         if self._core.settings.cold_dir is None:
             return False
         for topic in self._core.topics.values():
-            saved = topic.saved
+            saved = topic.storage.segments
             if saved is None or len(saved) <= 1:
                 continue
             for plan in saved.plan_relocations(1):
@@ -533,7 +533,7 @@ def _do_nothing() -> None:
 
 def topic_record(topic: Topic, clean: bool) -> TopicRecord:
     """Return what a snapshot keeps of a topic; a clean one needs no reserves for a crash."""
-    saved = topic.saved
+    saved = topic.storage.segments
     kept = topic.durability in (Durability.DISK, Durability.FSYNC)
     return TopicRecord(
         topic_id=topic.topic_id,
@@ -541,17 +541,17 @@ def topic_record(topic: Topic, clean: bool) -> TopicRecord:
         epoch=topic.epoch,
         config=topic.config,
         head_seq=topic.visible,
-        ceiling=0 if clean else topic.ceiling_durable,
-        cap_floor=topic.cap_floor,
-        ttl_floor=topic.ttl_floor,
-        trim_floor=topic.trim_floor,
-        trim_holes=topic.trim_holes,
-        hop_runs=topic.hop_runs,
-        holes=topic.holes,
-        reserved_floor=topic.cap_floor if clean else max(topic.cap_floor, topic.reserved_durable),
-        delete_below=topic.delete_below,
-        last_ts=max(topic.log.last_ts, topic.restored_ts),
-        saved_seq=topic.saved_seq,
+        ceiling=0 if clean else topic.reserved.ceiling_durable,
+        cap_floor=topic.floors.cap,
+        ttl_floor=topic.floors.ttl,
+        trim_floor=topic.floors.trim,
+        trim_holes=topic.floors.trim_runs,
+        hop_runs=topic.routes.hop_runs,
+        holes=topic.floors.holes,
+        reserved_floor=topic.floors.cap if clean else max(topic.floors.cap, topic.reserved.floor_durable),
+        delete_below=topic.floors.delete_below,
+        last_ts=max(topic.log.last_ts, topic.storage.restored_ts),
+        saved_seq=topic.storage.saved_seq,
         last_write_ts=topic.last_write_ts,
         last_read_ts=topic.last_read_ts,
         segments=[(info.first_seq, info.last_seq, info.data_bytes) for info in saved.infos] if saved else [],

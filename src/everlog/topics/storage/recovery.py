@@ -19,8 +19,7 @@ from everlog.native.log_replay import LogReplay
 from everlog.native.queue import Mapping
 from everlog.native.topic_log import TopicLog
 from everlog.topics import catalogue
-from everlog.topics.commits import KEPT
-from everlog.topics.deletion import apply_delete
+from everlog.topics.commits import COMMITTED
 from everlog.topics.jobs.lease_log import (
     apply_delete_seqs,
     apply_lease,
@@ -28,6 +27,7 @@ from everlog.topics.jobs.lease_log import (
     finish_lease_replay,
     restore_leases,
 )
+from everlog.topics.retention import apply_delete, sweep
 from everlog.topics.routing.replay import ForwardReplay
 from everlog.topics.storage import control, layout, snapshot
 from everlog.topics.storage.layout import FrameType
@@ -68,8 +68,8 @@ def open_store(
         core.begin_leases()
         for topic in list(core.topics.values()):
             topic.shard = core.shard_of(topic.topic_id, len(core.shards))
-            topic.caps_due = True
-            core.sweep(topic, core.now_ms())
+            topic.floors.caps_due = True
+            sweep(core, topic, core.now_ms())
     except OSError as error:
         store.abandon()
         raise Io(f"cannot recover the data directory {data_dir}: {error}", error.errno) from error
@@ -196,23 +196,23 @@ class _Recovery:
     def _restore_topic(self, record: control.TopicRecord) -> None:
         core = self._core
         topic = Topic(record.topic_id, record.name, record.epoch, record.config, 0, core.totals)
-        topic.cap_floor = record.cap_floor
-        topic.ttl_floor = record.ttl_floor
-        topic.trim_floor = record.trim_floor
-        topic.trim_holes = record.trim_holes
-        topic.hop_runs = record.hop_runs
-        topic.holes = record.holes
-        topic.delete_below = record.delete_below
-        topic.reserved_logged = max(record.cap_floor, record.reserved_floor)
-        topic.ceiling_logged = record.ceiling
-        topic.saved_seq = record.saved_seq
+        topic.floors.cap = record.cap_floor
+        topic.floors.ttl = record.ttl_floor
+        topic.floors.trim = record.trim_floor
+        topic.floors.trim_runs = record.trim_holes
+        topic.routes.hop_runs = record.hop_runs
+        topic.floors.holes = record.holes
+        topic.floors.delete_below = record.delete_below
+        topic.reserved.floor_logged = max(record.cap_floor, record.reserved_floor)
+        topic.reserved.ceiling_logged = record.ceiling
+        topic.storage.saved_seq = record.saved_seq
         topic.last_write_ts = record.last_write_ts
         topic.last_read_ts = record.last_read_ts
         for key, first_seq, count, ts in record.keys:
-            topic.keys[key] = RememberedKey(first_seq, count, ts, KEPT)
+            topic.keys[key] = RememberedKey(first_seq, count, ts, COMMITTED)
         restore_leases(topic, record)
-        topic.restored_head = record.head_seq
-        topic.restored_ts = record.last_ts
+        topic.storage.restored_head = record.head_seq
+        topic.storage.restored_ts = record.last_ts
         first_seq = record.segments[0][0] if record.segments else record.saved_seq + 1
         topic.log = TopicLog(topic.topic_id, first_seq)
         if record.segments:
@@ -220,7 +220,7 @@ class _Recovery:
             self._load_segments(topic, record)
         if topic.log.next_seq <= record.saved_seq:
             topic.log.push_holes(record.saved_seq + 1 - topic.log.next_seq, record.last_ts)
-        topic.log.kill_below(max(topic.evict_floor, topic.delete_below))
+        topic.log.kill_below(max(topic.evict_floor, topic.floors.delete_below))
         self._register(topic)
 
     def _register(self, topic: Topic) -> None:
@@ -261,8 +261,8 @@ class _Recovery:
             )
         if not self._clean:
             self._sync_marks(tier, loaded)
-        topic.saved = SegmentSet.from_loaded(store.limits, loaded)
-        for segment, info in zip(loaded, topic.saved.infos, strict=True):
+        topic.storage.segments = SegmentSet.from_loaded(store.limits, loaded)
+        for segment, info in zip(loaded, topic.storage.segments.infos, strict=True):
             self._load_index(topic, tier, segment, store.loaded.add(tier, info))
             self._report.segments += 1
             self._report.records_from_segments += info.live
@@ -311,7 +311,7 @@ class _Recovery:
             for topic_id in list_topics(self._core.fs, root):
                 topic = self._core.by_id.get(topic_id)
                 # What the snapshot lists stays until the next one: this start may have to be repeated.
-                if (topic is None or topic.saved is None) and topic_id not in self._listed:
+                if (topic is None or topic.storage.segments is None) and topic_id not in self._listed:
                     delete_topic(self._core.fs, root, topic_id)
 
     # --- The log -----------------------------------------------------------------------------------------
@@ -484,19 +484,19 @@ class _Recovery:
         elif frame.type == FrameType.EVICT_WATERMARK:
             mark = control.decode(frame.data, control.EvictWatermark)
             topic.visible = topic.log.next_seq - 1
-            topic.reserved_logged = max(topic.reserved_logged, mark.reserved)
+            topic.reserved.floor_logged = max(topic.reserved.floor_logged, mark.reserved)
             topic.kill_below(max(mark.cap_floor, mark.ttl_floor))
             topic.raise_floor(cap=mark.cap_floor, ttl=mark.ttl_floor)
         elif frame.type == FrameType.HEAD_WATERMARK:
             head = control.decode(frame.data, control.HeadWatermark)
-            topic.ceiling_logged = max(topic.ceiling_logged, head.ceiling)
+            topic.reserved.ceiling_logged = max(topic.reserved.ceiling_logged, head.ceiling)
             if head.head >= topic.log.next_seq:
                 topic.note_holes(topic.log.next_seq, head.head)
                 topic.log.push_holes(head.head + 1 - topic.log.next_seq, topic.log.last_ts)
         else:
             key = control.decode(frame.data, control.IdempotencyKey)
             topic.keys.pop(key.key, None)  # keys are held in the order of their writing
-            topic.keys[key.key] = RememberedKey(key.first_seq, key.count, frame.ts, KEPT)
+            topic.keys[key.key] = RememberedKey(key.first_seq, key.count, frame.ts, COMMITTED)
 
     def _create(self, frame: LogFrame) -> None:
         core = self._core
@@ -519,31 +519,31 @@ class _Recovery:
         promised = topic.durability in (Durability.DISK, Durability.FSYNC)
         # A process that was killed has lost nothing it wrote; only a machine that stopped may have.
         crashed = (self._replayed_frames or not self._clean) and not self._is_same_boot
-        if promised and crashed and topic.ceiling_logged >= log.next_seq:
-            topic.note_holes(log.next_seq, topic.ceiling_logged)
-            log.push_holes(topic.ceiling_logged + 1 - log.next_seq, log.last_ts)
+        if promised and crashed and topic.reserved.ceiling_logged >= log.next_seq:
+            topic.note_holes(log.next_seq, topic.reserved.ceiling_logged)
+            log.push_holes(topic.reserved.ceiling_logged + 1 - log.next_seq, log.last_ts)
             self._store.boot_pending = True
         topic.visible = log.next_seq - 1
-        floor = min(topic.reserved_logged, topic.visible + 1)
-        if crashed and promised and floor > topic.cap_floor:
+        floor = min(topic.reserved.floor_logged, topic.visible + 1)
+        if crashed and promised and floor > topic.floors.cap:
             self._store.boot_pending = True
             topic.kill_below(floor)
             topic.raise_floor(cap=floor)
         if log.last_ts:
             topic.last_write_ts = max(topic.last_write_ts or 0, log.last_ts)
-        topic.planned_floor = topic.cap_floor
-        topic.reserved_logged = topic.reserved_durable = topic.cap_floor
-        topic.ceiling_logged = 0
+        topic.floors.planned = topic.floors.cap
+        topic.reserved.floor_logged = topic.reserved.floor_durable = topic.floors.cap
+        topic.reserved.ceiling_logged = 0
         topic.reclaim()
-        topic.logged_seq = topic.visible if topic.durability is not Durability.EPHEMERAL else 0
+        topic.storage.logged_seq = topic.visible if topic.durability is not Durability.EPHEMERAL else 0
         finish_lease_replay(topic)
-        if topic.visible > topic.saved_seq or topic.flips:
+        if topic.visible > topic.storage.saved_seq or topic.storage.unmarked:
             self._core.totals.unsaved[topic.topic_id] = topic
 
     def _forget_records(self, topic: Topic) -> None:
         """An ephemeral topic comes back empty, with its head."""
-        topic.log = TopicLog(topic.topic_id, max(topic.log.next_seq, topic.restored_head + 1))
+        topic.log = TopicLog(topic.topic_id, max(topic.log.next_seq, topic.storage.restored_head + 1))
         topic.note_holes(1, topic.log.next_seq - 1)
         topic.keys.clear()
-        topic.saved = None
-        topic.saved_seq = topic.log.next_seq - 1
+        topic.storage.segments = None
+        topic.storage.saved_seq = topic.log.next_seq - 1

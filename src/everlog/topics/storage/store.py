@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from everlog.errors import DataDirInUse, EverlogError, StorageFailed
 from everlog.fs import close_locked, create_directory, replace_file
-from everlog.topics.commits import Commit
-from everlog.topics.committing import ShardLog
+from everlog.topics.commits import Commit, ShardCommits
 from everlog.topics.config import EngineSettings
 from everlog.topics.storage import layout
 from everlog.topics.storage.segment_store import LocalSegmentStore
@@ -157,14 +156,14 @@ class Store:
 
     def touch_segment(self, topic: Topic, seq: int) -> None:
         """A read ended at `seq`: its segment was used last."""
-        if topic.saved is not None and topic.log.base_seq <= seq < topic.log.next_seq:
+        if topic.storage.segments is not None and topic.log.base_seq <= seq < topic.log.next_seq:
             self.loaded.touch(topic.log.place(seq)[0])
 
     def segments_of(self, topic: Topic) -> SegmentSet:
         """The segments of a topic; an empty set for one that has none yet."""
-        if topic.saved is None:
-            topic.saved = SegmentSet(self.limits)
-        return topic.saved
+        if topic.storage.segments is None:
+            topic.storage.segments = SegmentSet(self.limits)
+        return topic.storage.segments
 
     def load_segment(self, source: int) -> bool:
         """Bring a segment into memory that a read met; True if it had to be fetched."""
@@ -219,7 +218,7 @@ class Store:
                 prepare_lane=self._prepare_lane,
                 file_bytes=core.settings.file_bytes,
             )
-            core.shards.append(ShardLog(shard))
+            core.shards.append(ShardCommits(shard))
 
     def coverage(self) -> Coverage:
         """What a snapshot begun now makes unnecessary once all committed records are in segments."""
@@ -228,21 +227,21 @@ class Store:
         for shard in self._core.shards:
             position = shard.oldest_position
             positions.append(position)
-            for file in shard.shard.files:
+            for file in shard.wal.files:
                 if file.number >= position.file_number:
                     starts.append(
                         (file.number, position.offset if file.number == position.file_number else 0)
                     )
-            if shard.shard.prepared_number:
+            if shard.wal.prepared_number:
                 # Its number is taken, but everything in it is still to come.
-                starts.append((shard.shard.prepared_number, 0))
+                starts.append((shard.wal.prepared_number, 0))
         return Coverage(self._core.next_file_number, starts, positions)
 
     def forget_log(self, coverage: Coverage) -> list[str]:
         """Let go of the log files that a snapshot made unnecessary, and return their paths."""
         paths = self._forget_old_files()
         for shard, position in zip(self._core.shards, coverage.positions, strict=True):
-            paths += shard.shard.forget_files(position)
+            paths += shard.wal.forget_files(position)
         return paths
 
     def _forget_old_files(self) -> list[str]:
@@ -268,11 +267,11 @@ class Store:
         """Close all files; with `remove_log` nothing of the log is left, because a snapshot has it all."""
         try:
             for shard in self._core.shards:
-                shard.shard.close()
+                shard.wal.close()
             if remove_log:
                 paths = self._forget_old_files()
                 for shard in self._core.shards:
-                    paths += shard.shard.forget_files(_END_OF_LOG)
+                    paths += shard.wal.forget_files(_END_OF_LOG)
                 self.delete_files(paths)
         except OSError as error:
             raise StorageFailed(f"closing the log failed: {error}", error.errno) from error
@@ -282,7 +281,7 @@ class Store:
     def abandon(self) -> None:
         """Close all files and write nothing, as a crash would."""
         for shard in self._core.shards:
-            shard.shard.abandon()
+            shard.wal.abandon()
         self._release_lock()
 
     def _release_lock(self) -> None:

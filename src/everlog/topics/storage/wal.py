@@ -20,7 +20,6 @@ from everlog.errors import BatchTooLarge, Closed, InvalidConfig, ReadOnly, Stora
 from everlog.fs import Fs, create_directory
 from everlog.native.frames import FrameBuffer
 from everlog.native.queue import Mapping
-from everlog.native.topic_core import LogPlace
 from everlog.native.topic_log import Sources
 from everlog.topics.storage.syncs import CommitWindow, SyncRunner
 from everlog.topics.storage.wal_files import (
@@ -164,7 +163,7 @@ class _Preparation:
             self.file.entry_durable = True
 
 
-class WalShard(LogPlace):
+class WalShard:
     """One ordered stream of frames in numbered files.
 
     The caller reserves room for a whole batch, appends its frames to `buffer` (the frame at buffer
@@ -197,9 +196,10 @@ class WalShard(LogPlace):
         self.directory = directory
         self.fs = fs
         self.clock = clock
-        self._metrics = WalMetrics()
+        self.metrics = WalMetrics()
         self.window = CommitWindow()
         self.buffer = FrameBuffer()
+        self.frames_gathered = 0
         self.read_only: StorageFailed | None = None
         self._next_file_number = next_file_number
         self._sources = sources
@@ -209,12 +209,16 @@ class WalShard(LogPlace):
         self._file_bytes = file_bytes
         self._write_error: StorageFailed | None = None
         self._closed = False
+        self.source = 0
+        self.file_number = 0
+        self.source_offset = 0
+        """Up to where the active file is written."""
         self.limit = -1
         """Up to where the active file may be filled; -1 while it may not be."""
-        self.mark = self._quarter = 0
+        self._mark = self._quarter = 0
         self._jobs: deque[_Job] = deque()
         """Those in the lane of this shard, in their order."""
-        self.group: _Job | None = None
+        self._group: _Job | None = None
         """The sync that the commit window has started, until it is over."""
         self._gate: _Job | None = None
         """The last sync of the file before; no byte may be written before it is over."""
@@ -222,7 +226,7 @@ class WalShard(LogPlace):
         self._prepared: LogFile | None = None
         self.prepared_number = 0
         """The number of the next file if it is prepared or about to be, otherwise 0."""
-        self.waiters: deque[tuple[Position, SyncDone]] = deque()
+        self._waiters: deque[tuple[Position, SyncDone]] = deque()
         self._releasing = False
         self.requested_ns: int | None = None
         self._files: list[LogFile] = []
@@ -244,17 +248,6 @@ class WalShard(LogPlace):
     def position(self) -> Position:
         """Up to where the log is written."""
         return Position(self.file_number, self.source_offset)
-
-    def position_at(self, file_number: int, offset: int) -> Position:
-        """Name a place in the log of this shard."""
-        return Position(file_number, offset)
-
-    @property
-    def metrics(self) -> WalMetrics:
-        """What this shard has done up to now."""
-        metrics = self._metrics
-        metrics.frames, metrics.batches, metrics.bytes_written = self.frames, self.writes, self.bytes_written
-        return metrics
 
     @property
     def needs_discard(self) -> bool:
@@ -301,7 +294,15 @@ class WalShard(LogPlace):
         if failure is not None:
             self._write_error = self._cut_back(failure)
             raise self._write_error
-        self.advance(length)
+        file.end = self.source_offset = end
+        metrics = self.metrics
+        metrics.frames += self.frames_gathered
+        metrics.batches += 1
+        metrics.bytes_written += length
+        self.frames_gathered = 0
+        self.buffer.clear()
+        if end >= self._mark:
+            self._pass_mark(length)
 
     def discard(self) -> None:
         """Forget what is gathered, after the caller has taken it back."""
@@ -379,7 +380,7 @@ class WalShard(LogPlace):
         self._end_active()
         self._gate = self._start_sync(self.active, next_file.number)
         self.requested_ns = None
-        self._metrics.rotations += 1
+        self.metrics.rotations += 1
         self._activate(next_file)
 
     def _end_active(self) -> None:
@@ -403,10 +404,10 @@ class WalShard(LogPlace):
         self.source = file.source
         self.source_offset = 0
         self.limit = file.limit
-        self.mark = 0
+        self._mark = 0
         self._quarter = file.capacity // 4
 
-    def pass_mark(self, length: int) -> None:
+    def _pass_mark(self, length: int) -> None:
         """The active file is to be written ahead, or another quarter of its capacity is passed."""
         file = self.active
         if file.end >= self._quarter:
@@ -414,7 +415,7 @@ class WalShard(LogPlace):
         # Large pieces gain nothing by it: their blocks would just be written twice.
         if length <= AHEAD_BYTES // 4:
             file.write_ahead(self.fs)
-        self.mark = min(self._quarter, max(file.written, file.end + 1))
+        self._mark = min(self._quarter, max(file.written, file.end + 1))
 
     def _pass_quarter(self) -> None:
         """What nobody waits for is synced too by then, so that a rotation has little left to sync."""
@@ -510,7 +511,7 @@ class WalShard(LogPlace):
         """Let a `poll` call `done` once everything written so far is synced, or cannot be."""
         if self._closed:
             raise Closed(f"log shard {self.number} is closed")
-        self.waiters.append((self.position, done))
+        self._waiters.append((self.position, done))
 
     def request_sync(self) -> None:
         """Sync what is written soon, though nobody waits for it."""
@@ -519,43 +520,48 @@ class WalShard(LogPlace):
 
     def due_ns(self) -> int | None:
         """Return when `poll` should be called again (monotonic time); None: not before a job is done."""
-        if self.requested_ns is None and not self.waiters:
+        if self.requested_ns is None and not self._waiters:
             return None
         now_ns = self.clock.monotonic_ns()
-        if self.waiters and (self.read_only is not None or self.waiters[0][0] <= self.synced):
+        if self._waiters and (self.read_only is not None or self._waiters[0][0] <= self.synced):
             return now_ns
         return self._next_sync_ns(now_ns)
 
     def poll(self) -> None:
         """Tell waiters what is known, start the sync that is due."""
-        waiters = self.waiters
+        waiters = self._waiters
         if waiters and (waiters[0][0] <= self.synced or self.read_only is not None):
             self._release()
         # Nearly every turn of a busy loop ends here: nothing is asked for, or a sync is on its way.
-        if self.group is not None or (self.requested_ns is None and not waiters):
+        if self._group is not None or (self.requested_ns is None and not waiters):
             return
         now_ns = self.clock.monotonic_ns()
         due_ns = self._next_sync_ns(now_ns)
         if due_ns is not None and due_ns <= now_ns:
             self.requested_ns = None
             self.window.started(now_ns, len(waiters))
-            self.group = self._start_sync(self.active)
+            self._group = self._start_sync(self.active)
 
-    def hurry(self) -> None:
+    @property
+    def wants_sync(self) -> bool:
+        """Whether a waiter needs a sync that is not started; `poll` starts it."""
+        return self._group is None and bool(self._waiters)
+
+    def sync_now(self) -> None:
         """Start the sync that is asked for now, whatever the commit window says."""
         self.poll()
-        if self.waiters and self.group is None and self.position > self._started:
+        if self._waiters and self._group is None and self.position > self._started:
             self.requested_ns = None
-            self.window.started(self.clock.monotonic_ns(), len(self.waiters))
-            self.group = self._start_sync(self.active)
+            self.window.started(self.clock.monotonic_ns(), len(self._waiters))
+            self._group = self._start_sync(self.active)
 
     def _next_sync_ns(self, now_ns: int) -> int | None:
         """Return when the next sync is due; None if one is running, or would have nothing to do."""
-        if self.group is not None or self.position <= self._started or self.read_only is not None:
+        if self._group is not None or self.position <= self._started or self.read_only is not None:
             return None
         due_ns = None if self.requested_ns is None else self.requested_ns + BACKGROUND_SYNC_NS
-        if self.waiters:
-            start_ns = self.window.next_start_ns(now_ns, len(self.waiters))
+        if self._waiters:
+            start_ns = self.window.next_start_ns(now_ns, len(self._waiters))
             due_ns = start_ns if due_ns is None else min(due_ns, start_ns)
         return due_ns
 
@@ -597,11 +603,11 @@ class WalShard(LogPlace):
             raise job.error  # the end of the process or of the simulated machine: nothing to handle
 
     def _take_sync(self, sync: _Sync, job: _Job) -> None:
-        if job is self.group:
-            self.group = None
+        if job is self._group:
+            self._group = None
             self.window.finished(self.clock.monotonic_ns())
         if sync.micros is not None:
-            self._metrics.count_sync(sync.micros)
+            self.metrics.count_sync(sync.micros)
         # After a failed sync nothing counts as synced any more, even if a later one worked.
         if self.read_only is None:
             self.synced = max(self.synced, sync.covers)
@@ -612,7 +618,7 @@ class WalShard(LogPlace):
             return
         self._releasing = True
         try:
-            waiters = self.waiters
+            waiters = self._waiters
             while waiters and (waiters[0][0] <= self.synced or self.read_only is not None):
                 position, done = waiters.popleft()
                 done(None if position <= self.synced else self.read_only)
@@ -664,7 +670,7 @@ class WalShard(LogPlace):
         """Close the descriptors and do nothing else, as if the process had ended here."""
         if self._closed:
             return
-        self.waiters.clear()
+        self._waiters.clear()
         self._drop_files()
 
     def _drop_files(self) -> None:

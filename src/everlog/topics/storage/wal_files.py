@@ -15,7 +15,6 @@ from everlog.errors import CorruptMetadata
 from everlog.fs import Fs
 from everlog.native.frames import FrameBuffer
 from everlog.native.queue import Mapping
-from everlog.native.topic_core import LogTail
 from everlog.topics.storage import layout
 
 PAGE_SIZE: Final = 4096
@@ -96,7 +95,7 @@ def cut_tail(fs: Fs, path: str, length: int) -> None:
         fs.close(fd)
 
 
-class LogFile(LogTail):
+class LogFile:
     """A log file that is open for writing: allocated and mapped over its whole capacity."""
 
     def __init__(self, number: int, path: str, fd: int, capacity: int) -> None:

@@ -1,4 +1,4 @@
-"""One shard's gathered entries: what is told to whom, in which order, when writes and syncs fail."""
+"""One shard's gathered entries: which are committed or fail, in which order, when writes and syncs fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from everlog.errors import ReadOnly, StorageFailed
 from everlog.fault_fs import FaultFs
 from everlog.fs import Fs, OsFs
 from everlog.native.topic_log import Sources
-from everlog.topics.committing import ShardLog
+from everlog.topics.commits import ShardCommits
 from everlog.topics.storage.layout import FrameType
 from everlog.topics.storage.syncs import InlineSyncs
 from everlog.topics.storage.wal import WalShard
@@ -24,18 +24,18 @@ from tests.support.files import UnsyncedFs
 
 
 class Noted:
-    """An entry that writes down what it is told."""
+    """An entry that records its outcome."""
 
     def __init__(self, name: str, notes: list[str], *, needs_sync: bool) -> None:
         self.name = name
         self.needs_sync = needs_sync
         self._notes = notes
 
-    def committed(self) -> None:
-        self._notes.append(f"{self.name} kept")
+    def on_commit(self) -> None:
+        self._notes.append(f"{self.name} committed")
 
-    def failed(self, error: StorageFailed, written: bool) -> None:
-        self._notes.append(f"{self.name} lost, {'written' if written else 'not written'}")
+    def on_abort(self, error: StorageFailed, written: bool) -> None:
+        self._notes.append(f"{self.name} failed, {'written' if written else 'not written'}")
 
 
 class Bench:
@@ -58,7 +58,7 @@ class Bench:
             prepare_lane=1,
             file_bytes=4096,
         )
-        self.log = ShardLog(self.shard)
+        self.log = ShardCommits(self.shard)
 
     def gather(self, name: str, *, needs_sync: bool, size: int = 10) -> None:
         self.log.reserve(size + 200)
@@ -88,14 +88,14 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def test_what_needs_no_sync_is_kept_when_written_and_the_rest_when_synced(bench: Bench) -> None:
+def test_an_entry_commits_when_written_or_when_synced_if_it_needs_that(bench: Bench) -> None:
     bench.gather("a", needs_sync=True)
     bench.gather("b", needs_sync=False)
     assert bench.notes == []
     bench.log.write()
-    assert bench.notes == ["b kept"]
+    assert bench.notes == ["b committed"]
     bench.poll()
-    assert bench.notes == ["b kept", "a kept"]
+    assert bench.notes == ["b committed", "a committed"]
 
 
 def test_many_writes_are_one_call_and_many_waiters_one_sync(bench: Bench) -> None:
@@ -108,25 +108,23 @@ def test_many_writes_are_one_call_and_many_waiters_one_sync(bench: Bench) -> Non
     bench.log.write()
     assert [call.name for call in bench.disk.log[calls + 2 :]] == ["pwrite"]
     bench.poll()
-    assert bench.notes == ["a kept", "b kept", "c kept", "d kept"]
+    assert bench.notes == ["a committed", "b committed", "c committed", "d committed"]
     assert bench.shard.metrics.fsyncs == 1
 
 
-def test_a_failed_write_is_told_newest_first_and_the_log_goes_on(bench: Bench) -> None:
+def test_a_failed_write_aborts_newest_first_and_the_log_continues(bench: Bench) -> None:
     bench.disk.fail_when("pwrite", errno.ENOSPC)
     bench.gather("a", needs_sync=True)
     bench.gather("b", needs_sync=False)
     bench.log.write()
-    assert bench.notes == ["b lost, not written", "a lost, not written"]
+    assert bench.notes == ["b failed, not written", "a failed, not written"]
     bench.gather("c", needs_sync=False)
     bench.log.write()
-    assert bench.notes[2:] == ["c kept"]
+    assert bench.notes[2:] == ["c committed"]
 
 
 @pytest.mark.parametrize("room", [0, 30], ids=["none of it", "a part of it"])
-def test_a_write_that_the_kernel_cuts_short_is_told_and_nothing_of_it_is_kept(
-    tmp_path: Path, room: int
-) -> None:
+def test_a_short_write_aborts_the_entries_and_leaves_no_byte(tmp_path: Path, room: int) -> None:
     bench = Bench(tmp_path, OsFs())
     bench.gather("a", needs_sync=False)
     bench.log.write()
@@ -134,34 +132,34 @@ def test_a_write_that_the_kernel_cuts_short_is_told_and_nothing_of_it_is_kept(
     bench.gather("b", needs_sync=False, size=200)
     with largest_file(start.offset + room):
         bench.log.write()
-    assert bench.notes == ["a kept", "b lost, not written"]
+    assert bench.notes == ["a committed", "b failed, not written"]
     assert bench.shard.position == start
     left = Path(bench.shard.files[0].path)
     assert left.stat().st_size == start.offset
     bench.gather("c", needs_sync=False)
     bench.log.write()
-    assert bench.notes[2:] == ["c kept"]
+    assert bench.notes[2:] == ["c committed"]
     assert bench.shard.position.file_number == start.file_number + 1
 
 
-def test_a_failed_sync_is_told_to_all_who_wait_and_the_shard_refuses_more(bench: Bench) -> None:
+def test_a_failed_sync_aborts_all_waiting_entries_and_the_shard_refuses_more(bench: Bench) -> None:
     bench.gather("a", needs_sync=True)
     bench.log.write()
     bench.gather("b", needs_sync=True)
     bench.log.write()
     bench.disk.fail_when("fdatasync", errno.EIO)
     bench.poll()
-    assert bench.notes == ["a lost, written", "b lost, written"]
+    assert bench.notes == ["a failed, written", "b failed, written"]
     with pytest.raises(ReadOnly):
         bench.gather("c", needs_sync=False)
 
 
-def test_room_that_is_made_by_writing_keeps_what_was_gathered(bench: Bench) -> None:
+def test_room_that_is_made_by_writing_commits_what_was_gathered(bench: Bench) -> None:
     bench.gather("a", needs_sync=False, size=2000)
     bench.gather("b", needs_sync=False, size=3000)
-    assert bench.notes == ["a kept"]
+    assert bench.notes == ["a committed"]
     bench.log.write()
-    assert bench.notes == ["a kept", "b kept"]
+    assert bench.notes == ["a committed", "b committed"]
     assert bench.shard.metrics.rotations == 1
 
 
@@ -172,10 +170,10 @@ def test_room_that_cannot_be_made_leaves_what_was_gathered_in_place(bench: Bench
         bench.gather("b", needs_sync=False, size=3000)
     assert bench.notes == []
     bench.log.write()
-    assert bench.notes == ["a kept"]
+    assert bench.notes == ["a committed"]
 
 
-def test_the_oldest_position_is_that_of_the_first_entry_not_kept_yet(bench: Bench) -> None:
+def test_the_oldest_position_is_that_of_the_first_uncommitted_entry(bench: Bench) -> None:
     start = bench.shard.position
     assert bench.log.oldest_position == start
     bench.gather("a", needs_sync=True)

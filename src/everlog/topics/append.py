@@ -1,6 +1,7 @@
-"""The write path: a batch is framed once, gathered in its shard, and kept as its class says.
+"""The append path: a batch is checked, framed once, and gathered in its shard of the log, or held in memory.
 
-Owns the order of checks and what a batch needs besides its records (key, ceiling, floor).
+Owns the order of checks and what is logged besides the records (key, reservations, floor). When the batch is
+acknowledged is decided by `ack_policy` and happens in `commits`.
 """
 
 from __future__ import annotations
@@ -8,22 +9,15 @@ from __future__ import annotations
 from everlog.api_types import Discard, Durability
 from everlog.errors import BatchTooLarge, InvalidRequest, LimitReached
 from everlog.native.record_batch import RecordBatch
+from everlog.topics import ack_policy
 from everlog.topics.catalogue import frame_create, log_create, new_topic, register
-from everlog.topics.commits import KEPT
-from everlog.topics.committing import ShardLog
-from everlog.topics.config import (
-    CEILING_LOW,
-    MAX_IDEMPOTENCY_KEY_BYTES,
-    MAX_RECORDS_PER_APPEND,
-    SEQ_RESERVATION,
-    TopicConfig,
-)
-from everlog.topics.core import CONTROL_ROOM, Core, floor_commit
-from everlog.topics.entries import BatchEntry, ChangeEntry, ceiling_entry, reserve_entry
+from everlog.topics.commits import COMMITTED, BatchEntry, ChangeEntry, ShardCommits
+from everlog.topics.config import MAX_IDEMPOTENCY_KEY_BYTES, MAX_RECORDS_PER_APPEND, TopicConfig
+from everlog.topics.core import CONTROL_ROOM, Core
 from everlog.topics.memory import MemoryChunks
 from everlog.topics.records import AnyRecord
 from everlog.topics.results import Appended
-from everlog.topics.retention import EvictionPlan, check_room, has_caps, plan_caps, reservation
+from everlog.topics.retention import EvictionPlan, check_room, floor_commit, has_caps, plan_caps, sweep
 from everlog.topics.storage.control import EvictWatermark, HeadWatermark, IdempotencyKey, encode
 from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES, FLAG_DURABLE, FrameType
 from everlog.topics.topic import RememberedKey, Topic
@@ -72,8 +66,8 @@ def append_batch(
         remembered = None if key is None else topic.keys.get(key)
         if remembered is not None:
             return _repeat(remembered)
-    if topic.config.ttl_ms or topic.caps_due or topic.floor_commit is not None:
-        core.sweep(topic, now_ms)
+    if topic.config.ttl_ms or topic.floors.caps_due or topic.floors.commit is not None:
+        sweep(core, topic, now_ms)
     return _frame(core, topic, records, now_ms, key, disable_backpressure, False)
 
 
@@ -88,13 +82,13 @@ def _frame(
 ) -> Appended:
     if core.delivery.is_refusing and not disable_backpressure:
         core.check_pressure(topic)
-    ts = max(now_ms, topic.log.last_ts, topic.restored_ts)
+    ts = max(now_ms, topic.log.last_ts, topic.storage.restored_ts)
     if core.is_logged(topic):
         entry = _frame_into_log(core, topic, records, key, ts, created)
     else:
         entry = _frame_into_memory(core, topic, records, ts, created)
     if key is not None:
-        # A pending key stands for its batch too: whoever repeats it waits for the same commit.
+        # A pending key stands for its batch too: a repeated write waits for the same commit.
         topic.keys[key] = RememberedKey(entry.first_seq, entry.count, ts, entry.commit)
     return Appended(
         entry.first_seq, entry.last_seq, entry.count, entry.last_seq, created, False, entry.commit
@@ -129,7 +123,7 @@ def _check_room(core: Core, topic: Topic, count: int, size: int, is_capped: bool
 def _frame_into_memory(core: Core, topic: Topic, records: RecordBatch, ts: int, created: bool) -> BatchEntry:
     """Keep the frames of an ephemeral topic in its memory; visible at once."""
     log = topic.log
-    chunks = topic.chunks or MemoryChunks(core.sources, core.spare_chunks)
+    chunks = topic.storage.chunks or MemoryChunks(core.sources, core.spare_chunks)
     chunk = chunks.chunk_for(records.frame_bytes)
     buffer = chunk.buffer
     mark = len(buffer)
@@ -138,18 +132,18 @@ def _frame_into_memory(core: Core, topic: Topic, records: RecordBatch, ts: int, 
     try:
         plan = _check_room(core, topic, count, size, has_caps(topic))
         chunks.keep(chunk, first_seq + count - 1)
-        commit = log_create(core, topic) if created else KEPT
+        commit = log_create(core, topic) if created else COMMITTED
     except BaseException:
         log.pop(buffer, 0, count, last_ts)
         buffer.truncate(mark)
-        if topic.chunks is None:
+        if topic.storage.chunks is None:
             chunks.clear()
         raise
-    topic.chunks = chunks
-    entry = BatchEntry(topic, first_seq, count, size, ts, None, KEPT)
+    topic.storage.chunks = chunks
+    entry = BatchEntry(topic, first_seq, count, size, ts, None, COMMITTED)
     if plan is not None:
-        entry.take_plan(plan)
-    entry.committed()
+        entry.evict_by(plan)
+    entry.on_commit()
     entry.commit = commit
     return entry
 
@@ -161,9 +155,11 @@ def _frame_into_log(
     log, durability = topic.log, topic.durability
     shard = core.writable_shard(topic)
     shard.reserve(records.frame_bytes + CONTROL_ROOM)
-    wal, buffer = shard.shard, shard.buffer
+    wal = shard.wal
+    buffer = wal.buffer
     mark = len(buffer)
     first_seq, count, last_ts = log.next_seq, records.count, log.last_ts
+    last_seq = first_seq + count - 1
     is_capped = has_caps(topic)
     flags = FLAG_DURABLE if durability is Durability.FSYNC else 0
     companions: list[ChangeEntry] = []
@@ -173,9 +169,12 @@ def _frame_into_log(
             companions.append(frame_create(core, shard, topic))
             frames += 1
         if key is not None and durability is not Durability.MEMORY:
-            frames += _frame_key(shard, topic, key, count, ts)
-        if durability is Durability.DISK and topic.ceiling_logged - (first_seq + count - 1) < CEILING_LOW:
-            companions.append(frame_ceiling(shard, topic, first_seq + count - 1, ts))
+            _frame_key(shard, topic, key, count, ts)
+            frames += 1
+        ceiling = ack_policy.next_ceiling(durability, last_seq, topic.reserved.ceiling_logged)
+        if ceiling:
+            frame_ceiling(shard, topic, ceiling, ts, FLAG_BATCH_CONTINUES)
+            companions.append(topic.reserved.reserve_seqs(ceiling))
             frames += 1
         size = log.append(buffer, wal.source, wal.source_offset, records, ts, flags, None, is_capped)
         try:
@@ -190,11 +189,16 @@ def _frame_into_log(
         raise
     entry = BatchEntry(topic, first_seq, count, size, ts, wal)
     entry.key = key
-    topic.logged_seq = entry.last_seq
-    entry.wait_for_sync(created or _needs_sync(topic, durability, entry.last_seq))
+    topic.storage.logged_seq = last_seq
+    entry.require_sync(
+        created
+        or _follows_a_sync(topic)
+        or ack_policy.needs_sync(durability, last_seq, topic.reserved.ceiling_durable)
+    )
     if plan is not None:
-        entry.take_plan(plan)
-        frames += _frame_floor(shard, entry, plan, companions)
+        entry.evict_by(plan)
+        _frame_floor(shard, topic, plan, reserve_floor(entry, plan, companions), ts)
+        frames += 1
     if created:
         register(core, topic)
     # The companions first: what fails is taken back in reverse, the batch before its topic.
@@ -204,48 +208,45 @@ def _frame_into_log(
     return entry
 
 
-def _needs_sync(topic: Topic, durability: Durability, last_seq: int) -> bool:
-    """Whether the acknowledgement has to wait for a sync rather than for the write alone."""
-    if topic.pending_syncs or (topic.floor_commit is not None and not floor_commit(topic).done):
+def _follows_a_sync(topic: Topic) -> bool:
+    """Whether something earlier of the topic waits for a sync, which a batch may not overtake."""
+    if topic.pending.syncs:
         return True
-    if durability is Durability.DISK:
-        return last_seq > topic.ceiling_durable
-    return durability is Durability.FSYNC
+    return topic.floors.commit is not None and not floor_commit(topic).done
 
 
-def _frame_key(shard: ShardLog, topic: Topic, key: str, count: int, ts: int) -> int:
-    """Write the frame that remembers the key of the batch behind it. Return 1."""
+def reserve_floor(entry: BatchEntry, plan: EvictionPlan, companions: list[ChangeEntry]) -> int:
+    """Let a batch that evicts wait until that may be shown; return the reserved floor to log with it.
+
+    A new reservation is added to `companions`.
+    """
+    topic = entry.topic
+    durability, reserved, log = topic.durability, topic.reserved, topic.log
+    floor = ack_policy.next_reserved_floor(
+        durability, plan.floor, reserved.floor_logged, log.live_count, log.next_seq
+    )
+    if durability is Durability.DISK and floor > reserved.floor_logged:
+        companions.append(reserved.reserve_floor(floor))
+    entry.require_sync(ack_policy.floor_needs_sync(durability, plan.floor, reserved.floor_durable))
+    return floor
+
+
+def _frame_key(shard: ShardCommits, topic: Topic, key: str, count: int, ts: int) -> None:
+    """Write the frame that remembers the key of the batch behind it."""
     first_seq = topic.log.next_seq
     payload = encode(IdempotencyKey(key, first_seq, count))
-    shard.buffer.append_control(
+    shard.wal.buffer.append_control(
         FrameType.IDEMPOTENCY_KEY, FLAG_BATCH_CONTINUES, topic.topic_id, first_seq, ts, payload
     )
-    return 1
 
 
-def frame_ceiling(shard: ShardLog, topic: Topic, last_seq: int, ts: int) -> ChangeEntry:
-    """Write the frame that reserves the seqs behind those of the batch that follows it."""
-    ceiling = last_seq + SEQ_RESERVATION
+def frame_ceiling(shard: ShardCommits, topic: Topic, ceiling: int, ts: int, flags: int = 0) -> None:
+    """Write the frame that reserves the seqs up to `ceiling`."""
     payload = encode(HeadWatermark(ceiling))
-    shard.buffer.append_control(
-        FrameType.HEAD_WATERMARK, FLAG_BATCH_CONTINUES, topic.topic_id, 0, ts, payload
-    )
-    return ceiling_entry(topic, ceiling)
+    shard.wal.buffer.append_control(FrameType.HEAD_WATERMARK, flags, topic.topic_id, 0, ts, payload)
 
 
-def _frame_floor(
-    shard: ShardLog, entry: BatchEntry, plan: EvictionPlan, companions: list[ChangeEntry]
-) -> int:
-    """Write the frame that ends the batch of a capped topic: what it evicts. Return 1."""
-    topic = entry.topic
-    reserved = plan.floor
-    if topic.durability is Durability.DISK:
-        reserved = max(topic.reserved_logged, plan.floor)
-        if plan.floor > topic.reserved_logged:
-            reserved = min(plan.floor + reservation(topic), topic.log.next_seq)
-            companions.append(reserve_entry(topic, reserved))
-        if plan.floor > topic.reserved_durable:
-            entry.wait_for_sync(True)
-    mark = EvictWatermark(plan.floor, topic.ttl_floor, reserved)
-    shard.buffer.append_control(FrameType.EVICT_WATERMARK, 0, topic.topic_id, 0, entry.ts, encode(mark))
-    return 1
+def _frame_floor(shard: ShardCommits, topic: Topic, plan: EvictionPlan, reserved: int, ts: int) -> None:
+    """Write the frame that ends the batch of a capped topic: what it evicts."""
+    payload = encode(EvictWatermark(plan.floor, topic.floors.ttl, reserved))
+    shard.wal.buffer.append_control(FrameType.EVICT_WATERMARK, 0, topic.topic_id, 0, ts, payload)
