@@ -445,6 +445,19 @@ int l3_init(l3_book *book, size_t max_orders, size_t max_levels, uint64_t max_wi
     return orders_init(&book->orders, max_orders);
 }
 
+/* As core_finish_event, with the top alone written here: the call of `top` would cost a tenth of the event. */
+static inline void finish_event(const l3_book *book, size_t index, uint8_t status, book_output *output)
+{
+    if (output->depth != 0 || output->tops == NULL || output->since + 1 != output->every) {
+        core_finish_event(&book->core, index, status, output);
+        return;
+    }
+    if (output->statuses != NULL)
+        output->statuses[index] = status;
+    output->tops[output->rows++] = l3_top(book);
+    output->since = 0;
+}
+
 /* What a record must say so that nothing about it is unusual, in the words it is read in. */
 typedef struct {
     uint64_t start;  /* version and length; what no record says if the book has no scales or is quarantined */
@@ -609,7 +622,7 @@ HOT size_t apply_block(l3_book *book, l3_array *array, size_t done, size_t end, 
         if (__builtin_expect(*error != BOOK_OK, 0))
             break;
         if (kind == ANY_OUTPUT)
-            core_finish_event(&book->core, done, status, output);
+            finish_event(book, done, status, output);
         else
             array->rows.tops[row] = l3_top(book);
     }
