@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from everlog.api_types import RawDiff, RawRecord
 from everlog.bridge import TopicToQueue, TopicToQueueSettings
 from everlog.bridge import audit_topic as audit_topic_module
 from everlog.bridge.audit_bridge import BridgeAudit, audit_bridge
 from everlog.bridge.audit_queue import QueueAudit, audit_queue
 from everlog.bridge.audit_topic import Account, TopicAudit, audit_topic
-from everlog.bridge.settling import SourceDiff, SourceRecord
 from everlog.bridge.state import QueueToTopicState, StateFile
 from everlog.client import Client, NewRecord, Tombstone
 from everlog.errors import QueueNotFound
@@ -92,14 +92,14 @@ def account_of(client: Client, topic: str, count: int) -> Account:
     return Account(client, client.topic(topic))
 
 
-def page(*records: tuple[int, int], tombstone: Tombstone | None = None) -> SourceDiff:
+def page(*records: tuple[int, int], tombstone: Tombstone | None = None) -> RawDiff:
     """A page of records (seq, time)."""
-    return SourceDiff([SourceRecord(*record) for record in records], 10, 10, 1, True, tombstone)
+    return RawDiff([RawRecord(*record) for record in records], 10, 10, 1, True, tombstone)
 
 
 def test_live_records_that_cannot_be_read_are_unexplained(client: Client, topic: str) -> None:
     account = account_of(client, topic, 4)
-    account.take_page(page((1, 1), (2, 1), (4, 1)))
+    account.add_page(page((1, 1), (2, 1), (4, 1)))
     account.end()
     audit = balanced(account.audit)
     assert (audit.live, audit.unexplained, audit.is_sound) == (3, 1, False)
@@ -112,7 +112,7 @@ def test_records_evicted_without_a_tombstone_are_unexplained(client: Client, top
         name = f"{topic}.{unexplained}"
         client.put_topic(name, {"cap_records": 3})
         account = account_of(client, name, 10)
-        account.take_page(page((8, 1), (9, 1), (10, 1), tombstone=told))
+        account.add_page(page((8, 1), (9, 1), (10, 1), tombstone=told))
         account.end()
         audit = balanced(account.audit)
         assert (audit.live, audit.evicted, audit.unexplained) == (3, 7 - unexplained, unexplained)
@@ -121,7 +121,7 @@ def test_records_evicted_without_a_tombstone_are_unexplained(client: Client, top
 
 def test_records_out_of_order_are_found(client: Client, topic: str) -> None:
     account = account_of(client, topic, 4)
-    account.take_page(page((1, 5), (2, 4), (1, 6), (3, 6), (4, 6)))
+    account.add_page(page((1, 5), (2, 4), (1, 6), (3, 6), (4, 6)))
     account.end()
     assert account.audit.disordered == 2
     assert not account.audit.is_sound

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everlog.bridge import market_json
-from everlog.bridge.layouts import GAP_TYPE_ID, Gap, GapReason, encode_gap
+from everlog.bridge.layouts import GAP_TYPE_ID, GapMessage, GapReason, encode_gap
 from everlog.bridge.rendering import (
     Format,
     Marker,
@@ -212,7 +212,7 @@ def test_an_order_is_rendered_with_its_price() -> None:
 
 
 def test_a_gap_that_a_bridge_wrote_is_rendered() -> None:
-    document = rendered(GAP_TYPE_ID, encode_gap(Gap(5, 9, 5, GapReason.TTL)))
+    document = rendered(GAP_TYPE_ID, encode_gap(GapMessage(5, 9, 5, GapReason.TTL)))
     assert document == {"type": "gap", "gap_from": 5, "gap_to": 9, "missed_estimate": 5, "reason": "ttl"}
 
 

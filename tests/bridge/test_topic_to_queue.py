@@ -15,7 +15,7 @@ from everlog.bridge import PayloadFormat, Progress, TopicToQueue, TopicToQueueSe
 from everlog.bridge.layouts import (
     GAP_TYPE_ID,
     RECORD_TYPE_ID,
-    Gap,
+    GapMessage,
     GapReason,
     decode_gap,
     encode_gap,
@@ -137,7 +137,7 @@ def test_records_that_the_topic_lost_become_one_gap_message(
         *numbers(17, 20),
     ]
     assert found[5].type_id == GAP_TYPE_ID
-    assert decode_gap(found[5].payload) == Gap(6, 17, 12, GapReason.CAP)
+    assert decode_gap(found[5].payload) == GapMessage(6, 17, 12, GapReason.CAP)
     assert bring(client, tmp_path, topic).gaps == 0
     state = state_of(tmp_path)
     assert (state.records, state.gaps, state.plan.gap_cursor) == (5, 0, 17)
@@ -228,7 +228,7 @@ def test_messages_of_another_writer_in_an_incomplete_batch_are_noticed(
     state = state_of(tmp_path / "first")
     fill(tmp_path / "second", numbers(0, 3))
     StateFile(OsFs(), str(tmp_path / "second"), "b", TopicToQueueState).create(state)
-    with pytest.raises(Corrupt, match="somebody else has written"):
+    with pytest.raises(Corrupt, match="another program has written"):
         bring(client, tmp_path / "second", topic)
 
 
@@ -302,11 +302,11 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, int]) -> None
 
 
 def test_the_layout_of_a_gap_is_pinned() -> None:
-    payload = encode_gap(Gap(6, 17, 12, gap_reason("ttl")))
+    payload = encode_gap(GapMessage(6, 17, 12, gap_reason("ttl")))
     assert payload.hex() == "01000200" + "00000000" + "06".ljust(16, "0") + "11".ljust(16, "0") + "0c".ljust(
         16, "0"
     )
-    assert decode_gap(payload) == Gap(6, 17, 12, GapReason.TTL)
+    assert decode_gap(payload) == GapMessage(6, 17, 12, GapReason.TTL)
     assert gap_reason("something new") is GapReason.OTHER
     with pytest.raises(Corrupt):
         decode_gap(payload[:-1])

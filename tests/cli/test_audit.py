@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from everlog.api_types import RawDiff
 from everlog.bridge import audit_topic
-from everlog.bridge.settling import SourceDiff
 from everlog.cli.main import app
 from everlog.client import Client, NewRecord
 from everlog.queue import layout
@@ -64,7 +64,7 @@ def test_unexplained_seqs_are_told_with_exit_code_1(
     client.append_many("torn", [NewRecord(1) for _ in range(300)])
     read = audit_topic.read_sources
 
-    def forgetful(*arguments: Any, **options: Any) -> SourceDiff:
+    def forgetful(*arguments: Any, **options: Any) -> RawDiff:
         """As if the records from seq 11 on could not be read."""
         page = read(*arguments, **options)
         return msgspec.structs.replace(page, records=page.records[:10])

@@ -1,13 +1,12 @@
-"""Bridges between queues and topics: records cross exactly once, whichever side is killed.
+"""Bridges between queues and topics: each record is forwarded exactly once, whichever side is killed.
 
-Owns both directions, what they keep on disk, and the audits of what crossed. Uses the queue and the client of
-a topics server from outside; neither knows of the other.
+Both directions, their state on disk, and the audits of what was forwarded. The queue and the topics server do
+not depend on each other; a bridge uses the public interface of both.
 """
 
-from everlog.bridge.errors import BatchInDoubt
-from everlog.bridge.queue_to_topic import QueueToTopic, QueueToTopicSettings
+from everlog.bridge.base import Progress
+from everlog.bridge.queue_to_topic import BatchInDoubt, QueueToTopic, QueueToTopicSettings
 from everlog.bridge.rendering import Format
-from everlog.bridge.running import Progress
 from everlog.bridge.topic_to_queue import PayloadFormat, TopicToQueue, TopicToQueueSettings
 
 __all__ = [

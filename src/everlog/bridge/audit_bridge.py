@@ -1,13 +1,13 @@
-"""The audit of a bridge: what it says it forwarded is on the other side, each record once.
+"""The audit of a bridge: what its state counts as forwarded is in the target, each record once.
 
-Owns the rules. Out of a queue: every record of the bridge carries its `$node`, and the first of each batch
-says which messages of the queue the batch holds; so the topic itself tells what arrived. Into a queue: the
-timestamp of a message tells which record it was. Both sides are read as a stream; only counts are kept.
+From a queue: every record of the bridge carries its `$node`, and the first of each batch names the messages
+of the queue that the batch holds, so the topic shows what arrived. To a queue: the timestamp of a message
+shows which record it was. Both sides are read as a stream; only counts are kept in memory.
 
-    present      is on the other side
+    present      is in the target
     gone         arrived, and was deleted, evicted or expired there since
-    duplicates   is there twice
-    unexplained  was forwarded, as the bridge says, and is neither
+    duplicates   is in the target twice
+    unexplained  was forwarded by the bridge's count, and is none of these
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from everlog.bridge.audit_topic import RUNS_SHOWN_MAX, SeqRun, pages
+from everlog.api_types import RawRecord
+from everlog.bridge.audit_topic import Audit, pages
+from everlog.bridge.base import NOT_FOUND
 from everlog.bridge.layouts import GAP_TYPE_ID, NS_PER_MS, SEQ_DIGITS, timestamp_ns
 from everlog.bridge.rendering import Marker
-from everlog.bridge.settling import NOT_FOUND, SourceRecord
 from everlog.bridge.state import (
     QueueToTopicState,
     State,
@@ -39,7 +40,7 @@ BATCH_MAX: Final = 16_384
 _HALF: Final = SEQ_DIGITS // 2
 
 
-class BridgeAudit(msgspec.Struct):
+class BridgeAudit(Audit):
     """The account of a bridge. It balances: `forwarded` is present + gone + unexplained."""
 
     bridge: str
@@ -52,17 +53,11 @@ class BridgeAudit(msgspec.Struct):
     duplicates: int = 0
     unexplained: int = 0
     under_way: int = 0
-    runs: list[SeqRun] = []
 
     @property
     def is_sound(self) -> bool:
         """Whether everything is explained and nothing is there twice."""
         return self.unexplained == 0 and self.duplicates == 0
-
-    def problem(self, first_seq: int, last_seq: int, problem: str) -> None:
-        """Note what is wrong, up to a bound."""
-        if len(self.runs) < RUNS_SHOWN_MAX:
-            self.runs.append(SeqRun(first_seq, last_seq, problem))
 
 
 def audit_bridge(client: Client, queue: str, name: str, fs: Fs | None = None) -> BridgeAudit:
@@ -86,8 +81,8 @@ class _Meta(msgspec.Struct, frozen=True):
 _meta: Final = msgspec.json.Decoder(_Meta).decode
 
 
-def marker_of(record: SourceRecord) -> Marker | None:
-    """What the first record of a batch says; None for all others."""
+def marker_of(record: RawRecord) -> Marker | None:
+    """Return the marker that the first record of a batch carries; None for all others."""
     if not bytes(record.meta):
         return None
     try:
@@ -100,7 +95,7 @@ class _QueueToTopicAudit:
     def __init__(self, client: Client, queue: str, state: QueueToTopicState, fs: Fs) -> None:
         self._client = client
         self._state = state
-        self.audit = BridgeAudit(state.name, "queue-to-topic", state.topic, runs=[])
+        self.audit = BridgeAudit(state.name, "queue-to-topic", state.topic)
         plan = state.plan
         self._confirmed = state.forwarded
         self._last_seq = -1 if plan is None else plan.first_seq - 1
@@ -130,13 +125,13 @@ class _QueueToTopicAudit:
         for page in pages(self._client, state.topic, head_seq, include_meta=True):
             for record in page.records:
                 if record.seq <= head_seq:
-                    self._take(record)
+                    self._add(record)
         self._pass_dead(head_seq + 1)
         self._uncovered += max(0, self._last_seq + 1 - self._next_source)
         self._balance()
         return audit
 
-    def _take(self, record: SourceRecord) -> None:
+    def _add(self, record: RawRecord) -> None:
         self._pass_dead(record.seq)
         self._seen = record.seq
         if record.node != self._state.node:
@@ -154,7 +149,7 @@ class _QueueToTopicAudit:
     def _begin_block(self, topic_seq: int, marker: Marker) -> None:
         audit = self.audit
         self._block_end = topic_seq + marker.count - 1
-        # A batch that the bridge has not been told of is under way, and counts for neither side yet.
+        # A batch without a confirmation is in flight, and counts for neither side yet.
         self._block_counts = marker.last_seq <= self._last_seq
         if marker.first_seq < self._next_source:
             twice = min(marker.last_seq + 1, self._next_source) - marker.first_seq
@@ -166,14 +161,14 @@ class _QueueToTopicAudit:
         self._next_source = max(self._next_source, marker.last_seq + 1)
 
     def _pass_dead(self, topic_seq: int) -> None:
-        """Seqs between the last record and this one hold no live record."""
+        """Count the seqs between the last record and this one, which hold no live record."""
         first_dead = self._seen + 1
         if first_dead < topic_seq:
             self._dead_outside += max(0, topic_seq - max(first_dead, self._block_end + 1))
         self._seen = max(self._seen, topic_seq - 1)
 
     def _balance(self) -> None:
-        """Messages that no batch covers can only have been in batches whose records are gone."""
+        """Explain messages that no marker covers: only batches whose records are gone can have held them."""
         audit = self.audit
         audit.present += self._strays
         missing = audit.forwarded - audit.present
@@ -201,7 +196,7 @@ class _TopicToQueueAudit:
         self._client = client
         self._queue = queue
         self._state = state
-        self.audit = BridgeAudit(state.name, "topic-to-queue", state.topic, runs=[])
+        self.audit = BridgeAudit(state.name, "topic-to-queue", state.topic)
         self._retired = 0
         self._matched = 0
 

@@ -1,9 +1,9 @@
-"""The audit of a queue: every seq from 0 to the last is there, whole, or was deleted by retention.
+"""The audit of a queue: every seq from 0 to the last is there, intact, or was deleted by retention.
 
-Owns the rules. It reads the queue as a reader without a name does: it holds nothing back and changes nothing.
+It reads the queue without a reader name: it holds back no retention and changes nothing.
 
-    live         the message can be read and its checksum is right
-    deleted      it lay before the oldest segment: retention deleted it
+    live         the message can be read and its checksum matches
+    deleted      it was before the oldest segment: retention deleted it
     unexplained  it is missing between two others, or damaged
 """
 
@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
-
-from everlog.bridge.audit_topic import RUNS_SHOWN_MAX, SeqRun
+from everlog.bridge.audit_topic import Audit
 from everlog.errors import Corrupt, SegmentMissing, Unsupported, UnsupportedVersion
 from everlog.queue import Queue, QueueReader, StartMode
 
 BATCH_MAX: Final = 65536
 
 
-class QueueAudit(msgspec.Struct):
+class QueueAudit(Audit):
     """The account of a queue. It balances: `assigned` is the sum of the others."""
 
     queue: str
@@ -29,22 +27,16 @@ class QueueAudit(msgspec.Struct):
     deleted: int = 0
     unexplained: int = 0
     damaged: int = 0
-    runs: list[SeqRun] = []
 
     @property
     def is_sound(self) -> bool:
         """Whether everything is explained."""
         return self.unexplained == 0 and self.damaged == 0
 
-    def problem(self, first_seq: int, last_seq: int, problem: str) -> None:
-        """Note what is wrong, up to a bound."""
-        if len(self.runs) < RUNS_SHOWN_MAX:
-            self.runs.append(SeqRun(first_seq, last_seq, problem))
-
 
 def audit_queue(path: str) -> QueueAudit:
     """Account for every seq of a queue up to its present end."""
-    audit = QueueAudit(path, runs=[])
+    audit = QueueAudit(path)
     with Queue.open_subscriber(path, None, StartMode.LATEST) as reader:
         end = reader.position
     with Queue.open_subscriber(path, None, StartMode.EARLIEST) as reader:
@@ -55,7 +47,7 @@ def audit_queue(path: str) -> QueueAudit:
                 break
             if not seqs:
                 continue
-            expected = _take(audit, seqs, expected)
+            expected = _add(audit, seqs, expected)
     audit.assigned = expected
     return audit
 
@@ -66,7 +58,7 @@ def _next_seqs(reader: QueueReader, audit: QueueAudit, expected: int) -> list[in
         batch = reader.read_batch(BATCH_MAX)
         return batch.seq.tolist() or None
     except SegmentMissing:
-        # Retention was faster than the audit: what it deleted meanwhile is accounted for as deleted.
+        # Retention deleted the segment meanwhile: its seqs count as deleted.
         return [] if reader.seek_seq(expected) else None
     except UnsupportedVersion as error:
         audit.damaged += 1
@@ -78,13 +70,13 @@ def _next_seqs(reader: QueueReader, audit: QueueAudit, expected: int) -> list[in
     try:
         reader.skip_corrupt()
     except Unsupported:
-        # Of no usable length: whatever follows in its segment cannot be found.
+        # Its length is unusable: the messages behind it in its segment cannot be found.
         return [] if reader.seek_seq(expected + 1) else None
     return []
 
 
-def _take(audit: QueueAudit, seqs: list[int], expected: int) -> int:
-    """Count messages; return the seq that has to come next."""
+def _add(audit: QueueAudit, seqs: list[int], expected: int) -> int:
+    """Count messages; return the next expected seq."""
     if seqs[0] > expected:
         missing = seqs[0] - expected
         if audit.live == 0 and audit.damaged == 0:

@@ -1,14 +1,14 @@
-"""What a bridge writes into a queue: type ids, the layout of a gap, and the seq that a timestamp carries.
+"""The messages that a bridge appends to a queue: type ids, the layout of a gap, and seqs in timestamps.
 
-Owns the bytes; writes nothing. Integers are little-endian, bytes without a name are zero.
+Integers are little-endian, bytes without a name are zero.
 
     0x3000  a record of a topic: its data as JSON text
     0x3001  a gap: records of the topic that are gone
 
-A message that a bridge out of a queue had turned into base64 gets its own type id and bytes back.
+A record that a bridge from a queue has encoded as base64 becomes a message with its own type id and bytes.
 
 The timestamp of a message is the record's `$ts`, which counts milliseconds, in nanoseconds; the six digits
-below the millisecond are the last six digits of its `$seq`. So the queue itself tells which records it holds.
+below the millisecond are the last six digits of its `$seq`. So the queue itself shows which records it holds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEQ_DIGITS: Final = 1_000_000
 
 
 class GapReason(IntEnum):
-    """Why records are gone, as the topic told it."""
+    """Why records are gone, as the topic says."""
 
     OTHER = 0
     CAP = 1
@@ -50,8 +50,8 @@ GAP: Final = np.dtype(
 """Seqs `gap_from` to `gap_to` of the topic, inclusive, are gone; after `recreated` reading starts over."""
 
 
-class Gap(NamedTuple):
-    """Records of a topic that are gone."""
+class GapMessage(NamedTuple):
+    """Records of a topic that are gone: seqs `gap_from` to `gap_to`, both included."""
 
     gap_from: int
     gap_to: int
@@ -59,7 +59,7 @@ class Gap(NamedTuple):
     reason: GapReason
 
 
-def encode_gap(gap: Gap) -> bytes:
+def encode_gap(gap: GapMessage) -> bytes:
     """Return the payload of a gap message."""
     row = np.zeros(1, dtype=GAP)
     row["version"] = LAYOUT_VERSION
@@ -69,7 +69,7 @@ def encode_gap(gap: Gap) -> bytes:
     return row.tobytes()
 
 
-def decode_gap(payload: Buffer) -> Gap:
+def decode_gap(payload: Buffer) -> GapMessage:
     """Read the payload of a gap message."""
     data = memoryview(payload).cast("B")
     if len(data) != GAP.itemsize:
@@ -80,19 +80,19 @@ def decode_gap(payload: Buffer) -> Gap:
         raise UnsupportedVersion(f"a gap has layout {version}; this build reads {LAYOUT_VERSION}", version)
     reason = int(row["reason"])
     known = GapReason(reason) if reason <= max(GapReason) else GapReason.OTHER
-    return Gap(int(row["gap_from"]), int(row["gap_to"]), int(row["missed_estimate"]), known)
+    return GapMessage(int(row["gap_from"]), int(row["gap_to"]), int(row["missed_estimate"]), known)
 
 
 def gap_reason(word: str) -> GapReason:
-    """The number of a tombstone's reason."""
+    """Return the number of a tombstone's reason."""
     return GapReason.__members__.get(word.upper(), GapReason.OTHER)
 
 
 def timestamp_ns(ts_ms: int, seq: int) -> int:
-    """The timestamp of the message that a record becomes."""
+    """Return the timestamp of the message that a record becomes."""
     return ts_ms * NS_PER_MS + seq % SEQ_DIGITS
 
 
 def seq_digits(timestamp_ns: int) -> int:
-    """The last six digits of the seq of the record that a message was."""
+    """Return the last six digits of the `$seq` of the record that became a message."""
     return timestamp_ns % SEQ_DIGITS

@@ -1,7 +1,6 @@
-"""Messages of the market protocol as JSON text, for people and programs that do not know its bytes.
+"""Messages of the market protocol as JSON text, for programs that do not read the binary protocol.
 
-Owns the names of the JSON fields. Prices and sizes of books are exact decimals in strings; what the protocol
-has as floating point stays a number. A message that breaks the protocol has no JSON: None.
+Prices and sizes of books are exact decimals in strings; floating-point fields of the protocol are numbers.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ KNOWN_TYPE_IDS: Final = frozenset({TypeId.BOOK_EVENT, TypeId.BOOK_TICKER, TypeId
 
 
 def render(type_id: int, flags: int, payload: bytes) -> bytes | None:
-    """Return a message as JSON text; None if it is not what its type id says."""
+    """Return a message as JSON text; None if it breaks the protocol of its type id."""
     try:
         if type_id == TypeId.TRADE and len(payload) == TRADE.itemsize:
             return _encode(_trade(payload, flags))

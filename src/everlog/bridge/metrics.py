@@ -1,8 +1,8 @@
-"""The counters of a bridge, for Prometheus and for its own report. Owns their names.
+"""The counters of a bridge, for Prometheus.
 
 everlog_bridge_forwarded_records_total   records that are confirmed on the other side
 everlog_bridge_batches_total             requests or appends that carried them
-everlog_bridge_deduplicated_total        batches that turned out to be there already
+everlog_bridge_deduplicated_total        batches that had arrived before
 everlog_bridge_retries_total             tries that failed and were repeated
 everlog_bridge_gaps_total                gap messages written
 everlog_bridge_lag_bytes                 of the queue, behind the confirmed position (queue to topic)
@@ -26,7 +26,7 @@ HOST: Final = "127.0.0.1"
 
 
 class BridgeMetrics:
-    """The numbers of one bridge; give them an address with `serve`."""
+    """The counters of one bridge; `MetricsServer` serves them."""
 
     def __init__(self, bridge: str, direction: str) -> None:
         self.registry = CollectorRegistry()

@@ -1,14 +1,14 @@
-"""The bridge out of a queue into a topic.
+"""The bridge from a queue to a topic.
 
-Owns the order of steps that makes it exactly once: read, store the plan, send under the key of the plan, and
-move the queue's reader only when the batch is confirmed. After a failure nobody knows of, `settling` asks the
-topic before anything is sent again. One batch is under way while the next one is rendered.
+The order of steps makes it exactly once: read, store the plan, send under the key of the plan, and move the
+queue's reader only when the batch is confirmed. If an answer is lost, `in_doubt` asks the topic before the
+batch is sent again. One batch is sent while the next one is rendered.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
@@ -16,7 +16,8 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from everlog.api_types import Appended
-from everlog.bridge.errors import BatchInDoubt
+from everlog.bridge.base import NOT_FOUND, Bridge, Progress, Stopped
+from everlog.bridge.in_doubt import Verdict, resolve_in_doubt
 from everlog.bridge.rendering import (
     Format,
     Marker,
@@ -26,8 +27,6 @@ from everlog.bridge.rendering import (
     fitting,
     request_body,
 )
-from everlog.bridge.running import Bridge, Progress
-from everlog.bridge.settling import NOT_FOUND, Verdict, settle
 from everlog.bridge.state import (
     VERSION,
     Plan,
@@ -43,7 +42,7 @@ from everlog.client.producer import WINDOW_MS_DEFAULT
 from everlog.client.retrying import ONCE, Backoff
 from everlog.client.wire import topic_path
 from everlog.clock import NS_PER_S
-from everlog.errors import CorruptMetadata, InvalidConfig, SegmentMissing
+from everlog.errors import CorruptMetadata, EverlogError, InvalidConfig, SegmentMissing
 from everlog.queue import Queue, QueueReader, StartMode
 from everlog.queue.control import ControlBlock
 from everlog.queue.reader_meta import meta_path
@@ -59,9 +58,23 @@ _NS_PER_MS: Final = 1_000_000
 InDoubt = Literal["stop", "send", "skip"]
 
 
+class BatchInDoubt(EverlogError):
+    """It cannot be found out whether a batch reached its topic, so a person has to decide.
+
+    `first_seq` and `last_seq` are those of the queue, both included.
+    """
+
+    code = "bridge_in_doubt"
+
+    def __init__(self, message: str, first_seq: int = 0, last_seq: int = 0) -> None:
+        super().__init__(message)
+        self.first_seq = first_seq
+        self.last_seq = last_seq
+
+
 @dataclass(frozen=True, slots=True)
 class QueueToTopicSettings:
-    """What is bridged and how. `start` counts only when the bridge has never run."""
+    """What is forwarded and how. `start` applies only if the bridge has never run."""
 
     queue: str
     topic: str
@@ -83,7 +96,7 @@ class QueueToTopicSettings:
 
 
 class _Prepared(NamedTuple):
-    """A rendered batch and where the queue's reader stands behind it."""
+    """A rendered batch and the position of the queue's reader behind it."""
 
     messages: Messages
     texts: list[bytes]
@@ -93,11 +106,7 @@ class _Prepared(NamedTuple):
 
 class _Delivered(NamedTuple):
     topic_head: int
-    was_there: bool
-
-
-class _Stopped(Exception):
-    """The bridge is to end while a batch is under way."""
+    is_repeat: bool
 
 
 class QueueToTopic(Bridge[QueueToTopicSettings]):
@@ -116,7 +125,7 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
     # --- Running -------------------------------------------------------------------------------------------
 
     def run(self) -> Progress:
-        """Forward; returns when stopped, or at the end with `once`. Raises what cannot be got over."""
+        """Forward until stopped, or to the end with `once`. Raises errors that a retry cannot solve."""
         self._started_ns = self._clock.monotonic_ns()
         with contextlib.ExitStack() as held:
             held.callback(self._file.close)
@@ -126,8 +135,8 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
             held.callback(self._control.close)
             self._confirmed = self._reader.committed_position
             pool = held.enter_context(ThreadPoolExecutor(1, "bridge-send"))
-            held.callback(self.stop.set)  # first of all: the thread must not go on trying
-            with contextlib.suppress(_Stopped):
+            held.callback(self.stop.set)  # called first: the thread must not keep trying
+            with contextlib.suppress(Stopped):
                 self._forward(pool)
             plan = self._state.plan
             self.progress.is_in_doubt = plan is not None and self._confirmed < plan.end
@@ -137,7 +146,7 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
     def _load_state(self) -> QueueToTopicState:
         settings = self._settings
         if not ControlBlock.is_ready(self._fs, settings.queue):
-            # Says what is missing; a bridge creates no queue to read from.
+            # Raises the error for a missing queue: a bridge does not create the queue it reads from.
             Queue.open_subscriber(settings.queue, None).close()
         state = self._file.load()
         if state is None:
@@ -145,7 +154,7 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
             if self._fs.exists(reader):
                 raise CorruptMetadata(
                     f"{self._file.path} is missing although the bridge {settings.name!r} has run; restore "
-                    f"it, or delete {reader} as well to forward the queue anew"
+                    f"it, or delete {reader} as well to forward the queue again"
                 )
             state = self._file.create(
                 QueueToTopicState(VERSION, settings.name, new_identity(), settings.topic)
@@ -166,12 +175,12 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
 
     def _forward(self, pool: ThreadPoolExecutor) -> None:
         end = self._end_of_queue() if self._settings.once else None
-        self._settle_old_plan(pool)
-        under_way: tuple[_Prepared, Future[_Delivered]] | None = None
+        self._finish_old_plan(pool)
+        in_flight: tuple[_Prepared, Future[_Delivered]] | None = None
         for prepared in self._batches(end):
-            if under_way is not None:
-                self._confirm(*under_way)
-                under_way = None
+            if in_flight is not None:
+                self._confirm(*in_flight)
+                in_flight = None
             if self.stop.is_set():
                 return
             if prepared is None:
@@ -181,7 +190,7 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
                 self._reader.wait(WAIT_SLICE_S)
             else:
                 plan = self._store_plan(prepared)
-                under_way = prepared, pool.submit(self._deliver, prepared, plan, is_in_doubt=False)
+                in_flight = prepared, pool.submit(self._deliver, prepared, plan, is_in_doubt=False)
 
     def _end_of_queue(self) -> tuple[int, int]:
         with Queue.open_subscriber(self._settings.queue, None, StartMode.LATEST) as reader:
@@ -190,7 +199,7 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
     # --- Batches -------------------------------------------------------------------------------------------
 
     def _batches(self, end: tuple[int, int] | None) -> Iterator[_Prepared | None]:
-        """Batches as they come; None whenever there is nothing at the moment."""
+        """Yield batches as they come, and None whenever there is nothing to read."""
         settings = self._settings
         while True:
             if end is not None and self._reader.position >= end:
@@ -231,7 +240,7 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
         return plan
 
     def _confirm(self, prepared: _Prepared, sent: Future[_Delivered]) -> None:
-        """Wait until a batch is in the topic, giving signs of life, and let the queue's reader pass it."""
+        """Wait until a batch is in the topic, with heartbeats, and move the queue's reader behind it."""
         while True:
             try:
                 delivered = sent.result(WAIT_SLICE_S)
@@ -242,44 +251,32 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
                 self._reader.heartbeat()
                 self._show_progress()
         self._topic_head = delivered.topic_head
-        self._move_to(prepared.end)
-        progress, metrics = self.progress, self._metrics
-        progress.forwarded += len(prepared.texts)
-        progress.batches += 1
-        progress.last_seq = prepared.messages.last_seq
-        metrics.forwarded.inc(len(prepared.texts))
-        metrics.batches.inc()
-        metrics.last_seq.set(prepared.messages.last_seq)
-        if delivered.was_there:
-            progress.deduplicated += 1
-            metrics.deduplicated.inc()
+        # Not synced: after a power loss the plan still says where to continue.
+        self._reader._commit_at(prepared.end, durable=False)
+        self._confirmed = prepared.end
+        self._count(len(prepared.texts), prepared.messages.last_seq, deduplicated=int(delivered.is_repeat))
         self._confirmed_ts_ns = prepared.timestamp_ns
         self._show_progress()
 
-    def _move_to(self, position: tuple[int, int]) -> None:
-        # Not synced: if a power loss takes it, the plan still tells where to go on.
-        self._reader._commit_at(position, durable=False)
-        self._confirmed = position
+    # --- The plan of an earlier run ------------------------------------------------------------------------
 
-    # --- What an earlier life left -------------------------------------------------------------------------
-
-    def _settle_old_plan(self, pool: ThreadPoolExecutor) -> None:
+    def _finish_old_plan(self, pool: ThreadPoolExecutor) -> None:
         plan = self._state.plan
         if plan is None or self._reader.committed_position >= plan.end:
-            self._topic_head = self._patiently(self._head_of_topic)
+            self._topic_head = self._until_answered(self._head_of_topic)
             return
         prepared = self._read_again(plan)
         self._confirm(prepared, pool.submit(self._deliver, prepared, plan, is_in_doubt=True))
 
     def _read_again(self, plan: Plan) -> _Prepared:
-        """Make the planned batch once more, of the same messages."""
+        """Make the planned batch again, of the same messages."""
         self._reader.seek_seq(plan.first_seq)
         batch = self._reader.read_batch(plan.last_seq - plan.first_seq + 1)
         if not len(batch) or (int(batch.seq[0]), int(batch.seq[-1])) != (plan.first_seq, plan.last_seq):
             raise SegmentMissing(
                 f"messages {plan.first_seq} to {plan.last_seq} of {self._settings.queue} are gone, and the "
-                f"bridge {self._settings.name!r} had not been told that they arrived; restore the queue, or "
-                "start a bridge with another --name"
+                f"bridge {self._settings.name!r} has no confirmation that they arrived; restore the queue, "
+                "or start a bridge with another --name"
             )
         messages = copy_messages(batch, 0, len(batch))
         texts = self._renderer.records(messages)
@@ -296,42 +293,30 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
             self._warn(
                 "weak_topic",
                 f"topic {self._settings.topic!r} is of class {state.config.durability}: what it loses in a "
-                "restart is not forwarded again, and a batch under way may be lost or come twice",
+                "restart is not forwarded again, and the batch in flight may be lost or arrive twice",
             )
         return state.head_seq
 
-    def _patiently(self, ask: Callable[[], int]) -> int:
-        """Ask until the server answers or the bridge is stopped."""
-        backoff = Backoff()
-        while True:
-            try:
-                answer = ask()
-            except ApiFailed as error:
-                if not (error.is_busy or error.is_outage):
-                    raise
-                self._pause(error, backoff)
-                self._reader.heartbeat()
-            else:
-                self._is_back()
-                return answer
+    def _heartbeat(self) -> None:
+        self._reader.heartbeat()
 
     # --- Sending, in the thread of its own -----------------------------------------------------------------
 
     def _deliver(self, prepared: _Prepared, plan: Plan, *, is_in_doubt: bool) -> _Delivered:
-        """Bring a batch into the topic, however long that takes."""
+        """Send a batch until it is in the topic."""
         backoff = Backoff()
         call = self._call(prepared.texts, plan)
         is_careful = False
         while True:
             if self.stop.is_set() and (is_in_doubt or self._is_away):
-                raise _Stopped
+                raise Stopped
             try:
-                if is_in_doubt and (landed := self._look(plan)) is not None:
-                    return landed
+                if is_in_doubt and (found := self._find(plan)) is not None:
+                    return found
                 appended = self._client.call(call, retry=ONCE)
             except ApiFailed as error:
                 if error.status == BAD_REQUEST and not is_careful:
-                    # One payload is JSON to us and not to the server; looking closely finds it.
+                    # The server refuses a payload that passed as JSON here; the careful renderer finds it.
                     is_careful = True
                     texts = self._renderer.records(prepared.messages, careful=True)
                     call = self._call(texts, plan)
@@ -339,7 +324,7 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
                 is_in_doubt |= not self._did_nothing(error)
                 self._pause(error, backoff)
             else:
-                self._is_back()
+                self._mark_connected()
                 return _Delivered(appended.head_seq, appended.deduped)
 
     def _call(self, texts: list[bytes], plan: Plan) -> Call[Appended]:
@@ -351,15 +336,15 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
         path = topic_path(self._settings.topic) + "?return_seqs=false"
         return Call("POST", path, Appended, body, may_repeat=False)
 
-    def _look(self, plan: Plan) -> _Delivered | None:
-        """Ask the topic what became of a batch; None if it is to be sent (again)."""
-        finding = settle(self._client, self._state, plan)
+    def _find(self, plan: Plan) -> _Delivered | None:
+        """Return what the topic says of a batch in doubt; None if it has to be sent."""
+        finding = resolve_in_doubt(self._client, self._state, plan)
         if finding.verdict is Verdict.LANDED:
-            self._is_back()
-            return _Delivered(finding.topic_head, was_there=True)
+            self._mark_connected()
+            return _Delivered(finding.topic_head, is_repeat=True)
         if finding.verdict is Verdict.UNKNOWN and not self._is_key_known(plan):
             if self._settings.in_doubt == "skip":
-                return _Delivered(finding.topic_head, was_there=True)
+                return _Delivered(finding.topic_head, is_repeat=True)
             if self._settings.in_doubt == "stop":
                 raise BatchInDoubt(
                     f"messages {plan.first_seq} to {plan.last_seq} of {self._settings.queue} may have been "
@@ -372,7 +357,7 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
         return None
 
     def _is_key_known(self, plan: Plan) -> bool:
-        """Whether the server is sure to remember the key if the batch came: half of its time, to be sure."""
+        """Whether the server still has the key if the batch arrived; trusts half of the window only."""
         try:
             state = self._client.call(calls.topic(self._settings.topic, touch=False), retry=ONCE)
             window_ms = state.config.idempotency_window_ms
@@ -384,7 +369,7 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
         return 0 <= age_ms < window_ms // 2
 
     def _did_nothing(self, error: ApiFailed) -> bool:
-        """Whether a failed try is sure to have left no trace; raises what another try cannot mend."""
+        """Whether a failed request certainly had no effect; raises errors that a retry cannot solve."""
         if error.is_busy or error.status == FULL:
             return True
         if error.is_outage:
@@ -393,11 +378,7 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
             return False
         raise error
 
-    def _pause(self, error: ApiFailed, backoff: Backoff) -> None:
-        if self._wait_for_server(error, backoff):
-            raise _Stopped
-
-    # --- Telling -------------------------------------------------------------------------------------------
+    # --- Lag -----------------------------------------------------------------------------------------------
 
     def _measure_lag(self) -> None:
         size = self._reader.segment_size

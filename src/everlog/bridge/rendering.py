@@ -1,7 +1,7 @@
-"""From messages of a queue to the records of an append request.
+"""Renders messages of a queue as the records of an append request.
 
-Owns the formats and the text of a request. A payload that is JSON goes through as it is; market protocol
-messages become JSON; anything else becomes base64, with its type id beside it so that it can be turned back.
+A payload that is JSON is passed on unchanged; market protocol messages become JSON; anything else becomes
+base64, with its type id in the meta so that it can be decoded again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from everlog.queue import Batch
 
 MAX_RECORD_BYTES: Final = 1 << 20
 MAX_META_BYTES: Final = 512
-"""What the bridge itself puts into a record's meta is shorter than this."""
+"""More than the bridge itself puts into the meta of a record."""
 
 MAX_NESTING: Final = 120
 """Of a payload; the server allows 128 levels of a whole request."""
@@ -34,7 +34,7 @@ _is_json: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 class Format(StrEnum):
-    """What becomes of payloads."""
+    """How payloads are rendered."""
 
     AUTO = "auto"
     JSON = "json"
@@ -42,7 +42,7 @@ class Format(StrEnum):
 
 
 class Messages(NamedTuple):
-    """The messages of one request: seqs, and what is needed to render them. Owned copies."""
+    """Copies of the messages of one request."""
 
     seqs: NDArray[np.uint64]
     type_ids: list[int]
@@ -61,7 +61,7 @@ class Messages(NamedTuple):
 
 
 def copy_messages(batch: Batch, start: int, stop: int) -> Messages:
-    """Take some messages of a batch out of the mapping."""
+    """Copy some messages of a batch out of the mapping."""
     data, begins = batch.joined(np.arange(start, stop))
     raw = data.tobytes()
     payloads = [raw[begin:end] for begin, end in pairwise(begins.tolist())]
@@ -73,13 +73,13 @@ def copy_messages(batch: Batch, start: int, stop: int) -> Messages:
 
 
 def fitting(batch: Batch, max_bytes: int, start: int) -> int:
-    """How many messages from `start` on stay below `max_bytes` of payload; at least one."""
+    """Return how many messages from `start` on fit into `max_bytes` of payload, at least one."""
     sizes = np.cumsum(batch.length[start:], dtype=np.int64)
     return max(1, int(np.searchsorted(sizes, max_bytes, side="right")))
 
 
 class Renderer:
-    """Renders messages in one format. `careful` looks at what only the server's strict reader refuses."""
+    """Renders messages in one format. With `careful`, payloads are checked as strictly as the server does."""
 
     def __init__(self, form: Format) -> None:
         self._form = form
@@ -128,7 +128,7 @@ def _are_all_json(type_ids: Sequence[int], payloads: list[bytes]) -> bool:
     try:
         for payload in payloads:
             _is_json(payload)
-        # The decoder steps over strings; with single bytes between them all of them are right or none is.
+        # The decoder does not check strings for UTF-8. Joined by ASCII, all of them are valid or none is.
         b"\n".join(payloads).decode()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
@@ -136,7 +136,7 @@ def _are_all_json(type_ids: Sequence[int], payloads: list[bytes]) -> bool:
 
 
 def is_acceptable_json(payload: bytes) -> bool:
-    """Tell whether a topic takes this payload as the data of a record."""
+    """Whether a topic accepts this payload as the data of a record."""
     try:
         _is_json(payload)
         text = payload.decode()
@@ -151,7 +151,7 @@ def is_acceptable_json(payload: bytes) -> bool:
 
 
 def _depth(value: Any) -> int:
-    """How deep a value is nested, without recursion."""
+    """Return the nesting depth of a value, without recursion."""
     depth, level = 0, [value]
     while level:
         depth += 1
@@ -171,7 +171,7 @@ def _base64(type_id: int, payload: bytes) -> bytes:
 
 
 class Marker(msgspec.Struct):
-    """What the first record of a batch carries in its meta: which messages of the queue the batch holds."""
+    """The messages of the queue that a batch holds, in the meta of its first record."""
 
     first_seq: int
     last_seq: int
@@ -179,7 +179,7 @@ class Marker(msgspec.Struct):
 
 
 def request_body(texts: list[bytes], marker: Marker, node: str, key: str, more: bytes = b"") -> bytes:
-    """Return the body of an append. The marker goes into the first record; all share the node."""
+    """Return the body of an append, with the marker in its first record."""
     first = _with_marker(texts[0], marker)
     rest = _BETWEEN.join([first, *texts[1:]])
     names = (msgspec.json.encode(node), msgspec.json.encode(key))

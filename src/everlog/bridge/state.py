@@ -1,8 +1,8 @@
-"""What a bridge has to remember: who it is, and the batch that it is about to bring across.
+"""The state of a bridge on disk: its identity, and the plan of the batch that it sends next.
 
-Owns `bridges/<name>.state` in the directory of the queue: two slots, written in turn and synced, so one of
-them is always whole. A plan is stored before its batch goes out. So after any crash at most one batch is in
-doubt, and its borders are known.
+The file is `bridges/<name>.state` in the directory of the queue: two slots, written in turn and synced, so
+one of them is always valid. A plan is stored before its batch is sent. So after any crash at most one batch
+is in doubt, and its seqs are known.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _SLOT_HEAD: Final = struct.Struct("<II")
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A batch on its way to a topic: messages `first_seq` to `last_seq` of the queue, `count` records.
+    """A batch for a topic: messages `first_seq` to `last_seq` of the queue, both included, `count` records.
 
-    `end` is where the queue's reader stands behind it. `topic_head` was the head of the topic when the batch
-    was planned: if it is there, it has higher seqs.
+    `end` is the position of the queue's reader behind it. `topic_head` was the head of the topic when the
+    batch was planned: if the batch is in the topic, it has higher seqs.
     """
 
     first_seq: int
@@ -44,7 +44,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class QueueToTopicState(msgspec.Struct, frozen=True, tag="queue-to-topic", tag_field="direction"):
-    """What a bridge into a topic remembers. `forwarded` counts the records of all batches before the plan."""
+    """The state of a bridge to a topic. `forwarded` counts the records of all batches before the plan."""
 
     SLOT_BYTES: ClassVar[int] = 1024
 
@@ -59,20 +59,20 @@ class QueueToTopicState(msgspec.Struct, frozen=True, tag="queue-to-topic", tag_f
 
     @property
     def node(self) -> str:
-        """The `$node` of every record that this bridge appends; nobody else has it."""
+        """The `$node` of every record that this bridge appends; no other writer has it."""
         return f"bridge:{self.name}:{self.identity}"
 
     def key(self, plan: Plan) -> str:
-        """The idempotency key of a batch: the same whenever and wherever it is sent."""
+        """Return the idempotency key of a batch: the same in every attempt."""
         return f"{self.node}:{plan.first_seq}-{plan.last_seq}"
 
 
 class QueuePlan(msgspec.Struct, frozen=True):
-    """A batch on its way to a queue: `count` messages from `first_queue_seq` on.
+    """A batch for a queue: `count` messages from `first_queue_seq` on.
 
-    The first one is a gap message if `gap_cursor` is given: the topic is read from there behind it. The
+    The first one is a gap message if `gap_cursor` is given: the topic is read from there behind the gap. The
     others are the records of the topic whose seqs are in `runs` (first seq, length). `from_seq` and
-    `next_from_seq` are where the topic is read from before and behind the whole batch.
+    `next_from_seq` are the cursors before and behind the whole batch.
     """
 
     first_queue_seq: int
@@ -83,7 +83,7 @@ class QueuePlan(msgspec.Struct, frozen=True):
     gap_cursor: int | None = None
 
     def cursor_after(self, messages: int) -> int:
-        """Where the topic is to be read from if only the first `messages` are in the queue."""
+        """Return the cursor of the topic if only the first `messages` are in the queue."""
         if messages <= 0:
             return self.from_seq
         if messages >= self.count:
@@ -92,7 +92,7 @@ class QueuePlan(msgspec.Struct, frozen=True):
         return (self.gap_cursor or 0) if record_seq is None else record_seq
 
     def record_seq(self, messages: int) -> int | None:
-        """The topic's seq of the last of the first `messages`; None if that is the gap, or there is none."""
+        """Return the topic's seq of the last of the first `messages`; None if that is a gap or missing."""
         left = messages - (1 if self.gap_cursor is not None else 0)
         for first_seq, length in self.runs:
             if 0 < left <= length:
@@ -102,7 +102,7 @@ class QueuePlan(msgspec.Struct, frozen=True):
 
 
 class TopicToQueueState(msgspec.Struct, frozen=True, tag="topic-to-queue", tag_field="direction"):
-    """What a bridge into a queue remembers. The counts are those of all batches before the plan."""
+    """The state of a bridge to a queue. The counts are those of all batches before the plan."""
 
     SLOT_BYTES: ClassVar[int] = 1 << 17
 
@@ -116,12 +116,12 @@ class TopicToQueueState(msgspec.Struct, frozen=True, tag="topic-to-queue", tag_f
     gaps: int = 0
 
     def counts(self, arrived: int) -> tuple[int, int]:
-        """Records and gaps in the queue when so many messages of the plan are."""
+        """Return the records and gaps in the queue if `arrived` messages of the plan are in it."""
         gaps = min(arrived, 1 if self.plan.gap_cursor is not None else 0)
         return self.records + arrived - gaps, self.gaps + gaps
 
     def behind(self, arrived: int, plan: QueuePlan) -> TopicToQueueState:
-        """The state with the next plan, when so many messages of this one are in the queue."""
+        """Return the state with the next plan, if `arrived` messages of this one are in the queue."""
         records, gaps = self.counts(arrived)
         return msgspec.structs.replace(
             self, generation=self.generation + 1, plan=plan, records=records, gaps=gaps
@@ -135,12 +135,12 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def new_identity() -> str:
-    """What tells a bridge from any other, also from one of the same name on another queue."""
+    """Return an identity that no other bridge has, not even one of the same name on another queue."""
     return secrets.token_hex(8)
 
 
 def check_name(name: str) -> str:
-    """Return a name that can be one of a bridge."""
+    """Return the name if it is valid for a bridge."""
     check_component(name, "bridge name")
     if len(name.encode()) > NAME_MAX_BYTES or not name.isprintable():
         raise InvalidConfig(
@@ -151,17 +151,17 @@ def check_name(name: str) -> str:
 
 
 def state_path(queue_path: str, name: str) -> str:
-    """Where the state of a bridge is."""
+    """Return the path of the state of a bridge."""
     return os.path.join(queue_path, BRIDGES_DIR, check_name(name) + STATE_SUFFIX)
 
 
 def reader_name(name: str) -> str:
-    """The name under which a bridge reads its queue."""
+    """Return the name of the reader with which a bridge reads its queue."""
     return READER_PREFIX + check_name(name)
 
 
 def bridge_names(fs: Fs, queue_path: str) -> list[str]:
-    """The bridges that have run on a queue."""
+    """Return the bridges that have run on a queue."""
     try:
         files = fs.listdir(os.path.join(queue_path, BRIDGES_DIR))
     except FileNotFoundError:
@@ -184,7 +184,7 @@ class StateFile(Generic[S]):
         self._fd: int | None = None
 
     def load(self) -> S | None:
-        """Return what was stored last, None if nothing ever was."""
+        """Return the state that was stored last, None if there is none."""
         with io_errors(f"read the state of the bridge at {self.path}"):
             try:
                 fd = self._fs.open(self.path, os.O_RDONLY)
@@ -197,7 +197,7 @@ class StateFile(Generic[S]):
         found = [state for start in (0, self._slot_bytes) if (state := _slot(data, start)) is not None]
         if not found:
             raise CorruptMetadata(
-                f"{self.path} holds no valid state; restore it, or use another --name to begin anew"
+                f"{self.path} holds no valid state; restore it, or use another --name to begin again"
             )
         latest = max(found, key=lambda state: state.generation)
         kind: type[S] = self._kind
@@ -210,7 +210,7 @@ class StateFile(Generic[S]):
         return latest
 
     def create(self, state: S) -> S:
-        """Keep the state of a new bridge, or return that of another process that was faster."""
+        """Store the state of a new bridge; if another process has just done so, return that one."""
         with io_errors(f"create the state of the bridge at {self.path}"):
             create_directory(self._fs, os.path.join(self._queue_path, BRIDGES_DIR))
             own = f"{self.path}.{state.identity}"
@@ -224,7 +224,7 @@ class StateFile(Generic[S]):
         return self.load() or state
 
     def store(self, state: S) -> None:
-        """Keep a state whose generation is one more than that of the last; it survives a power loss."""
+        """Store the next generation; it survives a power loss."""
         with io_errors(f"store the state of the bridge at {self.path}"):
             if self._fd is None:
                 self._fd = self._fs.open(self.path, os.O_RDWR | os.O_CLOEXEC)
@@ -232,7 +232,7 @@ class StateFile(Generic[S]):
             self._fs.fdatasync(self._fd)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._fd is not None:
             self._fs.close(self._fd)
             self._fd = None
@@ -248,10 +248,8 @@ def load_any(fs: Fs, queue_path: str, name: str) -> State | None:
     """Return the state of a bridge in whichever direction; None if there is none."""
     try:
         return StateFile(fs, queue_path, name, QueueToTopicState).load()
-    except InvalidConfig:
-        return StateFile(fs, queue_path, name, TopicToQueueState).load()
-    except CorruptMetadata:
-        # The larger slots of the other direction may be the ones that are whole.
+    except (InvalidConfig, CorruptMetadata):
+        # Of the other direction, whose slots are larger: none may be valid at the offsets of this one.
         return StateFile(fs, queue_path, name, TopicToQueueState).load()
 
 

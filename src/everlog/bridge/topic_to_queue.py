@@ -1,15 +1,14 @@
-"""The bridge out of a topic into a queue.
+"""The bridge from a topic to a queue.
 
-Owns the order of steps that makes it exactly once: read records, make what is in the queue durable, store the
-plan (which records become which messages), append. The writer of a queue finds its own end after any crash;
-that end, held against the plan, tells which record was the last to get in.
+The order of steps makes it exactly once: read records, make what is in the queue durable, store the plan
+(which records become which messages), append. The writer of a queue finds its end after any crash; compared
+with the plan, that end says which record was appended last.
 """
 
 from __future__ import annotations
 
 import binascii
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
@@ -18,17 +17,16 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from everlog.bridge.base import NOT_FOUND, READ_BYTES, READ_LIMIT, Bridge, Progress, Stopped
 from everlog.bridge.layouts import (
     GAP_TYPE_ID,
     RECORD_TYPE_ID,
-    Gap,
+    GapMessage,
     encode_gap,
     gap_reason,
     seq_digits,
     timestamp_ns,
 )
-from everlog.bridge.running import Bridge, Progress
-from everlog.bridge.settling import NOT_FOUND
 from everlog.bridge.state import (
     VERSION,
     QueuePlan,
@@ -39,16 +37,14 @@ from everlog.bridge.state import (
 )
 from everlog.client import ApiFailed, Tombstone, calls
 from everlog.client.flows import Call
-from everlog.client.retrying import ONCE, Backoff
+from everlog.client.retrying import ONCE
 from everlog.client.wire import topic_path
-from everlog.errors import Corrupt, EverlogError, InvalidConfig, InvalidRecord
+from everlog.errors import Corrupt, InvalidConfig, InvalidRecord
 from everlog.queue import Queue, QueueWriter, StartMode, WriterConfig
 
 BATCH_RECORDS_MAX: Final = 4000
 """So that a plan with all seqs far apart still fits into a slot of the state file."""
 
-READ_LIMIT: Final = 1000
-READ_BYTES: Final = 8 << 20
 POLL_MS: Final = 1000
 TYPE_ID_MAX: Final = 0xFFFE
 
@@ -64,7 +60,7 @@ class PayloadFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopicToQueueSettings:
-    """What is bridged and how. `start` counts only when the bridge has never run."""
+    """What is forwarded and how. `start` applies only if the bridge has never run."""
 
     queue: str
     topic: str
@@ -124,7 +120,7 @@ class TopicToQueue(Bridge[TopicToQueueSettings]):
     # --- Running -------------------------------------------------------------------------------------------
 
     def run(self) -> Progress:
-        """Forward; returns when stopped, or at the end with `once`. Raises what cannot be got over."""
+        """Forward until stopped, or to the end with `once`. Raises errors that a retry cannot solve."""
         self._started_ns = self._clock.monotonic_ns()
         settings = self._settings
         with contextlib.ExitStack() as held:
@@ -132,24 +128,20 @@ class TopicToQueue(Bridge[TopicToQueueSettings]):
             config = settings.writer or WriterConfig()
             self._writer = Queue.open_publisher(settings.queue, config, clock=self._clock, fs=self._fs)
             held.callback(self._writer.close)
-            state = self._file.load() or self._first_state()
-            if state is not None:
-                self._check_topic(state)
-                self._state = state
-                self._cursor = self._cursor_after_crash(state.plan, self._writer)
+            with contextlib.suppress(Stopped):
+                self._state = self._file.load() or self._first_state()
+                self._check_topic(self._state)
+                self._cursor = self._cursor_after_crash(self._state.plan, self._writer)
                 self._forward()
-                # What was brought across last must not wait for the next batch to survive a power loss.
-                self._writer.flush_sync()
+            # No batch follows that would sync the last one.
+            self._writer.flush_sync()
             self._show_progress(is_last=True)
         return self.progress
 
-    def _first_state(self) -> TopicToQueueState | None:
+    def _first_state(self) -> TopicToQueueState:
         settings, cursor = self._settings, 0
         if settings.start == "latest":
-            head = self._patiently(self._head_of_topic)
-            if head is None:
-                return None
-            cursor = head
+            cursor = self._until_answered(self._head_of_topic)
         plan = QueuePlan(self._writer.next_seq, 0, cursor, cursor, [])
         return self._file.create(
             TopicToQueueState(VERSION, settings.name, new_identity(), settings.topic, plan)
@@ -168,18 +160,18 @@ class TopicToQueue(Bridge[TopicToQueueSettings]):
             )
 
     def _cursor_after_crash(self, plan: QueuePlan, writer: QueueWriter) -> int:
-        """Hold the end of the queue against the plan: how much of it got in."""
+        """Compare the end of the queue with the plan: how much of it was appended."""
         arrived = writer.next_seq - plan.first_queue_seq
         if arrived < 0:
             raise Corrupt(
                 f"{self._settings.queue} ends at seq {writer.next_seq - 1}, but the bridge "
-                f"{self._settings.name!r} had seen seq {plan.first_queue_seq - 1} safe on disk; it was "
-                "replaced or restored. Use another --name to forward the topic anew"
+                f"{self._settings.name!r} had seq {plan.first_queue_seq - 1} on disk; the queue was "
+                "replaced or restored. Use another --name to forward the topic again"
             )
         if arrived > plan.count:
             self._warn(
                 "foreign_messages",
-                f"somebody else has appended {arrived - plan.count} messages to {self._settings.queue}",
+                f"another program has appended {arrived - plan.count} messages to {self._settings.queue}",
             )
         self._arrived = min(arrived, plan.count)
         record_seq = plan.record_seq(self._arrived)
@@ -188,43 +180,41 @@ class TopicToQueue(Bridge[TopicToQueueSettings]):
         return plan.cursor_after(arrived)
 
     def _check_message(self, queue_seq: int, record_seq: int) -> None:
-        """The last message that got in must be the record that the plan says, if it is still there."""
+        """Check that the last appended message is the planned record, if it is still there."""
         with Queue.open_subscriber(self._settings.queue, None, StartMode.EARLIEST) as reader:
             found = reader.next() if reader.seek_seq(queue_seq) else None
             if found is None or found.seq != queue_seq:
-                return  # read by everybody and deleted
+                return  # deleted by retention
             if seq_digits(found.timestamp_ns) != seq_digits(record_seq):
                 raise Corrupt(
                     f"message {queue_seq} of {self._settings.queue} is not record {record_seq} of topic "
-                    f"{self._settings.topic!r}, as the bridge had planned; somebody else has written to the "
-                    "queue while a batch was incomplete. Use another --name to forward the topic anew"
+                    f"{self._settings.topic!r}, as the bridge had planned; another program has written to "
+                    "the queue while a batch was incomplete. Use another --name to forward the topic again"
                 )
 
     def _forward(self) -> None:
         end: int | None = None
         while not self.stop.is_set():
-            diff = self._patiently(lambda: self._read(self._cursor, POLL_MS))
-            if diff is None:
-                return
+            diff = self._until_answered(lambda: self._read(self._cursor, POLL_MS))
             if self._settings.once and end is None:
                 end = diff.head_seq
             diff, records = self._gather(diff)
             if records or diff.tombstone is not None:
-                self._bring(diff, records)
+                self._append(diff, records)
             self._cursor = diff.next_from_seq
-            self._tell_lag(diff)
+            self._show_lag(diff)
             if end is not None and (diff.caught_up or self._cursor >= end):
                 return
 
     def _gather(self, diff: _Diff) -> tuple[_Diff, list[msgspec.Raw]]:
-        """Read on until there is a full batch, as long as nothing but records comes."""
+        """Read until there is a full batch, or a gap."""
         records, gap = list(diff.records), diff.tombstone
         room = self._settings.batch_records - READ_LIMIT
         while not diff.caught_up and len(records) <= room and not self.stop.is_set():
             try:
                 following = self._read(diff.next_from_seq, 0)
             except ApiFailed:
-                break  # what is here is brought across first; the next read meets the trouble again
+                break  # append what is here first; the next read meets the same error
             if following.tombstone is not None:
                 break
             records += following.records
@@ -247,7 +237,7 @@ class TopicToQueue(Bridge[TopicToQueueSettings]):
 
     # --- Appending -----------------------------------------------------------------------------------------
 
-    def _bring(self, diff: _Diff, raws: list[msgspec.Raw]) -> None:
+    def _append(self, diff: _Diff, raws: list[msgspec.Raw]) -> None:
         records = [_record(raw) for raw in raws]
         messages = [self._message(*pair) for pair in zip(records, raws, strict=True)]
         gap_cursor: int | None = None
@@ -256,7 +246,7 @@ class TopicToQueue(Bridge[TopicToQueueSettings]):
             # A topic that was created again is read from its start; there is nothing to skip in it.
             gap_cursor = 0 if gap.reason == "recreated" else gap.gap_to
             messages.insert(0, _gap_message(gap, self._clock.wall_ns()))
-        # In this order: once the plan is kept, everything before it must be, or nobody knows how far we are.
+        # In this order: a stored plan says that everything before it is on disk.
         self._writer.flush_sync()
         plan = QueuePlan(
             self._writer.next_seq,
@@ -270,7 +260,7 @@ class TopicToQueue(Bridge[TopicToQueueSettings]):
         self._file.store(self._state)
         append(self._writer, messages)
         self._arrived = plan.count
-        self._count(len(records), gap is not None, records[-1].seq if records else None)
+        self._count(len(records), records[-1].seq if records else None, gaps=int(gap is not None))
 
     def _message(self, record: _Record, raw: msgspec.Raw) -> NewMessage:
         form, type_id = self._settings.form, self._settings.type_id
@@ -290,53 +280,23 @@ class TopicToQueue(Bridge[TopicToQueueSettings]):
             if form is PayloadFormat.AUTO:
                 return NewMessage(type_id, stamp_ns, bytes(record.data))
             raise InvalidRecord(
-                f"record {record.seq} of topic {self._settings.topic!r} is no base64 ({error}); use "
+                f"record {record.seq} of topic {self._settings.topic!r} is not base64 ({error}); use "
                 "--format auto to pass such records as JSON"
             ) from None
         return NewMessage(own_type, stamp_ns, payload)
 
-    def _count(self, records: int, has_gap: bool, last_seq: int | None) -> None:
-        progress, metrics = self.progress, self._metrics
-        progress.forwarded += records
-        progress.batches += 1
-        metrics.forwarded.inc(records)
-        metrics.batches.inc()
-        if has_gap:
-            progress.gaps += 1
-            metrics.gaps.inc()
-        if last_seq is not None:
-            progress.last_seq = last_seq
-            metrics.last_seq.set(last_seq)
+    def _may_pass(self, error: ApiFailed) -> bool:
+        """Also wait for a topic that does not exist yet, or at the moment."""
+        return super()._may_pass(error) or (error.status == NOT_FOUND and not self._settings.once)
 
-    # --- The server ----------------------------------------------------------------------------------------
-
-    def _patiently(self, ask: Callable[[], Any]) -> Any:
-        """Ask until the server answers; None if the bridge was stopped meanwhile."""
-        backoff = Backoff()
-        while True:
-            try:
-                answer = ask()
-            except ApiFailed as error:
-                if not (error.is_busy or error.is_outage or self._may_come(error)):
-                    raise
-                if self._wait_for_server(error, backoff):
-                    return None
-            else:
-                self._is_back()
-                return answer
-
-    def _may_come(self, error: EverlogError) -> bool:
-        """A topic that does not exist yet, or not at the moment, is waited for."""
-        return isinstance(error, ApiFailed) and error.status == NOT_FOUND and not self._settings.once
-
-    def _tell_lag(self, diff: _Diff) -> None:
+    def _show_lag(self, diff: _Diff) -> None:
         self.progress.lag = max(0, diff.head_seq - diff.next_from_seq)
         self._metrics.lag_records.set(self.progress.lag)
         self._show_progress()
 
 
 def _gap_message(gap: Tombstone, now_ns: int) -> NewMessage:
-    payload = encode_gap(Gap(gap.gap_from, gap.gap_to, gap.missed_estimate, gap_reason(gap.reason)))
+    payload = encode_gap(GapMessage(gap.gap_from, gap.gap_to, gap.missed_estimate, gap_reason(gap.reason)))
     return NewMessage(GAP_TYPE_ID, now_ns, payload)
 
 

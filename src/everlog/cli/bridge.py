@@ -34,8 +34,8 @@ from everlog.cli.session import Key, Url
 from everlog.client.wire import DEFAULT_URL
 
 if TYPE_CHECKING:
+    from everlog.bridge.base import Progress
     from everlog.bridge.metrics import BridgeMetrics
-    from everlog.bridge.running import Progress
 
 app = group(
     "Forward a queue to a topic, or a topic to a queue, each record exactly once.",

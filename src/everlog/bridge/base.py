@@ -1,7 +1,6 @@
-"""What both bridges have in common while they run: their parts, their patience, and what they tell.
+"""What both bridges share while they run: requests, retries, counters and progress.
 
-Owns the state of the connection and the pace of progress; what is forwarded, and how it is exactly once, is
-in `queue_to_topic` and `topic_to_queue`.
+What is forwarded, and how it is exactly once, is in `queue_to_topic` and `topic_to_queue`.
 """
 
 from __future__ import annotations
@@ -17,9 +16,17 @@ from everlog.client.retrying import Backoff
 from everlog.clock import NS_PER_S, Clock, SystemClock
 from everlog.fs import Fs, OsFs
 
+NOT_FOUND: Final = 404
+READ_LIMIT: Final = 1000
+READ_BYTES: Final = 8 << 20
 PROGRESS_NS: Final = NS_PER_S // 2
 
 Warn = Callable[[str, str], None]
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """The bridge was stopped while it waited for the server."""
 
 
 @dataclass(slots=True)
@@ -42,7 +49,7 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """What the bridge is called."""
+        """The name of the bridge."""
         ...
 
 
@@ -50,11 +57,11 @@ Settings = TypeVar("Settings", bound=Named)
 
 
 class Bridge(Generic[Settings]):
-    """A bridge that is run until it is stopped, or once to the end of what is there."""
+    """A bridge that runs until it is stopped, or once to the end of what is there."""
 
     direction: ClassVar[str]
     back_again: ClassVar[str]
-    """What is said when the server answers again."""
+    """The warning when the server answers again."""
 
     def __init__(
         self,
@@ -77,37 +84,75 @@ class Bridge(Generic[Settings]):
         self._warn = warn or (lambda code, message: None)
         self._on_progress = on_progress
         self._started_ns = 0
-        self._told_ns = 0
+        self._shown_ns = 0
         self._is_away = False
         self._set_up()
 
     def _set_up(self) -> None:
         """Make what only this kind of bridge has."""
 
-    def _wait_for_server(self, error: ApiFailed, backoff: Backoff) -> bool:
-        """Tell that the server is away, once, and pause; whether the bridge was stopped meanwhile."""
+    def _until_answered(self, ask: Callable[[], T]) -> T:
+        """Call `ask` until the server answers; raises `Stopped` if the bridge is stopped meanwhile."""
+        backoff = Backoff()
+        while True:
+            try:
+                answer = ask()
+            except ApiFailed as error:
+                if not self._may_pass(error):
+                    raise
+                self._pause(error, backoff)
+                self._heartbeat()
+            else:
+                self._mark_connected()
+                return answer
+
+    def _heartbeat(self) -> None:
+        """Keep the bridge's own reader or writer alive between two tries, if it needs that."""
+
+    def _may_pass(self, error: ApiFailed) -> bool:
+        """Whether a later request may succeed."""
+        return error.is_busy or error.is_outage
+
+    def _pause(self, error: ApiFailed, backoff: Backoff) -> None:
+        """Wait before the next try, with a warning at the first; raises `Stopped`."""
         if not self._is_away:
             self._is_away = True
             self._metrics.connected.set(0)
             self._warn(error.code, f"{error}; trying again until it works")
         self.progress.retries += 1
         self._metrics.retries.inc()
-        return self.stop.wait(backoff.pause_s(error))
+        if self.stop.wait(backoff.pause_s(error)):
+            raise Stopped
 
-    def _is_back(self) -> None:
+    def _mark_connected(self) -> None:
         self._metrics.connected.set(1)
         if self._is_away:
             self._is_away = False
             self._warn("server_back", self.back_again)
 
+    def _count(self, records: int, last_seq: int | None, *, gaps: int = 0, deduplicated: int = 0) -> None:
+        """Count a confirmed batch; `last_seq` is that of its last record in the source."""
+        progress, metrics = self.progress, self._metrics
+        progress.forwarded += records
+        progress.batches += 1
+        progress.gaps += gaps
+        progress.deduplicated += deduplicated
+        metrics.forwarded.inc(records)
+        metrics.batches.inc()
+        metrics.gaps.inc(gaps)
+        metrics.deduplicated.inc(deduplicated)
+        if last_seq is not None:
+            progress.last_seq = last_seq
+            metrics.last_seq.set(last_seq)
+
     def _measure_lag(self) -> None:
-        """Bring the lag up to date before it is told; nothing to do if every read does so."""
+        """Update the lag before it is shown; a no-op if every read does so."""
 
     def _show_progress(self, *, is_last: bool = False) -> None:
         now_ns = self._clock.monotonic_ns()
-        if not is_last and now_ns - self._told_ns < PROGRESS_NS:
+        if not is_last and now_ns - self._shown_ns < PROGRESS_NS:
             return
-        self._told_ns = now_ns
+        self._shown_ns = now_ns
         self._measure_lag()
         self.progress.elapsed_s = (now_ns - self._started_ns) / NS_PER_S
         if self._on_progress is not None:

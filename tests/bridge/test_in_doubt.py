@@ -1,4 +1,4 @@
-"""Whether a batch is in its topic is told rightly, or not at all: never wrongly."""
+"""The verdict on a batch in doubt is right or unknown, never wrong."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlog.bridge import settling
-from everlog.bridge.settling import SourceDiff, SourceRecord, Verdict, settle
+from everlog.api_types import RawDiff, RawRecord
+from everlog.bridge import in_doubt
+from everlog.bridge.in_doubt import Verdict, resolve_in_doubt
 from everlog.bridge.state import VERSION, Plan, QueueToTopicState
 from everlog.client import Client
 
@@ -29,15 +30,15 @@ class ModelTopic:
         """Give out seqs."""
         self.nodes += [node] * count
 
-    def read(self, client: Any, topic: str, from_seq: int, **_: object) -> SourceDiff:
+    def read(self, client: Any, topic: str, from_seq: int, **_: object) -> RawDiff:
         """A page of what is behind a cursor."""
         head = len(self.nodes)
         start = 0 if from_seq > head else from_seq
         live = [seq for seq in range(start + 1, head + 1) if seq not in self.dead]
         page = live[:PAGE]
         end = page[-1] if len(live) > PAGE else head
-        records = [SourceRecord(seq, 0, self.nodes[seq - 1]) for seq in page]
-        return SourceDiff(records, end, head, 1, end == head)
+        records = [RawRecord(seq, 0, node=self.nodes[seq - 1]) for seq in page]
+        return RawDiff(records, end, head, 1, end == head)
 
 
 STEPS = st.lists(
@@ -71,8 +72,8 @@ def test_the_verdict_is_never_wrong(
             topic.append("other", length)
     topic.dead |= {seq for seq in deletions if seq <= len(topic.nodes)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(settling, "read_sources", topic.read)
-        finding = settle(Client(), STATE, plan)
+        patch.setattr(in_doubt, "read_sources", topic.read)
+        finding = resolve_in_doubt(Client(), STATE, plan)
     assert finding.topic_head == len(topic.nodes)
     if finding.verdict is Verdict.LANDED:
         assert landed is not None
@@ -84,5 +85,5 @@ def test_the_verdict_is_never_wrong(
 
 def test_a_topic_that_is_not_there_holds_no_batch(client: Client) -> None:
     state = QueueToTopicState(VERSION, "b", "id", "absent")
-    finding = settle(client, state, Plan(0, 9, 10, (0, 64), 5, 0))
+    finding = resolve_in_doubt(client, state, Plan(0, 9, 10, (0, 64), 5, 0))
     assert (finding.verdict, finding.topic_head) == (Verdict.ABSENT, 0)
