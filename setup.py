@@ -15,8 +15,6 @@ PROCESSORS = os.cpu_count() or 1
 COMPILE_FLAGS = [
     "-std=c11",
     "-O3",
-    # Python's own flags ask for debug information, which makes the wheel four times as large.
-    "-g0",
     "-fno-plt",
     # The core and its shims are one program; only the module's entry point is visible outside.
     "-flto",
@@ -41,6 +39,7 @@ EXTENSIONS = {
     "live_readers": [],
     "log_replay": ["log_index.c", "tag_index.c", "frames.c"],
     "outlet": [],
+    "ready_set": [],
     "record_batch": ["record_fields.c", "record_scan.c", "frames.c"],
     "topic_log": ["log_append.c", "log_index.c", "tag_index.c", "render.c", "frames.c"],
     "columns.frame_columns": ["columns/frame_columns.c", "columns/page_scan.c", "frames.c"],

@@ -18,10 +18,11 @@ from everlog.pipeline import queue_ranges
 from everlog.pipeline.jobs.market_tasks import Dealt, messages_for_books
 from everlog.pipeline.jobs.refine import refine_symbols
 from everlog.pipeline.lake_files import write_files
-from everlog.pipeline.queue_ranges import Lost, SeqRange
 from everlog.pipeline.refinery import Refinery, Symbols
-from everlog.pipeline.sources.queue import QueueBatchReader, parse_options
+from everlog.pipeline.sources.base import BatchReader
+from everlog.pipeline.sources.queue import QueueSource
 from everlog.queue import Queue
+from everlog.seq_ranges import Gap, SeqRange
 
 SYMBOLS = 20
 MANY_SYMBOLS = 5000
@@ -47,14 +48,14 @@ def _write_levels(path: str, events: int, symbols: int) -> tuple[str, ...]:
 def _read(path: str) -> int:
     count = 0
     for piece in queue_ranges.read(path, queue_ranges.bounds(path)):
-        assert not isinstance(piece, Lost)
+        assert not isinstance(piece, Gap)
         count += len(piece)
     return count
 
 
 def _decoded(path: str, **options: str) -> Iterator[pa.RecordBatch]:
     """Batches one after the other, as a task hands them on: to hold all of them is another work."""
-    reader = QueueBatchReader(parse_options({"path": path, **options}))
+    reader = BatchReader(QueueSource.parse({"path": path, **options}))
     for part in reader.partitions():
         yield from reader.read(part)
 
@@ -67,7 +68,7 @@ def replay(path: str, held: SeqRange) -> int:
     """Rebuild books of a range as the replay jobs do, with the top after each event; return the events."""
     books, want, count = BookSet(), Outputs(), 0
     for some in messages_for_books(path, held, Dealt(1, 0), books, want):
-        assert not isinstance(some, Lost)
+        assert not isinstance(some, Gap)
         if some.results is None:
             books.apply_packed(some.packed, want)
         count += len(some)

@@ -27,10 +27,11 @@ from everlog.market import L3Book, Outputs, ResultMemory
 from everlog.market.protocol import L3_RECORD, TypeId
 from everlog.market.replay import Replay
 from everlog.pipeline import queue_ranges, spark_session
+from everlog.pipeline.gc_freeze import freeze_loaded_modules
 from everlog.pipeline.jobs.archive import archive_topics
-from everlog.pipeline.numbered_tasks import in_tasks
-from everlog.pipeline.queue_ranges import Lost, SeqRange
-from everlog.pipeline.worker_process import settle_worker
+from everlog.pipeline.queue_ranges import QueueBounds
+from everlog.pipeline.rdd_tasks import run_in_tasks
+from everlog.seq_ranges import Gap, SeqRange
 
 Numbers = dict[str, float]
 Batches = Iterator[pa.RecordBatch]
@@ -144,10 +145,10 @@ def _counted(path: str, part: SeqRange) -> tuple[int, int, int]:
 
     Also the most memory of its own that the task was seen with.
     """
-    settle_worker()
+    freeze_loaded_modules()
     count, newest, private = 0, 0, 0
     for number, piece in enumerate(queue_ranges.read(path, part)):
-        assert not isinstance(piece, Lost)
+        assert not isinstance(piece, Gap)
         count += len(piece)
         newest = max(newest, int(piece.timestamp_ns.max()))
         if number % BATCHES_A_SAMPLE == 0:
@@ -156,7 +157,7 @@ def _counted(path: str, part: SeqRange) -> tuple[int, int, int]:
 
 
 def _parts(bench: Bench, records: int) -> list[SeqRange]:
-    return queue_ranges.split(queue_ranges.retained(bench.plain), SeqRange(0, records), TASKS)
+    return queue_ranges.split(QueueBounds(bench.plain).ranges(), SeqRange(0, records), TASKS)
 
 
 def _check(found: list[tuple[int, int, int]], records: int) -> None:
@@ -174,7 +175,7 @@ def _aggregate(bench: Bench, records: int) -> int:
     def task(number: int) -> Iterator[tuple[int, int, int]]:
         yield _counted(path, parts[number])
 
-    found = in_tasks(bench.spark, len(parts), task)
+    found = run_in_tasks(bench.spark, len(parts), task)
     _check(found, records)
     return max(private for _, _, private in found)
 
@@ -322,7 +323,7 @@ def replay_orders(bench: Bench) -> Numbers:
 
     samples.fetch(path)
     started_s = time.perf_counter()
-    count = sum(in_tasks(bench.spark, cores, task))
+    count = sum(run_in_tasks(bench.spark, cores, task))
     taken_s = time.perf_counter() - started_s
     inside, kernel = count / taken_s / cores, _kernel_events_per_s(path, bench.sizes.order_markets)
     return {"l3_core_per_s": inside, "l3_kernel_per_s": kernel, "l3_share": inside / kernel}

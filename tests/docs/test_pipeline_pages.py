@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from everlog.pipeline.sources import queue, queue_sink, topics_options, topics_sink
+from everlog.pipeline.sources import queue_sink, topics_sink
+from everlog.pipeline.sources.queue import QueueSource
+from everlog.pipeline.sources.topics import TopicsSource
 from tests.support.snippets import run_page_alone
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +24,7 @@ def test_every_example_of_the_page_runs(page: str, blocks: int, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "options", [queue.OPTIONS, queue_sink.OPTIONS, topics_options.OPTIONS, topics_sink.OPTIONS]
+    "options", [QueueSource.OPTIONS, queue_sink.OPTIONS, TopicsSource.OPTIONS, topics_sink.OPTIONS]
 )
 def test_every_option_of_a_format_is_explained(options: tuple[str, ...]) -> None:
     text = (GUIDE / "spark.md").read_text(encoding="utf-8")

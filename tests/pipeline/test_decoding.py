@@ -14,7 +14,8 @@ from hypothesis import given, settings
 
 from everlog.errors import Corrupt, InvalidConfig, UnsupportedVersion
 from everlog.market.protocol import TRADE, TRADE_SIDE_UNKNOWN, TypeId
-from everlog.pipeline.sources import queue as source
+from everlog.pipeline.sources.base import BatchReader
+from everlog.pipeline.sources.queue import QueueSource
 from everlog.queue import Queue
 from tests.support.spark_payloads import (
     BOOK_EVENT,
@@ -40,7 +41,7 @@ def write(path: str, messages: Sequence[Sample]) -> None:
 
 def rows_of(path: str, **options: str) -> list[dict[str, Any]]:
     """Read a queue with these options, as a task does."""
-    reader = source.QueueBatchReader(source.parse_options({"path": path, **options}))
+    reader = BatchReader(QueueSource.parse({"path": path, **options}))
     return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
 
@@ -136,4 +137,4 @@ def test_what_breaks_the_protocol_is_named(
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidConfig, match=said):
-        source.parse_options({"path": "q", **options})
+        QueueSource.parse({"path": "q", **options})

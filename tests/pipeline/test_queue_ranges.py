@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from everlog.errors import QueueNotFound
 from everlog.pipeline import queue_ranges
-from everlog.pipeline.queue_ranges import Held, Lost, SeqRange
+from everlog.pipeline.queue_ranges import QueueBounds
 from everlog.queue import Queue
 from everlog.queue.batch import Batch
+from everlog.seq_ranges import Gap, SeqRange
 
 SEGMENT_SIZE = 4096
 MESSAGES = 200
@@ -39,17 +40,12 @@ def delete_oldest_segment(path: str) -> int:
     return queue_ranges.bounds(path).first
 
 
-def few(count: int) -> queue_ranges.Take:
-    """Take at most so many messages at once."""
-    return lambda reader, limit: reader.read_batch(min(count, limit))
-
-
-def seqs(path: str, wanted: SeqRange, batch: int = 65536) -> tuple[list[int], list[Lost]]:
+def seqs(path: str, wanted: SeqRange, batch: int = 65536) -> tuple[list[int], list[Gap]]:
     """Read a range; return the seqs that came and what was lost."""
     found: list[int] = []
-    lost: list[Lost] = []
-    for piece in queue_ranges.read(path, wanted, take=few(batch)):
-        if isinstance(piece, Lost):
+    lost: list[Gap] = []
+    for piece in queue_ranges.read(path, wanted, batch_records=batch):
+        if isinstance(piece, Gap):
             lost.append(piece)
         else:
             found += piece.seq.tolist()
@@ -57,7 +53,7 @@ def seqs(path: str, wanted: SeqRange, batch: int = 65536) -> tuple[list[int], li
 
 
 def test_the_ranges_of_the_segments_join_without_a_gap(queue: str) -> None:
-    ranges = queue_ranges.retained(queue)
+    ranges = QueueBounds(queue).ranges()
     assert len(ranges) > 3
     assert ranges[0].first == 0 and ranges[-1].end == MESSAGES
     assert all(one.end == following.first for one, following in pairwise(ranges))
@@ -65,12 +61,12 @@ def test_the_ranges_of_the_segments_join_without_a_gap(queue: str) -> None:
 
 def test_an_empty_queue_has_an_empty_range(tmp_path: Path) -> None:
     Queue.open_publisher(str(tmp_path / "empty"), segment_size=SEGMENT_SIZE).close()
-    assert queue_ranges.bounds(str(tmp_path / "empty")).records == 0
+    assert queue_ranges.bounds(str(tmp_path / "empty")).size == 0
 
 
 def test_a_path_without_a_queue_is_named(tmp_path: Path) -> None:
     with pytest.raises(QueueNotFound, match="no queue at"):
-        queue_ranges.retained(str(tmp_path))
+        QueueBounds(str(tmp_path)).ranges()
 
 
 STEPS = st.lists(
@@ -88,7 +84,7 @@ def test_who_asks_again_is_told_what_is_there_now(
 ) -> None:
     path = str(tmp_path_factory.mktemp("held") / "queue")
     writer = Queue.open_publisher(path, segment_size=SEGMENT_SIZE)
-    held, end = Held(path), 0
+    held, end = QueueBounds(path), 0
     for step, count in steps:
         if step == "append":
             writer.append_many(1, [b"x" * 40] * count)
@@ -101,7 +97,7 @@ def test_who_asks_again_is_told_what_is_there_now(
                 shutil.rmtree(path)
                 end = 0
             writer = Queue.open_publisher(path, segment_size=SEGMENT_SIZE)
-        assert held.ranges() == queue_ranges.retained(path)
+        assert held.ranges() == QueueBounds(path).ranges()
         assert held.bounds() == queue_ranges.bounds(path)
         assert held.bounds().end == end
     writer.close()
@@ -119,22 +115,22 @@ def wipe(path: str, seq: int) -> None:
 
 
 def test_who_asks_again_does_not_look_through_the_same_messages_again(queue: str) -> None:
-    held = Held(queue)
+    held = QueueBounds(queue)
     head = held.ranges()[-1]
     wipe(queue, head.first + 1)
-    assert queue_ranges.retained(queue)[-1].end == head.first + 1
+    assert QueueBounds(queue).ranges()[-1].end == head.first + 1
     assert held.ranges()[-1] == head
 
 
 def test_who_asks_again_begins_anew_where_the_newest_message_is_gone(queue: str) -> None:
-    held = Held(queue)
+    held = QueueBounds(queue)
     end = held.bounds().end
     wipe(queue, end - 1)
     assert held.bounds().end == end - 1
 
 
 def test_what_is_known_of_a_queue_does_not_travel(queue: str) -> None:
-    held = Held(queue)
+    held = QueueBounds(queue)
     new = pickle.dumps(held)
     held.ranges()
     assert pickle.dumps(held) == new
@@ -166,25 +162,25 @@ def test_a_range_is_read_in_order_and_nothing_around_it(queue: str, batch: int) 
 def test_what_retention_deleted_is_reported_and_the_rest_is_read(queue: str) -> None:
     left = delete_oldest_segment(queue)
     found, lost = seqs(queue, SeqRange(2, MESSAGES))
-    assert lost == [Lost(2, left, "retention")]
+    assert lost == [Gap(2, left, "retention")]
     assert found == list(range(left, MESSAGES))
 
 
 def test_a_range_that_is_gone_as_a_whole_is_one_loss(queue: str) -> None:
     left = delete_oldest_segment(queue)
-    assert seqs(queue, SeqRange(0, left - 1)) == ([], [Lost(0, left - 1, "retention")])
+    assert seqs(queue, SeqRange(0, left - 1)) == ([], [Gap(0, left - 1, "retention")])
 
 
 def test_a_segment_deleted_under_the_reader_is_reported(queue: str) -> None:
-    pieces = queue_ranges.read(queue, SeqRange(0, MESSAGES), take=few(5))
+    pieces = queue_ranges.read(queue, SeqRange(0, MESSAGES), batch_records=5)
     next(pieces)
-    ranges = queue_ranges.retained(queue)
+    ranges = QueueBounds(queue).ranges()
     for segment in sorted(name for name in os.listdir(queue) if name.endswith(".q"))[:3]:
         os.unlink(os.path.join(queue, segment))
     rest = list(pieces)
-    lost = [piece for piece in rest if isinstance(piece, Lost)]
-    assert lost == [Lost(ranges[1].first, ranges[3].first, "retention")]
-    assert sum(len(piece) for piece in rest if not isinstance(piece, Lost)) + 5 == (
+    lost = [piece for piece in rest if isinstance(piece, Gap)]
+    assert lost == [Gap(ranges[1].first, ranges[3].first, "retention")]
+    assert sum(len(piece) for piece in rest if not isinstance(piece, Gap)) + 5 == (
         MESSAGES - (ranges[3].first - ranges[1].first)
     )
 
@@ -199,7 +195,7 @@ def test_a_limit_of_bytes_takes_what_fits_and_one_message_at_least(queue: str) -
 
 def test_payloads_are_joined_whatever_their_lengths(queue: str) -> None:
     for piece in queue_ranges.read(queue, SeqRange(0, MESSAGES)):
-        assert not isinstance(piece, Lost)
+        assert not isinstance(piece, Gap)
         data, begins = piece.joined()
         payloads = [data[start:end].tobytes() for start, end in pairwise(begins)]
         assert payloads == [bytes(view) for view in piece]

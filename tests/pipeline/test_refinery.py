@@ -27,9 +27,9 @@ from everlog.market.protocol import (
 from everlog.market.venues.simulated import SimulatedVenue
 from everlog.pipeline import queue_ranges
 from everlog.pipeline.jobs.refine import refine_symbols
-from everlog.pipeline.queue_ranges import SeqRange
 from everlog.pipeline.refinery import Counts, Refinery, RefinerySettings, Symbols, symbol_code
 from everlog.queue import Message, Queue
+from everlog.seq_ranges import SeqRange
 from tests.support.import_runs import messages_of
 
 DAY_NS = 86_400_000_000_000

@@ -22,8 +22,8 @@ from everlog.market.replay import Replay
 from everlog.pipeline import queue_ranges
 from everlog.pipeline.jobs.market_tasks import Dealt, dealt_messages
 from everlog.pipeline.jobs.replay import DEPTH, REPORT, TOP, BookTables, ReplayPlan
-from everlog.pipeline.queue_ranges import SeqRange
 from everlog.queue import Queue
+from everlog.seq_ranges import SeqRange
 from tests.support.book_twins import l2_record, l3_records
 from tests.support.market_queues import MARKETS, SECOND_NS, START_NS, write_market_queue
 
@@ -177,7 +177,7 @@ def test_every_message_falls_to_one_task(tasks: int) -> None:
 def _dealt_seqs(path: str, held: SeqRange, tasks: int, with_trades: bool) -> Iterator[int]:
     for number in range(tasks):
         for some in dealt_messages(path, held, Dealt(tasks, number, trades=with_trades)):
-            assert not isinstance(some, queue_ranges.Lost)
+            assert not isinstance(some, queue_ranges.Gap)
             yield from np.asarray(some.seq).tolist()
 
 

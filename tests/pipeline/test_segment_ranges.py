@@ -13,18 +13,18 @@ import pytest
 
 from everlog.errors import Corrupt, InvalidConfig, TopicNotFound
 from everlog.pipeline import segment_ranges
-from everlog.pipeline.segment_ranges import Filter
-from everlog.pipeline.sources.topics_directory import DirectoryBatchReader
-from everlog.pipeline.sources.topics_options import parse_options
-from everlog.pipeline.topic_ranges import Lost
+from everlog.pipeline.columns_from_frames import RecordFilter
+from everlog.pipeline.sources.base import BatchReader
+from everlog.pipeline.sources.topics import TopicsFormat
+from everlog.seq_ranges import Gap
 from everlog.topics import record_of
-from everlog.topics.storage.bulk_view import BulkView, Gap, Piece
+from everlog.topics.storage.bulk_view import BulkView, Piece
 from tests.support.engines import Stage
 from tests.support.topic_directories import flip_bit
 from tests.support.topics_model import ModelRecord
 from tests.topics.storage.bulk_readers import read_whole
 
-EVERYTHING = Filter(0, 2**64 - 1, None)
+EVERYTHING = RecordFilter(0, 2**64 - 1, None)
 NAMES = ("seq", "ts", "node", "tag", "meta", "data")
 RECORDS = 100
 
@@ -50,13 +50,13 @@ def view_again(stage: Stage) -> segment_ranges.Replan:
 
 
 def read_columns(
-    stage: Stage, wanted: Filter = EVERYTHING, first: int = 1, end: int = RECORDS + 1
-) -> tuple[pa.Table, list[Lost]]:
+    stage: Stage, wanted: RecordFilter = EVERYTHING, first: int = 1, end: int = RECORDS + 1
+) -> tuple[pa.Table, list[Gap]]:
     """Read a range of the topic."""
     view = BulkView(str(stage.data_dir))
     batches, lost = [], []
     for found in segment_ranges.read("t", view.plan("t", first, end), wanted, NAMES, view_again(stage)):
-        if isinstance(found, Lost):
+        if isinstance(found, Gap):
             lost.append(found)
         else:
             batches.append(pa.RecordBatch.from_pydict(found))
@@ -85,7 +85,7 @@ def test_records_of_many_segments_come_in_few_batches(stage: Stage, monkeypatch:
     monkeypatch.setattr(segment_ranges, "BATCH_RECORDS", 10)
     table, _ = read_columns(stage)
     assert {len(chunk) for chunk in table.column("seq").chunks[:-1]} == {10}
-    monkeypatch.setattr(segment_ranges, "PICK_BYTES", 1)
+    monkeypatch.setattr(segment_ranges, "BATCH_BYTES", 1)
     assert read_columns(stage)[0].equals(table)
 
 
@@ -94,7 +94,7 @@ def test_tags_and_times_are_filtered(stage: Stage, tag: str) -> None:
     everything, _ = read_columns(stage)
     times = everything.column("ts").cast("int64").to_pylist()
     from_ms, to_ms = times[20] // 1000, times[60] // 1000
-    table, _ = read_columns(stage, Filter(from_ms, to_ms, tag))
+    table, _ = read_columns(stage, RecordFilter(from_ms, to_ms, tag))
     expected = [
         row["seq"]
         for row, time in zip(everything.to_pylist(), times, strict=True)
@@ -116,8 +116,8 @@ def test_a_gap_comes_between_the_records_around_it(stage: Stage) -> None:
         return [Gap(first, end, "cap")]
 
     for found in segment_ranges.read("t", pieces, EVERYTHING, ("seq",), gone):
-        order += [found] if isinstance(found, Lost) else found["seq"].to_pylist()
-    place = order.index(Lost(9, 17, "cap"))
+        order += [found] if isinstance(found, Gap) else found["seq"].to_pylist()
+    place = order.index(Gap(9, 17, "cap"))
     assert max(order[:place]) < 9
     assert min(order[place + 1 :]) >= 17
 
@@ -126,14 +126,14 @@ def test_files_that_nobody_finds_again_are_lost_to_retention(stage: Stage) -> No
     pieces = BulkView(str(stage.data_dir)).plan("t", 1, 9)
     shutil.rmtree(stage.data_dir / "topics")
     found = list(segment_ranges.read("t", pieces, EVERYTHING, ("seq",), lambda first, end: pieces))
-    assert found == [Lost(2, 9, "retention")], "the first record is deleted, which is no loss"
+    assert found == [Gap(2, 9, "retention")], "the first record is deleted, which is no loss"
 
 
 def task_reads(stage: Stage, between: Callable[[], object], **options: str) -> list[tuple[Any, ...]]:
     """Plan a read, let something happen, and run its tasks; returns seq, kind and reason of the rows."""
     names = ("seq", "kind", "reason")
     given = {"dataDir": str(stage.data_dir), "topic": "t", "columns": ",".join(names), **options}
-    reader = DirectoryBatchReader(parse_options(given))
+    reader = BatchReader(TopicsFormat(given).source())
     parts = reader.partitions()
     between()
     rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
@@ -177,19 +177,24 @@ def test_a_damaged_record_is_named(stage: Stage) -> None:
         read_columns(stage)
 
 
+def planned_topics(stage: Stage, names: str) -> list[str]:
+    """The topics of a read's tasks."""
+    parts = BatchReader(TopicsFormat({"dataDir": str(stage.data_dir), "topic": names}).source()).partitions()
+    return [part.value[0] for part in parts]
+
+
 def test_names_are_taken_as_they_are_or_as_a_prefix(stage: Stage) -> None:
     for name in ("orders.a", "orders.b", "trades"):
         stage.append(name, 1)
-    view = BulkView(str(stage.data_dir))
-    assert segment_ranges.find_topics(view, ("orders*", "t"), "here") == ["orders.a", "orders.b", "t"]
-    with pytest.raises(TopicNotFound, match="no topic in here matches x"):
-        segment_ranges.find_topics(view, ("x*",), "here")
+    assert set(planned_topics(stage, "orders*,t")) == {"orders.a", "orders.b", "t"}
+    with pytest.raises(TopicNotFound, match=r"no topic in .* matches x\*"):
+        planned_topics(stage, "x*")
 
 
 def planned(stage: Stage, **options: str) -> list[int]:
     """The seqs that the tasks of a read give, one after the other."""
     given = {"dataDir": str(stage.data_dir), "topic": "t", "columns": "seq", **options}
-    reader = DirectoryBatchReader(parse_options(given))
+    reader = BatchReader(TopicsFormat(given).source())
     batches = [batch for part in reader.partitions() for batch in reader.read(part)]
     return [seq for batch in batches for seq in batch.column("seq").to_pylist()]
 
@@ -226,4 +231,4 @@ def test_no_file_is_left_open_and_none_is_changed(stage: Stage) -> None:
 )
 def test_places_that_exclude_each_other_are_refused(options: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidConfig, match=said):
-        parse_options({"topic": "t", **options})
+        TopicsFormat({"topic": "t", **options}).source()

@@ -17,7 +17,7 @@ from everlog.client.http_api import HttpApi
 from everlog.errors import InvalidConfig
 from everlog.pipeline.sources import topics_sink
 from everlog.pipeline.sources.topics_sink import TopicsWrite, write_task
-from everlog.pipeline.topic_ranges import Place
+from everlog.pipeline.topic_ranges import ServerAddress
 
 
 class Recorder:
@@ -95,7 +95,7 @@ def test_appends_and_keys_depend_on_the_rows_alone(
 ) -> None:
     size = 60
     server = Recorder()
-    write = TopicsWrite(cast(Place, server), None, records, 1.0, {}, "job")
+    write = TopicsWrite(cast(ServerAddress, server), None, records, 1.0, {}, "job")
     edges = sorted({0, len(rows), *(min(cut, len(rows)) for cut in cuts)})
     batches = [as_batch(rows[first:end]) for first, end in pairwise(edges)]
     with pytest.MonkeyPatch.context() as patch:
@@ -111,7 +111,7 @@ def test_appends_and_keys_depend_on_the_rows_alone(
 @pytest.mark.parametrize("name", ["data", "meta"])
 def test_a_text_that_is_not_one_json_value_is_refused_by_name(name: str, text: str) -> None:
     columns = {"data": pa.array(["1", "2"]), name: pa.array(["{}", text])}
-    write = TopicsWrite(cast(Place, Recorder()), "t", 10, 1.0, {}, "job")
+    write = TopicsWrite(cast(ServerAddress, Recorder()), "t", 10, 1.0, {}, "job")
     with pytest.raises(InvalidConfig, match="is not JSON"):
         write_task(write, iter([pa.RecordBatch.from_pydict(columns)]), "job")
 
@@ -119,6 +119,6 @@ def test_a_text_that_is_not_one_json_value_is_refused_by_name(name: str, text: s
 @pytest.mark.parametrize("name", ["data", "topic"])
 def test_a_row_without_topic_or_data_is_refused(name: str) -> None:
     columns = {"data": pa.array(["1"]), "topic": pa.array(["t"]), name: pa.array([None], pa.string())}
-    write = TopicsWrite(cast(Place, Recorder()), None, 10, 1.0, {}, "job")
+    write = TopicsWrite(cast(ServerAddress, Recorder()), None, 10, 1.0, {}, "job")
     with pytest.raises(InvalidConfig, match="filter it out"):
         write_task(write, iter([pa.RecordBatch.from_pydict(columns)]), "job")

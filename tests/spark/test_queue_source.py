@@ -132,7 +132,7 @@ def without_oldest_segment(tmp_path: Path) -> Path:
 
 def test_messages_that_are_gone_fail_the_read_by_name(spark: SparkSession, tmp_path: Path) -> None:
     path = without_oldest_segment(tmp_path)
-    with pytest.raises(PySparkException, match=r"messages 5 to \d+ of .* are gone \(retention\)"):
+    with pytest.raises(PySparkException, match=r"messages 5 to \d+ of .* are lost \(retention\)"):
         load(spark, path, startingOffsets='{"seq": 5}').count()
 
 

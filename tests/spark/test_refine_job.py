@@ -13,9 +13,9 @@ from everlog.market.protocol import TRADE, TypeId, symbol_hash
 from everlog.market.venues.simulated import SimulatedVenue
 from everlog.pipeline.jobs.refine import LateTable, refine, refine_symbols
 from everlog.pipeline.lake import LakeTable
-from everlog.pipeline.queue_ranges import SeqRange
 from everlog.pipeline.refinery import Refinery, RefinerySettings, Symbols
 from everlog.queue import Queue
+from everlog.seq_ranges import SeqRange
 from tests.support.import_runs import messages_of
 
 pytestmark = pytest.mark.timeout(300)

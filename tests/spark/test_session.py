@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from everlog.pipeline.gc_freeze import freeze_loaded_modules
 from everlog.pipeline.session import _java_options
-from everlog.pipeline.worker_process import settle_worker
 
 pytestmark = pytest.mark.timeout(300)
 SERIAL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -48,10 +48,10 @@ def test_java_reads_arrow_columns_without_a_check_of_each_value(spark: SparkSess
 def test_a_worker_takes_what_it_has_imported_out_of_collection_once(spark: SparkSession) -> None:
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
-            settle_worker()
+            freeze_loaded_modules()
             first = gc.get_freeze_count()
             kept = [[] for _ in range(100)]  # something new that a second time would find
-            settle_worker()
+            freeze_loaded_modules()
             yield pa.RecordBatch.from_pydict({"first": [first], "second": [gc.get_freeze_count()]})
             del kept
 
@@ -62,5 +62,5 @@ def test_a_worker_takes_what_it_has_imported_out_of_collection_once(spark: Spark
 
 def test_a_process_without_a_task_is_left_alone() -> None:
     before = gc.get_freeze_count()
-    settle_worker()
+    freeze_loaded_modules()
     assert gc.get_freeze_count() == before

@@ -1,8 +1,8 @@
 """Typed columns of market data: what `decode` means for the format `everlog.queue`.
 
-Owns the columns of each decoding and how they are taken out of a batch of messages. Every column is one
-gather from the mapped segment: no loop over events, and nothing is touched that no column needs. Numbers of
-64 bits without a sign keep their bits, because Spark has none: an id above 2^63 is shown negative.
+Owns the columns of each decoding and how they are read from a batch of messages. Every column is one gather
+from the mapped segment: no loop over events, and only the bytes that a column needs are read. Spark has no
+unsigned numbers, so those of 64 bits keep their bits: an id above 2^63 is shown negative.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from everlog.market.protocol import (
     check_headers,
     first_true,
 )
-from everlog.pipeline.columns import Column
 from everlog.queue.batch import Batch
 from everlog.queue.layout import (
     HEADER_SIZE,
@@ -46,46 +45,46 @@ from everlog.queue.layout import (
 
 Indexes = NDArray[np.intp]
 
-LONG: Final = Column("bigint", pa.int64())
-WHOLE: Final = Column("int", pa.int32())
-DOUBLE: Final = Column("double", pa.float64())
-_LEVEL_TYPE: Final = pa.struct([pa.field("price", pa.int64()), pa.field("size", pa.int64())])
-LEVELS: Final = Column("array<struct<price:bigint,size:bigint>>", pa.list_(pa.field("element", _LEVEL_TYPE)))
+LONG: Final = pa.int64()
+INT: Final = pa.int32()
+DOUBLE: Final = pa.float64()
+_LEVEL: Final = pa.struct([pa.field("price", LONG), pa.field("size", LONG)])
+LEVELS: Final = pa.list_(pa.field("element", _LEVEL))
 _WORD_BYTES: Final = 4
 _LEVEL_WORDS: Final = LEVEL_BYTES // _WORD_BYTES
 _CHECKED: Final = ("schema_version", "record_len", "endianness", "event_type", "book_mode")
 
 
-class Place(NamedTuple):
-    """Where a value lies: bytes after the beginning of the message's record, and its type there."""
+class FieldLayout(NamedTuple):
+    """The byte offset of a value in a message's record, and its type there."""
 
-    position: int
+    offset: int
     dtype: np.dtype[Any]
 
 
-_COMMIT_LEN: Final = Place(MSG_COMMIT_LEN, np.dtype("<u4"))
-MESSAGE_PLACES: Final = {
-    "seq": Place(MSG_SEQ, np.dtype("<u8")),
-    "ts_ns": Place(MSG_TIMESTAMP_NS, np.dtype("<u8")),
-    "type_id": Place(MSG_TYPE_ID, np.dtype("<u2")),
+_COMMIT_LEN: Final = FieldLayout(MSG_COMMIT_LEN, np.dtype("<u4"))
+MESSAGE_FIELDS: Final = {
+    "seq": FieldLayout(MSG_SEQ, np.dtype("<u8")),
+    "ts_ns": FieldLayout(MSG_TIMESTAMP_NS, np.dtype("<u8")),
+    "type_id": FieldLayout(MSG_TYPE_ID, np.dtype("<u2")),
 }
-"""Where the columns lie that every message has."""
+"""The columns that every message has."""
 
 
 class Decoding(NamedTuple):
-    """One way to see messages: which ones, which columns, and where plain columns come from."""
+    """A way to read messages: which ones, their columns, and the fields of columns that are plain numbers."""
 
     type_id: int | None
     book_mode: int | None
-    columns: Mapping[str, Column]
-    places: Mapping[str, Place]
+    columns: Mapping[str, pa.DataType]
+    fields: Mapping[str, FieldLayout]
 
 
-def _places(layout: np.dtype[np.void], start: int, names: Mapping[str, str]) -> dict[str, Place]:
-    """Return the places of columns whose field of the layout is named; `start` counts in the payload."""
+def _fields(layout: np.dtype[np.void], start: int, names: Mapping[str, str]) -> dict[str, FieldLayout]:
+    """Return the fields of columns, given the names in the layout; `start` is an offset in the payload."""
     fields: Mapping[str, Any] = layout.fields or {}
     return {
-        column: Place(HEADER_SIZE + start + fields[field][1], fields[field][0])
+        column: FieldLayout(HEADER_SIZE + start + fields[field][1], fields[field][0])
         for column, field in names.items()
     }
 
@@ -94,19 +93,19 @@ def _same(names: str) -> dict[str, str]:
     return {name: name for name in names.split()}
 
 
-_MESSAGE: Final = {"queue": Column("string", pa.string()), "seq": LONG, "ts_ns": LONG}
-_HEADER: Final = _places(BOOK_EVENT_HEADER, 0, _same(" ".join(BOOK_EVENT_HEADER.names or ())))
-_MARKET: Final = {"venue_id": WHOLE, "market_id": LONG, "stream_id": LONG}
+_MESSAGE: Final = {"queue": pa.string(), "seq": LONG, "ts_ns": LONG}
+_HEADER: Final = _fields(BOOK_EVENT_HEADER, 0, _same(" ".join(BOOK_EVENT_HEADER.names or ())))
+_MARKET: Final = {"venue_id": INT, "market_id": LONG, "stream_id": LONG}
 _TIMES: Final = {"ingest_ts_ns": LONG, "exchange_ts_ns": LONG, "native_seq": LONG}
 
 RAW: Final = Decoding(
     None,
     None,
-    {**_MESSAGE, "type_id": WHOLE, "payload": Column("binary", pa.binary()), "flags": WHOLE},
-    {"flags": Place(MSG_FLAGS, np.dtype("<u2"))},
+    {**_MESSAGE, "type_id": INT, "payload": pa.binary(), "flags": INT},
+    {"flags": FieldLayout(MSG_FLAGS, np.dtype("<u2"))},
 )
-UNASKED: Final = {"raw": ("flags",)}
-"""Columns that a read has only if they are asked for: few want them, and every column costs."""
+OPTIONAL_COLUMNS: Final = {"raw": ("flags",)}
+"""Columns that a read has only if it names them: they are rarely used, and every column costs."""
 
 TRADES: Final = Decoding(
     TypeId.TRADE,
@@ -119,10 +118,10 @@ TRADES: Final = Decoding(
         "trade_id": LONG,
         "buyer_order_id": LONG,
         "seller_order_id": LONG,
-        "is_buyer_maker": Column("boolean", pa.bool_()),
+        "is_buyer_maker": pa.bool_(),
         "symbol_hash": LONG,
     },
-    _places(
+    _fields(
         TRADE,
         0,
         {
@@ -138,12 +137,12 @@ L3: Final = Decoding(
         **_MESSAGE,
         **_MARKET,
         **_TIMES,
-        **dict.fromkeys(("event_type", "side", "ord_type", "exec_type", "price_scale", "size_scale"), WHOLE),
+        **dict.fromkeys(("event_type", "side", "ord_type", "exec_type", "price_scale", "size_scale"), INT),
         "flags": LONG,
         **dict.fromkeys(("order_id", "bid_order_id", "ask_order_id", "price", "qty", "amt"), LONG),
     },
     # The event's own type and flags, not those of the header, which are the same for all of them.
-    _HEADER | _places(L3_EVENT, HEADER_BYTES, _same(" ".join(L3_EVENT.names or ()))),
+    _HEADER | _fields(L3_EVENT, HEADER_BYTES, _same(" ".join(L3_EVENT.names or ()))),
 )
 BOOK: Final = Decoding(
     TypeId.BOOK_EVENT,
@@ -152,11 +151,11 @@ BOOK: Final = Decoding(
         **_MESSAGE,
         **_MARKET,
         **_TIMES,
-        "event_type": WHOLE,
-        "flags": WHOLE,
+        "event_type": INT,
+        "flags": INT,
         **dict.fromkeys(("first_update_id", "last_update_id", "previous_update_id"), LONG),
-        "price_scale": WHOLE,
-        "size_scale": WHOLE,
+        "price_scale": INT,
+        "size_scale": INT,
         "bids": LEVELS,
         "asks": LEVELS,
     },
@@ -165,11 +164,11 @@ BOOK: Final = Decoding(
 DECODINGS: Final = {"raw": RAW, "book": BOOK, "trade": TRADES, "l3": L3}
 
 
-class Chosen:
-    """Some messages of a batch: which ones, and where each record starts in its segment.
+class MessageSelection:
+    """Some messages of a batch: their numbers in it, and the offset of each record in its segment.
 
-    The batch is asked for the starts once: it has to walk over records of different lengths for them.
-    `stride` is the distance of records that are all equally far apart, else 0.
+    Offsets are found once, because a batch walks over records of different lengths for them. `stride` is the
+    distance of records that are all equally far apart, else 0.
     """
 
     __slots__ = ("_bodies", "_cells", "batch", "offsets", "rows", "stride")
@@ -186,43 +185,43 @@ class Chosen:
         """Return how many there are."""
         return len(self.rows)
 
-    def where(self, keep: NDArray[np.bool_]) -> Chosen:
-        """Return those for which `keep` is true; all of them cost nothing."""
+    def where(self, keep: NDArray[np.bool_]) -> MessageSelection:
+        """Return those for which `keep` is true."""
         if keep.all():
             return self
-        return Chosen(self.batch, self.rows[keep], self.offsets[keep])
+        return MessageSelection(self.batch, self.rows[keep], self.offsets[keep])
 
-    def part(self, first: int, end: int) -> Chosen:
-        """Return some that follow each other."""
-        return Chosen(self.batch, self.rows[first:end], self.offsets[first:end], self.stride)
+    def part(self, first: int, end: int) -> MessageSelection:
+        """Return consecutive ones."""
+        return MessageSelection(self.batch, self.rows[first:end], self.offsets[first:end], self.stride)
 
-    def take(self, place: Place) -> NDArray[Any]:
-        """Return the value at a place of each record."""
+    def values(self, field: FieldLayout) -> NDArray[Any]:
+        """Return the value of a field of each record."""
         segment = self.batch.segment
         if self.stride and len(self.offsets):
-            start = int(self.offsets[0]) + place.position
+            start = int(self.offsets[0]) + field.offset
             strided: NDArray[Any] = np.ndarray(
-                (len(self.offsets),), place.dtype, memoryview(segment.data), start, (self.stride,)
+                (len(self.offsets),), field.dtype, memoryview(segment.data), start, (self.stride,)
             )
             return strided.copy()
-        # Records start at multiples of the alignment, so a place is a column of the segment's cells.
+        # Records start at multiples of the alignment, so a field is a column of the segment's cells.
         if self._cells is None:
             self._cells = self.offsets // RECORD_ALIGN
-        cells = (len(segment) - place.position - place.dtype.itemsize) // RECORD_ALIGN + 1
+        cells = (len(segment) - field.offset - field.dtype.itemsize) // RECORD_ALIGN + 1
         column: NDArray[Any] = np.ndarray(
-            (cells,), place.dtype, memoryview(segment.data), place.position, (RECORD_ALIGN,)
+            (cells,), field.dtype, memoryview(segment.data), field.offset, (RECORD_ALIGN,)
         )
-        values: NDArray[Any] = column[self._cells]
-        return values
+        found: NDArray[Any] = column[self._cells]
+        return found
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """The length of each payload."""
-        return self.take(_COMMIT_LEN).astype(np.int64) - 1
+        return self.values(_COMMIT_LEN).astype(np.int64) - 1
 
     def seq(self, row: int) -> int:
         """Return the seq of one of them, for an error."""
-        return int(self.part(row, row + 1).take(MESSAGE_PLACES["seq"])[0])
+        return int(self.part(row, row + 1).values(MESSAGE_FIELDS["seq"])[0])
 
     def bodies(self) -> tuple[_Bodies, _Bodies]:
         """Return the L2 diffs and the L2 snapshots among them; several columns need the same."""
@@ -231,44 +230,47 @@ class Chosen:
         return self._bodies
 
 
-def all_of(batch: Batch) -> Chosen:
+def select_all(batch: Batch) -> MessageSelection:
     """Return all messages of a batch."""
-    return Chosen(batch, np.arange(len(batch)), batch.offset.astype(np.int64), batch.stride)
+    return MessageSelection(batch, np.arange(len(batch)), batch.offset.astype(np.int64), batch.stride)
 
 
-def choose(
-    decoding: Decoding, some: Chosen, venues: tuple[int, ...] = (), markets: tuple[int, ...] = ()
-) -> Chosen:
-    """Return the messages that this decoding shows, of these venues and markets if any are named.
+def select(
+    decoding: Decoding, some: MessageSelection, venues: tuple[int, ...] = (), markets: tuple[int, ...] = ()
+) -> MessageSelection:
+    """Return the messages of this decoding, of these venues and markets if any are named.
 
-    Looks at headers only. Raises what `check_headers` does for a book event that breaks the protocol.
+    Reads headers only. Raises what `check_headers` does for a book event that breaks the protocol.
     """
     wanted = TypeId.BOOK_EVENT if decoding.type_id is None and (venues or markets) else decoding.type_id
     if wanted is not None:
-        some = some.where(some.take(MESSAGE_PLACES["type_id"]) == wanted)
+        some = some.where(some.values(MESSAGE_FIELDS["type_id"]) == wanted)
     if wanted == TypeId.TRADE:
         _check_lengths(some, TRADE.itemsize, "trade")
     if wanted != TypeId.BOOK_EVENT or not len(some):
         return some
     _check_book_events(some)
     if decoding.book_mode is not None:
-        some = some.where(some.take(_HEADER["book_mode"]) == decoding.book_mode)
+        some = some.where(some.values(_HEADER["book_mode"]) == decoding.book_mode)
     for name, numbers in (("venue_id", venues), ("market_id", markets)):
         if numbers:
-            some = some.where(np.isin(some.take(_HEADER[name]), numbers))
+            some = some.where(np.isin(some.values(_HEADER[name]), numbers))
     if decoding.book_mode == BookMode.L3:
         _check_lengths(some, L3_RECORD_BYTES, "order event")
     return some
 
 
-def column(decoding: Decoding, some: Chosen, name: str) -> pa.Array:
-    """Return one column of numbers or levels of the chosen messages."""
-    kind = decoding.columns[name].arrow
-    if decoding is BOOK and name not in _HEADER and name not in MESSAGE_PLACES:
+def column(decoding: Decoding, some: MessageSelection, name: str) -> pa.Array:
+    """Return one column of the selected messages."""
+    kind = decoding.columns[name]
+    if name == "payload":
+        data, begins = some.batch.joined(None if len(some) == len(some.batch) else some.rows)
+        return pa.Array.from_buffers(kind, len(some), [None, pa.py_buffer(begins), pa.py_buffer(data)])
+    if decoding is BOOK and name not in _HEADER and name not in MESSAGE_FIELDS:
         return _body_column(some, name, kind)
-    values = some.take(MESSAGE_PLACES.get(name) or decoding.places[name])
+    values = some.values(MESSAGE_FIELDS.get(name) or decoding.fields[name])
     if name == "is_buyer_maker":
-        flags = some.take(Place(MSG_FLAGS, np.dtype("<u2")))
+        flags = some.values(FieldLayout(MSG_FLAGS, np.dtype("<u2")))
         return pa.array(values != 0, mask=(flags & TRADE_SIDE_UNKNOWN) != 0)
     return pa.array(_signed(values, kind))
 
@@ -280,15 +282,15 @@ def _signed(values: NDArray[Any], kind: pa.DataType) -> NDArray[Any]:
     return values.view(wanted) if values.itemsize == wanted.itemsize else values.astype(wanted)
 
 
-def _check_lengths(some: Chosen, length: int, what: str) -> None:
+def _check_lengths(some: MessageSelection, length: int, what: str) -> None:
     lengths = some.lengths
     row = first_true(lengths != length)
     if row is not None:
         raise Corrupt(f"message {some.seq(row)} is a {what} of {lengths[row]} bytes; it must have {length}")
 
 
-def _check_book_events(some: Chosen) -> None:
-    """Check what the protocol says of a header, with no more of it than that needs."""
+def _check_book_events(some: MessageSelection) -> None:
+    """Check the headers against the protocol; reads only the fields that this needs."""
     lengths = some.lengths
     row = first_true(lengths < HEADER_BYTES)
     if row is not None:
@@ -297,7 +299,7 @@ def _check_book_events(some: Chosen) -> None:
         )
     headers = np.empty(len(lengths), [(name, _HEADER[name].dtype) for name in _CHECKED])
     for name in _CHECKED:
-        headers[name] = some.take(_HEADER[name])
+        headers[name] = some.values(_HEADER[name])
     check_headers(headers, lengths)
 
 
@@ -305,20 +307,20 @@ def _check_book_events(some: Chosen) -> None:
 
 
 class _Bodies(NamedTuple):
-    """The events of one kind among those chosen, and the layout of their bodies."""
+    """The selected events of one kind, and the layout of their bodies."""
 
     rows: Indexes
-    some: Chosen
+    some: MessageSelection
     layout: np.dtype[np.void]
 
     def field(self, name: str) -> NDArray[Any]:
         """Return a field of the bodies."""
-        return self.some.take(_places(self.layout, HEADER_BYTES, {name: name})[name])
+        return self.some.values(_fields(self.layout, HEADER_BYTES, {name: name})[name])
 
 
-def _bodies(some: Chosen) -> tuple[_Bodies, _Bodies]:
+def _bodies(some: MessageSelection) -> tuple[_Bodies, _Bodies]:
     """Return the diffs and the snapshots; resets and heartbeats have no body."""
-    kinds = some.take(_HEADER["event_type"])
+    kinds = some.values(_HEADER["event_type"])
     lengths = some.lengths
     found = []
     for kind, layout in ((BookEventType.DIFF, L2_DIFF), (BookEventType.SNAPSHOT, L2_SNAPSHOT)):
@@ -330,7 +332,7 @@ def _bodies(some: Chosen) -> tuple[_Bodies, _Bodies]:
     return found[0], found[1]
 
 
-def _body_column(some: Chosen, name: str, kind: pa.DataType) -> pa.Array:
+def _body_column(some: MessageSelection, name: str, kind: pa.DataType) -> pa.Array:
     if name in ("bids", "asks"):
         return _levels(some, name)
     values = np.zeros(len(some), dtype=kind.to_pandas_dtype())
@@ -342,8 +344,8 @@ def _body_column(some: Chosen, name: str, kind: pa.DataType) -> pa.Array:
     return pa.array(values, mask=is_absent)
 
 
-def _levels(some: Chosen, name: str) -> pa.Array:
-    """Return the levels of one side as lists: where each list begins, and all prices and sizes."""
+def _levels(some: MessageSelection, name: str) -> pa.Array:
+    """Return the levels of one side of each book as a list."""
     starts = np.zeros(len(some), dtype=np.int64)
     counts = np.zeros(len(some), dtype=np.int64)
     for bodies in some.bodies():
@@ -368,5 +370,5 @@ def _levels(some: Chosen, name: str) -> pa.Array:
     numbers = words[firsts[:, None] + np.arange(_LEVEL_WORDS)].view("<i8")
     sides = [pa.array(np.ascontiguousarray(numbers[:, place])) for place in range(2)]
     return pa.ListArray.from_arrays(
-        pa.array(begins), pa.StructArray.from_arrays(sides, fields=list(_LEVEL_TYPE)), type=LEVELS.arrow
+        pa.array(begins), pa.StructArray.from_arrays(sides, fields=list(_LEVEL)), type=LEVELS
     )

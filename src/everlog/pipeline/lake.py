@@ -27,8 +27,8 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from everlog.errors import InvalidConfig
 from everlog.fs import Fs, OsFs, sync_path
+from everlog.pipeline.gc_freeze import freeze_loaded_modules
 from everlog.pipeline.lake_files import WRITTEN_SCHEMA, write_files
-from everlog.pipeline.worker_process import settle_worker
 
 VACUUM_KEEP: Final = timedelta(days=7)
 COMPACT_BYTES: Final = 256 << 20
@@ -176,7 +176,7 @@ class LakeTable:
         path = self.path
 
         def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            settle_worker()
+            freeze_loaded_modules()
             return write_files(batches, path, partition_by)
 
         rows = frame.mapInArrow(task, from_arrow_schema(WRITTEN_SCHEMA)).collect()

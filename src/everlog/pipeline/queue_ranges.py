@@ -1,7 +1,7 @@
-"""Ranges of seqs of a live queue directory, and reading one of them; knows nothing of Spark.
+"""Ranges of seqs of a live queue directory, and reading one of them; does not depend on Spark.
 
-Owns the planning of a bounded read and the accounting of what is gone: a message that retention deleted is
-reported as a `Lost` range, never passed over. Readers here are anonymous: they hold back no retention.
+A message that retention deleted is reported as a `Gap`, never skipped. Readers here have no name: they hold
+back no retention.
 """
 
 from __future__ import annotations
@@ -22,38 +22,20 @@ from everlog.queue.layout import HEADER_SIZE, MSG_SEQ, MSG_TIMESTAMP_NS, RECORD_
 from everlog.queue.reader import QueueReader
 from everlog.queue.seek import is_record
 from everlog.queue.segment import list_segments, map_segment
+from everlog.seq_ranges import Gap, SeqRange
 
 BATCH_RECORDS: Final = 16384
-"""Many enough that what a batch costs by itself does not count, few enough that what is done with it finds it
-in the processor's cache: memory is what tasks on the same machine have to share."""
+"""Enough that the cost of a batch itself does not count, few enough to stay in the processor's cache: tasks
+on one machine share its memory bandwidth."""
 LARGE_BATCH_RECORDS: Final = 65536
+"""For work that costs something for each market in a batch."""
 
-RETENTION_REASON: Final = "retention"
-Take = Callable[[QueueReader, int], Batch]
-
-
-class SeqRange(NamedTuple):
-    """Messages from `first` up to, but not including, `end`."""
-
-    first: int
-    end: int
-
-    @property
-    def records(self) -> int:
-        """How many seqs there are."""
-        return max(0, self.end - self.first)
-
-
-class Lost(NamedTuple):
-    """Messages from `first` up to, but not including, `end` are gone from the queue."""
-
-    first: int
-    end: int
-    reason: str
+RETENTION: Final = "retention"
+ReadNext = Callable[[QueueReader, int], Batch]
 
 
 class _Tail(NamedTuple):
-    """The newest message that was seen, and where it lies."""
+    """The newest message that was seen, and its position."""
 
     segment_id: int
     offset: int
@@ -61,8 +43,8 @@ class _Tail(NamedTuple):
     timestamp_ns: int
 
 
-class Held:
-    """What a queue holds, for somebody who asks again and again: only what is new is looked through."""
+class QueueBounds:
+    """The seqs that a queue holds; each call scans only what is new since the one before."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -70,24 +52,24 @@ class Held:
         self._firsts: dict[int, int] = {}
         self._tail: _Tail | None = None
 
-    def __reduce__(self) -> tuple[type[Held], tuple[str]]:
-        """It travels to tasks without what it knows."""
-        return Held, (self._path,)
+    def __reduce__(self) -> tuple[type[QueueBounds], tuple[str]]:
+        """Leave out what was found: tasks and checkpoints need the path only."""
+        return QueueBounds, (self._path,)
 
     def ranges(self) -> list[SeqRange]:
-        """Return the range of each segment that has messages, oldest first; they join without a gap."""
-        firsts, end = self._look()
+        """Return the range of each segment that has messages, oldest first, without gaps between them."""
+        firsts, end = self._scan()
         return [SeqRange(first, after) for first, after in pairwise([*firsts, end])]
 
     def bounds(self) -> SeqRange:
-        """Return the range of everything that is retained; empty where the next message will be."""
-        firsts, end = self._look()
+        """Return the range of all retained messages; in an empty queue, an empty one at the next seq."""
+        firsts, end = self._scan()
         return SeqRange(firsts[0] if firsts else end, end)
 
-    def _look(self) -> tuple[list[int], int]:
+    def _scan(self) -> tuple[list[int], int]:
         """Return the first seq of each segment that has messages, and the seq that the next one will have."""
         fs = OsFs()
-        segment_size = self._begin(fs)
+        segment_size = self._check_writer(fs)
         end = self._end(fs, segment_size)
         firsts = {}
         for segment_id in list_segments(fs, self._path):
@@ -99,8 +81,8 @@ class Held:
         self._firsts = firsts
         return list(firsts.values()), end
 
-    def _begin(self, fs: OsFs) -> int:
-        """Forget what was seen under another writer, who may have begun anew; return the segment size."""
+    def _check_writer(self, fs: OsFs) -> int:
+        """Forget what was found under another writer: the queue may be a new one. Return the segment size."""
         if not ControlBlock.is_ready(fs, self._path):
             raise QueueNotFound(
                 f"there is no queue at {self._path!r}; check the path, or start its writer first"
@@ -118,29 +100,24 @@ class Held:
                 mapping = map_segment(fs, self._path, segment_id, segment_size)
             except FileNotFoundError:
                 continue
-            scan = native.scan_segment(mapping, self._seen(mapping, segment_id), verify=False)
+            scan = native.scan_segment(mapping, self._scan_start(mapping, segment_id), verify=False)
             if scan["records"]:
                 last, seq = scan["last"], scan["last_seq"]
                 self._tail = _Tail(segment_id, last, seq, mapping.load_u64(last + MSG_TIMESTAMP_NS))
                 return seq + 1
         return 0
 
-    def _seen(self, mapping: native.Mapping, segment_id: int) -> int:
-        """Return where to go on in a segment: at the newest message that was seen, if it is still there."""
+    def _scan_start(self, mapping: native.Mapping, segment_id: int) -> int:
+        """Return the offset to scan from: that of the newest message that was seen, if it is still there."""
         tail = self._tail
         if tail is None or tail.segment_id != segment_id:
             return SEG_DATA_OFFSET
         return tail.offset if is_record(mapping, *tail[1:]) else SEG_DATA_OFFSET
 
 
-def retained(path: str) -> list[SeqRange]:
-    """Return the range of each segment that has messages, oldest first; they join without a gap."""
-    return Held(path).ranges()
-
-
 def bounds(path: str) -> SeqRange:
-    """Return the range of everything that is retained; empty where the next message will be."""
-    return Held(path).bounds()
+    """Return the range of all retained messages; in an empty queue, an empty one at the next seq."""
+    return QueueBounds(path).bounds()
 
 
 def seq_at_time(path: str, timestamp_ns: int) -> int:
@@ -152,9 +129,9 @@ def seq_at_time(path: str, timestamp_ns: int) -> int:
 
 
 def split(ranges: list[SeqRange], wanted: SeqRange, parts: int | None) -> list[SeqRange]:
-    """Cut what is wanted at the ends of segments; with `parts`, into that many of about equal length."""
+    """Split a range at the ends of segments; with `parts`, into at most that many of about equal length."""
     inside = [SeqRange(max(one.first, wanted.first), min(one.end, wanted.end)) for one in ranges]
-    inside = [one for one in inside if one.records]
+    inside = [one for one in inside if one.size]
     if parts is None or not inside:
         return inside
     first, end = inside[0].first, inside[-1].end
@@ -166,7 +143,7 @@ def end_within_bytes(path: str, wanted: SeqRange, max_bytes: int) -> int:
     """Return the end of the part of `wanted` that occupies at most `max_bytes`, of one message at least."""
     taken = 0
     for piece in read(path, wanted, verify=False):
-        if isinstance(piece, Lost):
+        if isinstance(piece, Gap):
             continue
         sizes = (piece.length.astype("u8") + (HEADER_SIZE + RECORD_ALIGN - 1)) // RECORD_ALIGN * RECORD_ALIGN
         grown = sizes.cumsum() + taken
@@ -177,40 +154,39 @@ def end_within_bytes(path: str, wanted: SeqRange, max_bytes: int) -> int:
     return wanted.end
 
 
-def take_some(reader: QueueReader, limit: int) -> Batch:
-    """Take the next messages, as many as fit the processor's cache but at most `limit`."""
-    return reader.read_batch(min(BATCH_RECORDS, limit))
-
-
-def take_many(reader: QueueReader, limit: int) -> Batch:
-    """As `take_some`, but more: for work that costs something for each market in a batch."""
-    return reader.read_batch(min(LARGE_BATCH_RECORDS, limit))
-
-
 def read(
-    path: str, wanted: SeqRange, *, take: Take = take_some, verify: bool = True
-) -> Iterator[Batch | Lost]:
-    """Yield the messages of a range in order, and the parts of it that are gone.
+    path: str,
+    wanted: SeqRange,
+    *,
+    batch_records: int = BATCH_RECORDS,
+    read_next: ReadNext | None = None,
+    verify: bool = True,
+) -> Iterator[Batch | Gap]:
+    """Yield the messages of a range in order, at most `batch_records` at once, and the gaps in it.
 
-    `take` takes the next messages, at most as many as it is told, all from one segment.
+    `read_next(reader, limit)` replaces the read of a batch; it returns at most `limit`, of one segment.
     """
-    if not wanted.records:
+    if not wanted.size:
         return
+
+    def read_plain(reader: QueueReader, limit: int) -> Batch:
+        return reader.read_batch(min(batch_records, limit))
+
     at = wanted.first
     with Queue.open_subscriber(path, None, "earliest", verify=verify) as reader:
         reader.seek_seq(at)
         while at < wanted.end:
             try:
-                batch = take(reader, wanted.end - at)
+                batch = (read_next or read_plain)(reader, wanted.end - at)
             except SegmentMissing:
-                # Retention was faster: begin again at what is left.
+                # Retention deleted the segment: continue with the oldest message that is left.
                 reader.seek_seq(at)
-                batch = take_some(reader, wanted.end - at)
+                batch = read_plain(reader, wanted.end - at)
             found = int(batch.seq[0]) if len(batch) else wanted.end
             if found > at:
-                lost_end = min(found, wanted.end)
-                yield Lost(at, lost_end, RETENTION_REASON)
-                at = lost_end
+                gap = Gap(at, min(found, wanted.end), RETENTION)
+                yield gap
+                at = gap.end
                 if len(batch):
                     reader.seek_seq(at)
                 continue
@@ -229,5 +205,5 @@ def _first_seq(fs: OsFs, path: str, segment_id: int, segment_size: int) -> int |
 
 
 def queue_name(path: str) -> str:
-    """Return what the `queue` column says: the path without what is redundant in it."""
+    """Return the value of the column `queue`: the path in its normal form."""
     return os.path.normpath(path)

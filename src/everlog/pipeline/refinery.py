@@ -38,7 +38,15 @@ from everlog.market.protocol import (
     symbol_hash,
 )
 from everlog.pipeline import queue_ranges
-from everlog.pipeline.decoding import MESSAGE_PLACES, RAW, TRADES, Chosen, Place, all_of, choose
+from everlog.pipeline.decoding import (
+    MESSAGE_FIELDS,
+    RAW,
+    TRADES,
+    FieldLayout,
+    MessageSelection,
+    select,
+    select_all,
+)
 from everlog.queue import Queue, QueueWriter
 from everlog.queue.batch import Batch
 from everlog.queue.config import MIB, WriterConfig
@@ -58,10 +66,10 @@ NUMERIC_VENUES: Final = ("szse", "sse")
 """Venues whose market ids are the codes of their symbols."""
 
 _HEADER_FIELDS: Final = {
-    name: Place(HEADER_SIZE + offset, kind)
+    name: FieldLayout(HEADER_SIZE + offset, kind)
     for name, (kind, offset, *_) in (BOOK_EVENT_HEADER.fields or {}).items()
 }
-_FLAGS: Final = Place(MSG_FLAGS, np.dtype("<u2"))
+_FLAGS: Final = FieldLayout(MSG_FLAGS, np.dtype("<u2"))
 
 
 class RefinerySettings(NamedTuple):
@@ -150,18 +158,20 @@ class Refinery:
 
     def take(self, batch: Batch) -> None:
         """Write what belongs to these symbols."""
-        everything = all_of(batch)
-        books = choose(RAW._replace(type_id=TypeId.BOOK_EVENT), everything)
-        trades = choose(TRADES, everything)
+        everything = select_all(batch)
+        books = select(RAW._replace(type_id=TypeId.BOOK_EVENT), everything)
+        trades = select(TRADES, everything)
         for number, some in self._by_symbol(self._symbols.of_markets, books, _HEADER_FIELDS["market_id"]):
             self._mine[number].take_books(some)
-        for number, some in self._by_symbol(self._symbols.of_hashes, trades, TRADES.places["symbol_hash"]):
+        for number, some in self._by_symbol(self._symbols.of_hashes, trades, TRADES.fields["symbol_hash"]):
             self._mine[number].take_trades(some)
 
-    def _by_symbol(self, find: Any, some: Chosen, place: Place) -> Iterator[tuple[int, Chosen]]:
+    def _by_symbol(
+        self, find: Any, some: MessageSelection, place: FieldLayout
+    ) -> Iterator[tuple[int, MessageSelection]]:
         if not len(some):
             return
-        numbers = find(some.take(place))
+        numbers = find(some.values(place))
         for number in np.unique(numbers).tolist():
             if number in self._mine:
                 yield number, some.where(numbers == number)
@@ -187,10 +197,10 @@ class _Events(NamedTuple):
         return _Events(self.type_id, packed, self.stamps_ns[some], self.flags[some])
 
 
-def _events(type_id: int, some: Chosen) -> _Events:
+def _events(type_id: int, some: MessageSelection) -> _Events:
     starts = (some.offsets + HEADER_SIZE).astype(np.uint64)
     packed = PackedRecords(some.batch.segment, starts, some.lengths.astype(np.uint64))
-    return _Events(type_id, packed, some.take(MESSAGE_PLACES["ts_ns"]), some.take(_FLAGS))
+    return _Events(type_id, packed, some.values(MESSAGE_FIELDS["ts_ns"]), some.values(_FLAGS))
 
 
 class _Days:
@@ -225,20 +235,20 @@ class _Symbol:
         self._snapshot_ns: dict[int, int] = {}
         self.counts = Counts()
 
-    def take_trades(self, some: Chosen) -> None:
+    def take_trades(self, some: MessageSelection) -> None:
         """Copy trades."""
         events = _events(TypeId.TRADE, some)
-        times_ns = _times(some, TRADES.places["exchange_ts_ns"])
+        times_ns = _times(some, TRADES.fields["exchange_ts_ns"])
         for first, end, day, is_late in self._trade_days.runs(times_ns):
             stream = "late" if is_late else "trades"
             self._append(day, stream, events.part(first, end), counted_as=stream)
 
-    def take_books(self, some: Chosen) -> None:
+    def take_books(self, some: MessageSelection) -> None:
         """Copy book events, and put snapshots in."""
         events = _events(TypeId.BOOK_EVENT, some)
         times_ns = _times(some, _HEADER_FIELDS["exchange_ts_ns"])
-        kinds = some.take(_HEADER_FIELDS["event_type"])
-        is_l2 = some.take(_HEADER_FIELDS["book_mode"]) == BookMode.L2
+        kinds = some.values(_HEADER_FIELDS["event_type"])
+        is_l2 = some.values(_HEADER_FIELDS["book_mode"]) == BookMode.L2
         is_snapshot = is_l2 & (kinds == BookEventType.SNAPSHOT)
         for first, end, day, is_late in self._book_days.runs(times_ns):
             if is_late:
@@ -254,7 +264,7 @@ class _Symbol:
                 self._apply(events, is_l2, at, stop)
                 at = stop
 
-    def _refresh(self, day: int, some: Chosen, at: int, time_ns: int, is_snapshot: bool) -> None:
+    def _refresh(self, day: int, some: MessageSelection, at: int, time_ns: int, is_snapshot: bool) -> None:
         """Write a snapshot of the book before an event if one is due; an event that is one will do."""
         last_ns = self._snapshot_ns.get(day)
         if not is_snapshot and last_ns is not None and time_ns < last_ns + self._interval_ns:
@@ -268,11 +278,11 @@ class _Symbol:
         header = new_headers(1, BookEventType.SNAPSHOT, BookMode.L2)
         one = some.part(at, at + 1)
         for name in ("venue_id", "market_id", "stream_id", "ingest_ts_ns", "exchange_ts_ns"):
-            header[name] = one.take(_HEADER_FIELDS[name])
+            header[name] = one.values(_HEADER_FIELDS[name])
         header["record_len"] = HEADER_BYTES + len(body)
         data = np.frombuffer(header.tobytes() + body, dtype=np.uint8)
         packed = PackedRecords(data, np.zeros(1, np.uint64), np.full(1, len(data), np.uint64))
-        stamps = one.take(MESSAGE_PLACES["ts_ns"])
+        stamps = one.values(MESSAGE_FIELDS["ts_ns"])
         snapshot = _Events(TypeId.BOOK_EVENT, packed, stamps, np.zeros(1, np.uint16))
         self._append(day, "book", snapshot, counted_as="snapshots")
 
@@ -371,7 +381,7 @@ def _messages_in(path: str) -> int:
     return queue_ranges.bounds(path).end
 
 
-def _times(some: Chosen, place: Place) -> NDArray[np.int64]:
+def _times(some: MessageSelection, place: FieldLayout) -> NDArray[np.int64]:
     """Return the exchange's times; where it gave none, the time of arrival."""
-    times = some.take(place)
-    return np.where(times == 0, some.take(MESSAGE_PLACES["ts_ns"]), times).astype(np.int64)
+    times = some.values(place)
+    return np.where(times == 0, some.values(MESSAGE_FIELDS["ts_ns"]), times).astype(np.int64)

@@ -1,139 +1,89 @@
-"""Ranges of seqs of topics on a server, and reading one of them over HTTP; knows nothing of Spark.
+"""Ranges of seqs of topics on a server, and reading one of them over HTTP; does not depend on Spark.
 
-Owns the planning of a bounded read and the accounting of what is gone: records that were evicted, expired or
-lost with a recreated topic come as a `Lost` range with the server's reason; deleted ones are silent, as the
-data model says. The key is looked up where the request is made and is part of no plan.
+Records that were evicted, expired or lost with a recreated topic come as a `Gap` with the server's reason;
+deleted records leave no gap, as the data model says. A key from the environment is looked up where the
+request is made and is part of no plan.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-import msgspec
-
+from everlog.api_types import RawDiff, TopicPage, TopicState
 from everlog.client.http_api import ApiFailed, HttpApi, topic_path
 from everlog.errors import InvalidConfig, TopicNotFound
 from everlog.native.columns.frame_columns import FrameColumns
+from everlog.pipeline.columns_from_frames import Columns, RecordFilter, take_columns
+from everlog.seq_ranges import Gap, SeqRange
 
 PAGE_RECORDS: Final = 1000
 PAGE_BYTES: Final = 8 << 20
 PAGE_TOPICS: Final = 1000
+BATCH_PAGES: Final = 16
+"""Pages in a batch of columns: passing a batch to Spark costs as much as a thousand rows."""
+
 KEY_VARIABLE: Final = "EVERLOG_KEY"
 RECREATED: Final = "recreated"
 
 
-class Place(NamedTuple):
+class ServerAddress(NamedTuple):
     """A server, and the key that was given for it, if any."""
 
     url: str
     key: str | None
 
     def connect(self) -> HttpApi:
-        """Return a client; without a key of its own it takes the environment's."""
+        """Return a client; without a key of its own it uses that of the environment."""
         return HttpApi(self.url, self.key or os.environ.get(KEY_VARIABLE))
 
     def __repr__(self) -> str:
-        """Leave out the key, whoever prints this."""
-        return f"Place(url={self.url!r})"
+        """Leave out the key: plans and errors print this."""
+        return f"ServerAddress(url={self.url!r})"
 
 
-class Bounds(NamedTuple):
-    """The live seqs of a topic: from `first` up to, but not including, `end`."""
-
-    first: int
-    end: int
-
-
-class Lost(NamedTuple):
-    """Records from `first` up to, but not including, `end` are gone, and why."""
-
-    first: int
-    end: int
-    reason: str
-
-
-class Record(msgspec.Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag": "$tag"}):
-    """One record, its payload as the server's JSON text; no text at all if it has no meta."""
-
-    seq: int
-    ts: int
-    data: msgspec.Raw
-    node: str | None = None
-    tag: str | None = None
-    # Not `Raw | None`: msgspec then takes nothing but null.
-    meta: msgspec.Raw = msgspec.Raw(b"")
-
-
-class _Tombstone(msgspec.Struct):
-    gap_from: int
-    gap_to: int
-    reason: str
-
-
-class _Page(msgspec.Struct):
-    records: list[Record]
-    next_from_seq: int
-    head_seq: int
-    earliest_seq: int
-    caught_up: bool
-    tombstone: _Tombstone | None = None
-
-
-class _Listed(msgspec.Struct):
-    topic: str
-
-
-class _TopicList(msgspec.Struct):
-    topics: list[_Listed]
-    next_cursor: str | None = None
-
-
-class _State(msgspec.Struct):
-    head_seq: int
-    earliest_seq: int
-    count: int
-    bytes: int
-
-
-def find_topics(place: Place, wanted: tuple[str, ...]) -> list[str]:
-    """Return the names that are meant: each as it is, one that ends in `*` as a prefix; sorted."""
+def match_topics(wanted: Iterable[str], listed: Callable[[str], Iterable[str]], where: str) -> list[str]:
+    """Return the wanted names, sorted; one that ends in `*` means all that `listed` has of its prefix."""
     found: set[str] = set()
-    with place.connect() as api:
-        for name in wanted:
-            if not name.endswith("*"):
-                found.add(name)
-                continue
-            query = {"prefix": name[:-1], "page_size": str(PAGE_TOPICS)}
-            while True:
-                page = api.get("/topics", _TopicList, query)
-                found.update(one.topic for one in page.topics)
-                if page.next_cursor is None:
-                    break
-                query["cursor"] = page.next_cursor
+    for name in wanted:
+        found.update(listed(name[:-1]) if name.endswith("*") else (name,))
     if not found:
-        raise TopicNotFound(f"no topic of {place.url} matches {', '.join(wanted)}")
+        raise TopicNotFound(f"no topic in {where} matches {', '.join(wanted)}")
     return sorted(found)
 
 
-def bounds(api: HttpApi, topic: str) -> Bounds:
-    """Return what a topic holds now, without counting as a reader of it."""
+def find_topics(api: HttpApi, wanted: Iterable[str]) -> list[str]:
+    """Return the topics of a server that `wanted` names; see `match_topics`."""
+
+    def listed(prefix: str) -> Iterator[str]:
+        query = {"prefix": prefix, "page_size": str(PAGE_TOPICS)}
+        while True:
+            page = api.get("/topics", TopicPage, query)
+            yield from (one.topic for one in page.topics)
+            if page.next_cursor is None:
+                return
+            query["cursor"] = page.next_cursor
+
+    return match_topics(wanted, listed, str(api.address))
+
+
+def bounds(api: HttpApi, topic: str) -> SeqRange:
+    """Return the live seqs of a topic, without counting as a reader of it."""
     state = _state(api, topic)
-    return Bounds(state.earliest_seq, state.head_seq + 1)
+    return SeqRange(state.earliest_seq, state.head_seq + 1)
 
 
-def average_bytes(place: Place, topics: list[str]) -> int:
-    """Return how many bytes of data and meta a live record of these topics has on average, 1 at least."""
-    with place.connect() as api:
-        states = [_state(api, topic) for topic in topics]
+def average_bytes(api: HttpApi, topics: Iterable[str]) -> int:
+    """Return the average bytes of data and meta of a live record of these topics, at least 1."""
+    states = [_state(api, topic) for topic in topics]
     count = sum(state.count for state in states)
     return max(1, sum(state.bytes for state in states) // max(1, count))
 
 
-def _state(api: HttpApi, topic: str) -> _State:
+def _state(api: HttpApi, topic: str) -> TopicState:
     try:
-        return api.get(topic_path(topic), _State, {"touch": "false"})
+        return api.get(topic_path(topic), TopicState, {"touch": "false"})
     except ApiFailed as error:
         if error.code == "topic_not_found":
             raise TopicNotFound(f"there is no topic {topic!r} at {api.address}") from None
@@ -143,75 +93,76 @@ def _state(api: HttpApi, topic: str) -> _State:
 def seq_at_time(api: HttpApi, topic: str, ts_ms: int) -> int:
     """Return the seq of the first live record at or after this time; the next one's if there is none.
 
-    Times do not decrease with seqs, so a search by halves needs few requests whatever the topic's size.
+    Times do not decrease with seqs, so a binary search needs few requests whatever the topic's size.
     """
     low, high = bounds(api, topic)
     end = high
     while low < high:
         middle = (low + high) // 2
-        page = _page(api, topic, middle - 1, 1)
-        if not page.records or page.records[0].seq >= end or page.records[0].ts >= ts_ms:
+        page = api.decode(_page_body(api, topic, middle - 1, 1), RawDiff, f"a page of {topic}")
+        if not page.records or page.records[0].seq >= end or page.records[0].ts_ms >= ts_ms:
             high = middle
         else:
             low = page.records[0].seq + 1
     return low
 
 
-def read(api: HttpApi, topic: str, first: int, end: int, picked: FrameColumns) -> Iterator[Lost | None]:
-    """Pick the records from `first` up to, but not including, `end`; yield what is lost, None after a page.
+def read(
+    api: HttpApi, topic: str, wanted: SeqRange, passing: RecordFilter, names: tuple[str, ...]
+) -> Iterator[Columns | Gap]:
+    """Yield the columns `names` of the records of a range, and the gaps between them.
 
-    Whoever calls takes what was picked when it likes. An `end` beyond the head means that the topic was
-    recreated with fewer records: reported as lost.
+    An end beyond the head means that the topic was recreated with fewer records: a gap.
     """
-    cursor = first - 1
+    collected = passing.collector()
+    pages = 0
+    for gap in _collect(api, topic, wanted, collected):
+        pages += gap is None
+        if len(collected) and (gap is not None or pages >= BATCH_PAGES):
+            yield take_columns(collected, names)
+            pages = 0
+        if gap is not None:
+            yield gap
+    if len(collected):
+        yield take_columns(collected, names)
+
+
+def _collect(api: HttpApi, topic: str, wanted: SeqRange, collected: FrameColumns) -> Iterator[Gap | None]:
+    """Collect records page by page; yield each gap before what follows it, and None after a page."""
+    cursor, end = wanted.first - 1, wanted.end
     while cursor + 1 < end:
-        page = _picked_page(api, topic, cursor, end, picked)
+        page = _collect_page(api, topic, cursor, end, collected)
         if page.tombstone is not None:
-            lost = _clip(page.tombstone, cursor + 1, end)
-            yield lost
-            cursor = lost.end - 1
-            if lost.reason == RECREATED or cursor + 1 >= end:
+            is_recreated = page.tombstone.reason == RECREATED
+            gap_end = end if is_recreated else min(page.tombstone.gap_to + 1, end)
+            yield Gap(cursor + 1, gap_end, page.tombstone.reason)
+            cursor = gap_end - 1
+            if cursor + 1 >= end:
                 return
-            # What came with the tombstone lies behind the gap.
         for record in page.records:
             if cursor < record.seq < end:
-                _add(picked, record)
+                node, tag = (None if name is None else name.encode() for name in (record.node, record.tag))
+                meta = bytes(record.meta) or None
+                collected.add(record.seq, record.ts_ms, node, tag, meta, bytes(record.data))
         yield None
         if page.caught_up and page.head_seq + 1 < end:
-            yield Lost(page.head_seq + 1, end, RECREATED)
+            yield Gap(page.head_seq + 1, end, RECREATED)
             return
         cursor = max(cursor, page.next_from_seq)
 
 
-def _picked_page(api: HttpApi, topic: str, cursor: int, end: int, picked: FrameColumns) -> _Page:
-    """Return a page without the records that could be picked already, which is all of them as a rule."""
+def _collect_page(api: HttpApi, topic: str, cursor: int, end: int, collected: FrameColumns) -> RawDiff:
+    """Collect a page natively; return it with the records that need the full decoder, usually none."""
     body = _page_body(api, topic, cursor, min(PAGE_RECORDS, end - 1 - cursor))
-    before = len(picked)
-    rest = picked.pick_page(body, cursor + 1, end, PAGE_RECORDS)
+    before = len(collected)
+    rest = collected.pick_page(body, cursor + 1, end, PAGE_RECORDS)
     if rest is not None:
-        page = api.decode(rest, _Page, f"a page of {topic}")
+        page = api.decode(rest, RawDiff, f"a page of {topic}")
         if page.tombstone is None:
             return page
         # A gap comes before the records, and may mean that they are those of another topic.
-        picked.keep_first(before)
-    return api.decode(body, _Page, f"a page of {topic}")
-
-
-def _add(picked: FrameColumns, record: Record) -> None:
-    """Pick a record of a page that is not plain."""
-    node, tag = (None if name is None else name.encode() for name in (record.node, record.tag))
-    picked.add(record.seq, record.ts, node, tag, bytes(record.meta) or None, bytes(record.data))
-
-
-def _clip(tombstone: _Tombstone, first: int, end: int) -> Lost:
-    """Return the part of a gap that lies in the range that is read."""
-    if tombstone.reason == RECREATED:
-        return Lost(first, end, RECREATED)
-    return Lost(first, min(tombstone.gap_to + 1, end), tombstone.reason)
-
-
-def _page(api: HttpApi, topic: str, from_seq: int, limit: int) -> _Page:
-    return api.decode(_page_body(api, topic, from_seq, limit), _Page, f"a page of {topic}")
+        collected.keep_first(before)
+    return api.decode(body, RawDiff, f"a page of {topic}")
 
 
 def _page_body(api: HttpApi, topic: str, from_seq: int, limit: int) -> bytes:
@@ -219,7 +170,8 @@ def _page_body(api: HttpApi, topic: str, from_seq: int, limit: int) -> bytes:
     return api.fetch("POST", topic_path(topic, "/diff"), body=body, repeatable=True)
 
 
-def check_url(url: str) -> None:
-    """Refuse a URL that is none, before anything is planned with it."""
+def server_address(url: str, key: str) -> ServerAddress:
+    """Return the address for the options `url` and `key`, empty for none; refuse a URL without a scheme."""
     if "://" not in url:
         raise InvalidConfig(f"option 'url' is {url!r}; it must be like http://127.0.0.1:4000")
+    return ServerAddress(url, key or None)

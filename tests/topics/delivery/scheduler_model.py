@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from everlog.topics.delivery.scheduler import TICK_NS, Schedulable
+from everlog.native.ready_set import TICK_NS, Work
 
 MS = 1_000_000
 ROUND = [4] * 8 + [3] * 4 + [2] * 2 + [1] + [0]
 
 
-class Chore(Schedulable):
+class Chore(Work):
     """Something to be served whose priority the test decides, and that counts how often it was."""
 
     def __init__(self, name: str, priority: int = 0) -> None:
-        super().__init__()
         self.name = name
         self.priority = priority
         self.served_ns = -(10**12)

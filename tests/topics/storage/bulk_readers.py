@@ -5,8 +5,9 @@ from __future__ import annotations
 import struct
 
 from everlog.native import frames
+from everlog.seq_ranges import Gap
 from everlog.topics.storage import layout
-from everlog.topics.storage.bulk_view import BulkView, Frames, Gap, open_piece
+from everlog.topics.storage.bulk_view import BulkView, Frames, open_piece
 from tests.support.topics_model import ModelRecord
 
 
@@ -46,6 +47,6 @@ def read_planned(view: BulkView, name: str, first: int, end: int) -> tuple[list[
 
 def read_whole(view: BulkView, name: str) -> list[ModelRecord]:
     """Return everything a topic holds; nothing of it may be lost."""
-    records, gaps = read_planned(view, name, *view.extent(name))
+    records, gaps = read_planned(view, name, *view.bounds(name))
     assert not gaps
     return records

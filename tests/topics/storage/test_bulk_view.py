@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlog.errors import Corrupt, Io, TopicNotFound
+from everlog.seq_ranges import Gap
 from everlog.topics import Engine, TopicConfig, record_of
 from everlog.topics.config import Durability, EngineSettings
 from everlog.topics.routing.definitions import RouterConfig
-from everlog.topics.storage.bulk_view import BulkView, FramesPiece, Gap, open_piece
+from everlog.topics.storage.bulk_view import BulkView, FramesPiece, open_piece
 from tests.support.engines import Stage
 from tests.support.files import UnsyncedFs
 from tests.support.topic_directories import flip_bit
@@ -176,9 +177,9 @@ def test_a_directory_that_is_written_to_is_seen_whole_up_to_some_moment(tmp_path
     while True:
         is_last = done.is_set()
         view = view_of(tmp_path)
-        for piece in view.plan("t", 1, view.extent("t").end):
+        for piece in view.plan("t", 1, view.bounds("t").end):
             assert not isinstance(piece, Gap)
-        end = view.extent("t").end
+        end = view.bounds("t").end
         assert end > seen, "what was there once is there later"
         seen = end - 1
         if is_last:
@@ -240,4 +241,4 @@ def test_what_is_not_there_is_named(stage: Stage, tmp_path: Path) -> None:
     with pytest.raises(Io, match="no data directory"):
         BulkView(str(tmp_path / "elsewhere"))
     with pytest.raises(TopicNotFound, match="'nothing'"):
-        BulkView(str(stage.data_dir)).extent("nothing")
+        BulkView(str(stage.data_dir)).bounds("nothing")

@@ -2,7 +2,7 @@
 """Records of topics, in frames or in pages of a server, to columns of text and numbers.
 
 Owns the rows that are picked and the memory of finished columns. Opens no file and knows no Arrow:
-`everlog.pipeline.picking` makes arrays of the columns.
+`everlog.pipeline.columns_from_frames` makes arrays of the columns.
 """
 
 cimport cython

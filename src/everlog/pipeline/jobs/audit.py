@@ -16,10 +16,11 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 
 from everlog.pipeline import queue_ranges, topic_ranges
+from everlog.pipeline.columns_from_frames import RecordFilter
 from everlog.pipeline.lake import LakeTable
 from everlog.pipeline.options import U64_MAX
-from everlog.pipeline.picking import Filter
-from everlog.pipeline.topic_ranges import Place
+from everlog.pipeline.topic_ranges import ServerAddress
+from everlog.seq_ranges import Gap, SeqRange
 
 
 class StreamAudit(msgspec.Struct, kw_only=True):
@@ -71,11 +72,10 @@ def audit_topics(
     the oldest record that the server has, and one of which the table has nothing is behind with all of it.
     """
     rows = LakeTable(lake, table).read(spark)
-    place = Place(url, key)
-    named = set(topic_ranges.find_topics(place, tuple(topics))) if topics else set()
     found = {stream.name: stream for stream in _streams(rows, "topic")}
     streams = []
-    with place.connect() as api:
+    with ServerAddress(url, key).connect() as api:
+        named = set(topic_ranges.find_topics(api, topics)) if topics else set()
         for name in sorted(named | set(found)):
             live = topic_ranges.bounds(api, name)
             stream = found.get(name) or _nothing_of(name, live.first)
@@ -158,7 +158,6 @@ def _absent(rows: DataFrame, stream: StreamAudit) -> Iterator[tuple[int, int]]:
 
 def _still_there(api: Any, topic: str, first: int, end: int) -> Iterator[int]:
     """Yield how many records of a range the server has or reports as lost: the table should have them."""
-    picked = Filter(0, U64_MAX, None).columns()
-    for lost in topic_ranges.read(api, topic, first, end, picked):
-        yield len(picked) if lost is None else lost.end - lost.first
-        picked.clear()
+    everything = RecordFilter(0, U64_MAX, None)
+    for found in topic_ranges.read(api, topic, SeqRange(first, end), everything, ("seq",)):
+        yield found.end - found.first if isinstance(found, Gap) else len(found["seq"])

@@ -40,7 +40,7 @@ from everlog.pipeline.jobs.market_tasks import (
 )
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
-from everlog.pipeline.queue_ranges import Lost, SeqRange
+from everlog.seq_ranges import Gap, SeqRange
 
 BAR_SCHEMA: Final = pa.schema(
     [
@@ -151,7 +151,7 @@ class _FeatureWork:
         assert self._bars is not None, "asked only if there are bars"
         builders: dict[int, BarBuilder] = {}
         for some in dealt_messages(path, held, dealt):
-            if isinstance(some, Lost):
+            if isinstance(some, Gap):
                 raise DataLost(
                     f"messages {some.first} to {some.end - 1} of {path} are gone ({some.reason}) since the "
                     "run began; keep more of the queue, and run it again"

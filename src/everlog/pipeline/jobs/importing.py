@@ -34,7 +34,7 @@ from everlog.market.venues.interface import EventBlock, ImportContext, ImportOpt
 from everlog.market.venues.sniffing import chosen_members
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
-from everlog.pipeline.numbered_tasks import in_tasks
+from everlog.pipeline.rdd_tasks import run_in_tasks
 
 NS_PER_DAY: Final = 86_400_000_000_000
 UNKNOWN_VENUE: Final = "unknown"
@@ -94,7 +94,7 @@ def import_to_queues(
         for result in import_files(request):
             yield result.entry, result.imported
 
-    done = in_tasks(spark, len(groups), task)
+    done = run_in_tasks(spark, len(groups), task)
     report = ImportReport(job="import", source=f"{format_name}, {len(files)} files", table=root)
     return _completed(report, done, started_s)
 
@@ -245,7 +245,7 @@ def _hashes(spark: SparkSession, groups: list[list[str]]) -> list[str]:
     def task(number: int) -> Iterator[tuple[str, str]]:
         yield paths[number], file_hash(paths[number])
 
-    found = dict(in_tasks(spark, len(paths), task))
+    found = dict(run_in_tasks(spark, len(paths), task))
     return [_joint([found[path] for path in group]) for group in groups]
 
 

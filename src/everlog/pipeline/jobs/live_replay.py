@@ -36,7 +36,7 @@ from everlog.pipeline.jobs.replay import (
     ReplayReport,
     count_replayed,
 )
-from everlog.pipeline.queue_ranges import SeqRange
+from everlog.seq_ranges import SeqRange
 
 PLAN_FILE: Final = "plan.json"
 STATES: Final = "books"

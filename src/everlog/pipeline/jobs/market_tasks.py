@@ -25,15 +25,15 @@ from everlog.market.protocol import HEADER_BYTES, TRADE, BookMode, TypeId
 from everlog.market.replay import Messages
 from everlog.market.result_memory import ResultMemory
 from everlog.pipeline import queue_ranges
+from everlog.pipeline.gc_freeze import freeze_loaded_modules
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
 from everlog.pipeline.lake_files import TableFiles
-from everlog.pipeline.numbered_tasks import in_tasks
-from everlog.pipeline.queue_ranges import Lost, SeqRange
-from everlog.pipeline.worker_process import settle_worker
+from everlog.pipeline.rdd_tasks import run_in_tasks
 from everlog.queue.batch import Batch
 from everlog.queue.layout import HEADER_SIZE
 from everlog.queue.reader import QueueReader
+from everlog.seq_ranges import Gap, SeqRange
 
 NS_PER_DAY: Final = 86_400_000_000_000
 FIRST_MESSAGES: Final = 512
@@ -90,7 +90,7 @@ def run_tasks(spark: SparkSession, tasks: int, specs: Sequence[TableSpec], work:
     places = {one.table.name: (one.table.path, one.partition_by) for one in specs}
     by_table: dict[str, list[dict[str, Any]]] = {name: [] for name in places}
     seen: dict[Market, int] = {}
-    for number, did in enumerate(in_tasks(spark, tasks, lambda number: _write(number, places, work))):
+    for number, did in enumerate(run_in_tasks(spark, tasks, lambda number: _write(number, places, work))):
         for table, file in did.files:
             by_table[table].append(file)
         for market in did.markets:
@@ -296,18 +296,20 @@ class _Taker:
         self.results = None
         if self._small_batches == 0:
             are_few = len(self._books.books) <= FEW_MARKETS
-            return (queue_ranges.take_some if are_few else queue_ranges.take_many)(reader, limit)
+            largest = queue_ranges.BATCH_RECORDS if are_few else queue_ranges.LARGE_BATCH_RECORDS
+            return reader.read_batch(min(limit, largest))
         self._small_batches -= 1
         return reader.read_batch(min(limit, FIRST_MESSAGES))
 
 
 def dealt_messages(
     path: str, wanted: SeqRange, dealt: Dealt, take: _Taker | None = None
-) -> Iterator[Taken | Lost]:
+) -> Iterator[Taken | Gap]:
     """Yield a task's messages of a range, and what is gone of it; a batch is valid until the next."""
-    settle_worker()
-    for piece in queue_ranges.read(path, wanted, take=take or queue_ranges.take_many):
-        if isinstance(piece, Lost):
+    freeze_loaded_modules()
+    largest = queue_ranges.LARGE_BATCH_RECORDS
+    for piece in queue_ranges.read(path, wanted, batch_records=largest, read_next=take):
+        if isinstance(piece, Gap):
             yield piece
             continue
         results = None if take is None else take.results
@@ -319,7 +321,7 @@ def dealt_messages(
 
 def messages_for_books(
     path: str, wanted: SeqRange, dealt: Dealt, books: BookSet, want: Outputs
-) -> Iterator[Taken | Lost]:
+) -> Iterator[Taken | Gap]:
     """As `dealt_messages`; those with `results` have been applied to the books, the others have to be."""
     return dealt_messages(path, wanted, dealt, _Taker(books, want))
 

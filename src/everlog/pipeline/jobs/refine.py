@@ -25,10 +25,10 @@ from everlog.pipeline import queue_ranges
 from everlog.pipeline.jobs.market_tasks import Rows, TableSpec, application_name, commit_run, run_tasks
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
-from everlog.pipeline.numbered_tasks import in_tasks
-from everlog.pipeline.queue_ranges import Lost, SeqRange
+from everlog.pipeline.rdd_tasks import run_in_tasks
 from everlog.pipeline.refinery import LAYOUT_VERSION, Counts, Refinery, RefinerySettings, Symbols
 from everlog.queue.control import ControlBlock
+from everlog.seq_ranges import Gap, SeqRange
 
 ORIGIN_FILE: Final = "refined.json"
 
@@ -103,7 +103,7 @@ def refine(
         mine = range(number, len(named.names), tasks)
         yield refine_symbols(path, SeqRange(first, held.end), Refinery(target, named, mine, chosen))
 
-    done = sum(in_tasks(spark, tasks, task), Counts())
+    done = sum(run_in_tasks(spark, tasks, task), Counts())
     report = RefineReport(job="refine", source=path, table=target, **done._asdict())
     report.rows = done.books + done.trades + done.late + done.snapshots
     report.batches = 1 if report.rows else 0
@@ -116,8 +116,8 @@ def refine(
 
 def refine_symbols(queue: str, wanted: SeqRange, refinery: Refinery) -> Counts:
     """Give a refinery the messages of a range, and finish it; a message that is gone ends it."""
-    for piece in queue_ranges.read(queue, wanted, take=queue_ranges.take_many):
-        if isinstance(piece, Lost):
+    for piece in queue_ranges.read(queue, wanted, batch_records=queue_ranges.LARGE_BATCH_RECORDS):
+        if isinstance(piece, Gap):
             raise DataLost(
                 f"messages {piece.first} to {piece.end - 1} of {queue} are gone ({piece.reason}), and what "
                 "is refined follows from all of them; refine into another directory"
@@ -154,7 +154,7 @@ def _late_rows(parent: str, venue: str, code: str) -> Iterator[pa.RecordBatch]:
         if not ControlBlock.is_ready(OsFs(), path):
             continue
         for piece in queue_ranges.read(path, queue_ranges.bounds(path)):
-            assert not isinstance(piece, Lost), "a refined queue loses nothing"
+            assert not isinstance(piece, Gap), "a refined queue loses nothing"
             data, begins = piece.joined()
             count = len(piece)
             texts = [pa.repeat(pa.scalar(text), count) for text in (venue, code)]

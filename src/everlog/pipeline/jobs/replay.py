@@ -45,7 +45,7 @@ from everlog.pipeline.jobs.market_tasks import (
 )
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
-from everlog.pipeline.queue_ranges import Lost, SeqRange
+from everlog.seq_ranges import Gap, SeqRange
 
 DEPTH_LEVELS: Final = 10
 TOP: Final = "top"
@@ -223,9 +223,9 @@ class BookTables:
         for some in messages_for_books(path, wanted, dealt, self._books, self._want):
             yield from self._take(some)
 
-    def _take(self, some: Taken | Lost) -> Iterator[Rows]:
+    def _take(self, some: Taken | Gap) -> Iterator[Rows]:
         """Apply messages, or take note of lost ones; yield rows."""
-        if isinstance(some, Lost):
+        if isinstance(some, Gap):
             yield self._lost(some)
             return
         packed = some.packed
@@ -285,7 +285,7 @@ class BookTables:
                 row = {"kind": kind, **{name: int(one[name]) for name in names}}
                 yield self._fault(market, int(base["seq"][at]), int(base["ts_ns"][at]), row)
 
-    def _lost(self, lost: Lost) -> Rows:
+    def _lost(self, lost: Gap) -> Rows:
         """Say that messages are gone; what that means for the books is up to the gap policy."""
         policy = GapPolicy(self._plan.settings.gap_policy)
         if policy is GapPolicy.PANIC:

@@ -25,7 +25,7 @@ from everlog.client.http_api import ApiFailed, Backoff, HttpApi, topic_path
 from everlog.errors import InvalidConfig
 from everlog.pipeline import topic_ranges
 from everlog.pipeline.options import Options
-from everlog.pipeline.topic_ranges import Place
+from everlog.pipeline.topic_ranges import ServerAddress
 
 OPTIONS: Final = ("url", "key", "topic", "recordsPerAppend", "timeoutMs", "idempotencyWindowMs", "durability")
 COLUMNS: Final = ("topic", "data", "tag", "node", "meta")
@@ -44,7 +44,7 @@ _one_value = msgspec.json.Decoder(msgspec.Raw)
 class TopicsWrite(NamedTuple):
     """What was asked for, checked; it travels to the executors."""
 
-    place: Place
+    address: ServerAddress
     topic: str | None
     records_per_append: int
     timeout_s: float
@@ -76,8 +76,7 @@ class Written(WriterCommitMessage):
 def parse_options(given: Mapping[str, str], schema: StructType) -> TopicsWrite:
     """Check the options and the columns of a write; an error names what is valid."""
     options = Options(given, OPTIONS, "a write to everlog.topics")
-    url = options.text("url")
-    topic_ranges.check_url(url)
+    address = topic_ranges.server_address(options.text("url"), options.text("key", ""))
     names = [field.name for field in schema.fields]
     unknown = [name for name in names if name not in COLUMNS]
     if unknown or "data" not in names:
@@ -99,7 +98,7 @@ def parse_options(given: Mapping[str, str], schema: StructType) -> TopicsWrite:
     if "durability" in options:
         config["durability"] = options.choice("durability", ("disk", "fsync", "memory", "ephemeral"))
     return TopicsWrite(
-        Place(url, options.text("key", "") or None),
+        address,
         topic,
         min(records, RECORDS_PER_APPEND_MAX),
         (options.whole("timeoutMs", TIMEOUT_MS) or 0) / MS_PER_S,
@@ -148,7 +147,7 @@ def write_task(write: TopicsWrite, batches: Iterator[pa.RecordBatch], job: str) 
     partition = 0 if context is None else context.partitionId()
     written = 0
     waiting: dict[str, _Pending] = {}
-    with write.place.connect() as api:
+    with write.address.connect() as api:
         for batch in batches:
             rows, sizes = _rows(batch)
             for topic, chosen in _by_topic(batch, write.topic):

@@ -20,6 +20,7 @@ from everlog.clock import Clock, SystemClock
 from everlog.errors import Corrupt, Io, TopicNotFound
 from everlog.fs import OsFs
 from everlog.native.queue import Mapping
+from everlog.seq_ranges import Gap, SeqRange
 from everlog.topics.config import EngineSettings
 from everlog.topics.core import Core
 from everlog.topics.reading import tombstone_for
@@ -43,14 +44,6 @@ _FILES: Final = OsFs()
 _SEQ: Final = np.dtype("<u8")
 _Value = TypeVar("_Value")
 Seqs = NDArray[np.uint64]
-
-
-class Gap(NamedTuple):
-    """Records from `first` up to, but not including, `end` are lost, and why."""
-
-    first: int
-    end: int
-    reason: str
 
 
 class SegmentPiece(NamedTuple):
@@ -89,13 +82,6 @@ class Frames(NamedTuple):
     seqs: Seqs
     offsets: Seqs
     in_log: bool
-
-
-class Extent(NamedTuple):
-    """The live seqs of a topic: from `first` up to, but not including, `end`."""
-
-    first: int
-    end: int
 
 
 class BulkView:
@@ -160,10 +146,10 @@ class BulkView:
         """The names of all topics, sorted."""
         return sorted(self._core.topics)
 
-    def extent(self, name: str) -> Extent:
+    def bounds(self, name: str) -> SeqRange:
         """Return what a topic holds."""
         topic = self._topic(name)
-        return Extent(topic.earliest_seq, topic.visible + 1)
+        return SeqRange(topic.earliest_seq, topic.visible + 1)
 
     def instance(self, name: str) -> int | None:
         """Return what tells a topic from one of the same name that came before or after; None without one."""

@@ -11,7 +11,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from everlog.errors import Corrupt
-from everlog.pipeline.numbered_tasks import in_tasks
+from everlog.pipeline.rdd_tasks import run_in_tasks
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -23,7 +23,7 @@ def test_each_number_has_one_task_of_its_own_and_all_results_come_back(spark: Sp
         for _ in range(number):
             yield number, context.partitionId()
 
-    found = Counter(in_tasks(spark, 5, work))
+    found = Counter(run_in_tasks(spark, 5, work))
     assert found == {(number, number): number for number in range(1, 5)}
 
 
@@ -34,4 +34,4 @@ def test_what_goes_wrong_in_a_task_is_told_in_its_words(spark: SparkSession) -> 
         yield number
 
     with pytest.raises(PythonException, match="segment 7 is torn"):
-        in_tasks(spark, 2, work)
+        run_in_tasks(spark, 2, work)

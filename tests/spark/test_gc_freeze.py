@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from everlog.pipeline.numbered_tasks import in_tasks
-from everlog.pipeline.worker_process import settle_worker
+from everlog.pipeline.gc_freeze import freeze_loaded_modules
+from everlog.pipeline.rdd_tasks import run_in_tasks
 
 pytestmark = pytest.mark.timeout(300)
 LOADED_AT_LEAST = 20_000
@@ -38,14 +38,14 @@ def by_worker(spark: SparkSession, work: Callable[[int], Iterator[Seen]], rounds
     """Run two tasks as many times; return what each worker found in its tasks, one after the other."""
     found = defaultdict(list)
     for _ in range(rounds):
-        for seen in in_tasks(spark, 2, work):
+        for seen in run_in_tasks(spark, 2, work):
             found[seen.worker].append(seen)
     return list(found.values())
 
 
 def test_from_the_third_task_on_a_worker_collects_nothing_that_it_loaded(spark: SparkSession) -> None:
     def work(_: int) -> Iterator[Seen]:
-        settle_worker()
+        freeze_loaded_modules()
         pa.array([{"loads": "pandas"}])
         yield look()
 
@@ -58,11 +58,11 @@ def test_from_the_third_task_on_a_worker_collects_nothing_that_it_loaded(spark: 
 
 def test_what_a_later_task_loads_is_exempt_from_the_next_task_on(spark: SparkSession) -> None:
     def plain(_: int) -> Iterator[Seen]:
-        settle_worker()
+        freeze_loaded_modules()
         yield look()
 
     def loading(_: int) -> Iterator[Seen]:
-        settle_worker()
+        freeze_loaded_modules()
         late = ModuleType("late")
         late.content = [[] for _ in range(2 * LEFT_AT_MOST)]  # type: ignore[attr-defined]
         sys.modules.setdefault("late", late)
@@ -78,5 +78,5 @@ def test_what_a_later_task_loads_is_exempt_from_the_next_task_on(spark: SparkSes
 
 def test_a_process_without_a_task_is_left_alone() -> None:
     frozen = gc.get_freeze_count()
-    settle_worker()
+    freeze_loaded_modules()
     assert gc.get_freeze_count() == frozen
