@@ -38,7 +38,7 @@ is an error. Caps of 0 are off. The [guide](../guide/server.md#settings) shows a
 _TOPICS: Final = """## Topics
 
 The fields of a topic's configuration, as `PUT /v0/topics/{topic}` and the `config` of an append take them.
-[Topics](../guide/topics.md#settings) and [job queues](../guide/job-queues.md) explain them.
+[Append and read](../guide/durable-streams.md) and [job queues](../guide/job-queues.md) explain them.
 """
 _QUEUES: Final = """## Queues
 
@@ -59,7 +59,7 @@ SERVER_TEXTS: Final[dict[str, str]] = {
     "host": "address to listen on, or `host:port`",
     "port": "0: any free one",
     "port_file": "gets `host:port` once the server listens and has the data directory to itself",
-    "api_keys": "see [keys](../guide/server.md#keys); text, or in TOML an array",
+    "api_keys": "see [keys](../guide/security.md#keys); text, or in TOML an array",
     "allow_insecure_no_auth": "listen on a public address without keys",
     "probe_auth": "health and ready need a key as well",
     "cors_origins": "origins whose pages may call the server from a browser; `*` is any",
