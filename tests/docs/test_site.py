@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from pathlib import Path
 
@@ -34,6 +35,19 @@ def test_every_page_of_the_reference_is_in_its_index() -> None:
     index = (DOCS / "reference" / "index.md").read_text(encoding="utf-8")
     names = {path.name for path in (DOCS / "reference").iterdir()} - {"index.md"}
     assert {name for name in names if f"]({name})" not in index} == set()
+
+
+def test_every_name_that_the_reference_shows_exists() -> None:
+    pages = (DOCS / "reference").glob("*.md")
+    names = [name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)]
+    assert len(names) > 40
+    unknown = []
+    for name in names:
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            unknown.append(name)
+    assert unknown == []
 
 
 @pytest.mark.parametrize("name", COMPARED)
