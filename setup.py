@@ -35,7 +35,6 @@ EXTENSIONS = {
     "forwarding": ["log_index.c", "tag_index.c", "render.c", "frames.c"],
     "frames": ["frames.c"],
     "jobs": ["log_index.c", "tag_index.c", "render.c", "frames.c"],
-    "http_request": [],
     "live_readers": [],
     "log_replay": ["log_index.c", "tag_index.c", "frames.c"],
     "outlet": [],

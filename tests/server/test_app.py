@@ -30,7 +30,7 @@ from everlog.errors import (
 )
 from everlog.server.app import App, Call
 from everlog.server.errors import ApiError, from_engine
-from everlog.server.http import Headers, Request
+from everlog.server.http import Headers, Request, Target
 from everlog.server.logs import configure_logging
 from everlog.server.probe_routes import ProbeRoutes
 from everlog.server.serve import TopicsServer, announce
@@ -50,7 +50,7 @@ class FakeExchange:
         if token is not None:
             headers[b"authorization"] = b"Bearer " + token.encode()
         bare, _, query = path.encode().partition(b"?")
-        self.request = Request(method, bare, query, headers, "test")
+        self.request = Request(Target(method, bare, query), headers, "test")
         self.request.body = body
         self.on_gone: Callable[[], None] | None = None
         self.is_gone = False
@@ -320,7 +320,7 @@ def test_a_long_body_without_a_key_is_refused_before_it_is_read(
     headers: dict[bytes, bytes], early: bool
 ) -> None:
     async def scenario(scene: Scene) -> None:
-        request = Request("POST", b"/v0/topics/t", b"", headers, "test")
+        request = Request(Target("POST", b"/v0/topics/t", b""), headers, "test")
         refused = scene.app.check_head(request)
         assert (refused is not None) == early
         if refused is not None:

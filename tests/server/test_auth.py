@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from everlog.errors import InvalidConfig
 from everlog.server.auth import (
     ALL_SCOPES,
+    VERIFIED_MAX,
     Key,
     KeyRing,
     Scope,
@@ -426,3 +427,16 @@ def test_numeric_addresses_are_judged_by_their_range(
         assert is_loopback(f"::ffff:{address}") == str(address).startswith("127.")
     elif address.ipv4_mapped is None:
         assert is_loopback(str(address)) == (int(address) == 1)
+
+
+def test_headers_are_found_as_their_tokens_and_only_valid_ones_are_remembered() -> None:
+    ring = KeyRing.parse("first,second:read")
+    for _ in range(2):
+        assert ring.find_header(b"Bearer first") is ring.find(b"first") is not None
+        assert ring.find_header(b"bearer  second ") is ring.find(b"second") is not None
+        for header in (None, b"", b"Bearer", b"Bearer third", b"Basic first", b"first"):
+            assert ring.find_header(header) is None
+    assert set(ring._verified) == {b"Bearer first", b"bearer  second "}
+    for blanks in range(2 * VERIFIED_MAX):
+        assert ring.find_header(b"Bearer " + b" " * blanks + b"first") is not None
+    assert len(ring._verified) <= VERIFIED_MAX

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlog.native.http_request import Request
 from everlog.server.compression import COMPRESSED_BYTES_MIN, packed, takes_gzip, unpack_body
 from everlog.server.errors import ApiError
+from everlog.server.http import Request, Target
 from tests.support.http_cases import Api, RunningServer, settings_of
 
 BODY = b'{"records":[{"data":1}]}'
@@ -24,7 +24,7 @@ def request_with(body: bytes, coding: bytes = b"gzip", accept: bytes | None = No
     headers = {b"content-encoding": coding}
     if accept is not None:
         headers[b"accept-encoding"] = accept
-    request = Request("POST", b"/v0/topics/t", b"", headers, "test")
+    request = Request(Target("POST", b"/v0/topics/t", b""), headers, "test")
     request.body = body
     return request
 

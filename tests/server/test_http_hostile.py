@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from everlog.server.http import HttpLimits, Request
-from everlog.server.http_messages import Refusal
+from everlog.server.http_messages import Refusal, Targets
 from everlog.server.http_reading import RequestReader
 from tests.support.http_peers import HOST, LOOPS, Scene, play, request_bytes, run_on, serving, settle
 
@@ -216,7 +216,7 @@ def test_requests_are_read_alike_however_they_are_cut(
     whole = b"".join(wire for wire, _ in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
     heard = Heard()
-    reader = RequestReader(HttpLimits(), heard, "peer")
+    reader = RequestReader(HttpLimits(), heard, "peer", Targets())
     for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
         piece, position = whole[start:end], 0
         while position < len(piece):
@@ -229,7 +229,7 @@ def test_requests_are_read_alike_however_they_are_cut(
 
 def test_headers_are_bounded_also_right_behind_the_last_byte_of_a_request() -> None:
     limits = HttpLimits(max_header_bytes=500)
-    reader = RequestReader(limits, Heard(), "peer")
+    reader = RequestReader(limits, Heard(), "peer", Targets())
     first = request_bytes(b"/")
     assert reader.feed(first[:-1], 0) == len(first) - 1
     with pytest.raises(Refusal) as refused:
@@ -239,7 +239,7 @@ def test_headers_are_bounded_also_right_behind_the_last_byte_of_a_request() -> N
 
 @given(st.lists(st.one_of(PARTS, st.binary(max_size=30)), max_size=10))
 def test_a_reader_raises_nothing_but_refusals(pieces: list[bytes]) -> None:
-    reader = RequestReader(HttpLimits(max_body_bytes=3, max_headers=2), Heard(), "peer")
+    reader = RequestReader(HttpLimits(max_body_bytes=3, max_headers=2), Heard(), "peer", Targets())
     try:
         for piece in pieces:
             position = 0

@@ -1,13 +1,17 @@
 """Types of the native text of the answer to an append."""
 
-def render_seqs(first_seq: int, last_seq: int) -> bytes: ...
+from typing import Final
+
+SEQS_OMITTED: Final[int]
+SEQS_LISTED: Final[int]
+SEQS_NULL: Final[int]
+
 def render_fields(
-    topic: bytes,
+    topic: str,
     first_seq: int,
     last_seq: int,
-    seqs: bytes,
+    seqs: int,
     head_seq: int,
-    count: int,
     created: bool,
     deduped: bool,
     waited_ns: int,

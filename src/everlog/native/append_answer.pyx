@@ -9,11 +9,20 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 
+cdef extern from "Python.h":
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+
 cdef enum:
     DIGITS_MAX = 20  # of a number of 64 bits
     NUMBERS = 7
     # More than all fixed text of the fields together.
     TEXT_BYTES = 256
+    # How the seqs are told: not at all, one by one, or as null.
+    OMITTED = 0
+    LISTED = 1
+    NULLED = 2
+
+SEQS_OMITTED, SEQS_LISTED, SEQS_NULL = OMITTED, LISTED, NULLED
 
 
 cdef char *put(char *at, const char *text, Py_ssize_t size) noexcept:
@@ -67,17 +76,44 @@ cdef char *put_seqs(char *at, uint64_t first_seq, uint64_t last_seq) noexcept:
     return at + 1
 
 
-cdef char *put_range(char *at, uint64_t first_seq, uint64_t last_seq) noexcept:
-    """The fields between the topic and the seqs."""
+def render_fields(
+    str topic not None,
+    uint64_t first_seq,
+    uint64_t last_seq,
+    int seqs,
+    uint64_t head_seq,
+    bint created,
+    bint deduped,
+    uint64_t waited_ns,
+    uint64_t synced_ns,
+    bytes more not None,
+) -> bytes:
+    """The fields without braces. A topic's name stands for itself in JSON: no character of it needs an escape.
+
+    `more` comes last inside of `performance` and begins with a comma, or is empty.
+    """
+    if last_seq < first_seq:
+        raise ValueError(f"the seqs {first_seq} to {last_seq} are none")
+    cdef Py_ssize_t name_bytes
+    cdef const char *name = PyUnicode_AsUTF8AndSize(topic, &name_bytes)
+    cdef uint64_t count = last_seq - first_seq + 1
+    cdef bytes room = PyBytes_FromStringAndSize(
+        NULL,
+        TEXT_BYTES
+        + NUMBERS * DIGITS_MAX
+        + name_bytes
+        + (2 + (DIGITS_MAX + 1) * count if seqs == LISTED else 0)
+        + PyBytes_GET_SIZE(more),
+    )
+    cdef char *start = PyBytes_AS_STRING(room)
+    cdef char *at = put(put(put(start, b'"topic":"', 9), name, name_bytes), b'"', 1)
     at = put_number(put(at, b',"first_seq":', 13), first_seq)
     at = put_number(put(at, b',"last_seq":', 12), last_seq)
-    return put(at, b",", 1)
-
-
-cdef char *put_end(char *at, uint64_t head_seq, uint64_t count, bint created, bint deduped,
-                   uint64_t waited_ns, uint64_t synced_ns, bytes more):
-    """The fields behind the seqs."""
-    at = put_number(put(at, b'"head_seq":', 11), head_seq)
+    if seqs == LISTED:
+        at = put_seqs(put(at, b',"seqs":', 8), first_seq, last_seq)
+    elif seqs == NULLED:
+        at = put(at, b',"seqs":null', 12)
+    at = put_number(put(at, b',"head_seq":', 12), head_seq)
     at = put_number(put(at, b',"count":', 9), count)
     at = put_flag(put(at, b',"created":', 11), created)
     at = put_flag(put(at, b',"deduped":', 11), deduped)
@@ -86,45 +122,4 @@ cdef char *put_end(char *at, uint64_t head_seq, uint64_t count, bint created, bi
     at = put_ms(put(at, b',"fsync_ms":', 12), synced_ns)
     at = put_bytes(at, more)
     at[0] = c'}'
-    return at + 1
-
-
-def render_seqs(uint64_t first_seq, uint64_t last_seq) -> bytes:
-    """All seqs from the first to the last as a JSON array; at least one."""
-    if last_seq < first_seq:
-        raise ValueError(f"the seqs {first_seq} to {last_seq} are none")
-    cdef bytes room = PyBytes_FromStringAndSize(NULL, 2 + (DIGITS_MAX + 1) * (last_seq - first_seq + 1))
-    cdef char *start = PyBytes_AS_STRING(room)
-    return room[: put_seqs(start, first_seq, last_seq) - start]
-
-
-def render_fields(
-    bytes topic not None,
-    uint64_t first_seq,
-    uint64_t last_seq,
-    bytes seqs not None,
-    uint64_t head_seq,
-    uint64_t count,
-    bint created,
-    bint deduped,
-    uint64_t waited_ns,
-    uint64_t synced_ns,
-    bytes more not None,
-) -> bytes:
-    """The fields without braces; `topic` is JSON, `seqs` a whole field and its comma, or empty.
-
-    `more` comes last inside of `performance` and begins with a comma, or is empty.
-    """
-    cdef bytes room = PyBytes_FromStringAndSize(
-        NULL,
-        TEXT_BYTES
-        + NUMBERS * DIGITS_MAX
-        + PyBytes_GET_SIZE(topic)
-        + PyBytes_GET_SIZE(seqs)
-        + PyBytes_GET_SIZE(more),
-    )
-    cdef char *start = PyBytes_AS_STRING(room)
-    cdef char *at = put_range(put_bytes(put(start, b'"topic":', 8), topic), first_seq, last_seq)
-    at = put_bytes(at, seqs)
-    at = put_end(at, head_seq, count, created, deduped, waited_ns, synced_ns, more)
-    return room[: at - start]
+    return room[: at + 1 - start]

@@ -28,8 +28,6 @@ cdef class RecordBatch:
     cdef readonly size_t frame_bytes
     cdef str batch_node
 
-    @staticmethod
-    cdef RecordBatch of_body(object owner, const uint8_t *text, size_t length, uint32_t max_nesting)
     cdef bint is_within_limits(self, batch_record *record) noexcept
     cdef int make_room(self, size_t count) except -1
     cdef int take(self, Py_ssize_t place, object data, object meta, object tag, object node) except -1

@@ -24,6 +24,7 @@ from everlog.errors import InvalidRecord, RecordTooLarge
 
 cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+    object PyUnicode_DecodeUTF8(const char *text, Py_ssize_t size, const char *errors)
 
 cdef extern from "record_fields.h":
     cdef enum:
@@ -35,7 +36,15 @@ cdef extern from "record_fields.h":
     int record_fields(PyObject *record, PyObject **fields) noexcept
 
 cdef extern from "record_scan.h" nogil:
-    size_t records_scan(const uint8_t *text, size_t length, batch_record *records, size_t capacity)
+    ctypedef struct span:
+        const uint8_t *base
+        size_t length
+    ctypedef struct append_options:
+        span idempotency_key
+        int create
+    int CREATE_ABSENT
+    size_t append_scan(const uint8_t *text, size_t length, batch_record *records, size_t capacity,
+                       append_options *options)
 
 cdef enum:
     MAX_TAG_BYTES = 256
@@ -211,29 +220,6 @@ cdef class RecordBatch:
     def __len__(self):
         return self.count
 
-    @staticmethod
-    cdef RecordBatch of_body(object owner, const uint8_t *text, size_t length, uint32_t max_nesting):
-        """The records of a plain body, whose text belongs to `owner`.
-
-        None if it is not plain, or if a record breaks a limit: the full decoder knows what to say then.
-        """
-        cdef RecordBatch batch
-        cdef size_t place, count
-        if json_check(text, length, max_nesting) != JSON_SOUND:
-            return None
-        batch = RecordBatch.__new__(RecordBatch, NO_RECORDS)
-        count = records_scan(text, length, batch.records, SPARE_BYTES // RECORD_BYTES)
-        if count == 0:
-            return None
-        batch.owners = <PyObject **>(batch.records + count)
-        batch.capacity = count
-        batch.keep(owner)
-        for place in range(count):
-            if not batch.is_within_limits(&batch.records[place]):
-                return None
-        batch.count = count
-        return batch
-
     cdef bint is_within_limits(self, batch_record *record) noexcept:
         """Survey the texts of a scanned record, which are sound JSON; False if `take` would measure closer."""
         cdef int found = text_survey(record.data, record.data_len)
@@ -344,7 +330,37 @@ cdef class RecordBatch:
         return &self.views[self.view_count]
 
 
-def plain_batch(bytes body not None, uint32_t max_nesting):
-    """The records in the body of a plain append; None if the full decoder has to look at it."""
-    return RecordBatch.of_body(body, <const uint8_t *>PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body),
-                               max_nesting)
+cdef RecordBatch scanned_batch(bytes body, uint32_t max_nesting, append_options *options):
+    """The records of a body that is scanned, without an object for each of them.
+
+    None if the scan leaves it to the full decoder, or if a record breaks a limit: that decoder says which.
+    """
+    cdef RecordBatch batch
+    cdef size_t place, count, length = PyBytes_GET_SIZE(body)
+    cdef const uint8_t *text = <const uint8_t *>PyBytes_AS_STRING(body)
+    if json_check(text, length, max_nesting) != JSON_SOUND:
+        return None
+    batch = RecordBatch.__new__(RecordBatch, NO_RECORDS)
+    count = append_scan(text, length, batch.records, SPARE_BYTES // RECORD_BYTES, options)
+    if count == 0:
+        return None
+    batch.owners = <PyObject **>(batch.records + count)
+    batch.capacity = count
+    batch.keep(body)
+    for place in range(count):
+        if not batch.is_within_limits(&batch.records[place]):
+            return None
+    batch.count = count
+    return batch
+
+
+def scan_append(bytes body not None, uint32_t max_nesting):
+    """The checked records, the idempotency key and `create` of an append; None for the full decoder."""
+    cdef append_options options
+    cdef RecordBatch batch = scanned_batch(body, max_nesting, &options)
+    if batch is None:
+        return None
+    cdef object key = None
+    if options.idempotency_key.base != NULL:
+        key = PyUnicode_DecodeUTF8(<const char *>options.idempotency_key.base, options.idempotency_key.length, NULL)
+    return batch, key, None if options.create == CREATE_ABSENT else options.create != 0

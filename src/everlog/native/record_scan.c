@@ -1,14 +1,12 @@
 /* Finding records in JSON text; see record_scan.h. */
 #include "record_scan.h"
 
-#include "json_cursor.h"
-
 static inline int is_null(const span *value)
 {
     return value->length == 4 && memcmp(value->base, "null", 4) == 0;
 }
 
-/* One record behind its bracket. A field that comes twice makes it not plain. */
+/* One record behind its bracket. A field that comes twice is left to the full decoder. */
 static int take_record(cursor *text, batch_record *record)
 {
     enum { DATA = 1, TAG = 2, NODE = 4, META = 8 };
@@ -61,32 +59,61 @@ static size_t take_records(cursor *text, batch_record *records, size_t capacity)
     return take(text, ']') ? count : 0;
 }
 
-size_t records_scan(const uint8_t *base, size_t length, batch_record *records, size_t capacity)
+static int take_create(cursor *text, int *create)
 {
-    cursor text = {base, base + length};
-    span key, node = {0};
-    size_t count = 0;
-    int has_node = 0;
-    if (!take(&text, '{'))
+    skip_white(text);
+    if (take_word(text, "true", 4))
+        *create = 1;
+    else if (take_word(text, "false", 5))
+        *create = 0;
+    else if (!take_word(text, "null", 4))
         return 0;
+    return 1;
+}
+
+/* The members of the body behind its bracket. Returns the number of records. */
+static size_t take_body(cursor *text, batch_record *records, size_t capacity, span *node, append_options *options)
+{
+    enum { RECORDS = 1, NODE = 2, KEY = 4, CREATE = 8 };
+    span key;
+    size_t count = 0;
+    int seen = 0, field, taken;
     do {
-        if (!take_key(&text, &key))
+        if (!take_key(text, &key))
             return 0;
-        if (key_is(&key, "records", 7) && count == 0) {
-            count = take_records(&text, records, capacity);
-            if (count == 0)
-                return 0;
-        } else if (key_is(&key, "node", 4) && !has_node) {
-            has_node = 1;
-            if (!take_name(&text, &node))
-                return 0;
+        if (key_is(&key, "records", 7)) {
+            field = RECORDS;
+            taken = !(seen & RECORDS) && (count = take_records(text, records, capacity)) > 0;
+        } else if (key_is(&key, "node", 4)) {
+            field = NODE;
+            taken = take_name(text, node);
+        } else if (key_is(&key, "idempotency_key", 15)) {
+            field = KEY;
+            taken = take_name(text, &options->idempotency_key);
+        } else if (key_is(&key, "create", 6)) {
+            field = CREATE;
+            taken = take_create(text, &options->create);
         } else {
             return 0;
         }
-    } while (take(&text, ','));
-    int closed = take(&text, '}');
+        if (!taken || (seen & field))
+            return 0;
+        seen |= field;
+    } while (take(text, ','));
+    return take(text, '}') ? count : 0;
+}
+
+size_t append_scan(const uint8_t *base, size_t length, batch_record *records, size_t capacity,
+                   append_options *options)
+{
+    cursor text = {base, base + length};
+    span node = {0};
+    *options = (append_options){.create = CREATE_ABSENT};
+    if (!take(&text, '{'))
+        return 0;
+    size_t count = take_body(&text, records, capacity, &node, options);
     skip_white(&text);
-    if (!closed || text.at != text.end)
+    if (text.at != text.end)
         return 0;
     for (size_t place = 0; node.base != NULL && place < count; place++) {
         if (records[place].node == NULL) {

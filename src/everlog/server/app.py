@@ -10,14 +10,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from everlog.errors import EverlogError
-from everlog.server.auth import Key, Scope, bearer_token
+from everlog.server.auth import Key, Scope
 from everlog.server.compression import COMPRESSED_BYTES_MIN, packed, unpack_body
 from everlog.server.errors import CHALLENGE, RETRY_SOON, ApiError, from_engine, invalid, limit_reached
-from everlog.server.http import Exchange, Request
+from everlog.server.http import Exchange, Request, Target
 from everlog.server.http_messages import JSON_TYPE, EarlyAnswer
 from everlog.server.settings import ServerSettings
 from everlog.topics import Commit, Engine
@@ -29,9 +29,6 @@ POLL_INTERVAL_NS: Final = 1_000_000
 
 NO_SCOPE: Final = Scope(0)
 SHORT_BODY_DIGITS: Final = 5
-# Paths that are asked for again and again are taken apart once; these bound what is kept of them.
-KNOWN_TARGETS_MAX: Final = 4096
-KNOWN_PATH_BYTES: Final = 512
 log = logging.getLogger("everlog.server")
 
 
@@ -54,8 +51,9 @@ class Call:
 
     def query(self) -> dict[str, str]:
         """The query, decoded; of a repeated name the first one counts."""
-        pairs = parse_qsl(self.request.query.decode("latin-1"), keep_blank_values=True)
-        return dict(reversed(pairs))
+        target = self.exchange.request.target
+        query: dict[str, str] = (target.meaning or Match(None, "", "", target.query)).query
+        return query
 
 
 class Route:
@@ -83,13 +81,19 @@ class Route:
         self.needs_poll = needs_poll
 
 
-class Target(NamedTuple):
-    """What the method and path of a request stand for."""
+class Match:
+    """What a target stands for. `path` has `:name` in place of the name; all requests share `query`."""
 
-    route: Route | None
-    path: str
-    """With `:name` in place of the name."""
-    name: str
+    __slots__ = ("is_topic", "name", "path", "query", "route")
+
+    def __init__(self, route: Route | None, path: str, name: str, query: bytes) -> None:
+        self.route = route
+        self.path = path
+        self.name = name
+        # What keys with prefixes are checked against.
+        self.is_topic = bool(name) and not path.startswith("/v0/watch/")
+        pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+        self.query: dict[str, str] = dict(reversed(pairs))
 
 
 class _Pending:
@@ -148,7 +152,6 @@ class App:
         """They are told which topics have something new that is not pushed for now."""
         self.routes: dict[tuple[str, str], Route] = {}
         self._paths: set[str] = set()
-        self._targets: dict[tuple[str, bytes], Target] = {}
         self._in_flight: dict[int, int] = {}
         self._has_keys = settings.api_keys.enabled
         self.turn_is_due = False
@@ -164,26 +167,20 @@ class App:
         """Answer a method of a path; `:name` in the path stands for one segment."""
         self.routes[method, path] = route
         self._paths.add(path)
-        self._targets.clear()
 
-    def _target(self, method: str, path: bytes) -> Target:
-        """The route of a request, and the name in its path."""
-        target = self._targets.get((method, path))
-        if target is None:
-            pattern, name = _pattern(path)
-            target = Target(self.routes.get(("GET" if method == "HEAD" else method, pattern)), pattern, name)
-            if target.route is not None and len(path) <= KNOWN_PATH_BYTES:
-                if len(self._targets) >= KNOWN_TARGETS_MAX:
-                    self._targets.clear()
-                self._targets[method, path] = target
-        return target
+    def _match(self, target: Target) -> Match:
+        """Find the route of a target; it is kept with the target, for all requests that have the same one."""
+        method = "GET" if target.method == "HEAD" else target.method
+        path, name = _pattern(target.path)
+        match = target.meaning = Match(self.routes.get((method, path)), path, name, target.query)
+        return match
 
     def check_head(self, request: Request) -> EarlyAnswer | None:
         """Refuse a request without a valid key before its body is read, if there is much to read.
 
         Others are refused when they are handled.
         """
-        if not self._has_keys or request.method == "OPTIONS" or _is_short(request):
+        if not self._has_keys or _is_short(request) or request.method == "OPTIONS":
             return None
         path, _ = _pattern(request.path)
         route = self.routes.get(("GET", path))
@@ -228,14 +225,15 @@ class App:
     def _dispatch(self, call: Call) -> bool:
         """Check a request and pass it to its route; whether the engine has to be polled for it."""
         request = call.exchange.request
-        route, path, call.name = self._target(request.method, request.path)
-        if request.method == "OPTIONS" and path in self._paths:
-            self._answer_options(call, path)
+        match: Match = request.target.meaning or self._match(request.target)
+        route, call.name = match.route, match.name
+        if request.method == "OPTIONS" and match.path in self._paths:
+            self._answer_options(call, match.path)
             return False
         if self._has_keys:
-            self._authorise(call, route, path)
+            self._authorise(call, match)
         if route is None:
-            raise self._no_route(path, request.method)
+            raise self._no_route(match.path, request.method)
         if self.is_draining and not route.is_probe:
             raise ApiError(503, "shutting_down", "the server is shutting down", None, RETRY_SOON)
         if self.engine is None and not route.is_probe:
@@ -255,25 +253,24 @@ class App:
 
     # --- Keys --------------------------------------------------------------------------------------------
 
-    def _authorise(self, call: Call, route: Route | None, path: str) -> None:
+    def _authorise(self, call: Call, match: Match) -> None:
+        route, path = match.route, match.path
         if route is not None and (route.checks_key or (route.is_probe and not self._guarded(path))):
             return
-        key = self._key_of(call.request)
+        key = self._key_of(call.exchange.request)
         if key is None:
             raise _unauthorised()
         self._take_slot(call, key)
         needed = route.scope if route is not None else _scope_of_unknown(path)
         if not key.allows(needed):
             raise scope_missing(needed)
-        is_topic_name = call.name and not path.startswith("/v0/watch/")
-        if is_topic_name and not key.allows_name(call.name.encode()):
+        if key.prefixes and match.is_topic and not key.allows_name(call.name.encode()):
             raise ApiError(
                 403, "forbidden", f"this key may not use the name {call.name!r}", {"topic": call.name}
             )
 
     def _key_of(self, request: Request) -> Key | None:
-        token = bearer_token(request.header(b"authorization"))
-        return None if token is None else self.settings.api_keys.find(token)
+        return self.settings.api_keys.find_header(request.headers.get(b"authorization"))
 
     def _guarded(self, path: str) -> bool:
         return self.settings.probe_auth or path == "/v0/metrics"
@@ -491,10 +488,9 @@ def _pattern(path: bytes) -> tuple[str, str]:
 
 def _is_short(request: Request) -> bool:
     """Whether the body is so small, and on its way anyway, that reading it costs less than refusing it."""
-    if request.header(b"transfer-encoding") is not None or request.header(b"expect") is not None:
-        return False
-    length = request.header(b"content-length")
-    return length is None or len(length) <= SHORT_BODY_DIGITS
+    headers = request.headers
+    length = headers.get(b"content-length", b"0")
+    return len(length) <= SHORT_BODY_DIGITS and not (b"expect" in headers or b"transfer-encoding" in headers)
 
 
 def _unauthorised() -> ApiError:

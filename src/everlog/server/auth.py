@@ -1,8 +1,9 @@
 """Who may do what: the API key list, tokens as requests carry them, and the rule for open addresses.
 
 Owns the grammar of the key list and the comparison of tokens. Knows no route, no topic and no connection;
-what a route needs is for its caller to say. No secret stays in any object made here, only SHA-256 digests,
-and no error repeats any part of the list, because a misplaced colon makes a secret look like a scope.
+what a route needs is for its caller to say. The key list is kept as SHA-256 digests only; `Authorization`
+headers that were verified stay in memory. No error repeats any part of the list, because a misplaced colon
+makes a secret look like a scope.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Key:
 
     def allows(self, scope: Scope) -> bool:
         """Whether the key has every one of the given scopes."""
-        return scope & self.scopes == scope
+        return scope.value & self.scopes.value == scope.value  # of plain numbers: those of Flag take longer
 
     def allows_name(self, name: bytes) -> bool:
         """Whether the key may touch a topic or router of this (percent-decoded) name."""
@@ -66,7 +67,7 @@ class Key:
 class KeyRing:
     """All API keys of a server. An empty ring means that authentication is off."""
 
-    __slots__ = ("_digests", "_keys")
+    __slots__ = ("_digests", "_keys", "_verified")
 
     def __init__(self, keys: dict[bytes, Key] | None = None) -> None:
         """Take the keys by the SHA-256 digest of their secret."""
@@ -74,6 +75,7 @@ class KeyRing:
         self._digests: tuple[bytes, ...] = tuple(given)
         # Place 0 stands for "no key", so that `find` can add up places instead of branching.
         self._keys: tuple[Key | None, ...] = (None, *given.values())
+        self._verified: dict[bytes, Key] = {}
 
     @classmethod
     def parse(cls, text: str) -> KeyRing:
@@ -108,6 +110,25 @@ class KeyRing:
             place += candidate * hmac.compare_digest(presented, digest)
         return self._keys[place]
 
+    def find_header(self, header: bytes | None) -> Key | None:
+        """Return the key of an `Authorization` header, or None.
+
+        Headers whose token was found before are looked up. That tells nothing about them: only headers that
+        passed `find` are remembered, and the lookup compares bytes only if a keyed hash of all of them is
+        equal, so that a guess that is partly right takes as long as any other.
+        """
+        if header is None:
+            return None
+        key = self._verified.get(header)
+        if key is None:
+            token = bearer_token(header)
+            key = None if token is None else self.find(token)
+            if key is not None:
+                if len(self._verified) >= VERIFIED_MAX:
+                    self._verified.clear()
+                self._verified[header] = key
+        return key
+
     def __len__(self) -> int:
         return len(self._digests)
 
@@ -116,6 +137,8 @@ class KeyRing:
         return f"<KeyRing of {len(self)} keys>"
 
 
+VERIFIED_MAX: Final = 1024
+"""Headers that a ring remembers: one for each key, unless clients write the same token in several ways."""
 NO_KEYS: Final = KeyRing()
 """Authentication is off."""
 

@@ -11,6 +11,7 @@ import msgspec
 
 from everlog.api_types import Guarantee
 from everlog.native.frames import json_fault
+from everlog.native.record_batch import RecordBatch, scan_append
 from everlog.server.errors import ApiError, invalid
 from everlog.server.http import Request
 from everlog.topics import TopicConfig
@@ -131,14 +132,52 @@ _DECODERS: Final[dict[type, msgspec.json.Decoder[Any]]] = {
 }
 
 
+class Append(msgspec.Struct):
+    """An append as the engine takes it."""
+
+    records: RecordBatch | list[RecordBody]
+    node: str | None = None
+    idempotency_key: str | None = None
+    create: bool | None = None
+    config: TopicConfig | None = None
+    disable_backpressure: bool = False
+
+    @classmethod
+    def of(cls, body: AppendBody) -> Append:
+        """The append that a decoded body describes; absent and null meta are the same."""
+        for record in body.records:
+            if record.meta is not _ABSENT and bytes(record.meta) == b"null":
+                record.meta = _ABSENT
+        return cls(
+            body.records,
+            body.node,
+            body.idempotency_key,
+            body.create,
+            body.config,
+            body.disable_backpressure,
+        )
+
+
+def decode_append(request: Request) -> Append:
+    """Read the body of an append; raises what the client is told if it cannot be.
+
+    What clients usually send is scanned, without an object for each record. Other fields, other spellings,
+    and faults, which have to be named, are for the general decoder.
+    """
+    check_type(request)
+    scanned = scan_append(request.body, MAX_NESTING)
+    if scanned is None:
+        return Append.of(decode(request, AppendBody))
+    records, idempotency_key, create = scanned
+    return Append(records, None, idempotency_key, create)
+
+
 def decode(request: Request, kind: type[_Body], *, if_empty: _Body | None = None) -> _Body:
     """Read the body of a request; raises what the client is told if it cannot be."""
     body = request.body
     if not body and if_empty is not None:
         return if_empty
-    content_type = request.headers.get(b"content-type", b"")
-    if content_type not in _JSON_TYPES and not content_type.lower().startswith(b"application/json"):
-        raise ApiError(415, "unsupported_media_type", "the body must be sent as application/json")
+    check_type(request)
     fault = json_fault(body, MAX_NESTING)
     if fault is not None:
         raise invalid(f"the body is not acceptable JSON: {fault}")
@@ -151,6 +190,13 @@ def decode(request: Request, kind: type[_Body], *, if_empty: _Body | None = None
     return decoded
 
 
+def check_type(request: Request) -> None:
+    """Refuse a body that is not sent as JSON."""
+    content_type = request.headers.get(b"content-type", b"")
+    if content_type not in _JSON_TYPES and not content_type.lower().startswith(b"application/json"):
+        raise ApiError(415, "unsupported_media_type", "the body must be sent as application/json")
+
+
 def check_counts(body: msgspec.Struct) -> None:
     """Refuse negative numbers and those beyond 64 bits, whatever the field."""
     for field in body.__struct_fields__:
@@ -158,12 +204,3 @@ def check_counts(body: msgspec.Struct) -> None:
         signed = field == "priority"
         if type(value) is int and not signed and not 0 <= value < 2**64:
             raise invalid(f"{field} is {value}; it must be an unsigned 64-bit number")
-
-
-def take_records(body: AppendBody) -> list[RecordBody]:
-    """The records of an append with absent and null meta made the same."""
-    records = body.records
-    for record in records:
-        if record.meta is not _ABSENT and bytes(record.meta) == b"null":
-            record.meta = _ABSENT
-    return records

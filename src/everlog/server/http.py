@@ -16,7 +16,6 @@ from email.utils import formatdate
 from typing import Final, Protocol
 
 from everlog.clock import NS_PER_S, Clock, SystemClock
-from everlog.native.http_request import read_plain
 from everlog.server.http_connection import HttpConnection
 from everlog.server.http_exchange import Channel, Exchange, Stream, Upgraded
 from everlog.server.http_limits import HttpLimits
@@ -26,6 +25,8 @@ from everlog.server.http_messages import (
     Headers,
     Refusal,
     Request,
+    Target,
+    Targets,
     error_body,
     render_head,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "HttpServer",
     "Request",
     "Stream",
+    "Target",
     "Upgraded",
     "error_body",
 ]
@@ -82,12 +84,7 @@ class HttpServer:
         self.date_line = b""
         self.ok_json_head = b""
         self.full_response = b""
-        self.plain_limits = (
-            self.limits.max_target_bytes,
-            self.limits.max_header_bytes,
-            self.limits.max_headers,
-            self.limits.max_body_bytes,
-        )
+        self.targets = Targets()
         self._clock = clock
         self._wall: Clock = clock if clock is not None else SystemClock()
         self._connections: set[HttpConnection] = set()
@@ -165,10 +162,6 @@ class HttpServer:
             return False
         self._connections.add(connection)
         return True
-
-    def read_plain(self, data: bytes, peer: str) -> Request | None:
-        """The request that these bytes are, if they are one and nothing unusual is about it."""
-        return read_plain(data, peer, *self.plain_limits)
 
     def take_body(self, size: int) -> None:
         """Count a part of a body that is held from now on; raises a Refusal if that is too much."""

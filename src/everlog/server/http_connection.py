@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from everlog.native.outlet import Outlet
 from everlog.server.http_exchange import Exchange, Upgraded
-from everlog.server.http_messages import CONTINUE, EarlyAnswer, Refusal, Request, error_body
+from everlog.server.http_messages import CONTINUE, EarlyAnswer, Refusal, Request, Target, error_body
 from everlog.server.http_reading import RequestReader, body_too_large
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ CLOSED: Final = 7
 REQUESTS_PER_TURN: Final = 64
 # A body up to this size is read over if its head was refused; a longer one ends the connection.
 SKIPPED_BODY_BYTES: Final = 64 * 1024
+NO_TARGET: Final = Target("", b"", b"")  # of what is not a request
 INTERNAL_ERROR: Final = error_body("internal", "the request could not be handled because of a server error")
 
 
@@ -106,15 +107,10 @@ class HttpConnection(Outlet, asyncio.Protocol):
         limits = self.server.limits
         self.transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
         self._peer = _peer_name(transport)
-        self._reader = RequestReader(limits, self, self._peer)
+        self._reader = RequestReader(limits, self, self._peer, self.server.targets)
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client."""
-        if self._state <= IDLE and not (self._exchanges or self._unread or self.is_write_paused):
-            request = self.server.read_plain(data, self._peer)
-            if request is not None:
-                self._take_plain(request)
-                return
         if self._state >= DEAF:
             self._discard(data)
         elif self._unread:
@@ -160,33 +156,6 @@ class HttpConnection(Outlet, asyncio.Protocol):
         self._pump_soon()
 
     # --- Input ---
-
-    def _take_plain(self, request: Request) -> None:
-        """A request that came alone and whole: what `_parse` would do with it, without its parser.
-
-        That one stands between two requests and does not miss anything.
-        """
-        self._state = IDLE
-        self._now_s = self._since_s = self.server.now_s()
-        try:
-            answer = self.server.application.check_head(request)
-        except Exception:
-            answer = self._check_failed(request)
-        exchange = Exchange(self, request)
-        self._exchanges.append(exchange)
-        size = len(request.body)
-        if size > self.server.limits.uncounted_body_bytes:
-            try:
-                self.server.take_body(size)
-            except Refusal as refusal:
-                answer = (refusal.status, refusal.body, refusal.headers)
-            else:
-                exchange.counted_bytes = size
-        if answer is not None:
-            status, body, headers = answer
-            exchange.respond(status, body, headers=headers)
-        else:
-            self._handle(exchange)
 
     def _check_failed(self, request: Request) -> EarlyAnswer:
         log.exception("checking the head of %s %r failed", request.method, request.path)
@@ -312,7 +281,7 @@ class HttpConnection(Outlet, asyncio.Protocol):
         self._state = DEAF
         self._drop_reader()
         self._continue_is_due = False
-        request = Request("", b"", b"", {}, "")
+        request = Request(NO_TARGET, {}, "")
         request.keep_alive = False
         exchange = Exchange(self, request)
         self._is_refusing = True

@@ -1,35 +1,18 @@
 """Requests and responses as values: what a request is, and how a response head is written.
 
-Owns the error body and the bytes of a head; the `Request` itself is native. Touches no socket and knows no
-route.
+Owns the error body and the bytes of a head. Touches no socket and knows no route.
 """
 
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 import msgspec
-
-from everlog.native.http_request import Request
 
 Headers = tuple[tuple[bytes, bytes], ...]
 # Status, JSON body and headers of an answer that is given before the body of the request is read.
 EarlyAnswer = tuple[int, bytes, Headers]
-__all__ = [
-    "BODILESS_STATUSES",
-    "CONTINUE",
-    "JSON_TYPE",
-    "LAST_CHUNK",
-    "EarlyAnswer",
-    "Headers",
-    "Refusal",
-    "Request",
-    "error_body",
-    "origin_form",
-    "render_head",
-]
-
 JSON_TYPE: Final = b"application/json"
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
@@ -38,6 +21,102 @@ BODILESS_STATUSES: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODI
 STATUS_LINES: Final = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus
 }
+
+
+# All methods of RFC 9110 and the one of RFC 5789.
+METHODS: Final = {
+    name.encode(): name
+    for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT")
+}
+
+
+class Target:
+    """Method and target of requests, taken apart once for all requests that have the same ones.
+
+    `meaning` is the application's own: what it found out about them.
+    """
+
+    __slots__ = ("meaning", "method", "path", "query")
+
+    def __init__(self, method: str, path: bytes, query: bytes) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.meaning: Any = None
+
+
+class Targets:
+    """The targets that a server was asked for, by the raw bytes of method and target; bounded."""
+
+    __slots__ = ("_known",)
+
+    COUNT_MAX: Final = 4096
+    BYTES_MAX: Final = 512
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, bytes], Target] = {}
+
+    def find(self, method: bytes, raw: bytes) -> Target:
+        """What a request asks for; raises a Refusal if its target is not valid."""
+        target = self._known.get((method, raw))
+        if target is None:
+            target = parse_target(method, raw)
+            # A query may carry a secret, which must not outlive its request.
+            if len(raw) <= self.BYTES_MAX and b"token" not in raw:
+                if len(self._known) >= self.COUNT_MAX:
+                    self._known.clear()
+                self._known[method, raw] = target
+        return target
+
+
+def parse_target(method: bytes, raw: bytes) -> Target:
+    """Method, path and query of a request line."""
+    if b"#" in raw:
+        raise Refusal.because(400, "the request target has a fragment (#...); percent-encode it as %23")
+    path, _, query = (raw if raw.startswith(b"/") else origin_form(raw)).partition(b"?")
+    return Target(METHODS.get(method, ""), path, query)
+
+
+class Request:
+    """One request: complete when the application's `handle` sees it, without its body in `check_head`.
+
+    `context` is the application's own: what it learned from the head (such as the key) and needs again when
+    the body is there. Header names are in lower case; several lines of one name are joined by commas.
+    """
+
+    __slots__ = (
+        "body",
+        "context",
+        "headers",
+        "is_http_1_0",
+        "is_plain",
+        "keep_alive",
+        "method",
+        "offers_upgrade",
+        "path",
+        "peer",
+        "query",
+        "target",
+    )
+
+    def __init__(self, target: Target, headers: dict[bytes, bytes], peer: str) -> None:
+        self.target = target
+        self.method = target.method
+        self.path = target.path
+        self.query = target.query
+        self.headers = headers
+        self.peer = peer
+        self.body = b""
+        self.context: Any = None
+        self.keep_alive = True
+        self.is_http_1_0 = False
+        self.offers_upgrade = False
+        # Whether a response to it needs nothing but the usual head.
+        self.is_plain = False
+
+    def header(self, name: bytes) -> bytes | None:
+        """The value of a header by its lower-case name."""
+        return self.headers.get(name)
 
 
 class Refusal(Exception):

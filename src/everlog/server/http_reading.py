@@ -11,13 +11,8 @@ from typing import Final, NoReturn, Protocol
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from everlog.server.http_limits import HttpLimits
-from everlog.server.http_messages import Refusal, Request, origin_form
+from everlog.server.http_messages import Refusal, Request, Targets
 
-# All methods of RFC 9110 and the one of RFC 5789.
-METHODS: Final = {
-    name.encode(): name
-    for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT")
-}
 END_OF_HEAD: Final = b"\r\n\r\n"
 COPIED_BYTES: Final = 4096
 # Beyond target and headers a head has a method, a version and some blanks.
@@ -57,14 +52,16 @@ class RequestReader:
         "_request",
         "_resuming",
         "_target",
+        "_targets",
         "_unread_bytes",
         "_unread_limit_bytes",
     )
 
-    def __init__(self, limits: HttpLimits, listener: Listener, peer: str) -> None:
+    def __init__(self, limits: HttpLimits, listener: Listener, peer: str, targets: Targets) -> None:
         self._limits = limits
         self._listener = listener
         self._peer = peer
+        self._targets = targets
         self._resuming = False
         self._unread_limit_bytes = limits.max_target_bytes + limits.max_header_bytes + HEAD_SLACK_BYTES
         self._parser = HttpRequestParser(self)
@@ -96,14 +93,17 @@ class RequestReader:
         request comes out of a call (two, if the empty line itself came in two pieces). The caller can then
         decide whether it wants the next one.
         """
-        size = len(data)
-        if self._body_left:
-            end = min(size, position + self._body_left)
-        else:
+        if not self._body_left:
             found = data.find(END_OF_HEAD, position)
-            end = size if found < 0 else found + len(END_OF_HEAD)
+            position = self._feed(data, position, len(data) if found < 0 else found + len(END_OF_HEAD))
+        if self._body_left and position < len(data):
+            position = self._feed(data, position, min(len(data), position + self._body_left))
+        return position
+
+    def _feed(self, data: bytes, position: int, end: int) -> int:
+        """Give one piece to the parser; returns how far it came."""
         piece_bytes = end - position
-        if piece_bytes == size:
+        if piece_bytes == len(data):
             piece: bytes | memoryview = data
         else:
             # For short pieces a copy is cheaper than a view.
@@ -157,12 +157,9 @@ class RequestReader:
         parser = self._parser
         headers = self._headers
         self._bound_headers(headers)
-        target = self._target
-        if b"#" in target:
-            raise Refusal.because(400, "the request target has a fragment (#...); percent-encode it as %23")
-        path, _, query = (target if target.startswith(b"/") else origin_form(target)).partition(b"?")
-        method = METHODS.get(parser.get_method(), "")
-        request = Request(method, path, query, headers, self._peer)
+        target = self._targets.find(parser.get_method(), self._target)
+        method = target.method
+        request = Request(target, headers, self._peer)
         keep_alive = request.keep_alive = parser.should_keep_alive()
         if keep_alive and b"connection" not in headers:
             # Only HTTP/1.1 is kept alive without asking, so the version need not be looked at.

@@ -18,11 +18,12 @@ import msgspec
 from wsproto.frame_protocol import CloseReason
 
 from everlog.errors import Closed, EverlogError, TopicNotFound
+from everlog.native.append_answer import SEQS_LISTED, SEQS_NULL
 from everlog.native.live_readers import Place
 from everlog.server import sse
 from everlog.server.app import App, Call, Route, scope_missing
 from everlog.server.auth import Key, Scope, bearer_token
-from everlog.server.bodies import check_counts
+from everlog.server.bodies import Append, check_counts
 from everlog.server.errors import CHALLENGE, ApiError, from_engine, invalid
 from everlog.server.fan_out import Batch, FanOut, Watcher, Wishes, wishes_of
 from everlog.server.http import Request, Upgraded
@@ -38,7 +39,7 @@ from everlog.server.socket_commands import (
     echoed,
 )
 from everlog.server.stream_slots import StreamSlots
-from everlog.server.topic_routes import append_batch, appended_fields, check_dead_letter, render_seqs
+from everlog.server.topic_routes import append_batch, appended_fields, check_dead_letter
 from everlog.server.watch_sessions import TOPICS_MAX, when_all_done
 from everlog.server.websocket import WebSocket, handshake_headers, text_frame
 from everlog.topics import Appended, Commit, TopicState
@@ -167,7 +168,7 @@ class SocketSession(Watcher):
         name = command.topic
         self._require(Scope.WRITE if command.config is None else Scope.WRITE | Scope.ADMIN, name)
         check_dead_letter(self.key, command.config)
-        appended = append_batch(self._app.ready_engine(), name, command, command.idempotency_key)
+        appended = append_batch(self._app.ready_engine(), name, Append.of(command))
         acknowledge = partial(
             self._render_ack, name, request_id, appended, with_seqs=command.return_seqs, started_ns=started_ns
         )
@@ -183,7 +184,7 @@ class SocketSession(Watcher):
     def _render_ack(
         self, name: str, request_id: bytes, appended: Appended, *, with_seqs: bool, started_ns: int
     ) -> bytes:
-        seqs = b'"seqs":%b,' % (render_seqs(appended) if with_seqs else NULL)
+        seqs = SEQS_LISTED if with_seqs else SEQS_NULL
         return _render(b"ack", request_id, appended_fields(self._app, name, appended, seqs, started_ns))
 
     def _subscribe(self, command: Subscribe, request_id: bytes) -> None:

@@ -10,17 +10,16 @@ from functools import partial
 import msgspec
 
 from everlog.errors import BatchTooLarge, TopicFull, TopicNotEmpty
-from everlog.native import append_answer
-from everlog.native.append_answer import render_fields
+from everlog.native.append_answer import SEQS_LISTED, SEQS_OMITTED, render_fields
 from everlog.server.app import App, Call, Route, query_flag, query_seq
 from everlog.server.auth import Key, Scope
 from everlog.server.bodies import (
-    AppendBody,
+    Append,
     DeleteBody,
     DiffBody,
     check_counts,
     decode,
-    take_records,
+    decode_append,
 )
 from everlog.server.errors import ApiError, invalid
 from everlog.server.forwarded import when_forwarded
@@ -200,14 +199,14 @@ class TopicRoutes:
         """POST /v0/topics/:topic."""
         request = call.exchange.request
         engine = self._app.ready_engine()
-        body = decode(request, AppendBody)
-        if body.config is not None and not engine.has_topic(call.name):
-            self._app.require(call, Scope.WRITE | Scope.ADMIN)
-        check_dead_letter(call.key, body.config)
-        key = body.idempotency_key
-        if key is None and (header := request.header(b"idempotency-key")) is not None:
-            key = _header_text("Idempotency-Key", header)
-        appended = append_batch(engine, call.name, body, key)
+        append = decode_append(request)
+        if append.config is not None:
+            if not engine.has_topic(call.name):
+                self._app.require(call, Scope.WRITE | Scope.ADMIN)
+            check_dead_letter(call.key, append.config)
+        if append.idempotency_key is None and b"idempotency-key" in request.headers:
+            append.idempotency_key = _header_text("Idempotency-Key", request.headers[b"idempotency-key"])
+        appended = append_batch(engine, call.name, append)
         appended.commit.on_done(_AppendAnswer(self._app, call, appended))
 
     def delete_records(self, call: Call) -> None:
@@ -255,9 +254,10 @@ class _AppendAnswer:
         try:
             if commit.error is not None:
                 raise commit.error
-            with_seqs = not call.exchange.request.query or query_flag(call.query(), "return_seqs", True)
-            seqs = b'"seqs":%b,' % render_seqs(appended) if with_seqs else b""
-            body = b"{%b}" % appended_fields(app, call.name, appended, seqs, call.started_ns)
+            has_seqs = query_flag(call.query(), "return_seqs", True)
+            body = b"{%b}" % appended_fields(
+                app, call.name, appended, SEQS_LISTED if has_seqs else SEQS_OMITTED, call.started_ns
+            )
             app.answer(call, body, 201 if appended.created else 200)
         except Exception as error:
             app.fail(call, error)
@@ -270,24 +270,24 @@ def check_dead_letter(key: Key | None, config: TopicConfig | None) -> None:
         raise ApiError(403, "forbidden", "this key may not use the dead-letter topic", {"topic": name})
 
 
-def append_batch(engine: Engine, name: str, body: AppendBody, idempotency_key: str | None) -> Appended:
+def append_batch(engine: Engine, name: str, append: Append) -> Appended:
     """Append what a request carries; raises what its client is told."""
-    if body.config is not None:
-        check_counts(body.config)
+    if append.config is not None:
+        check_counts(append.config)
     try:
         return engine.append(
             name,
-            take_records(body),
-            node=body.node,
-            idempotency_key=idempotency_key,
-            create=body.create,
-            config=body.config,
-            disable_backpressure=body.disable_backpressure,
+            append.records,
+            node=append.node,
+            idempotency_key=append.idempotency_key,
+            create=append.create,
+            config=append.config,
+            disable_backpressure=append.disable_backpressure,
         )
     except TopicFull as error:
         raise _full(engine, name, error) from None
     except BatchTooLarge as error:
-        detail = {"records": len(body.records), "max": MAX_RECORDS_PER_APPEND}
+        detail = {"records": len(append.records), "max": MAX_RECORDS_PER_APPEND}
         raise ApiError(400, error.code, str(error), detail) from None
 
 
@@ -303,28 +303,22 @@ def _full(engine: Engine, name: str, error: TopicFull) -> ApiError:
     return ApiError(422, error.code, str(error), detail)
 
 
-def appended_fields(app: App, name: str, appended: Appended, seqs: bytes, started_ns: int) -> bytes:
-    """The fields of the answer to an append, without braces; `seqs` is that whole field and a comma."""
+def appended_fields(app: App, name: str, appended: Appended, seqs: int, started_ns: int) -> bytes:
+    """The fields of the answer to an append, without braces; `seqs` is one of the `SEQS_` of the renderer."""
     waited_ns = app.now_ns() - started_ns
     synced_ns = waited_ns if app.ready_engine().durability_of(name) is Durability.FSYNC else 0
     return render_fields(
-        _json.encode(name),
+        name,
         appended.first_seq,
         appended.last_seq,
         seqs,
         appended.head_seq,
-        appended.count,
         appended.created,
         appended.deduped,
         waited_ns,
         synced_ns,
         app.throttle_field(synced_ns / 1e6),
     )
-
-
-def render_seqs(appended: Appended) -> bytes:
-    """The seqs of a batch as a JSON array."""
-    return append_answer.render_seqs(appended.first_seq, appended.last_seq)
 
 
 def _header_text(name: str, value: bytes) -> str:

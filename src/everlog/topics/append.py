@@ -26,7 +26,7 @@ from everlog.topics.topic import RememberedKey, Topic
 def append(
     core: Core,
     name: str,
-    records: list[AnyRecord],
+    records: list[AnyRecord] | RecordBatch,
     node: str | None,
     key: str | None,
     create: bool | None,
@@ -44,7 +44,7 @@ def append(
         raise InvalidRequest(
             f"the idempotency key is longer than {MAX_IDEMPOTENCY_KEY_BYTES} bytes; use a hash"
         )
-    checked = RecordBatch(records, node)
+    checked = records if isinstance(records, RecordBatch) else RecordBatch(records, node)
     topic = core.topics.get(name)
     if topic is not None:
         return append_batch(core, topic, checked, core.now_ms(), key, disable_backpressure)

@@ -17,6 +17,7 @@ from everlog.api_types import Durability, TopicType
 from everlog.clock import Clock, SystemClock
 from everlog.errors import Closed, EverlogError, ReadOnly, StorageFailed
 from everlog.fs import Fs, OsFs
+from everlog.native.record_batch import RecordBatch
 from everlog.topics import append, catalogue, reading, retention
 from everlog.topics.commits import COMMITTED, Commit
 from everlog.topics.config import U64_MAX, EngineSettings, TopicConfig
@@ -197,7 +198,7 @@ class Engine:
     def append(
         self,
         name: str,
-        records: list[AnyRecord],
+        records: list[AnyRecord] | RecordBatch,
         *,
         node: str | None = None,
         idempotency_key: str | None = None,

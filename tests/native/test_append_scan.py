@@ -1,4 +1,4 @@
-"""The records of a plain body are those that the full decoder finds, to the last byte of their frames."""
+"""The scan of an append finds what the general decoder finds, to the last byte of the records' frames."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from everlog.native.frames import FrameBuffer
-from everlog.native.record_batch import RecordBatch, plain_batch
+from everlog.native.record_batch import RecordBatch, scan_append
 from everlog.native.topic_log import TopicLog
-from everlog.server.bodies import MAX_NESTING, AppendBody, decode, take_records
-from everlog.server.http import Request
+from everlog.server.bodies import MAX_NESTING, Append, AppendBody, decode
+from everlog.server.http import Request, Target
 
 NAMES = st.none() | st.text(max_size=8)
 VALUES = st.recursive(
@@ -25,7 +25,10 @@ RECORDS = st.fixed_dictionaries(
     {"data": VALUES},
     optional={"tag": NAMES, "node": NAMES, "meta": st.none() | st.dictionaries(st.text(max_size=4), VALUES)},
 )
-BODIES = st.fixed_dictionaries({"records": st.lists(RECORDS, max_size=4)}, optional={"node": NAMES})
+BODIES = st.fixed_dictionaries(
+    {"records": st.lists(RECORDS, max_size=4)},
+    optional={"node": NAMES, "idempotency_key": NAMES, "create": st.none() | st.booleans()},
+)
 SPACINGS = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t:\r ")])
 
 
@@ -37,31 +40,45 @@ def frames_of(batch: RecordBatch) -> bytes:
     return bytes(buffer)
 
 
-def decoded(body: bytes) -> RecordBatch:
-    """The batch that the routes make of a body."""
-    request = Request("POST", b"/", b"", {b"content-type": b"application/json"}, "")
+Fields = tuple[bytes, str | None, bool | None]
+
+
+def decoded(body: bytes) -> Fields:
+    """The frames, the key and `create` that the general decoder finds."""
+    request = Request(Target("POST", b"/", b""), {b"content-type": b"application/json"}, "")
     request.body = body
-    append = decode(request, AppendBody)
-    return RecordBatch(take_records(append), append.node)  # type: ignore[arg-type]
+    append = Append.of(decode(request, AppendBody))
+    assert isinstance(append.records, list)
+    batch = RecordBatch(append.records, append.node)
+    return frames_of(batch), append.idempotency_key, append.create
 
 
-def assert_the_same_or_not_plain(body: bytes) -> None:
-    batch = plain_batch(body, MAX_NESTING)
-    if batch is not None:
-        assert (batch.count, frames_of(batch)) == (len(decoded(body)), frames_of(decoded(body)))
+def scanned(body: bytes) -> Fields | None:
+    """The same found by the scan; None if it leaves the body to the decoder."""
+    found = scan_append(body, MAX_NESTING)
+    if found is None:
+        return None
+    batch, key, create = found
+    return frames_of(batch), key, create
+
+
+def assert_the_same_or_not_scanned(body: bytes) -> None:
+    found = scanned(body)
+    assert found is None or found == decoded(body)
 
 
 @given(BODIES, SPACINGS, st.booleans())
-def test_what_is_plain_gives_the_frames_of_the_full_decoder(
+def test_what_is_scanned_is_what_the_decoder_finds(
     body: Any, spacing: tuple[str, str], is_ascii: bool
 ) -> None:
-    assert_the_same_or_not_plain(json.dumps(body, separators=spacing, ensure_ascii=is_ascii).encode())
+    assert_the_same_or_not_scanned(json.dumps(body, separators=spacing, ensure_ascii=is_ascii).encode())
 
 
 @given(
     st.sampled_from(
         [
             b'{"records":[{"data":[1,-2.5e1,true,null,"a\\u00e4\\n"],"tag":"t","node":"n","meta":{"k":{}}}]}',
+            b'{"records":[{"data":1}],"idempotency_key":"key","create":true}',
             b' { "records" : [ { "data" : 0 } , { "meta" : null , "data" : "" } ] , "node" : "x" } ',
         ]
     ),
@@ -74,8 +91,8 @@ def test_a_spoiled_body_is_never_taken_for_another_one(
     spoiled = bytearray(body)
     for place, byte in changes:
         spoiled[place % len(spoiled)] = byte
-    assert_the_same_or_not_plain(bytes(spoiled))
-    assert_the_same_or_not_plain(bytes(spoiled[:length]))
+    assert_the_same_or_not_scanned(bytes(spoiled))
+    assert_the_same_or_not_scanned(bytes(spoiled[:length]))
 
 
 @given(st.text("0123456789+-.eE", max_size=24))
@@ -86,7 +103,7 @@ def test_a_spoiled_body_is_never_taken_for_another_one(
 @example("1" * 18)
 @example("1" * 19)
 def test_numbers_are_those_of_json(number: str) -> None:
-    assert_the_same_or_not_plain(b'{"records":[{"data":%b}]}' % number.encode())
+    assert_the_same_or_not_scanned(b'{"records":[{"data":%b}]}' % number.encode())
 
 
 @pytest.mark.parametrize(
@@ -96,12 +113,16 @@ def test_numbers_are_those_of_json(number: str) -> None:
         b'{"records": [{"data": {"a": [1, 2.5, -3e2]}, "tag": "t", "meta": {"m": 1}}, {"data": null}]}\n',
         b'{"node":"n","records":[{"data":"x","node":null},{"node":"","data":"\\""}]}',
         b'{"records":[' + b",".join([b'{"data":{"id":12345678}}'] * 1000) + b"]}",
+        b'{"records":[{"data":1}],"idempotency_key":"k\xc3\xa4"}',
+        b'{"records":[{"data":1}],"node":"n","idempotency_key":"k","create":true}',
+        b'{"create": false ,"idempotency_key":null,"records":[{"data":1}]}',
+        b'{"idempotency_key":"","create":null,"records":[{"data":1}]}',
     ],
 )
-def test_what_clients_usually_send_is_plain(body: bytes) -> None:
-    batch = plain_batch(body, MAX_NESTING)
-    assert batch is not None
-    assert frames_of(batch) == frames_of(decoded(body))
+def test_what_clients_usually_send_is_scanned(body: bytes) -> None:
+    found = scanned(body)
+    assert found is not None
+    assert found == decoded(body)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +132,13 @@ def test_what_clients_usually_send_is_plain(body: bytes) -> None:
         b"[]",
         b'{"records":[]}',
         b'{"records":[{}]}',
-        b'{"records":[{"data":1}],"create":true}',
-        b'{"records":[{"data":1}],"idempotency_key":"k"}',
+        b'{"records":[{"data":1}],"create":1}',
+        b'{"records":[{"data":1}],"config":{}}',
+        b'{"records":[{"data":1}],"disable_backpressure":true}',
+        b'{"records":[{"data":1}],"idempotency_key":"\\u0041"}',
+        b'{"records":[{"data":1}],"idempotency_key":"k","idempotency_key":"k"}',
+        b'{"records":[{"data":1}],"create":true,"create":true}',
+        b'{"idempotency_key":"k"}',
         b'{"records":[{"data":1}],"records":[{"data":2}]}',
         b'{"records":[{"data":1,"data":2}]}',
         b'{"records":[{"data":1,"more":2}]}',
@@ -128,5 +154,5 @@ def test_what_clients_usually_send_is_plain(body: bytes) -> None:
         b'{"records":[' + b",".join([b'{"data":1}'] * 2000) + b"]}",
     ],
 )
-def test_what_needs_a_closer_look_is_not_plain(body: bytes) -> None:
-    assert plain_batch(body, MAX_NESTING) is None
+def test_other_bodies_are_left_to_the_decoder(body: bytes) -> None:
+    assert scanned(body) is None
