@@ -38,7 +38,6 @@ EXTENSIONS = {
     "live_readers": [],
     "log_replay": ["log_index.c", "tag_index.c", "frames.c"],
     "outlet": [],
-    "ready_set": [],
     "record_batch": ["record_fields.c", "record_scan.c", "frames.c"],
     "topic_log": ["log_append.c", "log_index.c", "tag_index.c", "render.c", "frames.c"],
     "columns.frame_columns": ["columns/frame_columns.c", "columns/page_scan.c", "frames.c"],

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 from benchmarks.engine.samples import WrongRecord
 from benchmarks.queue.stats import NS_PER_S, NS_PER_US
-from everlog.native.ready_set import WEIGHTS
 from everlog.topics import Durability, Engine, NewRecord, TopicConfig
 from everlog.topics.delivery.governor import SAMPLE_NS
+from everlog.topics.delivery.scheduler import WEIGHTS
 from everlog.topics.topic import Topic
 
 Numbers = dict[str, float]
@@ -50,10 +50,10 @@ def _burst(engine: Engine, topics: list[Topic]) -> float:
     order: list[int] = []
     for number, topic in enumerate(topics):
         band = number % len(PRIORITIES)
-        topic.waiters[lambda band=band: order.append(band)] = None  # type: ignore[misc]
+        topic.schedule.waiters[lambda band=band: order.append(band)] = None  # type: ignore[misc]
     started_ns = time.thread_time_ns()
     for topic in topics:
-        topic.has_news(0)
+        topic.schedule.mark_dirty(0)
     while engine.delivery.has_ready:
         engine.deliver()
     elapsed_ns = time.thread_time_ns() - started_ns
@@ -77,14 +77,14 @@ def _lone(engine: Engine, topic: Topic) -> float:
     """The same when no other topic is dirty, with the turn around it."""
 
     def called() -> None:
-        topic.waiters[called] = None
+        topic.schedule.waiters[called] = None
 
     called()
     _calm_down(engine)
     started_ns = time.thread_time_ns()
     for _ in range(LONE_SERVICES):
-        topic.has_news(0)
+        topic.schedule.mark_dirty(0)
         engine.deliver()
     elapsed_ns = time.thread_time_ns() - started_ns
-    topic.waiters.clear()
+    topic.schedule.waiters.clear()
     return elapsed_ns / LONE_SERVICES / NS_PER_US

@@ -161,9 +161,9 @@ def test_nobody_is_left_registered_when_streams_end() -> None:
         client = await site.follow({"a": {}})
         await client.take("record", "caught-up")
         topic = site.engine._core.topics["a"]
-        assert len(topic.waiters) == 1
+        assert len(topic.schedule.waiters) == 1
         await site.leave(client)
-        assert len(topic.waiters) == 0
+        assert len(topic.schedule.waiters) == 0
         assert site.watch.fan_out._feeds == {}
 
     play(scenario)

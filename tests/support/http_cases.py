@@ -406,7 +406,7 @@ class RunningServer:
 
         def parked() -> bool:
             engine = self.app.engine
-            return engine is not None and len(engine._core.topics[topic].waiters) == readers
+            return engine is not None and len(engine._core.topics[topic].schedule.waiters) == readers
 
         self.until(parked)
 

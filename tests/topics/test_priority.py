@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlog.native.ready_set import TopicWork, recency
+from everlog.topics.delivery.scheduler import TopicSchedule, recency
 from tests.support.engines import Stage
 from tests.topics.delivery.scheduler_model import effective_priority
 
 
-def ranked(priority: int | None, is_auto: bool, read_ms: int | None) -> TopicWork:
-    """What waits for a topic that is configured so and was consumed then."""
-    topic = TopicWork()
-    topic.rank(priority, is_auto)
+def ranked(priority: int | None, is_auto: bool, read_ms: int | None) -> TopicSchedule:
+    """The schedule of a topic with this configuration that was consumed then."""
+    topic = TopicSchedule()
+    topic.configure(priority, is_auto)
     topic.last_read_ts = read_ms
     return topic
 

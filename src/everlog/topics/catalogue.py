@@ -77,8 +77,8 @@ def hide(core: Core, topic: Topic) -> None:
     if core.topics.get(topic.name) is topic:
         del core.topics[topic.name]
     core.by_id.pop(topic.topic_id, None)
-    core.delivery.forget(topic)
-    topic.wake()  # at once: who watches it must not take the next topic of this name for this one
+    core.delivery.forget(topic.schedule)
+    topic.schedule.serve()  # at once: who watches it must not take the next topic of this name for this one
 
 
 def release(core: Core, topic: Topic) -> None:
@@ -86,7 +86,7 @@ def release(core: Core, topic: Topic) -> None:
     topic.gone = True
     core.totals.bytes -= topic.log.live_bytes
     topic.totals = Totals()  # what still happens to it does not count any more
-    topic.ready_set = None
+    topic.schedule.delivery = None
     if topic.storage.chunks is not None:
         topic.storage.chunks.clear()
     if topic.storage.segments is not None:
@@ -180,7 +180,7 @@ def reconfigure(core: Core, topic: Topic, config: TopicConfig) -> None:
     topic.configure(config)
     if not kept_leases:
         log_all_leases(core, topic, config)  # those that were given while this change was on its way
-    core.delivery.reconsider(topic)
+    core.delivery.reconsider(topic.schedule)
     topic.storage.logs_ahead = False
     topic.snapshot_record = None
     topic.floors.caps_due = True

@@ -225,8 +225,8 @@ class BatchEntry:
         if topic.routes.feeds:
             totals.unforwarded[topic.topic_id] = topic
         self.commit.finish()
-        if topic.waiters:
-            topic.has_news(self.ts)
+        if topic.schedule.waiters:
+            topic.schedule.mark_dirty(self.ts)
 
     def on_abort(self, error: EverlogError, written: bool) -> None:
         """Withdraw the batch: its seqs are free again, or holes if they are logged or not the last."""

@@ -22,8 +22,8 @@ from everlog.topics import append, catalogue, reading, retention
 from everlog.topics.commits import COMMITTED, Commit
 from everlog.topics.config import U64_MAX, EngineSettings, TopicConfig
 from everlog.topics.core import Core
-from everlog.topics.delivery.delivery import BUDGET_NS, Delivery, Drain
-from everlog.topics.delivery.router_work import RouterWork
+from everlog.topics.delivery.delivery import BUDGET_NS, Delivery, Drain, RouterWork
+from everlog.topics.delivery.scheduler import TopicSchedule
 from everlog.topics.jobs import claims
 from everlog.topics.jobs.claims import ClaimRequest
 from everlog.topics.records import AnyRecord
@@ -352,13 +352,13 @@ class Engine:
         self._check_open()
         topic = catalogue.find(self._core, name)
         claims.check_queue(topic).waiters[callback] = None
-        topic.waiters[callback] = None
+        topic.schedule.waiters[callback] = None
 
     def forget_jobs(self, name: str, callback: Callable[[], None]) -> None:
         """Take back an `on_jobs`; an absent topic is no error."""
         topic = self._core.topics.get(name)
         if topic is not None:
-            topic.waiters.pop(callback, None)
+            topic.schedule.waiters.pop(callback, None)
             if topic.leases is not None:
                 topic.leases.waiters.pop(callback, None)
 
@@ -381,19 +381,18 @@ class Engine:
         The same callback registered twice is called once.
         """
         self._check_open()
-        catalogue.find(self._core, name).waiters[callback] = None
+        catalogue.find(self._core, name).schedule.waiters[callback] = None
 
     def forget_change(self, name: str, callback: Callable[[], None]) -> None:
         """Take back an `on_change` that has not been called; an absent topic is no error."""
         topic = self._core.topics.get(name)
         if topic is not None:
-            topic.waiters.pop(callback, None)
+            topic.schedule.waiters.pop(callback, None)
 
     def _touch(self, topic: Topic, now_ms: int) -> None:
         """The topic is being consumed."""
-        topic.last_read_ts = now_ms
-        if topic.is_marked:
-            self.delivery.reconsider(topic)
+        topic.schedule.last_read_ts = now_ms
+        self.delivery.reconsider(topic.schedule)
 
     # --- Routers -----------------------------------------------------------------------------------------
 
@@ -498,8 +497,8 @@ class Engine:
 
         A sync that has started wakes the loop when it is over.
         """
-        scheduler, core = self.delivery.scheduler, self._core
-        if scheduler.count or scheduler.is_unfinished or core.totals.unforwarded:
+        delivery, core = self.delivery, self._core
+        if delivery.scheduler.count or delivery.is_unfinished or core.totals.unforwarded:
             return False
         return not self._wants_sync()
 
@@ -541,7 +540,7 @@ class Engine:
         if not self.delivery.scheduler.paused:
             return []
         works = self.delivery.scheduler.waiting(0)
-        return [work.name for work in works if isinstance(work, Topic)]
+        return [work.name for work in works if isinstance(work, TopicSchedule)]
 
     def due_ns(self) -> int | None:
         """When `poll` has to be called next, on the monotonic clock; None if nothing is due."""
@@ -626,8 +625,8 @@ class Engine:
 
     def _dismiss(self) -> None:
         """Tell those who were to be told next, who find the engine closed, and let go of their topics."""
-        topics = [work for work in self.delivery.scheduler.drain() if isinstance(work, Topic)]
-        for waiter in [waiter for topic in topics for waiter in topic.waiters]:
+        dirty = [work for work in self.delivery.scheduler.drain() if isinstance(work, TopicSchedule)]
+        for waiter in [waiter for schedule in dirty for waiter in schedule.waiters]:
             with suppress(Closed):
                 waiter()
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from everlog.api_types import Durability, TopicType
-from everlog.native.ready_set import TopicWork
 from everlog.native.topic_log import TopicLog
 from everlog.topics.commits import ChangeEntry, Commit
 from everlog.topics.config import TopicConfig
+from everlog.topics.delivery.scheduler import TopicSchedule
 from everlog.topics.routing.order import SeqOrder
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ class TopicStorage:
         """No record may be older, whatever the clock says now."""
 
 
-class Topic(TopicWork):
+class Topic:
     """State of one topic. Seqs up to `visible` can be read; later ones wait for their commit."""
 
     __slots__ = (
@@ -258,6 +258,7 @@ class Topic(TopicWork):
         "pending",
         "reserved",
         "routes",
+        "schedule",
         "shard",
         "snapshot_record",
         "storage",
@@ -273,7 +274,7 @@ class Topic(TopicWork):
         self.topic_id = topic_id
         self.name = name
         self.epoch = epoch
-        self.ready_set = None if totals.delivery is None else totals.delivery.scheduler
+        self.schedule = TopicSchedule(name, totals.delivery)
         self.configure(config)
         self.shard = shard
         self.log = TopicLog(topic_id)
@@ -293,7 +294,7 @@ class Topic(TopicWork):
     def configure(self, config: TopicConfig) -> None:
         """Use this configuration from now on."""
         self.config = config
-        self.rank(config.priority, config.auto_priority)
+        self.schedule.configure(config.priority, config.auto_priority)
 
     @property
     def durability(self) -> Durability:
@@ -334,9 +335,9 @@ class Topic(TopicWork):
             evict_floor=self.evict_floor,
             count=self.count,
             bytes=self.bytes,
-            effective_priority=self.priority_at(now_ms),
+            effective_priority=self.schedule.priority_at(now_ms),
             last_write_ts=self.last_write_ts,
-            last_read_ts=self.last_read_ts,
+            last_read_ts=self.schedule.last_read_ts,
             queue=self.queue_counts(now_ms) if self.config.type is TopicType.QUEUE else None,
         )
 

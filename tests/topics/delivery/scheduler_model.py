@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from everlog.native.ready_set import TICK_NS, Work
+from everlog.topics.delivery.scheduler import TICK_NS, Schedulable
 
 MS = 1_000_000
 ROUND = [4] * 8 + [3] * 4 + [2] * 2 + [1] + [0]
 
 
-class Chore(Work):
+class Chore(Schedulable):
     """Something to be served whose priority the test decides, and that counts how often it was."""
 
     def __init__(self, name: str, priority: int = 0) -> None:
+        super().__init__()
         self.name = name
         self.priority = priority
         self.served_ns = -(10**12)

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from everlog.clock import NS_PER_S, TestClock
-from everlog.native.ready_set import BANDS, TICK_NS, TICK_WORK, WEIGHTS, ReadySet, age_boost, band_of
+from everlog.topics.delivery.scheduler import (
+    BANDS,
+    LOOKS_MAX,
+    TICK_NS,
+    WEIGHTS,
+    Scheduler,
+    age_boost,
+    band_of,
+)
 from tests.topics.delivery.scheduler_model import MS, Chore, SchedulerModel, band_by_table
 
 OF_BAND = (-1, 0, 250, 500, 750)
@@ -31,7 +39,7 @@ class Stage:
 
     def reset(self) -> None:
         """Begin again with an empty set."""
-        self.scheduler = ReadySet(self.clock.monotonic_ns, self.clock.wall_ns)
+        self.scheduler = Scheduler()
 
     def mark(self, *chores: Chore, window_ns: int = 0, is_lowered: bool = False) -> None:
         now_ns, now_ms = self.clock.monotonic_ns(), self.clock.wall_ns() // MS
@@ -116,7 +124,7 @@ def test_the_lowest_band_is_served_in_every_round_under_sustained_load_of_the_to
     low = Chore("low", -1000)
     stage.mark(*top, low)
     served = 0
-    while low.is_marked:
+    while low.is_waiting:
         served += 1
         chore = stage.take()
         assert chore is not None
@@ -138,13 +146,13 @@ def test_no_topic_waits_more_than_ten_seconds_for_the_top_band() -> None:
         stage.advance(100 * MS)
         assert stage.clock.monotonic_ns() <= 10 * NS_PER_S
     for _ in range(200):
-        if not low.is_marked:
+        if not low.is_waiting:
             break
         chore = stage.take()
         assert chore is not None
         stage.mark(*[chore] if chore is not low else [])
         stage.advance(MS)
-    assert not low.is_marked, "in the top band it is the oldest, and that band is served in every round"
+    assert not low.is_waiting, "in the top band it is the oldest, and that band is served in every round"
 
 
 def test_a_topic_that_is_written_to_all_the_time_ages_all_the_same() -> None:
@@ -193,7 +201,7 @@ def test_a_place_that_was_left_by_a_promotion_is_nobodys_place() -> None:
 
 def test_many_that_get_older_at_once_are_moved_a_few_at_a_time() -> None:
     stage = Stage()
-    stage.mark(*chores(3 * TICK_WORK, 200))
+    stage.mark(*chores(3 * LOOKS_MAX, 200))
     calls = 0
     stage.advance(500 * MS)
     while stage.scheduler.depths[1]:
@@ -201,7 +209,7 @@ def test_many_that_get_older_at_once_are_moved_a_few_at_a_time() -> None:
         calls += 1
         assert calls < 20
     assert calls >= 2
-    assert stage.scheduler.depths[2] == 3 * TICK_WORK
+    assert stage.scheduler.depths[2] == 3 * LOOKS_MAX
 
 
 def test_a_window_keeps_two_services_of_a_topic_apart() -> None:
@@ -343,7 +351,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def mark(self, number: int, priority: int, window_ms: int, lowered: bool) -> None:
         chore = self.chores[number]
-        if not chore.is_marked:
+        if not chore.is_waiting:
             chore.priority = priority
         self.model.mark(chore, self.now_ns, window_ms * MS, lowered)
         self.stage.mark(chore, window_ns=window_ms * MS, is_lowered=lowered)

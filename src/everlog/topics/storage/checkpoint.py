@@ -553,7 +553,7 @@ def topic_record(topic: Topic, clean: bool) -> TopicRecord:
         last_ts=max(topic.log.last_ts, topic.storage.restored_ts),
         saved_seq=topic.storage.saved_seq,
         last_write_ts=topic.last_write_ts,
-        last_read_ts=topic.last_read_ts,
+        last_read_ts=topic.schedule.last_read_ts,
         segments=[(info.first_seq, info.last_seq, info.data_bytes) for info in saved.infos] if saved else [],
         keys=[
             (key, remembered.first_seq, remembered.count, remembered.ts)

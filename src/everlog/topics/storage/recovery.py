@@ -207,7 +207,7 @@ class _Recovery:
         topic.reserved.ceiling_logged = record.ceiling
         topic.storage.saved_seq = record.saved_seq
         topic.last_write_ts = record.last_write_ts
-        topic.last_read_ts = record.last_read_ts
+        topic.schedule.last_read_ts = record.last_read_ts
         for key, first_seq, count, ts in record.keys:
             topic.keys[key] = RememberedKey(first_seq, count, ts, COMMITTED)
         restore_leases(topic, record)
