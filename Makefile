@@ -7,6 +7,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-inp
 
 SETUP_STAMP := $(VENV)/.setup.stamp
 BENCH_STAMP := $(VENV)/.bench.stamp
+TRIAL := build/trial
 NATIVE_SOURCES := $(foreach kind,pyx pxi pxd c h,$(wildcard src/everlog/native/*.$(kind) src/everlog/native/*/*.$(kind)))
 
 CRASH_ROUNDS ?= 300

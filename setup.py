@@ -15,6 +15,8 @@ PROCESSORS = os.cpu_count() or 1
 COMPILE_FLAGS = [
     "-std=c11",
     "-O3",
+    # Python's own flags ask for debug information, which makes the wheel four times as large.
+    "-g0",
     "-fno-plt",
     # The core and its shims are one program; only the module's entry point is visible outside.
     "-flto",
