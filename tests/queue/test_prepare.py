@@ -129,7 +129,7 @@ def test_a_roll_waits_for_a_segment_that_is_being_built(tmp_path: Path) -> None:
     def before(name: str, arguments: tuple[Any, ...]) -> None:
         if name == "allocate" and threading.current_thread() is not threading.main_thread():
             building.set()
-            eventually("the writer to wait", lambda: "take_over" in main_stack())
+            eventually("the writer to wait", lambda: "suspend" in main_stack())
             rolling.set()
 
     with open_writer(tmp_path / "q", fs=hooked_fs(before)) as writer:
@@ -163,7 +163,7 @@ def test_a_build_that_fails_while_the_writer_waits_is_not_begun_again_beside_it(
             trespassed.set()
         if not in_main and name == "allocate" and not failed.is_set():
             building.set()
-            eventually("the writer to wait", lambda: "take_over" in main_stack())
+            eventually("the writer to wait", lambda: "suspend" in main_stack())
             failed.set()
             raise OSError(errno.ENOSPC, "no space, for a moment")
         if in_main and name == "rename_noreplace" and "000000001.q" in str(arguments[1]):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from everlog.errors import Corrupt, SegmentMissing
 from everlog.fault_fs import FaultFs
 from everlog.queue import QueueReader
-from everlog.queue.seek import Place, Seeker
+from everlog.queue.seek import Seeker, SegmentPosition
 from tests.support import ring_twin
 from tests.support.files import UnsyncedFs
 from tests.support.queues import (
@@ -172,7 +172,7 @@ def test_a_seek_does_not_pass_by_records_that_come_while_it_looks_for_the_end(
     find_end = Seeker.end
     with open_writer(tmp_path / "q") as writer, open_reader(tmp_path / "q") as reader:
 
-        def end_after_more(seeker: Seeker) -> Place | None:
+        def end_after_more(seeker: Seeker) -> SegmentPosition | None:
             for seq in range(4):
                 writer.append(1, b"", stamp(seq))
             return find_end(seeker)

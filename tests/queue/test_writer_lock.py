@@ -234,7 +234,7 @@ def test_a_stale_record_of_a_reused_pid_does_not_block(tmp_path: Path) -> None:
     [
         (LockOwner(DEAD_PID, 1, 9), rf"process {DEAD_PID} \(epoch 9\)"),
         (LockOwner(os.getpid(), 1, 9), rf"process {os.getpid()} \(epoch 9\)"),
-        (LockOwner(0, 0, 0), "nobody"),
+        (LockOwner(0, 0, 0), "names no process"),
     ],
     ids=["dead", "pid reused", "no record"],
 )

@@ -11,7 +11,7 @@ from everlog.client.errors import UNREACHABLE
 from everlog.client.flows import Send
 from everlog.client.wire import Answer
 from everlog.queue import Message, Queue, QueueReader
-from everlog.queue.message import copy_message
+from everlog.queue.reader import copy_message
 
 SEGMENT_SIZE = 1 << 16
 

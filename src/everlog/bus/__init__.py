@@ -1,4 +1,4 @@
-"""The bus: where queues live, how they are found, and who serves them.
+"""The bus: where queues live, how they are found, and which process serves them.
 
 A thin layer over `everlog.queue`: directory layout, READY and LEASE markers, discovery, reader
 registration and order channels. It starts no process, supervises nothing and takes no trading

@@ -9,7 +9,7 @@ a fill looks like; payloads are the application's.
     inbox   reader  <-  orders_in   (type 0x2001, fills)   <-   outbox  writer
             "<strategy id>"
 
-Who creates what: each side creates its own outbox and never the other's, because the creator
+Each side creates its own outbox and never the other's, because the creator
 of a queue is its only writer. Two ways to begin:
 
 * `open` creates the outbox at once and attaches the inbox if it is already there; if not,
@@ -32,7 +32,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from everlog.bus.layout import IpcLayout, StrategyEndpoints
@@ -160,12 +159,7 @@ class OrderChannel(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @staticmethod

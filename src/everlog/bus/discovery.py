@@ -11,7 +11,6 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeAlias
 
 from everlog.bus.layout import ORDERS_OUT, IpcLayout
@@ -56,7 +55,7 @@ class RouterDiscovery:
     A strategy is known while `orders/queue/<id>/orders_out/READY` is a regular file. `poll`
     returns what changed since the previous `poll`; two polls without a change in between return
     nothing the second time, however often the watch fired. A strategy that vanished and came
-    back between two polls was never gone as far as `poll` can tell; its reader notices.
+    back between two polls is not reported by `poll`; its reader notices.
 
     The directories are looked at again when inotify reports a change (on the bus root, `orders`,
     `orders/queue`, every strategy and every `orders_out`) and, whatever inotify says, once
@@ -139,12 +138,7 @@ class RouterDiscovery:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _check_open(self) -> None:
@@ -181,7 +175,7 @@ class RouterDiscovery:
         try:
             return self._fs.listdir(root)
         except (FileNotFoundError, NotADirectoryError):
-            return []  # nobody has created the bus yet
+            return []  # the bus does not exist yet
         except OSError as error:
             raise Io(f"cannot list {root}: {error.strerror}; check its permissions", error.errno) from error
 

@@ -1,7 +1,7 @@
 """The two marker files of a queue directory: READY (may be opened) and LEASE (who serves it).
 
-Owns those two files and nothing else. Both appear by temp file and rename, so whoever looks
-sees a whole marker or none. Neither is forced to disk: after a power cut the process that
+Owns those two files and nothing else. Both appear by temp file and rename, so a
+reader sees a whole marker or none. Neither is forced to disk: after a power cut the process that
 wrote it is gone, and its successor writes it again.
 
     READY   empty regular file; present from the moment the queue can be opened until its
@@ -22,8 +22,8 @@ from everlog.errors import CorruptMetadata, Io
 from everlog.fs import Fs, OsFs, replace_file
 from everlog.queue.layout import LEASE_FILE, READY_FILE
 
-# Answers of the kernel that mean "no such thing here" for whoever only looks. What may not even
-# be looked at counts as absent too, since it could not be opened as a queue either.
+# Errors that mean "absent" to a reader. What this user may not look at counts as absent too,
+# since it could not be opened as a queue either.
 NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG})
 
 # Three integers and their names need about 90 bytes; a longer file is not a lease.
@@ -32,7 +32,7 @@ _LEASE_BYTES_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who serves a queue directory, and when that was last confirmed (wall time)."""
+    """The process that serves a queue directory, and when it last confirmed that (wall time)."""
 
     pid: int
     epoch: int
@@ -45,7 +45,7 @@ def mark_ready(directory: str | os.PathLike[str], *, fs: Fs | None = None) -> No
 
 
 def is_ready(directory: str | os.PathLike[str]) -> bool:
-    """Tell whether `directory` holds a READY marker: a regular file, not a link or a directory."""
+    """Whether `directory` holds a READY marker: a regular file, not a link or a directory."""
     path = os.path.join(directory, READY_FILE)
     try:
         # Asked directly: the file system seam knows existence, not the kind of a file.

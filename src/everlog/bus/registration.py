@@ -1,4 +1,4 @@
-"""The registration of a reader that does not want to be remembered.
+"""The registration of a reader whose position is not kept.
 
 Owns the life of one `readers/<name>.meta` file, from before the reader is opened until after
 it is closed. Starts no thread and opens no reader.
@@ -92,8 +92,8 @@ class ReaderRegistration:
     def _create_readers(self) -> None:
         """Create `readers/` unless it exists, with this reader at the oldest record in it.
 
-        An empty `readers/` would tell retention that nobody needs anything below the head, and
-        what the reader came for could be gone before it is open. The oldest record is where a
+        An empty `readers/` allows retention to delete everything below the head, and the
+        records of this reader could be deleted before it is open. The oldest record is where a
         reader without a meta file starts, so the reader does not notice the difference.
         """
         if self._fs.exists(os.path.join(self._queue_dir, READERS_DIR)):

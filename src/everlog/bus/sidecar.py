@@ -1,8 +1,7 @@
 """The hand-off between a sidecar thread and the hot thread.
 
 Owns one small bounded channel. The hot thread must never wait for a lock that a sidecar may
-hold while it opens files, so its side is a look at a deque; only the senders, who have time,
-take turns.
+hold while it opens files, so it only reads a deque; the lock is shared by the senders alone.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ class HandOff(Generic[Item]):
     """Passes finished objects (readers, channels, commands) to the one thread that uses them.
 
     Any number of threads may `offer`; one thread, the hot one, calls `drain`. What is offered
-    belongs to the receiver from then on. When the hot thread ends, whoever ends it drains once
-    more and closes what is left.
+    belongs to the receiver from then on. When the hot thread ends, drain once more and close
+    what is left.
     """
 
     def __init__(self, capacity: int = HAND_OFF_CAPACITY) -> None:
@@ -38,7 +37,7 @@ class HandOff(Generic[Item]):
         return len(self._items)
 
     def offer(self, item: Item) -> bool:
-        """Hand `item` over; False (and nothing happened) while `capacity` items are waiting."""
+        """Pass `item` on; False (and nothing happened) while `capacity` items are waiting."""
         with self._senders:
             if len(self._items) >= self.capacity:
                 return False

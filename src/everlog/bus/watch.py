@@ -3,7 +3,7 @@
 Owns the inotify descriptor. Knows nothing about strategies or queues: it answers one question,
 "did a name we care about appear or vanish since we last asked?". A watch only makes discovery
 faster; whatever cannot be watched is still found by the periodic scan, so no failure here is an
-error. `degraded_reason` tells about it instead.
+error. `degraded_reason` reports it instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from inotify_simple import INotify, flags, parse_events  # type: ignore[import-u
 from everlog.bus.markers import NOT_THERE
 
 # Not MODIFY, OPEN or the like: a busy queue would fire all the time. DELETE_SELF adds nothing to
-# DELETE as seen by the directory above; MOVE_SELF is how the topmost directory tells that it moved.
+# DELETE as seen by the directory above; MOVE_SELF reports that the topmost directory itself moved.
 _MASK = int(flags.CREATE | flags.MOVED_TO | flags.MOVED_FROM | flags.DELETE | flags.MOVE_SELF | flags.ONLYDIR)
 
 # One read holds some 1,500 events. Sixteen of them empty the kernel's default queue of 16,384
@@ -121,7 +121,7 @@ class DirectoryWatches:
         poller.poll(timeout_ms)
 
     def close(self) -> None:
-        """Give the descriptor back; the kernel drops all watches with it."""
+        """Close the descriptor; the kernel drops all watches with it."""
         self._names = {}
         self._outdated.clear()
         if self._inotify is not None:

@@ -1,7 +1,7 @@
 """Bars of trades that come in batches: complete bars go out, the open one waits for more.
 
 Owns what is kept between batches, so that cutting a day into batches changes no bar; which trades belong
-together and what a bar tells is in `everlog.market.features`.
+together and the columns of a bar are in `everlog.market.features`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class BarBuilder:
         if kind not in KINDS:
             raise InvalidConfig(f"bars by {kind!r} are unknown; known are {', '.join(KINDS)}")
         if not size > 0:
-            raise InvalidConfig(f"a bar of size {size} is none; it must be more than 0")
+            raise InvalidConfig(f"a bar of size {size} is not possible; it must be more than 0")
         self._kind = kind
         self._size = size
         self._timestamps = np.zeros(0, np.uint64)

@@ -81,7 +81,7 @@ def take_orders(
 
 @lru_cache(maxsize=4)
 def _first_numbers(count: int) -> NDArray[np.intp]:
-    """Return the numbers below `count`, which nobody may change: they are the same for every batch."""
+    """Return the numbers below `count`, read-only, because all batches share them."""
     numbers = np.arange(count)
     numbers.flags.writeable = False
     return numbers

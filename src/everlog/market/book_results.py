@@ -1,4 +1,4 @@
-"""What a book can tell about an array of events: the choice, the arrays and their meaning.
+"""The outputs of a book for an array of events: the choice, the arrays and their meaning.
 
 Owns the dtypes of outputs and their assembly from what the kernels wrote. Knows no event format.
 """

@@ -67,7 +67,7 @@ def load_books(data: bytes, settings: BookSettings | None = None) -> BookSet:
     try:
         state = msgspec.msgpack.decode(data, type=_SetState)
     except msgspec.DecodeError as error:
-        raise Corrupt(f"this is no state of books ({error}); remove it and replay from the start") from None
+        raise Corrupt(f"not a saved state of books ({error}); remove it and replay from the start") from None
     if state.version != STATE_VERSION:
         raise UnsupportedVersion(
             f"the state of books has version {state.version}, this build reads {STATE_VERSION}; "
@@ -88,7 +88,7 @@ def load_books(data: bytes, settings: BookSettings | None = None) -> BookSet:
 
 
 def quarantine_books(books: BookSet) -> None:
-    """Let every book skip events until it is whole again: nobody knows what was lost."""
+    """Quarantine every book until its next snapshot or reset: what was lost is unknown."""
     for book in books.books.values():
         if isinstance(book, L2Book):
             book._restore_flags(False, True)

@@ -21,7 +21,7 @@ from everlog.clock import Clock, SystemClock
 from everlog.errors import EverlogError, InvalidConfig, Unsupported
 from everlog.fs import Fs, OsFs, replace_file
 from everlog.market.ledger import BegunEntry, Ledger, LedgerEntry
-from everlog.market.removal import remove_messages, settle
+from everlog.market.removal import finish_rewrite, remove_messages
 from everlog.market.venues.archives import file_hash, open_members
 from everlog.market.venues.bybit import Bybit
 from everlog.market.venues.dbn import Dbn
@@ -119,7 +119,7 @@ class ImportRun:
         paths = list(self._request.paths)
         for path in paths:
             _check_file(path)
-        settle(self._fs, self._queue)
+        finish_rewrite(self._fs, self._queue)
         self._remove_interrupted()
         groups = [paths] if self._importer.merges_files else [[path] for path in paths]
         return [self._import(group) for group in groups]

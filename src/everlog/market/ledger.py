@@ -92,10 +92,10 @@ class Ledger:
         """Record, durably, that events of this file are about to be written."""
         self._store(entry, BEGUN_SUFFIX)
 
-    def hand_over(self, writer_epoch: int) -> None:
-        """Record that the writer of this epoch took over from the one before, to remove what it left behind.
+    def continue_as(self, writer_epoch: int) -> None:
+        """Record that the writer of this epoch removes what the one before it has left.
 
-        Without it a removal that is interrupted too would look like a stranger's writing.
+        Without this a removal that is interrupted too would look like another program's writing.
         """
         for entry in self.begun():
             if entry.writer_epoch == writer_epoch - 1:

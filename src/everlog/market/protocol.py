@@ -187,7 +187,7 @@ TRADE: Final = layout(
 """One trade; `timestamp_ns` is the exchange's time."""
 
 TRADE_SIDE_UNKNOWN: Final = 1
-"""Bit 0 of `MessageHeader.flags` of a trade: the source did not tell the taker's side."""
+"""Bit 0 of `MessageHeader.flags` of a trade: the source did not give the taker's side."""
 
 L3_EVENT: Final = layout(
     64,

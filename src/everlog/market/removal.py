@@ -1,4 +1,4 @@
-"""Taking a range of messages out of a queue, for `--force` and for imports that failed.
+"""Removes a range of messages from a queue, for `--force` and for imports that failed.
 
 Owns the rewriting of a queue directory: everything outside the range is copied to a new queue
 beside it, which then takes its place. Whatever happens in between, the old or the new queue is
@@ -29,7 +29,7 @@ _OF_THE_QUEUE: Final = ("control.meta", "writer.lock", "index.meta", "readers", 
 _SEGMENT_SUFFIXES: Final = (".q", ".idx", ".tmp")
 
 
-def settle(fs: Fs, queue: str) -> None:
+def finish_rewrite(fs: Fs, queue: str) -> None:
     """Finish or undo a rewriting that was interrupted."""
     queue = queue.rstrip("/")
     new, old = queue + NEW_SUFFIX, queue + OLD_SUFFIX
@@ -48,7 +48,7 @@ def remove_messages(
     """Rewrite the queue without the messages `first_seq <= seq < end_seq`.
 
     `forget` is the format and hash of the import they came from. The caller must not have the
-    queue open; nobody else may write meanwhile, which the writer lock makes sure of.
+    queue open; the writer lock keeps other writers out meanwhile.
     """
     queue = queue.rstrip("/")
     new = queue + NEW_SUFFIX
@@ -56,7 +56,7 @@ def remove_messages(
         Queue.open_publisher(queue, WriterConfig.archive(), clock=clock, fs=fs) as lock_holder,
         Queue.open_subscriber(queue, None, "earliest", clock=clock, fs=fs) as reader,
     ):
-        Ledger(fs, queue).hand_over(lock_holder.epoch)
+        Ledger(fs, queue).continue_as(lock_holder.epoch)
         config = WriterConfig.archive().replace(segment_size=lock_holder.segment_size)
         base = None
         with Queue.open_publisher(new, config, clock=clock, fs=fs) as writer:
@@ -72,7 +72,7 @@ def remove_messages(
             fs.rename(queue, queue + OLD_SUFFIX)
             fs.rename(new, queue)
             fs.fsync_dir(os.path.dirname(queue) or ".")
-    settle(fs, queue)
+    finish_rewrite(fs, queue)
 
 
 def _runs(reader: Iterator[MessageView]) -> Iterator[list[MessageView]]:

@@ -101,7 +101,7 @@ class Replay:
     def between(self, start_ns: int, end_ns: int) -> Replay:
         """Only messages with an ingest time from `start_ns` up to, but not including, `end_ns`."""
         if not 0 <= start_ns <= end_ns:
-            raise InvalidConfig(f"the time range {start_ns} to {end_ns} is none")
+            raise InvalidConfig(f"the time range {start_ns} to {end_ns} is empty or negative")
         low, high = np.uint64(start_ns), np.uint64(end_ns)
         return self._also(lambda: lambda some: (some.timestamp_ns >= low) & (some.timestamp_ns < high))
 
@@ -173,7 +173,7 @@ class Replay:
             return self._run(write_batch)
 
     def for_each(self, handle: Callable[[Messages], object]) -> ReplayStats:
-        """Hand over batch after batch."""
+        """Call `handle` with every batch."""
 
         def handle_batch(some: Messages) -> int:
             handle(some)
@@ -236,7 +236,7 @@ class FeatureReplay:
                     yield MarketRows(market, rows)
 
     def for_each(self, handle: Callable[[MarketRows], object]) -> ReplayStats:
-        """Hand over the rows, batch after batch."""
+        """Call `handle` with the rows of every batch."""
         stats = ReplayStats()
         started_s = time.monotonic()
         for row in self.tables(stats):

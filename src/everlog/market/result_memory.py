@@ -1,7 +1,7 @@
-"""Memory for the results of books, which is used again once nobody holds what was in it.
+"""Memory for the results of books, reused once the arrays in it are no longer referenced.
 
-Owns blocks of bytes and knows no result: it hands out arrays. The system clears every page it gives to a
-process, and for large batches that takes about as long as the books need for their events.
+Owns blocks of bytes and returns arrays. The system clears every page that it maps into a process, and for
+large batches that takes about as long as the books need for their events.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from everlog.errors import InvalidConfig
 
 MAX_BLOCKS: Final = 8
 SMALLEST_BLOCK_BYTES: Final = 1 << 18
-"""Smaller arrays are not kept, nor aligned: the allocator has memory for them at hand, and where there are
+"""Smaller arrays are not kept, nor aligned: the allocator reuses memory for them, and where there are
 many markets there is one for each of them in every batch."""
 
 _LINE_BYTES: Final = 64
@@ -78,7 +78,7 @@ class ResultMemory:
             return sum(block.nbytes for block in self._blocks)
 
     def array(self, shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return an array with anything in it, of memory that nobody else holds."""
+        """Return an array with anything in it, of memory that is not in use."""
         size = _bytes(shape, dtype)
         if size < SMALLEST_BLOCK_BYTES:
             return aligned_array(shape, dtype)

@@ -76,7 +76,7 @@ class View:
         return cls(bytearray(cls.LAYOUT.itemsize))
 
     def __getattr__(self, name: str) -> Any:
-        # Only reached for names that are no field; tells type checkers that fields exist.
+        # Only reached for unknown names; its presence lets type checkers accept the fields.
         raise AttributeError(f"{type(self).__name__} has no field {name!r}; it has {self.FIELDS}")
 
     def __bytes__(self) -> bytes:

@@ -6,7 +6,6 @@ Owns nothing but a reference to the mapping: arrays taken from a batch keep it a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -29,8 +28,8 @@ class Batch:
 
     If all records have the same size, every array is a strided view of the mapping; otherwise
     the header fields are gathered into small arrays and payloads are reached one by one.
-    Arrays are read-only and stay valid as long as they live; `release` only lets go of the
-    batch's own hold on the mapping.
+    Arrays are read-only and stay valid as long as they are referenced; `release` only drops the
+    batch's own reference to the mapping.
     """
 
     __slots__ = ("_count", "_length", "_mapping", "_segment_id", "_start", "_stride", "_type_id")
@@ -177,16 +176,14 @@ class Batch:
         return data, begins.astype(np.int32)
 
     def release(self) -> None:
-        """Let go of the mapping. Arrays already taken stay valid; new ones cannot be made."""
+        """Drop the reference to the mapping. Existing arrays stay valid; new ones cannot be made."""
         self._mapping = None
 
     def __enter__(self) -> Self:
         """Return the batch."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Release the batch."""
         self.release()
 

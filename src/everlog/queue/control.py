@@ -20,7 +20,6 @@ READY_WAIT_NS_MAX = 1_000_000_000
 """How long a subscriber waits for a control block that is being initialised."""
 
 _READY_POLL_NS = 1_000_000
-_PREFIX = struct.Struct("<III4xQQ")
 
 
 class ControlBlock:
@@ -36,7 +35,7 @@ class ControlBlock:
 
     @classmethod
     def exists(cls, fs: Fs, queue_path: str) -> bool:
-        """Tell whether the queue has a control block."""
+        """Whether the queue has a control block."""
         return fs.exists(os.path.join(queue_path, layout.CONTROL_FILE))
 
     @classmethod
@@ -48,14 +47,8 @@ class ControlBlock:
         """
         path = os.path.join(queue_path, layout.CONTROL_FILE)
         block = bytearray(layout.CTRL_SIZE)
-        _PREFIX.pack_into(
-            block,
-            0,
-            layout.CTRL_MAGIC,
-            layout.CTRL_VERSION,
-            layout.INIT_STATE_INITIALIZING,
-            0,
-            segment_size,
+        layout.CTRL_PREFIX.pack_into(
+            block, 0, layout.CTRL_MAGIC, layout.CTRL_VERSION, layout.INIT_STATE_INITIALIZING, 0, segment_size
         )
         struct.pack_into("<Q", block, layout.CTRL_WRITE_OFFSET, SEG_DATA_OFFSET)
         temp = path + ".tmp"
@@ -75,7 +68,7 @@ class ControlBlock:
     ) -> ControlBlock:
         """Map the block, waiting up to a second for one that is still being initialised.
 
-        The writer does not wait: it is the one who finishes what a dead predecessor began.
+        The writer does not wait: it finishes what a dead predecessor began.
         """
         path = os.path.join(queue_path, layout.CONTROL_FILE)
         try:
@@ -92,7 +85,7 @@ class ControlBlock:
             mapping = native.Mapping(fd, layout.CTRL_SIZE, writable)
             if wait_ready:
                 _wait_until_ready(clock, path, mapping)
-            _check(path, mapping)
+            check_prefix(path, bytes(memoryview(mapping)[: layout.CTRL_PREFIX.size]))
             return cls(fs, path, fd, mapping)
         except BaseException:
             fs.close(fd)
@@ -100,7 +93,7 @@ class ControlBlock:
 
     @classmethod
     def is_ready(cls, fs: Fs, queue_path: str) -> bool:
-        """Tell whether a subscriber can open the queue now: the file is there and initialised."""
+        """Whether a subscriber can open the queue now: the file exists and is initialised."""
         try:
             fd = fs.open(os.path.join(queue_path, layout.CONTROL_FILE), os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError):
@@ -109,12 +102,12 @@ class ControlBlock:
             state = fs.pread(fd, 4, layout.CTRL_INIT_STATE)
         finally:
             fs.close(fd)
-        # A file too short to hold the state is damaged, not young: let the open say so.
+        # A file too short to hold the state is damaged, not new: opening it reports that.
         return len(state) < 4 or state == struct.pack("<I", layout.INIT_STATE_READY)
 
     @property
     def ready(self) -> bool:
-        """Tell whether a writer has ever finished creating the queue."""
+        """Whether a writer has finished creating the queue."""
         return self.mapping.load_u32(layout.CTRL_INIT_STATE) == layout.INIT_STATE_READY
 
     @property
@@ -124,7 +117,7 @@ class ControlBlock:
 
     @property
     def writer_heartbeat_ns(self) -> int:
-        """When the writer last gave a sign of life (wall clock)."""
+        """The writer's last heartbeat (wall clock)."""
         return self.mapping.load_u64(layout.CTRL_WRITER_HEARTBEAT_NS)
 
     @property
@@ -141,23 +134,23 @@ class ControlBlock:
         self.mapping.store_u64(layout.CTRL_WRITER_HEARTBEAT_NS, wall_ns)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Start a writer's life: no waiters known, new epoch, and wake whoever sleeps.
+        """Reset the waiters, store the epoch of a new writer and wake all sleeping readers.
 
-        A reader killed in its sleep has left `waiters_pending` too high for ever. One that
-        sleeps now sees from the epoch that its registration is gone; one that was just going
-        to sleep may do so for a second.
+        A reader that was killed while asleep has left `waiters_pending` too high. A reader that
+        sleeps now sees from the epoch that its registration is gone; one that is about to sleep
+        may sleep for up to a second.
         """
         self.mapping.store_u32(layout.CTRL_WAITERS_PENDING, 0)
         self.mapping.store_u64(layout.CTRL_WRITER_EPOCH, epoch)
         native.wake_all(self.mapping)
 
     def publish_head(self, segment_id: int, offset: int) -> None:
-        """Publish where the writer stands and wake everybody who waits."""
+        """Publish the writer's position and wake all waiting readers."""
         native.publish_head(self.mapping, segment_id, offset)
         native.notify(self.mapping)
 
     def mark_ready(self) -> None:
-        """Let subscribers in: there is a segment to read."""
+        """Allow subscribers to open the queue: there is a segment to read."""
         self.mapping.store_u32(layout.CTRL_INIT_STATE, layout.INIT_STATE_READY)
 
     def sync(self) -> None:
@@ -165,7 +158,7 @@ class ControlBlock:
         self._fs.msync(self.mapping, self._fd, 0, layout.CTRL_SIZE, True)
 
     def close(self) -> None:
-        """Close the descriptor; the mapping lives as long as somebody uses it."""
+        """Close the descriptor; the mapping lives as long as it is referenced."""
         if self._fd >= 0:
             self._fs.close(self._fd)
             self._fd = -1
@@ -183,15 +176,18 @@ def _wait_until_ready(clock: Clock, path: str, mapping: native.Mapping) -> None:
         clock.sleep_ns(_READY_POLL_NS)
 
 
-def _check(path: str, mapping: native.Mapping) -> None:
-    magic = mapping.load_u32(layout.CTRL_MAGIC_OFFSET)
+def check_prefix(path: str, block: bytes) -> None:
+    """Refuse a control block with another magic, another version or an impossible segment size."""
+    magic, version, _, _, segment_size = layout.CTRL_PREFIX.unpack_from(block)
     if magic != layout.CTRL_MAGIC:
-        raise CorruptMetadata(f"{path} has magic {magic:#010x}, expected {layout.CTRL_MAGIC:#010x}")
-    version = mapping.load_u32(layout.CTRL_VERSION_OFFSET)
+        raise CorruptMetadata(
+            f"{path} has magic {magic:#010x}, expected {layout.CTRL_MAGIC:#010x}; restore it from a backup"
+        )
     if version != layout.CTRL_VERSION:
         raise UnsupportedVersion(
             f"{path} has version {version}; this build knows {layout.CTRL_VERSION}", version
         )
-    size = mapping.load_u64(layout.CTRL_SEGMENT_SIZE)
-    if size % layout.RECORD_ALIGN or not layout.SEGMENT_SIZE_MIN <= size <= SEGMENT_SIZE_MAX:
-        raise CorruptMetadata(f"{path} has an impossible segment_size of {size}")
+    if segment_size % layout.RECORD_ALIGN or not layout.SEGMENT_SIZE_MIN <= segment_size <= SEGMENT_SIZE_MAX:
+        raise CorruptMetadata(
+            f"{path} has an impossible segment_size of {segment_size}; restore it from a backup"
+        )

@@ -1,8 +1,7 @@
-"""Finds what is wrong with queues, says what to do about it, and changes nothing.
+"""Finds problems of queues and what to do about them; changes nothing.
 
-Owns the list of known problems with their stable codes. All reading is done by `inspect`; here is
-only judgement. A live queue changes while it is looked at, so a problem counts only if a second
-look finds it again.
+Owns the list of known problems with their stable codes. `inspect` reads the files. A live queue
+changes while it is inspected, so a problem is reported only if a second inspection finds it too.
 
     control_error           the control block is damaged, not initialised or of another version
     control_torn            the writer died while publishing the head
@@ -16,7 +15,7 @@ look finds it again.
     waiters_leaked          more waiters are registered than readers live
     leftover_temp           a temporary file that a crash left behind
     orphan_index            a seek index without its segment
-    ready_without_writer    READY promises a queue that nobody serves
+    ready_without_writer    READY is set but no writer is alive
     stale_lock              the lock names a process that is gone
     file_unreadable         some other file of the queue cannot be read
     directory_unreadable    a directory below the root cannot be listed
@@ -51,7 +50,7 @@ MAX_READER_LAG_BYTES = _DEFAULTS.max_reader_lag_bytes
 
 
 class Severity(StrEnum):
-    """How bad a finding is: messages cannot be read, somebody should act, or good to know."""
+    """Error: messages cannot be read. Warning: an operator should act. Info: nothing to do."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -121,7 +120,7 @@ def retention_candidates(info: QueueInfo) -> list[int]:
                 max_reader_lag_bytes=MAX_READER_LAG_BYTES,
             )
         except CorruptMetadata:
-            return []  # nobody knows what that reader needs, so nothing is deleted
+            return []  # what that reader needs is unknown, so nothing is deleted
     with_records = [segment.segment_id for segment in info.segments if segment.has_records]
     end = retention.deletable_end(
         counting, head_segment=control.head_segment, keep_from=max(with_records, default=None)
@@ -326,5 +325,5 @@ def _judge_writer(info: QueueInfo) -> Iterator[Finding]:
 def _last_sign(info: QueueInfo) -> str:
     heartbeat_ns = info.control.writer_heartbeat_ns if info.control else 0
     if heartbeat_ns == 0:
-        return "it never gave a sign of life"
-    return f"last sign of life {max(0, info.seen_ns - heartbeat_ns) / NS_PER_S:.0f} s ago"
+        return "no heartbeat was ever stored"
+    return f"last heartbeat {max(0, info.seen_ns - heartbeat_ns) / NS_PER_S:.0f} s ago"

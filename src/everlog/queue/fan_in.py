@@ -40,10 +40,10 @@ class FanInReader:
         return index
 
     def remove(self, index: int) -> QueueReader:
-        """Take a source out and return its reader; its index is not used again.
+        """Remove a source and return its reader; its index is not used again.
 
-        A message that was buffered but not delivered was never committed: whoever reads on
-        from the committed position gets it again.
+        A message that was buffered but not delivered was never committed: reading on from the
+        committed position returns it again.
         """
         reader = self.reader(index)
         del self._readers[index], self._delivered[index]
@@ -90,7 +90,7 @@ class FanInReader:
             self.commit(index, durable)
 
     def _fill(self) -> None:
-        for index in tuple(self._empty):  # in any order: the heap decides who is next
+        for index in tuple(self._empty):  # in any order: the heap orders them
             view = self._readers[index].next()
             if view is not None:
                 self._empty.discard(index)

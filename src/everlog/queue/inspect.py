@@ -1,8 +1,8 @@
-"""A look at a queue from outside: plain file reads, nothing mapped, nothing changed, no waiting.
+"""The state of a queue from outside: plain file reads, nothing mapped, nothing changed, no waiting.
 
-Owns `QueueInfo`, the picture that the command line and the doctor work from, and the search for
-queues below a directory. Whatever cannot be read becomes part of the picture instead of an
-error, because a damaged queue is just what people look at.
+Owns `QueueInfo`, which the command line and the doctor work from, and the search for queues below
+a directory. What cannot be read is reported in `QueueInfo` instead of raised, because damaged
+queues are what people inspect.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from everlog.clock import Clock
 from everlog.errors import CorruptMetadata, EverlogError, QueueNotFound, Unsupported, UnsupportedVersion
 from everlog.fs import Fs
 from everlog.queue import index_meta, layout
-from everlog.queue.config import SEGMENT_SIZE_MAX
+from everlog.queue.control import check_prefix
 from everlog.queue.faults import io_errors
 from everlog.queue.index_meta import IndexPosition
 from everlog.queue.layout import CONTROL_FILE, HEADER_SIZE, LOCK_FILE, READERS_DIR, SEG_DATA_OFFSET
 from everlog.queue.reader_meta import ReaderPosition, list_readers
 from everlog.queue.retention import byte_position
-from everlog.queue.segment import segment_path
+from everlog.queue.segment import header_problem, segment_path
 from everlog.queue.writer_lock import LockOwner, owner_alive, read_owner
 
-_CONTROL_PREFIX = struct.Struct("<III4xQQ")
 _U32 = struct.Struct("<I")
 _CURRENT_SEGMENT = struct.Struct("<II")
 _WRITER_LINE = struct.Struct("<QQ")
 _FUTEX_LINE = struct.Struct("<II")
 _HEAD_ATTEMPTS_MAX = 100
-"""A writer needs nanoseconds to publish; one that died meanwhile must not hold anybody up."""
+"""A writer publishes in nanoseconds; one that died while publishing must not block the inspection."""
 
 _DISK_BLOCK_BYTES = 512
 _READING = frozenset({"close", "size", "listdir", "exists"})
@@ -62,7 +61,7 @@ class ControlInfo:
 
 @dataclass(frozen=True, slots=True)
 class LockInfo:
-    """Who is recorded as the writer, and whether that very process still runs."""
+    """The recorded writer, and whether that very process still runs."""
 
     owner: LockOwner
     alive: bool
@@ -120,22 +119,22 @@ class QueueInfo:
 
     @property
     def writer_alive(self) -> bool:
-        """Tell whether the process recorded in the lock file runs."""
+        """Whether the process recorded in the lock file runs."""
         return self.lock is not None and self.lock.alive
 
 
 class FoundQueues(NamedTuple):
-    """Queue directories below a root, sorted, and the directories nobody could look into."""
+    """Queue directories below a root, sorted, and the directories that could not be listed."""
 
     paths: list[str]
     unreadable: dict[str, str]
 
 
 class _ReadOnlyFs:
-    """Lets only reads through, and none that could block.
+    """Allows only reads that cannot block.
 
-    A file that exists but cannot be read raises `CorruptMetadata`: for whoever only looks, that is
-    damage to report, not a reason to stop.
+    A file that exists but cannot be read raises `CorruptMetadata`: an inspection reports damage and
+    goes on.
     """
 
     def __init__(self, inner: Fs) -> None:
@@ -145,7 +144,7 @@ class _ReadOnlyFs:
         if flags != os.O_RDONLY:
             raise Unsupported(f"{path} is opened for inspection, which never writes")
         try:
-            # Opening a FIFO would otherwise wait for somebody who writes into it.
+            # Opening a FIFO would otherwise wait for a writer.
             fd = self._inner.open(path, flags | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError):
             raise
@@ -314,28 +313,17 @@ def _check_control(path: str, block: bytes) -> None:
         raise CorruptMetadata(
             f"{path} has {len(block)} bytes, expected {layout.CTRL_SIZE}; restore it from a backup"
         )
-    magic, version, init_state, _, segment_size = _CONTROL_PREFIX.unpack_from(block)
-    if magic not in (0, layout.CTRL_MAGIC):
-        raise CorruptMetadata(
-            f"{path} has magic {magic:#010x}, expected {layout.CTRL_MAGIC:#010x}; restore it from a backup"
-        )
-    if magic == 0 or init_state != layout.INIT_STATE_READY:
+    magic, _, init_state, _, _ = layout.CTRL_PREFIX.unpack_from(block)
+    if magic == 0 or (magic == layout.CTRL_MAGIC and init_state != layout.INIT_STATE_READY):
         raise CorruptMetadata(
             f"{path} is not initialised (init_state {init_state}, expected {layout.INIT_STATE_READY}): its "
             "writer is creating it now or died doing so; look again, then open a publisher to finish it"
         )
-    if version != layout.CTRL_VERSION:
-        raise UnsupportedVersion(
-            f"{path} has version {version}; this build knows {layout.CTRL_VERSION}", version
-        )
-    if segment_size % layout.RECORD_ALIGN or not layout.SEGMENT_SIZE_MIN <= segment_size <= SEGMENT_SIZE_MAX:
-        raise CorruptMetadata(
-            f"{path} has an impossible segment_size of {segment_size}; restore it from a backup"
-        )
+    check_prefix(path, block)
 
 
 def _control_info(path: str, block: bytes, *, torn: bool) -> ControlInfo:
-    _, _, _, writer_epoch, segment_size = _CONTROL_PREFIX.unpack_from(block)
+    _, _, _, writer_epoch, segment_size = layout.CTRL_PREFIX.unpack_from(block)
     _, head_segment = _CURRENT_SEGMENT.unpack_from(block, layout.CTRL_SEGMENT_GEN)
     write_offset, heartbeat_ns = _WRITER_LINE.unpack_from(block, layout.CTRL_WRITE_OFFSET)
     notify_seq, waiters_pending = _FUTEX_LINE.unpack_from(block, layout.CTRL_NOTIFY_SEQ)
@@ -365,21 +353,14 @@ def _segment_info(segment_id: int, length: int, start: bytes, segment_size: int)
         return SegmentInfo(segment_id, length, False, False, error)
     if len(start) < SEG_DATA_OFFSET + HEADER_SIZE:
         return SegmentInfo(segment_id, length, False, False, f"it has only {length} bytes")
-    magic, version, found_id, flags = layout.SEGMENT_HEADER.unpack_from(start)
+    flags = layout.SEGMENT_HEADER.unpack_from(start)[3]
     commit_len, _, _, _, type_id, _, _ = layout.MESSAGE_HEADER.unpack_from(start, SEG_DATA_OFFSET)
-    problem: str | None = None
-    if magic != layout.SEG_MAGIC:
-        problem = f"it has magic {magic:#010x}, expected {layout.SEG_MAGIC:#010x}"
-    elif version != layout.SEG_VERSION:
-        problem = f"it has version {version}; this build knows {layout.SEG_VERSION}"
-    elif found_id != segment_id:
-        problem = f"it says it is segment {found_id}; was it renamed?"
     return SegmentInfo(
         segment_id,
         length,
         sealed=bool(flags & layout.SEG_FLAG_SEALED),
         has_records=commit_len > 0 and type_id != layout.PAD_TYPE_ID,
-        error=problem,
+        error=header_problem(start, segment_id),
     )
 
 

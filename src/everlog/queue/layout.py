@@ -82,6 +82,8 @@ SEGMENT_ID_MAX = 999_999_999
 CTRL_MAGIC = 0x4348524E
 CTRL_VERSION = 3
 CTRL_SIZE = 512
+CTRL_PREFIX = struct.Struct("<III4xQQ")
+"""Magic, version, init_state, writer_epoch, segment_size."""
 CTRL_MAGIC_OFFSET = 0
 CTRL_VERSION_OFFSET = 4
 CTRL_INIT_STATE = 8

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
-import re
-
 from everlog.errors import InvalidName
 
-_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _FORBIDDEN = {"/": "a slash", "\\": "a backslash", "\0": "a NUL"}
 
 
@@ -28,15 +24,4 @@ def check_component(value: str, what: str) -> str:
     for character, description in _FORBIDDEN.items():
         if character in value:
             raise InvalidName(f"{what} {value!r} must not contain {description}; choose another name")
-    return value
-
-
-def check_date(value: str) -> str:
-    """Return `value` if it is a real day written exactly as YYYY-MM-DD."""
-    if not _DATE.fullmatch(value):
-        raise InvalidName(f"date {value!r} must be written exactly as YYYY-MM-DD, for example 2024-02-29")
-    try:
-        datetime.date.fromisoformat(value)
-    except ValueError as error:
-        raise InvalidName(f"date {value!r} is no day of the calendar ({error}); use a real one") from None
     return value

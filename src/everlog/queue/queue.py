@@ -1,4 +1,4 @@
-"""The front door: `Queue.open_publisher` and `Queue.open_subscriber`."""
+"""The entry points: `Queue.open_publisher` and `Queue.open_subscriber`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Queue:
         """Open the queue for writing, creating it if there is none.
 
         `settings` are fields of `WriterConfig` and win over `config`. The segment size of an
-        existing queue wins over both. Raises WriterAlreadyActive if somebody else writes.
+        existing queue wins over both. Raises WriterAlreadyActive if another writer is open.
         """
         directory = os.fspath(path)
         wanted = (config or WriterConfig()).replace(**settings)

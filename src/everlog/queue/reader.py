@@ -1,7 +1,8 @@
-"""The read path: `QueueReader` knows files and positions; the native core steps through records.
+"""The read path: `QueueReader` owns files and positions; the native core steps through records.
 
-Follow a message: `next` (native/queue/reader.pxi) -> `ring_step` (native/queue/ring_core.c); at the end of a
-segment -> `_enter_next_segment` here. A position becomes durable only by `commit`.
+A read passes four files: this one (`Queue.open_subscriber` makes a `QueueReader`), `native/queue/reader.pxi`
+(`RingReader.next`), `native/queue/ring_core.c` (`ring_step`), and at the end of a segment `segment.py`
+(`map_segment`, called by `_enter_next_segment` here). A position becomes durable only by `commit`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import errno
 import operator
 from collections.abc import Callable
 from enum import StrEnum
+from typing import NamedTuple
 
 from everlog.clock import Clock, SystemClock
 from everlog.errors import Corrupt, CorruptMetadata, EverlogError, SegmentMissing, Unsupported
@@ -23,9 +25,8 @@ from everlog.queue.control import ControlBlock
 from everlog.queue.faults import io_errors
 from everlog.queue.layout import HEADER_SIZE, MSG_SEQ, RECORD_ALIGN, SEG_DATA_OFFSET
 from everlog.queue.liveness import DisconnectReason, WriterStatus
-from everlog.queue.message import Message, copy_message
 from everlog.queue.reader_meta import ReaderMetaFile, ReaderPosition
-from everlog.queue.seek import Place, Seeker
+from everlog.queue.seek import Seeker, SegmentPosition
 from everlog.queue.segment import list_segments, map_segment, segment_path
 from everlog.queue.wait import Sleep, WaitStrategy, native_arguments
 
@@ -35,6 +36,20 @@ BATCH_MAX = 65536
 
 _OPEN_ATTEMPTS_MAX = 16
 """Retention may delete the oldest segment between listing and opening it."""
+
+
+class Message(NamedTuple):
+    """A message copied out of the queue; it does not keep the mapping alive."""
+
+    seq: int
+    timestamp_ns: int
+    type_id: int
+    payload: bytes
+
+
+def copy_message(view: MessageView) -> Message:
+    """Copy what a view shows."""
+    return Message(view.seq, view.timestamp_ns, view.type_id, bytes(view))
 
 
 class StartMode(StrEnum):
@@ -77,23 +92,23 @@ class QueueReader(RingReader):
             strategy = Sleep() if polls else wait_strategy
             own_clock = type(clock) is not SystemClock
             self._attach(self._control.mapping, verify, own_clock, *native_arguments(strategy))
-            self._take_start_position(start)
+            self._move_to_start(start)
             undo.pop_all()
         self._beaten_ns = clock.monotonic_ns()
         self._opened = True
 
     # -- where to start ------------------------------------------------------------------
 
-    def _take_start_position(self, start: StartMode) -> None:
+    def _move_to_start(self, start: StartMode) -> None:
         saved = self._meta.position if self._meta is not None else None
         for _ in range(_OPEN_ATTEMPTS_MAX):
             try:
-                place = self._start_place(start, saved)
+                position = self._start_position(start, saved)
             except FileNotFoundError:
-                continue  # deleted between looking and opening: look again
-            self._stand(*place)
-            self._register(place, saved)
-            if self._fs.exists(segment_path(self.path, place.segment_id)):
+                continue  # deleted between listing and opening: list again
+            self._stand(*position)
+            self._register(position, saved)
+            if self._fs.exists(segment_path(self.path, position.segment_id)):
                 return
         if saved is None and self._meta is not None:
             self._meta.remove()
@@ -102,11 +117,11 @@ class QueueReader(RingReader):
             "is retention running with no live reader?"
         )
 
-    def _start_place(self, start: StartMode, saved: ReaderPosition | None) -> Place:
+    def _start_position(self, start: StartMode, saved: ReaderPosition | None) -> SegmentPosition:
         resumes = start in (StartMode.RESUME_STRICT, StartMode.RESUME_SNAPSHOT, StartMode.RESUME_LATEST)
         if resumes and saved is not None:
             with contextlib.suppress(FileNotFoundError):
-                return self._place(saved.segment_id, self._checked_offset(saved))
+                return self._position_in(saved.segment_id, self._checked_offset(saved))
             if start is StartMode.RESUME_STRICT:
                 raise SegmentMissing(
                     f"reader segment missing: {self.name!r} stands at segment {saved.segment_id} of "
@@ -114,25 +129,25 @@ class QueueReader(RingReader):
                     "'resume-latest' (head) to go on with a gap"
                 )
         if start is StartMode.LATEST or (start is StartMode.RESUME_LATEST and saved is not None):
-            return self._head_place()
-        return self._oldest_place()
+            return self._head_position()
+        return self._oldest_position()
 
-    def _place(self, segment_id: int, offset: int) -> Place:
+    def _position_in(self, segment_id: int, offset: int) -> SegmentPosition:
         mapping = map_segment(self._fs, self.path, segment_id, self.segment_size)
-        return Place(mapping, segment_id, offset)
+        return SegmentPosition(mapping, segment_id, offset)
 
-    def _head_place(self) -> Place:
+    def _head_position(self) -> SegmentPosition:
         segment_id, _ = self._control.head()
-        place = self._place(segment_id, SEG_DATA_OFFSET)
+        position = self._position_in(segment_id, SEG_DATA_OFFSET)
         # The published offset may lag behind (a crash) or run ahead (a power loss) of the
         # records; the records decide.
-        scan = native.scan_segment(place.mapping, SEG_DATA_OFFSET, verify=False)
-        return place._replace(offset=scan["end"])
+        scan = native.scan_segment(position.mapping, SEG_DATA_OFFSET, verify=False)
+        return position._replace(offset=scan["end"])
 
-    def _oldest_place(self) -> Place:
+    def _oldest_position(self) -> SegmentPosition:
         head_segment, _ = self._control.head()
         ids = list_segments(self._fs, self.path)
-        return self._place(min(ids, default=head_segment), SEG_DATA_OFFSET)
+        return self._position_in(min(ids, default=head_segment), SEG_DATA_OFFSET)
 
     def _checked_offset(self, saved: ReaderPosition) -> int:
         if saved.generation == 0 and saved.offset < SEG_DATA_OFFSET:
@@ -144,9 +159,9 @@ class QueueReader(RingReader):
             )
         return saved.offset
 
-    def _register(self, place: Place, saved: ReaderPosition | None) -> None:
-        """Make the reader known. A saved position stays the committed one while its data exists."""
-        segment_id, offset = place.segment_id, place.offset
+    def _register(self, position: SegmentPosition, saved: ReaderPosition | None) -> None:
+        """Store the reader's meta file. A saved position stays committed while its segment exists."""
+        segment_id, offset = position.segment_id, position.offset
         if saved is not None and self._fs.exists(segment_path(self.path, saved.segment_id)):
             segment_id, offset = saved.segment_id, self._checked_offset(saved)
         if self._meta is not None:
@@ -174,7 +189,7 @@ class QueueReader(RingReader):
         """Raise if records are missing between here and the next segment.
 
         A writer leaves no sealed segment without padding. If one ends early all the same, a
-        power loss has taken pages from its middle, and the seqs tell which records are gone.
+        power loss has taken pages from its middle; the seqs say which records are lost.
         """
         offset = self.position[1]
         first = native.find_record(following, SEG_DATA_OFFSET, 0, by_timestamp=False)
@@ -183,7 +198,7 @@ class QueueReader(RingReader):
         scan = native.scan_segment(self.segment, SEG_DATA_OFFSET, verify=False)
         expected = scan["last_seq"] + 1
         found = following.load_u64(first + MSG_SEQ)
-        # One who stands elsewhere has read what is now gone, and misses nothing.
+        # A reader at another offset has already read the lost records.
         if scan["records"] and scan["end"] == offset and found > expected:
             raise Corrupt(
                 f"segment {segment_id - 1} of {self.path} ends at offset {offset} without padding: records "
@@ -198,8 +213,8 @@ class QueueReader(RingReader):
     def _beat(self, now_ns: int) -> None:
         self._beaten_ns = now_ns
         if self._meta is not None:
-            # Not synced: after a power loss nobody asks how alive a reader was, and the
-            # position is the committed one in any case.
+            # Not synced: a heartbeat means nothing after a power loss, and the position is the
+            # committed one in any case.
             with io_errors(f"store the heartbeat of reader {self.name!r}"):
                 self._meta.store(*self._committed, self._clock.wall_ns(), durable=False)
 
@@ -279,7 +294,7 @@ class QueueReader(RingReader):
         return self._committed
 
     def heartbeat(self) -> None:
-        """Give a sign of life now; reading and waiting do so every second anyway."""
+        """Store a heartbeat now; reading and waiting store one every second."""
         with self._exclusive():
             self._beat(self._clock.monotonic_ns())
 
@@ -291,24 +306,24 @@ class QueueReader(RingReader):
         """Stand before the first message at or after this time; False: none, stand at the end."""
         return self._seek(lambda seeker: seeker.by_timestamp(_as_u64(timestamp_ns, "nanoseconds")))
 
-    def _seek(self, search: Callable[[Seeker], Place | None]) -> bool:
+    def _seek(self, search: Callable[[Seeker], SegmentPosition | None]) -> bool:
         with self._exclusive(), io_errors(f"seek in {self.path}"):
             seeker = Seeker(self._fs, self.path, self.segment_size, self._control.head()[0])
-            found = place = search(seeker)
+            found = position = search(seeker)
             if found is None:
                 end = seeker.end()
-                # What was written before that end was found is looked through again, not passed by.
+                # Records may have been appended before that end was found: search once more.
                 found = search(seeker)
-                place = found or end
-            if place is None:
+                position = found or end
+            if position is None:
                 raise SegmentMissing(f"{self.path} has no segment to seek in")
-            self._stand(*place)
+            self._stand(*position)
             return found is not None
 
     # -- the writer ----------------------------------------------------------------------
 
     def writer_status(self, ttl_s: float = WRITER_TTL_S) -> WriterStatus:
-        """Tell whether the writer lives."""
+        """Return whether the writer is alive, and its last heartbeat."""
         with self._exclusive(), io_errors(f"look at the writer of {self.path}"):
             return liveness.writer_status(self._fs, self._clock, self._control, int(ttl_s * 1e9))
 

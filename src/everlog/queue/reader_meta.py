@@ -4,10 +4,10 @@ Owns the two-slot format, the file lock that makes a reader name unique, and the
 retention and inspection use. Knows nothing about segments. Failures of the disk pass through
 as `OSError`.
 
-Two things here are less simple than they look:
+Two rules:
 
-* The lock lives on the inode, not on the name. Whoever puts a new inode under the name
-  (creation, upgrade of a legacy file) locks it before it becomes visible, and whoever opens
+* The lock belongs to the inode, not to the name. Code that puts a new inode under the name
+  (creation, upgrade of a legacy file) locks it before it becomes visible, and code that opens
   the name checks after locking that it still leads to the same inode.
 * An existing but empty `readers/` allows retention to delete everything below the head. So
   the directory never appears before its first file: both are prepared aside and appear with
@@ -189,7 +189,7 @@ class ReaderMetaFile:
 
     @property
     def exists(self) -> bool:
-        """Tell whether the file exists and is locked by this object."""
+        """Whether the file exists and is locked by this object."""
         return self._fd is not None
 
     def create(self, segment_id: int, offset: int, heartbeat_ns: int) -> ReaderPosition:
@@ -238,7 +238,7 @@ class ReaderMetaFile:
     def remove(self) -> None:
         """Delete the file, so that retention forgets this reader, and close."""
         if self._fd is not None:
-            # While the lock is held: nobody else's file can be under this name.
+            # While the lock is held, the file under this name is this reader's.
             with contextlib.suppress(FileNotFoundError):
                 self._fs.unlink(self.path)
         self.close()
@@ -439,7 +439,7 @@ def _read_file(fs: Fs, path: str) -> bytes:
 
 
 def _leads_to(path: str, fd: int) -> bool:
-    """Tell whether `path` still names the open file."""
+    """Whether `path` still names the open file."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(fd))
     except FileNotFoundError:

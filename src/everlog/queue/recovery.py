@@ -102,7 +102,7 @@ class _Recovery:
                 try:
                     self._finish(segment_id)
                 except (Corrupt, UnsupportedVersion):
-                    # Readers of this segment will be told; everybody else may go on.
+                    # Readers of this segment get the error; all others can go on.
                     self.report.damage.append(Damage(segment_id, first_offset=0, records=0))
         segment_id = self.first_id
         while True:
@@ -139,7 +139,7 @@ class _Recovery:
         return None
 
     def _reader_is_beyond(self, segment_id: int, offset: int) -> bool:
-        """Tell whether a reader has committed past the last record that survived.
+        """Whether a reader has committed past the last record that survived.
 
         Commits are synced and appends are not. New records must not be put where such a reader
         has already been.
@@ -216,7 +216,7 @@ class _Recovery:
             self.fs.unlink(os.path.join(self.queue_path, layout.seek_index_name(segment_id)))
 
     def _holds_data(self, segment_id: int) -> bool:
-        """Tell whether an existing segment is more than merely prepared."""
+        """Whether an existing segment holds records or is sealed."""
         try:
             segment = open_segment(self.fs, self.queue_path, segment_id, self.size, writable=False)
         except FileNotFoundError:
@@ -256,5 +256,5 @@ class _Recovery:
 
 
 def recover(fs: Fs, queue_path: str, control: ControlBlock, *, memlock: bool = False) -> Recovered:
-    """Repair the tail of the queue and return where to append. See the steps in the spec."""
+    """Repair the tail of the queue and return where to append."""
     return _Recovery(fs, queue_path, control, memlock).run()

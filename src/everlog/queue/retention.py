@@ -1,7 +1,7 @@
-"""Which segments may go and whether one more record may come: arithmetic only.
+"""The rules of retention and capacity: counting readers, deletable segments, room for a record.
 
-Owns the rules for counting readers, deletable segments and capacity. Opens no file and starts
-no thread; the worker feeds in what `reader_meta.list_readers` returned.
+Arithmetic only: opens no file and starts no thread. The worker passes in what
+`reader_meta.list_readers` returned.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from everlog.queue.reader_meta import ReaderPosition
 
 
 class Liveness(Protocol):
-    """Decides which readers are still there."""
+    """Decides which readers are alive."""
 
     def live(self, readers: Mapping[str, ReaderPosition]) -> set[str]:
         """Return the names of the live ones among all readers of the queue."""
@@ -31,7 +31,7 @@ class WallClockLiveness:
     reader_ttl_ns: int
 
     def live(self, readers: Mapping[str, ReaderPosition]) -> set[str]:
-        """See `Liveness.live`; a heartbeat in the future is fresh."""
+        """Return the live readers; a heartbeat in the future is fresh."""
         return {
             name
             for name, position in readers.items()
@@ -53,7 +53,7 @@ class ReaderLiveness:
         self._seen: dict[str, tuple[int, int]] = {}
 
     def live(self, readers: Mapping[str, ReaderPosition]) -> set[str]:
-        """See `Liveness.live`; readers that are not listed any more are forgotten."""
+        """Return the live readers; readers that are no longer listed are forgotten."""
         now_ns = self._clock.monotonic_ns()
         seen: dict[str, tuple[int, int]] = {}
         live: set[str] = set()
@@ -84,7 +84,7 @@ def counting_readers(
 ) -> dict[str, ReaderPosition]:
     """Return the readers that hold back deletion: live and not too far behind.
 
-    A damaged meta file raises: nobody knows what its reader still needs.
+    A damaged meta file raises: what its reader still needs is unknown.
     """
     positions: dict[str, ReaderPosition] = {}
     for name, position in readers.items():
@@ -115,8 +115,8 @@ def deletable_end(
 ) -> int:
     """Return the id below which all segments may be deleted.
 
-    `counting` is None if there is no `readers/` directory: then nobody ever read this queue and
-    everything is kept for whoever comes first. `keep_from` is the newest segment that holds a
+    `counting` is None if there is no `readers/` directory: then the queue was never read and
+    everything is kept for the first reader. `keep_from` is the newest segment that holds a
     record; it stays whatever the readers say, so that seq can continue after a restart.
     """
     if counting is None:
@@ -133,7 +133,7 @@ def capacity_allows(
     max_bytes: int | None,
     max_segments: int | None,
 ) -> bool:
-    """Tell whether the head may move to where it would be after the record (and the roll)."""
+    """Whether the head may move to where it would be after the record (and the roll)."""
     if min_position is None:
         return True
     if max_bytes is not None:

@@ -15,7 +15,7 @@ from everlog.queue.layout import SEG_DATA_OFFSET
 from everlog.queue.segment import list_segments, map_segment
 
 
-class Place(NamedTuple):
+class SegmentPosition(NamedTuple):
     """A position in an open segment."""
 
     mapping: native.Mapping
@@ -32,15 +32,15 @@ class Seeker:
         self._segment_size = segment_size
         self._ids = [i for i in list_segments(fs, queue_path) if i <= head_segment]
 
-    def by_seq(self, seq: int) -> Place | None:
+    def by_seq(self, seq: int) -> SegmentPosition | None:
         """Return the first record with at least this seq."""
         return self._search(seq, by_timestamp=False)
 
-    def by_timestamp(self, timestamp_ns: int) -> Place | None:
+    def by_timestamp(self, timestamp_ns: int) -> SegmentPosition | None:
         """Return the first record at or after this time; best effort where time went back."""
         return self._search(timestamp_ns, by_timestamp=True)
 
-    def _search(self, target: int, *, by_timestamp: bool) -> Place | None:
+    def _search(self, target: int, *, by_timestamp: bool) -> SegmentPosition | None:
         key_offset = layout.MSG_TIMESTAMP_NS if by_timestamp else layout.MSG_SEQ
         # Bisect for the last segment whose first record lies before the target.
         low, high = 0, len(self._ids)
@@ -51,47 +51,47 @@ class Seeker:
                 low = middle
             else:
                 high = middle
-        for place in range(low, len(self._ids)):
-            found = self._find(place, target, by_timestamp=by_timestamp)
+        for index in range(low, len(self._ids)):
+            found = self._find(index, target, by_timestamp=by_timestamp)
             if found is not None:
                 return found
         return None
 
-    def end(self) -> Place | None:
+    def end(self) -> SegmentPosition | None:
         """Return the place after the last committed record."""
         for segment_id in reversed(self._ids):
             mapping = self._map(segment_id)
             if mapping is not None:
-                return Place(
+                return SegmentPosition(
                     mapping, segment_id, native.scan_segment(mapping, SEG_DATA_OFFSET, verify=False)["end"]
                 )
         return None
 
-    def _first_record(self, place: int) -> Place | None:
+    def _first_record(self, index: int) -> SegmentPosition | None:
         """The first record of a segment, or of the next one that has any."""
-        for segment_id in self._ids[place:]:
+        for segment_id in self._ids[index:]:
             mapping = self._map(segment_id)
             if mapping is None:
                 continue
             offset = native.find_record(mapping, SEG_DATA_OFFSET, 0, by_timestamp=False)
             if offset:
-                return Place(mapping, segment_id, offset)
+                return SegmentPosition(mapping, segment_id, offset)
         return None
 
-    def _find(self, place: int, target: int, *, by_timestamp: bool) -> Place | None:
-        segment_id = self._ids[place]
+    def _find(self, index: int, target: int, *, by_timestamp: bool) -> SegmentPosition | None:
+        segment_id = self._ids[index]
         mapping = self._map(segment_id)
         if mapping is None:
             return None
         start = SEG_DATA_OFFSET
-        index = seek_index.load(self._fs, self._queue_path, segment_id, self._segment_size)
-        if index is not None:
-            lookup = index.entry_before_timestamp if by_timestamp else index.entry_at_or_before_seq
+        entries = seek_index.load(self._fs, self._queue_path, segment_id, self._segment_size)
+        if entries is not None:
+            lookup = entries.entry_before_timestamp if by_timestamp else entries.entry_at_or_before_seq
             entry_offset = lookup(target)
-            if entry_offset is not None and _entry_holds(mapping, index, entry_offset):
+            if entry_offset is not None and _entry_holds(mapping, entries, entry_offset):
                 start = entry_offset
         offset = native.find_record(mapping, start, target, by_timestamp=by_timestamp)
-        return Place(mapping, segment_id, offset) if offset else None
+        return SegmentPosition(mapping, segment_id, offset) if offset else None
 
     def _map(self, segment_id: int) -> native.Mapping | None:
         try:
@@ -101,13 +101,13 @@ class Seeker:
 
 
 def _entry_holds(mapping: native.Mapping, index: seek_index.SeekIndex, offset: int) -> bool:
-    """Tell whether the record an entry points to is there; an old index may outlive its segment."""
+    """Whether the record that an entry points to is there; an index may outlive its segment."""
     entry = index.entries[index.entries["offset"] == offset][0]
     return is_record(mapping, offset, entry["seq"], entry["timestamp_ns"])
 
 
 def is_record(mapping: native.Mapping, offset: int, seq: int, timestamp_ns: int) -> bool:
-    """Tell whether the record that is committed at an offset is this one."""
+    """Whether the record committed at an offset has this seq and time."""
     return (
         mapping.load_u32(offset + layout.MSG_COMMIT_LEN) != 0
         and mapping.load_u64(offset + layout.MSG_SEQ) == seq

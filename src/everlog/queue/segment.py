@@ -32,17 +32,17 @@ class Segment:
 
     @property
     def sealed(self) -> bool:
-        """Tell whether no record will ever be added."""
+        """Whether no record will be added any more."""
         return bool(self.mapping.load_u32(layout.SEG_FLAGS) & layout.SEG_FLAG_SEALED)
 
     @property
     def pristine(self) -> bool:
-        """Tell whether nothing was ever written behind the header."""
+        """Whether nothing was written behind the header yet."""
         end = min(layout.SEG_DATA_OFFSET + layout.HEADER_SIZE, len(self.mapping))
         return not self.sealed and not any(bytes(memoryview(self.mapping)[layout.SEG_DATA_OFFSET : end]))
 
     def close(self, fs: Fs) -> None:
-        """Close the descriptor; the mapping lives as long as somebody uses it."""
+        """Close the descriptor; the mapping lives as long as it is referenced."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             fs.close(fd)
@@ -75,7 +75,7 @@ def create_segment(
     """
     path = segment_path(queue_path, segment_id)
     temp = path + TEMP_SUFFIX
-    # A leftover is removed, never cut: somebody may still have it mapped.
+    # A leftover is removed, never truncated: another process may still have it mapped.
     with contextlib.suppress(FileNotFoundError):
         fs.unlink(temp)
     fd = fs.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -171,13 +171,24 @@ def remove_leftovers(fs: Fs, queue_path: str) -> None:
             fs.unlink(os.path.join(queue_path, name))
 
 
-def _check_header(path: str, header: bytes, segment_id: int) -> None:
-    magic, version, found_id, _ = layout.SEGMENT_HEADER.unpack(header)
+def header_problem(header: bytes, segment_id: int) -> str | None:
+    """Return what is wrong with a segment's header, None if it is sound."""
+    magic, version, found_id, _ = layout.SEGMENT_HEADER.unpack_from(header)
     if magic != layout.SEG_MAGIC:
-        raise Corrupt(f"{path} has magic {magic:#010x}, expected {layout.SEG_MAGIC:#010x}")
+        return f"it has magic {magic:#010x}, expected {layout.SEG_MAGIC:#010x}"
     if version != layout.SEG_VERSION:
-        raise UnsupportedVersion(
-            f"{path} has version {version}; this build knows {layout.SEG_VERSION}", version
-        )
-    if found_id != segment_id:
-        raise Corrupt(f"{path} says it is segment {found_id}; was it renamed?")
+        return f"it has version {version}; this build knows {layout.SEG_VERSION}"
+    return f"it says it is segment {found_id}; was it renamed?" if found_id != segment_id else None
+
+
+def _check_header(path: str, header: bytes, segment_id: int) -> None:
+    problem = header_problem(header, segment_id)
+    if problem is None:
+        return
+    magic, version, _, _ = layout.SEGMENT_HEADER.unpack(header)
+    message = f"{path}: {problem}"
+    raise (
+        UnsupportedVersion(message, version)
+        if magic == layout.SEG_MAGIC and version != layout.SEG_VERSION
+        else Corrupt(message)
+    )

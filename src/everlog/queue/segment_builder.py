@@ -3,8 +3,8 @@
 Owns archives: queues that are written once, as a whole, by programs that do not share a writer. Messages
 keep seq, time, type and flags. A builder makes files of one run of messages under names of its own, and
 `assemble` puts the files of all builders in the order of their seqs and makes a queue of them that appears
-complete or not at all. Nobody reads these files before, so there are no commit words to order and nobody to
-wake.
+complete or not at all. No process reads the files before that, so there are no commit words to order and no
+readers to wake.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class SegmentBuilder(RingWriter):
         return self._built
 
     def discard(self) -> None:
-        """Let go; the file that was begun and not sealed is removed."""
+        """Release the mapping and remove the file that was begun and not sealed."""
         self._detach()
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
@@ -134,7 +134,7 @@ def _padding(length: int) -> bytes:
 
 
 class _Scratch:
-    """A control block that nobody else sees: the native writer wants one."""
+    """A private control block: the native writer needs one."""
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("everlog-archive")

@@ -1,6 +1,6 @@
-"""The writer's helpers off the hot path: one thread each for preparing, syncing, retention.
+"""The writer's threads off the hot path: one each for preparing segments, syncing and retention.
 
-They own their threads and their counters and know the queue's files; none of them knows the
+Each owns its thread and its counters and uses the queue's files; none of them refers to the
 writer. Every wait goes through `Clock` and is ended by `close`.
 """
 
@@ -97,14 +97,14 @@ class PrepareWorker(_Worker):
             self._suspended = False
         self._wake.set()
 
-    def take(self, segment_id: int, wait_s: float) -> Segment | None:
-        """Return the prepared segment with this id, waiting up to `wait_s`; a wrong one is dropped."""
+    def prepared(self, segment_id: int, wait_s: float) -> Segment | None:
+        """Return the prepared segment with this id, waiting up to `wait_s`; another one is dropped."""
         with self._lock:
             if self._ready is None and wait_s > 0:
                 self._lock.wait_for(lambda: self._ready is not None, wait_s)
-            return self._hand_over(segment_id)
+            return self._take_ready(segment_id)
 
-    def take_over(self, segment_id: int) -> Segment | None:
+    def suspend(self, segment_id: int) -> Segment | None:
         """Stop preparing, so that the caller may create the segment itself.
 
         Two builders of one temp file would cut it under each other's mapping. A build that is
@@ -114,9 +114,9 @@ class PrepareWorker(_Worker):
             self._wanted = None
             self._suspended = True
             self._lock.wait_for(lambda: not self._building)
-            return self._hand_over(segment_id)
+            return self._take_ready(segment_id)
 
-    def _hand_over(self, segment_id: int) -> Segment | None:
+    def _take_ready(self, segment_id: int) -> Segment | None:
         segment, self._ready = self._ready, None
         if segment is not None and segment.segment_id != segment_id:
             segment.close(self._fs)
@@ -153,7 +153,7 @@ class PrepareWorker(_Worker):
             self._wait(_ERROR_PAUSE_NS)
 
     def _want_again(self, segment_id: int) -> None:
-        # Unless something newer is wanted, or the writer has taken matters into its own hands.
+        # Unless something newer is wanted, or the writer creates the segment itself.
         if self._wanted is None and not self._suspended:
             self._wanted = segment_id
 
@@ -168,7 +168,7 @@ class PrepareWorker(_Worker):
                 large_blocks=self._large_blocks,
                 memlock=self._memlock,
             )
-        except Exception:  # the roll creates the segment itself then, and says what is wrong
+        except Exception:  # the roll then creates the segment itself and raises what is wrong
             self.errors += 1
             return None
 
@@ -189,7 +189,7 @@ class SyncWorker(_Worker):
         self._pending: list[Segment] = []
 
     def submit(self, segment: Segment) -> None:
-        """Take over a sealed segment: sync it some time, then close it."""
+        """Sync a sealed segment later, then close it; the worker owns it from now on."""
         with self._lock:
             self._pending.append(segment)
         self._wake.set()
@@ -274,7 +274,7 @@ class RetentionWorker(_Worker):
 
     @property
     def has_work(self) -> bool:
-        """Tell whether a pass could delete anything; most of the time there is only the head."""
+        """Whether a pass could delete anything; most of the time there is only the head."""
         return self._config.retention and self._oldest < self._control.head()[0]
 
     def wake(self) -> None:
@@ -305,7 +305,7 @@ class RetentionWorker(_Worker):
                 self._wake.set()
 
     def _deletable(self) -> tuple[Iterable[str], int]:
-        """Return who counts, and the id below which none of them needs a segment."""
+        """Return the counting readers, and the id below which none of them needs a segment."""
         counting = self._look()
         if counting is None or not self._config.retention:
             return [], 0
@@ -348,5 +348,5 @@ class RetentionWorker(_Worker):
         try:
             self.run_pass()
         except (OSError, EverlogError):
-            # A damaged reader meta must not let anything be deleted; doctor tells which it is.
+            # With a damaged reader meta nothing may be deleted; `doctor` names the file.
             self.errors += 1

@@ -1,7 +1,8 @@
 """The write path: `QueueWriter` decides when to roll, wait or refuse; the native core appends.
 
-Follow a message: `append` (native/queue/writer.pxi) -> `ring_append` (native/queue/ring_core.c); when the
-segment is full -> `_make_room` -> `_roll` here. Everything slow happens in `workers`.
+An append passes four files: this one (`Queue.open_publisher` makes it), `native/queue/writer.pxi`
+(`RingWriter.append`), `native/queue/ring_core.c` (`ring_append`), and when a segment is full `workers.py`
+(`_make_room` and `_roll` here use the segment that `PrepareWorker` has prepared).
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class QueueWriter(RingWriter):
         self._opened = True
 
     def _publish(self, recovered: Recovered) -> None:
-        """Recovery's last step: let the world know where this writer stands."""
+        """Publish the recovered position: the last step of recovery."""
         segment, offset = recovered.segment, recovered.offset
         self._control.begin_epoch(self.epoch)
         self._control.beat(self._clock.wall_ns())
@@ -161,7 +162,7 @@ class QueueWriter(RingWriter):
         limit = self.segment_size
         if self.config.max_bytes is not None:
             if self._retention.min_position is None:
-                # Nobody reads yet. Whoever comes may start here, so look again after max_bytes.
+                # No reader yet. The first one may start here, so look again after max_bytes.
                 limit = self.offset + max(record_size, self.config.max_bytes)
             else:
                 limit = retention.offset_limit(
@@ -170,13 +171,13 @@ class QueueWriter(RingWriter):
         self._set_limit(max(limit, self.offset + record_size))
 
     def _roll(self) -> None:
-        """Leave the full segment for the next one. Nothing is changed until that one is at hand."""
+        """Leave the full segment for the next one. Nothing changes until that one is open."""
         next_id = self.segment_id + 1
         if next_id > layout.SEGMENT_ID_MAX:
             raise Unsupported(
                 f"{self.path} has used up its {layout.SEGMENT_ID_MAX} segments; start a new queue"
             )
-        following = self._take_segment(next_id)
+        following = self._next_segment(next_id)
         with self._index_lock:
             with contextlib.suppress(OSError):  # a missing index only makes seeks scan
                 self._store_index(durable=False)
@@ -189,9 +190,9 @@ class QueueWriter(RingWriter):
         self._prepare_requested = True
         self._retention.wake()
 
-    def _take_segment(self, segment_id: int) -> Segment:
+    def _next_segment(self, segment_id: int) -> Segment:
         wait_s = self.config.prealloc_wait_s
-        segment = self._prepare.take(segment_id, wait_s)
+        segment = self._prepare.prepared(segment_id, wait_s)
         if segment is None and self.config.require_prealloc:
             self._prepare.request(segment_id)
             raise SegmentNotPrepared(
@@ -199,7 +200,7 @@ class QueueWriter(RingWriter):
                 "require_prealloc is set; nothing was written, retry"
             )
         if segment is None:
-            segment = self._prepare.take_over(segment_id) or open_or_create_segment(
+            segment = self._prepare.suspend(segment_id) or open_or_create_segment(
                 self._fs, self.path, segment_id, self.segment_size, memlock=self.config.memlock
             )
         if not segment.pristine:
@@ -250,10 +251,10 @@ class QueueWriter(RingWriter):
             self._flush_index()
 
     def _anchor_seq(self) -> None:
-        """Let retention delete everything before the current segment once that one can tell the seq.
+        """Allow retention to delete all older segments once a record of the current one is on disk.
 
-        After a restart seq continues after the last record found. So the last record on disk
-        must not be deleted before a later one is on disk too.
+        After a restart seq continues after the last record found, so that record must not be
+        deleted before a later one is on disk.
         """
         state = self._index_state()
         if state is None or state[5] == 0 or state[6].segment_id == self._retention.record_segment:
@@ -295,8 +296,8 @@ class QueueWriter(RingWriter):
     def flush_sync(self) -> None:
         """Return when everything appended so far survives a power loss.
 
-        After a sync has failed this raises for ever: the kernel does not tell which data is
-        missing on disk. Reopening the writer looks at what is there.
+        After a sync has failed every call raises: the kernel does not report which data is
+        missing on disk. Reopening the writer recovers what is there.
         """
         with self._exclusive(), io_errors(f"flush {self.path} to disk"):
             self._sync_left()
@@ -324,7 +325,7 @@ class QueueWriter(RingWriter):
             self._fs.msync(segment.mapping, segment.fd, start, self.offset - start, wait)
 
     def heartbeat(self) -> None:
-        """Give a sign of life; the retention worker does so every second anyway."""
+        """Store a heartbeat now; the retention worker stores one every second."""
         with self._exclusive():
             self._control.beat(self._clock.wall_ns())
 
@@ -362,7 +363,7 @@ class QueueWriter(RingWriter):
         self._begin_exclusive()  # and stay so until there is nothing left to use
         self._opened = False
         with io_errors(f"close {self.path}"), contextlib.ExitStack() as steps:
-            # Last in, first out; whatever fails, the rest is done and the lock is released.
+            # Last in, first out; if a step fails, the others still run and the lock is released.
             steps.callback(self._lock.close)
             steps.callback(self._control.close)
             steps.callback(self.current.close, self._fs)

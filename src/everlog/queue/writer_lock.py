@@ -1,8 +1,8 @@
 """The right to write to a queue: `writer.lock`.
 
 Owns the lock file and the question whether its recorded owner still lives. The kernel's file
-lock decides; the record "pid start_ticks epoch" only explains a refusal and tells readers
-whether the writer's process is there. Failures of the disk pass through as `OSError`.
+lock decides; the record "pid start_ticks epoch" only explains a refusal and lets readers
+check whether the writer's process runs. Failures of the disk pass through as `OSError`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DEAD_STATES = frozenset("ZXx")
 
 @dataclass(frozen=True, slots=True)
 class LockOwner:
-    """Who wrote the lock file: a process, told apart from later ones with the same pid."""
+    """The process that wrote the lock file; the start time distinguishes it from a later one with its pid."""
 
     pid: int
     start_ticks: int
@@ -56,7 +56,7 @@ def _parse_field(field: bytes) -> int:
 
 
 def read_owner(fs: Fs, queue_path: str) -> LockOwner | None:
-    """Return the recorded owner, dead or alive; None if the file is missing or names nobody."""
+    """Return the recorded owner, dead or alive; None if the file is missing or names no process."""
     try:
         fd = fs.open(os.path.join(queue_path, LOCK_FILE), os.O_RDONLY)
     except FileNotFoundError:
@@ -90,7 +90,7 @@ def process_start_ticks(pid: int) -> int | None:
 
 
 def owner_alive(owner: LockOwner) -> bool:
-    """Tell whether the recorded process itself (not a later one with its pid) still runs."""
+    """Whether the recorded process itself (not a later one with its pid) still runs."""
     return owner.pid > 0 and process_start_ticks(owner.pid) == owner.start_ticks
 
 
@@ -155,7 +155,7 @@ def _wait_for_lock(fs: Fs, clock: Clock, fd: int, path: str) -> None:
                 "close that writer first"
             )
         if clock.monotonic_ns() >= deadline_ns:
-            recorded = f"process {owner.pid} (epoch {owner.epoch}), which is dead" if owner else "nobody"
+            recorded = f"process {owner.pid} (epoch {owner.epoch}), which is dead" if owner else "no process"
             raise WriterAlreadyActive(
                 f"{path} is held although it names {recorded}: a forked child of the writer may have "
                 "inherited it; end that child first"

@@ -120,7 +120,7 @@ class CsvReader:
             self.field_count = max(len(first), len(self.names))
 
     def first_row(self) -> dict[str, str]:
-        """Return the first whole row as text, without consuming it; empty if there is none at hand."""
+        """Return the first whole row as text, without consuming it; empty if none was read yet."""
         for line in self._rest.split(b"\n"):
             fields = self._fields(line)
             if len(fields) == self.field_count and any(fields):
@@ -166,7 +166,7 @@ class CsvReader:
                 self._fill()
 
     def _parse_rest(self, parser: native.RowParser, columns: Sequence[Column]) -> Iterator[RowBlock]:
-        """Yield the rows of the whole lines at hand, and keep what is left."""
+        """Yield the rows of the whole lines read so far, and keep what is left."""
         text, first_line = memoryview(self._rest), self._line
         capacity = native.count_lines(text)
         values = [np.empty(capacity, dtype=np.uint64) for _ in columns]
@@ -240,7 +240,7 @@ class CsvReader:
         self._rest = self._rest.partition(b"\n")[2]
         self._line += 1
         if b"\n" not in self._rest:
-            self._fill()  # the first row must be at hand as a whole
+            self._fill()  # the first row must be complete
 
 
 def _decoded(line: bytes) -> str:

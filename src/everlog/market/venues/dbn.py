@@ -172,7 +172,7 @@ class _File:
     # -- what cannot be held -------------------------------------------------------------
 
     def _sound(self, block: RecordBlock, belonging: Belonging) -> NDArray[np.bool_]:
-        """Reject records that the protocol cannot hold and tell which are left."""
+        """Reject records that the protocol cannot hold; return a mask of the others."""
         records = block.records
         letters = _letters(records)
         price = _lowest_price(records, self._schema.depth)
@@ -226,7 +226,7 @@ def _some(names: Any) -> str:
 
 
 def _timed(block: RecordBlock) -> RecordBlock:
-    """Use the exchange's time where nobody noted when a record arrived."""
+    """Use the exchange's time for records without a time of arrival."""
     missing = block.records["ts_recv"] == UNDEFINED_TIME
     if not missing.any():
         return block

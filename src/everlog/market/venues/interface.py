@@ -34,7 +34,7 @@ _COMPACT_DATE_IN_NAME = re.compile(r"_(\d{4})(\d{2})(\d{2})(?:_|\.|$)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
-    """What the user may say about a file beyond its content; None means that the file tells."""
+    """What the user may say about a file beyond its content; None: taken from the file."""
 
     venue: str | None = None
     symbol: str | None = None
@@ -59,7 +59,7 @@ class EventBlock:
     """Events in the order in which they go to the queue, of one type or with one type id each.
 
     Either `payloads` is a structured array with one element per event, or it is the bytes of all
-    events and `ends` tells where each ends, `starts` where it starts if not where the last ended.
+    events and `ends` is where each ends, `starts` where it starts if not where the last ended.
     """
 
     type_id: int | NDArray[np.uint16]
@@ -117,7 +117,7 @@ class Tally:
     """SZSE: which symbols each channel carries."""
 
     def name(self, *, venue: str, symbol: str, date: str, stream: str) -> None:
-        """Tell what a file holds; several files with different symbols are MULTI, of the first file's day."""
+        """Record what a file holds; files of different symbols are MULTI, of the first file's day."""
         self.venue = venue
         self.stream = stream
         self.symbol = symbol if self.symbol in ("", symbol) else MULTI

@@ -1,6 +1,6 @@
 """LOBSTER message files to order-by-order events.
 
-Owns the meaning of the six columns. The file tells neither day nor symbol: both come from its name
+Owns the meaning of the six columns. The file names neither day nor symbol: both come from its name
 (`AAPL_2012-06-21_..._message_50.csv`) or from the options. Times are seconds after midnight in New
 York. Orders that rested before the file begins are unknown; what to do then is the book's policy.
 """

@@ -38,7 +38,7 @@ class KeyedBlock:
 
 
 class _Source:
-    """One stream and what of it is at hand: its blocks, in order, none of them empty."""
+    """One stream and the blocks read from it, in order, none of them empty."""
 
     __slots__ = ("_blocks", "at_hand")
 
@@ -47,7 +47,7 @@ class _Source:
         self.at_hand: list[KeyedBlock] = []
 
     def read(self) -> int:
-        """Have one more block at hand and return how many events it has; 0 at the end."""
+        """Read one more block and return how many events it has; 0 at the end."""
         for block in self._blocks:
             if len(block):
                 self.at_hand.append(block)
@@ -76,11 +76,11 @@ class _Source:
 def merge(streams: Iterable[Iterable[KeyedBlock]]) -> Iterator[KeyedBlock]:
     """Yield the events of all streams in the order of their keys.
 
-    Everything below the smallest last key at hand is complete, because no stream can still bring it. So the
+    Everything below the smallest last key read so far is complete, because no stream can still bring it. The
     stream with that key is read on, until there is enough to merge.
     """
     sources = [_Source(stream) for stream in streams]
-    # Who can still bring events, the one with the smallest last key first.
+    # Streams that can still bring events, the one with the smallest last key first.
     unfinished = [(source.last_key, number) for number, source in enumerate(sources) if source.read()]
     heapq.heapify(unfinished)
     while unfinished:

@@ -239,7 +239,7 @@ class _File:
         return self._context.tally.channel_symbols.get(self.channel, set())
 
     def start(self) -> bool:
-        """Read the first rows, which tell the channel; False if there are none."""
+        """Read the first rows, which name the channel; False if there are none."""
         self._first = next(self._rows, None)
         return self._first is not None
 

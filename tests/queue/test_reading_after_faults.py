@@ -1,4 +1,4 @@
-"""Readers in trouble: heartbeats that fail or are due, indexes that lie, holes, writers that come anew."""
+"""Readers after faults: failed heartbeats, wrong indexes, holes in segments, new writers."""
 
 import errno
 import itertools

@@ -208,7 +208,7 @@ class FailingBuild(OsFs):
         super().allocate(fd, length)
 
 
-def test_a_segment_taken_over_while_its_build_fails_has_no_second_builder(tmp_path: Path) -> None:
+def test_suspending_while_a_build_fails_starts_no_second_build(tmp_path: Path) -> None:
     fs, clock = FailingBuild(), PatientClock()
     worker = PrepareWorker(fs, clock, str(tmp_path), SMALL, memlock=False)
     worker.start()
@@ -217,7 +217,7 @@ def test_a_segment_taken_over_while_its_build_fails_has_no_second_builder(tmp_pa
         assert fs.inside.wait(30)
         clock.idle.clear()
         taken: list[object] = []
-        taker = threading.Thread(target=lambda: taken.append(worker.take_over(1)))
+        taker = threading.Thread(target=lambda: taken.append(worker.suspend(1)))
         taker.start()
         eventually("the taker to announce itself", lambda: worker._suspended)
         fs.go_on.set()
@@ -234,14 +234,14 @@ def test_a_segment_taken_over_while_its_build_fails_has_no_second_builder(tmp_pa
     assert fs.builds == ["everlog-prepare", threading.current_thread().name, "everlog-prepare"]
 
 
-def test_a_segment_whose_build_fails_is_built_again_while_nobody_has_taken_over(tmp_path: Path) -> None:
+def test_a_failed_build_is_retried_until_suspended(tmp_path: Path) -> None:
     fs = FailingBuild()
     fs.go_on.set()
     worker = PrepareWorker(fs, PatientClock(), str(tmp_path), SMALL, memlock=False)
     worker.start()
     try:
         worker.request(1)
-        segment = worker.take(1, 30)
+        segment = worker.prepared(1, 30)
         assert segment is not None
         segment.close(fs)
     finally:
@@ -283,7 +283,7 @@ def fail_the_control_block(fs: FaultFs, writer: QueueWriter) -> None:
 
 @pytest.mark.parametrize("deferred", [False, True], ids=["inline", "deferred"])
 @pytest.mark.parametrize("fail", [fail_a_roll, fail_a_flush, fail_the_control_block])
-def test_after_a_sync_that_failed_once_flush_sync_raises_for_ever(
+def test_after_a_sync_that_failed_once_flush_sync_raises_every_time(
     tmp_path: Path, fail: Callable[[FaultFs, QueueWriter], None], deferred: bool
 ) -> None:
     """A second sync would succeed without having written what the first one lost."""
@@ -304,7 +304,7 @@ def test_after_a_sync_that_failed_once_flush_sync_raises_for_ever(
     assert [message.seq for message in read_all(tmp_path / "q")] == list(range(count + 1))
 
 
-def test_a_sync_that_failed_in_the_background_is_told_by_the_next_flush_sync(tmp_path: Path) -> None:
+def test_a_sync_that_failed_in_the_background_is_raised_by_the_next_flush_sync(tmp_path: Path) -> None:
     with failing_disk(tmp_path, defer_seal_sync=True) as (fs, writer, _):
         fail_a_roll(fs, writer)
         eventually("the worker to meet the error", lambda: writer.metrics.seal_errors == 1)
