@@ -18,8 +18,8 @@ from everlog.queue import Queue
 from everlog.queue.layout import SEG_DATA_OFFSET
 from everlog.queue.reader_meta import ReaderMetaFile, meta_path
 from tests.support.bridges import ForgetfulClient, fill, forward, numbers
-from tests.support.fault_proxy import FaultProxy
 from tests.support.processes import eventually, fresh_seed
+from tests.support.tcp_peers import FaultProxy
 
 
 def data_of(client: Client, topic: str) -> list[Any]:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.browser.browsers import Relay, Reports, browsing, find_browser, served_page
 from tests.support.server_clients import PlainClient
-from tests.support.topic_servers import running_server
+from tests.support.server_processes import running_server
 
 pytestmark = pytest.mark.browser
 

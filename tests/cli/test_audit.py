@@ -18,8 +18,8 @@ from everlog.client import Client, NewRecord
 from everlog.queue import layout
 from everlog.testing import server
 from tests.support.bridges import fill, forward, numbers
+from tests.support.command_lines import TopicCommands
 from tests.support.queues import overwrite
-from tests.support.topic_servers import TopicCommands
 
 
 @pytest.fixture(scope="module")

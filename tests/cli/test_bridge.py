@@ -12,9 +12,9 @@ import pytest
 
 from everlog.client import Client
 from tests.support.bridges import fill, messages, numbers
-from tests.support.command_lines import started
+from tests.support.command_lines import Terminal, TopicCommands, started
 from tests.support.processes import eventually
-from tests.support.topic_servers import Terminal, TopicCommands, running_server
+from tests.support.server_processes import running_server
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_a_running_bridge_serves_its_metrics_and_ends_well_by_a_signal(tmp_path:
 def test_a_person_sees_how_it_goes(tmp_path: Path, url: str) -> None:
     fill(tmp_path, numbers(0, 10))
     arguments = ("--queue", tmp_path, "--topic", "shown", "--url", url)
-    with Terminal("bridge", "queue-to-topic", *arguments) as terminal:
+    with Terminal("everlog", "bridge", "queue-to-topic", *arguments) as terminal:
         terminal.until(r"forwarded 10 .*lag 0 B")
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.wait() == 0

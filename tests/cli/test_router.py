@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.topic_servers import TopicCommands, running_server
+from tests.support.command_lines import TopicCommands
+from tests.support.server_processes import running_server
 
 
 @pytest.fixture(scope="module")

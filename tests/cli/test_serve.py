@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from everlog.cli.main import app
 from everlog.client.http_api import HttpApi
 from everlog.queue import Queue
-from tests.support.command_lines import run
+from tests.support.command_lines import Terminal, TopicCommands, run
+from tests.support.server_processes import running_server
 from tests.support.topic_directories import files_below, stopped_directory
-from tests.support.topic_servers import Terminal, TopicCommands, running_server
 
 
 def refused(*arguments: object, code: int) -> str:
@@ -123,7 +123,7 @@ def test_on_a_terminal_a_banner_says_where_it_listens_where_data_lies_and_whethe
 ) -> None:
     data, cold = tmp_path / "data", tmp_path / "cold"
     words = ("serve", "--port", 0, "--data-dir", data, "--cold-dir", cold, "--log-level", "error")
-    with Terminal(*words) as terminal:
+    with Terminal("everlog", *words) as terminal:
         shown = terminal.until("stop +Ctrl-C")
         assert "is ready" in shown
         for pattern in (
@@ -136,7 +136,7 @@ def test_on_a_terminal_a_banner_says_where_it_listens_where_data_lies_and_whethe
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.wait() == 0
     monkeypatch.setenv("TOPICS_API_KEYS", "sesame-open,another")
-    with Terminal("serve", "--port", 0, "--memory") as terminal:
+    with Terminal("everlog", "serve", "--port", 0, "--memory") as terminal:
         terminal.until("auth +on, 2 keys")
         terminal.until("in memory only")
         assert "sesame" not in terminal.shown

@@ -23,16 +23,10 @@ from everlog.cli.main import app
 from everlog.cli.topic import parse_start
 from everlog.cli.topic_reading import Last
 from everlog.topics import Discard, Durability, TopicType
-from tests.support.command_lines import command_line, started
+from tests.support.command_lines import Terminal, TopicCommands, command_line, started, with_input
 from tests.support.processes import PATIENCE_S
-from tests.support.topic_servers import (
-    ScriptedServer,
-    Terminal,
-    TopicCommands,
-    http_answer,
-    running_server,
-    with_input,
-)
+from tests.support.server_processes import running_server
+from tests.support.tcp_peers import ScriptedServer, http_answer
 
 KEY = "sesame-open"
 
@@ -135,13 +129,13 @@ def test_a_topic_is_removed_without_a_question_where_nobody_can_answer(topic: To
 def test_on_a_terminal_removal_asks_first(topic: TopicCommands) -> None:
     append(topic, "asked", 1)
     for typed, code, is_left in (("n\n", 1, True), ("y\n", 0, False)):
-        with Terminal("topic", "rm", "asked", "--url", topic.url) as terminal:
+        with Terminal("everlog", "topic", "rm", "asked", "--url", topic.url) as terminal:
             assert "delete asked and all its records" in terminal.until(r"\[y/N\]")
             terminal.type(typed)
             assert terminal.wait() == code
         assert bool(topic.json("ls", "--prefix", "asked")["topics"]) == is_left
     append(topic, "asked", 1)
-    with Terminal("topic", "rm", "asked", "--yes", "--url", topic.url) as terminal:
+    with Terminal("everlog", "topic", "rm", "asked", "--yes", "--url", topic.url) as terminal:
         assert terminal.wait() == 0
         assert "asked: deleted" in terminal.shown
 

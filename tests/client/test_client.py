@@ -31,8 +31,8 @@ from everlog.errors import InvalidRequest
 from everlog.testing import server
 from everlog.topics import TopicConfig
 from tests.support.client_faces import face
-from tests.support.fault_proxy import FaultProxy
 from tests.support.http_cases import RunningServer, settings_of
+from tests.support.tcp_peers import FaultProxy
 
 
 def filled(client: Any, topic: str, *values: object, **config: Any) -> None:

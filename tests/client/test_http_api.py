@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from everlog.client.http_api import UNREACHABLE, ApiFailed, Backoff, HttpApi, topic_path
 from everlog.client.wire import ServerAddress
 from everlog.errors import InvalidConfig
-from tests.support.topic_servers import ScriptedServer, http_answer, running_server
+from tests.support.server_processes import running_server
+from tests.support.tcp_peers import ScriptedServer, http_answer
 
 Document = dict[str, Any]
 OK = http_answer(200, b'{"fine":true}')

@@ -18,9 +18,8 @@ from everlog.client import ApiFailed, BufferFull, Client, Producer, ProducerFail
 from everlog.client.producer import MAX_RECORD_BYTES
 from everlog.errors import Closed, InvalidConfig, InvalidRecord, RecordTooLarge
 from everlog.testing import server
-from tests.support.fault_proxy import FaultProxy
 from tests.support.http_cases import PATIENCE_S
-from tests.support.topic_servers import ScriptedServer, http_answer
+from tests.support.tcp_peers import FaultProxy, ScriptedServer, http_answer
 
 FAST = RetryPolicy(first_pause_s=0.001, longest_pause_s=0.01)
 NOT_FOUND = http_answer(404, b'{"error":{"code":"topic_not_found","message":"no"}}')

@@ -15,7 +15,7 @@ from everlog.client.retrying import Attempts
 from everlog.clock import NS_PER_S, TestClock
 from everlog.errors import InvalidConfig
 from tests.support.client_faces import face
-from tests.support.topic_servers import ScriptedServer, http_answer
+from tests.support.tcp_peers import ScriptedServer, http_answer
 
 APPENDED = {
     "topic": "t",

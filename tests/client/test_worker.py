@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from everlog.client import ApiFailed, Client, DeadLetter, Job, NewRecord, RetryPolicy, Worker
 from everlog.errors import InvalidConfig
-from tests.support.fault_proxy import FaultProxy
 from tests.support.http_cases import PATIENCE_S, wait_for
+from tests.support.tcp_peers import FaultProxy
 
 
 def queue_of(client: Client, *values: object, **config: Any) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import fresh_seed
-from tests.support.restarting_servers import Crew, Site, Writer, read_all
 from tests.support.server_clients import PlainClient
 from tests.support.server_ledger import CLASSES, Ledger
+from tests.support.server_processes import ServerProcess, ServerThreads, Writer, read_all
 
 pytestmark = pytest.mark.crash
 
@@ -29,37 +29,37 @@ class Trial:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.site = Site(folder)
+        self.server = ServerProcess(folder)
         self.ledgers = {kind: Ledger(kind, kind) for kind in CLASSES}
-        self.crew = Crew(self.site)
-        self.writers = [Writer(self.site, self.ledgers, number, seed + number) for number in range(WRITERS)]
+        self.threads = ServerThreads(self.server)
+        self.writers = [Writer(self.server, self.ledgers, number, seed + number) for number in range(WRITERS)]
 
     def begin(self) -> None:
         """The first life, in which the topics are made."""
-        self.site.begin()
-        self.site.await_ready()
-        with PlainClient(self.site.url) as client:
+        self.server.begin()
+        self.server.await_ready()
+        with PlainClient(self.server.url) as client:
             for kind in CLASSES:
                 assert client.ask("PUT", f"/topics/{kind}", {"durability": kind}).status == 201
         for writer in self.writers:
-            self.crew.hire(writer.work)
+            self.threads.start(writer.work)
 
     def round(self, kind: str) -> None:
         """Let the server live for a while, kill it, and look at what the next one has."""
         time.sleep(self.rng.random() ** 2)  # how much is written before the kill; nothing depends on it
         if kind == STOPPING:
-            self.site.command.process.terminate()
+            self.server.command.process.terminate()
             time.sleep(self.rng.random() * 0.2)
-        self.site.kill()
+        self.server.kill()
         for ledger in self.ledgers.values():
             ledger.server_ended()
         if kind == RECOVERING:
-            self.site.begin()
+            self.server.begin()
             time.sleep(self.rng.random())
-            self.site.kill()
-        self.site.begin()
-        self.site.await_ready()
-        self.crew.check()
+            self.server.kill()
+        self.server.begin()
+        self.server.await_ready()
+        self.threads.check()
         self._check()
 
     def _check(self) -> None:
@@ -71,7 +71,7 @@ class Trial:
 
     def check_everything(self) -> None:
         """Hold all that can be read against the books."""
-        with PlainClient(self.site.url) as client:
+        with PlainClient(self.server.url) as client:
             for kind, ledger in self.ledgers.items():
                 records, head_seq = read_all(client, kind)
                 ledger.check_records(records, head_seq)
@@ -93,8 +93,8 @@ def test_a_killed_server_keeps_what_each_class_promises(tmp_path: Path) -> None:
                     f"TEST_SEED={seed}, round {number}, killed while {kind}: {error}"
                 ) from error
     finally:
-        trial.crew.dismiss()
-        trial.site.end()
+        trial.threads.join()
+        trial.server.end()
     sent = sum(writer.sent for writer in trial.writers)
-    print(f"{sent} batches in {trial.site.lives} lives")
+    print(f"{sent} batches in {trial.server.starts} lives")
     assert sent > 5 * ROUNDS

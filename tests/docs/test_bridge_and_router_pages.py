@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from everlog.queue import Queue
+from tests.support.server_processes import running_server
 from tests.support.snippets import run_page
-from tests.support.topic_servers import running_server
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
 MESSAGES = 1000

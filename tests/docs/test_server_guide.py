@@ -12,10 +12,10 @@ from everlog.cli import serve
 from everlog.client.http_api import DEFAULT_URL
 from everlog.server.errors import _STATUS
 from everlog.server.settings import ServerSettings
-from tests.support import little_curl
+from tests.support import curl_program
 from tests.support.api_documents import codes_in
+from tests.support.server_processes import running_server
 from tests.support.snippets import run_page
-from tests.support.topic_servers import running_server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GUIDE = REPOSITORY / "docs" / "guide" / "server.md"
@@ -42,7 +42,7 @@ def test_every_command_of_the_guide_gives_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    little_curl.install(tmp_path / "programs")
+    curl_program.install(tmp_path / "programs")
     monkeypatch.setenv("PATH", f"{tmp_path / 'programs'}{os.pathsep}{os.environ['PATH']}")
     with running_server(tmp_path) as server:
         page = tmp_path / GUIDE.name

@@ -15,10 +15,10 @@ import pytest
 from everlog.client.http_api import DEFAULT_URL
 from everlog.server.auth import SCOPE_WORDS
 from everlog.server.settings import ServerSettings
-from tests.support import little_curl
+from tests.support import curl_program
 from tests.support.http_cases import running
+from tests.support.server_processes import ServerProcess, running_server
 from tests.support.snippets import blocks_of, run_page
-from tests.support.topic_servers import RunningServer, running_server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GUIDE = REPOSITORY / "docs" / "guide"
@@ -26,7 +26,7 @@ PAGES = ("job-queues.md", "pub-sub.md", "durable-streams.md", "operations.md", "
 
 
 @contextmanager
-def server_for(page: str, folder: Path) -> Iterator[RunningServer]:
+def server_for(page: str, folder: Path) -> Iterator[ServerProcess]:
     """The server that a page talks about."""
     if page == "security.md":
         config = folder / "server.toml"
@@ -67,7 +67,7 @@ def test_every_block_of_the_page_gives_what_it_says(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TOPICS_ALLOW_INSECURE_NO_AUTH", raising=False)
-    little_curl.install(tmp_path / "programs")
+    curl_program.install(tmp_path / "programs")
     monkeypatch.setenv("PATH", f"{tmp_path / 'programs'}{os.pathsep}{os.environ['PATH']}")
     with server_for(page, tmp_path) as server:
         copy = tmp_path / page

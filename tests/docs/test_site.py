@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from everlog.client.http_api import DEFAULT_URL
+from tests.support.server_processes import running_server
 from tests.support.snippets import run_page
-from tests.support.topic_servers import running_server
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -14,9 +14,9 @@ from everlog import errors
 from everlog.client.http_api import DEFAULT_URL
 from everlog.errors import EverlogError
 from everlog.queue import StartMode, WriterConfig
-from tests.support import little_curl
+from tests.support import curl_program
+from tests.support.server_processes import running_server
 from tests.support.snippets import blocks_of, run_page, run_page_alone
-from tests.support.topic_servers import running_server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 README = REPOSITORY / "README.md"
@@ -57,7 +57,7 @@ def test_every_snippet_of_the_guide_runs_and_gives_what_it_says(
 
 @pytest.mark.timeout(300)
 def test_every_snippet_of_the_tour_runs_and_gives_what_it_says(tmp_path: Path) -> None:
-    little_curl.install(tmp_path / "programs")
+    curl_program.install(tmp_path / "programs")
     path = f"{tmp_path / 'programs'}{os.pathsep}{os.environ['PATH']}"
     home = tmp_path / "home"
     home.mkdir()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlog.native.live_readers import LiveReader, Place, Row
-from tests.support.outlets import OutletPair
+from tests.native.outlets import OutletPair
 
 DATA = b"the same for everybody"
 FROM_SEQ, TO_SEQ, HEAD_SEQ, EPOCH, NOW_S = 7, 9, 9, 3, 55.5

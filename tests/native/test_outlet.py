@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlog.native.outlet import Outlet
-from tests.support.outlets import OutletPair
+from tests.native.outlets import OutletPair
 
 SIZES = st.one_of(st.integers(1, 200), st.integers(1, 40_000))
 STEPS = st.lists(

@@ -17,15 +17,7 @@ from everlog.market.protocol import TRADE, TRADE_SIDE_UNKNOWN, TypeId
 from everlog.pipeline.sources.base import BatchReader
 from everlog.pipeline.sources.queue import QueueSource
 from everlog.queue import Queue
-from tests.support.spark_payloads import (
-    BOOK_EVENT,
-    HEADER,
-    MARKETS,
-    VENUES,
-    Sample,
-    book_events,
-    samples,
-)
+from tests.pipeline.spark_payloads import BOOK_EVENT, HEADER, MARKETS, VENUES, Sample, book_events, samples
 
 # Every example writes and opens a queue.
 few = settings(max_examples=25)

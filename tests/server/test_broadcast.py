@@ -18,8 +18,7 @@ from everlog.server.http_connection import HttpConnection
 from everlog.server.socket_session import SocketSession
 from everlog.server.watch_stream import WatchStream
 from tests.support.http_peers import request_bytes, settle, until
-from tests.support.sse_client import Frame, Site, SseClient, play
-from tests.support.websocket_client import SocketSite, WebSocketClient, converse
+from tests.support.watch_servers import Frame, SseClient, WatchServer, WebSocketClient, play
 
 KIB = 1024
 # The smallest buffers that the kernel gives: nearly everything is taken in part.
@@ -40,12 +39,12 @@ class HurriedClock(SystemClock):
         return super().monotonic_ns() + self._ahead_ns
 
 
-def connections_of(site: Site) -> list[HttpConnection]:
+def connections_of(site: WatchServer) -> list[HttpConnection]:
     """All connections of the server."""
     return list(site.http._connections)
 
 
-async def live_clients(site: Site, count: int, receive_buffer_bytes: int = 0) -> list[SseClient]:
+async def live_clients(site: WatchServer, count: int, receive_buffer_bytes: int = 0) -> list[SseClient]:
     """So many watchers of topic `a` that have all of it and are at ease."""
     clients = []
     for _ in range(count):
@@ -73,7 +72,7 @@ def count_pumps(
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_who_is_at_ease_is_not_asked(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("a")
         clients = await live_clients(site, 20)
         pumped = count_pumps(monkeypatch)
@@ -91,7 +90,7 @@ def test_who_is_at_ease_is_not_asked(loop: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_others_are_asked_and_get_what_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("a")
         await site.put("b")
         first, last = await live_clients(site, 1), await live_clients(site, 1)
@@ -135,7 +134,7 @@ STEPS = st.lists(
 @settings(max_examples=15, deadline=None)
 @given(steps=STEPS)
 def test_readers_of_any_speed_get_every_record_once_and_in_order(steps: list[tuple[str, int, int]]) -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("a")
         clients = await live_clients(site, 4, TINY_BYTES)
         for connection in connections_of(site):
@@ -163,7 +162,7 @@ def test_readers_of_any_speed_get_every_record_once_and_in_order(steps: list[tup
 
 
 def test_connections_that_end_in_the_middle_of_a_broadcast_end_alone() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("a")
         clients = await live_clients(site, 40)
         fan_out = site.watch.fan_out
@@ -195,7 +194,7 @@ def test_connections_that_end_in_the_middle_of_a_broadcast_end_alone() -> None:
 
 
 def test_a_client_that_was_reset_does_not_hold_up_the_others() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("a")
         clients = await live_clients(site, 3)
         clients[1].peer.reset()
@@ -209,7 +208,7 @@ def test_a_client_that_was_reset_does_not_hold_up_the_others() -> None:
 
 
 def test_a_session_goes_on_behind_what_was_passed_to_its_stream() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("a")
         wid = await site.session({"a": {}})
         first = await site.open(wid)
@@ -234,7 +233,7 @@ def test_a_session_goes_on_behind_what_was_passed_to_its_stream() -> None:
 
 
 def test_a_frame_of_another_kind_tells_how_far_the_passed_ones_were() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("a")
         (client,) = await live_clients(site, 1)
         site.append("a", 3)
@@ -247,7 +246,7 @@ def test_a_frame_of_another_kind_tells_how_far_the_passed_ones_were() -> None:
 
 
 def test_answers_of_appends_keep_their_order_for_a_client_that_does_not_read() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("a")
         peer = await site.connect(TINY_BYTES)
         await until(lambda: any(not connection._exchanges for connection in connections_of(site)))
@@ -280,7 +279,7 @@ def test_answers_of_appends_keep_their_order_for_a_client_that_does_not_read() -
 # --- WebSockets ------------------------------------------------------------------------------------------
 
 
-async def live_sockets(site: SocketSite, count: int, receive_buffer_bytes: int = 0) -> list[WebSocketClient]:
+async def live_sockets(site: WatchServer, count: int, receive_buffer_bytes: int = 0) -> list[WebSocketClient]:
     """So many sockets that follow topic `a` and are at ease."""
     clients = []
     for _ in range(count):
@@ -294,7 +293,7 @@ async def live_sockets(site: SocketSite, count: int, receive_buffer_bytes: int =
 def test_sockets_at_ease_are_not_asked_and_streams_between_them_get_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("a")
         sockets = await live_sockets(site, 3)
         streams = await live_clients(site, 2)
@@ -318,11 +317,11 @@ def test_sockets_at_ease_are_not_asked_and_streams_between_them_get_their_own(
         for stream in streams:
             stream.close()
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_the_reply_to_a_publish_comes_before_its_own_record() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("a")
         (client,) = await live_sockets(site, 1)
         for seq in (1, 2, 3):
@@ -330,11 +329,11 @@ def test_the_reply_to_a_publish_comes_before_its_own_record() -> None:
             acknowledged, record = await client.take("ack", "record")
             assert acknowledged["last_seq"] == record["to_seq"] == seq
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_who_has_left_a_topic_during_a_broadcast_gets_nothing_of_it() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("a")
         await site.put("b")
         client = await site.talk()
@@ -356,11 +355,11 @@ def test_who_has_left_a_topic_during_a_broadcast_gets_nothing_of_it() -> None:
         assert record["topic"] == "b"
         await client.expect_quiet()
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_nothing_comes_behind_the_frame_that_ends_a_conversation(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("a")
         (client,) = await live_sockets(site, 1)
         session = site.only_session()
@@ -373,12 +372,12 @@ def test_nothing_comes_behind_the_frame_that_ends_a_conversation(caplog: pytest.
             await settle()
         assert await client.closed() == 1002
 
-    converse(scenario)
+    play(scenario)
     assert caplog.records == [], "nobody has tried"
 
 
 def test_a_socket_of_a_slow_client_gets_every_record_in_order() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("a")
         slow, quick = await live_sockets(site, 1, TINY_BYTES), await live_sockets(site, 1)
         for connection in connections_of(site):
@@ -394,4 +393,4 @@ def test_a_socket_of_a_slow_client_gets_every_record_in_order() -> None:
             seqs += [record["$seq"] for record in message["records"]]
         assert seqs == list(range(1, 9))
 
-    converse(scenario)
+    play(scenario)

@@ -12,7 +12,7 @@ from everlog.errors import EverlogError, NotAQueue, TopicNotFound
 from everlog.server.app import App
 from everlog.server.claim_windows import ClaimWindows
 from everlog.topics import Claimed, ClaimRequest, Engine, NewRecord, TopicConfig, TopicType
-from tests.support.sse_client import ManualTimers
+from tests.support.watch_servers import ManualTimers
 
 
 class Waiting:

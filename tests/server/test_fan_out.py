@@ -25,8 +25,8 @@ from everlog.server.watch_stream import WatchStream
 from everlog.topics import Commit, Diff, NewRecord, TopicConfig
 from tests.support.files import UnsyncedFs
 from tests.support.http_peers import settle, until
-from tests.support.sse_client import Frame, HeldSyncs, Site, SseClient, disk_engine, play
 from tests.support.topic_directories import SEGMENT_EVENTS, open_engine, stopped_directory
+from tests.support.watch_servers import Frame, HeldSyncs, SseClient, WatchServer, disk_engine, play
 
 KIB = 1024
 BIG = b'"' + b"x" * (100 * KIB) + b'"'
@@ -43,7 +43,7 @@ def made_batch(lines_bytes: int = 0) -> Batch:
 
 
 def test_a_batch_is_rendered_once_for_all_watchers_at_its_cursor() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a", 2)
         clients = [await site.follow({"a": {"tail": True}}) for _ in range(20)]
         other = await site.follow({"a": {"tail": True}}, include_data=False)
@@ -62,7 +62,7 @@ def test_a_batch_is_rendered_once_for_all_watchers_at_its_cursor() -> None:
 
 
 def test_watchers_of_other_topics_share_the_records_but_not_the_id() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a")
         site.append("b")
         alone = await site.follow({"a": {"tail": True}})
@@ -80,7 +80,7 @@ def test_watchers_of_other_topics_share_the_records_but_not_the_id() -> None:
 
 
 def test_what_was_deleted_is_not_shared_any_more() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a", 3)
         fan_out = site.watch.fan_out
         first = read_now(fan_out, "a")
@@ -156,7 +156,7 @@ def test_two_conditions_are_both_waited_for(
 
 
 def test_nobody_is_left_registered_when_streams_end() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a")
         client = await site.follow({"a": {}})
         await client.take("record", "caught-up")
@@ -170,7 +170,7 @@ def test_nobody_is_left_registered_when_streams_end() -> None:
 
 
 def test_a_watcher_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("a")
         await site.put("b")
         # Whoever follows two topics is pumped; who follows one may get what is new past its own code.
@@ -216,7 +216,7 @@ STEPS = st.one_of(
 def test_every_seq_is_delivered_deleted_filtered_or_in_a_tombstone(
     steps: list[tuple[object, ...]], cap: int, wishes: list[tuple[int, int, bool]]
 ) -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         book = Book(site, cap)
         book.append(3, None)
         await settle()
@@ -240,7 +240,7 @@ def test_every_seq_is_delivered_deleted_filtered_or_in_a_tombstone(
 class Book:
     """What a topic was told to do: the oracle for what its watchers may miss."""
 
-    def __init__(self, site: Site, cap: int) -> None:
+    def __init__(self, site: WatchServer, cap: int) -> None:
         self.site = site
         self.config = TopicConfig(cap_records=cap)
         self.site.engine.put_topic("t", self.config)
@@ -316,7 +316,7 @@ def is_restart(frame: Frame) -> bool:
 # --- Slow readers ----------------------------------------------------------------------------------------
 
 
-async def stuck_reader(site: Site, **config: object) -> tuple[SseClient, WatchStream]:
+async def stuck_reader(site: WatchServer, **config: object) -> tuple[SseClient, WatchStream]:
     """A client that was live and then took nothing more, until its connection was full."""
     await site.put("a", **config)
     wid = await site.session({"a": {}}, limit=1, max_batch_bytes=8 * KIB * KIB)
@@ -339,7 +339,7 @@ async def drain_seqs(client: SseClient, last_seq: int) -> list[Frame]:
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_slow_reader_lags_alone_and_loses_nothing(loop: str) -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         client, watch = await stuck_reader(site)
         quick = await site.follow({"a": {"tail": True}})
         await quick.take("caught-up")
@@ -364,7 +364,7 @@ def test_a_slow_reader_lags_alone_and_loses_nothing(loop: str) -> None:
 
 @pytest.mark.parametrize(("seconds", "is_skipped"), [(4.9, False), (5.1, True)])
 def test_a_topic_that_may_lose_records_is_resumed_at_its_head(seconds: float, is_skipped: bool) -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         client, watch = await stuck_reader(site, cap_records=1_000_000)
         sent = watch._places["a"].seq
         site.append("a", 5, data=BIG)
@@ -394,7 +394,7 @@ def test_a_topic_that_may_lose_records_is_resumed_at_its_head(seconds: float, is
 
 
 def test_who_reads_history_slowly_gets_all_of_it() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("a", cap_records=1_000_000)
         for _ in range(150):
             site.append("a", data=BIG)
@@ -411,7 +411,7 @@ def test_who_reads_history_slowly_gets_all_of_it() -> None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_reader_that_is_stuck_is_let_go_and_can_resume(loop: str) -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         client, _ = await stuck_reader(site)
         head_seq = site.engine.state("a").head_seq
         site.timers.advance(29.9)
@@ -441,7 +441,7 @@ def test_a_reader_that_is_stuck_is_let_go_and_can_resume(loop: str) -> None:
 
 
 def test_a_full_connection_gets_no_heartbeats() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         client, _ = await stuck_reader(site)
         site.timers.advance(16.0)
         head_seq = site.engine.state("a").head_seq
@@ -467,7 +467,7 @@ class FailingFs(UnsyncedFs):
 def test_a_strong_stream_holds_records_until_they_are_synced(tmp_path: Path) -> None:
     syncs = HeldSyncs()
 
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         syncs.wake = site.app.turn_soon
         for name, durability in (("a", "disk"), ("m", "memory"), ("e", "ephemeral")):
             await site.put(name, durability=durability)
@@ -502,7 +502,7 @@ def test_a_strong_stream_holds_records_until_they_are_synced(tmp_path: Path) -> 
 def test_what_comes_while_a_strong_stream_waits_is_not_forgotten(tmp_path: Path) -> None:
     syncs = HeldSyncs()
 
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         syncs.wake = site.app.turn_soon
         await site.put("a", durability="memory")
         strong = await site.follow({"a": {}}, consistency="strong")
@@ -523,7 +523,7 @@ def test_what_comes_while_a_strong_stream_waits_is_not_forgotten(tmp_path: Path)
 def test_a_strong_stream_ends_if_its_records_cannot_be_synced(tmp_path: Path) -> None:
     syncs, fs = HeldSyncs(), FailingFs()
 
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         syncs.wake = site.app.turn_soon
         await site.put("a", durability="memory")
         strong = await site.follow({"a": {}}, consistency="strong")
@@ -546,7 +546,7 @@ def test_a_cold_segment_keeps_nobody_waiting(tmp_path: Path) -> None:
     stopped_directory(tmp_path)
     syncs = HeldSyncs()
 
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         syncs.wake = site.app.turn_soon
         await site.put("live", durability="ephemeral")
         syncs.is_held = True
@@ -568,7 +568,7 @@ def test_a_read_that_waits_for_a_segment_is_not_shared(tmp_path: Path) -> None:
     stopped_directory(tmp_path)
     syncs = HeldSyncs()
 
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         epoch = site.engine.state("b").epoch
         fan_out = site.watch.fan_out
         waiting = fan_out.read("b", epoch, 0, Wishes())
@@ -585,7 +585,7 @@ def test_a_stream_goes_while_its_cold_segment_is_being_fetched(tmp_path: Path) -
     stopped_directory(tmp_path)
     syncs = HeldSyncs()
 
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         syncs.wake = site.app.turn_soon
         syncs.is_held = True
         client = await site.follow({"b": {}})
@@ -609,7 +609,7 @@ def test_a_stream_that_passes_more_cold_segments_than_fit_into_memory_comes_to_t
         assert engine.relocate() >= 2
     syncs = HeldSyncs()
 
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         syncs.wake = site.app.turn_soon
         assert site.engine._store is not None
         site.engine._store.loaded._fetched_bytes_max = 1

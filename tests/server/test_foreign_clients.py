@@ -13,18 +13,18 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 
 from tests.support.server_clients import JsonSocket, PlainClient
-from tests.support.topic_servers import RunningServer, running_server
+from tests.support.server_processes import ServerProcess, running_server
 
 MANY = 40
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with running_server(tmp_path_factory.mktemp("server")) as started:
         yield started
 
 
-def test_what_one_socket_publishes_another_one_gets_live(server: RunningServer) -> None:
+def test_what_one_socket_publishes_another_one_gets_live(server: ServerProcess) -> None:
     with JsonSocket(server.url) as writer, JsonSocket(server.url) as reader:
         writer.send(op="publish", topic="live", records=[{"data": 0}], request_id=0)
         assert writer.receive()["created"] is True
@@ -39,7 +39,7 @@ def test_what_one_socket_publishes_another_one_gets_live(server: RunningServer) 
         assert [(ack["request_id"], ack["last_seq"]) for ack in acks] == [(n, n + 1) for n in range(1, 50)]
 
 
-def test_large_messages_come_through_whole_in_both_directions(server: RunningServer) -> None:
+def test_large_messages_come_through_whole_in_both_directions(server: ServerProcess) -> None:
     text = "ä\u2028\U0001f600" * 40_000
     with JsonSocket(server.url) as socket:
         socket.send(op="publish", topic="large", records=[{"data": text}])
@@ -54,21 +54,21 @@ def test_large_messages_come_through_whole_in_both_directions(server: RunningSer
         assert [record["data"] == text for record in records] == [True, True]
 
 
-def test_a_ping_is_answered_and_a_close_is_agreed_to(server: RunningServer) -> None:
+def test_a_ping_is_answered_and_a_close_is_agreed_to(server: ServerProcess) -> None:
     with JsonSocket(server.url) as socket:
         assert socket.connection.ping(b"payload").wait(20)
         socket.connection.close(CloseCode.GOING_AWAY, "enough")
         assert socket.connection.close_code == CloseCode.GOING_AWAY
 
 
-def test_compression_is_not_agreed_to_and_nothing_is_lost_by_that(server: RunningServer) -> None:
+def test_compression_is_not_agreed_to_and_nothing_is_lost_by_that(server: ServerProcess) -> None:
     with JsonSocket(server.url) as socket:
         assert socket.connection.protocol.extensions == []
         socket.send(op="ping", request_id=7)
         assert socket.receive() == {"op": "pong", "request_id": 7}
 
 
-def test_many_sockets_at_once_all_get_everything(server: RunningServer) -> None:
+def test_many_sockets_at_once_all_get_everything(server: ServerProcess) -> None:
     async def follow(number: int) -> list[int]:
         address = server.url.replace("http://", "ws://", 1) + "/v0/ws"
         async with connect(address, proxy=None) as socket:

@@ -22,8 +22,8 @@ import pytest
 
 from tests.support.processes import eventually, resources_of
 from tests.support.server_clients import PlainClient
-from tests.support.topic_servers import RunningServer, running_server
-from tests.support.websocket_client import upgrade_request
+from tests.support.server_processes import ServerProcess, running_server
+from tests.support.watch_servers import upgrade_request
 
 CASES = int(os.environ.get("FUZZ_CASES", "400"))
 SEED = int(os.environ.get("TEST_SEED", "7"))
@@ -162,7 +162,7 @@ def witness(url: str) -> Iterator[list[float]]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder: Path = tmp_path_factory.mktemp("server")
     (folder / "server.toml").write_text("max_body_bytes = 1_000_000\n")
     with running_server(folder, "--config", folder / "server.toml") as started:
@@ -172,7 +172,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         assert "Traceback" not in errors
 
 
-def test_no_mutation_of_a_request_disturbs_the_server_or_its_other_clients(server: RunningServer) -> None:
+def test_no_mutation_of_a_request_disturbs_the_server_or_its_other_clients(server: ServerProcess) -> None:
     rng = random.Random(SEED)
     address = ("127.0.0.1", server.port)
     pid = server.command.process.pid
@@ -203,7 +203,7 @@ def test_no_mutation_of_a_request_disturbs_the_server_or_its_other_clients(serve
     ids=["bodies", "chunks", "headers", "messages", "nothing"],
 )
 def test_many_requests_that_never_end_cost_little_and_hold_up_nobody(
-    server: RunningServer, opening: bytes
+    server: ServerProcess, opening: bytes
 ) -> None:
     pid = server.command.process.pid
     with witness(server.url) as times_s:

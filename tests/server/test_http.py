@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from everlog.clock import NS_PER_S, TestClock
 from everlog.server.http import Exchange, Request
-from tests.support.http_peers import HOST, LOOPS, Peer, Scene, play, request_bytes, settle, until
+from tests.support.http_peers import HOST, LOOPS, EchoServer, Peer, play, request_bytes, settle, until
 
 pytestmark = pytest.mark.parametrize("loop", LOOPS)
 UPGRADE = b"Connection: Upgrade\r\nUpgrade: echo\r\n"
@@ -20,7 +20,7 @@ UPGRADE = b"Connection: Upgrade\r\nUpgrade: echo\r\n"
 def test_a_request_may_be_cut_anywhere(loop: str) -> None:
     whole = request_bytes(b"/cut?x=1", b"body", extra=b"A: b\r\nEmpty:\r\n")
 
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         for cut in range(1, len(whole)):
             await peer.send(whole[:cut])
@@ -41,7 +41,7 @@ def test_a_request_may_come_byte_by_byte(loop: str) -> None:
         + b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
     )
 
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         for whole, body in ((request_bytes(b"/slow", b"12"), b"12"), (chunked, b"abc")):
             for byte in whole:
@@ -53,7 +53,7 @@ def test_a_request_may_come_byte_by_byte(loop: str) -> None:
 
 
 def test_the_head_of_a_response_says_what_it_must_and_no_more(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         response = await peer.ask(request_bytes(b"/"))
         assert response.status == 200
@@ -67,7 +67,7 @@ def test_the_head_of_a_response_says_what_it_must_and_no_more(loop: str) -> None
 
 
 def test_a_connection_does_not_wait_to_fill_packets(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         await scene.connect()
         (connection,) = scene.server._connections
         accepted = connection.transport.get_extra_info("socket")
@@ -79,7 +79,7 @@ def test_a_connection_does_not_wait_to_fill_packets(loop: str) -> None:
 @settings(max_examples=15)
 @given(order=st.permutations(range(5)))
 def test_responses_come_in_the_order_of_requests(loop: str, order: list[int]) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.send(b"".join(request_bytes(b"/later?%d" % number) for number in range(5)))
         await until(lambda: len(scene.application.later) == 5)
@@ -92,7 +92,7 @@ def test_responses_come_in_the_order_of_requests(loop: str, order: list[int]) ->
 
 
 def test_an_answer_at_once_waits_for_an_earlier_one(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.send(request_bytes(b"/later") + request_bytes(b"/now") + b"NOT HTTP\r\n\r\n")
         await until(lambda: len(scene.application.requests) == 2)
@@ -107,7 +107,7 @@ def test_an_answer_at_once_waits_for_an_earlier_one(loop: str) -> None:
 
 
 def test_head_gets_the_head_alone(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         response = await peer.ask(request_bytes(b"/x", method=b"HEAD"))
         assert (response.status, response.headers[b"content-length"]) == (200, b"9")
@@ -118,7 +118,7 @@ def test_head_gets_the_head_alone(loop: str) -> None:
 
 @pytest.mark.parametrize("status", [204, 304])
 def test_some_statuses_have_no_body(loop: str, status: int) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.send(request_bytes(b"/later"))
         await until(lambda: bool(scene.application.later))
@@ -133,7 +133,7 @@ def test_some_statuses_have_no_body(loop: str, status: int) -> None:
 
 @pytest.mark.parametrize("method", ["OPTIONS", "PUT", "DELETE", "PATCH", "TRACE"])
 def test_every_method_is_the_applications(loop: str, method: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         assert (
             await peer.ask(request_bytes(b"/m", method=method.encode()))
@@ -155,7 +155,7 @@ def test_every_method_is_the_applications(loop: str, method: str) -> None:
     ],
 )
 def test_a_target_is_split_and_not_decoded(loop: str, target: bytes, path: bytes, query: bytes) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.ask(request_bytes(target))
         request = scene.application.requests[0]
@@ -165,7 +165,7 @@ def test_a_target_is_split_and_not_decoded(loop: str, target: bytes, path: bytes
 
 
 def test_headers_are_lower_case_trimmed_and_joined(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.ask(
             request_bytes(b"/", extra=b"X-A: 1 \t\r\nx-b:\r\nX-a:\t2\r\nX-A: \r\nX-Latin: \xe9\r\n")
@@ -189,7 +189,7 @@ def test_headers_are_lower_case_trimmed_and_joined(loop: str) -> None:
     ],
 )
 def test_a_connection_is_kept_as_the_request_says(loop: str, head: bytes, connection: bytes | None) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         response = await peer.ask(head)
         assert response.headers.get(b"connection") == connection
@@ -202,7 +202,7 @@ def test_a_connection_is_kept_as_the_request_says(loop: str, head: bytes, connec
 
 
 def test_nothing_is_read_after_a_request_that_closes(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.send(request_bytes(b"/later", extra=b"Connection: close\r\n") + request_bytes(b"/never"))
         await until(lambda: bool(scene.application.later))
@@ -216,7 +216,7 @@ def test_nothing_is_read_after_a_request_that_closes(loop: str) -> None:
 
 
 def test_a_body_is_asked_for_when_the_client_waits(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.send(request_bytes(b"/later"))
         await until(lambda: bool(scene.application.later))
@@ -235,7 +235,7 @@ def test_a_body_is_asked_for_when_the_client_waits(loop: str) -> None:
 
 
 def test_a_refused_head_is_answered_without_asking_for_the_body(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         response = await peer.ask(
             b"POST /refused HTTP/1.1\r\n" + HOST + b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n"
@@ -249,7 +249,7 @@ def test_a_refused_head_is_answered_without_asking_for_the_body(loop: str) -> No
 
 @pytest.mark.parametrize("body", [b"", b"short", b"x" * 65536])
 def test_a_refused_head_with_a_short_body_keeps_the_connection(loop: str, body: bytes) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         assert (await peer.ask(request_bytes(b"/refused", body))).status == 401
         assert (await peer.ask(request_bytes(b"/next"))).body == b"GET /next  "
@@ -262,7 +262,7 @@ def test_a_refused_head_with_a_short_body_keeps_the_connection(loop: str, body: 
 def test_an_application_that_fails_gives_a_500(
     loop: str, path: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         response = await peer.ask(request_bytes(path))
         assert response.status == 500
@@ -274,7 +274,7 @@ def test_an_application_that_fails_gives_a_500(
 
 
 def test_an_exchange_is_answered_once(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.send(request_bytes(b"/later") * 2)
         await until(lambda: len(scene.application.later) == 2)
@@ -294,7 +294,7 @@ def test_an_exchange_is_answered_once(loop: str) -> None:
 def test_a_long_body_comes_whole_both_ways(loop: str) -> None:
     body = bytes(range(256)) * 12_000
 
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.send(request_bytes(b"/long", body) + request_bytes(b"/next"))
         assert (await peer.response()).body == b"POST /long  " + body
@@ -322,7 +322,7 @@ def phases() -> Iterator[tuple[str, bytes]]:
 def test_a_client_that_goes_is_told_of_once(loop: str, phase: str, sent: bytes, manner: str) -> None:
     expected = {"waiting": 1, "pipelined": 3, "stream": 1, "upgraded": 1}.get(phase, 0)
 
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         application = scene.application
         peer = await scene.connect()
         await peer.send(sent)
@@ -344,7 +344,7 @@ def test_a_client_that_goes_is_told_of_once(loop: str, phase: str, sent: bytes, 
 
 
 def test_a_client_that_only_stops_sending_gets_its_answers(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         scene.application.watch_gone = False
         peer = await scene.connect()
         await peer.send(request_bytes(b"/later") + request_bytes(b"/now") + b"GET /half")
@@ -359,7 +359,7 @@ def test_a_client_that_only_stops_sending_gets_its_answers(loop: str) -> None:
 
 
 def test_an_exchange_that_was_answered_hears_no_more(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         application = scene.application
         peer = await scene.connect()
         await peer.send(request_bytes(b"/later?1") + request_bytes(b"/later?2"))
@@ -374,7 +374,7 @@ def test_an_exchange_that_was_answered_hears_no_more(loop: str) -> None:
 
 
 def test_an_answer_that_waits_does_not_end_a_connection_that_is_half_closed(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         later = scene.application.later
         peer = await scene.connect()
         await peer.send(request_bytes(b"/later") * 2)
@@ -395,7 +395,7 @@ def test_an_answer_that_waits_does_not_end_a_connection_that_is_half_closed(loop
 
 
 def test_a_stream_goes_out_piece_by_piece(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.send(request_bytes(b"/stream") + request_bytes(b"/ignored"))
         head = await peer.head()
@@ -418,7 +418,7 @@ def test_a_stream_goes_out_piece_by_piece(loop: str) -> None:
 
 
 def test_a_stream_over_http_1_0_ends_with_its_connection(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.send(b"GET /stream HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
         assert b"transfer-encoding" not in (await peer.head()).headers
@@ -430,7 +430,7 @@ def test_a_stream_over_http_1_0_ends_with_its_connection(loop: str) -> None:
 
 
 def test_a_stream_waits_for_earlier_responses(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.send(request_bytes(b"/later") + request_bytes(b"/stream"))
         await until(lambda: bool(scene.application.streams))
@@ -455,7 +455,7 @@ def test_a_stream_waits_for_earlier_responses(loop: str) -> None:
 
 
 def test_a_stream_that_ended_before_its_turn_is_sent_whole(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.send(request_bytes(b"/later") + request_bytes(b"/stream"))
         await until(lambda: bool(scene.application.streams))
@@ -469,7 +469,7 @@ def test_a_stream_that_ended_before_its_turn_is_sent_whole(loop: str) -> None:
 
 
 def test_a_stream_for_head_is_closed_from_the_start(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.ask(request_bytes(b"/stream", method=b"HEAD"))
         assert scene.application.streams[0].is_closed
@@ -479,7 +479,7 @@ def test_a_stream_for_head_is_closed_from_the_start(loop: str) -> None:
 
 
 def test_an_aborted_channel_is_over_at_once(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.send(request_bytes(b"/stream"))
         await peer.head()
@@ -496,7 +496,7 @@ def test_an_aborted_channel_is_over_at_once(loop: str) -> None:
 
 @pytest.mark.parametrize("before", [0, 1, 3])
 def test_an_upgrade_hands_over_the_connection(loop: str, before: int) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         application = scene.application
         peer = await scene.connect()
         await peer.send(
@@ -538,7 +538,7 @@ def test_an_upgrade_need_not_be_taken(loop: str, body: bytes, framing: str) -> N
         whole = request_bytes(b"/plain", method=b"POST", extra=offer + b"Transfer-Encoding: chunked\r\n")
         whole += chunks + b"0\r\nTrailer: x\r\n\r\n"
 
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         for _ in range(2):
             await peer.send(whole + request_bytes(b"/next"))
@@ -550,7 +550,7 @@ def test_an_upgrade_need_not_be_taken(loop: str, body: bytes, framing: str) -> N
 
 
 def test_only_an_offer_can_be_taken(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.send(request_bytes(b"/later"))
         await until(lambda: bool(scene.application.later))
@@ -566,7 +566,7 @@ def test_only_an_offer_can_be_taken(loop: str) -> None:
 
 
 def test_draining_ends_idle_connections_and_finishes_the_others(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         application = scene.application
         new, idle, busy, pipelined, half = [await scene.connect() for _ in range(5)]
         await idle.ask(request_bytes(b"/"))
@@ -591,7 +591,7 @@ def test_draining_ends_idle_connections_and_finishes_the_others(loop: str) -> No
 
 
 def test_draining_ends_what_does_not_end_by_itself(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peers = [await scene.connect() for _ in range(2)]
         await peers[0].send(request_bytes(b"/later"))
         await peers[1].send(request_bytes(b"/stream"))
@@ -604,7 +604,7 @@ def test_draining_ends_what_does_not_end_by_itself(loop: str) -> None:
 
 
 def test_who_slips_in_while_draining_is_sent_away(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         busy = await scene.connect()
         await busy.send(request_bytes(b"/later"))
         await until(lambda: bool(scene.application.later))
@@ -623,7 +623,7 @@ def test_who_slips_in_while_draining_is_sent_away(loop: str, monkeypatch: pytest
 
 
 def test_connections_that_are_open_go_on_when_no_new_ones_are_taken(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         scene.server.stop_accepting()
         assert (await peer.ask(request_bytes(b"/"))).status == 200
@@ -632,7 +632,7 @@ def test_connections_that_are_open_go_on_when_no_new_ones_are_taken(loop: str) -
 
 
 def test_a_request_can_carry_what_its_head_told(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         def check_head(request: Request) -> None:
             request.context = request.header(b"authorization")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everlog.server.http import HttpLimits
-from tests.support.http_peers import HOST, LOOPS, Peer, Scene, play, until
+from tests.support.http_peers import HOST, LOOPS, EchoServer, Peer, play, until
 
 pytestmark = pytest.mark.parametrize("loop", LOOPS)
 BODY = 1000
@@ -17,7 +17,7 @@ def post(path: bytes, length: int = BODY) -> bytes:
     return b"POST %b HTTP/1.1\r\n" % path + HOST + b"Content-Length: %d\r\n\r\n" % length
 
 
-async def half_sent(scene: Scene, size: int) -> Peer:
+async def half_sent(scene: EchoServer, size: int) -> Peer:
     """A client that has sent so much of its body and the server has it."""
     before = scene.server.bodies_bytes
     peer = await scene.connect()
@@ -37,7 +37,7 @@ async def assert_throttled(peer: Peer) -> None:
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_body_that_finds_no_room_is_refused_and_the_others_go_on(loop: str, whole: bool) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         first, second = await half_sent(scene, 900), await half_sent(scene, 900)
         third = await scene.connect()
         await third.send(post(b"/third") + b"x" * (BODY if whole else 900))
@@ -51,7 +51,7 @@ def test_a_body_that_finds_no_room_is_refused_and_the_others_go_on(loop: str, wh
 
 
 def test_a_chunked_body_counts_as_it_comes(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         others = [await half_sent(scene, 900) for _ in range(2)]
         peer = await scene.connect()
         await peer.send(b"POST /c HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n")
@@ -63,7 +63,7 @@ def test_a_chunked_body_counts_as_it_comes(loop: str) -> None:
 
 
 def test_small_bodies_are_served_when_there_is_no_room_for_large_ones(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         others = [await half_sent(scene, 999) for _ in range(2)]
         peer = await scene.connect()
         assert (await peer.ask(post(b"/small", 100) + b"x" * 100)).status == 200
@@ -74,7 +74,7 @@ def test_small_bodies_are_served_when_there_is_no_room_for_large_ones(loop: str)
 
 @pytest.mark.parametrize("leave", ["close", "reset"])
 def test_the_room_of_a_client_that_goes_away_is_free_again(loop: str, leave: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await half_sent(scene, 900)
         getattr(peer, leave)()
         await until(lambda: scene.server.bodies_bytes == 0)
@@ -83,7 +83,7 @@ def test_the_room_of_a_client_that_goes_away_is_free_again(loop: str, leave: str
 
 
 def test_a_body_holds_its_room_until_it_is_answered(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         for _ in range(2):
             await peer.send(post(b"/later") + b"x" * BODY)
@@ -100,7 +100,7 @@ def test_a_body_holds_its_room_until_it_is_answered(loop: str) -> None:
 
 
 def test_a_request_that_becomes_a_stream_gives_its_room_back(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.send(post(b"/stream") + b"x" * BODY)
         await until(lambda: bool(scene.application.streams))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from everlog.server.http import HttpLimits, Request
 from everlog.server.http_messages import Refusal, Targets
 from everlog.server.http_reading import RequestReader
-from tests.support.http_peers import HOST, LOOPS, Scene, play, request_bytes, run_on, serving, settle
+from tests.support.http_peers import HOST, LOOPS, EchoServer, play, request_bytes, run_on, serving, settle
 
 START = b"POST / HTTP/1.1\r\n" + HOST
 CHUNKED = START + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -72,7 +72,7 @@ BAD_REQUESTS = {
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", BAD_REQUESTS)
 def test_a_bad_request_gets_a_400_and_nothing_more(loop: str, name: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         # What follows would be a fine request, for anybody who sees one there.
         await peer.send(BAD_REQUESTS[name] + request_bytes(b"/smuggled"))
@@ -91,7 +91,7 @@ def test_a_bad_request_gets_a_400_and_nothing_more(loop: str, name: str) -> None
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_huge_length_is_too_large_and_reserves_nothing(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         response = await peer.ask(START + b"Content-Length: 18446744073709551615\r\n\r\n")
         assert response.status == 413
@@ -101,7 +101,7 @@ def test_a_huge_length_is_too_large_and_reserves_nothing(loop: str) -> None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_this_is_no_proxy(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         response = await peer.ask(b"CONNECT a:1 HTTP/1.1\r\n" + HOST + b"\r\nraw bytes")
         assert response.status == 405

@@ -13,7 +13,7 @@ from everlog.clock import NS_PER_S, TestClock
 from everlog.server.http import HttpLimits
 from everlog.server.http_connection import REQUESTS_PER_TURN, HttpConnection
 from everlog.server.http_reading import RequestReader
-from tests.support.http_peers import HOST, LOOPS, Peer, Scene, play, request_bytes, settle, until
+from tests.support.http_peers import HOST, LOOPS, EchoServer, Peer, play, request_bytes, settle, until
 
 pytestmark = pytest.mark.parametrize("loop", LOOPS)
 SMALL = HttpLimits(max_body_bytes=1000, max_target_bytes=200, max_header_bytes=500, max_headers=10)
@@ -22,7 +22,7 @@ CHUNKED = b"POST /c HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
 KERNEL_BYTES = 8 * 1024 * 1024
 
 
-def only_connection(scene: Scene) -> HttpConnection:
+def only_connection(scene: EchoServer) -> HttpConnection:
     """The server's side of the only client."""
     (connection,) = scene.server._connections
     return connection
@@ -42,7 +42,7 @@ async def refused(peer: Peer, status: int, code: str = "invalid_request") -> Non
 
 @pytest.mark.parametrize("excess", [0, 1])
 def test_a_body_is_bounded_by_its_announced_length(loop: str, excess: int) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         head = b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % (1000 + excess)
         await peer.send(head)
@@ -61,7 +61,7 @@ def test_a_chunked_body_is_bounded_while_it_comes(loop: str, piece_bytes: int, e
     body = b"y" * (1000 + excess)
     pieces = [body[start : start + piece_bytes] for start in range(0, len(body), piece_bytes)]
 
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.send(CHUNKED + b"".join(b"%X\r\n%b\r\n" % (len(piece), piece) for piece in pieces))
         if excess:
@@ -74,7 +74,7 @@ def test_a_chunked_body_is_bounded_while_it_comes(loop: str, piece_bytes: int, e
 
 
 def test_a_refused_body_is_read_over_so_that_the_answer_arrives(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         body = b"z" * (16 * 1024 * 1024)
         # The client does not read before it has sent everything.
@@ -89,7 +89,7 @@ def test_a_refused_body_is_read_over_so_that_the_answer_arrives(loop: str) -> No
 def test_a_target_is_bounded(loop: str, excess: int, cut: int) -> None:
     whole = request_bytes(b"/" + b"t" * (199 + excess))
 
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.send(whole[:cut])
         await settle()
@@ -108,7 +108,7 @@ def test_headers_are_bounded_in_bytes(loop: str, excess: int, cut: int) -> None:
     used = len("Host" + "everlog") + 4 + len("X") + 4
     whole = request_bytes(b"/", extra=b"X:" + b"h" * (500 - used + excess) + b"\r\n")
 
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.send(whole[:cut])
         await settle()
@@ -123,7 +123,7 @@ def test_headers_are_bounded_in_bytes(loop: str, excess: int, cut: int) -> None:
 
 @pytest.mark.parametrize("excess", [0, 1])
 def test_headers_are_bounded_in_number(loop: str, excess: int) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.send(request_bytes(b"/", extra=b"A: b\r\n" * (9 + excess)))
         if excess:
@@ -148,7 +148,7 @@ def test_headers_are_bounded_in_number(loop: str, excess: int) -> None:
 def test_a_head_without_an_end_is_refused(loop: str, opening: bytes) -> None:
     filling = b"\r\n" if not opening else b" " if opening.endswith(b":") else b"a"
 
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         await peer.send(opening)
         await settle()
@@ -160,7 +160,7 @@ def test_a_head_without_an_end_is_refused(loop: str, opening: bytes) -> None:
 
 @pytest.mark.parametrize("trailers", [b"A: b\r\n" * 11, b"A: " + b"b" * 500 + b"\r\n"])
 def test_trailers_are_bounded_like_headers(loop: str, trailers: bytes) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         assert (await peer.ask(CHUNKED + b"0\r\nA: b\r\n\r\n")).status == 200
         await peer.send(CHUNKED + b"0\r\n" + trailers + b"\r\n")
@@ -170,7 +170,7 @@ def test_trailers_are_bounded_like_headers(loop: str, trailers: bytes) -> None:
 
 
 def test_a_connection_too_many_is_told_so(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         kept = [await scene.connect() for _ in range(2)]
         extra = await Peer.connect(scene.address)
         response = await extra.response()
@@ -189,7 +189,7 @@ def test_a_connection_too_many_is_told_so(loop: str) -> None:
 
 
 def test_only_so_many_requests_are_unanswered(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         later = scene.application.later
         peer = await scene.connect()
         await peer.send(b"".join(request_bytes(b"/later?%d" % number) for number in range(100)))
@@ -204,7 +204,7 @@ def test_only_so_many_requests_are_unanswered(loop: str) -> None:
 
 
 def test_many_requests_in_one_piece_leave_turns_to_others(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         requests = scene.application.requests
         peer = await scene.connect()
         count = 5 * REQUESTS_PER_TURN
@@ -218,7 +218,7 @@ def test_many_requests_in_one_piece_leave_turns_to_others(loop: str) -> None:
 
 
 def test_a_refusal_among_requests_that_had_to_wait_is_read_over(loop: str) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         later = scene.application.later
         peer = await scene.connect()
         await peer.send(request_bytes(b"/later") * 16 + b"NOT HTTP\r\n\r\n")
@@ -238,7 +238,7 @@ def test_a_refusal_among_requests_that_had_to_wait_is_read_over(loop: str) -> No
 def test_a_client_that_does_not_read_is_not_read_from(loop: str) -> None:
     count = 3000
 
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         application = scene.application
         application.reply = b"r" * 10_000
         peer = await scene.connect(receive_buffer_bytes=4096)
@@ -266,7 +266,7 @@ def test_a_client_that_does_not_read_is_not_read_from(loop: str) -> None:
 def test_a_stream_waits_for_its_reader(loop: str) -> None:
     piece = b"s" * 1000
 
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect(receive_buffer_bytes=4096)
         await peer.send(request_bytes(b"/stream"))
         await peer.head()
@@ -302,7 +302,7 @@ def test_a_stream_waits_for_its_reader(loop: str) -> None:
 class Times:
     """A server whose clock stands still, and a client of it."""
 
-    def __init__(self, scene: Scene, clock: TestClock, peer: Peer) -> None:
+    def __init__(self, scene: EchoServer, clock: TestClock, peer: Peer) -> None:
         self.scene = scene
         self.clock = clock
         self.peer = peer
@@ -323,7 +323,7 @@ def play_in_time(loop: str, scenario: Callable[[Times], Awaitable[None]]) -> Non
     """Play a scenario that takes `Times`, with a client that is connected."""
     clock = TestClock()
 
-    async def whole(scene: Scene) -> None:
+    async def whole(scene: EchoServer) -> None:
         await scenario(Times(scene, clock, await scene.connect(receive_buffer_bytes=4096)))
 
     play(loop, whole, clock=clock)
@@ -555,7 +555,7 @@ def test_idle_time_begins_with_the_last_of_several_answers(loop: str) -> None:
 def test_the_loop_itself_sweeps_and_keeps_the_date(loop: str) -> None:
     clock = TestClock()
 
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         before = (await peer.ask(request_bytes(b"/"))).headers[b"date"]
         clock.advance_ns(60 * NS_PER_S)
@@ -576,7 +576,7 @@ def test_idle_connections_are_small(loop: str) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert soft > 2 * count + 100, "this test needs two files for each connection; raise `ulimit -n`"
 
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peers = [await scene.connect() for _ in range(10)]
         gc.collect()
         tracemalloc.start()
@@ -603,7 +603,7 @@ def test_connections_that_are_over_leave_nothing_for_the_collector(loop: str) ->
     def leftovers() -> int:
         return sum(isinstance(thing, HttpConnection | RequestReader) for thing in gc.get_objects())
 
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         for sent in (
             b"",
             b"GET",
@@ -633,7 +633,7 @@ def test_connections_that_are_over_leave_nothing_for_the_collector(loop: str) ->
 def test_a_body_of_tiny_chunks_costs_no_more_than_its_size(loop: str) -> None:
     body_bytes = 400_000
 
-    async def scenario(scene: Scene) -> None:
+    async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
         chunk = b"2\r\nab\r\n" * 1000
         connection = only_connection(scene)

@@ -11,12 +11,11 @@ from everlog.topics import NewRecord
 from everlog.topics.core import QUEUE_MAX
 from tests.server.pressure import full_pressure, no_pressure
 from tests.support.http_peers import settle, until
-from tests.support.sse_client import Frame, HeldSyncs, Site, SseClient, disk_engine, play
-from tests.support.websocket_client import SocketSite, converse
+from tests.support.watch_servers import Frame, HeldSyncs, SseClient, WatchServer, disk_engine, play
 
 
 def test_a_write_is_pushed_in_the_turn_of_its_acknowledgement() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("a", durability="ephemeral")
         client = await site.follow({"a": {}})
         await client.take("caught-up")
@@ -30,7 +29,7 @@ def test_a_write_is_pushed_in_the_turn_of_its_acknowledgement() -> None:
 
 
 def test_under_pressure_records_are_pushed_together() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("a", durability="ephemeral")
         client = await site.follow({"a": {}})
         await client.take("caught-up")
@@ -51,7 +50,7 @@ def test_under_pressure_records_are_pushed_together() -> None:
 
 
 def test_a_paused_topic_is_announced_once_can_be_read_and_is_pushed_in_the_end() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         for name, priority in (("low", -10), ("quiet", -10), ("normal", None)):
             await site.put(name, durability="ephemeral", priority=priority)
         client = await site.follow({"low": {}, "normal": {}, "quiet": {}})
@@ -89,7 +88,7 @@ async def take_any(client: SseClient, count: int) -> list[Frame]:
 
 
 def test_a_socket_is_told_too() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("low", durability="ephemeral", priority=-10)
         client = await site.talk()
         await client.ask("subscribe", topic="low")
@@ -104,11 +103,11 @@ def test_a_socket_is_told_too() -> None:
         assert record["to_seq"] == 1
         await client.close()
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_a_long_poll_of_a_paused_topic_is_answered_when_its_time_is_over() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("low", durability="ephemeral", priority=-10)
         with full_pressure(site.engine):
             waiting = asyncio.ensure_future(site.ask("POST", "/v0/topics/low/diff", {"wait_ms": 300}))
@@ -124,7 +123,7 @@ def test_a_long_poll_of_a_paused_topic_is_answered_when_its_time_is_over() -> No
 def test_a_slow_answer_says_how_much_of_it_is_due_to_pressure(tmp_path: Path) -> None:
     syncs = HeldSyncs()
 
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         syncs.wake = site.app.turn_soon
         await site.put("f", durability="fsync")
         calm = await site.ask("POST", "/v0/topics/f", {"records": [{"data": 1}]})
@@ -145,7 +144,7 @@ def test_a_slow_answer_says_how_much_of_it_is_due_to_pressure(tmp_path: Path) ->
 def test_a_refused_write_says_when_to_come_back_and_can_be_forced(tmp_path: Path) -> None:
     syncs = HeldSyncs()
 
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         syncs.wake = site.app.turn_soon
         await site.put("f", durability="fsync")
         body = {"records": [{"data": 1}]}
@@ -171,7 +170,7 @@ def test_a_refused_write_says_when_to_come_back_and_can_be_forced(tmp_path: Path
 
 
 def test_metrics_show_the_bands_the_rungs_and_the_pressure() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         ProbeRoutes(site.app, dict)
         await site.put("low", durability="ephemeral", priority=-10)
         client = await site.follow({"low": {}})
@@ -202,7 +201,7 @@ def test_metrics_show_the_bands_the_rungs_and_the_pressure() -> None:
     play(scenario)
 
 
-async def measured(site: Site) -> dict[str, float]:
+async def measured(site: WatchServer) -> dict[str, float]:
     """The metrics by name."""
     peer = await site.connect()
     response = await peer.ask(b"GET /v0/metrics HTTP/1.1\r\nHost: x\r\n\r\n")

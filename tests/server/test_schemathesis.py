@@ -31,7 +31,7 @@ from schemathesis.specs.openapi.schemas import OpenApiSchema
 from everlog.server.schema.documents import registered_routes
 from everlog.server.schema.openapi import openapi
 from tests.support.api_documents import closed
-from tests.support.topic_servers import running_server
+from tests.support.server_processes import running_server
 
 EXAMPLES = 12
 KEY = "a-key-that-may-do-everything"

@@ -17,8 +17,7 @@ from everlog.server.auth import KeyRing
 from everlog.server.settings import ServerSettings
 from everlog.topics import Commit, Diff, Engine, NewRecord, TopicConfig
 from tests.support.http_peers import until
-from tests.support.sse_client import HeldSyncs
-from tests.support.websocket_client import SocketSite, WebSocketClient, bearer, converse, converse_on_disk
+from tests.support.watch_servers import HeldSyncs, WatchServer, WebSocketClient, bearer, play, play_on_disk
 
 KEYS = "all,reader:r:a,writer:w:a,maker:w+a:a,lister:r"
 KEYED = ServerSettings(api_keys=KeyRing.parse(KEYS))
@@ -89,7 +88,7 @@ async def expect_error(client: WebSocketClient, code: str, op: str, **fields: ob
 def test_a_message_that_is_no_command_is_refused_and_the_socket_stays_open(
     text: str, code: str, request_id: object
 ) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         client = await site.talk()
         await client.send_text(text)
         error = await client.next()
@@ -97,7 +96,7 @@ def test_a_message_that_is_no_command_is_refused_and_the_socket_stays_open(
         assert (error["op"], error["code"], error["request_id"]) == ("error", code, request_id)
         await client.expect_quiet()
 
-    converse(scenario)
+    play(scenario)
 
 
 @settings(max_examples=40, deadline=None)
@@ -109,29 +108,29 @@ def test_a_message_that_is_no_command_is_refused_and_the_socket_stays_open(
     )
 )
 def test_a_request_id_is_any_json_and_comes_back_compact(request_id: Any) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         client = await site.talk()
         compact = msgspec.json.encode(request_id).decode()
         loose = msgspec.json.format(compact, indent=2)
         await client.send_text(f'{{ "op" : "ping" , "request_id" : {loose} }}')
         assert await client.next_text() == f'{{"op":"pong","request_id":{compact}}}'
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_a_missing_request_id_is_null_and_unknown_fields_do_not_matter() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         client = await site.talk()
         assert await client.ask("ping", more=1) == {"op": "pong", "request_id": None}
 
-    converse(scenario)
+    play(scenario)
 
 
 # --- publish ---------------------------------------------------------------------------------------------
 
 
 def test_a_publish_is_answered_as_an_append_is() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         client = await site.talk()
         records = [{"data": {"x": [1, None]}, "tag": "t", "meta": {"m": 1}}, {"data": None, "node": "other"}]
         body = {"records": records, "node": "me", "create": True}
@@ -150,11 +149,11 @@ def test_a_publish_is_answered_as_an_append_is() -> None:
         assert stored[0] == stored[1]
         assert [record["$node"] for record in stored[0]] == ["me", "other"]
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_a_publish_can_leave_out_the_seqs_and_is_done_once_per_key() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         client = await site.talk()
         first = await client.ask(
             "publish", topic="t", records=ONE * 3, idempotency_key="k", create=True, return_seqs=False
@@ -164,11 +163,11 @@ def test_a_publish_can_leave_out_the_seqs_and_is_done_once_per_key() -> None:
         assert (again["deduped"], again["created"], again["seqs"]) == (True, False, [1, 2, 3])
         assert site.engine.state("t").head_seq == 3
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_a_publish_fails_with_the_codes_of_an_append() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.engine.put_topic("full", TopicConfig(cap_records=1, discard="reject"))  # type: ignore[arg-type]
         site.append("full")
         client = await site.talk()
@@ -195,11 +194,11 @@ def test_a_publish_fails_with_the_codes_of_an_append() -> None:
         await client.expect_quiet()
 
     limited = ServerSettings(max_topics=1)
-    converse(scenario, settings=limited, engine=lambda: Engine.open(None, limited.engine_settings()))
+    play(scenario, settings=limited, engine=lambda: Engine.open(None, limited.engine_settings()))
 
 
 def test_an_ack_waits_for_the_commit_and_others_pass_it(tmp_path: Path) -> None:
-    async def scenario(site: SocketSite, syncs: HeldSyncs) -> None:
+    async def scenario(site: WatchServer, syncs: HeldSyncs) -> None:
         await site.put("synced", durability="fsync")
         await site.put("quick", durability="ephemeral")
         client = await site.talk()
@@ -215,7 +214,7 @@ def test_an_ack_waits_for_the_commit_and_others_pass_it(tmp_path: Path) -> None:
         assert seqs_of([messages["record"]]) == [1]
         assert messages["ack"]["performance"]["fsync_ms"] > 0
 
-    converse_on_disk(scenario, tmp_path / "data", ServerSettings())
+    play_on_disk(scenario, tmp_path / "data", ServerSettings())
 
 
 def test_the_ack_of_a_publish_comes_before_the_goodbye(
@@ -223,7 +222,7 @@ def test_the_ack_of_a_publish_comes_before_the_goodbye(
 ) -> None:
     monkeypatch.setattr("everlog.server.websocket.CLOSE_TIMEOUT_S", 1000.0)
 
-    async def scenario(site: SocketSite, syncs: HeldSyncs) -> None:
+    async def scenario(site: WatchServer, syncs: HeldSyncs) -> None:
         await site.put("synced", durability="fsync")
         client = await site.talk()
         syncs.is_held = True
@@ -238,7 +237,7 @@ def test_the_ack_of_a_publish_comes_before_the_goodbye(
         assert await client.closed() == 1001
         assert site.engine.state("synced").head_seq == 1, "nothing is taken after the goodbye"
 
-    converse_on_disk(scenario, tmp_path / "data", ServerSettings())
+    play_on_disk(scenario, tmp_path / "data", ServerSettings())
 
 
 # --- Keys ------------------------------------------------------------------------------------------------
@@ -266,7 +265,7 @@ def test_the_ack_of_a_publish_comes_before_the_goodbye(
 def test_each_command_needs_its_scope_and_a_name_within_the_prefixes(
     key: str, op: str, fields: dict[str, Any], is_allowed: bool
 ) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a")
         site.append("b")
         client = await site.talk(bearer(key))
@@ -277,14 +276,14 @@ def test_each_command_needs_its_scope_and_a_name_within_the_prefixes(
             await client.expect_quiet()
             assert site.engine.state("a").head_seq == site.engine.state("b").head_seq == 1
 
-    converse(scenario, settings=KEYED)
+    play(scenario, settings=KEYED)
 
 
 # --- subscribe -------------------------------------------------------------------------------------------
 
 
 def test_a_subscription_gives_the_backlog_then_caught_up_once_then_what_comes() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("t", 3)
         client = await site.talk()
         reply = await client.ask("subscribe", topic="t", from_seq=1, request_id={"a": 1})
@@ -305,11 +304,11 @@ def test_a_subscription_gives_the_backlog_then_caught_up_once_then_what_comes() 
             assert (record["from_seq"], record["to_seq"]) == (head_seq - 1, head_seq)
         await client.expect_quiet()
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_several_topics_begin_where_each_is_asked_to() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         for name in "abc":
             site.append(name, 5)
         client = await site.talk()
@@ -326,11 +325,11 @@ def test_several_topics_begin_where_each_is_asked_to() -> None:
         site.append("c")
         assert seqs_of(await client.take("record")) == [6]
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_wishes_decide_what_is_in_a_record_and_how_many_are_in_a_message() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("t", 3)
         site.append("t", 2, node="me")
         client = await site.talk()
@@ -354,7 +353,7 @@ def test_wishes_decide_what_is_in_a_record_and_how_many_are_in_a_message() -> No
         alone = await subscribe(client, topic="t", max_batch_bytes=1, node=["me", "you"])
         assert [len(m["records"]) for m in alone[:-1]] == [1] * 4
 
-    converse(scenario)
+    play(scenario)
 
 
 @pytest.mark.parametrize(
@@ -378,7 +377,7 @@ def test_wishes_decide_what_is_in_a_record_and_how_many_are_in_a_message() -> No
     ],
 )
 def test_a_subscription_that_makes_no_sense_changes_nothing(code: str, fields: dict[str, Any]) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("t")
         client = await site.talk()
         await subscribe(client, topic="t")
@@ -387,21 +386,21 @@ def test_a_subscription_that_makes_no_sense_changes_nothing(code: str, fields: d
         site.append("t")
         assert seqs_of(await client.take("record")) == [2]
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_a_lenient_subscription_leaves_out_what_is_absent() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("t")
         client = await site.talk()
         reply = await client.ask("subscribe", topics={"t": {}, "absent": {}}, lenient=True)
         assert list(reply["topics"]) == ["t"]
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_a_socket_follows_as_many_topics_as_a_watch() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         for number in range(257):
             site.append(f"t{number}")
         client = await site.talk()
@@ -411,11 +410,11 @@ def test_a_socket_follows_as_many_topics_as_a_watch() -> None:
         await expect_error(client, "invalid_request", "subscribe", topic="t256")
         assert len(await subscribe(client, topic="t255")) == 2, "one that is followed can be reset"
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_subscribing_again_begins_again() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("t", 4)
         client = await site.talk()
         assert seqs_of(await subscribe(client, topic="t")) == [1, 2, 3, 4]
@@ -425,7 +424,7 @@ def test_subscribing_again_begins_again() -> None:
         assert seqs_of(await client.take("record")) == [5]
         await client.expect_quiet()
 
-    converse(scenario)
+    play(scenario)
 
 
 @settings(max_examples=20, deadline=None)
@@ -441,7 +440,7 @@ def test_subscribing_again_begins_again() -> None:
 def test_every_record_behind_the_cursor_is_pushed_once_and_in_order(
     batches: list[tuple[int, str | None]], from_seq: int, limit: int, node: str | None, subscribe_after: int
 ) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("t", durability="memory")
         client = await site.talk()
         nodes: list[str | None] = []
@@ -465,14 +464,14 @@ def test_every_record_behind_the_cursor_is_pushed_once_and_in_order(
                 assert len(message["records"]) <= limit
                 cursor = message["to_seq"]
 
-    converse(scenario)
+    play(scenario)
 
 
 # --- Gaps, deletion, unsubscribe ---------------------------------------------------------------------------
 
 
 def test_a_gap_is_told_with_the_reason_that_a_diff_gives() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("t", cap_records=2)
         site.append("t", 5)
         client = await site.talk()
@@ -491,11 +490,11 @@ def test_a_gap_is_told_with_the_reason_that_a_diff_gives() -> None:
         assert (tombstone["reason"], tombstone["gap_from"], tombstone["gap_to"]) == ("recreated", 1, 5)
         assert seqs_of([record]) == [4, 5]
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_a_deleted_topic_is_told_at_once_and_stays_silent_until_it_is_subscribed_again() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("t", 2)
         site.append("other")
         client = await site.talk()
@@ -511,11 +510,11 @@ def test_a_deleted_topic_is_told_at_once_and_stays_silent_until_it_is_subscribed
         await client.expect_quiet()
         assert seqs_of(await subscribe(client, topic="t")) == [1]
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_a_topic_that_is_recreated_before_it_was_noticed_goes_on_with_a_tombstone() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("t", 3)
         client = await site.talk()
         await subscribe(client, topic="t")
@@ -527,11 +526,11 @@ def test_a_topic_that_is_recreated_before_it_was_noticed_goes_on_with_a_tombston
         site.append("t")
         assert seqs_of(await client.take("record")) == [5]
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_nothing_of_a_topic_comes_after_it_is_unsubscribed() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a", 2000, data=b'"%b"' % (b"x" * 100))
         site.append("b", 2000)
         client = await site.talk()
@@ -546,11 +545,11 @@ def test_nothing_of_a_topic_comes_after_it_is_unsubscribed() -> None:
         assert site.watch.fan_out._feeds == {}
         await expect_error(client, "invalid_request", "unsubscribe")
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_a_topic_that_cannot_be_read_is_given_up_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("bad")
         site.append("good")
         whole = site.engine.diff
@@ -570,13 +569,13 @@ def test_a_topic_that_cannot_be_read_is_given_up_and_others_go_on(monkeypatch: p
         site.append("bad")
         await client.expect_quiet()
 
-    converse(scenario)
+    play(scenario)
 
 
 # --- What may not be told yet ----------------------------------------------------------------------------
 
 
-def gate_reads(site: SocketSite, monkeypatch: pytest.MonkeyPatch) -> list[Commit]:
+def gate_reads(site: WatchServer, monkeypatch: pytest.MonkeyPatch) -> list[Commit]:
     """Let every read from now on wait for a commit, which the test finishes."""
     gates: list[Commit] = []
     whole = site.engine.diff
@@ -592,7 +591,7 @@ def gate_reads(site: SocketSite, monkeypatch: pytest.MonkeyPatch) -> list[Commit
 def test_what_was_read_is_told_when_its_commit_is_done_and_what_came_meanwhile_behind_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("t")
         client = await site.talk()
         await subscribe(client, topic="t")
@@ -608,11 +607,11 @@ def test_what_was_read_is_told_when_its_commit_is_done_and_what_came_meanwhile_b
         gates[1].finish()
         assert seqs_of(await client.take("record")) == [3]
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_what_was_read_for_a_subscription_that_is_over_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("t")
         client = await site.talk()
         await subscribe(client, topic="t")
@@ -623,11 +622,11 @@ def test_what_was_read_for_a_subscription_that_is_over_is_not_told(monkeypatch: 
         gates[0].finish()
         await client.expect_quiet()
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_a_read_whose_commit_fails_ends_the_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("t")
         client = await site.talk()
         await subscribe(client, topic="t")
@@ -640,14 +639,14 @@ def test_a_read_whose_commit_fails_ends_the_subscription(monkeypatch: pytest.Mon
         site.append("t")
         await client.expect_quiet()
 
-    converse(scenario)
+    play(scenario)
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_subscription_is_silent_until_its_reply_may_be_given(
     fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("t")
         client = await site.talk()
         await subscribe(client, topic="t")
@@ -671,11 +670,11 @@ def test_a_subscription_is_silent_until_its_reply_may_be_given(
             assert seqs_of(messages) == [1, 2]
         await client.expect_quiet()
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_subscribing_again_ends_the_old_backlog_before_its_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("t", 500, data=b'"%b"' % (b"x" * 50_000))
         client = await site.talk(receive_buffer_bytes=4096)
         await client.send("subscribe", topic="t", limit=1)
@@ -690,7 +689,7 @@ def test_subscribing_again_ends_the_old_backlog_before_its_reply(monkeypatch: py
         gate.finish()
         await client.take("subscribed", "caught_up")
 
-    converse(scenario)
+    play(scenario)
 
 
 # --- Storage ---------------------------------------------------------------------------------------------
@@ -701,7 +700,7 @@ def test_a_cold_read_holds_up_neither_commands_nor_other_topics(tmp_path: Path) 
         segment_max_events=4, hot_retain_segments=0, cold_dir=str(tmp_path / "cold"), wal_shards=1
     )
 
-    async def scenario(site: SocketSite, syncs: HeldSyncs) -> None:
+    async def scenario(site: WatchServer, syncs: HeldSyncs) -> None:
         await site.put("cold")
         await site.put("warm", durability="memory")
         for number in range(4):
@@ -722,7 +721,7 @@ def test_a_cold_read_holds_up_neither_commands_nor_other_topics(tmp_path: Path) 
             messages.append(await client.next())
         assert seqs_of(messages) == list(range(1, 17))
 
-    converse_on_disk(scenario, tmp_path / "data", tiered)
+    play_on_disk(scenario, tmp_path / "data", tiered)
 
 
 def test_many_sockets_share_what_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -735,7 +734,7 @@ def test_many_sockets_share_what_is_rendered(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(socket_session, "_push_frame", push_frame)
 
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("t")
         clients = [await site.talk() for _ in range(20)]
         for client in clients:
@@ -748,4 +747,4 @@ def test_many_sockets_share_what_is_rendered(monkeypatch: pytest.MonkeyPatch) ->
         assert site.watch.fan_out.batches.rendered == before + 1
         assert framed == ["record"]
 
-    converse(scenario)
+    play(scenario)

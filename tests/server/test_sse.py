@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everlog.server import sse
-from tests.support.sse_client import parse_frame
+from tests.support.watch_servers import parse_frame
 
 SEQS = st.integers(0, 2**64 - 1)
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,40}", fullmatch=True)

@@ -12,7 +12,7 @@ from everlog.server.settings import ServerSettings
 from everlog.server.sse import event_id
 from everlog.topics import NewRecord
 from tests.support.http_peers import settle, until
-from tests.support.sse_client import HEARTBEAT, Frame, Site, SseClient, play
+from tests.support.watch_servers import HEARTBEAT, Frame, SseClient, WatchServer, play
 
 KEYED = ServerSettings(api_keys=KeyRing.parse("alpha:r:a,beta:rw,gamma:w"))
 ALPHA = {"Authorization": "Bearer alpha"}
@@ -30,7 +30,7 @@ async def first_frames(client: SseClient, topic: str) -> list[Frame]:
 
 
 def test_a_session_says_where_each_topic_begins() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a", 5)
         site.append("b", 3)
         body = {"topics": {"a": {"from_seq": 2}, "b": {"tail": True, "from_seq": 1}}}
@@ -65,7 +65,7 @@ def test_a_session_says_where_each_topic_begins() -> None:
     ],
 )
 def test_a_watch_that_makes_no_sense_is_refused(body: dict[str, Any]) -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a")
         answer = await site.ask("POST", "/v0/watch", body)
         assert (answer.status, answer.code) == (400, "invalid_request")
@@ -75,7 +75,7 @@ def test_a_watch_that_makes_no_sense_is_refused(body: dict[str, Any]) -> None:
 
 
 def test_an_absent_topic_is_refused_or_left_out_if_the_client_is_lenient() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a")
         both: dict[str, Any] = {"topics": {"a": {}, "absent": {}}}
         answer = await site.ask("POST", "/v0/watch", both)
@@ -91,7 +91,7 @@ def test_an_absent_topic_is_refused_or_left_out_if_the_client_is_lenient() -> No
 
 
 def test_numbers_out_of_range_are_moved_into_it() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a")
         for wanted, kept in ((1, 1000), (2000, 2000), (10**6, 60_000)):
             wid = await site.session({"a": {}}, heartbeat_ms=wanted, limit=10**6, max_batch_bytes=10**9)
@@ -111,7 +111,7 @@ def test_numbers_out_of_range_are_moved_into_it() -> None:
 
 
 def test_one_forbidden_topic_refuses_the_whole_watch() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a1")
         site.append("b1")
         answer = await site.ask("POST", "/v0/watch", {"topics": {"a1": {}, "b1": {}}}, ALPHA)
@@ -127,7 +127,7 @@ def test_one_forbidden_topic_refuses_the_whole_watch() -> None:
 def test_sessions_beyond_the_cap_are_refused_until_one_expires() -> None:
     clock = TestClock()
 
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a")
         for _ in range(2):
             await site.session({"a": {}})
@@ -145,7 +145,7 @@ def test_sessions_beyond_the_cap_are_refused_until_one_expires() -> None:
 def test_a_session_lives_as_long_as_its_stream_and_300_seconds_more() -> None:
     clock = TestClock()
 
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a")
         wid = await site.session({"a": {}})
         client = await site.open(wid)
@@ -169,7 +169,7 @@ def test_a_session_lives_as_long_as_its_stream_and_300_seconds_more() -> None:
 
 @pytest.mark.parametrize("accept", ["", "*/*", "text/event-stream", "text/html, TEXT/event-stream;q=0.5"])
 def test_a_stream_opens_for_whoever_accepts_events(accept: str) -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a")
         client = await site.open(await site.session({"a": {}}), {"Accept": accept} if accept else {})
         assert client.headers[b"content-type"] == b"text/event-stream; charset=utf-8"
@@ -180,7 +180,7 @@ def test_a_stream_opens_for_whoever_accepts_events(accept: str) -> None:
 
 
 def test_the_checks_of_a_stream_come_in_order() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a1")
         wid = await site.session({"a1": {}}, "alpha")
         for path, headers, status in (
@@ -207,7 +207,7 @@ def test_the_checks_of_a_stream_come_in_order() -> None:
 
 
 def test_a_wid_is_not_a_topic_name_for_prefixes() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         answer = await site.ask("DELETE", "/v0/watch/wid_x", headers=ALPHA)
         assert (answer.status, answer.code) == (405, "method_not_allowed")
 
@@ -217,7 +217,7 @@ def test_a_wid_is_not_a_topic_name_for_prefixes() -> None:
 def test_streams_beyond_a_cap_are_refused_until_one_ends() -> None:
     settings = ServerSettings(api_keys=KEYED.api_keys, max_sse_connections=3, max_sse_connections_per_key=2)
 
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a1")
         wid = await site.session({"a1": {}}, "alpha")
         other = await site.session({"a1": {}}, "beta")
@@ -236,7 +236,7 @@ def test_streams_beyond_a_cap_are_refused_until_one_ends() -> None:
 
 
 def test_head_gets_the_head_of_a_stream_and_changes_nothing() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a")
         wid = await site.session({"a": {}})
         client = await site.open(wid)
@@ -261,7 +261,7 @@ def test_head_gets_the_head_of_a_stream_and_changes_nothing() -> None:
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_a_stream_begins_with_the_backlog_and_goes_on_live(loop: str) -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a", 3)
         client = await site.follow({"a": {"from_seq": 1}}, limit=1)
         second, third, caught_up = await client.take("record", "record", "caught-up")
@@ -282,7 +282,7 @@ def test_a_stream_begins_with_the_backlog_and_goes_on_live(loop: str) -> None:
 
 
 def test_the_text_of_a_frame_is_exactly_as_agreed() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.engine.append("a", [NewRecord(b' {"x" : [1, "\\n"] } ')])
         client = await site.follow({"a": {}}, include_meta=False)
         record, caught_up = await client.take("record", "caught-up")
@@ -307,7 +307,7 @@ def test_the_text_of_a_frame_is_exactly_as_agreed() -> None:
     ],
 )
 def test_a_record_has_the_fields_that_were_wished(wishes: dict[str, bool], expected: set[str]) -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a")
         client = await site.follow({"a": {}}, **wishes)
         (record,) = await client.take("record")
@@ -317,7 +317,7 @@ def test_a_record_has_the_fields_that_were_wished(wishes: dict[str, bool], expec
 
 
 def test_own_records_are_passed_over_in_silence() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a", 3, node="me")
         client = await site.follow({"a": {}}, node=["me", "my other"])
         (caught_up,) = await client.take("caught-up")
@@ -333,7 +333,7 @@ def test_own_records_are_passed_over_in_silence() -> None:
 
 
 def test_topics_that_ignore_nodes_deliver_everything() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("a", dedupe_node=False)
         site.append("a", 2, node="me")
         client = await site.follow({"a": {}}, node="me")
@@ -344,7 +344,7 @@ def test_topics_that_ignore_nodes_deliver_everything() -> None:
 
 
 def test_many_topics_share_one_cursor() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a", 3)
         site.append("b", 1)
         client = await site.follow({"a": {"from_seq": 1}, "b": {"tail": True}}, limit=1)
@@ -359,7 +359,7 @@ def test_many_topics_share_one_cursor() -> None:
 
 
 def test_a_long_backlog_does_not_keep_other_topics_waiting() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("long", 200)
         site.append("short", 1)
         client = await site.follow({"long": {}, "short": {}}, limit=1)
@@ -372,7 +372,7 @@ def test_a_long_backlog_does_not_keep_other_topics_waiting() -> None:
 
 
 def test_caught_up_is_said_once_per_backlog() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a")
         client = await site.follow({"a": {}}, limit=2)
         await client.take("record", "caught-up")
@@ -388,7 +388,7 @@ def test_caught_up_is_said_once_per_backlog() -> None:
 
 
 def test_an_empty_topic_is_caught_up_at_once() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("a")
         client = await site.follow({"a": {}})
         (caught_up,) = await client.take("caught-up")
@@ -401,7 +401,7 @@ def test_an_empty_topic_is_caught_up_at_once() -> None:
 
 
 def test_a_gap_found_on_connect_is_a_cursor_that_was_too_old() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         await site.put("a", cap_records=2)
         site.append("a", 5)
         client = await site.follow({"a": {"from_seq": 1}})
@@ -425,7 +425,7 @@ def test_a_gap_found_on_connect_is_a_cursor_that_was_too_old() -> None:
 
 
 def test_a_deleted_prefix_is_silent() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a", 5)
         site.engine.delete_records("a", before_seq=4)
         client = await site.follow({"a": {}})
@@ -436,7 +436,7 @@ def test_a_deleted_prefix_is_silent() -> None:
 
 
 def test_a_cursor_beyond_the_head_is_that_of_another_instance() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a", 2)
         client = await site.follow({"a": {"from_seq": 9}})
         tombstone, record, _ = await client.take("tombstone", "record", "caught-up")
@@ -452,7 +452,7 @@ def test_a_cursor_beyond_the_head_is_that_of_another_instance() -> None:
 
 
 def test_a_topic_recreated_unnoticed_goes_on_with_a_tombstone() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a", 2)
         client = await site.follow({"a": {}})
         await client.take("record", "caught-up")
@@ -469,7 +469,7 @@ def test_a_topic_recreated_unnoticed_goes_on_with_a_tombstone() -> None:
 
 
 def test_a_topic_recreated_between_two_streams_goes_on_with_a_tombstone() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a", 2)
         wid = await site.session({"a": {}})
         client = await site.open(wid)
@@ -488,7 +488,7 @@ def test_a_topic_recreated_between_two_streams_goes_on_with_a_tombstone() -> Non
 
 
 def test_deletion_wakes_the_stream_which_ends_with_its_last_topic() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a", 2)
         site.append("b", 1)
         client = await site.follow({"a": {}, "b": {}})
@@ -510,7 +510,7 @@ def test_deletion_wakes_the_stream_which_ends_with_its_last_topic() -> None:
 
 
 def test_a_topic_that_is_gone_before_the_stream_opens_is_told() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a", 2)
         wid = await site.session({"a": {"tail": True}})
         site.delete("a")
@@ -530,7 +530,7 @@ def test_a_topic_that_is_gone_before_the_stream_opens_is_told() -> None:
 
 
 def test_a_session_goes_on_where_its_stream_ended() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a", 3)
         wid = await site.session({"a": {}})
         client = await site.open(wid)
@@ -558,7 +558,7 @@ def test_a_session_goes_on_where_its_stream_ended() -> None:
     ],
 )
 def test_the_last_event_id_only_goes_back(last_id: bytes, resumed_at: dict[str, int]) -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a", 3)
         site.append("b", 2)
         wid = await site.session({"a": {}, "b": {}})
@@ -575,7 +575,7 @@ def test_the_last_event_id_only_goes_back(last_id: bytes, resumed_at: dict[str, 
 
 
 def test_the_newest_stream_of_a_session_moves_its_cursor() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a", 3)
         wid = await site.session({"a": {}})
         old = await site.open(wid)
@@ -602,7 +602,7 @@ def test_the_newest_stream_of_a_session_moves_its_cursor() -> None:
 
 
 def test_a_heartbeat_comes_after_silence_only() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a")
         client = await site.follow({"a": {}}, heartbeat_ms=1000)
         await client.take("record", "caught-up")
@@ -624,7 +624,7 @@ def test_a_heartbeat_comes_after_silence_only() -> None:
 
 
 def test_tests_may_ask_for_quick_heartbeats() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a")
         client = await site.follow({"a": {"tail": True}}, heartbeat_ms=1)
         await client.take("caught-up")
@@ -635,7 +635,7 @@ def test_tests_may_ask_for_quick_heartbeats() -> None:
 
 
 def test_a_server_that_stops_tells_every_stream() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a")
         wid = await site.session({"a": {}})
         clients = [await site.open(wid), *[await site.follow({"a": {}}) for _ in range(2)]]
@@ -654,7 +654,7 @@ def test_a_server_that_stops_tells_every_stream() -> None:
 
 
 def test_a_stream_without_a_working_engine_ends_with_the_reason() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a")
         client = await site.follow({"a": {}})
         await client.take("record", "caught-up")
@@ -668,7 +668,7 @@ def test_a_stream_without_a_working_engine_ends_with_the_reason() -> None:
 
 
 def test_a_page_of_an_allowed_origin_may_read_the_stream() -> None:
-    async def scenario(site: Site) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("a")
         client = await site.open(await site.session({"a": {}}), {"Origin": "https://console.example"})
         assert client.headers[b"access-control-allow-origin"] == b"https://console.example"

@@ -17,13 +17,7 @@ from everlog.server.settings import ServerSettings
 from everlog.server.socket_session import UNANSWERED_MAX
 from everlog.server.websocket import JOINED_BYTES, QUEUE_MESSAGES, text_frame
 from tests.support.http_peers import LOOPS, settle, until
-from tests.support.websocket_client import (
-    SocketSite,
-    WebSocketClient,
-    bearer,
-    converse,
-    upgrade_request,
-)
+from tests.support.watch_servers import WatchServer, WebSocketClient, bearer, play, upgrade_request
 
 KEYED = ServerSettings(api_keys=KeyRing.parse("alpha,beta:r:b"))
 PING = '{"op":"ping","request_id":7}'
@@ -44,7 +38,7 @@ def raw_frame(first_byte: int, payload: bytes = b"", *, masked: bool = True) -> 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_an_upgrade_is_accepted_with_the_token_of_the_key(loop: str) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         response = await site.upgrade()
         assert response.status == 101
         assert response.headers[b"upgrade"].lower() == b"websocket"
@@ -53,7 +47,7 @@ def test_an_upgrade_is_accepted_with_the_token_of_the_key(loop: str) -> None:
         assert b"sec-websocket-extensions" not in response.headers
         await site.until_no_sockets()
 
-    converse(scenario, loop=loop)
+    play(scenario, loop=loop)
 
 
 @pytest.mark.parametrize(
@@ -70,26 +64,26 @@ def test_an_upgrade_is_accepted_with_the_token_of_the_key(loop: str) -> None:
     ],
 )
 def test_what_is_no_handshake_is_refused_and_takes_no_slot(headers: dict[str, str | None]) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         response = await site.upgrade(headers)
         assert response.status == 400
         assert msgspec.json.decode(response.body)["error"]["code"] == "invalid_request"
         assert (b"sec-websocket-version" in response.headers) == ("Sec-WebSocket-Version" in headers)
         assert site.sockets.slots.taken == 0
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_only_get_upgrades() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         assert (await site.upgrade(method="HEAD")).status == 400
         assert (await site.upgrade(method="POST")).status == 405
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_the_upgrade_needs_a_key_in_the_header_and_none_in_the_url() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         for headers, target, status in (
             ({}, "/v0/ws", 401),
             ({}, "/v0/ws?token=alpha", 401),
@@ -102,7 +96,7 @@ def test_the_upgrade_needs_a_key_in_the_header_and_none_in_the_url() -> None:
             if status == 401:
                 assert msgspec.json.decode(response.body)["error"]["code"] == "unauthorized"
 
-    converse(scenario, settings=KEYED)
+    play(scenario, settings=KEYED)
 
 
 @pytest.mark.parametrize(
@@ -120,10 +114,10 @@ def test_the_upgrade_needs_a_key_in_the_header_and_none_in_the_url() -> None:
 def test_pages_of_other_sites_connect_only_if_they_are_allowed(
     origin: str, allowed: tuple[str, ...], status: int
 ) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         assert (await site.upgrade({"Origin": origin})).status == status
 
-    converse(scenario, settings=ServerSettings(cors_origins=allowed))
+    play(scenario, settings=ServerSettings(cors_origins=allowed))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +133,7 @@ def test_pages_of_other_sites_connect_only_if_they_are_allowed(
 def test_sockets_and_watch_streams_share_the_caps_and_give_slots_back(
     limited: ServerSettings, limit: str
 ) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("b")
         headers = {"Authorization": "Bearer beta"}
         stream = await site.open(await site.session({"b": {}}, token="beta"), headers)
@@ -157,18 +151,18 @@ def test_sockets_and_watch_streams_share_the_caps_and_give_slots_back(
         await again.close()
         await site.leave(stream)
 
-    converse(scenario, settings=limited)
+    play(scenario, settings=limited)
 
 
 def test_what_comes_behind_the_request_is_read() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         peer = await site.connect()
         client = WebSocketClient(peer)
         await peer.send(upgrade_request() + client.masked(TextMessage(data=PING)))
         assert (await peer.head()).status == 101
         assert await client.next() == PONG
 
-    converse(scenario)
+    play(scenario)
 
 
 # --- Frames ----------------------------------------------------------------------------------------------
@@ -176,7 +170,7 @@ def test_what_comes_behind_the_request_is_read() -> None:
 
 @pytest.mark.parametrize("size", [0, 125, 126, 127, 65535, 65536, 200_000])
 def test_a_frame_says_its_length_in_the_shortest_form(size: int) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         client = await site.talk()
         text = "x" * size
         assert (await client.ask("ping", request_id=text))["request_id"] == text
@@ -185,7 +179,7 @@ def test_a_frame_says_its_length_in_the_shortest_form(size: int) -> None:
     assert frame[0] == 0x81
     heads = {size <= 125: 2, 125 < size <= 65535: 4, size > 65535: 10}
     assert len(frame) == size + heads[True]
-    converse(scenario)
+    play(scenario)
 
 
 @settings(max_examples=25, deadline=None)
@@ -203,28 +197,28 @@ def test_a_message_may_come_in_any_fragments_and_any_pieces(data: st.DataObject)
             wire += raw_frame(0x89, b"between")
     steps = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=5)))
 
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         client = await site.talk()
         for start, end in zip([0, *steps], [*steps, len(wire)], strict=True):
             await client.peer.send(wire[start:end])
         assert await client.next() == {"op": "pong", "request_id": text}
 
-    converse(scenario)
+    play(scenario)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_ping_gets_its_payload_back(loop: str) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         client = await site.talk()
         await client.ping(b"are you there")
         await client.until_pong(b"are you there")
         await client.expect_quiet()
 
-    converse(scenario, loop=loop)
+    play(scenario, loop=loop)
 
 
 def test_a_binary_message_is_answered_with_an_error_and_the_socket_stays_open() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         client = await site.talk()
         await client.send_binary(PING.encode())
         await client.peer.send(raw_frame(0x02, b"in two") + raw_frame(0x80, b" parts"))
@@ -234,11 +228,11 @@ def test_a_binary_message_is_answered_with_an_error_and_the_socket_stays_open() 
             assert (error["op"], error["code"], error["request_id"]) == ("error", "unsupported_message", None)
         await client.expect_quiet()
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_a_message_above_the_limit_is_not_kept_and_the_socket_stays_open() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         client = await site.talk()
         fits = PING + " " * (1000 - len(PING))
         await client.send_text(fits)
@@ -256,7 +250,7 @@ def test_a_message_above_the_limit_is_not_kept_and_the_socket_stays_open() -> No
         assert (await client.next())["code"] == "payload_too_large"
         await client.expect_quiet()
 
-    converse(scenario, settings=ServerSettings(max_body_bytes=1000))
+    play(scenario, settings=ServerSettings(max_body_bytes=1000))
 
 
 # --- The end ---------------------------------------------------------------------------------------------
@@ -265,12 +259,12 @@ def test_a_message_above_the_limit_is_not_kept_and_the_socket_stays_open() -> No
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("code", [1000, 1001, 4321])
 def test_a_close_is_answered_with_its_code_and_ends_the_connection(loop: str, code: int) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         client = await site.talk()
         assert await client.close(code) == code
         await site.until_no_sockets()
 
-    converse(scenario, loop=loop)
+    play(scenario, loop=loop)
 
 
 @pytest.mark.parametrize(
@@ -300,32 +294,32 @@ def test_a_close_is_answered_with_its_code_and_ends_the_connection(loop: str, co
 )
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_broken_protocol_ends_the_connection_with_the_reason(wire: bytes, loop: str) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         client = await site.talk()
         # What comes behind it is not understood, and must not keep the reason from the client.
         await client.peer.send(wire + b"\xff" * 100_000)
         assert await client.closed() == 1002
         await site.until_no_sockets()
 
-    converse(scenario, loop=loop)
+    play(scenario, loop=loop)
 
 
 @pytest.mark.parametrize("text", [b"\xff", b'"\xed\xa0\x80"', b"\xc3"])
 def test_text_that_is_not_utf_8_is_told_and_ends_the_connection(text: bytes) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         client = await site.talk()
         await client.peer.send(raw_frame(0x81, text))
         assert (await client.next())["code"] == "invalid_json"
         assert await client.closed() == 1007
         await site.until_no_sockets()
 
-    converse(scenario)
+    play(scenario)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("how", ["close", "reset", "end_sending"])
 def test_a_client_that_goes_away_leaves_nothing_behind(loop: str, how: str) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("t", 1000, data=b'"%b"' % (b"x" * 1000))
         client = await site.talk(receive_buffer_bytes=4096)
         await client.send("subscribe", topic="t")
@@ -337,12 +331,12 @@ def test_a_client_that_goes_away_leaves_nothing_behind(loop: str, how: str) -> N
         site.append("t")
         client.peer.close()
 
-    converse(scenario, loop=loop)
+    play(scenario, loop=loop)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_server_that_stops_says_so_and_closes(loop: str) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         site.append("t")
         client = await site.talk()
         await client.send("subscribe", topic="t")
@@ -358,25 +352,25 @@ def test_a_server_that_stops_says_so_and_closes(loop: str) -> None:
         assert await client.closed() == 1001
         await site.until_no_sockets()
 
-    converse(scenario, loop=loop)
+    play(scenario, loop=loop)
 
 
 def test_a_client_that_does_not_agree_to_the_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("everlog.server.websocket.CLOSE_TIMEOUT_S", 0.01)
 
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         client = await site.talk()
         site.sockets.shut_down()
         await site.until_no_sockets()
         await client.peer.rest()
 
-    converse(scenario)
+    play(scenario)
 
 
 # --- Slow clients ----------------------------------------------------------------------------------------
 
 
-def waiting(site: SocketSite) -> tuple[int, int]:
+def waiting(site: WatchServer) -> tuple[int, int]:
     """Messages in the queue of the only socket, and bytes that its transport has."""
     socket = site.only_session()._socket
     return len(socket._queue), socket._channel.buffered
@@ -386,7 +380,7 @@ def waiting(site: SocketSite) -> tuple[int, int]:
 def test_a_client_that_does_not_read_holds_up_nobody_and_costs_a_few_messages(loop: str) -> None:
     batches, size = 60, 100_000
 
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         slow = await site.talk(receive_buffer_bytes=4096)
         site.append("t")
         await slow.send("subscribe", topic="t", max_batch_bytes=1)
@@ -414,12 +408,12 @@ def test_a_client_that_does_not_read_holds_up_nobody_and_costs_a_few_messages(lo
         assert await slow.take("caught_up")
         await slow.expect_quiet()
 
-    converse(scenario, loop=loop)
+    play(scenario, loop=loop)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_commands_of_a_client_that_does_not_read_stay_in_the_kernel(loop: str) -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         client = await site.talk(receive_buffer_bytes=4096)
         session = site.only_session()
         text = "x" * 20_000
@@ -444,11 +438,11 @@ def test_commands_of_a_client_that_does_not_read_stay_in_the_kernel(loop: str) -
         assert (await client.next())["request_id"] == text
         await client.expect_quiet()
 
-    converse(scenario, loop=loop)
+    play(scenario, loop=loop)
 
 
 def test_pings_of_a_client_that_does_not_read_are_not_piled_up() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         client = await site.talk(receive_buffer_bytes=4096)
         site.append("t", 300, data=b'"%b"' % (b"x" * 100_000))
         await client.send("subscribe", topic="t", max_batch_bytes=1)
@@ -461,11 +455,11 @@ def test_pings_of_a_client_that_does_not_read_are_not_piled_up() -> None:
         await client.until_pong(b"1999")
         assert len(client.pongs) < 1000
 
-    converse(scenario)
+    play(scenario)
 
 
 def test_many_commands_at_once_are_all_answered() -> None:
-    async def scenario(site: SocketSite) -> None:
+    async def scenario(site: WatchServer) -> None:
         client = await site.talk()
         count = 5 * UNANSWERED_MAX
         commands: list[dict[str, Any]] = [
@@ -478,4 +472,4 @@ def test_many_commands_at_once_are_all_answered() -> None:
         assert sorted(ack["request_id"] for ack in acks) == list(range(count))
         assert all(ack["first_seq"] == ack["request_id"] + 1 for ack in acks)
 
-    converse(scenario)
+    play(scenario)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.server.work_client import WorkClient, WorkFrame
 from tests.support.http_cases import RunningServer, running, settings_of, taken
-from tests.support.work_client import WorkClient, WorkFrame
 
 QUIET_S = 0.15
 

@@ -18,7 +18,7 @@ import pytest
 from everlog.client.http_api import ApiFailed, HttpApi
 from tests.soak.queue_workers import ACKED, ACKING, GOT, Note, read_notes, work
 from tests.support.processes import Child, eventually, fresh_seed
-from tests.support.topic_servers import RunningServer, running_server
+from tests.support.server_processes import ServerProcess, running_server
 
 pytestmark = pytest.mark.soak
 
@@ -114,7 +114,7 @@ class Server:
     def __init__(self, folder: Path, lives: ExitStack) -> None:
         self._folder = folder
         self._lives = lives
-        self.current: RunningServer = lives.enter_context(running_server(folder))
+        self.current: ServerProcess = lives.enter_context(running_server(folder))
         self.deaths = 0
 
     def kill(self) -> None:

@@ -21,8 +21,8 @@ import msgspec
 import pytest
 
 from tests.support.http_peers import LOOPS
-from tests.support.sse_client import Frame, parse_frame
-from tests.support.topic_servers import RunningServer, running_server
+from tests.support.server_processes import ServerProcess, running_server
+from tests.support.watch_servers import Frame, parse_frame
 
 pytestmark = pytest.mark.soak
 
@@ -328,7 +328,7 @@ def test_real_overload_takes_every_rung_and_leaves_it_and_nothing_is_lost(tmp_pa
     assert advice and all(data["topics"] == [LOW] and data["retry_after_ms"] > 0 for data in advice)
 
 
-def overload(server: RunningServer) -> Load:
+def overload(server: ServerProcess) -> Load:
     """Run the load to its end."""
     load = Load(server.port)
     with asyncio.Runner(loop_factory=LOOPS["uvloop"]) as runner:

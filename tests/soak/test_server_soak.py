@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import eventually, fresh_seed
-from tests.support.restarting_servers import Crew, Site, Writer, read_all
 from tests.support.server_clients import EventStream, JsonSocket, PlainClient
 from tests.support.server_ledger import CLASSES, Followed, Ledger
+from tests.support.server_processes import ServerProcess, ServerThreads, Writer, read_all
 
 pytestmark = pytest.mark.soak
 
@@ -32,14 +32,14 @@ class Follower:
 
     name = ""
 
-    def __init__(self, site: Site, seed: int) -> None:
-        self.site = site
+    def __init__(self, server: ServerProcess, seed: int) -> None:
+        self.server = server
         self.rng = random.Random(seed)
         self.topics = {topic: Followed(topic, self.name) for topic in KEPT}
 
     def work(self) -> None:
         """Follow until it is over."""
-        while self.site.await_up():
+        while self.server.await_up():
             try:
                 self.follow()
             except OSError:
@@ -60,14 +60,14 @@ class StreamFollower(Follower):
     name = "a stream"
 
     def follow(self) -> None:
-        with PlainClient(self.site.url) as client:
+        with PlainClient(self.server.url) as client:
             topics = {topic: {"from_seq": followed.cursor} for topic, followed in self.topics.items()}
             made = client.ask("POST", "/watch", {"topics": topics, "heartbeat_ms": 1000})
         if made.status != 200:
             return
         last_id: str | None = None
-        while not self.site.is_over.is_set():
-            with EventStream(self.site.url, made.json["stream_url"], last_id) as stream:
+        while not self.server.is_over.is_set():
+            with EventStream(self.server.url, made.json["stream_url"], last_id) as stream:
                 if stream.status != 200:
                     return
                 last_id = self._read(stream, last_id)
@@ -87,7 +87,7 @@ class StreamFollower(Follower):
             found = re.search(rb"^id: (\S+)$", frame.text, re.MULTILINE)
             last_id = found[1].decode() if found else last_id
             frames_left -= 1
-            if frames_left == 0 or self.site.is_over.is_set():
+            if frames_left == 0 or self.server.is_over.is_set():
                 return last_id
         raise ConnectionError("the stream has ended")
 
@@ -98,10 +98,10 @@ class SocketFollower(Follower):
     name = "a socket"
 
     def follow(self) -> None:
-        with JsonSocket(self.site.url, timeout_s=2.0) as socket:
+        with JsonSocket(self.server.url, timeout_s=2.0) as socket:
             topics = {topic: {"from_seq": followed.cursor} for topic, followed in self.topics.items()}
             socket.send(op="subscribe", topics=topics)
-            while not self.site.is_over.is_set():
+            while not self.server.is_over.is_set():
                 message = socket.receive()
                 assert message["op"] != "tombstone", message
                 if message["op"] == "record":
@@ -115,8 +115,8 @@ class PollFollower(Follower):
     name = "a long poll"
 
     def follow(self) -> None:
-        with PlainClient(self.site.url) as client:
-            while not self.site.is_over.is_set():
+        with PlainClient(self.server.url) as client:
+            while not self.server.is_over.is_set():
                 for topic, followed in self.topics.items():
                     from_seq = followed.cursor
                     reply = client.diff(topic, from_seq, wait_ms=50, limit=1000)
@@ -126,24 +126,26 @@ class PollFollower(Follower):
                     followed.take(reply.json["records"], from_seq, reply.json["next_from_seq"])
 
 
-def end_one_life(site: Site, ledgers: Mapping[str, Ledger], rng: random.Random) -> int:
+def end_one_life(server: ServerProcess, ledgers: Mapping[str, Ledger], rng: random.Random) -> int:
     """End the server one way or the other and start it again; returns what memory it had used."""
-    resident = site.resources().resident_bytes
+    resident = server.resources().resident_bytes
     if rng.random() < 0.5:
-        site.stop()
+        server.stop_cleanly()
     else:
-        site.kill()
+        server.kill()
     for ledger in ledgers.values():
         ledger.server_ended()
-    site.begin()
-    site.await_ready()
+    server.begin()
+    server.await_ready()
     return resident
 
 
-def check_everything(site: Site, ledgers: Mapping[str, Ledger], followers: Sequence[Follower]) -> int:
+def check_everything(
+    server: ServerProcess, ledgers: Mapping[str, Ledger], followers: Sequence[Follower]
+) -> int:
     """Hold what is there, and what the followers have got, against the books; returns how many records."""
     count = 0
-    with PlainClient(site.url) as client:
+    with PlainClient(server.url) as client:
         found = {topic: read_all(client, topic) for topic in ledgers}
     heads = {topic: head for topic, (_, head) in found.items()}
     for topic, ledger in ledgers.items():
@@ -160,38 +162,38 @@ def check_everything(site: Site, ledgers: Mapping[str, Ledger], followers: Seque
 def test_every_seq_is_accounted_for_after_a_long_time_of_load_and_restarts(tmp_path: Path) -> None:
     seed = fresh_seed("server soak")
     rng = random.Random(seed)
-    site = Site(tmp_path)
+    server = ServerProcess(tmp_path)
     ledgers = {kind: Ledger(kind, kind) for kind in CLASSES}
-    writers = [Writer(site, ledgers, number, seed + number, pause_s=0.005) for number in range(WRITERS)]
+    writers = [Writer(server, ledgers, number, seed + number, pause_s=0.005) for number in range(WRITERS)]
     followers = [
-        StreamFollower(site, seed),
-        StreamFollower(site, seed + 1),
-        SocketFollower(site, seed),
-        PollFollower(site, seed),
+        StreamFollower(server, seed),
+        StreamFollower(server, seed + 1),
+        SocketFollower(server, seed),
+        PollFollower(server, seed),
     ]
-    crew = Crew(site)
+    threads = ServerThreads(server)
     deadline_s = time.monotonic() + SECONDS
     try:
-        site.begin()
-        site.await_ready()
-        with PlainClient(site.url) as client:
+        server.begin()
+        server.await_ready()
+        with PlainClient(server.url) as client:
             for kind in CLASSES:
                 assert client.ask("PUT", f"/topics/{kind}", {"durability": kind}).status == 201
         for writer in writers:
-            crew.hire(writer.work)
+            threads.start(writer.work)
         for follower in followers:
-            crew.hire(follower.work)
+            threads.start(follower.work)
         resident_max = 0
         while time.monotonic() < deadline_s:
             life_s = min(rng.random() * 8, max(0.0, deadline_s - time.monotonic()))
             threading.Event().wait(life_s)
-            crew.check()
-            resident_max = max(resident_max, end_one_life(site, ledgers, rng))
+            threads.check()
+            resident_max = max(resident_max, end_one_life(server, ledgers, rng))
         for writer in writers:
             writer.pause()
-        count = check_everything(site, ledgers, followers)
+        count = check_everything(server, ledgers, followers)
     finally:
-        crew.dismiss()
-        site.end()
-    print(f"{count} records, {site.lives} lives, {resident_max >> 20} MiB at most")
+        threads.join()
+        server.end()
+    print(f"{count} records, {server.starts} lives, {resident_max >> 20} MiB at most")
     assert resident_max < RESIDENT_MAX

@@ -25,7 +25,7 @@ from everlog.pipeline.jobs.market_tasks import NS_PER_DAY
 from everlog.pipeline.lake import LakeTable
 from everlog.queue import Queue
 from tests.support.processes import eventually
-from tests.support.topic_servers import running_server
+from tests.support.server_processes import running_server
 
 pytestmark = pytest.mark.timeout(300)
 

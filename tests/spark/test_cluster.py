@@ -16,9 +16,9 @@ from everlog.market.protocol import TypeId
 from everlog.market.replay import Replay
 from tests.support.command_lines import Started
 from tests.support.processes import eventually
+from tests.support.server_processes import running_server
 from tests.support.spark_cluster import PATIENCE_S, Cluster, running_cluster, write_simulated_queue
 from tests.support.spark_cluster_jobs import MESSAGES_PER_COMMIT
-from tests.support.topic_servers import running_server
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -12,8 +12,8 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from everlog.client.http_api import HttpApi
+from tests.support.server_processes import running_server
 from tests.support.spark_streams import drain
-from tests.support.topic_servers import running_server
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -25,7 +25,7 @@ from everlog.bridge.state import state_path
 from everlog.client import Client
 from everlog.queue import Queue, WriterConfig
 from tests.support.processes import Child, eventually
-from tests.support.restarting_servers import Crew, Site
+from tests.support.server_processes import ServerProcess, ServerThreads
 
 TOPIC = "numbers"
 OUT, BACK, SERVER = "out", "back", "server"
@@ -61,7 +61,7 @@ class Crossing:
     def __init__(self, folder: Path, rng: random.Random) -> None:
         self._rng = rng
         port = free_port()
-        self.site = Site(folder, "--port", port)
+        self.server = ServerProcess(folder, port=port)
         self.url = f"http://127.0.0.1:{port}"
         self.queue = str(folder / "queue")
         self.second = str(folder / "second")
@@ -74,15 +74,15 @@ class Crossing:
     def start(self, name: str) -> None:
         """Give a process a new life."""
         if name == SERVER:
-            self.site.begin()
-            self.site.await_ready()
+            self.server.begin()
+            self.server.await_ready()
             return
         self._bridges[name] = self._stack.enter_context(self._bridge(name, once=False))
 
     def kill(self, name: str) -> None:
         """End a process by SIGKILL."""
         if name == SERVER:
-            self.site.kill()
+            self.server.kill()
         else:
             self._bridges.pop(name).kill()
 
@@ -109,44 +109,44 @@ class Crossing:
         """Append numbered messages, now many and now few, until it is over."""
         rng = random.Random(self._rng.getrandbits(32))
         with Queue.open_publisher(self.queue, segment_size=SEGMENT_SIZE, retention=False) as writer:
-            while not self.site.is_over.is_set():
+            while not self.server.is_over.is_set():
                 for _ in range(rng.choice((1, 2, 30))):
                     writer.append(rng.choice((1, 2)), b'{"n":%d}' % self.written)
                     self.written += 1
-                self.site.is_over.wait(0.02)
+                self.server.is_over.wait(0.02)
 
     # --- Rounds ------------------------------------------------------------------------------------------
 
     def live(self, rounds: int) -> None:
         """Kill so many times, then let everything arrive."""
-        crew = Crew(self.site)
+        threads = ServerThreads(self.server)
         with self._stack:
             self.start(SERVER)
             with Client(self.url) as client:
                 # Outages are longer than the server remembers keys: it is the bridge that must not repeat.
                 client.put_topic(TOPIC, {"idempotency_window_ms": KEYS_KEPT_MS})
-            crew.hire(self.write)
+            threads.start(self.write)
             try:
                 eventually("there is a queue", lambda: self.written > 0)
                 self.start(OUT)
                 self.start(BACK)
                 for _ in range(rounds):
                     self._round()
-                    crew.check()
+                    threads.check()
             finally:
-                crew.dismiss()
+                threads.join()
             for name in (OUT, BACK):
                 self.kill(name)
                 with self._bridge(name, once=True) as last:
                     last.receive()
                     last.finish()
             self.check()
-        self.site.end()
+        self.server.end()
 
     def _round(self) -> None:
         self.await_movement()
         victims = self._rng.choice(((OUT,), (BACK,), (SERVER,), (SERVER, OUT), (BACK, SERVER)))
-        self.site.is_over.wait(self._rng.random() * LONGEST_LIFE_S)
+        self.server.is_over.wait(self._rng.random() * LONGEST_LIFE_S)
         for name in victims:
             self.kill(name)
         for name in reversed(victims):
@@ -192,4 +192,4 @@ def crossing(folder: Path, seed: int) -> Iterator[Crossing]:
     try:
         yield run
     finally:
-        run.site.end()
+        run.server.end()

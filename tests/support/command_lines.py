@@ -1,7 +1,11 @@
 """Programs as processes: the installed commands with pipes, signals and terminals, and Python code."""
 
+from __future__ import annotations
+
+import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -9,12 +13,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
+
+from typer.testing import CliRunner
 
 import everlog
 from tests.support.processes import PATIENCE_S
 
 BIN = os.path.dirname(sys.executable)
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
 SOURCE_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(everlog.__file__)))
 
 
@@ -93,31 +101,111 @@ def started(name: str, *arguments: object) -> Iterator[Started]:
                 pipe.close()
 
 
+class Terminal:
+    """A command on a pseudo terminal: what it shows, and keys typed into it."""
+
+    def __init__(self, name: str, *arguments: object, columns: int = 150, is_plain: bool = True) -> None:
+        """`is_plain`: without colours, and without the codes of styles in `shown`."""
+        self._ours, theirs = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "LINES": "50"}
+        environment.pop("NO_COLOR", None)
+        self._is_plain = is_plain
+        self.process = subprocess.Popen(
+            command_line(name, *arguments),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**environment, "NO_COLOR": "1"} if is_plain else environment,
+        )
+        os.close(theirs)
+        self.shown = ""
+
+    def until(self, pattern: str) -> str:
+        """Read until the pattern is shown; return everything shown so far."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not re.search(pattern, self.shown):
+            assert self._read(deadline_s), f"{pattern!r} was not shown: {self.shown!r}"
+        return self.shown
+
+    def type(self, text: str) -> None:
+        """Type something."""
+        os.write(self._ours, text.encode())
+
+    def wait(self) -> int:
+        """Read to the end; return the exit code."""
+        while self._read(time.monotonic() + PATIENCE_S):
+            pass
+        return self.process.wait(PATIENCE_S)
+
+    def _read(self, deadline_s: float) -> bool:
+        ready = readable(self._ours, deadline_s - time.monotonic())
+        try:
+            data = os.read(self._ours, 65536) if ready else b""
+        except OSError:  # the other side is closed
+            data = b""
+        text = data.decode(errors="replace")
+        self.shown += _STYLE.sub("", text) if self._is_plain else text
+        return bool(data)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+
 def on_terminal(name: str, *arguments: object, columns: int = 120) -> tuple[int, str]:
     """Run a command on a pseudo terminal; return its exit code and everything it showed."""
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "LINES": "50"}
-    process = subprocess.Popen(
-        command_line(name, *arguments),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env={key: value for key, value in environment.items() if key != "NO_COLOR"},
+    with Terminal(name, *arguments, columns=columns, is_plain=False) as terminal:
+        return terminal.wait(), terminal.shown
+
+
+def with_input(text: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run `everlog ...` as a process that reads `text` from its standard input."""
+    return subprocess.run(
+        command_line("everlog", *arguments),
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
-    os.close(theirs)
-    shown = b""
-    try:
-        while readable(ours, PATIENCE_S):
-            try:
-                data = os.read(ours, 65536)
-            except OSError:  # the other side is closed
-                break
-            shown += data
-        return process.wait(PATIENCE_S), shown.decode()
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
+
+
+@dataclass(frozen=True)
+class TopicCommands:
+    """`everlog topic ...`, or another noun, against one server, run in this process."""
+
+    url: str
+    noun: str = "topic"
+
+    def __call__(self, *arguments: object, code: int = 0) -> str:
+        """Run a command and return its standard output."""
+        return self.run(*arguments, code=code)[0]
+
+    def json(self, *arguments: object, code: int = 0) -> Any:
+        """The document that a command prints with --json."""
+        return json.loads(self(*arguments, "--json", code=code))
+
+    def lines(self, *arguments: object, code: int = 0) -> list[Any]:
+        """The JSON lines that a command prints with --json."""
+        return [json.loads(line) for line in self(*arguments, "--json", code=code).splitlines()]
+
+    def error(self, *arguments: object, code: int = 1) -> Any:
+        """What a command that fails says with --json."""
+        return json.loads(self.run(*arguments, "--json", code=code)[1].splitlines()[-1])["error"]
+
+    def run(self, *arguments: object, code: int = 0) -> tuple[str, str]:
+        """Run a command; return its standard output and standard error."""
+        words = [self.noun, *map(str, arguments), "--url", self.url]
+        from everlog.cli.main import app  # not for tests that only need a process
+
+        result = CliRunner().invoke(app, words, catch_exceptions=False)
+        assert result.exit_code == code, result.output
+        return result.stdout, result.stderr
 
 
 class Holder:

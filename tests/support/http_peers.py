@@ -217,7 +217,7 @@ def echo_of(request: Request) -> bytes:
 
 
 @dataclass
-class Scene:
+class EchoServer:
     """A server, its application and a way to connect to it."""
 
     server: HttpServer
@@ -233,13 +233,13 @@ class Scene:
 
 
 @asynccontextmanager
-async def serving(limits: HttpLimits | None = None, clock: Clock | None = None) -> AsyncIterator[Scene]:
+async def serving(limits: HttpLimits | None = None, clock: Clock | None = None) -> AsyncIterator[EchoServer]:
     """A server with the echo application, on a free port of this host."""
     application = EchoApplication()
     server = HttpServer(application, limits, clock)
     address = await server.start("127.0.0.1", 0)
     try:
-        yield Scene(server, application, address)
+        yield EchoServer(server, application, address)
     finally:
         await server.drain(0)
         assert server.connections == 0
@@ -248,15 +248,15 @@ async def serving(limits: HttpLimits | None = None, clock: Clock | None = None) 
 
 def play(
     loop_name: str,
-    scenario: Callable[[Scene], Awaitable[None]],
+    scenario: Callable[[EchoServer], Awaitable[None]],
     limits: HttpLimits | None = None,
     clock: Clock | None = None,
 ) -> None:
     """Play a scenario against a fresh server."""
 
     async def whole() -> None:
-        async with serving(limits, clock) as scene:
-            await scenario(scene)
+        async with serving(limits, clock) as echo:
+            await scenario(echo)
 
     run_on(loop_name, whole())
 

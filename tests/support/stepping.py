@@ -11,7 +11,7 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Iterator
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Self
 
 from tests.support.processes import sleeps
@@ -139,9 +139,7 @@ class Stepper:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._stopped:
             os.kill(self._pid, signal.SIGSTOP)
             self._await_stop()

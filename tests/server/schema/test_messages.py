@@ -11,7 +11,7 @@ from everlog.server.schema.documents import registered_routes
 from everlog.server.schema.messages import EVENTS, PUSHES, REPLIES, WORK_EVENTS
 from tests.support.api_documents import Judge
 from tests.support.server_clients import EventStream, JsonSocket, PlainClient
-from tests.support.topic_servers import running_server
+from tests.support.server_processes import running_server
 
 RECORD = {"data": {"id": 1}, "tag": "t", "node": "n", "meta": {"m": 1}}
 

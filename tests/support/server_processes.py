@@ -1,7 +1,7 @@
-"""A server that ends and comes back, and writers that live through it.
+"""`everlog serve` as a process: started, awaited, stopped, killed and started again; and threads that use it.
 
-Owns the order of lives: a client learns from `Site` where the server is now, and waits while it is away. Each
-life has a port of its own, so nothing else on this machine can be taken for it.
+Every server listens on 127.0.0.1, on a port that it chose itself unless a test passes one. Each start has
+its own port, so that no other process of this machine is taken for it.
 """
 
 from __future__ import annotations
@@ -9,60 +9,60 @@ from __future__ import annotations
 import random
 import signal
 import threading
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from everlog.client.http_api import HttpApi
+from everlog.client.http_api import ApiFailed, HttpApi
 from tests.support.command_lines import Started, started
 from tests.support.processes import PATIENCE_S, Resources, eventually, resources_of
 from tests.support.server_clients import PlainClient, Reply
 from tests.support.server_ledger import KEYED_CLASSES, Batch, Ledger
-from tests.support.topic_servers import is_ready
 
 RETRIABLE = ("not_ready", "shutting_down")
 
 
-class Site:
-    """Where the server is, and whether there will be one again."""
+class ServerProcess:
+    """A server with its data in `folder`; it may end and start again, and clients wait for that."""
 
-    def __init__(self, folder: Path, *flags: object) -> None:
-        self._folder = folder
-        self._flags = flags
-        self._life = ExitStack()
+    def __init__(self, folder: Path, *flags: object, port: int = 0, key: str | None = None) -> None:
+        self._port_file = folder / "port"
+        data = () if "--memory" in flags else ("--data-dir", folder / "data")
+        self._words = ("serve", "--port", port, "--port-file", self._port_file, *data, *flags)
+        self._key = key
+        self._running = ExitStack()
         self._command: Started | None = None
         self._is_up = threading.Event()
         self.is_over = threading.Event()
         self.url = ""
-        self.lives = 0
+        self.starts = 0
 
     @property
     def command(self) -> Started:
-        """The process of this life."""
+        """The process that runs now."""
         assert self._command is not None, "the server was not started"
         return self._command
 
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self.url.rpartition(":")[2])
+
     def begin(self) -> None:
         """Start a process; it may be ended before it listens."""
-        self.lives += 1
-        port_file = self._folder / "port"
-        port_file.unlink(missing_ok=True)
-        self._command = self._life.enter_context(
-            started(
-                "everlog", "serve", "--port", 0, "--port-file", port_file,
-                "--data-dir", self._folder / "data", *self._flags,
-            )
-        )  # fmt: skip
+        self.starts += 1
+        self._port_file.unlink(missing_ok=True)
+        self._command = self._running.enter_context(started("everlog", *self._words))
 
     def await_ready(self) -> None:
         """Wait until it has recovered, and let the clients know."""
-        port_file, process = self._folder / "port", self.command.process
-        eventually("the server listens", lambda: port_file.exists() or process.poll() is not None)
+        process = self.command.process
+        eventually("the server listens", lambda: self._port_file.exists() or process.poll() is not None)
         assert process.poll() is None, self.command.wait()
-        self.url = f"http://{port_file.read_text().strip()}"
-        with HttpApi(self.url) as api:
-            eventually("the server is ready", lambda: is_ready(api))
+        self.url = f"http://{self._port_file.read_text().strip()}"
+        with HttpApi(self.url, self._key) as api:
+            eventually("the server is ready", lambda: _is_ready(api))
         self._is_up.set()
 
     def kill(self) -> None:
@@ -70,42 +70,67 @@ class Site:
         self._is_up.clear()
         self.command.process.kill()
         self.command.process.wait(PATIENCE_S)
-        self._life.close()
+        self._running.close()
 
-    def stop(self) -> None:
-        """End it by SIGTERM; it must end well."""
+    def stop(self) -> tuple[int, str, str]:
+        """End it by SIGTERM; return the exit code and what it printed."""
         self._is_up.clear()
-        code, _, errors = self.command.end(signal.SIGTERM)
+        return self.command.end(signal.SIGTERM)
+
+    def stop_cleanly(self) -> None:
+        """End it by SIGTERM; it must exit with 0 and log no traceback."""
+        code, _, errors = self.stop()
         assert code == 0, errors
         assert "Traceback" not in errors, errors
-        self._life.close()
+        self._running.close()
 
     def resources(self) -> Resources:
         """What the process holds now."""
         return resources_of(self.command.process.pid)
 
     def await_up(self) -> bool:
-        """Wait for a server; False if there will be none any more."""
+        """Wait for a server; False if none will be started any more."""
         while not self.is_over.is_set():
             if self._is_up.wait(0.05):
                 return True
         return False
 
     def end(self) -> None:
-        """There will be no more lives."""
+        """Kill it if it runs; it is not started again."""
         self.is_over.set()
-        self._life.close()
+        self._running.close()
 
 
-class Crew:
-    """Threads that work until the site is over; what goes wrong in one of them is raised at the end."""
+@contextmanager
+def running_server(
+    folder: Path, *flags: object, port: int = 0, key: str | None = None
+) -> Iterator[ServerProcess]:
+    """A server with its data in `folder`, from the moment it is ready; killed if it runs at the end."""
+    server = ServerProcess(folder, *flags, port=port, key=key)
+    try:
+        server.begin()
+        server.await_ready()
+        yield server
+    finally:
+        server.end()
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+
+def _is_ready(api: HttpApi) -> bool:
+    try:
+        return bool(api.get("/ready", dict[str, Any])["wal_replay_complete"])
+    except ApiFailed:
+        return False
+
+
+class ServerThreads:
+    """Threads that work until the server is over; what goes wrong in one of them is raised at the end."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._server = server
         self._threads: list[threading.Thread] = []
         self._errors: list[BaseException] = []
 
-    def hire(self, work: Any, *arguments: object) -> None:
+    def start(self, work: Any, *arguments: object) -> None:
         """Start a thread."""
 
         def run() -> None:
@@ -122,22 +147,27 @@ class Crew:
         if self._errors:
             raise self._errors[0]
 
-    def dismiss(self) -> None:
-        """Wait until all have noticed that it is over."""
-        self._site.is_over.set()
+    def join(self) -> None:
+        """Set `is_over` and wait until all threads have noticed."""
+        self._server.is_over.set()
         for thread in self._threads:
             thread.join(PATIENCE_S)
-            assert not thread.is_alive(), f"{thread.name} did not come to its end"
+            assert not thread.is_alive(), f"{thread.name} did not end"
         self.check()
 
 
 class Writer:
-    """Sends batches to several topics, and never loses track of what became of them."""
+    """Sends batches to several topics and records in their ledgers what was acknowledged."""
 
     def __init__(
-        self, site: Site, ledgers: Mapping[str, Ledger], number: int, seed: int, pause_s: float = 0.0
+        self,
+        server: ServerProcess,
+        ledgers: Mapping[str, Ledger],
+        number: int,
+        seed: int,
+        pause_s: float = 0.0,
     ) -> None:
-        self._site = site
+        self._server = server
         self._pause_s = pause_s
         self._ledgers = list(ledgers.values())
         self._number = number
@@ -149,7 +179,7 @@ class Writer:
     def pause(self) -> None:
         """Send nothing more after the batch that is under way."""
         self._paused.set()
-        assert self.is_idle.wait(PATIENCE_S), f"writer {self._number} did not come to rest"
+        assert self.is_idle.wait(PATIENCE_S), f"writer {self._number} did not pause"
 
     def resume(self) -> None:
         """Go on."""
@@ -158,25 +188,25 @@ class Writer:
 
     def work(self) -> None:
         """Write until it is over."""
-        while not self._site.is_over.is_set():
+        while not self._server.is_over.is_set():
             if self._paused.is_set():
                 self.is_idle.set()
-                self._site.is_over.wait(0.01)
+                self._server.is_over.wait(0.01)
                 continue
             self._write_while_up()
 
     def _write_while_up(self) -> None:
-        if not self._site.await_up():
+        if not self._server.await_up():
             return
-        with PlainClient(self._site.url) as client:
-            while not self._paused.is_set() and not self._site.is_over.is_set():
+        with PlainClient(self._server.url) as client:
+            while not self._paused.is_set() and not self._server.is_over.is_set():
                 ledger = self._rng.choice(self._ledgers)
                 if self._rng.random() < 0.02:
                     if not self._delete(client, ledger):
                         return
                 elif not self._append(client, ledger):
                     return
-                self._site.is_over.wait(self._pause_s)
+                self._server.is_over.wait(self._pause_s)
 
     def _delete(self, client: PlainClient, ledger: Ledger) -> bool:
         """Delete a part of what is there; False if the server went away."""
@@ -197,7 +227,7 @@ class Writer:
             self.sent += 1
             return True
         if ledger.durability in KEYED_CLASSES:
-            self._settle(ledger, batch)
+            self._resolve_in_doubt(ledger, batch)
         return False
 
     def _send(self, client: PlainClient, ledger: Ledger, batch: Batch) -> bool:
@@ -205,9 +235,9 @@ class Writer:
             reply = client.append(ledger.topic, batch.records(), idempotency_key=batch.key)
         except OSError:
             return False
-        return self._take(ledger, batch, reply)
+        return self._record(ledger, batch, reply)
 
-    def _take(self, ledger: Ledger, batch: Batch, reply: Reply) -> bool:
+    def _record(self, ledger: Ledger, batch: Batch, reply: Reply) -> bool:
         if reply.status == 200:
             ledger.acknowledged(batch, reply.json)
             return True
@@ -216,15 +246,15 @@ class Writer:
             ledger.refused(batch)
         return False
 
-    def _settle(self, ledger: Ledger, batch: Batch) -> None:
+    def _resolve_in_doubt(self, ledger: Ledger, batch: Batch) -> None:
         """Send a batch without an answer again, with its key, until there is one."""
-        while self._site.await_up():
-            with PlainClient(self._site.url) as client:
+        while self._server.await_up():
+            with PlainClient(self._server.url) as client:
                 if self._send(client, ledger, batch):
                     self.sent += 1
                     return
             if self._paused.is_set():
-                self._site.is_over.wait(0.01)
+                self._server.is_over.wait(0.01)
 
 
 def read_all(client: PlainClient, topic: str) -> tuple[list[Mapping[str, Any]], int]:

@@ -1,16 +1,16 @@
-"""A TCP proxy that cuts connections at random bytes, in either direction.
+"""TCP peers that misbehave on purpose: a proxy that cuts connections, a server with scripted answers.
 
-Owns its sockets and threads. With a seed, the bytes after which connection number so-and-so is cut are always
-the same.
+Each owns its sockets and threads. The seed of a proxy decides after how many bytes each connection is cut.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import socket
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -77,9 +77,7 @@ class FaultProxy:
         self._acceptor.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._acceptor.join(PATIENCE_S)
@@ -91,3 +89,61 @@ class FaultProxy:
             thread.join(PATIENCE_S)
         for end in self._open:
             end.close()
+
+
+def http_answer(status: int, body: bytes, *headers: str, close: bool = False) -> bytes:
+    """An HTTP response."""
+    lines = [f"HTTP/1.1 {status} Word", f"Content-Length: {len(body)}", *headers]
+    if close:
+        lines.append("Connection: close")
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+class ScriptedServer:
+    """Gives, connection by connection, one scripted answer after each request, then closes."""
+
+    def __init__(self, *connections: Sequence[bytes]) -> None:
+        self._script = connections
+        self.requests: list[bytes] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(PATIENCE_S)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve)
+
+    def _serve(self) -> None:
+        for answers in self._script:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # the test is over
+            with connection:
+                connection.settimeout(PATIENCE_S)
+                for answer in answers:
+                    request = _read_request(connection)
+                    if not request:
+                        break
+                    self.requests.append(request)
+                    connection.sendall(answer)
+
+    def __enter__(self) -> ScriptedServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+
+def _read_request(connection: socket.socket) -> bytes:
+    request = b""
+    while True:
+        head, end, body = request.partition(b"\r\n\r\n")
+        found = re.search(rb"(?i)content-length: (\d+)", head)
+        if end and len(body) >= (int(found[1]) if found else 0):
+            return request
+        data = connection.recv(65536)
+        if not data:
+            return b""
+        request += data
