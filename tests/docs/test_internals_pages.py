@@ -10,8 +10,8 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = sorted((REPOSITORY / "docs" / "internals").rglob("*.md"))
-SOURCE_SUFFIXES = {".py", ".pyx", ".pxd", ".pyi", ".c", ".h"}
-FILE_NAME = re.compile(r"[\w/.-]+\.(?:py|pyx|pxd|pyi|c|h)")
+SOURCE_SUFFIXES = {".py", ".pyx", ".pxd", ".pxi", ".pyi", ".c", ".h"}
+FILE_NAME = re.compile(r"[\w/.-]+\.(?:py|pyx|pxd|pxi|pyi|c|h)")
 CODE_NAME = re.compile(r"_?[A-Za-z]\w*(?:\.\w+)*")
 
 # Names that are not ours and that no code mentions.
