@@ -15,7 +15,7 @@ from everlog.fs import Fs
 from everlog.native.frames import FrameBuffer, read_segment_frame
 from everlog.topics.storage import layout
 from everlog.topics.storage.segment_loading import LoadedSegments, index_entries, load_segments
-from everlog.topics.storage.segment_store import LocalSegmentStore, SegmentPart
+from everlog.topics.storage.segment_store import SegmentPart, SegmentStore
 from everlog.topics.storage.segments import AppendPlan, SegmentLimits, SegmentSet, write_piece
 from everlog.topics.storage.tier import TopicTier
 from tests.support.files import UnsyncedFs
@@ -71,8 +71,8 @@ def open_tier(root: Path, fs: Fs | None = None, *, cold: bool = True) -> TopicTi
     fs = fs or UnsyncedFs()
     for above in ("hot", "cold"):
         (root / above).mkdir(exist_ok=True)
-    hot = LocalSegmentStore(str(root / "hot" / name), fs)
-    return TopicTier(hot, LocalSegmentStore(str(root / "cold" / name), fs) if cold else None)
+    hot = SegmentStore(str(root / "hot" / name), fs)
+    return TopicTier(hot, SegmentStore(str(root / "cold" / name), fs) if cold else None)
 
 
 def append_all(

@@ -15,7 +15,7 @@ from everlog.fs import Fs
 from everlog.topics.storage import layout
 from everlog.topics.storage.segment_store import (
     Listing,
-    LocalSegmentStore,
+    SegmentStore,
     Mark,
     SegmentPart,
     delete_topic,
@@ -27,15 +27,15 @@ from tests.topics.storage.segment_samples import every_failure, every_power_loss
 DATA, INDEX = SegmentPart.DATA, SegmentPart.INDEX
 
 
-def store_at(root: Path, fs: Fs | None = None) -> LocalSegmentStore:
-    return LocalSegmentStore(str(root / "0000000A"), fs or UnsyncedFs())
+def store_at(root: Path, fs: Fs | None = None) -> SegmentStore:
+    return SegmentStore(str(root / "0000000A"), fs or UnsyncedFs())
 
 
-def both_parts(store: LocalSegmentStore, segment_id: int) -> tuple[bytes, bytes]:
+def both_parts(store: SegmentStore, segment_id: int) -> tuple[bytes, bytes]:
     return store.read(segment_id, DATA, 0), store.read(segment_id, INDEX, 0)
 
 
-def filled(root: Path) -> LocalSegmentStore:
+def filled(root: Path) -> SegmentStore:
     store = store_at(root)
     store.put(1, b"d" * 200, b"i" * 200)
     return store
@@ -190,7 +190,7 @@ def test_leftovers_are_told_apart_and_removed(tmp_path: Path) -> None:
 # --- Crashes and failures --------------------------------------------------------------------------------
 
 
-def change(store: LocalSegmentStore) -> None:
+def change(store: SegmentStore) -> None:
     """Everything a store can do to files."""
     store.put(2, b"D" * 150, b"I" * 150)
     store.append(3, 0, b"x" * 100, 0, b"y" * 100)
@@ -280,7 +280,7 @@ def test_an_error_names_the_file_and_the_reason(tmp_path: Path) -> None:
 
 def with_topics(root: Path) -> None:
     for topic_id in (10, 2**40):
-        LocalSegmentStore(str(root / layout.topic_dir_name(topic_id)), UnsyncedFs()).put(1, b"data", b"index")
+        SegmentStore(str(root / layout.topic_dir_name(topic_id)), UnsyncedFs()).put(1, b"data", b"index")
 
 
 def test_topics_are_listed_and_deleted(tmp_path: Path) -> None:

@@ -308,9 +308,7 @@ class World:
                 self.segments.apply_moved(plan)
 
     def drop(self) -> None:
-        plan = self.segments.plan_drop(0)
-        plan.write(self.tier)
-        self.segments.apply_drop(plan)
+        self.tier.delete([info.first_seq for info in self.segments.drop_dead(0)])
 
     def crash(self) -> None:
         self.fs.restore()

@@ -81,8 +81,7 @@ class _TopicWork:
         Marks first, and applied first: they count the live records of segments as they were planned.
         """
         for mark in self.marks:
-            # Never removed here: an older snapshot may still list the segment.
-            self.live_after.append(mark._replace(may_drop=False).write(self.tier))
+            self.live_after.append(mark.write(self.tier))
         if self.append is not None:
             self.append.prepare(self.tier)
             for piece in self.append.pieces:
@@ -393,9 +392,8 @@ class Checkpointer:
             saved = topic.storage.segments
             if saved is None or not len(saved) or saved.infos[0].last_seq >= topic.earliest_seq:
                 continue
-            plan = saved.plan_drop(topic.earliest_seq)
             tier = self._store.tier_of(topic.topic_id)
-            for info in saved.apply_drop(plan):
+            for info in saved.drop_dead(topic.earliest_seq):
                 self._drop_segment(tier, info)
             topic.snapshot_record = None
         dropped, self._core.dropped = self._core.dropped, []

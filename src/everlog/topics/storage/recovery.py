@@ -295,8 +295,6 @@ class _Recovery:
         if needing_frames:
             store = tier.store(segment.tier)
             data = store.map(segment.first_seq, SegmentPart.DATA, segment.data_bytes)
-            if data is None:
-                data = store.read(segment.first_seq, SegmentPart.DATA, 0, segment.data_bytes)
             count = segment.last_seq - segment.first_seq + 1
             damaged = topic.log.load_frames(segment.first_seq, count, data)
             if damaged:

@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from everlog.errors import Corrupt, CorruptMetadata, Io
 from everlog.fs import Fs
@@ -57,86 +57,13 @@ class Listing(NamedTuple):
     temporary: tuple[str, ...] = ()
 
 
-class SegmentStore(Protocol):
-    """Where the segments of one topic are kept. All calls block: run them on a worker thread."""
-
-    def put(self, segment_id: int, data: Buffer, index: Buffer) -> None:
-        """Store a whole segment durably; it appears complete or not at all. Replaces an older copy."""
-        ...
-
-    def append(
-        self, segment_id: int, data_offset: int, data: Buffer, index_offset: int, index: Buffer
-    ) -> None:
-        """Write at the known ends, data first; what a failed append left behind them is cut off.
-
-        An index offset of 0 creates the segment. Nothing is durable before `sync`.
-        """
-        ...
-
-    def sync(self, segment_id: int, *, created: bool) -> None:
-        """Make what was appended durable, data before index; the names too if it was `created`."""
-        ...
-
-    def trim(self, segment_id: int, data_length: int, index_length: int) -> None:
-        """Durably cut both parts to these lengths; `Corrupt` if one is shorter."""
-        ...
-
-    def read(self, segment_id: int, part: SegmentPart, offset: int, length: int | None = None) -> bytes:
-        """Return exactly `length` bytes (None: all to the end); `Corrupt` if there are fewer."""
-        ...
-
-    def map(self, segment_id: int, part: SegmentPart, length: int) -> Buffer | None:
-        """Return the first `length` bytes as a mapping, None if this store has to be read instead."""
-        ...
-
-    def mark_deleted(self, segment_id: int, marks: Sequence[Mark]) -> None:
-        """Durably mark records as deleted in both parts."""
-        ...
-
-    def delete(self, segment_ids: Sequence[int]) -> None:
-        """Durably remove segments; those that are not there are fine."""
-        ...
-
-    def list(self) -> list[int]:
-        """Return the ids of all complete segments, ascending."""
-        ...
-
-    def listing(self) -> Listing:
-        """Return everything that is there, leftovers of crashes included."""
-        ...
-
-    def holds_just(self, segment_ids: Sequence[int]) -> bool:
-        """Tell whether there are these segments, complete, and nothing else at all."""
-        ...
-
-    def read_index(self, segment_id: int, index_length: int, data_length: int) -> bytes | None:
-        """Return the index if both parts have exactly these lengths, else None."""
-        ...
-
-    def remove_leftovers(self, listing: Listing) -> None:
-        """Remove temporary files and lone data files, and finish removals that had begun."""
-        ...
-
-    def exists(self, segment_id: int, part: SegmentPart) -> bool:
-        """Tell whether a part is there."""
-        ...
-
-    def length(self, segment_id: int, part: SegmentPart) -> int:
-        """Return the length of a part."""
-        ...
-
-    def describe(self, segment_id: int, part: SegmentPart) -> str:
-        """Name a part for an error message."""
-        ...
-
-
 _NAMES = {SegmentPart.DATA: layout.segment_data_name, SegmentPart.INDEX: layout.segment_index_name}
 
 
-class LocalSegmentStore:
-    """Segments as files in one directory, which is created with the first segment.
+class SegmentStore:
+    """The segments of one topic as files in one directory, which is created with the first segment.
 
-    The directory above must exist durably (`fs.create_directory`).
+    The directory above must exist durably (`fs.create_directory`). All calls block.
     """
 
     __slots__ = ("_fs", "directory")
@@ -146,11 +73,14 @@ class LocalSegmentStore:
         self._fs = fs
 
     def describe(self, segment_id: int, part: SegmentPart) -> str:
-        """See `SegmentStore.describe`."""
+        """Name a part for an error message."""
         return os.path.join(self.directory, _NAMES[part](segment_id))
 
     def put(self, segment_id: int, data: Buffer, index: Buffer) -> None:
-        """See `SegmentStore.put`; the index comes last, because only with it there is a segment."""
+        """Store a whole segment durably; it appears complete or not at all. Replaces an older copy.
+
+        The index comes last, because only with it there is a segment.
+        """
         with _reported("store a segment in", self.directory):
             self._fs.makedirs(self.directory)
         for part, content in ((SegmentPart.DATA, data), (SegmentPart.INDEX, index)):
@@ -166,7 +96,10 @@ class LocalSegmentStore:
     def append(
         self, segment_id: int, data_offset: int, data: Buffer, index_offset: int, index: Buffer
     ) -> None:
-        """See `SegmentStore.append`."""
+        """Write at the known ends, data first; what a failed append left behind them is cut off.
+
+        An index offset of 0 creates the segment. Nothing is durable before `sync`.
+        """
         flags = os.O_RDWR
         if index_offset == 0:
             flags |= os.O_CREAT
@@ -188,7 +121,7 @@ class LocalSegmentStore:
                 self._fs.pwrite(index_fd, _writable(index), index_offset)
 
     def sync(self, segment_id: int, *, created: bool) -> None:
-        """See `SegmentStore.sync`."""
+        """Make what was appended durable, data before index; the names too if it was `created`."""
         for part in (SegmentPart.DATA, SegmentPart.INDEX):
             with self._opened(self.describe(segment_id, part), os.O_RDWR, "sync") as fd:
                 self._fs.fdatasync(fd)
@@ -196,7 +129,10 @@ class LocalSegmentStore:
             self._sync_names()
 
     def trim(self, segment_id: int, data_length: int, index_length: int) -> None:
-        """See `SegmentStore.trim`; the index goes first, so that it never refers to nothing."""
+        """Durably cut both parts to these lengths; `Corrupt` if one is shorter.
+
+        The index goes first, so that it never refers to nothing.
+        """
         for part, length in ((SegmentPart.INDEX, index_length), (SegmentPart.DATA, data_length)):
             path = self.describe(segment_id, part)
             with self._opened(path, os.O_RDWR, "cut") as fd:
@@ -204,15 +140,15 @@ class LocalSegmentStore:
                     self._fs.fsync(fd)
 
     def read(self, segment_id: int, part: SegmentPart, offset: int, length: int | None = None) -> bytes:
-        """See `SegmentStore.read`."""
+        """Return exactly `length` bytes (None: all to the end); `Corrupt` if there are fewer."""
         path = self.describe(segment_id, part)
         with self._opened(path, os.O_RDONLY, "read") as fd:
             if length is None:
                 length = max(0, self._fs.size(fd) - offset)
             return self._read_all(fd, path, offset, length)
 
-    def map(self, segment_id: int, part: SegmentPart, length: int) -> Buffer | None:
-        """See `SegmentStore.map`."""
+    def map(self, segment_id: int, part: SegmentPart, length: int) -> Buffer:
+        """Return the first `length` bytes as a mapping."""
         path = self.describe(segment_id, part)
         with self._opened(path, os.O_RDONLY, "map") as fd:
             # Memory behind the end of a file faults when it is read, so check before mapping.
@@ -220,7 +156,10 @@ class LocalSegmentStore:
             return cast("Buffer", Mapping(fd, length, False)) if length else b""
 
     def mark_deleted(self, segment_id: int, marks: Sequence[Mark]) -> None:
-        """See `SegmentStore.mark_deleted`; single bytes, so no crash can tear one."""
+        """Durably mark records as deleted in both parts.
+
+        Single bytes, so no crash can tear one.
+        """
         data_path = self.describe(segment_id, SegmentPart.DATA)
         index_path = self.describe(segment_id, SegmentPart.INDEX)
         deleted = bytes((layout.SEGMENT_DELETED,))
@@ -236,7 +175,7 @@ class LocalSegmentStore:
             self._fs.fdatasync(fd)
 
     def delete(self, segment_ids: Sequence[int]) -> None:
-        """See `SegmentStore.delete`.
+        """Durably remove segments; those that are not there are fine.
 
         The data file gets a temporary name first: an index beside `.data.tmp` is a removal that
         began, which is never mistaken for a segment whose data file was lost.
@@ -260,11 +199,14 @@ class LocalSegmentStore:
             self._fs.unlink(path)
 
     def list(self) -> list[int]:
-        """See `SegmentStore.list`."""
+        """Return the ids of all complete segments, ascending."""
         return [*self.listing().complete]
 
     def listing(self) -> Listing:
-        """See `SegmentStore.listing`; one look at the directory, `CorruptMetadata` for a foreign name."""
+        """Return everything that is there, leftovers of crashes included.
+
+        One look at the directory, `CorruptMetadata` for a foreign name.
+        """
         with _reported("list the directory", self.directory):
             try:
                 names = self._fs.listdir(self.directory)
@@ -298,7 +240,7 @@ class LocalSegmentStore:
         )
 
     def holds_just(self, segment_ids: Sequence[int]) -> bool:
-        """See `SegmentStore.holds_just`."""
+        """Tell whether there are these segments, complete, and nothing else at all."""
         with _reported("list", self.directory):
             try:
                 names = self._fs.listdir(self.directory)
@@ -308,25 +250,15 @@ class LocalSegmentStore:
         return len(names) == len(expected) and expected.issuperset(names)
 
     def read_index(self, segment_id: int, index_length: int, data_length: int) -> bytes | None:
-        """See `SegmentStore.read_index`."""
-        fs = self._fs
-        path = self.describe(segment_id, SegmentPart.DATA)
-        with _reported("read", path):
-            fd = fs.open(path, os.O_RDONLY)
-            try:
-                if fs.size(fd) != data_length:
-                    return None
-            finally:
-                fs.close(fd)
-            fd = fs.open(self.describe(segment_id, SegmentPart.INDEX), os.O_RDONLY)
-            try:
-                content = fs.pread(fd, index_length + 1, 0)
-            finally:
-                fs.close(fd)
+        """Return the index if both parts have exactly these lengths, else None."""
+        if self.length(segment_id, SegmentPart.DATA) != data_length:
+            return None
+        with self._opened(self.describe(segment_id, SegmentPart.INDEX), os.O_RDONLY, "read") as fd:
+            content = self._fs.pread(fd, index_length + 1, 0)
         return content if len(content) == index_length else None
 
     def remove_leftovers(self, listing: Listing) -> None:
-        """See `SegmentStore.remove_leftovers`."""
+        """Remove temporary files and lone data files, and finish removals that had begun."""
         for segment_id in listing.leaving:
             self._finish_delete(segment_id)
         for segment_id in listing.data_only:
@@ -339,13 +271,13 @@ class LocalSegmentStore:
                 self._fs.fsync_dir(self.directory)
 
     def exists(self, segment_id: int, part: SegmentPart) -> bool:
-        """See `SegmentStore.exists`."""
+        """Tell whether a part is there."""
         path = self.describe(segment_id, part)
         with _reported("look for", path):
             return self._fs.exists(path)
 
     def length(self, segment_id: int, part: SegmentPart) -> int:
-        """See `SegmentStore.length`."""
+        """Return the length of a part."""
         with self._opened(self.describe(segment_id, part), os.O_RDONLY, "read") as fd:
             return self._fs.size(fd)
 

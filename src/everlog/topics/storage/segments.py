@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,8 @@ from everlog.topics.storage.tier import Tier, TopicTier
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from everlog.native.topic_log import Sources
 
 # Offsets in an index are u32; no append may reach beyond.
 DATA_BYTES_LIMIT = 2**32 - 1
@@ -132,7 +134,7 @@ def write_piece(
 
 
 class MarkPlan(NamedTuple):
-    """Records of one segment to mark as deleted; `may_drop` if nobody else uses the segment."""
+    """Records of one segment to mark as deleted; `may_drop` if it may go once it holds no live record."""
 
     segment_id: int
     index_bytes: int
@@ -141,10 +143,7 @@ class MarkPlan(NamedTuple):
     may_drop: bool
 
     def write(self, tier: TopicTier) -> int:
-        """Worker: mark them durably in every copy; returns how many records stay unmarked.
-
-        If none does and the segment may be dropped, it is removed whole instead of being marked.
-        """
+        """Worker: mark them durably in every copy; returns how many records stay unmarked."""
         index = tier.read(self.segment_id, SegmentPart.INDEX, 0, self.index_bytes)
         entries = index_entries(index).copy()
         if well_formed_count(entries, self.data_bytes) < len(entries):
@@ -155,9 +154,6 @@ class MarkPlan(NamedTuple):
             )
         entries["flags"][self.positions] |= layout.INDEX_FLAG_DELETED
         live = live_count(entries)
-        if live == 0 and self.may_drop:
-            tier.delete([self.segment_id])
-            return 0
         # Those marked before are marked again: the sync of an earlier attempt may have failed.
         marks = [
             Mark(
@@ -171,16 +167,6 @@ class MarkPlan(NamedTuple):
         if marks:
             tier.mark_deleted(self.segment_id, marks)
         return live
-
-
-class DropPlan(NamedTuple):
-    """Sealed segments that hold nothing live any more."""
-
-    segment_ids: tuple[int, ...]
-
-    def write(self, tier: TopicTier) -> None:
-        """Worker: remove them durably from both tiers; may be repeated."""
-        tier.delete(self.segment_ids)
 
 
 class Relocation(NamedTuple):
@@ -369,7 +355,7 @@ class SegmentSet:
         return plans
 
     def apply_marks(self, plan: MarkPlan, live: int) -> SegmentInfo | None:
-        """The deletion is durable and left `live` records; returns the segment if it was removed."""
+        """The deletion is durable and left `live` records; returns the segment if its files are to go."""
         info = self._release(plan)
         info.live = live
         info.marks_applied += 1
@@ -378,26 +364,23 @@ class SegmentSet:
         self._segments.remove(info)
         return info
 
-    def plan_drop(self, first_live: int) -> DropPlan:
-        """Plan the removal of all sealed segments that end before `first_live` or have no live record.
+    def drop_dead(self, first_live: int) -> list[SegmentInfo]:
+        """Take out all sealed segments that end before `first_live` or have no live record; returns them.
 
-        The caller must have made `first_live` durable, and must know the next seq from elsewhere, since
-        the newest segment may be among them. One that is being relocated waits for the next time. The
-        plan must come back to `apply_drop` or, if it failed, to `abandon`. What a crash undoes is found
-        and dropped again after the start.
+        The caller removes the files once no snapshot lists them, and must know the next seq from elsewhere,
+        since the newest segment may be among them. One that is being relocated waits for the next time.
         """
-        dead = (info for info in self._segments if info.last_seq < first_live or info.live == 0)
-        going = [info for info in dead if info.sealed and not info.busy and not info.marks_pending]
-        for info in going:
-            info.busy = True
-        return DropPlan(tuple(info.first_seq for info in going))
-
-    def apply_drop(self, plan: DropPlan) -> list[SegmentInfo]:
-        """The segments are removed; returns them."""
-        gone = set(plan.segment_ids)
-        dropped = [info for info in self._segments if info.first_seq in gone]
+        dead = [
+            info
+            for info in self._segments
+            if (info.last_seq < first_live or info.live == 0)
+            and info.sealed
+            and not info.busy
+            and not info.marks_pending
+        ]
+        gone = {info.first_seq for info in dead}
         self._segments = [info for info in self._segments if info.first_seq not in gone]
-        return dropped
+        return dead
 
     # Moving to the cold tier
 
@@ -451,13 +434,10 @@ class SegmentSet:
         info = self._get(plan.segment_id)
         info.busy = info.hot_left = False
 
-    def abandon(self, plan: MarkPlan | DropPlan | Relocation) -> None:
-        """The I/O of a plan failed: its segments may be planned for again."""
+    def abandon(self, plan: MarkPlan | Relocation) -> None:
+        """The I/O of a plan failed: its segment may be planned for again."""
         if isinstance(plan, MarkPlan):
             self._release(plan)
-        elif isinstance(plan, DropPlan):
-            for segment_id in plan.segment_ids:
-                self._get(segment_id).busy = False
         else:
             self._get(plan.segment_id).busy = False
 
@@ -476,22 +456,6 @@ class SegmentSet:
 
 
 # --- Reading ---------------------------------------------------------------------------------------------
-
-
-class SourceTable(Protocol):
-    """The part of `native.topic_log.Sources` that is used here."""
-
-    def add(self, buffer: Buffer | None) -> int:
-        """Give a buffer, or a place for one, an id."""
-        ...
-
-    def set(self, source: int, buffer: Buffer | None) -> None:
-        """Load or unload."""
-        ...
-
-    def remove(self, source: int) -> None:
-        """Give the id back."""
-        ...
 
 
 class _Held(NamedTuple):
@@ -516,16 +480,15 @@ class Fetch(NamedTuple):
 class SegmentSources:
     """Gives segments their ids in `Sources` and loads them when a read meets one that is not loaded.
 
-    Belongs to the owner thread; only `Fetch.read` runs elsewhere. Hot segments are mapped; cold ones (a
-    page fault there could hold up every write) and those that cannot be mapped are fetched. Of both
-    kinds only so much stays loaded, the least recently used goes first, and the last one loaded always
-    stays, so the reader that asked for it can go on at once. Unloading never pulls memory from
-    under a reader: a mapping lives as long as something refers to it.
+    Belongs to the owner thread; only `Fetch.read` runs elsewhere. Hot segments are mapped; cold ones are
+    fetched, because a page fault there could hold up every write. Of both kinds only so much stays loaded:
+    the least recently used goes first, and the last one loaded always stays, so that the reader that asked
+    for it can go on at once. A mapping lives as long as something refers to it.
     """
 
     def __init__(
         self,
-        sources: SourceTable,
+        sources: Sources,
         *,
         mapped_bytes_max: int = 4 << 30,
         mapped_count_max: int = 4096,
@@ -579,8 +542,6 @@ class SegmentSources:
         if held.info.tier is not Tier.HOT:
             return False
         buffer = held.tier.hot.map(held.info.first_seq, SegmentPart.DATA, held.info.data_bytes)
-        if buffer is None:
-            return False
         self._sources.set(source, buffer)
         self._mapped[source] = held.info.data_bytes
         self.mapped_bytes += held.info.data_bytes

@@ -15,7 +15,7 @@ from everlog.fs import close_locked, create_directory, replace_file
 from everlog.topics.commits import Commit, ShardCommits
 from everlog.topics.config import EngineSettings
 from everlog.topics.storage import layout
-from everlog.topics.storage.segment_store import LocalSegmentStore
+from everlog.topics.storage.segment_store import SegmentStore
 from everlog.topics.storage.segments import SegmentLimits, SegmentSet, SegmentSources
 from everlog.topics.storage.syncs import SyncRunner
 from everlog.topics.storage.tier import TopicTier
@@ -151,7 +151,7 @@ class Store:
     def tier_of(self, topic_id: int) -> TopicTier:
         """Where the segments of a topic are."""
         name = layout.topic_dir_name(topic_id)
-        hot, *cold = (LocalSegmentStore(os.path.join(root, name), self._core.fs) for root in self.topic_roots)
+        hot, *cold = (SegmentStore(os.path.join(root, name), self._core.fs) for root in self.topic_roots)
         return TopicTier(hot, cold[0] if cold else None)
 
     def touch_segment(self, topic: Topic, seq: int) -> None:
