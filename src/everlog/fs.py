@@ -11,6 +11,8 @@ import ctypes
 import errno
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 _RENAME_NOREPLACE = 1
@@ -116,7 +118,7 @@ class Fs(Protocol):
         ...
 
     def try_lock(self, fd: int) -> bool:
-        """Take an exclusive flock without waiting; False if somebody else holds it."""
+        """Take an exclusive flock without waiting; False if it is held elsewhere."""
         ...
 
     def unlock(self, fd: int) -> None:
@@ -178,7 +180,7 @@ class OsFs:
             os.close(fd)
 
     def sync_file_system(self, path: str) -> None:
-        """See `Fs.sync_file_system`; Python has no binding for `syncfs`, so libc is asked."""
+        """See `Fs.sync_file_system`; Python has no binding for `syncfs`, so libc is called."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if _libc.syncfs(fd) != 0:
@@ -200,7 +202,7 @@ class OsFs:
         os.replace(source, target)
 
     def rename_noreplace(self, source: str, target: str) -> None:
-        """See `Fs.rename_noreplace`; Python has no binding for `renameat2`, so libc is asked."""
+        """See `Fs.rename_noreplace`; Python has no binding for `renameat2`, so libc is called."""
         result = _libc.renameat2(
             _AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE
         )
@@ -250,31 +252,42 @@ class OsFs:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 
+@contextmanager
+def opened(fs: Fs, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Open a file for a block, which gets its descriptor."""
+    fd = fs.open(path, flags)
+    try:
+        yield fd
+    finally:
+        fs.close(fd)
+
+
+def read_file(fs: Fs, path: str) -> bytes:
+    """Return the whole content of a file."""
+    with opened(fs, path) as fd:
+        length = fs.size(fd)
+        content = fs.pread(fd, length, 0)
+        while len(content) < length and (more := fs.pread(fd, length - len(content), len(content))):
+            content += more
+        return content
+
+
 def replace_file(fs: Fs, path: str, data: bytes, *, durable: bool = True) -> None:
     """Write `path` by temp file and rename: a reader sees the old bytes or the new, never a mix."""
     temp = path + ".tmp"
-    fd = fs.open(temp, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-    try:
+    with opened(fs, temp, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as fd:
         fs.pwrite(fd, data, 0)
         if durable:
             fs.fsync(fd)
-    finally:
-        fs.close(fd)
     fs.rename(temp, path)
     if durable:
         fs.fsync_dir(os.path.dirname(path) or ".")
 
 
 def sync_path(fs: Fs, path: str) -> None:
-    """Force a file to disk that nobody here has open; one that is gone needs no sync."""
-    try:
-        fd = fs.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return
-    try:
+    """Force a file to disk that is not open here; one that is gone needs no sync."""
+    with suppress(FileNotFoundError), opened(fs, path) as fd:
         fs.fsync(fd)
-    finally:
-        fs.close(fd)
 
 
 def close_locked(fs: Fs, fd: int) -> None:

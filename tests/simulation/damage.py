@@ -29,7 +29,7 @@ def stored_records(roots: list[str]) -> list[StoredRecord]:
     for root in roots:
         for folder, _, names in sorted(os.walk(root)):
             for name in sorted(names):
-                if layout.parse_segment_data_name(name) is not None:
+                if layout.SEGMENT_DATA.number(name) is not None:
                     found += _records(os.path.join(folder, name))
     return found
 

@@ -256,6 +256,44 @@ class BatchEntry:
         pending.bytes -= self.bytes
 
 
+class SeqOrder:
+    """The batches of a topic that is written through more than one shard, visible in the order of their seqs.
+
+    Each joins when it gets its seqs. Those with seqs below `start_seq` came before there was an order.
+    """
+
+    __slots__ = ("_is_committed", "start_seq")
+
+    def __init__(self, start_seq: int) -> None:
+        self.start_seq = start_seq
+        self._is_committed: dict[BatchEntry, bool] = {}  # in the order of seqs
+
+    def join(self, entry: BatchEntry) -> None:
+        """Add a batch behind all others."""
+        self._is_committed[entry] = False
+
+    def on_commit(self, entry: BatchEntry) -> None:
+        """The condition of a batch is met; it and those that waited for it become visible."""
+        if entry not in self._is_committed:
+            entry.publish()
+            return
+        self._is_committed[entry] = True
+        self._publish()
+
+    def on_abort(self, entry: BatchEntry) -> None:
+        """A batch failed; later ones do not wait for it any more."""
+        if self._is_committed.pop(entry, None) is not None:
+            self._publish()
+
+    def _publish(self) -> None:
+        while self._is_committed:
+            entry, is_committed = next(iter(self._is_committed.items()))
+            if not is_committed:
+                return
+            del self._is_committed[entry]
+            entry.publish()
+
+
 class ShardCommits:
     """The entries of one shard of the log, `wal`: those gathered in it and those that wait for its sync."""
 

@@ -12,10 +12,9 @@ import msgspec
 
 from everlog.api_types import Durability, TopicType
 from everlog.native.topic_log import TopicLog
-from everlog.topics.commits import ChangeEntry, Commit
+from everlog.topics.commits import ChangeEntry, Commit, SeqOrder
 from everlog.topics.config import TopicConfig
 from everlog.topics.delivery.scheduler import TopicSchedule
-from everlog.topics.routing.order import SeqOrder
 
 if TYPE_CHECKING:
     import numpy as np

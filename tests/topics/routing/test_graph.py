@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlog.topics.routing.graph import find_cycle
+from everlog.topics.routing.table import find_cycle
 
 names = st.sampled_from("abcdef")
 graphs = st.dictionaries(names, st.sets(names, max_size=4), max_size=6)

@@ -67,7 +67,7 @@ def kept(first_seq: int, records: list[bytes | None]) -> Records:
 
 def open_tier(root: Path, fs: Fs | None = None, *, cold: bool = True) -> TopicTier:
     """The stores of one topic below `root`; the directories above them exist."""
-    name = layout.topic_dir_name(TOPIC_ID)
+    name = layout.TOPIC_DIR.name(TOPIC_ID)
     fs = fs or UnsyncedFs()
     for above in ("hot", "cold"):
         (root / above).mkdir(exist_ok=True)

@@ -13,12 +13,12 @@ from everlog.topics.storage import layout
 Names = tuple[Callable[[int], str], Callable[[str], int | None], str]
 
 NAMES: list[Names] = [
-    (layout.wal_file_name, layout.parse_wal_file_name, "wal-0000000000000042.log"),
-    (layout.shard_dir_name, layout.parse_shard_dir_name, "shard-42"),
-    (layout.snapshot_file_name, layout.parse_snapshot_file_name, "snapshot-0000000000000042.bin"),
-    (layout.segment_data_name, layout.parse_segment_data_name, "seg-0000000000000042.data"),
-    (layout.segment_index_name, layout.parse_segment_index_name, "seg-0000000000000042.idx"),
-    (layout.topic_dir_name, layout.parse_topic_dir_name, "0000002A"),
+    (layout.WAL_FILE.name, layout.WAL_FILE.number, "wal-0000000000000042.log"),
+    (layout.SHARD_DIR.name, layout.SHARD_DIR.number, "shard-42"),
+    (layout.SNAPSHOT_FILE.name, layout.SNAPSHOT_FILE.number, "snapshot-0000000000000042.bin"),
+    (layout.SEGMENT_DATA.name, layout.SEGMENT_DATA.number, "seg-0000000000000042.data"),
+    (layout.SEGMENT_INDEX.name, layout.SEGMENT_INDEX.number, "seg-0000000000000042.idx"),
+    (layout.TOPIC_DIR.name, layout.TOPIC_DIR.number, "0000002A"),
 ]
 every_name = pytest.mark.parametrize("names", NAMES, ids=[row[2] for row in NAMES])
 
@@ -51,7 +51,7 @@ def test_a_name_is_written_as_documented(names: Names) -> None:
 
 @given(numbers=st.lists(st.integers(0, 10**16 - 1), min_size=2, max_size=2))
 def test_names_sort_as_their_numbers(numbers: list[int]) -> None:
-    assert sorted(map(layout.wal_file_name, numbers)) == list(map(layout.wal_file_name, sorted(numbers)))
+    assert sorted(map(layout.WAL_FILE.name, numbers)) == list(map(layout.WAL_FILE.name, sorted(numbers)))
 
 
 @pytest.mark.parametrize(

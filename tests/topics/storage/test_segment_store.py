@@ -15,9 +15,9 @@ from everlog.fs import Fs
 from everlog.topics.storage import layout
 from everlog.topics.storage.segment_store import (
     Listing,
-    SegmentStore,
     Mark,
     SegmentPart,
+    SegmentStore,
     delete_topic,
     list_topics,
 )
@@ -173,11 +173,11 @@ def test_a_foreign_name_is_refused(tmp_path: Path, name: str) -> None:
 def test_leftovers_are_told_apart_and_removed(tmp_path: Path) -> None:
     store = filled(tmp_path)
     names = [
-        layout.segment_data_name(2),
-        layout.segment_index_name(3),
-        layout.segment_index_name(4),
-        layout.segment_data_name(4) + ".tmp",
-        layout.segment_index_name(5) + ".tmp",
+        layout.SEGMENT_DATA.name(2),
+        layout.SEGMENT_INDEX.name(3),
+        layout.SEGMENT_INDEX.name(4),
+        layout.SEGMENT_DATA.name(4) + ".tmp",
+        layout.SEGMENT_INDEX.name(5) + ".tmp",
     ]
     for name in names:
         (tmp_path / "0000000A" / name).touch()
@@ -280,7 +280,7 @@ def test_an_error_names_the_file_and_the_reason(tmp_path: Path) -> None:
 
 def with_topics(root: Path) -> None:
     for topic_id in (10, 2**40):
-        SegmentStore(str(root / layout.topic_dir_name(topic_id)), UnsyncedFs()).put(1, b"data", b"index")
+        SegmentStore(str(root / layout.TOPIC_DIR.name(topic_id)), UnsyncedFs()).put(1, b"data", b"index")
 
 
 def test_topics_are_listed_and_deleted(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_power_loss_during_the_deletion_of_a_topic_keeps_all_or_nothing(tmp_path
     for root, _ in losses:
         found = tuple(list_topics(UnsyncedFs(), str(root)))
         seen.add(found)
-        assert sorted(path.name for path in root.iterdir()) == [layout.topic_dir_name(each) for each in found]
+        assert sorted(path.name for path in root.iterdir()) == [layout.TOPIC_DIR.name(each) for each in found]
         if 10 in found:
             assert both_parts(store_at(root), 1) == (b"data", b"index")
     assert seen == {(10, 2**40), (2**40,)}

@@ -17,7 +17,7 @@ from tests.topics.storage.segment_samples import every_failure, every_power_loss
 
 
 def path_of(meta: Path, number: int) -> Path:
-    return meta / layout.snapshot_file_name(number)
+    return meta / layout.SNAPSHOT_FILE.name(number)
 
 
 def with_two(meta: Path) -> None:
@@ -124,7 +124,7 @@ def test_pruning_keeps_the_newest(
     removed = snapshot.prune(UnsyncedFs(), str(meta), keep)
     left = sorted(numbers)[-keep:]
     assert removed == sorted(numbers - set(left))
-    assert sorted(path.name for path in meta.iterdir()) == [layout.snapshot_file_name(n) for n in left]
+    assert sorted(path.name for path in meta.iterdir()) == [layout.SNAPSHOT_FILE.name(n) for n in left]
 
 
 def test_pruning_everything_is_refused(tmp_path: Path) -> None:

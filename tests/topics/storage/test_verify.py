@@ -245,7 +245,7 @@ def test_leftovers_are_notes(stopped: Path) -> None:
 
 def test_log_that_a_snapshot_has_made_unnecessary_is_a_note(crashed: Path) -> None:
     needed = log_files(crashed)[0]
-    stale = needed.with_name(layout.wal_file_name(1))
+    stale = needed.with_name(layout.WAL_FILE.name(1))
     assert not stale.exists()
     stale.write_bytes(b"\x01not a frame")
     notes = [finding for finding in findings(crashed) if finding.path == str(stale)]

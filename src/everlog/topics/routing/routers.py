@@ -21,8 +21,7 @@ from everlog.topics import catalogue
 from everlog.topics.commits import COMMITTED, Commit, together
 from everlog.topics.config import TopicConfig
 from everlog.topics.routing.definitions import RouterConfig, RouterDeleted, RouterPut
-from everlog.topics.routing.graph import find_cycle
-from everlog.topics.routing.table import Router
+from everlog.topics.routing.table import Router, find_cycle
 from everlog.topics.storage.control import RouterDelete, encode
 from everlog.topics.storage.layout import FrameType
 

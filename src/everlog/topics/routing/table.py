@@ -1,4 +1,4 @@
-"""Which routers there are, by name and by the topics at their ends.
+"""Which routers there are, by name and by the topics at their ends, and the cycles they would close.
 
 Owns the table and the router objects; what is logged about them and what they copy is decided elsewhere.
 """
@@ -6,7 +6,7 @@ Owns the table and the router objects; what is logged about them and what they c
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from everlog.api_types import Guarantee
@@ -165,3 +165,32 @@ class RouterTable:
             and (dest is None or router.dest.name == dest)
         )
         return [self.by_name[name] for name in heapq.nsmallest(limit, names)]
+
+
+def find_cycle(edges: Mapping[str, Iterable[str]], source: str, dest: str) -> list[str] | None:
+    """Return the cycle that an edge from `source` to `dest` would close, `source` first and last.
+
+    `edges` has the destinations of each topic, without the edge in question. None if there is no cycle.
+    """
+    if source == dest:
+        return [source, dest]
+    came_from: dict[str, str] = {dest: source}
+    stack = [dest]
+    while stack:
+        name = stack.pop()
+        for following in sorted(edges.get(name, ())):
+            if following == source:
+                return _path(came_from, source, name)
+            if following not in came_from:
+                came_from[following] = name
+                stack.append(following)
+    return None
+
+
+def _path(came_from: dict[str, str], source: str, last: str) -> list[str]:
+    """The names from `source` over `last` back to `source`."""
+    path = [source]
+    while last != source:
+        path.append(last)
+        last = came_from[last]
+    return [*path, source][::-1]

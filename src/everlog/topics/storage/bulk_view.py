@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from everlog.clock import Clock, SystemClock
 from everlog.errors import Corrupt, Io, TopicNotFound
-from everlog.fs import OsFs
+from everlog.fs import OsFs, Syncable, read_file
 from everlog.native.queue import Mapping
 from everlog.seq_ranges import Gap, SeqRange
 from everlog.topics.config import EngineSettings
@@ -26,7 +26,6 @@ from everlog.topics.core import Core
 from everlog.topics.reading import tombstone_for
 from everlog.topics.retention import sweep
 from everlog.topics.storage import layout
-from everlog.topics.storage.read_only import ReadOnlyFs
 from everlog.topics.storage.recovery import recover_store
 from everlog.topics.storage.segment_loading import index_entries
 from everlog.topics.storage.segment_store import SegmentPart
@@ -34,6 +33,7 @@ from everlog.topics.storage.segments import SegmentInfo
 from everlog.topics.storage.store import Store
 from everlog.topics.storage.syncs import InlineSyncs
 from everlog.topics.storage.tier import Tier
+from everlog.topics.storage.wal_files import map_file
 from everlog.topics.topic import Topic
 
 RECREATED: Final = "recreated"
@@ -84,6 +84,113 @@ class Frames(NamedTuple):
     in_log: bool
 
 
+class ReadOnlyFs(OsFs):
+    """The operating system's files, read only; cuts and removals are remembered instead of done.
+
+    Recovery relies on finding its own repairs. No lock is taken, so it works beside a running engine.
+    """
+
+    def __init__(self, boot_id: str) -> None:
+        """Take `boot_id` for the run of the machine; see `Fs.boot_id`."""
+        self._boot_id = boot_id
+        self._lengths: dict[str, int] = {}
+        self._gone: set[str] = set()
+        self._paths: dict[int, str] = {}
+
+    def open(self, path: str, flags: int, mode: int = 0o644) -> int:
+        """Open for reading, whatever was asked; a file that would be created is an empty one."""
+        path = os.path.abspath(path)
+        if path in self._gone:
+            raise FileNotFoundError(2, "removed in this view", path)
+        is_new = bool(flags & os.O_CREAT) and not os.path.exists(path)
+        fd = super().open(os.devnull if is_new else path, os.O_RDONLY)
+        self._paths[fd] = path
+        return fd
+
+    def close(self, fd: int) -> None:
+        """See `Fs.close`."""
+        self._paths.pop(fd, None)
+        super().close(fd)
+
+    def size(self, fd: int) -> int:
+        """The length of the file, or what it was cut to."""
+        found = super().size(fd)
+        return min(found, self._lengths.get(self._paths[fd], found))
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        """Read nothing behind a cut."""
+        return super().pread(fd, max(0, min(length, self.size(fd) - offset)), offset)
+
+    def truncate(self, fd: int, length: int) -> None:
+        """Remember the cut."""
+        self._lengths[self._paths[fd]] = length
+
+    def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
+        """Write nothing; what is written behind a cut makes the file longer again, as far as it goes."""
+        path = self._paths[fd]
+        if path in self._lengths:
+            self._lengths[path] = max(self._lengths[path], offset + len(data))
+
+    def unlink(self, path: str) -> None:
+        """Remember that the file is gone."""
+        self._gone.add(os.path.abspath(path))
+
+    def rename(self, source: str, target: str) -> None:
+        """Remember that the source is gone; the target stays what it was."""
+        self._gone.add(os.path.abspath(source))
+
+    def rename_noreplace(self, source: str, target: str) -> None:
+        """See `rename`."""
+        self.rename(source, target)
+
+    def listdir(self, path: str) -> list[str]:
+        """Leave out what is gone."""
+        folder = os.path.abspath(path)
+        if folder in self._gone:
+            raise FileNotFoundError(2, "removed in this view", path)
+        return [name for name in super().listdir(path) if os.path.join(folder, name) not in self._gone]
+
+    def exists(self, path: str) -> bool:
+        """Tell whether `path` exists and was not removed here."""
+        return os.path.abspath(path) not in self._gone and super().exists(path)
+
+    def makedirs(self, path: str) -> None:
+        """Create nothing."""
+
+    def rmdir(self, path: str) -> None:
+        """Remember that the directory is gone."""
+        self._gone.add(os.path.abspath(path))
+
+    def allocate(self, fd: int, length: int) -> None:
+        """Reserve nothing."""
+
+    def fsync(self, fd: int) -> None:
+        """Nothing was written."""
+
+    def fdatasync(self, fd: int) -> None:
+        """Nothing was written."""
+
+    def fsync_dir(self, path: str) -> None:
+        """Nothing was written."""
+
+    def sync_file_system(self, path: str) -> None:
+        """Nothing was written."""
+
+    def msync(self, mapping: Syncable, fd: int, offset: int, length: int, wait: bool) -> None:
+        """Nothing was written."""
+
+    def boot_id(self) -> str:
+        """See `Fs.boot_id`."""
+        return self._boot_id
+
+    def try_lock(self, fd: int) -> bool:
+        """Take no lock: reading needs none."""
+        return True
+
+    def unlock(self, fd: int) -> None:
+        """No lock was taken."""
+
+
 class BulkView:
     """A data directory as of one moment."""
 
@@ -116,8 +223,10 @@ class BulkView:
         What is there counts: an engine that starts on another machine has to fear that the last writes were
         lost, and hides seqs that may have been given out. Whoever only reads has nothing to fear.
         """
-        boot_id = _map(os.path.join(self._data_dir, layout.BOOT_FILE), 1)
-        return "" if boot_id is None else bytes(boot_id).decode()
+        try:
+            return read_file(_FILES, os.path.join(self._data_dir, layout.BOOT_FILE)).decode()
+        except FileNotFoundError:
+            return ""
 
     def _again(self, attempt: Callable[[], _Value]) -> _Value:
         """Try again while an engine changes files meanwhile; what fails twice with the same files, fails."""
@@ -207,7 +316,7 @@ class BulkView:
         dead = topic.log.dead_seqs(first, end - 1)
         if len(dead):
             dead = self._unmarked(topic, info, dead)
-        name = layout.topic_dir_name(topic.topic_id)
+        name = layout.TOPIC_DIR.name(topic.topic_id)
         # A hot segment may move to the cold tier until it is read; the other way round never.
         roots = self._store.topic_roots if info.tier is Tier.HOT else self._store.topic_roots[1:]
         folders = tuple(os.path.join(root, name) for root in roots)
@@ -278,8 +387,8 @@ def open_piece(piece: Piece) -> Frames | None:
 
 
 def _open_segment(piece: SegmentPiece, folder: str) -> Frames | None:
-    data_path = os.path.join(folder, layout.segment_data_name(piece.segment_id))
-    index_path = os.path.join(folder, layout.segment_index_name(piece.segment_id))
+    data_path = os.path.join(folder, layout.SEGMENT_DATA.name(piece.segment_id))
+    index_path = os.path.join(folder, layout.SEGMENT_INDEX.name(piece.segment_id))
     data, index = _map(data_path, piece.data_bytes), _map(index_path, layout.INDEX_ENTRY_SIZE)
     if data is None or index is None:
         return None
@@ -297,13 +406,10 @@ def _open_segment(piece: SegmentPiece, folder: str) -> Frames | None:
 def _map(path: str, least_bytes: int) -> Mapping | None:
     """Map a file; None if it is gone."""
     try:
-        fd = _FILES.open(path, os.O_RDONLY)
+        mapping = map_file(_FILES, path)
     except FileNotFoundError:
         return None
-    try:
-        size = _FILES.size(fd)
-        if size < least_bytes:
-            raise Corrupt(f"{path} has {size} bytes and should have {least_bytes}; restore it from a backup")
-        return Mapping(fd, size, False)
-    finally:
-        _FILES.close(fd)
+    size = 0 if mapping is None else len(mapping)
+    if size < least_bytes:
+        raise Corrupt(f"{path} has {size} bytes and should have {least_bytes}; restore it from a backup")
+    return mapping

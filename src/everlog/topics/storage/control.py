@@ -6,12 +6,13 @@ snapshot; a new field needs a default, so that older logs stay readable.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from everlog.errors import Corrupt
 from everlog.topics.config import TopicConfig
+from everlog.topics.storage.layout import FrameType
 
 
 class TopicCreate(msgspec.Struct, array_like=True, frozen=True):
@@ -170,7 +171,7 @@ class TopicRecord(msgspec.Struct, array_like=True, frozen=True):
     trim_floor: int = 1
     trim_holes: list[tuple[int, int]] = []  # first and last seq, behind trim_floor
     hop_runs: list[tuple[int, int, int]] = []  # first and last seq, hops; only what may be passed on again
-    holes: list[tuple[int, int]] = []  # first and last seq; see topics.holes
+    holes: list[tuple[int, int]] = []  # first and last seq; see `Floors.holes`
 
 
 class SnapshotBody(msgspec.Struct, array_like=True, frozen=True):
@@ -185,6 +186,22 @@ class SnapshotBody(msgspec.Struct, array_like=True, frozen=True):
     routers: list[RouterRecord] = []
     next_router_id: int = 1
 
+
+ENTRY_TYPES: Final[dict[int, type[msgspec.Struct]]] = {
+    FrameType.TOPIC_CREATE: TopicCreate,
+    FrameType.TOPIC_DELETE: TopicDelete,
+    FrameType.CONFIG_UPDATE: ConfigUpdate,
+    FrameType.DELETE: Delete,
+    FrameType.EVICT_WATERMARK: EvictWatermark,
+    FrameType.HEAD_WATERMARK: HeadWatermark,
+    FrameType.IDEMPOTENCY_KEY: IdempotencyKey,
+    FrameType.ROUTER_CREATE: RouterRecord,
+    FrameType.ROUTER_DELETE: RouterDelete,
+    FrameType.FORWARD: Forward,
+    FrameType.DELETE_SEQS: DeleteSeqs,
+    FrameType.LEASE: Lease,
+}
+"""The class of each kind of frame that is neither a record nor the end of a file."""
 
 _Entry = TypeVar("_Entry")
 _encoder = msgspec.msgpack.Encoder()

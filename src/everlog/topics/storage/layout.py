@@ -53,7 +53,6 @@ test compares the two.
 
 from __future__ import annotations
 
-import re
 import struct
 from enum import IntEnum
 
@@ -152,75 +151,34 @@ assert SNAPSHOT_HEADER.size == SNAPSHOT_HEADER_SIZE
 assert CHECKSUM.size == SNAPSHOT_TRAILER_SIZE
 assert len(SNAPSHOT_MAGIC) == 8
 
-_WAL_NAME = re.compile(r"wal-([0-9]{16,})\.log")
-_SHARD_NAME = re.compile(r"shard-([0-9]{2,})")
-_SNAPSHOT_NAME = re.compile(r"snapshot-([0-9]{16,})\.bin")
-_SEGMENT_DATA_NAME = re.compile(r"seg-([0-9]{16,})\.data")
-_SEGMENT_INDEX_NAME = re.compile(r"seg-([0-9]{16,})\.idx")
-_TOPIC_NAME = re.compile(r"([0-9A-F]{8,})")
+
+class NumberedName:
+    """The name of a file or directory: a prefix, a number with leading zeros, a suffix."""
+
+    __slots__ = ("_base", "_digits", "_prefix", "_suffix")
+
+    def __init__(self, prefix: str, digits: str, suffix: str = "") -> None:
+        self._prefix = prefix
+        self._digits = digits
+        self._suffix = suffix
+        self._base = 16 if digits.endswith("X") else 10
+
+    def name(self, number: int) -> str:
+        """Return the name with this number."""
+        return f"{self._prefix}{number:{self._digits}}{self._suffix}"
+
+    def number(self, name: str) -> int | None:
+        """Return the number in a name, None for any other name."""
+        try:
+            number = int(name.removeprefix(self._prefix).removesuffix(self._suffix), self._base)
+        except ValueError:
+            return None
+        return number if number >= 0 and self.name(number) == name else None
 
 
-def wal_file_name(number: int) -> str:
-    """Return the name of a log file."""
-    return f"wal-{number:016d}.log"
-
-
-def parse_wal_file_name(name: str) -> int | None:
-    """Return the number in the name of a log file, None for any other name."""
-    match = _WAL_NAME.fullmatch(name)
-    return int(match[1]) if match and wal_file_name(int(match[1])) == name else None
-
-
-def shard_dir_name(shard: int) -> str:
-    """Return the name of the directory of one log shard."""
-    return f"shard-{shard:02d}"
-
-
-def parse_shard_dir_name(name: str) -> int | None:
-    """Return the shard in a directory name, None for any other name."""
-    match = _SHARD_NAME.fullmatch(name)
-    return int(match[1]) if match and shard_dir_name(int(match[1])) == name else None
-
-
-def snapshot_file_name(number: int) -> str:
-    """Return the name of a snapshot file."""
-    return f"snapshot-{number:016d}.bin"
-
-
-def parse_snapshot_file_name(name: str) -> int | None:
-    """Return the number in the name of a snapshot file, None for any other name."""
-    match = _SNAPSHOT_NAME.fullmatch(name)
-    return int(match[1]) if match and snapshot_file_name(int(match[1])) == name else None
-
-
-def segment_data_name(first_seq: int) -> str:
-    """Return the name of the file with a segment's records."""
-    return f"seg-{first_seq:016d}.data"
-
-
-def parse_segment_data_name(name: str) -> int | None:
-    """Return the first seq in the name of a segment's data file, None for any other name."""
-    match = _SEGMENT_DATA_NAME.fullmatch(name)
-    return int(match[1]) if match and segment_data_name(int(match[1])) == name else None
-
-
-def segment_index_name(first_seq: int) -> str:
-    """Return the name of the file with a segment's index."""
-    return f"seg-{first_seq:016d}.idx"
-
-
-def parse_segment_index_name(name: str) -> int | None:
-    """Return the first seq in the name of a segment's index file, None for any other name."""
-    match = _SEGMENT_INDEX_NAME.fullmatch(name)
-    return int(match[1]) if match and segment_index_name(int(match[1])) == name else None
-
-
-def topic_dir_name(topic_id: int) -> str:
-    """Return the name of the directory of a topic's segments."""
-    return f"{topic_id:08X}"
-
-
-def parse_topic_dir_name(name: str) -> int | None:
-    """Return the topic id in a directory name, None for any other name."""
-    match = _TOPIC_NAME.fullmatch(name)
-    return int(match[1], 16) if match and topic_dir_name(int(match[1], 16)) == name else None
+WAL_FILE = NumberedName("wal-", "016d", ".log")
+SHARD_DIR = NumberedName("shard-", "02d")
+SNAPSHOT_FILE = NumberedName("snapshot-", "016d", ".bin")
+SEGMENT_DATA = NumberedName("seg-", "016d", ".data")
+SEGMENT_INDEX = NumberedName("seg-", "016d", ".idx")
+TOPIC_DIR = NumberedName("", "08X")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from everlog.api_types import Durability
 from everlog.errors import Corrupt, CorruptMetadata, Io
-from everlog.fs import replace_file
+from everlog.fs import opened, replace_file, sync_path
 from everlog.native.frames import LogFrame
 from everlog.native.log_replay import LogReplay
 from everlog.native.queue import Mapping
@@ -37,7 +37,7 @@ from everlog.topics.storage.segments import SegmentSet
 from everlog.topics.storage.store import OldFile, Store
 from everlog.topics.storage.syncs import SyncRunner
 from everlog.topics.storage.tier import TopicTier
-from everlog.topics.storage.wal_files import WalFile, cut_tail, list_wal_files
+from everlog.topics.storage.wal_files import WalFile, cut_tail, list_wal_files, map_file
 from everlog.topics.topic import RememberedKey, Topic
 
 if TYPE_CHECKING:
@@ -84,20 +84,6 @@ def recover_store(core: Core, store: Store) -> None:
     _Recovery(core, store, None).run()
 
 
-_KNOWN_TYPES: Final = {
-    FrameType.TOPIC_CREATE,
-    FrameType.TOPIC_DELETE,
-    FrameType.CONFIG_UPDATE,
-    FrameType.DELETE,
-    FrameType.EVICT_WATERMARK,
-    FrameType.HEAD_WATERMARK,
-    FrameType.IDEMPOTENCY_KEY,
-    FrameType.DELETE_SEQS,
-    FrameType.LEASE,
-    FrameType.ROUTER_CREATE,
-    FrameType.ROUTER_DELETE,
-    FrameType.FORWARD,
-}
 _ROUTER_TYPES: Final = {FrameType.ROUTER_CREATE, FrameType.ROUTER_DELETE, FrameType.FORWARD}
 EMPTY_SNAPSHOT: Final = control.SnapshotBody(True, 1, 1, 1, [], [])
 
@@ -345,31 +331,23 @@ class _Recovery:
     def _look_ahead(self, file: WalFile, start: int) -> None:
         """Find out which topics take part in copying, before any record of theirs is met."""
         with _reading(file):
-            fd = self._core.fs.open(file.path, os.O_RDONLY)
-            try:
-                size = self._core.fs.size(fd)
-                if size > start:
-                    self._forwards.expect(Mapping(fd, size, False), start)
-            finally:
-                self._core.fs.close(fd)
+            mapping = map_file(self._core.fs, file.path)
+            if mapping is not None and len(mapping) > start:
+                self._forwards.expect(mapping, start)
 
     def _sync_directories(self) -> None:
         """Make sure of the names in the log directories: no file may come back under a number used again."""
         fs, wal_dir = self._core.fs, self._store.wal_dir
-        shards = [name for name in fs.listdir(wal_dir) if layout.parse_shard_dir_name(name) is not None]
+        shards = [name for name in fs.listdir(wal_dir) if layout.SHARD_DIR.number(name) is not None]
         for directory in (wal_dir, *(os.path.join(wal_dir, name) for name in shards)):
             fs.fsync_dir(directory)
 
     def _last_files_with_frames(self, files: list[WalFile]) -> dict[str, int]:
         last: dict[str, int] = {}
         for file in files:
-            with _reading(file):
-                fd = self._core.fs.open(file.path, os.O_RDONLY)
-                try:
-                    if any(self._core.fs.pread(fd, 4, 0)):
-                        last[file.shard_dir] = file.number
-                finally:
-                    self._core.fs.close(fd)
+            with _reading(file), opened(self._core.fs, file.path) as fd:
+                if any(self._core.fs.pread(fd, 4, 0)):
+                    last[file.shard_dir] = file.number
         return last
 
     def _replay_file(self, file: WalFile, start: int, is_last: bool) -> bool:
@@ -415,14 +393,9 @@ class _Recovery:
     def _map(self, file: WalFile) -> Mapping | None:
         fs = self._core.fs
         with _reading(file):
-            fd = fs.open(file.path, os.O_RDWR)
-            try:
-                # After a kill these bytes may be in the page cache only, and what is shown must stay.
-                fs.fsync(fd)
-                size = fs.size(fd)
-                return Mapping(fd, size, False) if size else None
-            finally:
-                fs.close(fd)
+            # After a kill these bytes may be in the page cache only, and what is shown must stay.
+            sync_path(fs, file.path)
+            return map_file(fs, file.path)
 
     def _cut(self, file: WalFile, replay: LogReplay, size: int) -> None:
         """Cut off a torn tail, so that the next start finds a file that ends in order."""
@@ -431,11 +404,7 @@ class _Recovery:
         # The mapping must not reach behind the end of the file: touching that would be a bus error.
         old = self._store.old_files.pop()
         cut_tail(self._core.fs, file.path, replay.position)
-        fd = self._core.fs.open(file.path, os.O_RDONLY)
-        try:
-            self._core.sources.set(old.source, Mapping(fd, self._core.fs.size(fd), False))
-        finally:
-            self._core.fs.close(fd)
+        self._core.sources.set(old.source, map_file(self._core.fs, file.path))
         self._store.old_files.append(old)
 
     def _set_aside(self, file: WalFile) -> None:
@@ -446,7 +415,7 @@ class _Recovery:
 
     def _apply(self, frame: LogFrame) -> None:
         """Apply one control frame."""
-        if frame.type not in _KNOWN_TYPES:
+        if frame.type not in control.ENTRY_TYPES:
             raise Corrupt(
                 f"the log has an entry of type {frame.type}, which this build does not know; start the build "
                 f"that wrote it"

@@ -57,7 +57,7 @@ class Listing(NamedTuple):
     temporary: tuple[str, ...] = ()
 
 
-_NAMES = {SegmentPart.DATA: layout.segment_data_name, SegmentPart.INDEX: layout.segment_index_name}
+_NAMES = {SegmentPart.DATA: layout.SEGMENT_DATA.name, SegmentPart.INDEX: layout.SEGMENT_INDEX.name}
 
 
 class SegmentStore:
@@ -218,9 +218,9 @@ class SegmentStore:
         for name in names:
             if name.endswith(layout.TEMPORARY_SUFFIX):
                 temporary.append(name)
-            elif (segment_id := layout.parse_segment_data_name(name)) is not None:
+            elif (segment_id := layout.SEGMENT_DATA.number(name)) is not None:
                 data.add(segment_id)
-            elif (segment_id := layout.parse_segment_index_name(name)) is not None:
+            elif (segment_id := layout.SEGMENT_INDEX.number(name)) is not None:
                 index.add(segment_id)
             else:
                 raise CorruptMetadata(
@@ -229,7 +229,7 @@ class SegmentStore:
         leaving = {
             segment_id
             for segment_id in index - data
-            if layout.segment_data_name(segment_id) + layout.TEMPORARY_SUFFIX in temporary
+            if layout.SEGMENT_DATA.name(segment_id) + layout.TEMPORARY_SUFFIX in temporary
         }
         return Listing(
             complete=tuple(sorted(data & index)),
@@ -338,7 +338,7 @@ def list_topics(fs: Fs, root: str) -> list[int]:
             return []
     topic_ids = []
     for name in names:
-        topic_id = layout.parse_topic_dir_name(name.removesuffix(DELETED_TOPIC_SUFFIX))
+        topic_id = layout.TOPIC_DIR.number(name.removesuffix(DELETED_TOPIC_SUFFIX))
         if topic_id is None:
             raise CorruptMetadata(f"{os.path.join(root, name)} is no directory of a topic; move it elsewhere")
         if name.endswith(DELETED_TOPIC_SUFFIX):
@@ -350,7 +350,7 @@ def list_topics(fs: Fs, root: str) -> list[int]:
 
 def delete_topic(fs: Fs, root: str, topic_id: int) -> None:
     """Remove everything a topic has below `root`, by one durable rename first; may be repeated."""
-    path = os.path.join(root, layout.topic_dir_name(topic_id))
+    path = os.path.join(root, layout.TOPIC_DIR.name(topic_id))
     gone = path + DELETED_TOPIC_SUFFIX
     with _reported("remove the directory", path), suppress(FileNotFoundError):
         fs.rename(path, gone)

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from everlog.errors import CorruptMetadata, Io, UnsupportedVersion
-from everlog.fs import Fs, replace_file
+from everlog.fs import Fs, read_file, replace_file
 from everlog.native import frames
 from everlog.topics.storage import layout
 
@@ -35,7 +35,7 @@ class NewestSnapshot(NamedTuple):
 
 def write(fs: Fs, meta_dir: str, number: int, payload: bytes) -> str:
     """Durably write snapshot `number`, which must be higher than all before; returns its path."""
-    path = os.path.join(meta_dir, layout.snapshot_file_name(number))
+    path = os.path.join(meta_dir, layout.SNAPSHOT_FILE.name(number))
     header = layout.SNAPSHOT_HEADER.pack(layout.SNAPSHOT_MAGIC, layout.SNAPSHOT_VERSION, len(payload))
     checksum = layout.CHECKSUM.pack(frames.checksum(payload))
     with _reported("write the snapshot", path, "the older one stays in force; check the disk"):
@@ -56,9 +56,9 @@ def newest(fs: Fs, meta_dir: str) -> NewestSnapshot:
     """
     rejected: list[Rejected] = []
     for number in reversed(numbers(fs, meta_dir)):
-        path = os.path.join(meta_dir, layout.snapshot_file_name(number))
+        path = os.path.join(meta_dir, layout.SNAPSHOT_FILE.name(number))
         with _reported("read the snapshot", path, "check the disk and the permissions, then start again"):
-            content = _read_file(fs, path)
+            content = read_file(fs, path)
         reason = damage(path, content)
         if reason is None:
             payload = content[layout.SNAPSHOT_HEADER_SIZE : -layout.SNAPSHOT_TRAILER_SIZE]
@@ -73,7 +73,7 @@ def prune(fs: Fs, meta_dir: str, keep: int = 2) -> list[int]:
         raise ValueError(f"keep is {keep}; at least the newest snapshot must stay")
     found, temporary = _listed(fs, meta_dir)
     going = sorted(found)[:-keep]
-    for name in (*temporary, *map(layout.snapshot_file_name, going)):
+    for name in (*temporary, *map(layout.SNAPSHOT_FILE.name, going)):
         path = os.path.join(meta_dir, name)
         with (
             _reported("remove the old snapshot", path, "it is not needed; remove it by hand"),
@@ -95,23 +95,11 @@ def _listed(fs: Fs, meta_dir: str) -> tuple[list[int], list[str]]:
     for name in names:
         if name.endswith(layout.TEMPORARY_SUFFIX):
             temporary.append(name)
-        elif (number := layout.parse_snapshot_file_name(name)) is not None:
+        elif (number := layout.SNAPSHOT_FILE.number(name)) is not None:
             found.append(number)
         else:
             raise CorruptMetadata(f"{os.path.join(meta_dir, name)} is no snapshot; move it elsewhere")
     return found, temporary
-
-
-def _read_file(fs: Fs, path: str) -> bytes:
-    fd = fs.open(path, os.O_RDONLY)
-    try:
-        length = fs.size(fd)
-        content = fs.pread(fd, length, 0)
-        while len(content) < length and (more := fs.pread(fd, length - len(content), len(content))):
-            content += more
-        return content
-    finally:
-        fs.close(fd)
 
 
 def damage(path: str, content: bytes) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from everlog.errors import DataDirInUse, EverlogError, StorageFailed
-from everlog.fs import close_locked, create_directory, replace_file
+from everlog.fs import close_locked, create_directory, read_file, replace_file
 from everlog.topics.commits import Commit, ShardCommits
 from everlog.topics.config import EngineSettings
 from everlog.topics.storage import layout
@@ -122,13 +122,7 @@ class Store:
         """Whether the machine has run on since the directory was last open: then nothing written was lost."""
         fs = self._core.fs
         path = os.path.join(self.data_dir, layout.BOOT_FILE)
-        if not fs.exists(path):
-            return False
-        fd = fs.open(path, os.O_RDONLY)
-        try:
-            return fs.pread(fd, 1024, 0) == fs.boot_id().encode()
-        finally:
-            fs.close(fd)
+        return fs.exists(path) and read_file(fs, path) == fs.boot_id().encode()
 
     def note_boot(self) -> None:
         """Remember this run of the machine.
@@ -150,7 +144,7 @@ class Store:
 
     def tier_of(self, topic_id: int) -> TopicTier:
         """Where the segments of a topic are."""
-        name = layout.topic_dir_name(topic_id)
+        name = layout.TOPIC_DIR.name(topic_id)
         hot, *cold = (SegmentStore(os.path.join(root, name), self._core.fs) for root in self.topic_roots)
         return TopicTier(hot, cold[0] if cold else None)
 
@@ -205,7 +199,7 @@ class Store:
         count = core.settings.shards
         for number in range(count):
             directory = (
-                self.wal_dir if count == 1 else os.path.join(self.wal_dir, layout.shard_dir_name(number))
+                self.wal_dir if count == 1 else os.path.join(self.wal_dir, layout.SHARD_DIR.name(number))
             )
             shard = WalShard(
                 number,

@@ -25,10 +25,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-import msgspec
-
 from everlog.errors import Corrupt, DataDirInUse, Io, UnsupportedVersion
-from everlog.fs import Fs, close_locked
+from everlog.fs import Fs, close_locked, read_file
 from everlog.native import frames
 from everlog.topics.storage import control, layout, snapshot
 from everlog.topics.storage.segment_loading import index_entries
@@ -38,20 +36,6 @@ from everlog.topics.storage.wal_files import END_FRAME
 NOTES: Final = frozenset(("torn_tail", "leftover"))
 """Kinds that a crash leaves and a start repairs: nothing that was promised is lost."""
 
-_CONTROL_ENTRIES: Final[dict[int, type[msgspec.Struct]]] = {
-    layout.FrameType.TOPIC_CREATE: control.TopicCreate,
-    layout.FrameType.TOPIC_DELETE: control.TopicDelete,
-    layout.FrameType.CONFIG_UPDATE: control.ConfigUpdate,
-    layout.FrameType.DELETE: control.Delete,
-    layout.FrameType.EVICT_WATERMARK: control.EvictWatermark,
-    layout.FrameType.HEAD_WATERMARK: control.HeadWatermark,
-    layout.FrameType.IDEMPOTENCY_KEY: control.IdempotencyKey,
-    layout.FrameType.ROUTER_CREATE: control.RouterRecord,
-    layout.FrameType.ROUTER_DELETE: control.RouterDelete,
-    layout.FrameType.FORWARD: control.Forward,
-    layout.FrameType.DELETE_SEQS: control.DeleteSeqs,
-    layout.FrameType.LEASE: control.Lease,
-}
 _FRAME_TYPES: Final = frozenset(map(int, layout.FrameType))
 _RECORD_FLAGS: Final = layout.FLAG_HAS_TAG | layout.FLAG_HAS_NODE | layout.FLAG_HAS_META
 
@@ -157,11 +141,11 @@ class _Segment(NamedTuple):
 
     @property
     def data_path(self) -> str:
-        return os.path.join(self.directory, layout.segment_data_name(self.first_seq))
+        return os.path.join(self.directory, layout.SEGMENT_DATA.name(self.first_seq))
 
     @property
     def index_path(self) -> str:
-        return os.path.join(self.directory, layout.segment_index_name(self.first_seq))
+        return os.path.join(self.directory, layout.SEGMENT_INDEX.name(self.first_seq))
 
 
 class _Verifier:
@@ -214,17 +198,7 @@ class _Verifier:
     def _read(self, path: str) -> bytes | None:
         """Read a whole file; None, with a finding, if that cannot be done."""
         try:
-            fd = self._fs.open(path, os.O_RDONLY)
-            try:
-                content = b""
-                length = self._fs.size(fd)
-                while len(content) < length:
-                    more = self._fs.pread(fd, length - len(content), len(content))
-                    if not more:
-                        break
-                    content += more
-            finally:
-                self._fs.close(fd)
+            content = read_file(self._fs, path)
         except OSError as error:
             self._unreadable(path, error)
             return None
@@ -251,7 +225,7 @@ class _Verifier:
         found: list[str] = []
         for name in self._names(directory):
             path = os.path.join(directory, name)
-            if layout.parse_snapshot_file_name(name) is not None:
+            if layout.SNAPSHOT_FILE.number(name) is not None:
                 found.append(path)
             elif name.endswith(layout.TEMPORARY_SUFFIX):
                 self._leftover(path, "a snapshot that was not finished")
@@ -271,10 +245,10 @@ class _Verifier:
                 topics = [control.decode(topic, control.TopicRecord) for topic in body.topics]
                 # Ascending order: what counts is what the newest readable snapshot says.
                 self._saved_through = {
-                    layout.topic_dir_name(each.topic_id): each.saved_seq for each in topics
+                    layout.TOPIC_DIR.name(each.topic_id): each.saved_seq for each in topics
                 }
                 self._listed = {
-                    layout.topic_dir_name(each.topic_id): {first_seq for first_seq, _, _ in each.segments}
+                    layout.TOPIC_DIR.name(each.topic_id): {first_seq for first_seq, _, _ in each.segments}
                     for each in topics
                 }
                 self._replay_starts = dict(body.starts)
@@ -293,7 +267,7 @@ class _Verifier:
         flat: list[_LogFile] = []
         shards: list[list[_LogFile]] = [flat]
         for name in self._names(directory):
-            if layout.parse_shard_dir_name(name) is None:
+            if layout.SHARD_DIR.number(name) is None:
                 flat += self._log_file(directory, name)
                 continue
             inner = os.path.join(directory, name)
@@ -302,7 +276,7 @@ class _Verifier:
 
     def _log_file(self, directory: str, name: str) -> list[_LogFile]:
         path = os.path.join(directory, name)
-        number = layout.parse_wal_file_name(name)
+        number = layout.WAL_FILE.number(name)
         if number is not None:
             return [_LogFile(number, path)]
         if name.endswith(layout.TEMPORARY_SUFFIX):
@@ -381,9 +355,9 @@ class _Verifier:
     def _check_control(self, path: str, content: bytes, offset: int, kind: int) -> None:
         if kind not in _FRAME_TYPES:
             self._result.add(path, offset, "bad_entry", f"the frame has the type {kind}, which nobody writes")
-        elif kind in _CONTROL_ENTRIES:
+        elif kind in control.ENTRY_TYPES:
             try:
-                control.decode(frames.read_log_frame(content, offset).data, _CONTROL_ENTRIES[kind])
+                control.decode(frames.read_log_frame(content, offset).data, control.ENTRY_TYPES[kind])
             except Corrupt as error:
                 self._result.add(path, offset, "bad_entry", str(error))
 
@@ -400,7 +374,7 @@ class _Verifier:
                 path = os.path.join(root, name)
                 if name.endswith(DELETED_TOPIC_SUFFIX):
                     self._leftover(path, "a topic whose removal was not finished")
-                elif layout.parse_topic_dir_name(name) is None:
+                elif layout.TOPIC_DIR.number(name) is None:
                     self._unknown(path)
                 else:
                     found = [(first_seq, path, is_cold) for first_seq in self._complete(path)]
@@ -422,9 +396,9 @@ class _Verifier:
         names = self._names(directory)
         for name in names:
             path = os.path.join(directory, name)
-            if (first_seq := layout.parse_segment_data_name(name)) is not None:
+            if (first_seq := layout.SEGMENT_DATA.number(name)) is not None:
                 data.add(first_seq)
-            elif (first_seq := layout.parse_segment_index_name(name)) is not None:
+            elif (first_seq := layout.SEGMENT_INDEX.number(name)) is not None:
                 index.add(first_seq)
             elif name.endswith(layout.TEMPORARY_SUFFIX):
                 self._leftover(path, "a file that was not finished or not wholly removed")
@@ -432,16 +406,16 @@ class _Verifier:
                 self._unknown(path)
         newest = max(data & index, default=0)
         for first_seq in sorted(data - index):
-            path = os.path.join(directory, layout.segment_data_name(first_seq))
+            path = os.path.join(directory, layout.SEGMENT_DATA.name(first_seq))
             if first_seq > newest or not self._is_listed(directory, first_seq):
                 self._leftover(path, "a segment that was being created or removed")
             else:
                 self._result.add(path, 0, "missing_part", "its index is missing; restore it from a backup")
         for first_seq in sorted(index - data):
-            path = os.path.join(directory, layout.segment_index_name(first_seq))
+            path = os.path.join(directory, layout.SEGMENT_INDEX.name(first_seq))
             if not self._is_listed(directory, first_seq):
                 self._leftover(path, "a segment that was being removed")
-            elif layout.segment_data_name(first_seq) + layout.TEMPORARY_SUFFIX not in names:
+            elif layout.SEGMENT_DATA.name(first_seq) + layout.TEMPORARY_SUFFIX not in names:
                 self._result.add(path, 0, "missing_part", "its data is missing; restore it from a backup")
         return sorted(data & index)
 
@@ -478,8 +452,8 @@ class _Verifier:
             names = set(self._names(directory))
             for first_seq in sorted(listed):
                 data_name, index_name = (
-                    layout.segment_data_name(first_seq),
-                    layout.segment_index_name(first_seq),
+                    layout.SEGMENT_DATA.name(first_seq),
+                    layout.SEGMENT_INDEX.name(first_seq),
                 )
                 if (name, first_seq) not in found and names.isdisjoint((data_name, index_name)):
                     message = "the snapshot lists this segment, but it is gone; restore it from a backup"

@@ -475,36 +475,6 @@ class WalShard:
             paths.append(file.path)
         return paths
 
-    def trim(self, before: Position) -> list[int]:
-        """Delete the files wholly before a position and return their numbers; their sources go too.
-
-        The active file stays whatever the position; once closed it is a file like any other.
-        """
-        deleted: list[int] = []
-        try:
-            while len(self._files) > (0 if self._closed else 1):
-                file = self._files[0]
-                if Position(file.number, file.end) > before:
-                    break
-                with contextlib.suppress(FileNotFoundError):
-                    self.fs.unlink(file.path)
-                del self._files[0]
-                self._sources.remove(file.source)
-                deleted.append(file.number)
-        except OSError as error:
-            raise StorageFailed(f"cannot delete old log files: {error}", error.errno) from None
-        finally:
-            if deleted and not self._closed:
-                # In the lane: nothing depends on when the names are gone for good.
-                self._start(self._sync_directory, lambda: None)
-        if deleted and self._closed:
-            with contextlib.suppress(OSError):  # a file that comes back was absorbed and is skipped
-                self._sync_directory()
-        return deleted
-
-    def _sync_directory(self) -> None:
-        self.fs.fsync_dir(self.directory)
-
     # --- Syncing -----------------------------------------------------------------------------------------
 
     def sync(self, done: SyncDone) -> None:

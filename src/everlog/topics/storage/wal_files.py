@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from everlog.errors import CorruptMetadata
-from everlog.fs import Fs
+from everlog.fs import Fs, opened
 from everlog.native.frames import FrameBuffer
 from everlog.native.queue import Mapping
 from everlog.topics.storage import layout
@@ -52,7 +52,7 @@ def list_wal_files(fs: Fs, wal_dir: str) -> list[WalFile]:
     files: list[WalFile] = []
     for name in fs.listdir(wal_dir):
         path = os.path.join(wal_dir, name)
-        if layout.parse_shard_dir_name(name) is None:
+        if layout.SHARD_DIR.number(name) is None:
             files += _wal_file(wal_dir, name)
             continue
         try:
@@ -72,12 +72,19 @@ def list_wal_files(fs: Fs, wal_dir: str) -> list[WalFile]:
 
 def _wal_file(directory: str, name: str) -> list[WalFile]:
     path = os.path.join(directory, name)
-    number = layout.parse_wal_file_name(name)
+    number = layout.WAL_FILE.number(name)
     if number is not None:
         return [WalFile(number, directory, path)]
     if name.endswith((layout.TEMPORARY_SUFFIX, layout.ORPHAN_SUFFIX)):
         return []
     raise CorruptMetadata(f"{path} is no log file of everlog; move it out of the log directory")
+
+
+def map_file(fs: Fs, path: str) -> Mapping | None:
+    """Map a whole file for reading; None if it is empty."""
+    with opened(fs, path) as fd:
+        size = fs.size(fd)
+        return Mapping(fd, size, False) if size else None
 
 
 def cut_tail(fs: Fs, path: str, length: int) -> None:
@@ -86,13 +93,10 @@ def cut_tail(fs: Fs, path: str, length: int) -> None:
     The end frame is what tells a file that was left in order from one that has lost its tail, so a
     recovered file needs one as soon as a later file may follow it.
     """
-    fd = fs.open(path, os.O_RDWR)
-    try:
+    with opened(fs, path, os.O_RDWR) as fd:
         fs.truncate(fd, length)
         fs.pwrite(fd, END_FRAME, length)
         fs.fsync(fd)
-    finally:
-        fs.close(fd)
 
 
 class LogFile:
@@ -151,7 +155,7 @@ def capacity_for(size: int, file_bytes: int) -> int:
 
 def create_log_file(fs: Fs, directory: str, number: int, capacity: int) -> LogFile:
     """Create, allocate and map a log file; on failure nothing of it stays. Its name is not synced."""
-    path = os.path.join(directory, layout.wal_file_name(number))
+    path = os.path.join(directory, layout.WAL_FILE.name(number))
     # Exclusive: nothing may ever be appended to a file of an earlier life.
     fd = fs.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:

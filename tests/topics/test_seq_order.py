@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlog.topics.routing.order import SeqOrder
+from everlog.topics.commits import SeqOrder
 
 
 class Published:
