@@ -72,5 +72,5 @@ def with_topic(
 ) -> Iterator[Engine]:
     """A fresh engine with one empty topic, `TOPIC`."""
     with opened(path, helper_cores, settings) as engine:
-        engine.settle(engine.put_topic(TOPIC, TopicConfig(durability=durability)).commit)
+        engine.wait_for(engine.put_topic(TOPIC, TopicConfig(durability=durability)).commit)
         yield engine

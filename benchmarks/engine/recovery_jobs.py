@@ -78,7 +78,7 @@ def fill_with_singles(engine: Engine, count: int, tags: int) -> None:
         samples.fill(engine, TOPIC, source, count // steps)
         numbers = range(step * SINGLES_PER_BATCH, (step + 1) * SINGLES_PER_BATCH)
         batch = [NewRecord(samples.payload(number), single_tag(number)) for number in numbers]
-        engine.settle(engine.append(TOPIC, batch).commit)
+        engine.wait_for(engine.append(TOPIC, batch).commit)
 
 
 @contextmanager
@@ -110,9 +110,9 @@ def _create_topics(engine: Engine, topics: int) -> None:
         record = NewRecord(samples.payload(number))
         answers.append(engine.append(f"topic-{number:06d}", [record], create=True, config=config))
         if number % TOPICS_PER_TURN == 0:
-            engine.settle(answers[-1].commit)
+            engine.wait_for(answers[-1].commit)
     for answer in answers:
-        engine.settle(answer.commit)
+        engine.wait_for(answer.commit)
 
 
 # --- Opening ---------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def fan_out(path: str, dests: int, batches: int, cores: Cores) -> Iterator[Calla
     with opened(path, cores) as engine:
         for number in range(dests):
             config = RouterConfig(source="source", dest=f"dest-{number}")
-            engine.settle(engine.put_router(f"router-{number}", config).commit)
+            engine.wait_for(engine.put_router(f"router-{number}", config).commit)
         yield lambda: {**_measure(engine, dests, batches), **_answers(engine)}
 
 
@@ -43,12 +43,12 @@ def _measure(engine: Engine, dests: int, batches: int) -> Numbers:
         appended = engine.append("source", [NewRecord(_DATA) for _ in range(BATCH)])
         engine.write()
         while not appended.commit.done:
-            engine.settle(appended.commit)
+            engine.wait_for(appended.commit)
         started_ns = time.thread_time_ns()
         while engine.dirty_sources:
             engine.forward_turn()
         elapsed_ns += time.thread_time_ns() - started_ns
-        engine.settle(engine.forward(f"dest-{dests - 1}"))
+        engine.wait_for(engine.forward(f"dest-{dests - 1}"))
     copied = sum(state.forwarded_total for state in engine.routers(limit=dests))
     if copied != dests * batches * BATCH:
         raise WrongRecord(f"{copied} copies were made, not {dests * batches * BATCH}")
@@ -66,10 +66,10 @@ def _answers(engine: Engine) -> Numbers:
         for topic, times in waited_ns.items():
             # Copies empty the caches, so both topics begin behind the same copies and the same append.
             for before in ("source", "between"):
-                engine.settle(engine.append(before, [NewRecord(_DATA)]).commit)
-                engine.settle(engine.forward("dest-0"))
+                engine.wait_for(engine.append(before, [NewRecord(_DATA)]).commit)
+                engine.wait_for(engine.forward("dest-0"))
             times.append(_answer_ns(engine, topic))
-            engine.settle(engine.forward("dest-0"))
+            engine.wait_for(engine.forward("dest-0"))
     with_routers, without = (statistics.median(times) for times in waited_ns.values())
     return {"router_answer_us": with_routers / 1000, "router_answer_ratio": with_routers / without}
 
@@ -80,5 +80,5 @@ def _answer_ns(engine: Engine, topic: str) -> int:
     started_ns = time.perf_counter_ns()
     commit = engine.append(topic, [NewRecord(_DATA)]).commit
     commit.on_done(lambda _: answered_ns.append(time.perf_counter_ns()))
-    engine.settle(commit)
+    engine.wait_for(commit)
     return answered_ns[0] - started_ns

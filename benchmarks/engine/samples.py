@@ -79,7 +79,7 @@ def fill(engine: Engine, topic: str, source: Iterator[Batch], count: int) -> Non
         if appended >= count:
             break
     if answer is not None:
-        engine.settle(answer.commit)
+        engine.wait_for(answer.commit)
 
 
 def check_diff(diff: Diff, first_seq: int) -> None:

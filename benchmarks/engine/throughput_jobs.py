@@ -78,7 +78,7 @@ def _append_and_await(engine: Engine, size: int, commits: int) -> float:
     ready = samples.take(samples.batches(size), commits)
     for number, batch in enumerate(ready):
         started_ns = time.perf_counter_ns()
-        engine.settle(engine.append(TOPIC, batch).commit)
+        engine.wait_for(engine.append(TOPIC, batch).commit)
         elapsed_ns[number] = time.perf_counter_ns() - started_ns
     return percentile_us(elapsed_ns, 50)
 

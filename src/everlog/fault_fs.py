@@ -410,7 +410,7 @@ class FaultFs:
                 if not was_lost:
                     raise
             finally:
-                # Only ours: after a second close the number may belong to somebody else.
+                # Only ours: after a second close the number may belong to another file.
                 if fd in self._descriptors:
                     self._descriptors.remove(fd)
                     self._inner.close(fd)

@@ -110,7 +110,7 @@ class Fs(Protocol):
         ...
 
     def exists(self, path: str) -> bool:
-        """Tell whether `path` exists."""
+        """Whether `path` exists."""
         ...
 
     def boot_id(self) -> str:
@@ -122,7 +122,7 @@ class Fs(Protocol):
         ...
 
     def unlock(self, fd: int) -> None:
-        """Give the flock back, also if a forked child has inherited the descriptor."""
+        """Release the flock, also if a forked child has inherited the descriptor."""
         ...
 
 

@@ -46,8 +46,8 @@ def build(engine: Engine) -> None:
     """The topics and routers, if they are not there yet."""
     if engine.router_count:
         return
-    engine.settle(engine.put_topic("synced", TopicConfig(durability=Durability.FSYNC)).commit)
-    engine.settle(engine.put_topic("wide", TopicConfig(durability=Durability.MEMORY)).commit)
+    engine.wait_for(engine.put_topic("synced", TopicConfig(durability=Durability.FSYNC)).commit)
+    engine.wait_for(engine.put_topic("wide", TopicConfig(durability=Durability.MEMORY)).commit)
     for name, source, dest, guarantee in (
         ("r1", "source", "synced", Guarantee.AT_LEAST_ONCE),
         ("r2", "source", "once", Guarantee.EXACTLY_ONCE),
@@ -55,7 +55,7 @@ def build(engine: Engine) -> None:
         ("r4", "source", "wide", Guarantee.AT_LEAST_ONCE),
     ):
         config = RouterConfig(source=source, dest=dest, guarantee=guarantee)
-        engine.settle(engine.put_router(name, config).commit)
+        engine.wait_for(engine.put_router(name, config).commit)
 
 
 def copies_of(engine: Engine, name: str, from_seq: int = 0) -> Seen:
@@ -83,11 +83,11 @@ def forward_until_killed(channel: Connection, path: str, seed: int, number: int)
         count = rng.choice((1, 2, 20))
         records = [NewRecord(str(number + i).encode()) for i in range(count)]
         channel.send(("begun", "", {number + count - 1: (0, 0)}))
-        engine.settle(engine.append("source", records).commit)
+        engine.wait_for(engine.append("source", records).commit)
         number += count
         channel.send(("acked", "", {number - 1: (0, 0)}))
         if rng.random() < 0.2:
-            engine.settle(engine.append(rng.choice(DESTS), [NewRecord(b'"direct"')]).commit)
+            engine.wait_for(engine.append(rng.choice(DESTS), [NewRecord(b'"direct"')]).commit)
         if rng.random() < 0.5:
             name = rng.choice(DESTS)
             seen = copies_of(engine, name, places[name])
@@ -98,8 +98,8 @@ def forward_until_killed(channel: Connection, path: str, seed: int, number: int)
             # that everything has one first.
             for name in DESTS:
                 while not (commit := engine.forward(name)).done:
-                    engine.settle(commit)
-            engine.settle(engine.delete_records("source", before_seq=rng.randrange(1, number + 2)).commit)
+                    engine.wait_for(commit)
+            engine.wait_for(engine.delete_records("source", before_seq=rng.randrange(1, number + 2)).commit)
 
 
 class Witness:

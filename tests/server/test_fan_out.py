@@ -573,7 +573,7 @@ def test_a_read_that_waits_for_a_segment_is_not_shared(tmp_path: Path) -> None:
         fan_out = site.watch.fan_out
         waiting = fan_out.read("b", epoch, 0, Wishes())
         assert waiting is not None and waiting.is_incomplete and not waiting.lines
-        site.engine.settle(waiting.commit)
+        site.engine.wait_for(waiting.commit)
         found = fan_out.read("b", epoch, 0, Wishes())
         assert found is not None and not found.is_incomplete
         assert b'"$seq":1,' in found.lines
@@ -603,8 +603,8 @@ def test_a_stream_that_passes_more_cold_segments_than_fit_into_memory_comes_to_t
 ) -> None:
     with open_engine(tmp_path) as engine:
         for number in range(4 * SEGMENT_EVENTS):
-            engine.settle(engine.append("t", [NewRecord(b"%d" % number, node="n")]).commit)
-        engine.settle(engine.append("t", [NewRecord(b'"other"')]).commit)
+            engine.wait_for(engine.append("t", [NewRecord(b"%d" % number, node="n")]).commit)
+        engine.wait_for(engine.append("t", [NewRecord(b'"other"')]).commit)
         engine.checkpoint()
         assert engine.relocate() >= 2
     syncs = HeldSyncs()

@@ -28,9 +28,9 @@ def data_dir(tmp_path: Path) -> Path:
     """A data directory whose records are in the log only, as after a crash."""
     path = tmp_path / "data"
     engine = Engine.open(path, EngineSettings(shards=2))
-    engine.settle(engine.put_topic("t", TopicConfig(durability=Durability.FSYNC)).commit)
+    engine.wait_for(engine.put_topic("t", TopicConfig(durability=Durability.FSYNC)).commit)
     for number in range(RECORDS):
-        engine.settle(engine.append("t", [NewRecord(b"%d" % number)]).commit)
+        engine.wait_for(engine.append("t", [NewRecord(b"%d" % number)]).commit)
     engine.abandon()
     return path
 

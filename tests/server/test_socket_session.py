@@ -705,7 +705,7 @@ def test_a_cold_read_holds_up_neither_commands_nor_other_topics(tmp_path: Path) 
         await site.put("warm", durability="memory")
         for number in range(4):
             appended = site.engine.append("cold", [NewRecord(b"%d" % number) for _ in range(4)])
-            site.engine.settle(appended.commit)
+            site.engine.wait_for(appended.commit)
         site.engine.checkpoint()
         assert site.engine.relocate() > 0
         client = await site.talk()

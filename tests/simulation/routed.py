@@ -50,20 +50,20 @@ class RoutedTruth:
         self._sent = numbers.stop
         answer = engine.append(SOURCE, [NewRecord(str(number).encode()) for number in numbers])
         if rng.random() < 0.8:
-            engine.settle(answer.commit)
+            engine.wait_for(answer.commit)
             self._acked.update(numbers)
         for name in DESTS:
             if rng.random() < 0.4:
                 self._seen[name] |= _copies(engine, name)
         if rng.random() < 0.15:
             dest = rng.choice(tuple(DESTS))
-            engine.settle(engine.append(dest, [NewRecord(b'"direct"')]).commit)
+            engine.wait_for(engine.append(dest, [NewRecord(b'"direct"')]).commit)
 
     def _build(self, engine: Engine) -> None:
         for name, durability in ((SOURCE, Durability.FSYNC), *DESTS.items()):
-            engine.settle(engine.put_topic(name, TopicConfig(durability=durability)).commit)
+            engine.wait_for(engine.put_topic(name, TopicConfig(durability=durability)).commit)
         for name, config in ROUTERS.items():
-            engine.settle(engine.put_router(name, config).commit)
+            engine.wait_for(engine.put_router(name, config).commit)
         self._is_built = True
 
     def check(self, engine: Engine, how: str, *, is_faulty: Callable[[], bool]) -> None:
@@ -95,7 +95,7 @@ def _copies(engine: Engine, name: str) -> dict[int, Copy]:
     from_seq, is_done = 0, False
     while not is_done:
         answer = engine.diff(name, from_seq, 1000)
-        engine.settle(answer.commit)
+        engine.wait_for(answer.commit)
         require(answer.tombstone is None, f"{name} lost something: {answer.tombstone}")
         records: list[dict[str, Any]] = json.loads(answer.records)
         for record in records:

@@ -53,10 +53,10 @@ class PoweredRouters:
         """The topics and routers, if they are not there yet."""
         for name, durability in (*DESTS.items(), ("source", Durability.FSYNC)):
             if not engine.has_topic(name):
-                engine.settle(engine.put_topic(name, TopicConfig(durability=durability)).commit)
+                engine.wait_for(engine.put_topic(name, TopicConfig(durability=durability)).commit)
         for name, guarantee in zip(DESTS, Guarantee, strict=True):
             router = RouterConfig(source="source", dest=name, guarantee=guarantee)
-            engine.settle(engine.put_router(name, router).commit)
+            engine.wait_for(engine.put_router(name, router).commit)
 
     def live(self) -> None:
         """Write, read and checkpoint until the power goes."""
@@ -79,14 +79,14 @@ class PoweredRouters:
         rng, count = self.rng, self.rng.choice((1, 2, 30))
         records = [NewRecord(str(self.begun + 1 + i).encode()) for i in range(count)]
         self.begun += count
-        engine.settle(engine.append("source", records).commit)
+        engine.wait_for(engine.append("source", records).commit)
         self.acked = self.begun
         self.machine.advance_ms(rng.choice((0, 1, 60)))
         for name in DESTS:
             if rng.random() < 0.4:
                 self.seen[name] |= copies_of(engine, name)
         if rng.random() < 0.1:
-            engine.settle(engine.append("written", [NewRecord(b'"direct"')]).commit)
+            engine.wait_for(engine.append("written", [NewRecord(b'"direct"')]).commit)
         if rng.random() < 0.1:
             engine.checkpoint()
 
@@ -110,7 +110,7 @@ def copies_of(engine: Engine, name: str) -> dict[int, Copy]:
     from_seq = 0
     while True:
         answer = engine.diff(name, from_seq, 1000)
-        engine.settle(answer.commit)
+        engine.wait_for(answer.commit)
         assert answer.tombstone is None, answer.tombstone
         for record in json.loads(answer.records):
             if isinstance(record["data"], int):

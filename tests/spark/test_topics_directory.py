@@ -23,7 +23,7 @@ RECORDS = 5000
 def fill(engine: Engine, topic: str, first: int, end: int) -> None:
     """Append records: number n holds its number, every fifth has the tag `five:n`."""
     records = [record_of({"n": n}, tag=None if n % 5 else f"five:{n}") for n in range(first, end)]
-    engine.settle(engine.append(topic, records, node="writer").commit)
+    engine.wait_for(engine.append(topic, records, node="writer").commit)
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +37,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         snapshot_interval_ms=10**9,
     )
     engine = Engine.open(str(folder / "data"), small, fs=UnsyncedFs())
-    engine.settle(engine.put_topic("small", TopicConfig(cap_records=40)).commit)
+    engine.wait_for(engine.put_topic("small", TopicConfig(cap_records=40)).commit)
     fill(engine, "orders", 0, RECORDS - 1000)
     fill(engine, "small", 0, 100)
     engine.checkpoint()
     assert engine.relocate() > 0
     fill(engine, "orders", RECORDS - 1000, RECORDS)
-    engine.settle(engine.delete_records("orders", match="five:10").commit)
+    engine.wait_for(engine.delete_records("orders", match="five:10").commit)
     yield folder
     assert len(all_records(engine, "orders")) == RECORDS - 1
     engine.close()

@@ -106,7 +106,7 @@ class Stage:
 
     def settle(self, commit: Commit) -> None:
         """Wait for a commit; raises what it failed with."""
-        self.engine.settle(commit)
+        self.engine.wait_for(commit)
 
     def put(self, name: str, **config: Any) -> TopicPut:
         """Create or configure a topic."""

@@ -42,17 +42,17 @@ def append(engine: Engine, name: str, count: int) -> None:
             "node" if extra else None,
             b'{"m":1}' if extra else None,
         )
-        engine.settle(engine.append(name, [record]).commit)
+        engine.wait_for(engine.append(name, [record]).commit)
 
 
 def fill(engine: Engine) -> None:
     """Make three topics with sealed, cold and active segments, holes, marks, and a log behind them."""
     for name, durability in (("a", Durability.FSYNC), ("b", Durability.DISK), ("c", Durability.MEMORY)):
-        engine.settle(engine.put_topic(name, TopicConfig(durability=durability)).commit)
+        engine.wait_for(engine.put_topic(name, TopicConfig(durability=durability)).commit)
         append(engine, name, 18)
     engine.checkpoint()
     engine.relocate()
-    engine.settle(engine.delete_records("a", match="tag:0").commit)
+    engine.wait_for(engine.delete_records("a", match="tag:0").commit)
     engine.checkpoint()
     engine.checkpoint()
     for name in ("a", "b", "c"):

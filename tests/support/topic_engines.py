@@ -57,14 +57,14 @@ def require_equal(what: str, found: object, expected: object) -> None:
 def ask_diff(engine: Engine, name: str, query: Query) -> Diff:
     """Read, and wait until the answer may be given."""
     answer = engine.diff(name, **query._asdict())
-    engine.settle(answer.commit)
+    engine.wait_for(answer.commit)
     return answer
 
 
 def ask_state(engine: Engine, name: str) -> TopicState:
     """Report a topic without counting as a reader, and wait until the answer may be given."""
     state = engine.state(name, touch=False)
-    engine.settle(engine.floor_commit(name))
+    engine.wait_for(engine.floor_commit(name))
     return state
 
 

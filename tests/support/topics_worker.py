@@ -247,7 +247,7 @@ class _Worker:
         """Wait until nothing is in flight, of one topic or of all."""
         for topic, commit in list(self._in_flight.values()):
             if name is None or topic == name:
-                self._engine.settle(commit)
+                self._engine.wait_for(commit)
 
     def _begin(self, operation: Operation) -> int:
         self._number += 1
@@ -383,7 +383,7 @@ def hold_topics(channel: Connection, path: str) -> None:
         channel.send(0)
         while (data := channel.recv()) is not None:
             answer = engine.append("held", [NewRecord(data)])
-            engine.settle(answer.commit)
+            engine.wait_for(answer.commit)
             channel.send(answer.head_seq)
 
 
@@ -395,7 +395,7 @@ def write_until_told(channel: Connection, path: str) -> None:
     engine = Engine.open(path, settings)
     for name in STOPPABLE_TOPICS:
         caps = {"durability": name, "cap_records": 150}
-        engine.settle(engine.put_topic(name, msgspec.convert(caps, TopicConfig)).commit)
+        engine.wait_for(engine.put_topic(name, msgspec.convert(caps, TopicConfig)).commit)
     number = 0
     while not told:
         number += 1
@@ -410,7 +410,7 @@ def write_until_told(channel: Connection, path: str) -> None:
         if number == 200:
             channel.send("writing")
     for name in STOPPABLE_TOPICS:
-        engine.settle(engine.append(name, [NewRecord(b'"the last one"')]).commit)
+        engine.wait_for(engine.append(name, [NewRecord(b'"the last one"')]).commit)
     left = {name: look(engine, name) for name in STOPPABLE_TOPICS}
     engine.close()
     channel.send(left)

@@ -542,7 +542,7 @@ def test_the_threads_of_the_default_engine_keep_the_same_promises(tmp_path: Path
             for number in range(30)
         ]
         for answer in answers:
-            engine.settle(answer.commit)
+            engine.wait_for(answer.commit)
         engine.checkpoint()
         assert woken
     with Engine.open(tmp_path / "data", settings) as engine:

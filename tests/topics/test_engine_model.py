@@ -113,7 +113,7 @@ class EngineMachine(EngineOnDisk):
         config = with_window(name, config)
         answer = self.engine.put_topic(name, config)
         now_ms = self.now_ms
-        self.engine.settle(answer.commit)
+        self.engine.wait_for(answer.commit)
         resolved = config.resolved(name)
         assert answer.config == resolved
         assert answer.created == (name not in self.topics)
@@ -164,7 +164,7 @@ class EngineMachine(EngineOnDisk):
             answer = call()
             last_seq = known.first_seq + known.length - 1
             assert told(answer) == (known.first_seq, last_seq, known.length, last_seq, False, True)
-            self.engine.settle(answer.commit)
+            self.engine.wait_for(answer.commit)
             return
         topic.sweep(now_ms)
         batch = topic.stored(drafts, topic.head + 1, now_ms, node)
@@ -177,7 +177,7 @@ class EngineMachine(EngineOnDisk):
         assert told(answer) == (batch[0].seq, batch[-1].seq, len(batch), batch[-1].seq, created, False)
         if self.has_disk and topic.durability == "fsync" and not created:
             assert ask_state(self.engine, name).head_seq == topic.head, "visible before its sync"
-        self.engine.settle(answer.commit)
+        self.engine.wait_for(answer.commit)
         topic.append(batch, now_ms, key)
         self.topics[name] = topic
 
@@ -198,7 +198,7 @@ class EngineMachine(EngineOnDisk):
         elif name not in self.topics:
             self._refused(call, TopicNotFound)
         else:
-            self.engine.settle(call())
+            self.engine.wait_for(call())
 
     @rule(name=names, query=queries)
     def diff(self, name: str, query: Query) -> None:
@@ -228,7 +228,7 @@ class EngineMachine(EngineOnDisk):
                 self._refused(lambda: self.engine.delete_topic(name, if_empty=True), TopicNotEmpty)
                 return
         answer = self.engine.delete_topic(name, if_empty=if_empty)
-        self.engine.settle(answer.commit)
+        self.engine.wait_for(answer.commit)
         assert answer.deleted == (topic is not None)
         self.topics.pop(name, None)
         self.floors.pop(name, None)

@@ -60,7 +60,7 @@ def test_one_process_cannot_open_a_directory_twice(tmp_path: Path) -> None:
     with Engine.open(tmp_path / "data") as engine:
         with pytest.raises(DataDirInUse):
             Engine.open(tmp_path / "data")
-        engine.settle(engine.append("x", [NewRecord(b"1")]).commit)
+        engine.wait_for(engine.append("x", [NewRecord(b"1")]).commit)
         assert engine.state("x").head_seq == 1
 
 
@@ -93,7 +93,7 @@ def test_one_sync_serves_all_who_wait_and_tells_them_in_order(tmp_path: Path) ->
     fs = GatedFs()
     appends = 300
     with Engine.open(tmp_path / "data", EngineSettings(shards=1), fs=fs) as engine:
-        engine.settle(engine.put_topic("x", TopicConfig(durability=Durability.FSYNC)).commit)
+        engine.wait_for(engine.put_topic("x", TopicConfig(durability=Durability.FSYNC)).commit)
         fs.open_gate.clear()
         fs.waiting.clear()
         syncs_before = fs.syncs
@@ -111,7 +111,7 @@ def test_one_sync_serves_all_who_wait_and_tells_them_in_order(tmp_path: Path) ->
         assert told == []
         assert engine.state("x").head_seq == 0
         fs.open_gate.set()
-        engine.settle(commits[-1])
+        engine.wait_for(commits[-1])
         assert told == list(range(1, appends + 1))
         assert fs.syncs - syncs_before <= 3
         assert engine.state("x").head_seq == appends
@@ -122,7 +122,7 @@ def test_every_shard_commits_in_order_under_load(tmp_path: Path) -> None:
     names = [f"topic-{number}" for number in range(8)]
     with Engine.open(tmp_path / "data", EngineSettings(shards=3, file_bytes=1 << 16), fs=fs) as engine:
         for name in names:
-            engine.settle(engine.put_topic(name, TopicConfig(durability=Durability.FSYNC)).commit)
+            engine.wait_for(engine.put_topic(name, TopicConfig(durability=Durability.FSYNC)).commit)
         syncs_before = fs.syncs
         told: dict[str, list[int]] = {name: [] for name in names}
         commits = []
@@ -135,7 +135,7 @@ def test_every_shard_commits_in_order_under_load(tmp_path: Path) -> None:
             engine.write()
             engine.poll()
         for commit in commits:
-            engine.settle(commit)
+            engine.wait_for(commit)
         assert told == {name: list(range(1, turns + 1)) for name in names}
         # Every turn asks three shards for a sync on behalf of eight topics; files are rotated meanwhile.
         assert fs.syncs - syncs_before < len(commits) // 2
@@ -295,14 +295,14 @@ def test_a_full_disk_refuses_appends_loses_nothing_and_goes_on_once_there_is_roo
 
         def append(engine: Engine) -> None:
             data = b'{"number":%d,"pad":"%s"}' % (len(kept), b"x" * 900)
-            engine.settle(engine.append("x", [NewRecord(data)]).commit)
+            engine.wait_for(engine.append("x", [NewRecord(data)]).commit)
             kept.append(data)
 
         def check(engine: Engine) -> None:
             assert [record.data for record in all_records(engine, "x")] == kept
 
         with Engine.open(data_dir, settings, fs=fs) as engine:
-            engine.settle(engine.put_topic("x", TopicConfig(durability=durability)).commit)
+            engine.wait_for(engine.put_topic("x", TopicConfig(durability=durability)).commit)
             for _ in range(20):
                 append(engine)
             for _ in range(2):

@@ -17,7 +17,7 @@ def store(log: TopicLog, chunks: MemoryChunks, *sizes: int) -> int:
     records = [sized(size) for size in sizes]
     chunk = chunks.chunk_for(TopicLog.append_upper_bound(records, None))
     log.append(chunk.buffer, chunk.source, 0, records, 1, 0, None, False)
-    chunks.keep(chunk, log.next_seq - 1)
+    chunks.publish(chunk, log.next_seq - 1)
     return chunk.source
 
 
@@ -69,10 +69,10 @@ def test_only_a_few_chunks_of_the_usual_size_are_held_for_later() -> None:
     spare = SpareChunks()
     given = [FrameBuffer(CHUNK_BYTES_MAX) for _ in range(20)]
     for buffer in given:
-        spare.give(CHUNK_BYTES_MAX, buffer)
-    spare.give(2048, FrameBuffer(2048))
-    assert all(spare.take(CHUNK_BYTES_MAX) in given for _ in range(8))
-    assert spare.take(CHUNK_BYTES_MAX) not in given
+        spare.release(CHUNK_BYTES_MAX, buffer)
+    spare.release(2048, FrameBuffer(2048))
+    assert all(spare.acquire(CHUNK_BYTES_MAX) in given for _ in range(8))
+    assert spare.acquire(CHUNK_BYTES_MAX) not in given
 
 
 @pytest.mark.parametrize("way", ["cap", "ttl", "delete"])

@@ -15,9 +15,9 @@ from tests.support.files import UnsyncedFs
 def engine_with(path: Path | None, durability: Durability) -> Engine:
     """An engine with one topic of this class and one record in it, everything synced."""
     engine = Engine.open(path, EngineSettings(shards=1), fs=UnsyncedFs(), syncs=InlineSyncs())
-    engine.settle(engine.put_topic("t", TopicConfig(durability=durability)).commit)
-    engine.settle(engine.append("t", [NewRecord(b"1")]).commit)
-    engine.settle(engine.synced_commit("t"))
+    engine.wait_for(engine.put_topic("t", TopicConfig(durability=durability)).commit)
+    engine.wait_for(engine.append("t", [NewRecord(b"1")]).commit)
+    engine.wait_for(engine.synced_commit("t"))
     return engine
 
 
@@ -30,7 +30,7 @@ def test_a_record_that_is_only_written_is_waited_for(tmp_path: Path, durability:
         assert appended.commit.done and engine.state("t").head_seq == 2
         commit = engine.synced_commit("t")
         assert not commit.done
-        engine.settle(commit)
+        engine.wait_for(commit)
         assert engine.synced_commit("t").done
 
 

@@ -1,10 +1,10 @@
 """When a batch may be acknowledged, and what is reserved so that few batches need a sync of their own. Pure.
 
-An acknowledged batch is visible, so a crash may not take back what its class promises:
+An acknowledged batch is visible, so a crash may not undo what its class promises:
 
     ephemeral   nothing outlives the process: acknowledged at once
     memory      survives a crash of the process: acknowledged when written
-    disk        a seq or a floor that was shown is never given out again, even after a power loss:
+    disk        a seq or a floor that was shown is never assigned again, even after a power loss:
                 acknowledged when written if a synced reservation covers both, otherwise when synced
     fsync       survives a power loss: acknowledged when synced
 

@@ -131,7 +131,7 @@ def _frame_into_memory(core: Core, topic: Topic, records: RecordBatch, ts: int, 
     size = log.append(buffer, chunk.source, 0, records, ts, 0, None, False)
     try:
         plan = _check_room(core, topic, count, size, has_caps(topic))
-        chunks.keep(chunk, first_seq + count - 1)
+        chunks.publish(chunk, first_seq + count - 1)
         commit = log_create(core, topic) if created else COMMITTED
     except BaseException:
         log.pop(buffer, 0, count, last_ts)
@@ -201,7 +201,7 @@ def _frame_into_log(
         frames += 1
     if created:
         register(core, topic)
-    # The companions first: what fails is taken back in reverse, the batch before its topic.
+    # The companions first: what fails is undone in reverse, the batch before its topic.
     for companion in companions:
         shard.gather(companion, 0)
     shard.gather(entry, frames)

@@ -72,17 +72,17 @@ def register(core: Core, topic: Topic) -> None:
 
 
 def hide(core: Core, topic: Topic) -> None:
-    """Take a topic out of the table and wake who waits for it."""
+    """Take a topic out of the table and wake its waiters."""
     topic.deleted = True
     if core.topics.get(topic.name) is topic:
         del core.topics[topic.name]
     core.by_id.pop(topic.topic_id, None)
     core.delivery.forget(topic.schedule)
-    topic.schedule.serve()  # at once: who watches it must not take the next topic of this name for this one
+    topic.schedule.serve()  # at once: a watcher must not mistake the next topic of this name for this one
 
 
 def release(core: Core, topic: Topic) -> None:
-    """Give back what a hidden topic holds; its files go with the next checkpoint."""
+    """Free what a hidden topic holds; its files go with the next checkpoint."""
     topic.gone = True
     core.totals.bytes -= topic.log.live_bytes
     topic.totals = Totals()  # what still happens to it does not count any more
@@ -100,16 +100,16 @@ def frame_create(core: Core, shard: ShardCommits, topic: Topic) -> ChangeEntry:
     topic.pending.syncs += 1
     topic.storage.create_pending = True
 
-    def kept() -> None:
+    def apply() -> None:
         topic.pending.syncs -= 1
         topic.storage.create_pending = False
 
-    def lost() -> None:
+    def undo() -> None:
         topic.pending.syncs -= 1
         hide(core, topic)
         release(core, topic)
 
-    return ChangeEntry(kept, lost)
+    return ChangeEntry(apply, undo)
 
 
 def log_create(core: Core, topic: Topic) -> Commit:
@@ -145,17 +145,17 @@ def put_topic(core: Core, name: str, config: TopicConfig) -> TopicPut:
 
 
 def _log_config(core: Core, topic: Topic, config: TopicConfig) -> Commit:
-    """Log a new configuration; it takes effect when it is kept, and later appends wait for that."""
+    """Log a new configuration; it takes effect when it is committed, and later appends wait for that."""
     becomes_logged = not core.is_logged(topic) and bool(core.shards)
     becomes_logged = becomes_logged and config.durability is not Durability.EPHEMERAL
     logged_before = topic.storage.logged_seq
 
-    def kept() -> None:
+    def apply() -> None:
         topic.pending.syncs -= 1
         if not topic.gone:
             reconfigure(core, topic, config)
 
-    def lost() -> None:
+    def undo() -> None:
         topic.pending.syncs -= 1
         if becomes_logged:
             topic.storage.logs_ahead = False
@@ -168,18 +168,18 @@ def _log_config(core: Core, topic: Topic, config: TopicConfig) -> Commit:
             _log_memory(core, topic)
         if not has_durable_leases(topic.config):
             log_all_leases(core, topic, config)
-        return core.log_change(topic, FrameType.CONFIG_UPDATE, encode(ConfigUpdate(config)), kept, lost)
+        return core.log_change(topic, FrameType.CONFIG_UPDATE, encode(ConfigUpdate(config)), apply, undo)
     except BaseException:
-        lost()
+        undo()
         raise
 
 
 def reconfigure(core: Core, topic: Topic, config: TopicConfig) -> None:
-    """Give a topic its new configuration and let it take effect at once."""
+    """Set the new configuration of a topic, which takes effect at once."""
     kept_leases = has_durable_leases(topic.config)
     topic.configure(config)
     if not kept_leases:
-        log_all_leases(core, topic, config)  # those that were given while this change was on its way
+        log_all_leases(core, topic, config)  # those of claims since this change was logged
     core.delivery.reconsider(topic.schedule)
     topic.storage.logs_ahead = False
     topic.snapshot_record = None
@@ -192,12 +192,12 @@ def reconfigure(core: Core, topic: Topic, config: TopicConfig) -> None:
 def _log_memory(core: Core, topic: Topic) -> None:
     """Log the live records of an ephemeral topic that is about to be logged, its floors and its head.
 
-    They stand before the change of the configuration: if that is not kept, the topic is still
+    They stand before the change of the configuration: if that fails, the topic is still
     ephemeral for replay, and they are forgotten with the rest.
     """
     shard = core.writable_shard(topic)
     first_seq = max(topic.storage.logged_seq + 1, topic.log.base_seq)
-    # One entry for all of them: who waits is the change of the configuration behind them.
+    # One entry for all of them: the change of the configuration behind them is what is waited for.
     shard.gather(ChangeEntry(needs_sync=False), 0)
     for seq in range(first_seq, topic.visible + 1):
         if topic.log.is_live(seq):
@@ -234,22 +234,22 @@ def delete_topic(core: Core, name: str, if_empty: bool) -> TopicDeleted:
         )
     gone = topic
     if topic.routes.feeds and core.forwarder is not None:
-        core.forwarder.bring_up_from(topic)
+        core.forwarder.forward_from(topic)
     touching = core.routers.touching(topic)
 
-    def kept() -> None:
+    def apply() -> None:
         core.deleting.pop(gone.topic_id, None)
         release(core, gone)
 
-    def lost() -> None:
+    def undo() -> None:
         core.deleting.pop(gone.topic_id, None)
         if name not in core.topics:
             gone.deleted = False
             register(core, gone)
             for router in touching:
-                core.routers.bring_back(router)
+                core.routers.restore(router)
 
-    commit = core.log_change(topic, FrameType.TOPIC_DELETE, encode(TopicDelete(name)), kept, lost)
+    commit = core.log_change(topic, FrameType.TOPIC_DELETE, encode(TopicDelete(name)), apply, undo)
     hide(core, topic)
     for router in touching:
         core.routers.remove(router)

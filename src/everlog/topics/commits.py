@@ -101,7 +101,7 @@ class Entry(Protocol):
         ...
 
     def on_abort(self, error: StorageFailed, written: bool) -> None:
-        """It failed; `written` tells whether its bytes are in the log, although not synced."""
+        """It failed; `written` says whether its bytes are in the log, although not synced."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What a topic and an engine can be told: fields, defaults, ranges and fixed limits.
+"""The configuration of topics and engines: fields, defaults, ranges and fixed limits.
 
 Owns the vocabulary of the topics plane; holds no state and touches no file.
 """

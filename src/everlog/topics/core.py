@@ -57,7 +57,7 @@ class Core:
         self.next_topic_id = 1
         self.next_epoch = 1
         self.next_file_number = 1
-        # Without a log nothing outlives the process, so the time of its start tells its leases from others.
+        # Without a log nothing outlives the process, so the time of its start makes its lease ids unique.
         self.next_lease_id = self.now_ms() << _LEASES_PER_MS_BITS
 
     def now_ms(self) -> int:
@@ -88,7 +88,7 @@ class Core:
         self.next_lease_id = number << _LEASES_PER_MS_BITS
 
     def take_lease_ids(self, count: int) -> int:
-        """The first of `count` numbers for leases; none is ever given again."""
+        """The first of `count` numbers for leases; none is used twice."""
         first = self.next_lease_id
         self.next_lease_id += count
         return first

@@ -53,7 +53,7 @@ NS_PER_S: Final = 1_000_000_000
 class Engine:
     """All topics of one data directory, or of none: then everything is in memory only.
 
-    Answers carry a `commit`: what they say may be told to others once it is done without an error.
+    Answers carry a `commit`: an answer may be shown once that is done without an error.
     """
 
     def __init__(self, core: Core, store: Store | None, syncs: SyncRunner) -> None:
@@ -83,7 +83,7 @@ class Engine:
         """Open a data directory, recovering what it holds, or start in memory.
 
         `syncs` defaults to one thread per shard, one for checkpoints and one for cold reads; `wake` is
-        called from these threads when `poll` has something to do. `progress` is told how far recovery is.
+        called from these threads when `poll` has something to do. `progress` is called during recovery.
         """
         settings = settings or EngineSettings()
         core = Core(settings, clock or SystemClock(), fs or OsFs())
@@ -114,7 +114,7 @@ class Engine:
         self._check_open()
         topic = catalogue.find(self._core, name)
         if topic.routes.feeders:
-            self._forwarder.bring_up(topic)
+            self._forwarder.forward_pending(topic)
         now_ms = self._core.now_ms()
         retention.sweep(self._core, topic, now_ms)
         if touch:
@@ -122,16 +122,16 @@ class Engine:
         return topic.state(now_ms)
 
     def account(self, name: str, from_seq: int = 0, to_seq: int = U64_MAX) -> retention.TopicAccount:
-        """Tell what has become of the seqs behind `from_seq`; does not count as consuming the topic."""
+        """Account for the seqs behind `from_seq`; does not count as consuming the topic."""
         self._check_open()
         topic = catalogue.find(self._core, name)
         if topic.routes.feeders:
-            self._forwarder.bring_up(topic)
+            self._forwarder.forward_pending(topic)
         retention.sweep(self._core, topic, self._core.now_ms())
         return retention.account(topic, from_seq, to_seq)
 
     def has_topic(self, name: str) -> bool:
-        """Tell whether there is a topic of this name."""
+        """Whether there is a topic of this name."""
         return name in self._core.topics
 
     def durability_of(self, name: str) -> Durability | None:
@@ -146,7 +146,7 @@ class Engine:
         listed = catalogue.list_topics(self._core, prefix, after, limit)
         for topic in listed:
             if topic.routes.feeders:
-                self._forwarder.bring_up(topic)
+                self._forwarder.forward_pending(topic)
             retention.sweep(self._core, topic, now_ms)
         return [topic.state(now_ms) for topic in listed]
 
@@ -177,10 +177,9 @@ class Engine:
         return retention.floor_commit(catalogue.find(self._core, name))
 
     def synced_commit(self, name: str) -> Commit:
-        """What a reader has to wait for who wants nothing that a power loss could take back.
+        """A commit that is done when a power loss cannot undo what can be read now.
 
-        It covers the records that can be read now. Those of an ephemeral topic are never synced, so there is
-        nothing to wait for.
+        Records of an ephemeral topic are never synced, so there is nothing to wait for.
         """
         self._check_open()
         topic = catalogue.find(self._core, name)
@@ -240,7 +239,7 @@ class Engine:
         if touch:
             self._touch(topic, self._core.now_ms())
         if topic.routes.feeders:
-            self._bring_up(topic, block)
+            self._forward_pending(topic, block)
         options = reading.ReadOptions(
             limit,
             max_batch_bytes,
@@ -276,7 +275,7 @@ class Engine:
     ) -> Claimed:
         """Lease up to `max_jobs` jobs of a queue to `node`: reclaimed ones first, then in the order of seq.
 
-        `held` is kept equal to those of the leases that are still alive (seq -> lease id). Without `block` a
+        `held` always has those of the leases that are still alive (seq -> lease id). Without `block` a
         cold segment is fetched in the background: see `Claimed.incomplete`.
         """
         return self.claim_together(name, [ClaimRequest(node, max_jobs, lease_ms, held)], block=block)[0]
@@ -290,7 +289,7 @@ class Engine:
         claims.check_queue(topic)
         self._touch(topic, self._core.now_ms())
         if topic.routes.feeders:
-            self._bring_up(topic, block)
+            self._forward_pending(topic, block)
         load = self._load_segment if block else self._fetch_segment
         return claims.claim(self._core, topic, requests, load)
 
@@ -309,7 +308,7 @@ class Engine:
         *,
         delay_ms: int = 0,
     ) -> Settled:
-        """Give jobs back, claimable at once or after a delay."""
+        """Return jobs, claimable at once or after a delay."""
         return self._settling(name, claims.nack, node, seqs, lease_ids, delay_ms)
 
     def extend(
@@ -321,7 +320,7 @@ class Engine:
         *,
         lease_ms: int,
     ) -> Settled:
-        """Let leases end `lease_ms` from now instead."""
+        """Move the end of leases to `lease_ms` from now."""
         return self._settling(name, claims.extend, node, seqs, lease_ids, lease_ms)
 
     def _settling(
@@ -346,8 +345,8 @@ class Engine:
     def on_jobs(self, name: str, callback: Callable[[], None]) -> None:
         """Call back once when there may be jobs to claim, a lease has ended, or the topic is gone.
 
-        What time alone brings is not told: see `expire_jobs`. The same callback registered twice is called
-        once for each of the two reasons (new records, leases) at most.
+        The end of a lease or delay by time alone does not call back: see `expire_jobs`. The same callback
+        registered twice is called once for each of the two reasons (new records, leases) at most.
         """
         self._check_open()
         topic = catalogue.find(self._core, name)
@@ -355,7 +354,7 @@ class Engine:
         topic.schedule.waiters[callback] = None
 
     def forget_jobs(self, name: str, callback: Callable[[], None]) -> None:
-        """Take back an `on_jobs`; an absent topic is no error."""
+        """Cancel an `on_jobs`; an absent topic is no error."""
         topic = self._core.topics.get(name)
         if topic is not None:
             topic.schedule.waiters.pop(callback, None)
@@ -384,7 +383,7 @@ class Engine:
         catalogue.find(self._core, name).schedule.waiters[callback] = None
 
     def forget_change(self, name: str, callback: Callable[[], None]) -> None:
-        """Take back an `on_change` that has not been called; an absent topic is no error."""
+        """Cancel an `on_change` that has not been called; an absent topic is no error."""
         topic = self._core.topics.get(name)
         if topic is not None:
             topic.schedule.waiters.pop(callback, None)
@@ -413,7 +412,7 @@ class Engine:
         """Report a router; it is brought up to date before."""
         self._check_open()
         router = routers.find(self._core, name)
-        self._forwarder.bring_up(router.dest)
+        self._forwarder.forward_pending(router.dest)
         return router.state()
 
     def routers(
@@ -440,39 +439,36 @@ class Engine:
         return [topic.name for topic in self._core.totals.unforwarded.values()]
 
     def forward(self, name: str) -> Commit:
-        """Copy to a topic what is on its way there, so that whoever reads it next sees everything.
+        """Copy to a topic what its routers have pending, so that the next read sees everything.
 
         Done at once if that is all. Otherwise call it again when the commit is done. An absent topic is no
         error.
         """
         topic = self._core.topics.get(name)
-        return COMMITTED if topic is None or not topic.routes.feeders else self._forwarder.bring_up(topic)
+        return COMMITTED if topic is None else self._forwarder.forward_pending(topic)
 
     def forward_turn(self, budget: int = COPIES_PER_TURN) -> int:
-        """Let routers copy what is due, about `budget` records; returns how many were copied."""
+        """Copy for routers what is due, about `budget` records; returns how many were copied."""
         if not self._core.totals.unforwarded:
             return 0
         copied = self._forwarder.turn(budget)
         self.write()
         return copied
 
-    def _bring_up(self, topic: Topic, block: bool) -> None:
-        commit = self._forwarder.bring_up(topic)
+    def _forward_pending(self, topic: Topic, block: bool) -> None:
+        commit = self._forwarder.forward_pending(topic)
         while block and not commit.done:
             # What cannot be copied now is copied later; what is there can be read.
             with suppress(StorageFailed):
-                self.settle(commit)
+                self.wait_for(commit)
             if commit.error is not None:
                 return
-            commit = self._forwarder.bring_up(topic)
+            commit = self._forwarder.forward_pending(topic)
 
     # --- The turn of the loop ----------------------------------------------------------------------------
 
     def write(self) -> bool:
-        """Write what was gathered since the last turn: one call per shard that has something.
-
-        Tell whether there was anything.
-        """
+        """Write what was gathered since the last turn, one call per shard; whether there was anything."""
         has_written = False
         for shard in self._core.shards:
             has_written |= shard.write()
@@ -485,7 +481,7 @@ class Engine:
             shard.wal.poll()
             if shard.wal.read_only is not None and self._store is not None and not self._is_distrusted:
                 self._is_distrusted = True
-                self._store.distrust_memory()
+                self._store.distrust_page_cache()
         if self._checkpointer is not None:
             self._checkpointer.poll()
         self._mark_routers()
@@ -493,7 +489,7 @@ class Engine:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether `poll` can wait a little: nobody waits for a sync to start, for news, or for copies.
+        """Whether `poll` can wait a little: no sync has to start, nothing is to be delivered or copied.
 
         A sync that has started wakes the loop when it is over.
         """
@@ -512,18 +508,18 @@ class Engine:
         return any(shard.wal.wants_sync for shard in self._core.shards)
 
     def start_held_syncs(self) -> None:
-        """Nobody else is about to write: the syncs that wait for more writers need not wait any longer."""
+        """Start the syncs that wait for more writers, because no other write is about to come."""
         for shard in self._core.shards:
             shard.wal.sync_now()
 
     def _mark_routers(self) -> None:
-        """Let routers copy in their turn, if something is to be copied now."""
+        """Schedule the copying of routers if something is to be copied now."""
         due_ns = self._forwarder.due_ns()
         if due_ns is not None and due_ns <= self._core.clock.monotonic_ns():
             self.delivery.mark_router(self._router_work, self._core.now_ms())
 
     def deliver(self, budget_ns: int = BUDGET_NS, drain: Drain | None = None) -> None:
-        """Tell those who wait for topics that have something new, for a while, in the order of priority.
+        """Call the waiters of topics that have something new, for a while, in the order of priority.
 
         `drain` is called between two topics with the time to stop at, to finish what a callback only began;
         as long as it returns False no other topic is served. What is left over is due at once.
@@ -536,7 +532,7 @@ class Engine:
                 shard.wal.window.floor_ns = floor_ns
 
     def paused_topics(self) -> list[str]:
-        """The topics that have something new for those who wait, and are not served because of pressure."""
+        """The topics that have something new for their waiters and are not served because of pressure."""
         if not self.delivery.scheduler.paused:
             return []
         works = self.delivery.scheduler.waiting(0)
@@ -553,7 +549,7 @@ class Engine:
             times.append(forward_ns)
         return min(times, default=None)
 
-    def settle(self, commit: Commit, timeout_s: float = 30.0) -> None:
+    def wait_for(self, commit: Commit, timeout_s: float = 30.0) -> None:
         """Write and wait until `commit` is done; raise what it failed with."""
         clock = self._core.clock
         deadline_ns = clock.monotonic_ns() + int(timeout_s * NS_PER_S)
@@ -586,7 +582,7 @@ class Engine:
         return None if self._store is None else self._store.report
 
     def checkpoint(self) -> None:
-        """Bring everything that is committed into segments and a snapshot, and trim the log; blocks."""
+        """Save everything that is committed in segments and a snapshot, and trim the log; blocks."""
         self._check_open()
         if self._checkpointer is not None:
             self.write()
@@ -598,7 +594,7 @@ class Engine:
         return 0 if self._checkpointer is None else self._checkpointer.relocate()
 
     def close(self) -> None:
-        """Write everything, leave one final snapshot, and give the directory back.
+        """Write everything, leave one final snapshot, and unlock the directory.
 
         If a shard is read-only, or the snapshot fails, the log stays as it is for the next start, and this
         raises once everything is closed.
@@ -608,9 +604,9 @@ class Engine:
         finished = False
         try:
             if self._checkpointer is not None:
-                self._settle_shards()
-                while self._core.totals.unforwarded and self._forwarder.bring_up_all():
-                    self._settle_shards()
+                self._sync_shards()
+                while self._core.totals.unforwarded and self._forwarder.forward_all():
+                    self._sync_shards()
                 for shard in self._core.shards:
                     if shard.wal.read_only is not None:
                         raise ReadOnly(str(shard.wal.read_only), shard.wal.read_only.errno)
@@ -624,22 +620,22 @@ class Engine:
             self._dismiss()
 
     def _dismiss(self) -> None:
-        """Tell those who were to be told next, who find the engine closed, and let go of their topics."""
+        """Call the waiters of marked topics, which find the engine closed."""
         dirty = [work for work in self.delivery.scheduler.drain() if isinstance(work, TopicSchedule)]
         for waiter in [waiter for schedule in dirty for waiter in schedule.waiters]:
             with suppress(Closed):
                 waiter()
 
-    def _settle_shards(self) -> None:
+    def _sync_shards(self) -> None:
         for shard in self._core.shards:
             shard.write()
             commit = Commit()
             shard.wal.sync(commit.finish)
             with suppress(StorageFailed):
-                self.settle(commit)
+                self.wait_for(commit)
 
     def abandon(self) -> None:
-        """Let go without writing anything, as a crash would."""
+        """Close everything without writing, as a crash would."""
         self._closed = True
         self.delivery.scheduler.drain()
         if self._store is not None:

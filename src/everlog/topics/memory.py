@@ -20,14 +20,14 @@ _SPARE_CHUNKS_MAX: Final = 8
 
 
 class SpareChunks:
-    """Chunks of the usual size that topics gave back: memory the system need not map and clear again."""
+    """Chunks of the usual size that topics no longer use: memory the system need not map and clear again."""
 
     __slots__ = ("_buffers",)
 
     def __init__(self) -> None:
         self._buffers: list[FrameBuffer] = []
 
-    def take(self, size: int) -> FrameBuffer:
+    def acquire(self, size: int) -> FrameBuffer:
         """Return an empty buffer of `size` bytes, a used one if there is one."""
         if size == CHUNK_BYTES_MAX and self._buffers:
             return self._buffers.pop()
@@ -36,8 +36,8 @@ class SpareChunks:
             buffer.populate()  # a topic that needs so much soon fills it
         return buffer
 
-    def give(self, size: int, buffer: FrameBuffer) -> None:
-        """Take a buffer of `size` bytes back; it is freed if enough are held, or if it is still read."""
+    def release(self, size: int, buffer: FrameBuffer) -> None:
+        """Return a buffer of `size` bytes; it is freed if enough are held, or if it is still read."""
         # A checkpoint may be copying from it in another thread, and must find the frames it looks for.
         if size == CHUNK_BYTES_MAX and len(self._buffers) < _SPARE_CHUNKS_MAX and not buffer.is_viewed:
             buffer.clear()
@@ -72,13 +72,13 @@ class MemoryChunks:
         if chunk is None or chunk.size - len(chunk.buffer) < size:
             before = chunk.size if chunk is not None else _FIRST_BYTES // 2
             capacity = max(size, min(before * 2, CHUNK_BYTES_MAX))
-            buffer = self._spare.take(capacity)
+            buffer = self._spare.acquire(capacity)
             chunk = Chunk(capacity, buffer, self._sources.add(buffer))
             self._chunks.append(chunk)
         return chunk
 
-    def keep(self, chunk: Chunk, last_seq: int) -> None:
-        """What was appended to the chunk stays and can be read; `last_seq` is its newest record."""
+    def publish(self, chunk: Chunk, last_seq: int) -> None:
+        """Let readers see what was appended to the chunk; `last_seq` is its newest record."""
         self._sources.set(chunk.source, chunk.buffer)  # which looks at the length again
         chunk.last_seq = last_seq
 
@@ -91,7 +91,7 @@ class MemoryChunks:
         """Keep the frames that were encoded for the room made last."""
         chunk = self._chunks[-1]
         chunk.buffer.append_bytes(frames)
-        self.keep(chunk, last_seq)
+        self.publish(chunk, last_seq)
 
     @property
     def last_seq(self) -> int:
@@ -116,4 +116,4 @@ class MemoryChunks:
     def _drop_oldest(self) -> None:
         chunk = self._chunks.popleft()
         self._sources.remove(chunk.source)
-        self._spare.give(chunk.size, chunk.buffer)
+        self._spare.release(chunk.size, chunk.buffer)

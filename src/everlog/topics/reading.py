@@ -26,7 +26,7 @@ from everlog.topics.topic import Topic
 
 
 def tombstone_for(topic: Topic, from_seq: int) -> Tombstone | None:
-    """What a reader at `from_seq` has to be told before anything else."""
+    """The gap that a reader at `from_seq` has to see before any record; None if there is none."""
     head_seq, earliest_seq = topic.visible, topic.earliest_seq
     if from_seq > head_seq:
         return _tombstone(1, head_seq, "recreated", earliest_seq, head_seq)
@@ -60,7 +60,7 @@ def _trim_for(topic: Topic, from_seq: int) -> Tombstone | None:
 
 
 def _end_of_read(topic: Topic, start_seq: int) -> int:
-    """Up to where a read may go: a gap that a router's source left is told before what is behind it."""
+    """Up to where a read may go: a gap that a router's source left is reported before what is behind it."""
     for first_seq, _ in topic.floors.trim_runs:
         if first_seq > start_seq:
             return first_seq - 1
@@ -76,7 +76,7 @@ class ColdRead(Exception):
 
 
 class ReadOptions:
-    """A reader's wishes, clamped: how much, without whose records, with which fields."""
+    """What a read returns, clamped: how much, without records of which nodes, with which fields."""
 
     __slots__ = ("include_data", "include_meta", "include_tags", "limit", "max_bytes", "nodes")
 
@@ -102,7 +102,7 @@ class ReadOptions:
 
 
 def diff(core: Core, topic: Topic, from_seq: int, options: ReadOptions, load: Callable[[int], bool]) -> Diff:
-    """Read from a cursor. `load` brings a segment into memory; True if it came from the cold tier."""
+    """Read from a cursor. `load` loads a segment; True if it came from the cold tier."""
     if not 0 <= from_seq <= U64_MAX:
         raise InvalidRequest(f"from_seq is {from_seq}; it must be from 0 to {U64_MAX}")
     sweep(core, topic, core.now_ms())

@@ -1,6 +1,6 @@
 """What the engine answers: one small class per operation.
 
-Owns shapes only. `commit` is done when the answer may be given to somebody.
+Owns shapes only. `commit` is done when the answer may be shown.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Appended(msgspec.Struct, frozen=True):
 class Diff(msgspec.Struct, frozen=True):
     """Answer of `diff`; `records` is a JSON array, ready to be sent.
 
-    `incomplete` happens only to those who asked not to be blocked: a cold segment is being fetched;
+    `incomplete` is set only if the read was not to block: a cold segment is being fetched;
     when `commit` is done, the same read will find it.
     """
 
@@ -65,7 +65,7 @@ class Diff(msgspec.Struct, frozen=True):
 class Claimed(msgspec.Struct, frozen=True):
     """Answer of `claim`; each job is a JSON object, ready to be sent.
 
-    `ready` jobs are left. `incomplete` happens only to those who asked not to be blocked, and only without
+    `ready` jobs are left. `incomplete` is set only if the claim was not to block, and only without
     any job: a cold segment is being fetched; when `commit` is done, the same claim will find it.
     """
 

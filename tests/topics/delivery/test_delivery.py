@@ -348,12 +348,12 @@ def test_a_lone_write_is_committed_at_once_under_pressure_too(disk_stage: Stage)
     """One append at a time, each waiting for its sync: time stands still, so none of them waits for it."""
     engine = disk_stage.engine
     engine.put_topic("t", TopicConfig(durability="fsync"))  # type: ignore[arg-type]
-    engine.settle(engine.append("t", [NewRecord(b"0")]).commit)
+    engine.wait_for(engine.append("t", [NewRecord(b"0")]).commit)
     disk_stage.press()
     disk_stage.poll()
     started_ns = disk_stage.clock.monotonic_ns()
     for _ in range(20):
-        engine.settle(engine.append("t", [NewRecord(b"1")]).commit)
+        engine.wait_for(engine.append("t", [NewRecord(b"1")]).commit)
     assert engine.delivery.commit_floor_ns > 9 * MS and disk_stage.clock.monotonic_ns() == started_ns
     # Two at once share their sync, and that one keeps its distance from the last.
     pair = [engine.append("t", [NewRecord(b"2")]).commit for _ in range(2)]
@@ -376,7 +376,7 @@ def test_a_write_is_refused_only_under_pressure_and_with_a_queue_that_is_nearly_
     disk_stage: Stage,
 ) -> None:
     engine = disk_stage.engine
-    engine.settle(engine.append("t", [NewRecord(b"0")]).commit)
+    engine.wait_for(engine.append("t", [NewRecord(b"0")]).commit)
     fill_queue(engine, QUEUE_MAX * 3 // 4)
     engine.append("t", [NewRecord(b"1")], idempotency_key="known")
     head_seq = engine._core.topics["t"].log.next_seq - 1
@@ -391,13 +391,13 @@ def test_a_write_is_refused_only_under_pressure_and_with_a_queue_that_is_nearly_
         "it needs no place in the queue"
     )
     assert engine.delivery.counts().refused == 1
-    engine.settle(kept.commit)
+    engine.wait_for(kept.commit)
     assert engine.append("t", [NewRecord(b"3")]).first_seq == kept.last_seq + 1, "the queue is empty again"
 
 
 def test_a_full_queue_refuses_without_pressure_too_and_nothing_gets_around_that(disk_stage: Stage) -> None:
     engine = disk_stage.engine
-    engine.settle(engine.append("t", [NewRecord(b"0")]).commit)
+    engine.wait_for(engine.append("t", [NewRecord(b"0")]).commit)
     fill_queue(engine, QUEUE_MAX)
     with pytest.raises(LimitReached) as refusal:
         engine.append("t", [NewRecord(b"2")], disable_backpressure=True)

@@ -52,7 +52,7 @@ class QueueMachine(EngineOnDisk):
 
     def _put(self, config: TopicConfig) -> TopicConfig:
         answer = self.engine.put_topic(QUEUE, config)
-        self.engine.settle(answer.commit)
+        self.engine.wait_for(answer.commit)
         return answer.config
 
     # --- The log ---
@@ -64,7 +64,7 @@ class QueueMachine(EngineOnDisk):
             self.number += 1
             values.append(({"job": self.number}, tag))
         answer = self.engine.append(QUEUE, [record_of(value, tag=tag) for value, tag in values])
-        self.engine.settle(answer.commit)
+        self.engine.wait_for(answer.commit)
         self.queue.append(values, self.now_ms)
 
     @rule(before=st.none() | st.integers(0, 40), tag=tags)
@@ -73,7 +73,7 @@ class QueueMachine(EngineOnDisk):
         if before is None and tag is None:
             return
         answer = self.engine.delete_records(QUEUE, before_seq=before, match=tag)
-        self.engine.settle(answer.commit)
+        self.engine.wait_for(answer.commit)
         assert answer.deleted == self.queue.delete(before, tag, self.now_ms)
 
     @rule(config=configs)
@@ -87,7 +87,7 @@ class QueueMachine(EngineOnDisk):
         now_ms = self.now_ms
         answers = self.engine.claim_together(QUEUE, [ClaimRequest(*claim) for claim in wanted])
         for answer in answers:
-            self.engine.settle(answer.commit)
+            self.engine.wait_for(answer.commit)
         hands = self.queue.claim(wanted, now_ms)
         for claim, answer, hand in zip(wanted, answers, hands, strict=True):
             deadline_ms = now_ms + self.queue.lease_ms_of(claim)
@@ -143,7 +143,7 @@ class QueueMachine(EngineOnDisk):
         texts, fences = self._fences(node, asked, kinds)
         done, skipped = self._split(node, asked, fences, True)
         answer = self.engine.ack(QUEUE, node, asked, texts)
-        self.engine.settle(answer.commit)
+        self.engine.wait_for(answer.commit)
         assert (answer.done, answer.skipped) == (done, skipped)
         for seq in done:
             del self.queue.jobs[seq]
@@ -162,7 +162,7 @@ class QueueMachine(EngineOnDisk):
         texts, fences = self._fences(node, asked, kinds)
         done, skipped = self._split(node, asked, fences, True)
         answer = self.engine.nack(QUEUE, node, asked, texts, delay_ms=delay_ms)
-        self.engine.settle(answer.commit)
+        self.engine.wait_for(answer.commit)
         assert (answer.done, answer.skipped) == (done, skipped)
         for seq in done:
             job = self.queue.jobs[seq]
@@ -174,7 +174,7 @@ class QueueMachine(EngineOnDisk):
     def extend(self, node: str, asked: list[int], lease_ms: int) -> None:
         done, skipped = self._split(node, asked, [None] * len(asked), False)
         answer = self.engine.extend(QUEUE, node, asked, lease_ms=lease_ms)
-        self.engine.settle(answer.commit)
+        self.engine.wait_for(answer.commit)
         deadline_ms = self.now_ms + max(lease_ms, 100)
         assert (answer.done, answer.skipped, answer.deadline_ms) == (done, skipped, deadline_ms)
         for seq in done:
@@ -187,7 +187,7 @@ class QueueMachine(EngineOnDisk):
         """Exactly the leases that one claim gave are released, if they still are its own."""
         held: dict[int, int] = {}
         answer = self.engine.claim(QUEUE, node, 2, held=held)
-        self.engine.settle(answer.commit)
+        self.engine.wait_for(answer.commit)
         (hand,) = self.queue.claim([ModelClaim(node, 2)], self.now_ms)
         assert held == answer.leases
         self._note_leases(answer)

@@ -26,10 +26,10 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         ("capped", TopicConfig(durability=Durability.FSYNC, cap_records=CAP)),
         ("full", FULL),
     ):
-        engine.settle(engine.put_topic(name, config).commit)
+        engine.wait_for(engine.put_topic(name, config).commit)
     for name, source, dest in (("first", "source", "capped"), ("second", "capped", "full")):
-        engine.settle(engine.put_router(name, RouterConfig(source=source, dest=dest)).commit)
-    engine.settle(engine.append("full", [NewRecord(b'"occupied"')]).commit)
+        engine.wait_for(engine.put_router(name, RouterConfig(source=source, dest=dest)).commit)
+    engine.wait_for(engine.append("full", [NewRecord(b'"occupied"')]).commit)
     with engine:
         yield engine
 

@@ -51,19 +51,19 @@ class Windows:
     def _build(self) -> None:
         engine, rng = self.engine, self.rng
         classes = (Durability.MEMORY, Durability.DISK, Durability.FSYNC)
-        engine.settle(engine.put_topic("a", TopicConfig(durability=rng.choice(classes))).commit)
+        engine.wait_for(engine.put_topic("a", TopicConfig(durability=rng.choice(classes))).commit)
         self._set_cap("b", rng.choice(classes))
         for name, source, dest, guarantee in (
             ("ab", "a", "b", rng.choice(list(Guarantee))),
             ("bc", "b", "c", Guarantee.AT_LEAST_ONCE),
         ):
             router = RouterConfig(source=source, dest=dest, guarantee=guarantee)
-            engine.settle(engine.put_router(name, router).commit)
+            engine.wait_for(engine.put_router(name, router).commit)
 
     def _set_cap(self, name: str, durability: Durability | None = None, cap_records: int = 0) -> None:
         durability = durability or self.engine.durability_of(name)
         config = TopicConfig(durability=durability, cap_records=cap_records, discard=Discard.REJECT)
-        self.engine.settle(self.engine.put_topic(name, config).commit)
+        self.engine.wait_for(self.engine.put_topic(name, config).commit)
 
     def append(self) -> None:
         """Write to the source, and wait or not."""
@@ -72,7 +72,7 @@ class Windows:
         answer = self.engine.append("a", records)
         self.number += count
         if self.rng.random() < 0.7:
-            self.engine.settle(answer.commit)
+            self.engine.wait_for(answer.commit)
 
     def append_directly(self) -> None:
         """Write to a destination, if it has room."""
@@ -83,7 +83,7 @@ class Windows:
         """Delete what is in the source; the copies that were seen must stay."""
         if self.rng.random() < 0.5:
             self.look()
-            self.engine.settle(self.engine.delete_records("a", before_seq=1 << 40).commit)
+            self.engine.wait_for(self.engine.delete_records("a", before_seq=1 << 40).commit)
 
     def hold_back(self) -> None:
         """Let the destination be full, or have room again."""

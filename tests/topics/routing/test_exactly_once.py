@@ -51,12 +51,12 @@ def test_seqs_that_a_source_gives_out_again_are_new_records(tmp_path: Path) -> N
         return Engine.open(str(tmp_path), EngineSettings(shards=1), syncs=InlineSyncs())
 
     engine = opened()
-    engine.settle(engine.put_topic("a", TopicConfig(durability=Durability.EPHEMERAL)).commit)
+    engine.wait_for(engine.put_topic("a", TopicConfig(durability=Durability.EPHEMERAL)).commit)
     router = RouterConfig(source="a", dest="b", guarantee=Guarantee.EXACTLY_ONCE)
-    engine.settle(engine.put_router("r", router).commit)
+    engine.wait_for(engine.put_router("r", router).commit)
     engine.append("a", [NewRecord(b'"before"')])
     assert engine.diff("b").delivered == 1
-    engine.settle(engine.synced_commit("b"))
+    engine.wait_for(engine.synced_commit("b"))
     engine.abandon()
     engine = opened()
     assert engine.append("a", [NewRecord(b'"after"')]).first_seq == 1

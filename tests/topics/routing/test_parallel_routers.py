@@ -37,7 +37,7 @@ class ParallelRouters:
         self.engine = self.open()
         for name in ("start", "middle", "end"):
             config = TopicConfig(durability=self.rng.choice(CLASSES))
-            self.engine.settle(self.engine.put_topic(name, config).commit)
+            self.engine.wait_for(self.engine.put_topic(name, config).commit)
         self.put("first", "start", "middle", None)
         for name, tag in PARALLEL.items():
             self.put(name, "middle", "end", tag)
@@ -53,7 +53,7 @@ class ParallelRouters:
             filter=None if tag is None else ["tag", "Eq", tag],
             guarantee=Guarantee.EXACTLY_ONCE,
         )
-        self.engine.settle(self.engine.put_router(name, router).commit)
+        self.engine.wait_for(self.engine.put_router(name, router).commit)
 
     def append(self) -> None:
         first = len(self.sent)
@@ -61,7 +61,7 @@ class ParallelRouters:
         name = self.rng.choice(("start", "start", "middle"))
         records = [NewRecord(str(number).encode(), "odd" if number % 2 else None) for number in numbers]
         self.sent += numbers
-        self.engine.settle(self.engine.append(name, records).commit)
+        self.engine.wait_for(self.engine.append(name, records).commit)
 
     def move_on(self) -> None:
         """Let something be copied, or everything, or nothing."""
@@ -96,7 +96,7 @@ class ParallelRouters:
         from_seq, is_done = 0, False
         while not is_done:
             answer = self.engine.diff(name, from_seq, 1000)
-            self.engine.settle(answer.commit)
+            self.engine.wait_for(answer.commit)
             assert answer.tombstone is None
             found += json.loads(answer.records)
             from_seq, is_done = answer.next_from_seq, answer.caught_up

@@ -99,7 +99,7 @@ class RouterMachine(EngineOnDisk):
     @rule(name=names, config=configs)
     def put(self, name: str, config: TopicConfig) -> None:
         config = self._config(name, config)
-        self.engine.settle(self.engine.put_topic(name, config).commit)
+        self.engine.wait_for(self.engine.put_topic(name, config).commit)
         topic = self._create(name, config)
         topic.configure(config.resolved(name), self.now_ms)
 
@@ -118,7 +118,7 @@ class RouterMachine(EngineOnDisk):
             return
         answer = self.engine.append(name, records)
         assert answer.first_seq == batch[0].seq
-        self.engine.settle(answer.commit)
+        self.engine.wait_for(answer.commit)
         topic.append(batch, now_ms)
 
     @rule(name=names, before_seq=st.none() | st.integers(0, 30), match=matches)
@@ -127,7 +127,7 @@ class RouterMachine(EngineOnDisk):
         if topic is not None and (before_seq is not None or match is not None):
             tag_match = None if match is None else ("tag", *match)
             answer = self.engine.delete_records(name, before_seq=before_seq, match=tag_match)
-            self.engine.settle(answer.commit)
+            self.engine.wait_for(answer.commit)
             assert answer.deleted == topic.delete(before_seq, match, self.now_ms)
 
     @rule(name=router_names, config=router_configs, match=matches)
@@ -152,7 +152,7 @@ class RouterMachine(EngineOnDisk):
             assert {state.topic for state in self.engine.topics()} == before
             return
         answer = self.engine.put_router(name, config)
-        self.engine.settle(answer.commit)
+        self.engine.wait_for(answer.commit)
         existing = self.world.routers.get(name)
         assert answer.created == (existing is None)
         if existing is not None:
@@ -199,13 +199,13 @@ class RouterMachine(EngineOnDisk):
     @rule(name=router_names)
     def delete_router(self, name: str) -> None:
         answer = self.engine.delete_router(name)
-        self.engine.settle(answer.commit)
+        self.engine.wait_for(answer.commit)
         assert answer.deleted == (self.world.routers.pop(name, None) is not None)
 
     @rule(name=names)
     def delete_topic(self, name: str) -> None:
         answer = self.engine.delete_topic(name)
-        self.engine.settle(answer.commit)
+        self.engine.wait_for(answer.commit)
         assert answer.deleted == (self.world.topics.pop(name, None) is not None)
         touching = sorted(
             router.name

@@ -79,14 +79,14 @@ def take_step(engine: Engine, step: tuple[str, str, int | str], number: int) -> 
             record_of([number, i], tag=TAGS[(number + i) % 4], meta={"m": i} if i % 3 == 0 else None)
             for i in range(argument)
         ]
-        engine.settle(engine.append(name, records, node="n" if number % 2 else None).commit)
+        engine.wait_for(engine.append(name, records, node="n" if number % 2 else None).commit)
     elif kind == "delete_tag":
-        engine.settle(engine.delete_records(name, match=str(argument)).commit)
+        engine.wait_for(engine.delete_records(name, match=str(argument)).commit)
     elif kind == "delete_below":
-        engine.settle(engine.delete_records(name, before_seq=int(argument)).commit)
+        engine.wait_for(engine.delete_records(name, before_seq=int(argument)).commit)
     elif kind == "recreate":
-        engine.settle(engine.delete_topic(name).commit)
-        engine.settle(engine.put_topic(name, TopicConfig()).commit)
+        engine.wait_for(engine.delete_topic(name).commit)
+        engine.wait_for(engine.put_topic(name, TopicConfig()).commit)
     elif kind == "checkpoint":
         engine.checkpoint()
     else:
@@ -102,9 +102,9 @@ def test_a_directory_is_seen_as_an_engine_sees_it(
     try:
         engine = open_engine(folder)
         for name, config in (("plain", TopicConfig()), ("capped", TopicConfig(cap_records=6))):
-            engine.settle(engine.put_topic(name, config).commit)
-        engine.settle(engine.put_topic("source", TopicConfig(durability=Durability.FSYNC)).commit)
-        engine.settle(engine.put_router("r", RouterConfig(source="source", dest="copies")).commit)
+            engine.wait_for(engine.put_topic(name, config).commit)
+        engine.wait_for(engine.put_topic("source", TopicConfig(durability=Durability.FSYNC)).commit)
+        engine.wait_for(engine.put_router("r", RouterConfig(source="source", dest="copies")).commit)
         for number, step in enumerate(steps):
             take_step(engine, step, number)
         expected = {name: all_records(engine, name) for name in ("plain", "capped", "source", "copies")}
@@ -144,7 +144,7 @@ def test_segments_that_grew_behind_the_snapshot_are_read_up_to_it_and_on_in_the_
 
 def test_segments_on_the_cold_disk_are_read_there(tmp_path: Path) -> None:
     engine = open_engine(tmp_path)
-    engine.settle(engine.append("t", [record_of(number) for number in range(40)]).commit)
+    engine.wait_for(engine.append("t", [record_of(number) for number in range(40)]).commit)
     engine.checkpoint()
     assert engine.relocate() > 2
     expected = all_records(engine, "t")
@@ -162,7 +162,7 @@ def test_a_directory_that_is_written_to_is_seen_whole_up_to_some_moment(tmp_path
     def write() -> None:
         engine = open_engine(tmp_path)
         for number in range(150):
-            engine.settle(engine.append("t", [record_of([number, i]) for i in range(5)]).commit)
+            engine.wait_for(engine.append("t", [record_of([number, i]) for i in range(5)]).commit)
             if number % 5 == 0:
                 engine.checkpoint()
                 engine.relocate()

@@ -260,7 +260,7 @@ class LogBench:
 
     def trim(self, before: Position) -> list[int]:
         """Delete the files wholly before a position, as a checkpoint does, and return their numbers."""
-        paths = self.shard.forget_files(before)
+        paths = self.shard.release_files(before)
         with contextlib.suppress(OSError):  # files that stay are found and skipped by recovery
             for path in paths:
                 self.fs.unlink(path)

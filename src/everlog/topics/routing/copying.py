@@ -77,7 +77,7 @@ def copy_to_memory(
         not copying.drops & DROP_TAG,
         metas,
     )
-    chunks.keep(chunk, dest.next_seq - 1)
+    chunks.publish(chunk, dest.next_seq - 1)
     return copied
 
 

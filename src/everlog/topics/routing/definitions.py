@@ -1,4 +1,4 @@
-"""What a router is told and what it reports. Holds no state and touches no file."""
+"""The configuration and the reported state of a router. Holds no state and touches no file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROUTER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}")
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A router as somebody asks for it."""
+    """A router as it is requested."""
 
     source: str
     dest: str

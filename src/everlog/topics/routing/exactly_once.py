@@ -1,4 +1,4 @@
-"""Where a copy is from, for routers that promise each record once: the mark in its meta, and who has it.
+"""Where a copy is from, for routers that promise each record once: the mark in its meta.
 
 Owns the text of the mark and the memory of the marks that a destination still holds.
 """
@@ -31,7 +31,7 @@ class Origin(msgspec.Struct, frozen=True):
     epoch: int
 
     def key(self, seq: int) -> str:
-        """What tells the copy of one record from all others."""
+        """The key that identifies the copy of one record."""
         return f"router:{self.router}:{self.source_id}:{self.epoch}:{seq}"
 
     def meta(self, seq: int, meta: bytes | None) -> bytes:

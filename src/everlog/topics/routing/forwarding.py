@@ -1,4 +1,4 @@
-"""When records are passed on: in turns, before a destination is read, and not while a checkpoint begins.
+"""When routers copy: in turns, before a destination is read, and not while a checkpoint begins.
 
 Owns the order of passes, their pace and how much unsaved memory they may use; one pass is in `passes`.
 """
@@ -31,7 +31,7 @@ _PAUSE_FACTOR: Final = 4
 
 
 class Forwarder:
-    """The copying of one engine. `load` brings a segment into memory that a pass has to read."""
+    """The copying of one engine. `load` loads a segment that a pass has to read."""
 
     def __init__(self, core: Core, load: Callable[[int], object]) -> None:
         self._core = core
@@ -56,14 +56,14 @@ class Forwarder:
         return min(self._due_ns.get(topic_id, 0) for topic_id in dirty)
 
     def turn(self, budget: int = COPIES_PER_TURN) -> int:
-        """Pass on what is due, about `budget` copies; returns how many were made."""
+        """Copy what is due, about `budget` records; returns how many copies were made."""
         copied = 0
         clock = self._core.clock
         for source in list(self._core.totals.unforwarded.values()):
             start_ns = clock.monotonic_ns()
             if self._due_ns.get(source.topic_id, 0) > start_ns:
                 continue
-            made = self._pass_on(source, budget - copied)
+            made = self._run_pass(source, budget - copied)
             copied += made
             if source.topic_id in self._core.totals.unforwarded:
                 pause_ns = 0 if made >= RECORDS_PER_PASS else INTERVAL_NS
@@ -75,11 +75,11 @@ class Forwarder:
                 break
         return copied
 
-    def bring_up(self, topic: Topic) -> Commit:
-        """Pass on everything that is on its way to a topic.
+    def forward_pending(self, topic: Topic) -> Commit:
+        """Copy everything that is pending for a topic.
 
-        Done at once if its readers see all of it. Otherwise ask again when the commit is done: more may have
-        to be passed on then.
+        Done at once if its readers see all of it. Otherwise call again when the commit is done: more may be
+        pending then.
         """
         if not topic.routes.feeders:
             return COMMITTED
@@ -95,18 +95,18 @@ class Forwarder:
                     return router.last_commit
         return COMMITTED
 
-    def bring_up_all(self) -> bool:
-        """Pass on everything that can be passed on now; whether that was anything."""
-        came_forward = False
+    def forward_all(self) -> bool:
+        """Copy everything that can be copied now; whether that was anything."""
+        has_moved = False
         for _ in range(_PASSES_PER_READ):
             dirty = list(self._core.totals.unforwarded.values())
             if not sum(self._pass_and_write(source) for source in dirty):
                 break
-            came_forward = True
-        return came_forward
+            has_moved = True
+        return has_moved
 
-    def bring_up_from(self, source: Topic) -> None:
-        """Pass on everything that a topic has."""
+    def forward_from(self, source: Topic) -> None:
+        """Copy everything that is pending from a topic."""
         for _ in range(_PASSES_PER_READ):
             if not self._pass_and_write(source):
                 return
@@ -126,18 +126,18 @@ class Forwarder:
         return list(found.values())[::-1]
 
     def _pass_and_write(self, source: Topic) -> bool:
-        """Make a pass, visible to all who need no sync; whether it came forward."""
+        """Make a pass and write it; whether a cursor moved."""
         if all(router.cursor >= source.visible for router in source.routes.feeds):
             return False
         before = [router.cursor for router in source.routes.feeds]
-        self._pass_on(source, max(COPIES_PER_TURN, RECORDS_PER_PASS * len(before)))
+        self._run_pass(source, max(COPIES_PER_TURN, RECORDS_PER_PASS * len(before)))
         if self._core.shards:
             self._core.shards[source.shard].write()
         return before != [router.cursor for router in source.routes.feeds]
 
     # --- One pass ----------------------------------------------------------------------------------------
 
-    def _pass_on(self, source: Topic, budget: int) -> int:
+    def _run_pass(self, source: Topic, budget: int) -> int:
         """Make one pass over a source; returns how many copies were made."""
         routers = [router for router in source.routes.feeds if router.cursor < source.visible]
         if not routers or source.deleted:
@@ -146,7 +146,7 @@ class Forwarder:
         if self._is_running or self.memory_bytes >= MEMORY_HARD:
             return 0
         if self._resumed is not None and not source.routes.feeders:
-            return 0  # a checkpoint is about to begin; only what is between two topics goes on
+            return 0  # a checkpoint is about to begin; only copies between routers go on
         self._is_running = True
         try:
             step = self._pass(source, routers, budget)
@@ -170,7 +170,7 @@ class Forwarder:
             for router in routers:
                 if self._may_run(router):
                     sweep(core, router.dest, now_ms)
-                    step.take(router, limit)
+                    step.advance(router, limit)
         finally:
             step.finish()
         self.passes += 1
@@ -184,7 +184,7 @@ class Forwarder:
         if not router.is_active or router.cursor < self._held.get(router.source.topic_id, 0):
             return False
         order = router.dest.routes.order
-        # What was on its way to the destination before it had a router is visible first.
+        # Batches that the destination got before it had a router are visible first.
         return order is None or router.dest.visible >= order.start_seq - 1
 
     def _begun(self) -> None:
@@ -196,14 +196,14 @@ class Forwarder:
     # --- Checkpoints -------------------------------------------------------------------------------------
 
     def prepare_checkpoint(self) -> bool:
-        """Make no more passes until a checkpoint has begun; True when none is on its way.
+        """Make no more passes until a checkpoint has begun; True when no copies are pending.
 
         A checkpoint saves the copies that are visible when it begins. If it is needed after a crash, later
         ones are made again from the log behind it. So the first call passes on what it can, and what is left
         of the records of that moment is not passed on before the snapshot is made.
         """
         is_first = self._resumed is None
-        self.bring_up_all()
+        self.forward_all()
         if is_first:
             self._held = {router.source.topic_id: router.source.visible for router in self._core.routers}
             self._resumed = Commit()

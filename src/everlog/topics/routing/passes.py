@@ -43,7 +43,7 @@ HOLES_PER_PASS: Final = 1 << 20
 _LOOK_AHEAD: Final = 16  # records looked at for each that may be copied: a filter may want none of them
 
 
-class Taken(NamedTuple):
+class RouterStep(NamedTuple):
     """What one router has to do to get to `cursor`: leave so many holes, or copy the runs.
 
     A run is the first source seq, how many, and the hops of the copies. That of holes begins at seq 0.
@@ -57,47 +57,55 @@ class Taken(NamedTuple):
 
 
 class CopyEntry(BatchEntry):
-    """Copies that one router made in one pass, visible when the frame of the pass is kept."""
+    """Copies that one router made in one pass, visible when the frame of the pass is committed."""
 
-    __slots__ = ("_cursor_before", "_on_over", "_router", "_taken")
+    __slots__ = ("_cursor_before", "_on_over", "_router", "_step")
 
     def __init__(
-        self, router: Router, taken: Taken, first_seq: int, size: int, ts: int, on_over: Callable[[], None]
+        self,
+        router: Router,
+        step: RouterStep,
+        first_seq: int,
+        size: int,
+        ts: int,
+        on_over: Callable[[], None],
     ) -> None:
-        super().__init__(router.dest, first_seq, taken.copies, size, ts, None)
+        super().__init__(router.dest, first_seq, step.copies, size, ts, None)
         self._router = router
-        self._taken = taken
+        self._step = step
         self._cursor_before = router.cursor
         self._on_over = on_over
-        router.cursor = taken.cursor
-        router.total += taken.copies + taken.holes
+        router.cursor = step.cursor
+        router.total += step.copies + step.holes
         router.pending += 1
         router.last_commit = self.commit
 
     def publish(self) -> None:
         """Let readers see the copies; from now on the router need not go back."""
-        router, dest, taken = self._router, self.topic, self._taken
+        router, dest, step = self._router, self.topic, self._step
         router.pending -= 1
-        # What was only passed over since then counts as soon as nothing before it can be taken back.
-        router.kept_cursor = max(router.kept_cursor, taken.cursor) if router.pending else router.cursor
-        router.kept_total += taken.copies + taken.holes
-        if taken.holes:
-            dest.note_trim(self.first_seq - taken.holes, self.first_seq - 1)
-        note_copies(dest, self.first_seq - taken.holes, taken.runs)
+        # What was only skipped since then counts as soon as nothing before it can be withdrawn.
+        router.committed_cursor = (
+            max(router.committed_cursor, step.cursor) if router.pending else router.cursor
+        )
+        router.committed_total += step.copies + step.holes
+        if step.holes:
+            dest.note_trim(self.first_seq - step.holes, self.first_seq - 1)
+        note_copies(dest, self.first_seq - step.holes, step.runs)
         super().publish()
         self._on_over()
 
     def on_abort(self, error: EverlogError, written: bool) -> None:
         """Go back to where the router was; the seqs stay empty, since others may be behind them.
 
-        What could not be synced may still be there after a restart, so nobody may pass it on before that.
+        What could not be synced may still be there after a restart, so it is not copied further before that.
         """
         router, dest = self._router, self.topic
         if written:
             dest.routes.uncertain_seq = min(dest.routes.uncertain_seq or self.first_seq, self.first_seq)
         router.pending -= 1
         router.cursor = min(router.cursor, self._cursor_before)
-        router.total -= self._taken.copies + self._taken.holes
+        router.total -= self._step.copies + self._step.holes
         super().on_abort(error, True)
         self._on_over()
 
@@ -108,25 +116,25 @@ class WrittenCopyEntry(CopyEntry):
     __slots__ = ()
 
     def publish(self) -> None:
-        """Let readers see the copies, and whoever looks next enforce the caps, and log that."""
+        """Publish the copies; the next operation enforces the caps and logs that."""
         self.topic.floors.caps_due |= has_caps(self.topic)
         super().publish()
 
 
 def note_copies(dest: Topic, first_seq: int, runs: tuple[HopRun, ...]) -> None:
-    """Remember how often the copies were passed on, as long as somebody may pass them on again."""
+    """Remember the hops of the copies, as long as a router may copy them again."""
     feeds = dest.routes.feeds
     if not feeds:
         dest.routes.hop_runs.clear()
         return
-    forget_hops_below(dest.routes.hop_runs, min(router.kept_cursor for router in feeds) + 1)
+    forget_hops_below(dest.routes.hop_runs, min(router.committed_cursor for router in feeds) + 1)
     for _, count, hop_count in runs:
         note_hops(dest.routes.hop_runs, first_seq, first_seq + count - 1, hop_count)
         first_seq += count
 
 
 class Pass:
-    """One pass. `take` for each router, then `finish`; what was copied is then on its way, or taken back."""
+    """One pass. `advance` each router, then `finish`: the copies are then gathered, or withdrawn."""
 
     def __init__(
         self, core: Core, source: Topic, on_begun: Callable[[], None], on_over: Callable[[], None]
@@ -147,40 +155,40 @@ class Pass:
 
     # --- What to copy ------------------------------------------------------------------------------------
 
-    def take(self, router: Router, limit: int) -> None:
+    def advance(self, router: Router, limit: int) -> None:
         """Copy what is new for one router, at most `limit` records and what its destination has room for."""
-        taken = self._choose(router, limit)
-        if taken is None:
+        step = self._choose(router, limit)
+        if step is None:
             return
-        if not taken.copies and not taken.holes:
-            self._pass_over(router, taken.cursor)
+        if not step.copies and not step.holes:
+            self._skip(router, step.cursor)
         elif (
-            taken.copies
-            and self._source.storage.logged_seq < taken.cursor
+            step.copies
+            and self._source.storage.logged_seq < step.cursor
             and self._core.is_logged(router.dest)
         ):
-            self._write_out(router, taken)
+            self._write_out(router, step)
         else:
-            self._copy(router, taken)
-        self.copied += taken.copies
+            self._copy(router, step)
+        self.copied += step.copies
 
-    def _pass_over(self, router: Router, cursor: int) -> None:
-        """There is nothing to copy. Logged too: a record that is lost later was not lost to this router."""
+    def _skip(self, router: Router, cursor: int) -> None:
+        """Move the cursor over what is not copied; logged, so that a later loss there leaves no gap."""
         router.cursor = cursor
         if not router.pending:
-            router.kept_cursor = cursor
+            router.committed_cursor = cursor
         if self._source.storage.logged_seq >= cursor:
             self._entries.append(
                 ForwardEntry(router.router_id, router.dest.topic_id, cursor, router.total, 0, 0, [])
             )
 
-    def _choose(self, router: Router, limit: int) -> Taken | None:
+    def _choose(self, router: Router, limit: int) -> RouterStep | None:
         source = self._source
         start, end = router.cursor + 1, source.visible + 1
         if source.routes.uncertain_seq:
             end = min(end, source.routes.uncertain_seq)
             if end <= start:
-                return None  # until a restart tells what is there
+                return None  # until a restart shows what is there
         lost_to = source.evict_floor - 1
         for first_seq, last_seq in source.floors.trim_runs:
             if last_seq >= start:
@@ -196,15 +204,15 @@ class Pass:
             end = min(end, source.storage.logged_seq + 1)  # those behind are in no log and go another way
         return self._choose_records(router, start, end, limit)
 
-    def _choose_holes(self, start: int, end: int) -> Taken:
-        """Leave a hole for each record that the source has lost; a hole is passed on as often as a record."""
+    def _choose_holes(self, start: int, end: int) -> RouterStep:
+        """Leave a hole for each record that the source has lost; a hole has hops as a record has."""
         first_seq, end_seq, hop_count = next(split_by_hops(self._source.routes.hop_runs, start, end))
         count = end_seq - first_seq
         if hop_count >= HOP_LIMIT:
-            return Taken(end_seq - 1)
-        return Taken(end_seq - 1, count, ((0, count, hop_count + 1),))
+            return RouterStep(end_seq - 1)
+        return RouterStep(end_seq - 1, count, ((0, count, hop_count + 1),))
 
-    def _choose_records(self, router: Router, start: int, end: int, limit: int) -> Taken | None:
+    def _choose_records(self, router: Router, start: int, end: int, limit: int) -> RouterStep | None:
         count_left, bytes_left = self._room(router.dest, limit)
         runs: list[HopRun] = []
         frame_bytes = 0
@@ -224,7 +232,7 @@ class Pass:
             return None
         if runs and router.guarantee is Guarantee.EXACTLY_ONCE:
             runs = self._without_known(router, runs)
-        return Taken(end - 1, 0, tuple(runs), sum(length for _, length, _ in runs), frame_bytes)
+        return RouterStep(end - 1, 0, tuple(runs), sum(length for _, length, _ in runs), frame_bytes)
 
     def _select(self, router: Router, first_seq: int, end_seq: int, count: int, size: int) -> Selection:
         """Ask the kernel, once for all routers that want the same."""
@@ -269,32 +277,32 @@ class Pass:
         router.evidence.look(self._core.sources, dest)
         origin = self._origin(router)
         fresh_source, fresh_dest = router.fresh_above
-        kept: list[HopRun] = []
+        fresh: list[HopRun] = []
         for first_seq, length, hop_count in runs:
             for seq in range(first_seq, first_seq + length):
                 found = router.evidence.find(dest, origin.key(seq))
                 if found and not (seq > fresh_source and found <= fresh_dest):
                     continue
-                if kept and kept[-1][0] + kept[-1][1] == seq and kept[-1][2] == hop_count:
-                    kept[-1] = (kept[-1][0], kept[-1][1] + 1, hop_count)
+                if fresh and fresh[-1][0] + fresh[-1][1] == seq and fresh[-1][2] == hop_count:
+                    fresh[-1] = (fresh[-1][0], fresh[-1][1] + 1, hop_count)
                 else:
-                    kept.append((seq, 1, hop_count))
-        return kept
+                    fresh.append((seq, 1, hop_count))
+        return fresh
 
     def _origin(self, router: Router) -> Origin:
         return Origin(router.name, self._source.name, self._source.topic_id, self._source.epoch)
 
     # --- Copies that are made again after a crash --------------------------------------------------------
 
-    def _copy(self, router: Router, taken: Taken) -> None:
+    def _copy(self, router: Router, step: RouterStep) -> None:
         dest = router.dest
         ts = max(self._now_ms, dest.log.last_ts, dest.storage.restored_ts)
         hole_seq = dest.log.next_seq
-        if taken.holes:
-            dest.log.push_holes(taken.holes, ts)
+        if step.holes:
+            dest.log.push_holes(step.holes, ts)
         first_seq = dest.log.next_seq
-        size = self._copy_frames(router, taken, ts) if taken.copies else 0
-        entry = CopyEntry(router, taken, first_seq, size, ts, self._on_over)
+        size = self._copy_frames(router, step, ts) if step.copies else 0
+        entry = CopyEntry(router, step, first_seq, size, ts, self._on_over)
         self._on_begun()
         plan = plan_caps(dest) if has_caps(dest) else None
         if plan is not None:
@@ -302,16 +310,16 @@ class Pass:
         is_logged = self._core.is_logged(dest)
         ceiling, reserved = self._reserve(entry, dest, plan) if is_logged else (0, 1)
         (self._copies if is_logged else self._at_once).append(entry)
-        if is_logged or self._source.storage.logged_seq >= taken.cursor:
+        if is_logged or self._source.storage.logged_seq >= step.cursor:
             self._entries.append(
                 ForwardEntry(
                     router_id=router.router_id,
                     dest_id=dest.topic_id,
-                    cursor=taken.cursor,
+                    cursor=step.cursor,
                     total=router.total,
                     first_seq=hole_seq,
                     ts=ts,
-                    runs=list(taken.runs) if is_logged else [],
+                    runs=list(step.runs) if is_logged else [],
                     drops=drops_of(router.preserve_node, router.preserve_tag),
                     router=router.name if router.guarantee is Guarantee.EXACTLY_ONCE else "",
                     ceiling=ceiling,
@@ -320,7 +328,7 @@ class Pass:
                 )
             )
 
-    def _copy_frames(self, router: Router, taken: Taken, ts: int) -> int:
+    def _copy_frames(self, router: Router, step: RouterStep, ts: int) -> int:
         """Copy the records into the memory of the destination; returns their payload."""
         core, dest = self._core, router.dest
         copying = Copying(
@@ -332,11 +340,11 @@ class Pass:
         chunks = dest.storage.chunks or MemoryChunks(core.sources, core.spare_chunks)
         first_seq = dest.log.next_seq
         copied = copy_to_memory(
-            core, self._source.log, list(taken.runs), dest.log, chunks, copying, taken.frame_bytes
+            core, self._source.log, list(step.runs), dest.log, chunks, copying, step.frame_bytes
         )
         dest.storage.chunks = chunks
-        self.memory_bytes += taken.frame_bytes if core.is_logged(dest) else 0
-        if copied.records < taken.copies:
+        self.memory_bytes += step.frame_bytes if core.is_logged(dest) else 0
+        if copied.records < step.copies:
             dest.log.kill_range(first_seq, dest.log.next_seq)
             dest.note_holes(first_seq, dest.log.next_seq - 1)
             raise Corrupt(
@@ -356,12 +364,12 @@ class Pass:
         return ceiling, 1 if plan is None else reserve_floor(entry, plan, self._companions)
 
     def finish(self) -> None:
-        """Log what was done; raises `StorageFailed` or `LimitReached` after everything was taken back."""
+        """Log what was done; raises `StorageFailed` or `LimitReached` after everything was withdrawn."""
         if self._entries and self._core.shards:
             try:
                 self._gather()
             except (StorageFailed, LimitReached) as error:
-                self._take_back(error)
+                self._withdraw(error)
                 raise
         for entry in self._at_once:
             entry.on_commit()
@@ -378,7 +386,7 @@ class Pass:
         for entry in entries:
             shard.gather(entry, 0)
 
-    def _take_back(self, error: StorageFailed | LimitReached) -> None:
+    def _withdraw(self, error: StorageFailed | LimitReached) -> None:
         for companion in self._companions:
             companion.withdraw()
         failure = error if isinstance(error, StorageFailed) else StorageFailed(str(error))
@@ -387,18 +395,18 @@ class Pass:
 
     # --- Copies of records that are in no log ------------------------------------------------------------
 
-    def _write_out(self, router: Router, taken: Taken) -> None:
+    def _write_out(self, router: Router, step: RouterStep) -> None:
         """Append the copies to the log of the destination: nothing could make them again."""
         core, dest = self._core, router.dest
         ts = max(self._now_ms, dest.log.last_ts, dest.storage.restored_ts)
         shard = core.writable_shard(dest)
         metas = None
         if router.guarantee is Guarantee.EXACTLY_ONCE:
-            metas = metas_of(core.sources, self._source.log, self._origin(router), list(taken.runs))
+            metas = metas_of(core.sources, self._source.log, self._origin(router), list(step.runs))
         extra = sum(map(len, metas)) + 64 * len(metas) if metas else 0
-        shard.reserve(taken.frame_bytes + extra + CONTROL_ROOM)
+        shard.reserve(step.frame_bytes + extra + CONTROL_ROOM)
         first_seq = dest.log.next_seq
-        last_seq = first_seq + taken.copies - 1
+        last_seq = first_seq + step.copies - 1
         ceiling = ack_policy.next_ceiling(dest.durability, last_seq, dest.reserved.ceiling_logged)
         if ceiling:
             frame_ceiling(shard, dest, ceiling, ts)
@@ -406,7 +414,7 @@ class Pass:
         copied = copy_records(
             core.sources,
             self._source.log,
-            [(seq, length) for seq, length, _ in taken.runs],
+            [(seq, length) for seq, length, _ in step.runs],
             dest.log,
             shard.wal.buffer,
             shard.wal.source,
@@ -417,11 +425,11 @@ class Pass:
             router.preserve_tag,
             metas,
         )
-        entry = WrittenCopyEntry(router, taken, first_seq, copied.payload, ts, self._on_over)
+        entry = WrittenCopyEntry(router, step, first_seq, copied.payload, ts, self._on_over)
         self._on_begun()
         dest.storage.logged_seq = last_seq
         entry.require_sync(
             dest.pending.syncs > 0
             or ack_policy.needs_sync(dest.durability, last_seq, dest.reserved.ceiling_durable)
         )
-        shard.gather(entry, taken.copies)
+        shard.gather(entry, step.copies)

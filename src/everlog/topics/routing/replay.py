@@ -2,7 +2,7 @@
 
 Owns the routers and the copies while a data directory is recovered. The shards of the log are read one after
 the other, so nothing of a topic that takes part in copying can be finished before all of them are read: its
-records are collected aside, and what deletes or evicts some of them waits until the copies are there.
+records are collected separately, and what deletes or evicts some of them waits until the copies are there.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class _End:
         self.chunks: MemoryChunks | None = None
         self.runs: list[_Run] = []
         self.at = 0  # runs before this one are done
-        self.aside: list[LogFrame] = []
+        self.deferred: list[LogFrame] = []
 
 
 class ForwardReplay:
-    """The routers and copies of one recovery. `load` brings a segment into memory."""
+    """The routers and copies of one recovery. `load` loads a segment."""
 
     def __init__(self, core: Core, load: Callable[[int], object]) -> None:
         self._core = core
@@ -98,12 +98,12 @@ class ForwardReplay:
             try:
                 forward = control.decode(data, control.Forward)
             except Corrupt:
-                return  # behind here the file is damaged, which the real look at it will tell
+                return  # the file is damaged here, which the replay itself reports
             self._taking_part.add(source_id)
             self._taking_part.update(entry.dest_id for entry in forward.entries if entry.runs)
 
     def begin(self, logs: dict[int, TopicLog]) -> None:
-        """Collect the records of those topics aside, also of those that are known no more."""
+        """Collect the records of those topics separately, also of those that are deleted."""
         for topic_id in self._taking_part:
             topic = self._core.by_id.get(topic_id)
             logs[topic_id] = self.log_of(topic_id, TopicLog(topic_id) if topic is None else topic.log)
@@ -126,12 +126,12 @@ class ForwardReplay:
         if end is not None:
             end.topic = topic
 
-    def keeps_aside(self, frame: LogFrame) -> bool:
+    def defers(self, frame: LogFrame) -> bool:
         """Take a frame that has to wait for the copies; False if it need not."""
         end = self._ends.get(frame.topic_id)
         if end is None or frame.type not in WAITING_TYPES:
             return False
-        end.aside.append(frame)
+        end.deferred.append(frame)
         return True
 
     def restore(self, body: control.SnapshotBody) -> None:
@@ -156,7 +156,7 @@ class ForwardReplay:
 
     # --- When all of it is read --------------------------------------------------------------------------
 
-    def resolve(self, apply_aside: Callable[[Topic, LogFrame], None]) -> None:
+    def resolve(self, apply_deferred: Callable[[Topic, LogFrame], None]) -> None:
         """Make the copies, then let everything happen that had to wait for them."""
         for source_id, forward in self._forwards:
             for entry in forward.entries:
@@ -174,8 +174,8 @@ class ForwardReplay:
                 end.chunks.clear()  # nothing of it comes back
             elif end.chunks is not None:
                 topic.storage.chunks = end.chunks
-            for frame in end.aside:
-                apply_aside(topic, frame)
+            for frame in end.deferred:
+                apply_deferred(topic, frame)
         self._raise_floors()
 
     def _note(self, source_id: int, forward: control.Forward, entry: control.ForwardEntry) -> None:
@@ -214,7 +214,7 @@ class ForwardReplay:
                 came_forward |= self._merge(end)
             waiting = [end for end in waiting if not self._is_done(end)]
             if not came_forward and waiting:
-                # The record is nowhere: its shard has lost it. The gap is told, and the rest goes on.
+                # The record is missing: its shard has lost it. The gap is reported, and the rest goes on.
                 self._leave_out(waiting[0])
 
     def _is_done(self, end: _End) -> bool:
@@ -324,7 +324,7 @@ def router_of(record: control.RouterRecord, source: Topic, dest: Topic) -> Route
     if source.durability is Durability.EPHEMERAL:
         cursor = source.visible  # what was there is gone
     router = Router(record.router_id, record.name, source, dest, cursor)
-    router.total = router.kept_total = record.total
+    router.total = router.committed_total = record.total
     router.preserve_node = record.preserve_node
     router.preserve_tag = record.preserve_tag
     router.allow_cycle = record.allow_cycle
@@ -332,7 +332,7 @@ def router_of(record: control.RouterRecord, source: Topic, dest: Topic) -> Route
     router.match = None if record.filter_tag is None else TagMatch(record.filter_tag, record.filter_prefix)
     if not is_promised:
         router.fresh_above = (source.visible, dest.visible)
-    router.is_kept = router.is_active = True
+    router.is_committed = router.is_active = True
     return router
 
 

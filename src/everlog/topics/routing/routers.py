@@ -55,7 +55,7 @@ def put_router(core: Core, name: str, config: RouterConfig) -> RouterPut:
     router = Router(core.routers.next_id, name, source, dest, source.visible)
     core.routers.next_id += 1
     _define(router, config, match)
-    commit = core.log_change(source, FrameType.ROUTER_CREATE, encode(router.record()), router.keep)
+    commit = core.log_change(source, FrameType.ROUTER_CREATE, encode(router.record()), router.on_commit)
     core.routers.add(router)
     whole = together((source_commit, dest_commit, commit))
 
@@ -142,15 +142,15 @@ def _define(router: Router, config: RouterConfig, match: TagMatch | None) -> Non
 
 
 def _change(core: Core, router: Router, config: RouterConfig, match: TagMatch | None) -> RouterPut:
-    """Give a router another definition, once that is kept; it stays where it is in its source."""
-    changed = Router(router.router_id, router.name, router.source, router.dest, router.kept_cursor)
-    changed.total = changed.kept_total = router.kept_total
+    """Change the definition of a router once that is committed; its cursor stays."""
+    changed = Router(router.router_id, router.name, router.source, router.dest, router.committed_cursor)
+    changed.total = changed.committed_total = router.committed_total
     _define(changed, config, match)
 
-    def kept() -> None:
+    def apply() -> None:
         _define(router, config, match)
 
-    commit = core.log_change(router.source, FrameType.ROUTER_CREATE, encode(changed.record()), kept)
+    commit = core.log_change(router.source, FrameType.ROUTER_CREATE, encode(changed.record()), apply)
     return RouterPut(False, changed.state(), commit)
 
 
@@ -161,7 +161,7 @@ def delete_router(core: Core, name: str) -> RouterDeleted:
         return RouterDeleted(False, COMMITTED)
     frame = encode(RouterDelete(router.router_id))
     commit = core.log_change(
-        router.source, FrameType.ROUTER_DELETE, frame, undo=partial(core.routers.bring_back, router)
+        router.source, FrameType.ROUTER_DELETE, frame, undo=partial(core.routers.restore, router)
     )
     core.routers.remove(router)
     return RouterDeleted(True, commit)

@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class Router:
-    """One router. `cursor` counts what is on its way as done, `kept_cursor` only what cannot be lost."""
+    """One router. `cursor` counts pending copies as done, `committed_cursor` does not."""
 
     __slots__ = (
         "allow_cycle",
+        "committed_cursor",
+        "committed_total",
         "cursor",
         "dest",
         "evidence",
         "fresh_above",
         "guarantee",
         "is_active",
-        "is_kept",
-        "kept_cursor",
-        "kept_total",
+        "is_committed",
         "last_commit",
         "match",
         "name",
@@ -55,20 +55,20 @@ class Router:
         self.allow_cycle = False
         self.guarantee = Guarantee.AT_LEAST_ONCE
         self.match: TagMatch | None = None
-        self.cursor = self.kept_cursor = cursor
-        self.total = self.kept_total = 0
-        self.pending = 0  # passes that are on their way
-        self.is_kept = False
-        self.is_active = False  # it is kept, and both topics are
+        self.cursor = self.committed_cursor = cursor
+        self.total = self.committed_total = 0
+        self.pending = 0  # passes that are not committed
+        self.is_committed = False
+        self.is_active = False  # it is committed, and both topics are
         self.last_commit = COMMITTED  # of the newest copies
         self.evidence: Evidence | None = None
-        # Source seqs above the first may be given out again after a crash; copies up to the second are of
+        # Source seqs above the first may be assigned again after a crash; copies up to the second are of
         # records that had them before.
         self.fresh_above: tuple[int, int] = (0, 0)
 
-    def keep(self) -> None:
-        """It is in the log for good."""
-        self.is_kept = True
+    def on_commit(self) -> None:
+        """Its definition is committed."""
+        self.is_committed = True
 
     def record(self) -> RouterRecord:
         """The router as it is stored."""
@@ -77,8 +77,8 @@ class Router:
             name=self.name,
             source_id=self.source.topic_id,
             dest_id=self.dest.topic_id,
-            cursor=self.kept_cursor,
-            total=self.kept_total,
+            cursor=self.committed_cursor,
+            total=self.committed_total,
             preserve_node=self.preserve_node,
             preserve_tag=self.preserve_tag,
             allow_cycle=self.allow_cycle,
@@ -98,8 +98,8 @@ class Router:
             filter=None if self.match is None else self.match.canonical(),
             allow_cycle=self.allow_cycle,
             guarantee=self.guarantee,
-            forwarded_total=self.kept_total,
-            lag=max(0, self.source.visible - self.kept_cursor),
+            forwarded_total=self.committed_total,
+            lag=max(0, self.source.visible - self.committed_cursor),
         )
 
 
@@ -133,11 +133,11 @@ class RouterTable:
         source.routes.feeds = tuple(each for each in source.routes.feeds if each is not router)
         dest.routes.feeders = tuple(each for each in dest.routes.feeders if each is not router)
 
-    def bring_back(self, router: Router) -> None:
-        """Take back a removal that was not kept, unless the router could not be there any more."""
+    def restore(self, router: Router) -> None:
+        """Undo a removal that failed, unless a topic of the router is gone."""
         if router.name not in self.by_name and not (router.source.deleted or router.dest.deleted):
             self.add(router)
-            router.is_active = router.is_kept
+            router.is_active = router.is_committed
 
     def touching(self, topic: Topic) -> list[Router]:
         """The routers with this topic at either end, by name."""

@@ -1,4 +1,4 @@
-"""What a data directory holds, seen from outside and in bulk: which records lie where, and what is lost.
+"""What a data directory holds, seen from outside and in bulk: which records lie where, and what is missing.
 
 Owns the plan of a read of whole segments and log files; changes nothing and takes no lock. Everything that an
 engine would find at a start counts: snapshot, segments of both tiers, deletion marks, floors, expiry, and the
@@ -151,7 +151,7 @@ class ReadOnlyFs(OsFs):
         return [name for name in super().listdir(path) if os.path.join(folder, name) not in self._gone]
 
     def exists(self, path: str) -> bool:
-        """Tell whether `path` exists and was not removed here."""
+        """Whether `path` exists and was not removed here."""
         return os.path.abspath(path) not in self._gone and super().exists(path)
 
     def makedirs(self, path: str) -> None:
@@ -220,8 +220,8 @@ class BulkView:
     def _boot_id(self) -> str:
         """The run of the machine that used the directory last.
 
-        What is there counts: an engine that starts on another machine has to fear that the last writes were
-        lost, and hides seqs that may have been given out. Whoever only reads has nothing to fear.
+        After a stop of the machine an engine assumes that the last writes may be lost, and hides seqs that
+        may have been assigned. A reader need not: what is there counts.
         """
         try:
             return read_file(_FILES, os.path.join(self._data_dir, layout.BOOT_FILE)).decode()
@@ -261,7 +261,7 @@ class BulkView:
         return SeqRange(topic.earliest_seq, topic.visible + 1)
 
     def instance(self, name: str) -> int | None:
-        """Return what tells a topic from one of the same name that came before or after; None without one."""
+        """Return the id of a topic, which no other of the same name has; None if there is no topic."""
         topic = self._core.topics.get(name)
         return None if topic is None else topic.topic_id
 
@@ -292,7 +292,7 @@ class BulkView:
                 at = tombstone.gap_to + 1
                 continue
             if at > topic.visible:
-                # Seqs that somebody knows of and the topic does not: it was deleted and created again.
+                # Seqs beyond the head: the topic was deleted and created again.
                 plan.append(Gap(at, end, RECREATED))
                 break
             holes = [hole for hole, _ in topic.floors.trim_runs if hole >= at]
@@ -328,7 +328,7 @@ class BulkView:
         try:
             index = tier.read(info.first_seq, SegmentPart.INDEX, 0, info.index_bytes)
         except Corrupt:
-            return dead  # an engine has just removed it; whoever reads the piece will find out
+            return dead  # an engine has just removed it; a reader of the piece will find out
         flags = index_entries(index)["flags"][(dead - np.uint64(info.first_seq)).astype(np.intp)]
         unmarked: Seqs = dead[flags & layout.INDEX_FLAG_DELETED == 0]
         return unmarked

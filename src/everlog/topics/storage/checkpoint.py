@@ -251,7 +251,7 @@ class Checkpointer:
         now_ms = self._core.now_ms()
         first_seq = max(topic.storage.saved_seq + 1, topic.log.base_seq)
         if topic.storage.logged_seq:
-            # Nothing below the first entry is left to be saved, but its seqs were given out.
+            # Nothing below the first entry is left to be saved, but its seqs were assigned.
             topic.storage.saved_seq = max(topic.storage.saved_seq, min(first_seq - 1, topic.visible))
             topic.snapshot_record = None
         count = min(topic.visible, topic.storage.logged_seq) - first_seq + 1
@@ -267,7 +267,7 @@ class Checkpointer:
         return _TopicWork(topic, self._store.tier_of(topic.topic_id), append, marks)
 
     def _apply_in_turns(self, steps: Iterator[int], then: Callable[[], None]) -> None:
-        """Take some steps, let the owner's loop turn, go on: nobody should wait until all are taken."""
+        """Run some steps, let the owner's loop turn, go on: requests need not wait for all of them."""
 
         def go_on(_: BaseException | None) -> None:
             left = _RECORDS_A_TURN
@@ -349,7 +349,7 @@ class Checkpointer:
             next_file_number=coverage.next_file_number,
             starts=coverage.starts,
             topics=[self._record(topic, clean) for topic in self._kept_topics()],
-            routers=[router.record() for router in core.routers if router.is_kept],
+            routers=[router.record() for router in core.routers if router.is_committed],
             next_router_id=core.routers.next_id,
         )
         payload = encode(body)
@@ -368,7 +368,7 @@ class Checkpointer:
                 self._give_up(error)
                 return
             store.snapshot_number = number
-            # The log is kept from where the snapshot before this one begins: it may be needed instead.
+            # The log stays from where the snapshot before this one begins: it may be needed instead.
             previous, self._coverage = self._coverage, coverage
             self._clean_up(drops, previous)
 
@@ -416,7 +416,7 @@ class Checkpointer:
     def _clean_up(self, drops: list[Callable[[], None]], previous: Coverage | None) -> None:
         """Remove what the snapshot before the last one was the last to need."""
         core, store = self._core, self._store
-        log_files = store.forget_log(previous) if previous is not None else []
+        log_files = store.release_log(previous) if previous is not None else []
 
         def job() -> None:
             if store.boot_pending:
@@ -506,10 +506,10 @@ class Checkpointer:
     # --- The end -----------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Leave one clean snapshot, after which the log is not needed; all commits must be settled."""
+        """Leave one clean snapshot, after which the log is not needed; all commits must be done."""
         self.wait_idle()
         for clean in (False, True):
-            # The first brings the records into segments, the second has nothing left to do but to
+            # The first saves the records in segments, the second has nothing left to do but to
             # say so; then no older snapshot needs what is removed.
             self.last_error = None
             self._prepare()
@@ -530,9 +530,9 @@ def _do_nothing() -> None:
 
 
 def topic_record(topic: Topic, clean: bool) -> TopicRecord:
-    """Return what a snapshot keeps of a topic; a clean one needs no reserves for a crash."""
+    """Return what a snapshot stores of a topic; a clean one needs no reserves for a crash."""
     saved = topic.storage.segments
-    kept = topic.durability in (Durability.DISK, Durability.FSYNC)
+    has_durable_keys = topic.durability in (Durability.DISK, Durability.FSYNC)
     return TopicRecord(
         topic_id=topic.topic_id,
         name=topic.name,
@@ -556,7 +556,7 @@ def topic_record(topic: Topic, clean: bool) -> TopicRecord:
         keys=[
             (key, remembered.first_seq, remembered.count, remembered.ts)
             for key, remembered in topic.keys.items()
-            if kept and remembered.commit.done and remembered.commit.error is None
+            if has_durable_keys and remembered.commit.done and remembered.commit.error is None
         ],
         leases=stored_leases(topic),
         dead_lettered=0 if topic.leases is None else topic.leases.dead_lettered,

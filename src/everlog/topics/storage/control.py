@@ -56,7 +56,7 @@ class DeleteSeqs(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Lease(msgspec.Struct, array_like=True, frozen=True):
-    """Jobs of a queue changed hands: all of them went into the same phase, to or from the same node."""
+    """Jobs of a job queue changed: all of them went into the same phase, to or from the same node."""
 
     phase: int  # of topics.jobs.lease_table: 0 ready, 1 leased, 2 delayed
     node: str
@@ -77,7 +77,7 @@ class EvictWatermark(msgspec.Struct, array_like=True, frozen=True):
 
 
 class HeadWatermark(msgspec.Struct, array_like=True, frozen=True):
-    """No seq up to `ceiling` will be given out again after a crash; those up to `head` were given out."""
+    """No seq up to `ceiling` will be assigned again after a crash; those up to `head` were assigned."""
 
     ceiling: int
     head: int = 0

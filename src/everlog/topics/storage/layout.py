@@ -139,7 +139,7 @@ WAL_DIR = "wal"
 TOPICS_DIR = "topics"
 TEMPORARY_SUFFIX = ".tmp"
 ORPHAN_SUFFIX = ".orphan"
-"""A log file that follows a damaged one; kept, never read."""
+"""A log file that follows a damaged one; it is never read."""
 
 assert LOG_HEADER.size == LOG_HEADER_SIZE == LOG_DATA_LEN + 4
 assert CHECKSUM.size == LOG_TRAILER_SIZE

@@ -1,4 +1,4 @@
-"""Bringing a data directory back: snapshot, segment indexes, then the log in order.
+"""Recovery of a data directory: snapshot, segment indexes, then the log in order.
 
 Owns the order and the rules of what is believed. State that cannot be read stops the start: an engine
 never comes up with less than the disk still has.
@@ -157,7 +157,7 @@ class _Recovery:
         return body
 
     def _check_log_is_whole(self, rejected: list[snapshot.Rejected]) -> None:
-        """Without a snapshot only a log that was never trimmed tells everything.
+        """Without a snapshot only a log that was never trimmed is complete.
 
         A new directory gets its first snapshot before its first log file, so none means that it is lost.
         """
@@ -308,7 +308,7 @@ class _Recovery:
             self._core.next_file_number = max(self._core.next_file_number, file.number + 1)
         self._sync_directories()
         for file in wanted:
-            # Whoever is told may also end it all: a stop does not have to wait for the last file.
+            # `progress` may raise: a stop does not have to wait for the last file.
             self._progress(Progress("log", 0, len(wanted)))
             self._look_ahead(file, starts.get(file.number, 0))
         self._forwards.begin(self._logs)
@@ -318,7 +318,7 @@ class _Recovery:
         for number, file in enumerate(wanted):
             self._progress(Progress("log", number, total))
             if file.shard_dir in ended_shards:
-                self._set_aside(file)
+                self._orphan(file)
                 continue
             is_last = last_of_shard.get(file.shard_dir, file.number) <= file.number
             if not self._replay_file(file, starts.get(file.number, 0), is_last):
@@ -407,9 +407,9 @@ class _Recovery:
         self._core.sources.set(old.source, map_file(self._core.fs, file.path))
         self._store.old_files.append(old)
 
-    def _set_aside(self, file: WalFile) -> None:
+    def _orphan(self, file: WalFile) -> None:
         self._report.damage.append(
-            f"{file.path} follows a damaged file and was not read; it is kept as .orphan"
+            f"{file.path} follows a damaged file and was not read; it is renamed to .orphan"
         )
         self._core.fs.rename(file.path, file.path + layout.ORPHAN_SUFFIX)
 
@@ -428,7 +428,7 @@ class _Recovery:
             return
         topic = self._core.by_id.get(frame.topic_id)
         # One that is not there was deleted later, and the snapshot knows that already.
-        if topic is not None and not self._forwards.keeps_aside(frame):
+        if topic is not None and not self._forwards.defers(frame):
             self._apply_to(topic, frame)
 
     def _apply_to(self, topic: Topic, frame: LogFrame) -> None:

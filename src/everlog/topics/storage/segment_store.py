@@ -240,7 +240,7 @@ class SegmentStore:
         )
 
     def holds_just(self, segment_ids: Sequence[int]) -> bool:
-        """Tell whether there are these segments, complete, and nothing else at all."""
+        """Whether there are these segments, complete, and nothing else at all."""
         with _reported("list", self.directory):
             try:
                 names = self._fs.listdir(self.directory)
@@ -271,7 +271,7 @@ class SegmentStore:
                 self._fs.fsync_dir(self.directory)
 
     def exists(self, segment_id: int, part: SegmentPart) -> bool:
-        """Tell whether a part is there."""
+        """Whether a part is there."""
         path = self.describe(segment_id, part)
         with _reported("look for", path):
             return self._fs.exists(path)
@@ -309,7 +309,7 @@ class SegmentStore:
             raise _too_short(path, found, length)
 
     def _cut(self, fd: int, path: str, length: int) -> bool:
-        """Set the length of an open part, which must not be shorter; tell whether it was longer."""
+        """Set the length of an open part, which must not be shorter; whether it was longer."""
         with _reported("cut", path):
             found = self._fs.size(fd)
             if found < length:

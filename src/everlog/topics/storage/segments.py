@@ -4,7 +4,7 @@ Owns the rules; the files belong to `segment_store` and `tier`. A topic without 
 of these objects. All state here belongs to the owner thread. Every change has three steps: a `plan_...`
 (owner, no I/O), a method of the plan that does the I/O (worker thread; it touches no state), and an
 `apply_...` (owner). An append that failed is simply not applied, the next one does the same work
-again at the same places; other plans that failed are given to `abandon`. Per topic there is at most
+again at the same places; other plans that failed go to `abandon`. Per topic there is at most
 one append, deletion or removal at a time (the checkpoint's); one relocation may run beside it.
 """
 
@@ -506,13 +506,13 @@ class SegmentSources:
         self.fetched_bytes = 0
 
     def add(self, tier: TopicTier, info: SegmentInfo) -> int:
-        """Give a segment its id, unloaded; it is written to `info.source` as well."""
+        """Assign a segment its id, unloaded; it is written to `info.source` as well."""
         info.source = self._sources.add(None)
         self._held[info.source] = _Held(tier, info)
         return info.source
 
     def remove(self, source: int) -> None:
-        """The segment is gone: give its id back."""
+        """The segment is gone: release its id."""
         self.unload(source)
         del self._held[source]
         self._sources.remove(source)

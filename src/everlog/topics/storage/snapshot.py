@@ -1,8 +1,8 @@
 """Snapshot files: one opaque payload per file, numbered, the newest valid one counts.
 
 Owns the files in the meta directory and nothing in them. A snapshot appears complete or not at all.
-Whoever trims the log must keep what the oldest snapshot that is kept needs, or falling back to
-that one would lose records.
+The log may be trimmed only up to what the oldest snapshot here needs, or falling back to that one
+would lose records.
 """
 
 from __future__ import annotations

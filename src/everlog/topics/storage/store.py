@@ -1,4 +1,4 @@
-"""The data directory of a running engine: its lock, its log shards, its segments and who reads them.
+"""The data directory of a running engine: its lock, its log shards, and its segments.
 
 Owns paths and open files. What is in them is decided by `checkpoint` and `recovery`.
 """
@@ -134,7 +134,7 @@ class Store:
             fs = self._core.fs
             replace_file(fs, os.path.join(self.data_dir, layout.BOOT_FILE), fs.boot_id().encode())
 
-    def distrust_memory(self) -> None:
+    def distrust_page_cache(self) -> None:
         """A sync failed: what the page cache shows may be gone later although the machine runs on."""
         self.boot_pending = False
         with suppress(OSError):
@@ -160,7 +160,7 @@ class Store:
         return topic.storage.segments
 
     def load_segment(self, source: int) -> bool:
-        """Bring a segment into memory that a read met; True if it had to be fetched."""
+        """Load a segment that a read met; True if it had to be fetched."""
         if self.loaded.load(source):
             return False
         fetch = self.loaded.plan_fetch(source)
@@ -231,15 +231,15 @@ class Store:
                 starts.append((shard.wal.prepared_number, 0))
         return Coverage(self._core.next_file_number, starts, positions)
 
-    def forget_log(self, coverage: Coverage) -> list[str]:
-        """Let go of the log files that a snapshot made unnecessary, and return their paths."""
-        paths = self._forget_old_files()
+    def release_log(self, coverage: Coverage) -> list[str]:
+        """Release the log files that a snapshot made unnecessary, and return their paths."""
+        paths = self._release_old_files()
         for shard, position in zip(self._core.shards, coverage.positions, strict=True):
-            paths += shard.wal.forget_files(position)
+            paths += shard.wal.release_files(position)
         return paths
 
-    def _forget_old_files(self) -> list[str]:
-        """Let go of the log of earlier lives; its records are all in segments."""
+    def _release_old_files(self) -> list[str]:
+        """Release the log of earlier runs; its records are all in segments."""
         paths = [file.path for file in self.old_files]
         for file in self.old_files:
             self._core.sources.remove(file.source)
@@ -263,9 +263,9 @@ class Store:
             for shard in self._core.shards:
                 shard.wal.close()
             if remove_log:
-                paths = self._forget_old_files()
+                paths = self._release_old_files()
                 for shard in self._core.shards:
-                    paths += shard.wal.forget_files(_END_OF_LOG)
+                    paths += shard.wal.release_files(_END_OF_LOG)
                 self.delete_files(paths)
         except OSError as error:
             raise StorageFailed(f"closing the log failed: {error}", error.errno) from error

@@ -1,7 +1,7 @@
 """When and where the log is synced: runners that execute the jobs, and the window of a group commit.
 
 Owns its threads and the order of jobs; knows nothing of files, frames or topics. What a job does, and
-what its end means, is the business of whoever starts it.
+what its end means, is decided by its caller.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Done = Callable[[BaseException | None], None]
 WINDOW_MIN_NS: Final = 500_000
 WINDOW_MAX_NS: Final = 10_000_000
 LANE_JOBS_MAX: Final = 64
-"""Jobs that may wait in one lane of `ThreadSyncs`; whoever starts more waits for room."""
+"""Jobs that may wait in one lane of `ThreadSyncs`; a caller that starts more waits for room."""
 
 
 class SyncRunner(Protocol):
@@ -51,7 +51,7 @@ class SyncRunner(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Forget what was started and is not running yet, and stop; nobody is told anything more."""
+        """Forget what was started and is not running yet, and stop; no `done` is called any more."""
         ...
 
 
@@ -145,18 +145,18 @@ class ThreadSyncs:
 
     def start(self, lane: int, job: Job, done: Done) -> None:
         """See `SyncRunner.start`; waits while the lane is full."""
-        place = self._lanes[lane]
+        target = self._lanes[lane]
         with self._mutex:
             if self._closed:
                 raise Closed("these syncs are closed; start no more of them")
-            place.changed.wait_for(lambda: len(place.jobs) < LANE_JOBS_MAX)
-            place.jobs.append((job, done))
-            if place.thread is None:
-                place.thread = threading.Thread(
-                    target=self._run, args=(place,), name=f"everlog-sync-{lane}", daemon=True
+            target.changed.wait_for(lambda: len(target.jobs) < LANE_JOBS_MAX)
+            target.jobs.append((job, done))
+            if target.thread is None:
+                target.thread = threading.Thread(
+                    target=self._run, args=(target,), name=f"everlog-sync-{lane}", daemon=True
                 )
-                place.thread.start()
-            place.changed.notify_all()
+                target.thread.start()
+            target.changed.notify_all()
 
     def poll(self) -> int:
         """See `SyncRunner.poll`."""
@@ -176,9 +176,9 @@ class ThreadSyncs:
 
     def drain(self, lane: int) -> None:
         """See `SyncRunner.drain`."""
-        place = self._lanes[lane]
+        target = self._lanes[lane]
         with self._mutex:
-            place.changed.wait_for(lambda: not place.jobs)
+            target.changed.wait_for(lambda: not target.jobs)
 
     def abandon(self) -> None:
         """See `SyncRunner.abandon`."""
@@ -209,10 +209,10 @@ class ThreadSyncs:
             error: BaseException | None = None
             try:
                 job()
-            except BaseException as raised:  # the owner is told whatever it was; the lane goes on
+            except BaseException as raised:  # any error goes to the owner; the lane goes on
                 error = raised
             with self._mutex:
-                # First, so that whoever sees the lane empty also finds the job among the finished.
+                # First, so that a thread that sees the lane empty also finds the job among the finished.
                 self._finished.append((done, error))
                 lane.jobs.popleft()
                 lane.changed.notify_all()
@@ -260,7 +260,7 @@ class CommitWindow:
         if self._started_ns is None:
             return now_ns
         if waiting <= 1 and self._waiting <= 1:
-            return now_ns  # one writer that always awaits its sync: nobody could join it, whatever the floor
+            return now_ns  # a lone writer that always awaits its sync: no other could join it
         return max(now_ns, self._started_ns + self._window_ns)
 
     def started(self, now_ns: int, waiting: int) -> None:

@@ -1,7 +1,7 @@
 """Check every byte of a stopped data directory: log frames, segments, indexes, snapshots, names.
 
-Owns the checks and changes nothing, so it can say what a start would only stumble over: a damaged record
-that nobody has read yet, an index that lies, a file that does not belong here. It holds the lock while it
+Owns the checks and changes nothing, so it finds what a start would only run into later: a damaged record
+that was not read yet, an index that is wrong, a file that does not belong here. It holds the lock while it
 looks, so that no engine opens the directory meanwhile.
 
     corrupt_frame     a frame of the log or of a segment does not match its lengths or its checksum
@@ -283,7 +283,7 @@ class _Verifier:
             self._leftover(path, "a log file that was not finished")
         elif name.endswith(layout.ORPHAN_SUFFIX):
             message = (
-                "an earlier start found damage before this log file and set it aside; its records are missing"
+                "an earlier start found damage before this log file and renamed it; its records are missing"
             )
             self._result.add(path, 0, "orphan", message)
         else:
@@ -354,7 +354,7 @@ class _Verifier:
 
     def _check_control(self, path: str, content: bytes, offset: int, kind: int) -> None:
         if kind not in _FRAME_TYPES:
-            self._result.add(path, offset, "bad_entry", f"the frame has the type {kind}, which nobody writes")
+            self._result.add(path, offset, "bad_entry", f"the frame has the type {kind}, which is unknown")
         elif kind in control.ENTRY_TYPES:
             try:
                 control.decode(frames.read_log_frame(content, offset).data, control.ENTRY_TYPES[kind])

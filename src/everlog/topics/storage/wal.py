@@ -1,7 +1,7 @@
 """One shard of the log: frames are gathered, written in one piece, and synced for many at once.
 
 Owns the shard's files of this life, from the first byte to their deletion, and knows what of them is
-written and what is synced. Which frames there are, and who waits for what, is the engine's business.
+written and what is synced. Which frames there are, and what waits for them, is decided in `commits`.
 Everything but the jobs of the sync runner happens on the owner's thread.
 """
 
@@ -37,7 +37,7 @@ FILE_BYTES_MAX: Final = (1 << 32) - 1
 """Offsets in the index have 32 bits."""
 
 BACKGROUND_SYNC_NS: Final = 10_000_000
-"""How long frames that nobody waits for may stay without a sync once one is requested."""
+"""How long frames without a waiter may stay without a sync once one is requested."""
 
 SYNC_MICROS_BOUNDS: Final = (50, 100, 250, 500, 1_000, 5_000, 10_000, 50_000, 100_000)
 
@@ -95,15 +95,15 @@ class WalMetrics:
 class _Job:
     """Something for the shard's lane. `run` may happen on another thread, all else on the owner's."""
 
-    def __init__(self, work: Callable[[], None], take: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], None], finish: Callable[[], None]) -> None:
         self._work: Callable[[], None] | None = work
-        self.take = take
-        """Take the result over; called once the job has run, whether or not it has failed."""
+        self.finish = finish
+        """Use the result; called once the job has run, whether or not it has failed."""
         self.has_run = False
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Do the work; what it raises is also kept, for an owner that cannot wait for `poll`."""
+        """Do the work; what it raises is also stored, for an owner that cannot wait for `poll`."""
         work = self._work
         try:
             if work is not None:
@@ -251,7 +251,7 @@ class WalShard:
 
     @property
     def needs_discard(self) -> bool:
-        """Whether what is gathered will never be written, so that it must be taken back and discarded."""
+        """Whether what is gathered will never be written, so that it must be withdrawn and discarded."""
         return self._write_error is not None or (self.read_only is not None and len(self.buffer) > 0)
 
     @property
@@ -260,7 +260,7 @@ class WalShard:
         return [HeldFile(file.number, file.path, file.source) for file in self._files]
 
     def has_room(self, size: int) -> bool:
-        """Tell whether `size` more bytes fit behind what is gathered."""
+        """Whether `size` more bytes fit behind what is gathered."""
         return self.source_offset + len(self.buffer) + size <= self.limit
 
     def reserve(self, size: int) -> None:
@@ -289,7 +289,7 @@ class WalShard:
             with memoryview(self.buffer) as view:
                 self.fs.pwrite(file.fd, view, file.end)
         except OSError as error:
-            # Its traceback refers to views of the buffer, which could not grow as long as it is kept.
+            # Its traceback refers to views of the buffer, which could not grow while it is referenced.
             failure = error.with_traceback(None)
         if failure is not None:
             self._write_error = self._cut_back(failure)
@@ -305,13 +305,13 @@ class WalShard:
             self._pass_mark(length)
 
     def discard(self) -> None:
-        """Forget what is gathered, after the caller has taken it back."""
+        """Forget what is gathered, after the caller has withdrawn it."""
         self.buffer.clear()
         self.frames_gathered = 0
         self._write_error = None
 
     def rotate(self) -> None:
-        """Write what is gathered and begin the next file; an empty file is kept. Raises as `reserve`."""
+        """Write what is gathered and begin the next file; an empty file stays. Raises as `reserve`."""
         self._check_usable()
         if self.active.end or len(self.buffer):
             self._rotate(0)
@@ -319,12 +319,12 @@ class WalShard:
     def _await_gate(self) -> None:
         """Wait until the file before this one is whole on disk.
 
-        After a power loss a file with frames would otherwise follow one that has lost its tail.
+        After a power loss a file with frames would otherwise follow one without its tail.
         """
         if self._gate is not None:
             if not self._gate.has_run:
                 self._syncs.drain(self.number)
-            self._take_finished()
+            self._finish_jobs()
             self._gate = None
         if self.read_only is not None:
             raise self._refusal(self.read_only)
@@ -358,7 +358,7 @@ class WalShard:
                 second,
             )
         return StorageFailed(
-            f"writing to {file.path} failed: {error}; nothing of it is kept, the log goes on in a new file",
+            f"writing to {file.path} failed: {error}; nothing of it stays, the log continues in a new file",
             error.errno,
         )
 
@@ -384,7 +384,7 @@ class WalShard:
         self._activate(next_file)
 
     def _end_active(self) -> None:
-        """Write the end frame into the room that is kept for it."""
+        """Write the end frame into the room reserved for it."""
         self._await_gate()
         file = self.active
         try:
@@ -418,7 +418,7 @@ class WalShard:
         self._mark = min(self._quarter, max(file.written, file.end + 1))
 
     def _pass_quarter(self) -> None:
-        """What nobody waits for is synced too by then, so that a rotation has little left to sync."""
+        """Sync what has no waiter, so that a rotation has little left to sync."""
         file = self.active
         quarter = file.capacity // 4
         passed = file.end // quarter
@@ -428,11 +428,11 @@ class WalShard:
             self.prepared_number = self._next_file_number()
             preparation = _Preparation(self, self.prepared_number, self._file_bytes)
 
-            def take() -> None:
+            def finish() -> None:
                 self._preparing = None
                 self._prepared = preparation.file
 
-            self._preparing = _Job(preparation.work, take)
+            self._preparing = _Job(preparation.work, finish)
             self._syncs.start(self._prepare_lane, self._preparing.run, self._job_done)
 
     def _next_file(self, size: int) -> LogFile:
@@ -443,7 +443,7 @@ class WalShard:
         if self._preparing is not None:
             if not self._preparing.has_run:
                 self._syncs.drain(self._prepare_lane)
-            self._take_finished()
+            self._finish_jobs()
             self._check_usable()
         try:
             if self._prepared is None:
@@ -460,8 +460,8 @@ class WalShard:
             ) from None
         return self._prepared
 
-    def forget_files(self, before: Position) -> list[str]:
-        """Let go of the files wholly before a position and return their paths; the caller deletes them.
+    def release_files(self, before: Position) -> list[str]:
+        """Release the files wholly before a position and return their paths; the caller deletes them.
 
         The active file stays whatever the position. Nothing depends on when they are deleted.
         """
@@ -484,7 +484,7 @@ class WalShard:
         self._waiters.append((self.position, done))
 
     def request_sync(self) -> None:
-        """Sync what is written soon, though nobody waits for it."""
+        """Sync soon what is written, although nothing waits for it."""
         if self.requested_ns is None and self.position > self._started:
             self.requested_ns = self.clock.monotonic_ns()
 
@@ -498,11 +498,11 @@ class WalShard:
         return self._next_sync_ns(now_ns)
 
     def poll(self) -> None:
-        """Tell waiters what is known, start the sync that is due."""
+        """Call the waiters whose sync is over, start the sync that is due."""
         waiters = self._waiters
         if waiters and (waiters[0][0] <= self.synced or self.read_only is not None):
             self._release()
-        # Nearly every turn of a busy loop ends here: nothing is asked for, or a sync is on its way.
+        # Nearly every turn of a busy loop ends here: nothing is requested, or a sync is running.
         if self._group is not None or (self.requested_ns is None and not waiters):
             return
         now_ns = self.clock.monotonic_ns()
@@ -539,32 +539,32 @@ class WalShard:
         sync = _Sync(self, file, next_number)
         self._started = self.position if next_number is None else Position(next_number, 0)
 
-        def take() -> None:
-            self._take_sync(sync, job)
+        def finish() -> None:
+            self._finish_sync(sync, job)
             if next_number is not None:
                 file.close(self.fs)
 
-        job = self._start(sync.work, take)
+        job = self._start(sync.work, finish)
         return job
 
-    def _start(self, work: Callable[[], None], take: Callable[[], None]) -> _Job:
-        job = _Job(work, take)
+    def _start(self, work: Callable[[], None], finish: Callable[[], None]) -> _Job:
+        job = _Job(work, finish)
         self._syncs.start(self.number, job.run, self._job_done)
         self._jobs.append(job)
         return job
 
     def _job_done(self, _: BaseException | None) -> None:
-        self._take_finished()
+        self._finish_jobs()
         self._release()
 
-    def _take_finished(self) -> None:
-        """Take over the results of all jobs that have run, in their order."""
+    def _finish_jobs(self) -> None:
+        """Use the results of all jobs that have run, in their order."""
         while self._jobs and self._jobs[0].has_run:
             self._check(self._jobs[0])
-            self._jobs.popleft().take()
+            self._jobs.popleft().finish()
         if self._preparing is not None and self._preparing.has_run:
             self._check(self._preparing)
-            self._preparing.take()
+            self._preparing.finish()
 
     def _check(self, job: _Job) -> None:
         if isinstance(job.error, Exception):
@@ -572,7 +572,7 @@ class WalShard:
         elif job.error is not None:
             raise job.error  # the end of the process or of the simulated machine: nothing to handle
 
-    def _take_sync(self, sync: _Sync, job: _Job) -> None:
+    def _finish_sync(self, sync: _Sync, job: _Job) -> None:
         if job is self._group:
             self._group = None
             self.window.finished(self.clock.monotonic_ns())
@@ -598,7 +598,7 @@ class WalShard:
     # --- The end -----------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Write what is gathered, end the file, sync, tell all waiters, close.
+        """Write what is gathered, end the file, sync, call all waiters, close.
 
         Raises StorageFailed if that did not work, but is closed then too. A shard that was read-only
         before is just closed.
@@ -608,15 +608,15 @@ class WalShard:
         failure: StorageFailed | None = None
         try:
             if self.read_only is None:
-                failure = self._leave()
+                failure = self._flush()
         finally:
             self._drop_files()
         self._release()
         if failure is not None:
             raise failure
 
-    def _leave(self) -> StorageFailed | None:
-        """Bring everything to disk; return what went wrong."""
+    def _flush(self) -> StorageFailed | None:
+        """Write and sync everything; return what went wrong."""
         failure: StorageFailed | None = None
         try:
             if not self.needs_discard:
@@ -630,7 +630,7 @@ class WalShard:
         if self.read_only is None and self.position > self._started:
             self._start_sync(self.active)
         self._drain()
-        self._take_finished()
+        self._finish_jobs()
         for file in (self._prepared, self.active):
             if file is not None and file.end == 0:
                 discard_log_file(self.fs, file)
@@ -651,9 +651,9 @@ class WalShard:
         # A job that is just running uses a descriptor, whose number must not mean another file meanwhile.
         self._drain()
         while self._jobs:
-            self._jobs.popleft().take()
+            self._jobs.popleft().finish()
         if self._preparing is not None:
-            self._preparing.take()
+            self._preparing.finish()
         for file in (self._prepared, self.active):
             if file is not None:
                 file.close(self.fs)

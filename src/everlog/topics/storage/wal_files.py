@@ -1,7 +1,7 @@
 """The files of the log: making them, finding them, ending them.
 
 Owns names, room and end of a log file. What the frames mean and when they are synced is decided
-elsewhere. Failures surface as `OSError`; the callers know what was lost by them.
+elsewhere. Failures surface as `OSError`; the callers know what they mean.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def map_file(fs: Fs, path: str) -> Mapping | None:
 def cut_tail(fs: Fs, path: str, length: int) -> None:
     """Cut a file that a crash has left down to its first `length` bytes, and end it, durably.
 
-    The end frame is what tells a file that was left in order from one that has lost its tail, so a
+    The end frame distinguishes a complete file from one that has lost its tail, so a
     recovered file needs one as soon as a later file may follow it.
     """
     with opened(fs, path, os.O_RDWR) as fd:
@@ -130,8 +130,8 @@ class LogFile:
     def write_ahead(self, fs: Fs) -> None:
         """Write zeros behind the frames.
 
-        A sync of blocks that are written for the first time has to tell the file system's journal that they
-        are in use now, and takes twice as long. Nothing depends on it: if it fails, syncs are just slower.
+        The first sync of new blocks has to record in the file system's journal that they are in use, and
+        takes twice as long. Nothing depends on it: if it fails, syncs are just slower.
         """
         size = min(AHEAD_BYTES, self.capacity - self.end)
         with contextlib.suppress(OSError):
@@ -139,7 +139,7 @@ class LogFile:
         self.written = self.end + size
 
     def close(self, fs: Fs) -> None:
-        """Close the descriptor; the mapping lives on as long as somebody reads from it."""
+        """Close the descriptor; the mapping lives as long as it is referenced."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             # What matters was synced, or is known to be lost: an error here changes neither.
