@@ -21,7 +21,7 @@ from everlog.topics import Engine, EngineSettings, NewRecord, TopicConfig
 from everlog.topics.config import Durability
 from everlog.topics.routing.definitions import Guarantee, RouterConfig
 from everlog.topics.storage.syncs import InlineSyncs
-from everlog.topics.storage.verify import verify_directory
+from everlog.topics.storage.verify import verify
 from tests.support.processes import Child, fresh_seed
 
 pytestmark = pytest.mark.crash
@@ -163,7 +163,7 @@ def test_no_copy_is_lost_made_twice_or_moved_by_a_kill(tmp_path: Path) -> None:
     witness = Witness()
     for _ in range(ROUNDS):
         live_and_die(witness, path, rng)
-        assert [finding for finding in verify_directory(path, OsFs()) if not finding.is_note] == []
+        assert [finding for finding in verify(path, OsFs()).findings if not finding.is_note] == []
         engine = Engine.open(path, settings(rng), syncs=InlineSyncs())
         witness.check(engine)
         if rng.random() < 0.3:

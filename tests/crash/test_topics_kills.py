@@ -23,7 +23,7 @@ from everlog.fs import OsFs
 from everlog.topics import Engine, EngineSettings, TopicConfig
 from everlog.topics.ack_policy import SEQ_RESERVATION
 from everlog.topics.storage.syncs import InlineSyncs
-from everlog.topics.storage.verify import verify_directory
+from everlog.topics.storage.verify import verify
 from tests.simulation.truth import (
     State,
     Step,
@@ -381,7 +381,7 @@ class Trial:
             engine.abandon()
             return
         engine.close()
-        findings = verify_directory(str(self.data_dir), OsFs(), str(self.cold_dir))
+        findings = verify(str(self.data_dir), OsFs(), str(self.cold_dir)).findings
         require_equal("findings", [finding for finding in findings if not finding.is_note][:3], [])
 
     def _repeat_keys(self, engine: Engine, witness: Witness) -> None:

@@ -19,7 +19,7 @@ from everlog.fs import OsFs
 from everlog.topics import Engine, EngineSettings
 from everlog.topics.commits import Commit
 from everlog.topics.storage.syncs import InlineSyncs
-from everlog.topics.storage.verify import verify_directory
+from everlog.topics.storage.verify import verify
 from tests.simulation.machine import Machine
 from tests.simulation.routed import PREFIX, RoutedTruth
 from tests.simulation.truth import Birth, Step, TopicTruth
@@ -189,7 +189,7 @@ class Lives:
     def _verify(self) -> None:
         """Whatever stopped the engine, what it left must look right to `verify`."""
         if self.rng.random() < 0.3 and os.path.isdir(self.data_dir):
-            found = verify_directory(self.data_dir, OsFs(), self.cold_dir)
+            found = verify(self.data_dir, OsFs(), self.cold_dir).findings
             wrong = [finding for finding in found if self.how == "clean" or not finding.is_note]
             require(not wrong, f"verify after {self.how} stop: {wrong[:3]}")
 

@@ -29,7 +29,7 @@ from everlog.fs import OsFs
 from everlog.topics import TopicConfig
 from everlog.topics.commits import Commit
 from everlog.topics.config import Discard
-from everlog.topics.storage.verify import verify_directory
+from everlog.topics.storage.verify import verify
 from tests.simulation.damage import StoredRecord, flipped, place_in, stored_records
 from tests.simulation.lives import NAMES, QUEUES, SYNCED_STEPS, Flight, Lives
 from tests.simulation.truth import (
@@ -130,7 +130,7 @@ class Simulation(Lives):
             record = self.rng.choice(records)
             offset, bit = place_in(record, self.rng)
             with flipped(record.path, offset, bit):
-                found = verify_directory(self.data_dir, OsFs(), self.cold_dir)
+                found = verify(self.data_dir, OsFs(), self.cold_dir).findings
                 require(bool(found), f"verify does not see bit {bit} at {offset} of {record.path}")
                 self._expect_corrupt(record)
         self._drop_engine()

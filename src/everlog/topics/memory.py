@@ -82,17 +82,6 @@ class MemoryChunks:
         self._sources.set(chunk.source, chunk.buffer)  # which looks at the length again
         chunk.last_seq = last_seq
 
-    def room(self, size: int) -> tuple[int, int]:
-        """Make room for `size` bytes of frames that are encoded elsewhere; return their source and offset."""
-        chunk = self.chunk_for(size)
-        return chunk.source, len(chunk.buffer)
-
-    def store(self, frames: FrameBuffer, last_seq: int) -> None:
-        """Keep the frames that were encoded for the room made last."""
-        chunk = self._chunks[-1]
-        chunk.buffer.append_bytes(frames)
-        self.publish(chunk, last_seq)
-
     @property
     def last_seq(self) -> int:
         """The newest record here, 0 if there is none."""

@@ -23,7 +23,7 @@ from everlog.errors import (
 from everlog.fs import OsFs
 from everlog.topics import Claimed, ClaimRequest, Engine, NewRecord, Settled
 from everlog.topics.core import QUEUE_MAX
-from everlog.topics.storage.verify import verify_directory
+from everlog.topics.storage.verify import verify
 from tests.support.engines import Stage
 
 
@@ -150,7 +150,7 @@ def test_acked_jobs_never_come_back(shop: Shop, restart: str, checkpoints: int) 
     shop.restart()
     assert shop.seqs("q") == left
     shop.engine.close()
-    assert verify_directory(str(shop.data_dir), OsFs(), None) == []
+    assert verify(str(shop.data_dir), OsFs(), None).findings == []
     shop.open_with()
 
 

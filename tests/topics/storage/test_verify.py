@@ -1,4 +1,4 @@
-"""`verify_directory`: nothing is wrong with a good directory, every damage is found, nothing is changed."""
+"""`verify`: nothing is wrong with a good directory, every damage is found, nothing is changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from everlog.errors import DataDirInUse, Io
 from everlog.fs import OsFs
 from everlog.topics.storage import layout
-from everlog.topics.storage.verify import Finding, Progress, verify, verify_directory
+from everlog.topics.storage.verify import Finding, Progress, verify
 from tests.support.topic_directories import (
     crashed_directory,
     files_below,
@@ -24,7 +24,7 @@ from tests.support.topic_directories import (
 
 
 def findings(root: Path) -> list[Finding]:
-    return verify_directory(str(root / "data"), OsFs(), str(root / "cold"))
+    return verify(str(root / "data"), OsFs(), str(root / "cold")).findings
 
 
 def errors(root: Path) -> list[Finding]:
@@ -98,7 +98,7 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(Io, match="no data directory"):
-        verify_directory(str(tmp_path / "nothing"), OsFs())
+        verify(str(tmp_path / "nothing"), OsFs())
 
 
 def test_an_empty_directory_has_no_findings(tmp_path: Path) -> None:
@@ -256,5 +256,5 @@ def test_a_segment_that_the_snapshot_lists_and_that_is_gone_is_found(stopped: Pa
     lost = segments(stopped, "data")[0]
     lost.unlink()
     lost.with_suffix(".idx").unlink()
-    found = verify_directory(str(stopped / "data"), OsFs(), str(stopped / "cold"))
+    found = verify(str(stopped / "data"), OsFs(), str(stopped / "cold")).findings
     assert [(finding.path, finding.kind) for finding in found] == [(str(lost), "missing_part")]

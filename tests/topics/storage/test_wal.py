@@ -98,7 +98,7 @@ def test_a_failed_write_leaves_no_byte_and_the_log_goes_on_in_a_new_file(
     bench.disk.fail_write = eighths
     bench.gather(4)
     bench.gather(100, 4)
-    with pytest.raises(StorageFailed, match="nothing of it is kept") as caught:
+    with pytest.raises(StorageFailed, match="nothing of it stays") as caught:
         bench.shard.write()
     assert caught.value.errno == errno.EIO
     assert bench.shard.needs_discard

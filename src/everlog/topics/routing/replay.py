@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from everlog.api_types import Durability, Guarantee
@@ -343,17 +344,4 @@ def _frame_bytes(log: TopicLog, first_seq: int, count: int) -> int:
 
 
 def _further(record: control.RouterRecord, cursor: int, total: int) -> control.RouterRecord:
-    return control.RouterRecord(
-        record.router_id,
-        record.name,
-        record.source_id,
-        record.dest_id,
-        max(record.cursor, cursor),
-        max(record.total, total),
-        record.preserve_node,
-        record.preserve_tag,
-        record.allow_cycle,
-        record.exactly_once,
-        record.filter_tag,
-        record.filter_prefix,
-    )
+    return msgspec.structs.replace(record, cursor=max(record.cursor, cursor), total=max(record.total, total))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from everlog.clock import Clock, SystemClock
 from everlog.errors import Corrupt, Io, TopicNotFound
-from everlog.fs import OsFs, Syncable, read_file
+from everlog.fs import OsFs, read_file
 from everlog.native.queue import Mapping
 from everlog.seq_ranges import Gap, SeqRange
 from everlog.topics.config import EngineSettings
@@ -154,30 +154,14 @@ class ReadOnlyFs(OsFs):
         """Whether `path` exists and was not removed here."""
         return os.path.abspath(path) not in self._gone and super().exists(path)
 
-    def makedirs(self, path: str) -> None:
-        """Create nothing."""
-
     def rmdir(self, path: str) -> None:
         """Remember that the directory is gone."""
         self._gone.add(os.path.abspath(path))
 
-    def allocate(self, fd: int, length: int) -> None:
-        """Reserve nothing."""
+    def _do_nothing(self, *_: object, **__: object) -> None:
+        """Nothing is written, so nothing is to be synced, and nothing is locked."""
 
-    def fsync(self, fd: int) -> None:
-        """Nothing was written."""
-
-    def fdatasync(self, fd: int) -> None:
-        """Nothing was written."""
-
-    def fsync_dir(self, path: str) -> None:
-        """Nothing was written."""
-
-    def sync_file_system(self, path: str) -> None:
-        """Nothing was written."""
-
-    def msync(self, mapping: Syncable, fd: int, offset: int, length: int, wait: bool) -> None:
-        """Nothing was written."""
+    makedirs = allocate = fsync = fdatasync = fsync_dir = sync_file_system = msync = unlock = _do_nothing
 
     def boot_id(self) -> str:
         """See `Fs.boot_id`."""
@@ -186,9 +170,6 @@ class ReadOnlyFs(OsFs):
     def try_lock(self, fd: int) -> bool:
         """Take no lock: reading needs none."""
         return True
-
-    def unlock(self, fd: int) -> None:
-        """No lock was taken."""
 
 
 class BulkView:

@@ -82,11 +82,6 @@ class Verification:
         self.findings.append(Finding(path, offset, kind, message))
 
 
-def verify_directory(path: str, fs: Fs, cold_dir: str | None = None) -> list[Finding]:
-    """Check a stopped data directory and return what is wrong; see `verify`."""
-    return verify(path, fs, cold_dir).findings
-
-
 def verify(
     path: str,
     fs: Fs,

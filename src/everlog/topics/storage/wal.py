@@ -119,50 +119,6 @@ class _Job:
         self._work = None
 
 
-class _Sync:
-    """One sync of one file, and of its name if that was not done yet."""
-
-    def __init__(self, shard: WalShard, file: LogFile, next_number: int | None) -> None:
-        self._shard = shard
-        self._next_number = next_number
-        self.file = file
-        self.covers = Position(0, 0)
-        self.micros: int | None = None
-
-    def work(self) -> None:
-        """Sync; `covers` is then what is certainly on disk."""
-        fs, clock, file = self._shard.fs, self._shard.clock, self.file
-        # Looked at before the sync: what is written while it runs may not be covered.
-        end = Position(file.number, file.end) if self._next_number is None else Position(self._next_number, 0)
-        if not file.entry_durable:
-            fs.fsync_dir(self._shard.directory)
-            file.entry_durable = True
-        start_ns = clock.monotonic_ns()
-        fs.fdatasync(file.fd)
-        self.micros = (clock.monotonic_ns() - start_ns) // 1000
-        self.covers = end
-
-
-class _Preparation:
-    """The next file, made ahead of time."""
-
-    def __init__(self, shard: WalShard, number: int, capacity: int) -> None:
-        self._shard = shard
-        self._number = number
-        self._capacity = capacity
-        self.file: LogFile | None = None
-
-    def work(self) -> None:
-        """Make the file. Only a failed sync is an error of the job."""
-        fs, directory = self._shard.fs, self._shard.directory
-        # If there is no room now, the rotation tries again, and says what is wrong if it still is.
-        with contextlib.suppress(OSError):
-            self.file = create_log_file(fs, directory, self._number, self._capacity)
-        if self.file is not None:
-            fs.fsync_dir(directory)
-            self.file.entry_durable = True
-
-
 class WalShard:
     """One ordered stream of frames in numbered files.
 
@@ -426,14 +382,26 @@ class WalShard:
         self.request_sync()
         if passed >= 3 and self._preparing is None and self._prepared is None:
             self.prepared_number = self._next_file_number()
-            preparation = _Preparation(self, self.prepared_number, self._file_bytes)
-
-            def finish() -> None:
-                self._preparing = None
-                self._prepared = preparation.file
-
-            self._preparing = _Job(preparation.work, finish)
+            self._preparing = self._preparation(self.prepared_number)
             self._syncs.start(self._prepare_lane, self._preparing.run, self._job_done)
+
+    def _preparation(self, number: int) -> _Job:
+        """A job that makes the next file ahead of time; only a failed sync is an error of it."""
+        made: list[LogFile] = []
+
+        def work() -> None:
+            # If there is no room now, the rotation tries again, and says what is wrong if it still is.
+            with contextlib.suppress(OSError):
+                made.append(create_log_file(self.fs, self.directory, number, self._file_bytes))
+            for file in made:
+                self.fs.fsync_dir(self.directory)
+                file.entry_durable = True
+
+        def finish() -> None:
+            self._preparing = None
+            self._prepared = made[0] if made else None
+
+        return _Job(work, finish)
 
     def _next_file(self, size: int) -> LogFile:
         """Return the file to go on with; it stays prepared until it is in use."""
@@ -536,18 +504,33 @@ class WalShard:
         return due_ns
 
     def _start_sync(self, file: LogFile, next_number: int | None = None) -> _Job:
-        sync = _Sync(self, file, next_number)
+        """Sync a file in the lane, and its name if that was not done yet; `next_number`: it is complete."""
+        fs, clock = self.fs, self.clock
         self._started = self.position if next_number is None else Position(next_number, 0)
+        synced: list[tuple[Position, int]] = []  # what is certainly on disk, and the microseconds it took
+
+        def work() -> None:
+            # Looked at before the sync: what is written while it runs may not be covered.
+            end = Position(file.number, file.end) if next_number is None else Position(next_number, 0)
+            if not file.entry_durable:
+                fs.fsync_dir(self.directory)
+                file.entry_durable = True
+            start_ns = clock.monotonic_ns()
+            fs.fdatasync(file.fd)
+            synced.append((end, (clock.monotonic_ns() - start_ns) // 1000))
 
         def finish() -> None:
-            self._finish_sync(sync, job)
+            if job is self._group:
+                self._group = None
+                self.window.finished(clock.monotonic_ns())
+            for end, micros in synced:
+                self.metrics.count_sync(micros)
+                # After a failed sync nothing counts as synced any more, even if a later one worked.
+                if self.read_only is None:
+                    self.synced = max(self.synced, end)
             if next_number is not None:
-                file.close(self.fs)
+                file.close(fs)
 
-        job = self._start(sync.work, finish)
-        return job
-
-    def _start(self, work: Callable[[], None], finish: Callable[[], None]) -> _Job:
         job = _Job(work, finish)
         self._syncs.start(self.number, job.run, self._job_done)
         self._jobs.append(job)
@@ -571,16 +554,6 @@ class WalShard:
             self._turn_read_only(f"a sync in {self.directory} failed", job.error)
         elif job.error is not None:
             raise job.error  # the end of the process or of the simulated machine: nothing to handle
-
-    def _finish_sync(self, sync: _Sync, job: _Job) -> None:
-        if job is self._group:
-            self._group = None
-            self.window.finished(self.clock.monotonic_ns())
-        if sync.micros is not None:
-            self.metrics.count_sync(sync.micros)
-        # After a failed sync nothing counts as synced any more, even if a later one worked.
-        if self.read_only is None:
-            self.synced = max(self.synced, sync.covers)
 
     def _release(self) -> None:
         """Call the waiters whose outcome is known, in order; never from within one of them."""
