@@ -15,7 +15,8 @@ from everlog.server.schema.asyncapi import asyncapi
 from everlog.server.schema.documents import documents, outdated, registered_routes
 from everlog.server.schema.error_codes import ERROR_CODES, OF_EVERY_REQUEST, SOCKET_CODES
 from everlog.server.schema.field_texts import BOUNDS, COMMON, SPECIAL
-from everlog.server.schema.openapi import OPERATIONS, openapi, operations_of, undescribed
+from everlog.server.schema.openapi import openapi, operations_of, undescribed
+from everlog.server.schema.operations import OPERATIONS
 from tests.support.api_documents import codes_in, references_in, refusals_in, resolved
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -14,22 +14,10 @@ from everlog.api_types import Durability
 from everlog.server.auth import Scope
 from everlog.server.schema.error_codes import ERROR_CODES, ErrorCode, rows_of
 from everlog.server.schema.field_texts import BOUNDS, COMMON, SPECIAL
-from everlog.server.schema.job_operations import QUEUES, ROUTERS
-from everlog.server.schema.operations import (
-    EVENT_STREAM,
-    PROBES,
-    TOPICS,
-    WATCH,
-    Answer,
-    Operation,
-    Parameter,
-)
+from everlog.server.schema.operations import EVENT_STREAM, OPERATIONS, Answer, Operation, Parameter
 from everlog.server.schema.shapes import STORED_CONFIG, U64, Schema, Shapes, completed, reference
 from everlog.topics import TopicConfig
 from everlog.topics.config import TOPIC_NAME
-
-OPERATIONS: Final = (*TOPICS, *ROUTERS, *QUEUES, *WATCH, *PROBES)
-"""Every operation that is described; the document has those that the server has."""
 
 Routes = Iterable[tuple[str, str]]
 _DURABILITY: Final[Schema] = {"type": "string", "enum": [member.value for member in Durability]}

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from everlog import api_types
+from everlog.server import bodies
 from everlog.server.auth import Scope
-from everlog.server.bodies import AppendBody, DeleteBody, DiffBody, WatchBody
 from everlog.topics import TopicConfig
 
 EVENT_STREAM: Final = "text/event-stream"
 PLAIN_TEXT: Final = "text/plain"
 NO_SCOPE: Final = Scope(0)
+_KEYED: Final = "unauthorized forbidden not_ready"
+_STREAM: Final = "server-sent events, see the AsyncAPI document"
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Answer:
     content: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Operation:
     """One method of one path. `name` says what `:name` in the path stands for."""
 
@@ -68,108 +70,114 @@ class Operation:
         return self.path if self.name is None else self.path.replace(":name", f"{{{self.name}}}")
 
 
-def codes_of(words: str) -> frozenset[str]:
-    """Error codes, written with blanks between them."""
-    return frozenset(words.split())
+def _operation(
+    group: str,
+    request: str,
+    id_: str,
+    summary: str,
+    answers: dict[int, Answer] | Answer,
+    scope: Scope = NO_SCOPE,
+    codes: str = "",
+    keyed: str = _KEYED,
+    **more: Any,
+) -> Operation:
+    """An operation; one with a scope also fails as all that need a key do."""
+    method, path = request.split()
+    names = {"/v0/topics/:name": "topic", "/v0/routers/:name": "router", "/v0/watch/:name": "wid"}
+    return Operation(
+        method=method,
+        path=path,
+        id=id_,
+        group=group,
+        summary=summary,
+        answers={200: answers} if isinstance(answers, Answer) else answers,
+        codes=frozenset(f"{keyed if scope else ''} {codes}".split()),
+        scope=scope,
+        name=next((name for start, name in names.items() if path.startswith(start)), None),
+        **more,
+    )
 
 
-KEYED: Final = "unauthorized forbidden not_ready "
-PAGE: Final = (
+_PREFIX: Final = Parameter("prefix", "string", "only names that begin so")
+_PAGE: Final = (
     Parameter("page_size", "integer", "entries of a page, clamped to [1, 1000]", 100),
     Parameter("cursor", "string", "`next_cursor` of the page before"),
 )
 
 TOPICS: Final = (
-    Operation(
-        "GET",
-        "/v0/topics",
-        "listTopics",
+    _operation(
         "Topics",
+        "GET /v0/topics",
+        "listTopics",
         "List topics",
-        {200: Answer("a page", api_types.TopicPage)},
-        codes_of(KEYED),
+        Answer("a page", api_types.TopicPage),
         Scope.READ,
         parameters=(
-            Parameter("prefix", "string", "only names that begin so"),
-            *PAGE,
+            _PREFIX,
+            *_PAGE,
             Parameter("touch", "boolean", "whether this counts as a use of the topics", False),
         ),
         text="Sorted by name, byte by byte. A key with prefixes sees only names that it may use.",
     ),
-    Operation(
-        "PUT",
-        "/v0/topics/:name",
-        "putTopic",
+    _operation(
         "Topics",
+        "PUT /v0/topics/:name",
+        "putTopic",
         "Create a topic, or replace its settings",
-        {
-            200: Answer("replaced", api_types.TopicPut),
-            201: Answer("created", api_types.TopicPut),
-        },
-        codes_of(KEYED + "topic_exists_incompatible"),
+        {200: Answer("replaced", api_types.TopicPut), 201: Answer("created", api_types.TopicPut)},
         Scope.ADMIN,
-        name="topic",
+        "topic_exists_incompatible",
         body=TopicConfig,
         body_is_optional=True,
         text="What is left out returns to its default. A tighter cap or age holds at once.",
     ),
-    Operation(
-        "GET",
-        "/v0/topics/:name",
-        "getTopic",
+    _operation(
         "Topics",
+        "GET /v0/topics/:name",
+        "getTopic",
         "Look at a topic",
-        {200: Answer("its state", api_types.TopicState)},
-        codes_of(KEYED + "topic_not_found"),
+        Answer("its state", api_types.TopicState),
         Scope.READ,
-        name="topic",
+        "topic_not_found",
         parameters=(Parameter("touch", "boolean", "whether this counts as a use of the topic", True),),
     ),
-    Operation(
-        "GET",
-        "/v0/topics/:name/account",
-        "accountTopic",
+    _operation(
         "Topics",
+        "GET /v0/topics/:name/account",
+        "accountTopic",
         "Account for a range of seqs",
-        {200: Answer("what has become of them", api_types.TopicAccount)},
-        codes_of(KEYED + "topic_not_found invalid_request"),
+        Answer("what has become of them", api_types.TopicAccount),
         Scope.READ,
-        name="topic",
+        "topic_not_found invalid_request",
         parameters=(
             Parameter("from_seq", "integer", "begin behind this seq", 0),
             Parameter("to_seq", "integer", "the last seq; by default as many as one answer covers"),
         ),
-        text=(
-            "One answer covers up to 1,000,000 seqs and says by `to_seq` where it ends. Asking does not "
-            "count as a use of the topic."
-        ),
+        text="One answer covers up to 1,000,000 seqs and says by `to_seq` where it ends. Asking does not "
+        "count as a use of the topic.",
     ),
-    Operation(
-        "DELETE",
-        "/v0/topics/:name",
-        "deleteTopic",
+    _operation(
         "Topics",
+        "DELETE /v0/topics/:name",
+        "deleteTopic",
         "Delete a topic and everything in it",
-        {200: Answer("gone; `deleted` is false if it was not there", api_types.TopicDeleted)},
-        codes_of(KEYED + "topic_not_empty"),
+        Answer("gone; `deleted` is false if it was not there", api_types.TopicDeleted),
         Scope.DELETE,
-        name="topic",
+        "topic_not_empty",
         parameters=(Parameter("if_empty", "boolean", "only if it has no records", False),),
         text="Routers with this topic at an end go with it. The next one of this name begins with seq 1.",
     ),
-    Operation(
-        "POST",
-        "/v0/topics/:name",
-        "append",
+    _operation(
         "Topics",
+        "POST /v0/topics/:name",
+        "append",
         "Append records",
         {
             200: Answer("appended", api_types.Appended),
             201: Answer("appended, and the topic was created", api_types.Appended),
         },
-        codes_of(KEYED + "topic_not_found topic_full batch_too_large record_too_large"),
         Scope.WRITE,
-        name="topic",
+        "topic_not_found topic_full batch_too_large record_too_large",
         parameters=(
             Parameter("return_seqs", "boolean", "whether the answer lists the seqs", True),
             Parameter(
@@ -179,65 +187,152 @@ TOPICS: Final = (
                 is_header=True,
             ),
         ),
-        body=AppendBody,
-        text=(
-            "All or nothing, answered when the records are as safe as the topic's durability says. An append "
-            "with `config` to a topic that does not exist needs the scope `admin` as well."
-        ),
+        body=bodies.AppendBody,
+        text="All or nothing, answered when the records are as safe as the topic's durability says. An "
+        "append with `config` to a topic that does not exist needs the scope `admin` as well.",
     ),
-    Operation(
-        "POST",
-        "/v0/topics/:name/diff",
-        "diff",
+    _operation(
         "Topics",
+        "POST /v0/topics/:name/diff",
+        "diff",
         "Read from a cursor",
-        {200: Answer("what is behind the cursor", api_types.Diff)},
-        codes_of(KEYED + "topic_not_found"),
+        Answer("what is behind the cursor", api_types.Diff),
         Scope.READ,
-        name="topic",
-        body=DiffBody,
+        "topic_not_found",
+        body=bodies.DiffBody,
         body_is_optional=True,
         text="With `wait_ms` a reader that is caught up is answered when something is appended.",
     ),
-    Operation(
-        "POST",
-        "/v0/topics/:name/delete",
-        "deleteRecords",
+    _operation(
         "Topics",
+        "POST /v0/topics/:name/delete",
+        "deleteRecords",
         "Delete records by seq, by tag, or both",
-        {200: Answer("deleted", api_types.RecordsDeleted)},
-        codes_of(KEYED + "topic_not_found"),
+        Answer("deleted", api_types.RecordsDeleted),
         Scope.DELETE,
-        name="topic",
-        body=DeleteBody,
+        "topic_not_found",
+        body=bodies.DeleteBody,
         text="`before_seq` or `match` must be there; with both, both must be fulfilled. No gap is reported.",
     ),
 )
 
-WATCH: Final = (
-    Operation(
-        "POST",
-        "/v0/watch",
-        "watch",
-        "Watch",
-        "Make a watch session",
-        {200: Answer("the session", api_types.WatchSession)},
-        codes_of(KEYED + "topic_not_found"),
+ROUTERS: Final = (
+    _operation(
+        "Routers",
+        "GET /v0/routers",
+        "listRouters",
+        "List routers",
+        Answer("a page", api_types.RouterPage),
         Scope.READ,
+        parameters=(
+            _PREFIX,
+            Parameter("source", "string", "only those of this source"),
+            Parameter("dest", "string", "only those into this topic"),
+            *_PAGE,
+        ),
+        text="A key with prefixes sees only routers whose name, source and dest it may use.",
+    ),
+    _operation(
+        "Routers",
+        "PUT /v0/routers/:name",
+        "putRouter",
+        "Create a router, or replace its settings",
+        {200: Answer("replaced", api_types.RouterPut), 201: Answer("created", api_types.RouterPut)},
+        Scope.ADMIN,
+        "topic_not_found topic_exists_incompatible router_cycle",
+        body=bodies.RouterBody,
+        text="Copies what is appended to `source` from now on into `dest`. The two ends are fixed.",
+    ),
+    _operation(
+        "Routers",
+        "GET /v0/routers/:name",
+        "getRouter",
+        "Look at a router",
+        Answer("its state", api_types.RouterState),
+        Scope.READ,
+        "router_not_found",
+    ),
+    _operation(
+        "Routers",
+        "DELETE /v0/routers/:name",
+        "deleteRouter",
+        "Delete a router",
+        Answer("gone; `deleted` is false if it was not there", api_types.RouterDeleted),
+        Scope.DELETE,
+        text="Forwarding stops at once; copies stay.",
+    ),
+)
+
+_QUEUE_CODES: Final = "topic_not_found not_a_queue"
+
+
+def _on_leases(verb: str, summary: str, body: type, answer: type) -> Operation:
+    return _operation(
+        "Queues",
+        f"POST /v0/topics/:name/{verb}",
+        verb,
+        summary,
+        Answer("done", answer),
+        Scope.WRITE,
+        f"{_QUEUE_CODES} batch_too_large",
+        body=body,
+    )
+
+
+QUEUES: Final = (
+    _operation(
+        "Queues",
+        "POST /v0/topics/:name/claim",
+        "claim",
+        "Lease jobs",
+        Answer("the jobs", api_types.Claimed),
+        Scope.READ | Scope.WRITE,
+        _QUEUE_CODES,
+        body=bodies.ClaimBody,
+        text="Jobs that came back are first, then those that were never handed out, by seq.",
+    ),
+    _on_leases("ack", "Delete jobs that are done", bodies.AckBody, api_types.Acked),
+    _on_leases("nack", "Give jobs back", bodies.NackBody, api_types.Nacked),
+    _on_leases("extend", "Extend leases", bodies.ExtendBody, api_types.Extended),
+    _operation(
+        "Queues",
+        "GET /v0/topics/:name/work",
+        "work",
+        "Get jobs as a stream",
+        Answer(_STREAM, content=EVENT_STREAM),
+        Scope.READ | Scope.WRITE,
+        f"{_QUEUE_CODES} not_acceptable",
+        takes_token=True,
+        parameters=(
+            Parameter("node", "string", "the worker", is_required=True),
+            Parameter("max", "integer", "most leases at a time, clamped to [1, 1000]", 1),
+            Parameter("lease_ms", "integer", "length of the leases"),
+        ),
+        text="Closing the connection gives back the leases that were handed out on it.",
+    ),
+)
+
+WATCH: Final = (
+    _operation(
+        "Watch",
+        "POST /v0/watch",
+        "watch",
+        "Make a watch session",
+        Answer("the session", api_types.WatchSession),
+        Scope.READ,
+        "topic_not_found",
         parameters=(Parameter("lenient", "boolean", "leave topics out that do not exist", False),),
-        body=WatchBody,
+        body=bodies.WatchBody,
         text="It is kept in memory, and dropped after 300 s without an open stream.",
     ),
-    Operation(
-        "GET",
-        "/v0/watch/:name",
-        "openStream",
+    _operation(
         "Watch",
+        "GET /v0/watch/:name",
+        "openStream",
         "Open the stream of a session",
-        {200: Answer("server-sent events, see the AsyncAPI document", content=EVENT_STREAM)},
-        codes_of("unauthorized not_ready not_acceptable not_found"),
+        Answer(_STREAM, content=EVENT_STREAM),
+        codes="unauthorized not_ready not_acceptable not_found",
         takes_token=True,
-        name="wid",
         parameters=(
             Parameter(
                 "Last-Event-ID",
@@ -248,43 +343,40 @@ WATCH: Final = (
         ),
         text="With keys, only the key that made the session opens its stream.",
     ),
-    Operation(
-        "GET",
-        "/v0/ws",
-        "openSocket",
+    _operation(
         "Watch",
+        "GET /v0/ws",
+        "openSocket",
         "Upgrade to a WebSocket",
         {101: Answer("the WebSocket, see the AsyncAPI document")},
-        codes_of("unauthorized forbidden not_ready"),
+        codes="unauthorized forbidden not_ready",
         text="The key must be in the header. Pages of other origins need to be allowed (`cors_origins`).",
     ),
 )
 
-_PROBE_TEXT: Final = "Needs a key only if `probe_auth` is on."
+
+def _probe(path: str, id_: str, summary: str, body: type, codes: str = "unauthorized") -> Operation:
+    text = "Needs a key only if `probe_auth` is on."
+    answer = Answer("yes", body)
+    return _operation("Probes", f"GET {path}", id_, summary, answer, codes=codes, is_open=True, text=text)
 
 
-def _probe(path: str, id_: str, summary: str, body: type, codes: str) -> Operation:
-    answer = {200: Answer("yes", body)}
-    return Operation(
-        "GET", path, id_, "Probes", summary, answer, codes_of(codes), is_open=True, text=_PROBE_TEXT
-    )
-
-
-_PROBE_CODES: Final = "unauthorized"
 PROBES: Final = (
-    _probe("/v0/health", "health", "Is the process alive?", api_types.Health, _PROBE_CODES),
-    _probe("/healthz", "healthz", "The same as /v0/health", api_types.Health, _PROBE_CODES),
-    _probe("/v0/ready", "ready", "Is recovery over?", api_types.Ready, _PROBE_CODES + " not_ready"),
-    _probe("/readyz", "readyz", "The same as /v0/ready", api_types.Ready, _PROBE_CODES + " not_ready"),
-    Operation(
-        "GET",
-        "/v0/metrics",
-        "metrics",
+    _probe("/v0/health", "health", "Is the process alive?", api_types.Health),
+    _probe("/healthz", "healthz", "The same as /v0/health", api_types.Health),
+    _probe("/v0/ready", "ready", "Is recovery over?", api_types.Ready, "unauthorized not_ready"),
+    _probe("/readyz", "readyz", "The same as /v0/ready", api_types.Ready, "unauthorized not_ready"),
+    _operation(
         "Probes",
+        "GET /v0/metrics",
+        "metrics",
         "What the server counts",
-        {200: Answer("Prometheus text, or JSON if `Accept` has it", api_types.Metrics, PLAIN_TEXT)},
-        codes_of("unauthorized forbidden"),
+        Answer("Prometheus text, or JSON if `Accept` has it", api_types.Metrics, PLAIN_TEXT),
         Scope.READ,
+        keyed="unauthorized forbidden",
         text="Answers during recovery as well.",
     ),
 )
+
+OPERATIONS: Final = (*TOPICS, *ROUTERS, *QUEUES, *WATCH, *PROBES)
+"""Every operation that is described; the document has those that the server has."""
