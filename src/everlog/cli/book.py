@@ -64,10 +64,7 @@ Mode = Annotated[
 ]
 CsvPath = Annotated[str, typer.Option("--csv", metavar="OUT", help="File to write; - is standard output.")]
 
-app = group(
-    "Order books of the market data in a queue.",
-    "everlog book show ./queue --symbol BTCUSDT",
-)
+app = group("Order books of the market data in a queue.", "everlog book show ./queue --symbol BTCUSDT")
 
 
 class _Names:

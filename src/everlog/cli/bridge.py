@@ -72,8 +72,7 @@ MetricsPort = Annotated[
     typer.Option(min=0, max=65_535, help="Serve metrics on 127.0.0.1 at this port; 0: any free one."),
 ]
 MetricsPortFile = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Gets host:port of the metrics; implies --metrics-port 0."),
+    str | None, typer.Option(metavar="FILE", help="Gets host:port of the metrics; implies --metrics-port 0.")
 ]
 Start = Annotated[
     Literal["earliest", "latest"], typer.Option("--from", help="Where a bridge that never ran begins.")

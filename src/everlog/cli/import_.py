@@ -131,23 +131,6 @@ def _progress(total_bytes: int, *, show: bool) -> Iterator[Callable[[int], None]
 
 
 def _print_results(queue: str, results: list[ImportResult], elapsed_s: float) -> None:
-    rows = []
-    for result in results:
-        entry = result.entry
-        rows.append(
-            (
-                printable(os.path.basename(entry.source_path)),
-                "imported" if result.imported else "was there",
-                entry.venue,
-                entry.symbol,
-                entry.date,
-                str(entry.rows),
-                str(entry.groups),
-                str(entry.dropped_rows or ""),
-                str(entry.gaps or ""),
-                str(entry.quarantined or ""),
-            )
-        )
     columns = (
         "file",
         "state",
@@ -160,6 +143,17 @@ def _print_results(queue: str, results: list[ImportResult], elapsed_s: float) ->
         "gaps>",
         "quarantined>",
     )
+    rows = [
+        (
+            printable(os.path.basename(entry.source_path)),
+            "imported" if result.imported else "was there",
+            *(entry.venue, entry.symbol, entry.date),
+            *(str(count) for count in (entry.rows, entry.groups)),
+            *(str(count or "") for count in (entry.dropped_rows, entry.gaps, entry.quarantined)),
+        )
+        for result in results
+        for entry in (result.entry,)
+    ]
     output.print_table(Table(f"queue at {printable(queue)}", columns, rows))
     done = sum(result.entry.rows for result in results if result.imported)
     if done:

@@ -18,8 +18,7 @@ RootPath = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 Follow = Annotated[
-    bool,
-    typer.Option("--follow", "-f", help="Wait for more. Ctrl-C or SIGTERM ends it with exit code 0."),
+    bool, typer.Option("--follow", "-f", help="Wait for more. Ctrl-C or SIGTERM ends it with exit code 0.")
 ]
 ReaderName = Annotated[
     str | None,
@@ -43,9 +42,7 @@ From = Annotated[
 BenchPath = Annotated[
     str | None,
     typer.Option(
-        "--queue-path",
-        metavar="DIR",
-        help="New or empty directory to measure in. Default: a temporary one.",
+        "--queue-path", metavar="DIR", help="New or empty directory to measure in. Default: a temporary one."
     ),
 ]
 Messages = Annotated[int, typer.Option("--messages", min=1, help="How many messages of each size.")]

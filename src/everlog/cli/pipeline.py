@@ -7,7 +7,6 @@ job starts, so that the other commands stay quick and work without the extra.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,7 +21,8 @@ from everlog.cli.import_ import FormatName
 from everlog.cli.options import AsJson
 from everlog.cli.output import Table, reporting
 from everlog.cli.task_progress import TaskProgress
-from everlog.client.http_api import HttpApi
+from everlog.client.retrying import ONCE
+from everlog.client.sync_client import Client
 from everlog.errors import InvalidConfig, QueueNotFound, Unsupported
 from everlog.queue.layout import CONTROL_FILE
 
@@ -41,10 +41,9 @@ UNSOUND_EXIT_CODE = 1
 NS_PER_MS = 1_000_000
 DECODINGS = ("raw", "book", "trade", "l3")
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Run jobs on Spark: archive, import, refine, replay, features, audit.",
-    epilog="Example: everlog pipeline audit --lake ./lake --table messages",
+app = output.group(
+    "Run jobs on Spark: archive, import, refine, replay, features, audit.",
+    "everlog pipeline audit --lake ./lake --table messages",
 )
 
 Lake = Annotated[str, typer.Option("--lake", metavar="DIR", help="Root directory of the lake's tables.")]
@@ -146,7 +145,7 @@ def archive(  # noqa: PLR0913, PLR0917
             else:
                 assert url is not None and topic is not None, "checked above"
                 report = job.archive_topics(spark, url, topic, lake, table, **shared)
-        _print_report(report, as_json=as_json)
+        _print_run(report, as_json=as_json)
 
 
 @app.command(epilog="Example: everlog pipeline audit --url http://127.0.0.1:4000 --lake ./lake")
@@ -230,7 +229,7 @@ def replay(  # noqa: PLR0913, PLR0917
                 report = live_replay.follow_books(spark, queue, lake, table, **shared)
             else:
                 report = job.replay_books(spark, queue, lake, table, **shared)
-        _print_report(
+        _print_run(
             report,
             as_json=as_json,
             more=[
@@ -285,7 +284,7 @@ def features(  # noqa: PLR0913, PLR0917
                 bars=None if chosen_bars is None else job.Bars(*chosen_bars),
                 partitions=partitions,
             )
-        _print_report(report, as_json=as_json, more=[("bars", report.bar_rows)] if bars else [])
+        _print_run(report, as_json=as_json, more=[("bars", report.bar_rows)] if bars else [])
 
 
 def _books(gaps: str, unknown_orders: str, mode: str | None) -> BookSettings:
@@ -457,8 +456,8 @@ def _check_source(master: str | None, *, queue: str | None = None, url: str | No
     if queue is not None and not os.path.exists(os.path.join(queue, CONTROL_FILE)):
         raise QueueNotFound(f"there is no queue at {queue!r}; check the path, or start its writer first")
     if url is not None:
-        with HttpApi(url, os.environ.get("EVERLOG_KEY")) as api:
-            api.get("/health", dict[str, Any])
+        with Client(url, os.environ.get("EVERLOG_KEY"), retry=ONCE) as client:
+            client.health()
 
 
 @contextmanager
@@ -486,13 +485,8 @@ def _signals_later() -> Iterator[list[int]]:
     A start of Spark that is interrupted leaves its Java process behind, which then never ends.
     """
     came: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    previous = {number: signal.signal(number, lambda got, frame: came.append(got)) for number in numbers}
-    try:
+    with output.handled_signals(lambda number, frame: came.append(number)):
         yield came
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _show_progress(report: RunReport) -> None:
@@ -504,89 +498,57 @@ def _show_progress(report: RunReport) -> None:
         )
 
 
-def _print_report(report: RunReport, *, as_json: bool, more: Sequence[tuple[str, int]] = ()) -> None:
+def _print_run(report: RunReport, *, as_json: bool, more: Sequence[tuple[str, int]] = ()) -> None:
+    version = str(report.version) if report.version is not None else "nothing to do"
+    counts = [("rows", report.rows), *more, ("commits", report.batches), ("files", report.files)]
+    _print_report(report, counts, [("version", version)], as_json=as_json)
+
+
+def _print_refined(report: RefineReport, *, as_json: bool) -> None:
+    names = ("book events", "trades", "late", "snapshots put in", "there before")
+    values = (report.books, report.trades, report.late, report.snapshots, report.known)
+    _print_report(report, list(zip(names, values, strict=True)), [], as_json=as_json, table="below")
+
+
+def _print_report(
+    report: RunReport | RefineReport,
+    counts: Sequence[tuple[str, int]],
+    more: Sequence[tuple[str, str]],
+    *,
+    as_json: bool,
+    table: str = "table",
+) -> None:
     if as_json:
         output.print_json(msgspec.to_builtins(report))
         return
-    output.print_fields(
-        [
-            ("source", report.source),
-            ("table", report.table),
-            ("rows", f"{report.rows:,}"),
-            *((name, f"{count:,}") for name, count in more),
-            ("commits", f"{report.batches:,}"),
-            ("files", f"{report.files:,}"),
-            ("version", str(report.version) if report.version is not None else "nothing to do"),
-            ("seconds", f"{report.seconds:.1f}"),
-        ]
-    )
+    shown = [(name, f"{count:,}") for name, count in counts]
+    fields = [("source", report.source), (table, report.table), *shown, *more]
+    output.print_fields([*fields, ("seconds", f"{report.seconds:.1f}")])
 
 
 def _print_import(report: ImportReport, *, as_json: bool) -> None:
     if as_json:
         output.print_json(msgspec.to_builtins(report))
         return
+    columns = ("file", "venue", "symbol", "date", "rows>", "events>", "quarantined>")
     rows = [
         (
             output.printable(entry.source_path),
-            entry.venue,
-            entry.symbol,
-            entry.date,
-            f"{entry.rows:,}",
-            f"{entry.groups:,}",
-            f"{entry.quarantined:,}",
+            *(entry.venue, entry.symbol, entry.date),
+            *(f"{count:,}" for count in (entry.rows, entry.groups, entry.quarantined)),
         )
         for entry in report.entries
     ]
-    columns = ("file", "venue", "symbol", "date", "rows>", "events>", "quarantined>")
     output.print_table(Table(f"into {report.table}", columns, rows))
     print(f"{report.rows:,} new events; {report.known} of {len(report.entries)} imports were there before")
-
-
-def _print_refined(report: RefineReport, *, as_json: bool) -> None:
-    if as_json:
-        output.print_json(msgspec.to_builtins(report))
-        return
-    counts = ("books", "trades", "late", "snapshots", "known")
-    names = ("book events", "trades", "late", "snapshots put in", "there before")
-    fields = [("source", report.source), ("below", report.table)]
-    fields += [(name, f"{getattr(report, field):,}") for name, field in zip(names, counts, strict=True)]
-    output.print_fields([*fields, ("seconds", f"{report.seconds:.1f}")])
 
 
 def _print_audit(report: AuditReport, *, as_json: bool) -> None:
     if as_json:
         output.print_json({**msgspec.to_builtins(report), "is_sound": report.is_sound})
         return
-    columns = (
-        "stream",
-        "first>",
-        "last>",
-        "delivered>",
-        "gap>",
-        "deleted>",
-        "duplicate>",
-        "missing>",
-        "behind>",
-    )
-    rows = [
-        (
-            stream.name,
-            *(
-                f"{count:,}"
-                for count in (
-                    stream.first_seq,
-                    stream.last_seq,
-                    stream.delivered,
-                    stream.gap,
-                    stream.deleted,
-                    stream.duplicate,
-                    stream.missing,
-                    stream.behind,
-                )
-            ),
-        )
-        for stream in report.streams
-    ]
+    counts = ("first_seq", "last_seq", "delivered", "gap", "deleted", "duplicate", "missing", "behind")
+    columns = ("stream", *(f"{name.removesuffix('_seq')}>" for name in counts))
+    rows = [(stream.name, *(f"{getattr(stream, name):,}" for name in counts)) for stream in report.streams]
     output.print_table(Table(f"table {report.table}", columns, rows))
     print("every seq is accounted for" if report.is_sound else "NOT every seq is accounted for")

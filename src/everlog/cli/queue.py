@@ -40,10 +40,7 @@ FINDINGS_EXIT_CODE = 3
 SEGMENT_ROWS_MAX = 20
 HEX_ROW_BYTES = 16
 
-app = group(
-    "Look at memory-mapped queues, follow and measure them.",
-    "everlog queue inspect ./queue",
-)
+app = group("Look at memory-mapped queues, follow and measure them.", "everlog queue inspect ./queue")
 
 
 class PayloadFormat(StrEnum):
@@ -327,11 +324,7 @@ def render_json(view: MessageView) -> str:
     return output.json_line(record)
 
 
-_RENDERERS = {
-    PayloadFormat.HEX: render_hex,
-    PayloadFormat.TEXT: render_text,
-    PayloadFormat.JSON: render_json,
-}
+_RENDERERS = {PayloadFormat.HEX: render_hex, PayloadFormat.TEXT: render_text, PayloadFormat.JSON: render_json}
 
 
 # -- doctor --------------------------------------------------------------------------------

@@ -60,16 +60,13 @@ SettingsFile = Annotated[
 ]
 PortFile = Annotated[str | None, typer.Option(metavar="FILE", help="Gets host:port once the server listens.")]
 Shards = Annotated[
-    int | None,
-    typer.Option("--shards", "--wal-shards", min=1, help="Parts of the log, synced side by side."),
+    int | None, typer.Option("--shards", "--wal-shards", min=1, help="Parts of the log, synced side by side.")
 ]
 LogLevel = Annotated[
-    str | None,
-    typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. Default: info."),
+    str | None, typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. Default: info.")
 ]
 LogFormat = Annotated[
-    Literal["text", "json"] | None,
-    typer.Option(help="How log lines and errors are written. Default: text."),
+    Literal["text", "json"] | None, typer.Option(help="How log lines and errors are written. Default: text.")
 ]
 CorsOrigins = Annotated[
     list[str] | None,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from rich.console import Console
@@ -50,9 +49,7 @@ class TaskProgress:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End, before the session does."""
         self._over.set()
         if self._thread is not None:

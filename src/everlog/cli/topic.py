@@ -230,8 +230,7 @@ def append_command(
     tag: Annotated[str | None, typer.Option(help="Tag of records that bring none.")] = None,
     node: Annotated[str | None, typer.Option(help="Node of records that bring none.")] = None,
     idempotency_key: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Running the same command again appends nothing twice."),
+        str | None, typer.Option(metavar="TEXT", help="Running the same command again appends nothing twice.")
     ] = None,
     batch: Annotated[
         int, typer.Option(min=1, max=BATCH_MAX, help="Records of one request, at most.")

@@ -250,12 +250,7 @@ def ack(
 
 
 def nack(
-    queue: str,
-    node: str,
-    seqs: Sequence[int],
-    *,
-    delay_ms: int = 0,
-    lease_ids: Sequence[str] | None = None,
+    queue: str, node: str, seqs: Sequence[int], *, delay_ms: int = 0, lease_ids: Sequence[str] | None = None
 ) -> Call[api_types.Nacked]:
     """Return jobs to the job queue; they can be claimed again after `delay_ms`."""
     body = _given(node=node, seqs=seqs, delay_ms=delay_ms, lease_ids=lease_ids)
@@ -265,12 +260,7 @@ def nack(
 
 
 def extend(
-    queue: str,
-    node: str,
-    seqs: Sequence[int],
-    lease_ms: int,
-    *,
-    lease_ids: Sequence[str] | None = None,
+    queue: str, node: str, seqs: Sequence[int], lease_ms: int, *, lease_ids: Sequence[str] | None = None
 ) -> Call[api_types.Extended]:
     """Extend leases: they end `lease_ms` from now."""
     body = _given(node=node, seqs=seqs, lease_ms=lease_ms, lease_ids=lease_ids)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Self, TypeVar
 from urllib.parse import urlencode
 
@@ -31,9 +30,7 @@ class HttpApi:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def get(self, path: str, kind: type[_Answer], query: Mapping[str, str] | None = None) -> _Answer:

@@ -13,10 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from everlog.cli import chron_cli, main
 from everlog.cli.reference import __main__ as program
+from everlog.cli.reference import pages
 from everlog.cli.reference.markdown import code, table
-from everlog.cli.reference.pages import outdated, pages
 from everlog.cli.reference.settings import SERVER_TEXTS, WRITER_TEXTS
 from everlog.queue import WriterConfig
+from everlog.server.schema.documents import outdated
 from everlog.server.settings import VARIABLES, ServerSettings
 from tests.support.http_cases import running
 
@@ -35,7 +36,7 @@ def rows(page: str, heading: str = "") -> list[list[str]]:
 
 
 def test_the_committed_pages_are_what_the_code_says() -> None:
-    assert [path.name for path in outdated(REFERENCE)] == [], HOW
+    assert [path.name for path in outdated(REFERENCE, pages())] == [], HOW
 
 
 # --- Settings --------------------------------------------------------------------------------------------
@@ -130,13 +131,13 @@ def test_values_defaults_and_variables_are_shown_as_they_are_typed() -> None:
 def test_a_page_is_written_if_it_is_missing_or_says_something_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert program.main([str(tmp_path)]) == 0
+    assert program.main([str(tmp_path)], pages) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
-    assert outdated(tmp_path) == []
+    assert outdated(tmp_path, pages()) == []
     (tmp_path / "metrics.md").write_text("something else")
-    assert program.main([str(tmp_path)]) == 0
+    assert program.main([str(tmp_path)], pages) == 0
     assert capsys.readouterr().out == f"wrote {tmp_path / 'metrics.md'}\n"
-    assert program.main([str(tmp_path / "nowhere")]) == 2
+    assert program.main([str(tmp_path / "nowhere")], pages) == 2
 
 
 def test_bars_and_line_breaks_stay_inside_their_cell() -> None:

@@ -7,14 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from everlog.cli.reference.pages import write_pages
-from everlog.server.schema import __main__ as schema
-
-
-def main(arguments: list[str]) -> int:
-    """Write what has changed and say so."""
-    return schema.main(arguments, write_pages)
-
+from everlog.cli.reference import pages
+from everlog.server.schema.__main__ import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], pages))

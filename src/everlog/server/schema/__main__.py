@@ -6,22 +6,21 @@ The directory is `docs/reference` unless another one is named.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
-from everlog.server.schema.documents import write_documents
+from everlog.server.schema.documents import documents, write_changed
 
 
-def main(arguments: list[str], write: Callable[[Path], Iterable[Path]] = write_documents) -> int:
-    """Write what has changed and say so."""
+def main(arguments: list[str], texts: Callable[[], dict[str, str]] = documents) -> int:
+    """Write the files that have changed and print their names."""
     directory = Path(arguments[0] if arguments else "docs/reference")
     if not directory.is_dir():
         print(
-            f"there is no directory {directory}; name one, or run this in the repository root",
-            file=sys.stderr,
+            f"{directory} is not a directory; name one, or run this in the repository root", file=sys.stderr
         )
         return 2
-    for path in write(directory):
+    for path in write_changed(directory, texts()):
         print(f"wrote {path}")
     return 0
 

@@ -59,10 +59,7 @@ def asyncapi(routes: Routes) -> dict[str, Any]:
         "defaultContentType": "application/json",
         "channels": document.channels,
         "operations": document.operations,
-        "components": {
-            "messages": document.messages,
-            "schemas": dict(sorted(shapes.schemas.items())),
-        },
+        "components": {"messages": document.messages, "schemas": dict(sorted(shapes.schemas.items()))},
     }
 
 

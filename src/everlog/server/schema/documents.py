@@ -53,18 +53,18 @@ def _pretty(document: dict[str, Any]) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
-def write_documents(directory: Path) -> list[Path]:
-    """Write those that have changed; return them."""
-    changed = outdated(directory)
+def write_changed(directory: Path, texts: dict[str, str]) -> list[Path]:
+    """Write the files of a directory that are missing or have another text; return them."""
+    changed = outdated(directory, texts)
     for path in changed:
-        path.write_text(documents()[path.name], encoding="utf-8")
+        path.write_text(texts[path.name], encoding="utf-8")
     return changed
 
 
-def outdated(directory: Path) -> list[Path]:
-    """The documents that are missing or say something else than the code."""
+def outdated(directory: Path, texts: dict[str, str]) -> list[Path]:
+    """The files of a directory that are missing or have another text than the code says."""
     return [
         directory / name
-        for name, text in documents().items()
+        for name, text in texts.items()
         if not (directory / name).exists() or (directory / name).read_text(encoding="utf-8") != text
     ]

@@ -51,11 +51,7 @@ ERROR_CODES: Final = (
     ErrorCode(409, "not_a_queue", "a queue route was used on a topic of type `log`", ("topic",)),
     ErrorCode(413, "payload_too_large", "the body is longer than `max_body_bytes`"),
     ErrorCode(414, "invalid_request", "the request target is longer than 16 KiB"),
-    ErrorCode(
-        415,
-        "unsupported_media_type",
-        "the body is not `application/json`, or has another coding",
-    ),
+    ErrorCode(415, "unsupported_media_type", "the body is not `application/json`, or has another coding"),
     ErrorCode(
         422,
         "topic_full",

@@ -141,10 +141,7 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
     "ClaimBody": {"node": "the worker, 1 to 128 bytes"},
     "AckBody": {"node": "the worker that holds the leases"},
     "ExtendBody": {"lease_ms": "the new deadline is now plus this; clamped to [100, 86400000]"},
-    "Appended": {
-        "count": "records of this batch",
-        "seqs": "seqs of the batch, unless `return_seqs=false`",
-    },
+    "Appended": {"count": "records of this batch", "seqs": "seqs of the batch, unless `return_seqs=false`"},
     "Claimed": {"count": "jobs of this answer", "ready": "jobs that can still be claimed"},
     "TopicAccount": {
         "from_seq": "the range begins behind this seq",
@@ -172,11 +169,7 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
     "WatchSession": {"topics": "where reading begins, by topic"},
     "Watched": {"from_seq": "reading begins behind this seq"},
     "Health": {"status": "`ok`", "version": "of the server"},
-    "Ready": {
-        "status": "`ready`",
-        "wal_replay_complete": "recovery is over",
-        "topics": "number of topics",
-    },
+    "Ready": {"status": "`ready`", "wal_replay_complete": "recovery is over", "topics": "number of topics"},
     "Metrics": {
         "topics": "topics",
         "topics_ephemeral": "those of class `ephemeral`",

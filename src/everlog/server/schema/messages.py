@@ -9,16 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from everlog.api_types import (
-    Appended,
-    CaughtUp,
-    Job,
-    Records,
-    StreamError,
-    Tombstone,
-    TopicGone,
-    Watched,
-)
+from everlog.api_types import Appended, CaughtUp, Job, Records, StreamError, Tombstone, TopicGone, Watched
 
 
 class JobFrame(Job, frozen=True, kw_only=True):
