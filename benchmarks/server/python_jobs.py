@@ -33,27 +33,23 @@ def _timed(name: str, calls: int, records: int, call: Callable[[], object]) -> N
 
 @contextmanager
 def everlog(address: Address, singles: int, batches: int, reads: int) -> Job:
-    """Through the client that the commands of everlog use."""
-    from everlog.client.http_api import HttpApi, topic_path
+    """Through everlog's own blocking client."""
+    from everlog.client import Client, NewRecord
 
     data = json.loads(samples.payload(0))
-    one = {"records": [{"data": data}]}
-    many = {"records": [{"data": data}] * BATCH_RECORDS}
-    with HttpApi("http://{}:{}".format(*address)) as api:
-        path = topic_path(TOPIC)
-        api.call("PUT", path, dict[str, Any], body={"durability": "disk"})
+    batch = [NewRecord(data)] * BATCH_RECORDS
+    with Client("http://{}:{}".format(*address)) as client:
+        client.put_topic(TOPIC, {"durability": "disk"})
 
         def read() -> None:
-            wish = {"from_seq": 0, "limit": READ_LIMIT}
-            answer = api.call("POST", topic_path(TOPIC, "/diff"), dict[str, Any], body=wish)
-            _check_read(len(answer["records"]))
+            _check_read(len(client.diff(TOPIC, limit=READ_LIMIT).records))
 
         def run() -> Numbers:
-            numbers = _timed("python_single_per_s", singles, 1, lambda: api.call("POST", path, Any, body=one))
+            numbers = _timed("python_single_per_s", singles, 1, lambda: client.append(TOPIC, data))
             for _ in range(READ_LIMIT // BATCH_RECORDS):
-                api.call("POST", path, Any, body=many)
+                client.append_many(TOPIC, batch)
             numbers |= _timed(
-                "python_batch_per_s", batches, BATCH_RECORDS, lambda: api.call("POST", path, Any, body=many)
+                "python_batch_per_s", batches, BATCH_RECORDS, lambda: client.append_many(TOPIC, batch)
             )
             return numbers | _timed("python_read_per_s", reads, READ_LIMIT, read)
 

@@ -72,7 +72,7 @@ def sections(sizes: Sizes) -> tuple[Section, ...]:
             ),
         ),
         Section(
-            "From a Python program, one connection, one call after the other (HttpApi, redis-py, nats-py)",
+            "From a Python program, one connection, one call after the other (Client, redis-py, nats-py)",
             (
                 Row("single records", "python_single_per_s", "k/s", scale=KILO),
                 Row("times redis-py", "python_single_per_s", "x", at_least(1), versus="redis"),

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from everlog.api_types import Appended, RecordsDeleted, TopicConfig, TopicState
-from everlog.client.http_api import HttpApi
 from tests.support.command_lines import TopicCommands
+from tests.support.http_api import HttpApi
 from tests.support.server_processes import running_server
 from tests.support.tcp_peers import ScriptedServer, http_answer
 

@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from everlog.cli.main import app
-from everlog.client.http_api import HttpApi
 from everlog.queue import Queue
 from tests.support.command_lines import Terminal, TopicCommands, run
+from tests.support.http_api import HttpApi
 from tests.support.server_processes import running_server
 from tests.support.topic_directories import files_below, stopped_directory
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlog.client.http_api import UNREACHABLE, ApiFailed, Backoff, HttpApi, topic_path
 from everlog.client.wire import ServerAddress
 from everlog.errors import InvalidConfig
+from tests.support.http_api import UNREACHABLE, ApiFailed, Backoff, HttpApi, topic_path
 from tests.support.server_processes import running_server
 from tests.support.tcp_peers import ScriptedServer, http_answer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from everlog.cli import serve
-from everlog.client.http_api import DEFAULT_URL
+from everlog.client.wire import DEFAULT_URL
 from everlog.server.errors import _STATUS
 from everlog.server.settings import ServerSettings
 from tests.support import curl_program

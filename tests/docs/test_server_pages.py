@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from everlog.client.http_api import DEFAULT_URL
+from everlog.client.wire import DEFAULT_URL
 from everlog.server.auth import SCOPE_WORDS
 from everlog.server.settings import ServerSettings
 from tests.support import curl_program

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from everlog.client.http_api import DEFAULT_URL
+from everlog.client.wire import DEFAULT_URL
 from tests.support.server_processes import running_server
 from tests.support.snippets import run_page
 

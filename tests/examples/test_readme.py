@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from everlog import errors
-from everlog.client.http_api import DEFAULT_URL
+from everlog.client.wire import DEFAULT_URL
 from everlog.errors import EverlogError
 from everlog.queue import StartMode, WriterConfig
 from tests.support import curl_program

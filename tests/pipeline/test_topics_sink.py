@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlog.client.encoding import encode
-from everlog.client.http_api import HttpApi
+from everlog.client import Client, RetryPolicy
+from everlog.client.flows import Call
 from everlog.errors import InvalidConfig
 from everlog.pipeline.sources import topics_sink
 from everlog.pipeline.sources.topics_sink import TopicsWrite, write_task
@@ -26,9 +26,9 @@ class Recorder:
     def __init__(self) -> None:
         self.appends: list[tuple[str, dict[str, Any]]] = []
 
-    def connect(self) -> HttpApi:
+    def connect(self) -> Client:
         """Be the connection as well."""
-        return cast(HttpApi, self)
+        return cast(Client, self)
 
     def __enter__(self) -> Self:
         return self
@@ -38,10 +38,10 @@ class Recorder:
     ) -> None:
         """Nothing is open."""
 
-    def call(self, method: str, path: str, kind: object, *, body: object, **options: object) -> None:
+    def call(self, call: Call[Any], retry: RetryPolicy) -> None:
         """Take an append."""
-        assert (method, options["repeatable"]) == ("POST", True)
-        self.appends.append((path, json.loads(encode(body))))
+        assert (call.method, call.may_repeat) == ("POST", True)
+        self.appends.append((call.path.removesuffix("?return_seqs=false"), json.loads(call.body or b"")))
 
 
 ROWS = st.lists(

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from everlog.client.http_api import ApiFailed, HttpApi
 from tests.soak.queue_workers import ACKED, ACKING, GOT, Note, read_notes, work
+from tests.support.http_api import ApiFailed, HttpApi
 from tests.support.processes import Child, eventually, fresh_seed
 from tests.support.server_processes import ServerProcess, running_server
 

@@ -15,7 +15,6 @@ from typer.testing import CliRunner, Result
 import everlog.pipeline
 from everlog.cli.main import app
 from everlog.cli.pipeline import DECODINGS
-from everlog.client.http_api import HttpApi
 from everlog.errors import InvalidConfig
 from everlog.market.protocol import TypeId, new_l3_records
 from everlog.pipeline import decoding
@@ -24,6 +23,7 @@ from everlog.pipeline.jobs.audit import StreamAudit, audit_queue, audit_topics
 from everlog.pipeline.jobs.market_tasks import NS_PER_DAY
 from everlog.pipeline.lake import LakeTable
 from everlog.queue import Queue
+from tests.support.http_api import HttpApi
 from tests.support.processes import eventually
 from tests.support.server_processes import running_server
 

@@ -10,11 +10,11 @@ import deltalake
 import msgspec
 import pytest
 
-from everlog.client.http_api import HttpApi
 from everlog.market import BookSet, Outputs
 from everlog.market.protocol import TypeId
 from everlog.market.replay import Replay
 from tests.support.command_lines import Started
+from tests.support.http_api import HttpApi
 from tests.support.processes import eventually
 from tests.support.server_processes import running_server
 from tests.support.spark_cluster import PATIENCE_S, Cluster, running_cluster, write_simulated_queue

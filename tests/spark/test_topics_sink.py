@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from everlog.client.http_api import HttpApi
+from tests.support.http_api import HttpApi
 from tests.support.server_processes import running_server
 from tests.support.spark_streams import PATIENCE_S
 

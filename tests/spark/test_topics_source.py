@@ -11,7 +11,7 @@ from pyspark.errors import AnalysisException
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from everlog.client.http_api import HttpApi
+from tests.support.http_api import HttpApi
 from tests.support.server_processes import running_server
 from tests.support.spark_streams import drain
 

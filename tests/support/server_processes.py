@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from everlog.client.http_api import ApiFailed, HttpApi
 from tests.support.command_lines import Started, started
+from tests.support.http_api import ApiFailed, HttpApi
 from tests.support.processes import PATIENCE_S, Resources, eventually, resources_of
 from tests.support.server_clients import PlainClient, Reply
 from tests.support.server_ledger import KEYED_CLASSES, Batch, Ledger

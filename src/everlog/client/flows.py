@@ -9,6 +9,7 @@ out, one with blocking sockets, the other on an event loop. Owns the steps and t
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from http import HTTPStatus
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
@@ -139,7 +140,7 @@ class Call(Generic[T]):
                 answer: Answer = yield Send(
                     request, attempts.left_s(context.timeout_s) + self.wait_s, self.may_repeat
                 )
-                return self._decoded(context.writer, answer)
+                return self._result(context.writer, answer)
             except ApiFailed as error:
                 pause_s = attempts.pause_s(error, self.may_repeat)
             yield Pause(pause_s)
@@ -166,13 +167,17 @@ class Call(Generic[T]):
         answer: T = decoder.decode(body)
         return answer
 
-    def _decoded(self, writer: RequestWriter, answer: Answer) -> T:
+    def decoded(self, address: ServerAddress, body: bytes, status: int = HTTPStatus.OK) -> T:
+        """The answer as a value; raises ApiFailed if a server of another kind sent it."""
+        try:
+            return self.read(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise foreign(address, status, f"{self.method} {self.path}: {error}") from None
+
+    def _result(self, writer: RequestWriter, answer: Answer) -> T:
         if not answer.is_success:
             raise refusal(writer, answer)
-        try:
-            return self.read(answer.body)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise foreign(writer.address, answer.status, f"{self.method} {self.path}: {error}") from None
+        return self.decoded(writer.address, answer.body, answer.status)
 
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}

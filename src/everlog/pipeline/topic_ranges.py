@@ -11,8 +11,11 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from everlog.api_types import RawDiff, TopicPage, TopicState
-from everlog.client.http_api import ApiFailed, HttpApi, topic_path
+from everlog.api_types import RawDiff, TopicState
+from everlog.client import ApiFailed, calls
+from everlog.client.flows import Call
+from everlog.client.retrying import ONCE
+from everlog.client.sync_client import Client
 from everlog.errors import InvalidConfig, TopicNotFound
 from everlog.native.columns.frame_columns import FrameColumns
 from everlog.pipeline.columns_from_frames import Columns, RecordFilter, take_columns
@@ -20,7 +23,6 @@ from everlog.seq_ranges import Gap, SeqRange
 
 PAGE_RECORDS: Final = 1000
 PAGE_BYTES: Final = 8 << 20
-PAGE_TOPICS: Final = 1000
 BATCH_PAGES: Final = 16
 """Pages in a batch of columns: passing a batch to Spark costs as much as a thousand rows."""
 
@@ -34,9 +36,9 @@ class ServerAddress(NamedTuple):
     url: str
     key: str | None
 
-    def connect(self) -> HttpApi:
+    def connect(self) -> Client:
         """Return a client; without a key of its own it uses that of the environment."""
-        return HttpApi(self.url, self.key or os.environ.get(KEY_VARIABLE))
+        return Client(self.url, self.key or os.environ.get(KEY_VARIABLE), retry=ONCE)
 
     def __repr__(self) -> str:
         """Leave out the key: plans and errors print this."""
@@ -53,53 +55,47 @@ def match_topics(wanted: Iterable[str], listed: Callable[[str], Iterable[str]], 
     return sorted(found)
 
 
-def find_topics(api: HttpApi, wanted: Iterable[str]) -> list[str]:
+def find_topics(client: Client, wanted: Iterable[str]) -> list[str]:
     """Return the topics of a server that `wanted` names; see `match_topics`."""
 
     def listed(prefix: str) -> Iterator[str]:
-        query = {"prefix": prefix, "page_size": str(PAGE_TOPICS)}
-        while True:
-            page = api.get("/topics", TopicPage, query)
-            yield from (one.topic for one in page.topics)
-            if page.next_cursor is None:
-                return
-            query["cursor"] = page.next_cursor
+        return (one.topic for one in client.topics(prefix or None))
 
-    return match_topics(wanted, listed, str(api.address))
+    return match_topics(wanted, listed, str(client.address))
 
 
-def bounds(api: HttpApi, topic: str) -> SeqRange:
+def bounds(client: Client, topic: str) -> SeqRange:
     """Return the live seqs of a topic, without counting as a reader of it."""
-    state = _state(api, topic)
+    state = _state(client, topic)
     return SeqRange(state.earliest_seq, state.head_seq + 1)
 
 
-def average_bytes(api: HttpApi, topics: Iterable[str]) -> int:
+def average_bytes(client: Client, topics: Iterable[str]) -> int:
     """Return the average bytes of data and meta of a live record of these topics, at least 1."""
-    states = [_state(api, topic) for topic in topics]
+    states = [_state(client, topic) for topic in topics]
     count = sum(state.count for state in states)
     return max(1, sum(state.bytes for state in states) // max(1, count))
 
 
-def _state(api: HttpApi, topic: str) -> TopicState:
+def _state(client: Client, topic: str) -> TopicState:
     try:
-        return api.get(topic_path(topic), TopicState, {"touch": "false"})
+        return client.topic(topic, touch=False)
     except ApiFailed as error:
         if error.code == "topic_not_found":
-            raise TopicNotFound(f"there is no topic {topic!r} at {api.address}") from None
+            raise TopicNotFound(f"there is no topic {topic!r} at {client.address}") from None
         raise
 
 
-def seq_at_time(api: HttpApi, topic: str, ts_ms: int) -> int:
+def seq_at_time(client: Client, topic: str, ts_ms: int) -> int:
     """Return the seq of the first live record at or after this time; the next one's if there is none.
 
     Times do not decrease with seqs, so a binary search needs few requests whatever the topic's size.
     """
-    low, high = bounds(api, topic)
+    low, high = bounds(client, topic)
     end = high
     while low < high:
         middle = (low + high) // 2
-        page = api.decode(_page_body(api, topic, middle - 1, 1), RawDiff, f"a page of {topic}")
+        page = client.call(_page_call(topic, middle - 1, 1))
         if not page.records or page.records[0].seq >= end or page.records[0].ts_ms >= ts_ms:
             high = middle
         else:
@@ -108,7 +104,7 @@ def seq_at_time(api: HttpApi, topic: str, ts_ms: int) -> int:
 
 
 def read(
-    api: HttpApi, topic: str, wanted: SeqRange, passing: RecordFilter, names: tuple[str, ...]
+    client: Client, topic: str, wanted: SeqRange, passing: RecordFilter, names: tuple[str, ...]
 ) -> Iterator[Columns | Gap]:
     """Yield the columns `names` of the records of a range, and the gaps between them.
 
@@ -116,7 +112,7 @@ def read(
     """
     collected = passing.collector()
     pages = 0
-    for gap in _collect(api, topic, wanted, collected):
+    for gap in _collect(client, topic, wanted, collected):
         pages += gap is None
         if len(collected) and (gap is not None or pages >= BATCH_PAGES):
             yield take_columns(collected, names)
@@ -127,11 +123,11 @@ def read(
         yield take_columns(collected, names)
 
 
-def _collect(api: HttpApi, topic: str, wanted: SeqRange, collected: FrameColumns) -> Iterator[Gap | None]:
+def _collect(client: Client, topic: str, wanted: SeqRange, collected: FrameColumns) -> Iterator[Gap | None]:
     """Collect records page by page; yield each gap before what follows it, and None after a page."""
     cursor, end = wanted.first - 1, wanted.end
     while cursor + 1 < end:
-        page = _collect_page(api, topic, cursor, end, collected)
+        page = _collect_page(client, topic, cursor, end, collected)
         if page.tombstone is not None:
             is_recreated = page.tombstone.reason == RECREATED
             gap_end = end if is_recreated else min(page.tombstone.gap_to + 1, end)
@@ -151,23 +147,24 @@ def _collect(api: HttpApi, topic: str, wanted: SeqRange, collected: FrameColumns
         cursor = max(cursor, page.next_from_seq)
 
 
-def _collect_page(api: HttpApi, topic: str, cursor: int, end: int, collected: FrameColumns) -> RawDiff:
+def _collect_page(client: Client, topic: str, cursor: int, end: int, collected: FrameColumns) -> RawDiff:
     """Collect a page natively; return it with the records that need the full decoder, usually none."""
-    body = _page_body(api, topic, cursor, min(PAGE_RECORDS, end - 1 - cursor))
+    call = _page_call(topic, cursor, min(PAGE_RECORDS, end - 1 - cursor))
+    body = client.call(call.reading(bytes))
     before = len(collected)
     rest = collected.pick_page(body, cursor + 1, end, PAGE_RECORDS)
     if rest is not None:
-        page = api.decode(rest, RawDiff, f"a page of {topic}")
+        page = call.decoded(client.address, rest)
         if page.tombstone is None:
             return page
         # A gap comes before the records, and may mean that they are those of another topic.
         collected.keep_first(before)
-    return api.decode(body, RawDiff, f"a page of {topic}")
+    return call.decoded(client.address, body)
 
 
-def _page_body(api: HttpApi, topic: str, from_seq: int, limit: int) -> bytes:
-    body = {"from_seq": from_seq, "limit": limit, "max_batch_bytes": PAGE_BYTES, "include_tags": True}
-    return api.fetch("POST", topic_path(topic, "/diff"), body=body, repeatable=True)
+def _page_call(topic: str, from_seq: int, limit: int) -> Call[RawDiff]:
+    wanted = calls.diff(topic, from_seq, limit=limit, include_tags=True, max_batch_bytes=PAGE_BYTES)
+    return wanted.reading(RawDiff)
 
 
 def server_address(url: str, key: str) -> ServerAddress:

@@ -7,9 +7,8 @@ nothing twice as long as the topic remembers its keys (`idempotency_window_ms` o
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -21,7 +20,11 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from everlog.client.http_api import ApiFailed, Backoff, HttpApi, topic_path
+from everlog.api_types import Appended
+from everlog.client import Client, RetryPolicy
+from everlog.client.encoding import encode
+from everlog.client.flows import Call
+from everlog.client.wire import topic_path
 from everlog.errors import InvalidConfig
 from everlog.pipeline import topic_ranges
 from everlog.pipeline.options import Options
@@ -147,13 +150,13 @@ def write_task(write: TopicsWrite, batches: Iterator[pa.RecordBatch], job: str) 
     partition = 0 if context is None else context.partitionId()
     written = 0
     waiting: dict[str, _Pending] = {}
-    with write.address.connect() as api:
+    with write.address.connect() as client:
         for batch in batches:
             rows, sizes = _rows(batch)
             for topic, chosen in _by_topic(batch, write.topic):
                 pending = waiting.get(topic)
                 if pending is None:
-                    pending = waiting[topic] = _Pending(api, write, topic, f"spark:{job}:{partition}")
+                    pending = waiting[topic] = _Pending(client, write, topic, f"spark:{job}:{partition}")
                 if chosen is None:
                     pending.extend(rows, sizes)
                 else:
@@ -170,8 +173,9 @@ class _Pending:
     Where an append ends depends on the rows alone and not on the batches in which they come: so do the keys.
     """
 
-    def __init__(self, api: HttpApi, write: TopicsWrite, topic: str, key: str) -> None:
-        self._api = api
+    def __init__(self, client: Client, write: TopicsWrite, topic: str, key: str) -> None:
+        self._client = client
+        self._retry = RetryPolicy(write.timeout_s)
         self._write = write
         self._topic = topic
         self._key = key
@@ -199,13 +203,9 @@ class _Pending:
         if not self._rows:
             return
         body = _Append(self._rows, f"{self._key}:{self._appends}", True, self._write.config)
-        path = topic_path(self._topic)
-        _patiently(
-            lambda: self._api.call(
-                "POST", path, dict[str, Any], body=body, query={"return_seqs": "false"}, repeatable=True
-            ),
-            self._write.timeout_s,
-        )
+        path = f"{topic_path(self._topic)}?return_seqs=false"
+        # The key makes it safe to send the append again.
+        self._client.call(Call("POST", path, Appended, encode(body)), retry=self._retry)
         self._appends += 1
         self._rows, self._bytes = [], 0
 
@@ -258,18 +258,3 @@ def _check_json(text: str) -> None:
         raise InvalidConfig(
             f"{shown!r} is not JSON ({error}); use to_json() for the columns data and meta"
         ) from None
-
-
-def _patiently(attempt: Callable[[], object], timeout_s: float) -> None:
-    """Try until it works, as long as the server is away or busy and there is time; keys make it safe."""
-    deadline_s = time.monotonic() + timeout_s
-    backoff = Backoff()
-    while True:
-        try:
-            attempt()
-            return
-        except ApiFailed as error:
-            pause_s = backoff.pause_s(error)
-            if not (error.is_busy or error.is_outage) or time.monotonic() + pause_s > deadline_s:
-                raise
-            time.sleep(pause_s)

@@ -1,4 +1,4 @@
-"""Requests by path over a `Client` that tries once. Owns nothing; `calls` has the requests of the API."""
+"""Requests by path, for tests that set something up: a `Client` that tries once."""
 
 from __future__ import annotations
 
