@@ -351,7 +351,7 @@ class Simulation(Lives):
         commit: Commit | None = None
         try:
             commit = action()
-            self.live.settle(commit)
+            self.live.wait_for(commit)
         except Io as error:
             self._tell(f"  {truth.name} {step.what} FAILED: {error}")
             if commit is None and isinstance(error, ReadOnly):
@@ -433,13 +433,13 @@ class Simulation(Lives):
         self._sweep(truth)
         node = rng.choice(("w1", "w2"))
         claimed = self.live.claim(truth.name, node, rng.choice((1, 3, 10)), rng.choice((None, 100, 5000)))
-        self.live.settle(claimed.commit)
+        self.live.wait_for(claimed.commit)
         live = {record.seq: record for record in truth.now.records}
         for seq, text in zip(claimed.leases, claimed.jobs, strict=True):
             require(seq in live and b',"data":' + live[seq].data in text, f"{truth.name} gave {text!r}")
         if rng.random() < 0.3:
             given_back = [seq for seq in claimed.leases if rng.random() < 0.5]
-            self.live.settle(
+            self.live.wait_for(
                 self.live.nack(truth.name, node, given_back, delay_ms=rng.choice((0, 500))).commit
             )
         done = [seq for seq in claimed.leases if rng.random() < 0.7 and self._holds(truth, node, seq)]
@@ -450,7 +450,7 @@ class Simulation(Lives):
     def _holds(self, truth: TopicTruth, node: str, seq: int) -> bool:
         """Whether a lease is still there: extending it tells."""
         answer = self.live.extend(truth.name, node, [seq], lease_ms=5000)
-        self.live.settle(answer.commit)
+        self.live.wait_for(answer.commit)
         return bool(answer.done)
 
     def _ack(self, truth: TopicTruth, node: str, seqs: list[int]) -> Commit:

@@ -104,20 +104,20 @@ class Stage:
 
     # --- Operations --------------------------------------------------------------------------------------
 
-    def settle(self, commit: Commit) -> None:
+    def wait_for(self, commit: Commit) -> None:
         """Wait for a commit; raises what it failed with."""
         self.engine.wait_for(commit)
 
     def put(self, name: str, **config: Any) -> TopicPut:
         """Create or configure a topic."""
         answer = self.engine.put_topic(name, TopicConfig(**config))
-        self.settle(answer.commit)
+        self.wait_for(answer.commit)
         return answer
 
     def append(self, name: str, *values: Any, **options: Any) -> Appended:
         """Append values as one batch: plain Python values, or `NewRecord`s."""
         answer = self.engine.append(name, records(values), **options)
-        self.settle(answer.commit)
+        self.wait_for(answer.commit)
         return answer
 
     def append_each(self, name: str, values: Iterable[Any], **options: Any) -> None:
@@ -128,25 +128,25 @@ class Stage:
     def delete(self, name: str, **selection: Any) -> RecordsDeleted:
         """Delete records."""
         answer = self.engine.delete_records(name, **selection)
-        self.settle(answer.commit)
+        self.wait_for(answer.commit)
         return answer
 
     def delete_topic(self, name: str, *, if_empty: bool = False) -> TopicDeleted:
         """Delete a topic."""
         answer = self.engine.delete_topic(name, if_empty=if_empty)
-        self.settle(answer.commit)
+        self.wait_for(answer.commit)
         return answer
 
     def diff(self, name: str, from_seq: int = 0, **options: Any) -> Diff:
         """Read one page."""
         answer = self.engine.diff(name, from_seq, **options)
-        self.settle(answer.commit)
+        self.wait_for(answer.commit)
         return answer
 
     def state(self, name: str) -> TopicState:
         """Report a topic without counting as its reader."""
         state = self.engine.state(name, touch=False)
-        self.settle(self.engine.floor_commit(name))
+        self.wait_for(self.engine.floor_commit(name))
         return state
 
     def checkpoint(self, times: int = 1) -> None:

@@ -108,8 +108,8 @@ def test_a_change_takes_effect_when_it_is_synced_and_later_appends_wait_for_it(t
     assert not change.commit.done
     assert not appended.commit.done
     assert stage.engine.state("t").config.cap_records == 0
-    stage.settle(change.commit)
-    stage.settle(appended.commit)
+    stage.wait_for(change.commit)
+    stage.wait_for(appended.commit)
     assert stage.state("t").config.cap_records == 1
     assert stage.append("t", 3).commit.done
     assert stage.values("t") == [3]
@@ -248,7 +248,7 @@ def test_if_empty_refuses_a_topic_with_records_that_are_about_to_be_visible(tmp_
     pending = stage.engine.append("t", records([1]))
     with pytest.raises(TopicNotEmpty):
         stage.engine.delete_topic("t", if_empty=True)
-    stage.settle(pending.commit)
+    stage.wait_for(pending.commit)
     assert stage.values("t") == [1]
 
 
@@ -301,4 +301,4 @@ def test_concurrent_creates_of_one_name_have_one_winner(tmp_path: Path) -> None:
     assert [answer.created for answer in answers] == [True, False, False]
     assert not any(answer.commit.done for answer in answers)
     for answer in answers:
-        stage.settle(answer.commit)
+        stage.wait_for(answer.commit)

@@ -183,7 +183,7 @@ def test_records_that_are_not_visible_yet_are_later_records(tmp_path: Path) -> N
     pending = stage.engine.append("t", [record_of("pending", tag="x")])
     answers = [stage.engine.delete_records("t", match="x"), stage.engine.delete_records("t", before_seq=99)]
     for commit in (pending.commit, *(answer.commit for answer in answers)):
-        stage.settle(commit)
+        stage.wait_for(commit)
     assert [answer.deleted for answer in answers] == [1, 0]
     assert stage.values("t") == ["pending"]
     stage.crash()
@@ -217,7 +217,7 @@ def test_a_delete_of_an_fsync_topic_is_done_when_it_is_synced(tmp_path: Path) ->
     answer = stage.engine.delete_records("t", before_seq=2)
     assert not answer.commit.done
     assert not stage.engine.diff("t").commit.done, "a reader may see the delete before it is kept"
-    stage.settle(answer.commit)
+    stage.wait_for(answer.commit)
     assert stage.engine.diff("t").commit.done
     stage.lose_power()
     assert stage.values("t") == [2]
@@ -252,5 +252,5 @@ def test_a_delete_between_pending_batches_does_not_loosen_the_cap(tmp_path: Path
     stage.engine.append("t", records([6, 7]))
     stage.engine.delete_records("t", before_seq=3)
     last = stage.engine.append("t", records([8, 9]))
-    stage.settle(last.commit)
+    stage.wait_for(last.commit)
     assert stage.values("t") == [5, 6, 7, 8, 9]

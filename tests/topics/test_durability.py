@@ -49,7 +49,7 @@ def test_a_batch_is_done_and_visible_when_its_class_says(
     assert (answer.commit.done, visible(stage, durability) == 2) == (at_once, at_once)
     stage.engine.write()
     assert (answer.commit.done, visible(stage, durability) == 2) == (when_written, when_written)
-    stage.settle(answer.commit)
+    stage.wait_for(answer.commit)
     assert visible(stage, durability) == 2
 
 
@@ -61,7 +61,7 @@ def test_the_write_that_creates_a_topic_waits_for_a_sync_in_every_class(
     answer = stage.engine.append("new", records([1]), config=config)
     stage.engine.write()
     assert not answer.commit.done
-    stage.settle(answer.commit)
+    stage.wait_for(answer.commit)
     assert stage.values("new") == [1]
 
 
@@ -71,7 +71,7 @@ def test_callbacks_come_once_with_the_outcome_and_at_once_if_it_is_known(stage: 
     answer.commit.on_done(lambda commit: seen.append(commit.error))
     answer.commit.on_done(lambda commit: seen.append(commit.done))
     assert seen == []
-    stage.settle(answer.commit)
+    stage.wait_for(answer.commit)
     assert seen == [None, True]
     answer.commit.on_done(lambda commit: seen.append("later"))
     assert seen == [None, True, "later"]
@@ -83,7 +83,7 @@ def test_batches_of_a_topic_become_visible_in_their_order(stage: Stage) -> None:
     for answer in answers:
         answer.commit.on_done(lambda _, last=answer.last_seq: order.append(last))  # type: ignore[misc]
     for answer in reversed(answers):
-        stage.settle(answer.commit)
+        stage.wait_for(answer.commit)
     assert order == [2, 3, 4, 5, 6]
 
 
@@ -98,7 +98,7 @@ def test_a_disk_batch_behind_the_synced_ceiling_is_done_when_written_and_one_bey
     beyond = stage.engine.append("t", records(range(2 * RESERVED)))
     stage.engine.write()
     assert not beyond.commit.done
-    stage.settle(beyond.commit)
+    stage.wait_for(beyond.commit)
 
 
 def test_a_steady_disk_writer_hardly_ever_waits_for_a_sync(stage: Stage) -> None:
@@ -107,7 +107,7 @@ def test_a_steady_disk_writer_hardly_ever_waits_for_a_sync(stage: Stage) -> None
         answer = stage.engine.append("disk", records([number]))
         stage.engine.write()
         waited += not answer.commit.done
-        stage.settle(answer.commit)
+        stage.wait_for(answer.commit)
         stage.engine.poll()
     assert waited <= 5
 
@@ -351,8 +351,8 @@ def test_operations_behind_a_pending_change_of_class_are_kept_with_it(tmp_path: 
     change = stage.engine.put_topic("t", TopicConfig(durable=True))
     stage.engine.delete_records("t", match="x")
     appended = stage.engine.append("t", records([3]))
-    stage.settle(change.commit)
-    stage.settle(appended.commit)
+    stage.wait_for(change.commit)
+    stage.wait_for(appended.commit)
     assert stage.values("t") == [2, 3]
     stage.crash()
     assert stage.values("t") == [2, 3]
@@ -371,7 +371,7 @@ def test_the_head_never_goes_back_when_a_topic_becomes_ephemeral_with_a_batch_on
     second = stage.engine.append("t", records([2]))
     heads = [visible(stage, "t")]
     for answer in (second, first):
-        stage.settle(answer.commit)
+        stage.wait_for(answer.commit)
         heads.append(visible(stage, "t"))
     assert heads == sorted(heads)
     assert stage.values("t") == [1, 2]
@@ -572,7 +572,7 @@ def test_polls_can_wait_while_a_sync_is_on_its_way_but_not_while_one_has_to_be_s
     assert stage.engine.is_quiet, "the sync that it needs can start when the first is over"
     stage.engine.poll()
     assert answer.commit.done
-    stage.settle(later.commit)
+    stage.wait_for(later.commit)
 
 
 def test_a_sync_that_waits_for_more_writers_starts_when_nobody_is_writing(stage: Stage) -> None:

@@ -57,7 +57,7 @@ def test_a_repeat_before_the_first_commit_waits_for_the_same_commit(stage: Stage
     first, second = (stage.engine.append("t", records([n]), idempotency_key="k") for n in (1, 2))
     assert (second.first_seq, second.deduped) == (first.first_seq, True)
     assert second.commit is first.commit
-    stage.settle(second.commit)
+    stage.wait_for(second.commit)
     assert stage.values("t") == [1]
 
 

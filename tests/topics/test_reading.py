@@ -325,7 +325,7 @@ def test_a_waiter_is_called_once_when_records_become_visible(tmp_path: Path) -> 
     answer = stage.engine.append("t", records([1, 2]))
     stage.engine.write()
     assert calls == []
-    stage.settle(answer.commit)
+    stage.wait_for(answer.commit)
     assert calls == [2]
     stage.append("t", 3)
     assert calls == [2]

@@ -66,7 +66,7 @@ def test_batches_that_are_pending_together_evict_as_if_they_had_come_one_by_one(
     answers = [stage.engine.append("t", records([number])) for number in range(1, 10)]
     assert stage.state("t").head_seq in (0, 9)
     for answer in answers:
-        stage.settle(answer.commit)
+        stage.wait_for(answer.commit)
     assert (stage.values("t"), stage.gap("t")) == ([6, 7, 8, 9], (1, 5, "cap"))
 
 
@@ -148,7 +148,7 @@ def test_records_that_are_not_visible_yet_count_as_room_taken(stage: Stage) -> N
     pending = stage.engine.append("t", records([1, 2, 3]))
     with pytest.raises(TopicFull):
         stage.engine.append("t", records([4]))
-    stage.settle(pending.commit)
+    stage.wait_for(pending.commit)
     assert stage.values("t") == [1, 2, 3]
 
 
@@ -192,7 +192,7 @@ def test_a_floor_of_age_is_shown_only_when_it_is_synced(stage: Stage) -> None:
     answer = stage.engine.diff("t")
     assert not answer.commit.done
     assert not stage.engine.floor_commit("t").done
-    stage.settle(answer.commit)
+    stage.wait_for(answer.commit)
     assert stage.engine.floor_commit("t").done
     stage.lose_power()
     assert stage.gap("t") == (1, 1, "ttl")
@@ -216,7 +216,7 @@ def test_a_floor_of_the_cap_is_shown_only_when_it_or_a_reserve_ahead_of_it_is_sy
         answer = stage.engine.append("t", records([number]))
         stage.engine.write()
         waited.append(not answer.commit.done)
-        stage.settle(answer.commit)
+        stage.wait_for(answer.commit)
     assert waited[0], "nothing was reserved before the first eviction"
     assert 1 <= sum(waited) <= 3
 

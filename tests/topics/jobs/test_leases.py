@@ -37,7 +37,7 @@ class Shop(Stage):
 
     def claim(self, maximum: int = 1, node: str = "w", **options: Any) -> Claimed:
         answer = self.engine.claim("q", node, maximum, **options)
-        self.settle(answer.commit)
+        self.wait_for(answer.commit)
         return answer
 
     def seqs_claimed(self, maximum: int = 1, node: str = "w") -> list[int]:
@@ -45,12 +45,12 @@ class Shop(Stage):
 
     def ack(self, *seqs: int, node: str = "w") -> Settled:
         answer = self.engine.ack("q", node, seqs)
-        self.settle(answer.commit)
+        self.wait_for(answer.commit)
         return answer
 
     def nack(self, *seqs: int, node: str = "w", delay_ms: int = 0) -> Settled:
         answer = self.engine.nack("q", node, seqs, delay_ms=delay_ms)
-        self.settle(answer.commit)
+        self.wait_for(answer.commit)
         return answer
 
     @property
@@ -82,7 +82,7 @@ def test_an_ack_is_done_when_its_class_says(
     assert (answer.ready, answer.in_flight) == (1, 1)
     shop.engine.write()
     assert answer.commit.done == when_written
-    shop.settle(answer.commit)
+    shop.wait_for(answer.commit)
     assert shop.seqs("q") == [2, 3]
 
 
@@ -93,7 +93,7 @@ def test_while_an_ack_is_on_its_way_nobody_gets_the_job(shop: Shop) -> None:
     shop.advance_ms(200)
     assert shop.engine.ack("q", "w", [1]).skipped == [1]
     assert shop.engine.claim("q", "other").count == 0
-    shop.settle(first.commit)
+    shop.wait_for(first.commit)
     assert shop.counts == (0, 0, 0)
 
 
@@ -104,7 +104,7 @@ def test_if_an_ack_cannot_be_kept_its_jobs_are_claimable_again(shop: Shop, opera
     shop.disk.fail_when(operation, errno.EIO, times=1)
     answer = shop.engine.ack("q", "w", [1, 2])
     with pytest.raises(StorageFailed):
-        shop.settle(answer.commit)
+        shop.wait_for(answer.commit)
     assert shop.counts == (3, 0, 0)
     assert [json.loads(job)["deliveries"] for job in shop.engine.claim("q", "other", 3).jobs] == [2, 2, 1]
 
@@ -180,7 +180,7 @@ def test_durable_leases_come_back_as_they_were(shop: Shop, restart: str, checkpo
     shop.nack(3, delay_ms=5000)
     shop.checkpoint(checkpoints)
     extended = shop.engine.extend("q", "w", [4], lease_ms=9000)
-    shop.settle(extended.commit)
+    shop.wait_for(extended.commit)
     shop.ack(1)
     getattr(shop, restart)()
     assert shop.counts == (2, 1, 0)
@@ -350,7 +350,7 @@ def test_jobs_in_cold_segments_are_fetched_without_blocking(tmp_path: Path) -> N
     first = shop.engine.claim("q", "w", 5, block=False)
     assert (first.incomplete, first.jobs, first.ready) == (True, [], 50)
     assert not first.commit.done
-    shop.settle(first.commit)
+    shop.wait_for(first.commit)
     second = shop.engine.claim("q", "w", 15, block=False)
     assert list(second.leases) == list(range(1, 11)), "what is in memory is given at once"
     assert not second.incomplete
@@ -366,9 +366,9 @@ def test_a_cold_job_is_moved_to_the_dead_letters_when_it_is_there(tmp_path: Path
     shop.crash()
     answer = shop.engine.claim("q", "w", 3, block=False)
     assert answer.incomplete
-    shop.settle(answer.commit)
+    shop.wait_for(answer.commit)
     answer = shop.engine.claim("q", "w", 3, block=False)
-    shop.settle(answer.commit)
+    shop.wait_for(answer.commit)
     assert shop.values("dead") == [1, 2]
     assert list(answer.leases) == [3, 4, 5]
 

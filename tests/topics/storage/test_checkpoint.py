@@ -130,7 +130,7 @@ def test_records_that_are_not_committed_yet_are_not_in_the_snapshot_but_in_the_l
     step(stage)
     assert not pending.commit.done
     finish(stage)
-    stage.settle(pending.commit)
+    stage.wait_for(pending.commit)
     stage.checkpoint()
     stage.crash()
     assert stage.values("t") == [1, 2]
@@ -377,7 +377,7 @@ def test_a_name_that_changed_hands_around_a_snapshot_belongs_to_the_newest_topic
     stage.engine.write()
     step(stage)
     created = stage.engine.put_topic("t")
-    stage.settle(created.commit)
+    stage.wait_for(created.commit)
     finish(stage)
     stage.append("t", "new")
     stage.crash()
