@@ -1,4 +1,4 @@
-"""What is new in a topic, passed to all at once past their own code: order, slow readers, ends in between."""
+"""Broadcast of shared batches: order, slow clients, and connections that end in between."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import re
 import socket
 from itertools import pairwise
+from operator import length_hint
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlog.clock import SystemClock
-from everlog.native.live_readers import Row
 from everlog.server.http_connection import HttpConnection
 from everlog.server.socket_session import SocketSession
 from everlog.server.watch_stream import WatchStream
@@ -45,7 +45,7 @@ def connections_of(site: WatchServer) -> list[HttpConnection]:
 
 
 async def live_clients(site: WatchServer, count: int, receive_buffer_bytes: int = 0) -> list[SseClient]:
-    """So many watchers of topic `a` that have all of it and are at ease."""
+    """So many watchers of topic `a` that are at the head."""
     clients = []
     for _ in range(count):
         wid = await site.session({"a": {"tail": True}})
@@ -55,34 +55,34 @@ async def live_clients(site: WatchServer, count: int, receive_buffer_bytes: int 
     return clients
 
 
-def count_pumps(
+def count_deliveries(
     monkeypatch: pytest.MonkeyPatch, kind: type[WatchStream] | type[SocketSession] = WatchStream
 ) -> list[Any]:
-    """Who is pumped from now on."""
-    pumped: list[Any] = []
-    pump = kind.pump
+    """The watchers that are delivered to on their own from now on."""
+    delivered: list[Any] = []
+    deliver = kind.deliver
 
     def counted(watcher: Any) -> None:
-        pumped.append(watcher)
-        pump(watcher)
+        delivered.append(watcher)
+        deliver(watcher)
 
-    monkeypatch.setattr(kind, "pump", counted)
-    return pumped
+    monkeypatch.setattr(kind, "deliver", counted)
+    return delivered
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_who_is_at_ease_is_not_asked(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watchers_at_the_head_share_a_batch(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(site: WatchServer) -> None:
         await site.put("a")
         clients = await live_clients(site, 20)
-        pumped = count_pumps(monkeypatch)
+        delivered = count_deliveries(monkeypatch)
         for seq in (1, 2):
             site.append("a")
             frames = [(await client.take("record"))[0] for client in clients]
             assert len({frame.text for frame in frames}) == 1
             assert (frames[0].seqs, frames[0].id) == ([seq], {"a": seq})
-        # Only one of the two loops has transports that may be passed by.
-        assert len(pumped) == (0 if loop == "uvloop" else 40)
+        assert delivered == []
+        # Only one of the two loops has transports whose sockets may be written to directly.
         watching = [connection for connection in connections_of(site) if connection._exchanges]
         assert {connection.is_direct for connection in watching} == {loop == "uvloop"}
 
@@ -98,7 +98,7 @@ def test_others_are_asked_and_get_what_is_theirs(monkeypatch: pytest.MonkeyPatch
         await both.take("caught-up", "caught-up")
         bare = await site.follow({"a": {"tail": True}}, include_data=False, node="me")
         await bare.take("caught-up")
-        pumped = count_pumps(monkeypatch)
+        delivered = count_deliveries(monkeypatch)
         site.append("a", node="me")
         assert (await both.take("record"))[0].id == {"a": 1, "b": 0}
         site.append("a")
@@ -106,7 +106,7 @@ def test_others_are_asked_and_get_what_is_theirs(monkeypatch: pytest.MonkeyPatch
             assert [frame.seqs for frame in await client.take("record", "record")] == [[1], [2]]
         (frame,) = await bare.take("record")
         assert frame.seqs == [2] and "data" not in frame.data["records"][0]
-        assert {len(watch._places) for watch in pumped} == {1, 2}
+        assert {len(watch._cursors) for watch in delivered} == {1, 2}
 
     play(scenario)
 
@@ -166,10 +166,10 @@ def test_connections_that_end_in_the_middle_of_a_broadcast_end_alone() -> None:
         await site.put("a")
         clients = await live_clients(site, 40)
         fan_out = site.watch.fan_out
-        watchers = list(fan_out._feeds["a"].watchers)
+        watchers = list(fan_out._topics["a"].watchers)
         site.append("a")
-        while not fan_out._live or not 8 <= fan_out._live[0].position <= 16:
-            assert all(watch.at_ease is not None for watch in watchers[20:]), "it is not over yet"
+        while not fan_out._unserved or not 24 <= length_hint(fan_out._unserved[0][1]) <= 32:
+            assert all(watch.at_head is not None for watch in watchers[20:]), "the broadcast goes on"
             await asyncio.sleep(0)
         # One is let go by the server, one resets its connection, and one has a new client on its number.
         aborted, reset, closed = watchers[30], clients[31], watchers[32]
@@ -280,7 +280,7 @@ def test_answers_of_appends_keep_their_order_for_a_client_that_does_not_read() -
 
 
 async def live_sockets(site: WatchServer, count: int, receive_buffer_bytes: int = 0) -> list[WebSocketClient]:
-    """So many sockets that follow topic `a` and are at ease."""
+    """So many sockets that are at the head of topic `a`."""
     clients = []
     for _ in range(count):
         client = await site.talk(receive_buffer_bytes=receive_buffer_bytes)
@@ -290,7 +290,7 @@ async def live_sockets(site: WatchServer, count: int, receive_buffer_bytes: int 
     return clients
 
 
-def test_sockets_at_ease_are_not_asked_and_streams_between_them_get_their_own(
+def test_sockets_at_the_head_share_a_batch_with_streams_between_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario(site: WatchServer) -> None:
@@ -298,7 +298,7 @@ def test_sockets_at_ease_are_not_asked_and_streams_between_them_get_their_own(
         sockets = await live_sockets(site, 3)
         streams = await live_clients(site, 2)
         sockets += await live_sockets(site, 3)
-        pumped = count_pumps(monkeypatch, SocketSession)
+        delivered = count_deliveries(monkeypatch, SocketSession)
         for seq in (1, 2):
             site.append("a")
             for socket_client in sockets:
@@ -306,14 +306,14 @@ def test_sockets_at_ease_are_not_asked_and_streams_between_them_get_their_own(
                 assert (record["from_seq"], record["to_seq"]) == (seq - 1, seq)
             for stream in streams:
                 assert (await stream.take("record"))[0].id == {"a": seq}
-        assert pumped == []
-        # A command ends the ease until the next record, which is then sent in the usual way.
+        assert delivered == []
+        # After a command the next record is delivered to this socket on its own.
         assert (await sockets[0].ask("ping"))["op"] == "pong"
         for seq in (3, 4):
             site.append("a")
             (record,) = await sockets[0].take("record")
             assert record["to_seq"] == seq
-        assert len(pumped) == 1
+        assert len(delivered) == 1
         for stream in streams:
             stream.close()
 
@@ -332,7 +332,7 @@ def test_the_reply_to_a_publish_comes_before_its_own_record() -> None:
     play(scenario)
 
 
-def test_who_has_left_a_topic_during_a_broadcast_gets_nothing_of_it() -> None:
+def test_a_socket_that_left_a_topic_during_a_broadcast_gets_nothing_of_it() -> None:
     async def scenario(site: WatchServer) -> None:
         await site.put("a")
         await site.put("b")
@@ -340,16 +340,16 @@ def test_who_has_left_a_topic_during_a_broadcast_gets_nothing_of_it() -> None:
         await client.send("subscribe", topic="b")
         await client.take("subscribed", "caught_up")
         session = site.only_session()
-        place = session.at_ease
-        assert place is not None
+        cursor = session.at_head
+        assert cursor is not None
         site.append("a")
         await settle()
         fan_out = site.watch.fan_out
-        fan_out._live.append(Row("a", [session]))
-        # But for the name its place is one in the other topic.
-        epoch, place.epoch = place.epoch, site.engine.state("a").epoch
+        fan_out._unserved.append(("a", iter([session])))
+        # Except for the name its cursor is valid in the other topic.
+        epoch, cursor.epoch = cursor.epoch, site.engine.state("a").epoch
         assert fan_out.drain(1 << 62)
-        place.epoch = epoch
+        cursor.epoch = epoch
         site.append("b")
         (record,) = await client.take("record")
         assert record["topic"] == "b"
@@ -363,7 +363,7 @@ def test_nothing_comes_behind_the_frame_that_ends_a_conversation(caplog: pytest.
         await site.put("a")
         (client,) = await live_sockets(site, 1)
         session = site.only_session()
-        assert session.at_ease is not None
+        assert session.at_head is not None
         # A reserved opcode: the server says so and closes, and waits for nothing.
         await client.peer.send(b"\x8b\x80\0\0\0\0")
         await until(lambda: session._socket._is_closing)

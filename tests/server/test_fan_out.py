@@ -14,10 +14,10 @@ from everlog.server.fan_out import (
     CACHE_BATCHES,
     CACHE_BYTES,
     Batch,
+    BatchCache,
     FanOut,
-    SharedBatches,
+    ReadOptions,
     Version,
-    Wishes,
     _both,
 )
 from everlog.server.watch_sessions import when_all_done
@@ -97,14 +97,14 @@ def test_what_was_deleted_is_not_shared_any_more() -> None:
 def read_now(fan_out: FanOut, name: str) -> Batch:
     """Read as a watcher does in a step of its own."""
     fan_out._versions.clear()
-    batch = fan_out.read(name, 1, 0, Wishes())
+    batch = fan_out.read(name, 1, 0, ReadOptions())
     assert batch is not None
     return batch
 
 
 def test_the_shared_batches_are_bounded_in_number_and_bytes() -> None:
-    batches = SharedBatches()
-    keys = [("t", Version(1, 1, 1, 1, True, None), seq, Wishes()) for seq in range(CACHE_BATCHES + 10)]
+    batches = BatchCache()
+    keys = [("t", Version(1, 1, 1, 1, True, None), seq, ReadOptions()) for seq in range(CACHE_BATCHES + 10)]
     for key in keys:
         batches.put(key, made_batch())
     assert len(batches) == CACHE_BATCHES
@@ -164,7 +164,7 @@ def test_nobody_is_left_registered_when_streams_end() -> None:
         assert len(topic.schedule.waiters) == 1
         await site.leave(client)
         assert len(topic.schedule.waiters) == 0
-        assert site.watch.fan_out._feeds == {}
+        assert site.watch.fan_out._topics == {}
 
     play(scenario)
 
@@ -173,22 +173,22 @@ def test_a_watcher_that_fails_does_not_stop_the_others(monkeypatch: pytest.Monke
     async def scenario(site: WatchServer) -> None:
         await site.put("a")
         await site.put("b")
-        # Whoever follows two topics is pumped; who follows one may get what is new past its own code.
+        # Streams of two topics are delivered to on their own.
         clients = [await site.follow({"a": {}, "b": {}}, limit=limit) for limit in (1, 2, 3)]
         for client in clients:
             await client.take("caught-up", "caught-up")
-        pump = WatchStream.pump
+        deliver = WatchStream.deliver
 
-        def failing_pump(watch: WatchStream) -> None:
-            if watch._session.wishes.limit == 2:
+        def failing_delivery(watch: WatchStream) -> None:
+            if watch._session.options.limit == 2:
                 raise ZeroDivisionError("a mistake")
-            pump(watch)
+            deliver(watch)
 
-        monkeypatch.setattr(WatchStream, "pump", failing_pump)
+        monkeypatch.setattr(WatchStream, "deliver", failing_delivery)
         site.append("a")
         await clients[0].take("record")
         (error,) = await clients[1].take("error")
-        assert error.data["code"] == "internal" and "mistake" in error.data["message"]
+        assert error.data["code"] == "internal" and "server log" in error.data["message"]
         await clients[1].expect_end()
         await clients[2].take("record")
         assert len(site.watch.streams) == 2
@@ -211,17 +211,17 @@ STEPS = st.one_of(
 @given(
     steps=st.lists(STEPS, max_size=15),
     cap=st.sampled_from([0, 0, 7]),
-    wishes=st.lists(st.tuples(st.integers(0, 8), st.integers(1, 3), st.booleans()), min_size=1, max_size=3),
+    options=st.lists(st.tuples(st.integers(0, 8), st.integers(1, 3), st.booleans()), min_size=1, max_size=3),
 )
 def test_every_seq_is_delivered_deleted_filtered_or_in_a_tombstone(
-    steps: list[tuple[object, ...]], cap: int, wishes: list[tuple[int, int, bool]]
+    steps: list[tuple[object, ...]], cap: int, options: list[tuple[int, int, bool]]
 ) -> None:
     async def scenario(site: WatchServer) -> None:
         book = Book(site, cap)
         book.append(3, None)
         await settle()
         readers = []
-        for from_seq, limit, filters in wishes:
+        for from_seq, limit, filters in options:
             node = "me" if filters else []
             client = await site.follow({"t": {"from_seq": from_seq}}, limit=limit, node=node)
             readers.append((client, from_seq, filters))
@@ -366,7 +366,7 @@ def test_a_slow_reader_lags_alone_and_loses_nothing(loop: str) -> None:
 def test_a_topic_that_may_lose_records_is_resumed_at_its_head(seconds: float, is_skipped: bool) -> None:
     async def scenario(site: WatchServer) -> None:
         client, watch = await stuck_reader(site, cap_records=1_000_000)
-        sent = watch._places["a"].seq
+        sent = watch._cursors["a"].seq
         site.append("a", 5, data=BIG)
         await settle()
         head_seq = site.engine.state("a").head_seq
@@ -571,10 +571,10 @@ def test_a_read_that_waits_for_a_segment_is_not_shared(tmp_path: Path) -> None:
     async def scenario(site: WatchServer) -> None:
         epoch = site.engine.state("b").epoch
         fan_out = site.watch.fan_out
-        waiting = fan_out.read("b", epoch, 0, Wishes())
+        waiting = fan_out.read("b", epoch, 0, ReadOptions())
         assert waiting is not None and waiting.is_incomplete and not waiting.lines
         site.engine.wait_for(waiting.commit)
-        found = fan_out.read("b", epoch, 0, Wishes())
+        found = fan_out.read("b", epoch, 0, ReadOptions())
         assert found is not None and not found.is_incomplete
         assert b'"$seq":1,' in found.lines
 
@@ -590,7 +590,7 @@ def test_a_stream_goes_while_its_cold_segment_is_being_fetched(tmp_path: Path) -
         syncs.is_held = True
         client = await site.follow({"b": {}})
         (watch,) = site.watch.streams
-        await until(lambda: watch._places["b"].held is not None)
+        await until(lambda: watch._cursors["b"].held is not None)
         await site.leave(client)
         syncs.let_go()
         await settle()

@@ -22,7 +22,7 @@ def test_a_write_is_pushed_in_the_turn_of_its_acknowledgement() -> None:
         (watch,) = site.watch.streams
         site.engine.append("a", [NewRecord(b"1")])
         site.app._turn()
-        assert watch._places["a"].seq == 1
+        assert watch._cursors["a"].seq == 1
         await client.take("record")
 
     play(scenario)

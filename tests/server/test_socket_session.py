@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlog.errors import Corrupt, StorageFailed
-from everlog.server import socket_session
+from everlog.server import fan_out
 from everlog.server.auth import KeyRing
 from everlog.server.settings import ServerSettings
 from everlog.topics import Commit, Diff, Engine, NewRecord, TopicConfig
@@ -328,19 +328,19 @@ def test_several_topics_begin_where_each_is_asked_to() -> None:
     play(scenario)
 
 
-def test_wishes_decide_what_is_in_a_record_and_how_many_are_in_a_message() -> None:
+def test_options_decide_what_is_in_a_record_and_how_many_are_in_a_message() -> None:
     async def scenario(site: WatchServer) -> None:
         site.append("t", 3)
         site.append("t", 2, node="me")
         client = await site.talk()
-        wishes = {
+        options = {
             "include_data": False,
             "include_meta": False,
             "include_tags": True,
             "limit": 2,
             "node": "me",
         }
-        messages = await subscribe(client, topic="t", **wishes)
+        messages = await subscribe(client, topic="t", **options)
         assert [m["op"] for m in messages] == ["record", "record", "caught_up"]
         assert [len(m["records"]) for m in messages[:-1]] == [2, 1]
         assert all(r.keys() == {"$seq", "$ts", "$tag"} for m in messages[:-1] for r in m["records"])
@@ -542,7 +542,7 @@ def test_nothing_of_a_topic_comes_after_it_is_unsubscribed() -> None:
         site.append("a")
         site.append("b")
         await client.expect_quiet()
-        assert site.watch.fan_out._feeds == {}
+        assert site.watch.fan_out._topics == {}
         await expect_error(client, "invalid_request", "unsubscribe")
 
     play(scenario)
@@ -726,13 +726,13 @@ def test_a_cold_read_holds_up_neither_commands_nor_other_topics(tmp_path: Path) 
 
 def test_many_sockets_share_what_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     framed: list[str] = []
-    frame_of = socket_session._push_frame
+    frame_of = fan_out.push_frame
 
     def push_frame(op: str, lines: bytes) -> bytes:
         framed.append(op)
         return frame_of(op, lines)
 
-    monkeypatch.setattr(socket_session, "_push_frame", push_frame)
+    monkeypatch.setattr(fan_out, "push_frame", push_frame)
 
     async def scenario(site: WatchServer) -> None:
         site.append("t")

@@ -98,13 +98,13 @@ def test_numbers_out_of_range_are_moved_into_it() -> None:
             session = site.watch.sessions.find(wid)
             assert session is not None
             assert session.heartbeat_ms == kept
-            assert (session.wishes.limit, session.wishes.max_batch_bytes) == (1000, 8 << 20)
+            assert (session.options.limit, session.options.max_batch_bytes) == (1000, 8 << 20)
         session = site.watch.sessions.find(await site.session({"a": {}}, limit=0, max_batch_bytes=0))
         assert session is not None
-        assert (session.wishes.limit, session.wishes.max_batch_bytes) == (256, 1 << 20)
+        assert (session.options.limit, session.options.max_batch_bytes) == (256, 1 << 20)
         session = site.watch.sessions.find(await site.session({"a": {}}))
         assert session is not None
-        assert (session.wishes.limit, session.wishes.max_batch_bytes) == (256, 262_144)
+        assert (session.options.limit, session.options.max_batch_bytes) == (256, 262_144)
         assert session.heartbeat_ms == 15_000
 
     play(scenario)
@@ -298,7 +298,7 @@ def test_the_text_of_a_frame_is_exactly_as_agreed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "expected"),
+    ("options", "expected"),
     [
         ({}, {"meta", "data"}),
         ({"include_tags": True}, {"meta", "data", "$tag"}),
@@ -306,10 +306,10 @@ def test_the_text_of_a_frame_is_exactly_as_agreed() -> None:
         ({"include_meta": False, "include_data": False}, set()),
     ],
 )
-def test_a_record_has_the_fields_that_were_wished(wishes: dict[str, bool], expected: set[str]) -> None:
+def test_a_record_has_the_fields_that_were_asked_for(options: dict[str, bool], expected: set[str]) -> None:
     async def scenario(site: WatchServer) -> None:
         site.append("a")
-        client = await site.follow({"a": {}}, **wishes)
+        client = await site.follow({"a": {}}, **options)
         (record,) = await client.take("record")
         assert set(record.data["records"][0]) == {"$seq", "$ts", *expected}
 
@@ -324,7 +324,7 @@ def test_own_records_are_passed_over_in_silence() -> None:
         assert (caught_up.data["head_seq"], caught_up.id) == (3, {"a": 3})
         site.append("a", node="me")
         (session,) = site.watch.sessions._sessions.values()
-        await until(lambda: session.positions["a"].seq == 4)
+        await until(lambda: session.owner._cursors["a"].seq == 4)
         site.append("a", node="you")
         (record,) = await client.take("record")
         assert (record.data["from_seq"], record.seqs, record.id) == (4, [5], {"a": 5})

@@ -327,7 +327,7 @@ def test_a_client_that_goes_away_leaves_nothing_behind(loop: str, how: str) -> N
         await client.send("publish", topic="t", records=[{"data": 1}])
         getattr(client.peer, how)()
         await site.until_no_sockets()
-        assert site.watch.fan_out._feeds == {}
+        assert site.watch.fan_out._topics == {}
         site.append("t")
         client.peer.close()
 

@@ -461,7 +461,7 @@ async def serving(
     assert server.watch.streams == set()
     assert server.timers.pending == 0
     assert server.sockets.open_sockets == 0
-    assert server.sockets.fan_out._feeds == {}
+    assert server.sockets.fan_out._topics == {}
 
 
 def play(

@@ -1,13 +1,11 @@
-"""From a topic that changed to everybody who watches it.
+"""From a dirty topic to all its watchers.
 
-Owns who watches which topic, the queue of watchers that have something to do, and the rendering that they
-share: records behind a cursor are rendered once for all watchers who stand there with the same wishes.
-Writes to no connection; each watcher does that for itself, so a slow one holds up nobody.
+Owns who watches which topic, the queue of watchers that have something to send, and the rendered batches that
+watchers share. Writes to no connection; each watcher does that for itself, so a slow one delays only itself.
 
-There are two ways to a watcher. When the engine serves a topic, `drain` pumps all its watchers before another
-topic is served. Whoever has more to send than one pump takes, or asks by itself, waits in a queue that is
-worked off beside that, a step at a time. On the first way watchers that are at ease need not even be pumped:
-`native/live_readers` gives all of them that stand next to each other the same bytes.
+When the engine serves a topic, `drain` broadcasts: watchers at the head get the bytes of one shared batch,
+and each of the others is delivered to on its own. A watcher with a backlog asks for more with `serve_soon`;
+those are delivered to beside that, a step at a time.
 """
 
 from __future__ import annotations
@@ -15,18 +13,18 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from everlog.errors import Closed, EverlogError, TopicNotFound
-from everlog.native.live_readers import LiveReader, Row
 from everlog.server.app import App
 from everlog.server.errors import ApiError
 from everlog.server.http_exchange import as_chunk
 from everlog.server.sse import end_with_id, record_lines
+from everlog.server.websocket import push_frame
 from everlog.topics import Commit, Diff, Discard, Engine, Tombstone, TopicConfig
 from everlog.topics.config import (
     READ_BYTES_DEFAULT,
@@ -36,19 +34,19 @@ from everlog.topics.config import (
     U64_MAX,
 )
 
-# One step of the loop serves so many watchers, or works so long; then requests get their turn.
+# One step of the loop delivers to so many watchers, or works so long; then requests get their turn.
 STEP_WATCHERS: Final = 256
 STEP_NS: Final = 2_000_000
 CACHE_BATCHES: Final = 64
 CACHE_BYTES: Final = 16 << 20
-# The clock is looked at once for so many watchers.
-PUMPS_PER_LOOK: Final = 8
+# The clock is read once for so many watchers.
+WATCHERS_PER_CLOCK: Final = 8
 ADVICE_RETRY_MS: Final = 1000
 log = logging.getLogger("everlog.server.watch")
 
 
-class Wishes(NamedTuple):
-    """What a watcher wants to get of a topic; those who wish the same share what is rendered."""
+class ReadOptions(NamedTuple):
+    """What a watcher gets of a topic; watchers with equal options share what is rendered."""
 
     limit: int = 0
     max_batch_bytes: int = 0
@@ -59,8 +57,46 @@ class Wishes(NamedTuple):
     is_strong: bool = False
 
 
+class WatchCursor:
+    """How far one watcher is in one topic."""
+
+    __slots__ = (
+        "burst",
+        "epoch",
+        "head_seq",
+        "held",
+        "is_first",
+        "is_gone",
+        "is_live",
+        "name",
+        "seq",
+        "skips",
+        "topic",
+        "was_live",
+    )
+
+    def __init__(self, name: str, seq: int, epoch: int, head_seq: int) -> None:
+        self.name = name
+        self.topic: bytes = msgspec.json.encode(name)
+        self.seq = seq
+        self.epoch = epoch
+        self.head_seq = head_seq
+        self.held: Batch | None = None
+        """A batch that waits for its commit; nothing else is read meanwhile."""
+        self.is_first = True
+        """Nothing of the topic was sent on this connection yet."""
+        self.is_live = False
+        """Everything up to the head was sent."""
+        self.was_live = False
+        self.is_gone = False
+        """The topic is deleted."""
+        self.skips = False
+        """Its watcher was too slow for too long."""
+        self.burst = 0
+
+
 class Version(NamedTuple):
-    """What decides the outcome of a read besides the cursor: as long as it is the same, so is the outcome."""
+    """What decides the outcome of a read besides the cursor."""
 
     epoch: int
     head_seq: int
@@ -72,21 +108,21 @@ class Version(NamedTuple):
 
 
 class Batch:
-    """One read of one topic, ready to be sent to everybody who stands at `from_seq`.
+    """One read of one topic, rendered for every watcher whose cursor is at `from_seq`.
 
     It may be sent when `commit` is done without an error; if `is_incomplete`, it has to be read again then.
     """
 
     __slots__ = (
-        "_alone",
         "_chunk",
+        "_frame",
+        "_message",
         "caught_up",
         "commit",
         "earliest_seq",
         "epoch",
         "head_seq",
         "is_incomplete",
-        "is_plain",
         "lines",
         "loss",
         "name",
@@ -110,99 +146,111 @@ class Batch:
         self.earliest_seq = diff.earliest_seq
         self.caught_up = diff.caught_up
         self.lines = b""
-        self._alone = b""
-        self._chunk = b""
+        self._frame = self._chunk = self._message = b""
         if diff.delivered and not diff.incomplete:
             topic = msgspec.json.encode(name)
             self.lines = record_lines(topic, diff.records, self.start_seq, self.to_seq, self.head_seq)
-        # Records up to the head and nothing else: what nearly all readers get nearly all the time.
-        self.is_plain = bool(self.lines) and tombstone is None and self.caught_up
 
     @property
-    def frame_alone(self) -> bytes:
-        """The frame of the records for all who watch nothing but this topic: their ids are the same too."""
-        if not self._alone:
-            self._alone = self.lines + end_with_id({self.name: self.to_seq})
-        return self._alone
+    def is_shareable(self) -> bool:
+        """Whether it has committed records up to the head and nothing else, as watchers at the head get."""
+        commit = self.commit
+        is_plain = bool(self.lines) and self.tombstone is None and self.caught_up
+        return is_plain and commit.done and commit.error is None
 
     @property
-    def chunk_alone(self) -> bytes:
-        """The same as one piece of a stream over HTTP/1.1, framed once for all of them."""
+    def sse_frame(self) -> bytes:
+        """The event with its records for streams of this topic alone, whose event ids are equal."""
+        if not self._frame:
+            self._frame = self.lines + end_with_id({self.name: self.to_seq})
+        return self._frame
+
+    @property
+    def sse_chunk(self) -> bytes:
+        """The same event in the chunked framing of HTTP/1.1."""
         if not self._chunk:
-            self._chunk = as_chunk(self.frame_alone)
+            self._chunk = as_chunk(self.sse_frame)
         return self._chunk
 
+    @property
+    def socket_frame(self) -> bytes:
+        """The WebSocket frame with its records."""
+        if not self._message:
+            self._message = push_frame("record", self.lines)
+        return self._message
 
-class Watcher(LiveReader, ABC):
-    """Somebody who follows topics."""
 
-    __slots__ = ()
+class Watcher(ABC):
+    """A connection that follows topics.
+
+    `at_head` is the cursor of a watcher that follows one topic only, has all of it so far, and has nothing
+    else to send; such watchers share batches. It is None otherwise.
+    """
+
+    __slots__ = ("at_head", "options", "output_s")
+
+    def __init__(self, options: ReadOptions, now_s: float) -> None:
+        self.at_head: WatchCursor | None = None
+        self.options = options
+        self.output_s = now_s
+        """When it was last sent something."""
 
     @abstractmethod
     def topic_changed(self, name: str) -> bool:
-        """There may be something new in this topic, or it is gone; tells whether to pump for it now."""
+        """Note that a topic changed or is deleted; returns whether to deliver now."""
 
     @abstractmethod
-    def pump(self) -> None:
+    def deliver(self) -> None:
         """Send a little; called after `topic_changed` or `FanOut.serve_soon`."""
 
     @abstractmethod
-    def rendered(self, batch: Batch) -> bytes:
-        """The records of a batch as all watchers of its class get them that are at ease."""
-
-    @abstractmethod
-    def passed_in_part(self, data: bytes, sent_bytes: int, before_seq: int) -> None:
-        """It was at ease at `before_seq`; of what was passed on, the kernel took only so much for it."""
+    def send_shared(self, batch: Batch) -> bool:
+        """Send a batch to this watcher, which is at the head; False if its connection takes nothing now."""
 
     @abstractmethod
     def advise(self, names: list[str], retry_after_ms: int) -> None:
-        """These topics have something new that is not pushed for now; it can be read."""
+        """Say that these topics have something new that is not pushed for now; it can be read."""
 
     @abstractmethod
     def fail(self, error: Exception) -> None:
-        """Its pump failed."""
+        """End because `deliver` or `send_shared` raised."""
 
 
-class _Feed:
-    """The watchers of one topic name; the engine tells it of the next change while it is armed."""
+class _TopicWatchers:
+    """The watchers of one topic name; the engine reports the next change while it is armed."""
 
-    __slots__ = ("batch", "fan_out", "from_seq", "is_armed", "moment", "name", "watchers", "wishes")
+    __slots__ = ("fan_out", "is_armed", "name", "watchers")
 
     def __init__(self, fan_out: FanOut, name: str) -> None:
         self.fan_out = fan_out
         self.name = name
         self.watchers: dict[Watcher, None] = {}
         self.is_armed = False
-        # The last read: most watchers want the same one after the other.
-        self.batch: Batch | None = None
-        self.moment = 0
-        self.from_seq = 0
-        self.wishes = Wishes()
 
-    def woken(self) -> None:
-        """The topic has something new or is deleted; each registration is told once."""
+    def changed(self) -> None:
+        """The topic has something new or is deleted; called once for each registration."""
         self.is_armed = False
-        self.fan_out.feed_woken(self)
+        self.fan_out.topic_changed(self)
 
 
-class SharedBatches:
-    """Batches that others may want as well, by topic, version, cursor and wishes; bounded."""
+class BatchCache:
+    """Rendered batches by topic, version, cursor and options; bounded."""
 
     def __init__(self) -> None:
-        self._batches: dict[tuple[str, Version, int, Wishes], Batch] = {}
+        self._batches: dict[tuple[str, Version, int, ReadOptions], Batch] = {}
         self._bytes = 0
         self.rendered = 0
         self.shared = 0
 
-    def get(self, key: tuple[str, Version, int, Wishes]) -> Batch | None:
-        """A batch that was read before."""
+    def get(self, key: tuple[str, Version, int, ReadOptions]) -> Batch | None:
+        """A batch that was rendered before."""
         batch = self._batches.get(key)
         if batch is not None:
             self.shared += 1
         return batch
 
-    def put(self, key: tuple[str, Version, int, Wishes], batch: Batch) -> None:
-        """Keep a batch for others; the oldest ones make room."""
+    def put(self, key: tuple[str, Version, int, ReadOptions], batch: Batch) -> None:
+        """Add a batch and drop the oldest ones that do not fit."""
         self.rendered += 1
         self._batches[key] = batch
         self._bytes += len(batch.lines)
@@ -222,242 +270,199 @@ class SharedBatches:
 class FanOut:
     """All watchers of all topics."""
 
-    def __init__(self, app: App, time_s: Callable[[], float] | None = None) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
-        # The time in which watchers measure how long nothing was sent.
-        self._time_s = time_s or app.loop.time
-        self._feeds: dict[str, _Feed] = {}
-        self._woken: list[_Feed] = []
+        self._topics: dict[str, _TopicWatchers] = {}
+        self._changed: list[_TopicWatchers] = []
+        # Topics under broadcast, each with the watchers that were not served yet.
+        self._unserved: deque[tuple[str, Iterator[Watcher]]] = deque()
         self._ready: set[Watcher] = set()
         self._queue: deque[Watcher] = deque()
-        self._live: deque[Row] = deque()
         self._step_is_due = False
-        self._moment = 0
         self._versions: dict[str, Version | None] = {}
         self._advised: set[str] = set()
-        self._shared_by: set[_Feed] = set()
-        self.batches = SharedBatches()
+        self.batches = BatchCache()
         app.drains.append(self.drain)
         app.advisers.append(self.advise)
 
     # --- Who watches what --------------------------------------------------------------------------------
 
     def join(self, name: str, watcher: Watcher) -> None:
-        """Tell a watcher about the changes of a topic that come after its next read."""
-        feed = self._feeds.get(name)
-        if feed is None:
-            feed = self._feeds[name] = _Feed(self, name)
-        feed.watchers[watcher] = None
+        """Report the changes of a topic to a watcher that come after its next read."""
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._topics[name] = _TopicWatchers(self, name)
+        topic.watchers[watcher] = None
 
     def leave(self, name: str, watcher: Watcher) -> None:
-        """Tell it no more; not watching is no error."""
-        feed = self._feeds.get(name)
-        if feed is None:
+        """Undo a `join`; an unknown watcher is no error."""
+        topic = self._topics.get(name)
+        if topic is None:
             return
-        feed.watchers.pop(watcher, None)
-        if not feed.watchers:
-            del self._feeds[name]
-            if feed.is_armed and self._app.engine is not None:
-                self._app.engine.forget_change(name, feed.woken)
+        topic.watchers.pop(watcher, None)
+        if not topic.watchers:
+            del self._topics[name]
+            if topic.is_armed and self._app.engine is not None:
+                self._app.engine.forget_change(name, topic.changed)
 
     def forget(self, watcher: Watcher) -> None:
-        """A watcher is over: serve it no more."""
+        """Deliver no more to a watcher that has ended."""
         self._ready.discard(watcher)
 
-    def _arm(self, feed: _Feed) -> None:
-        """Register for the next change; before each look, so that no change is missed."""
+    def _arm(self, topic: _TopicWatchers) -> None:
+        """Register for the next change; before each read, so that no change is missed."""
         engine = self._app.engine
-        if not feed.is_armed and engine is not None and engine.has_topic(feed.name):
-            # A closed engine changes no more; the read that follows tells its reader.
+        if not topic.is_armed and engine is not None and engine.has_topic(topic.name):
+            # A closed engine changes no more; the read that follows raises.
             with suppress(Closed):
-                engine.on_change(feed.name, feed.woken)
-                feed.is_armed = True
+                engine.on_change(topic.name, topic.changed)
+                topic.is_armed = True
 
-    def feed_woken(self, feed: _Feed) -> None:
-        """Tell the watchers, but not here: this may be the middle of a change."""
-        self._woken.append(feed)
+    def topic_changed(self, topic: _TopicWatchers) -> None:
+        """Serve the watchers of a topic, but not here: this may be the middle of a change."""
+        self._changed.append(topic)
         engine = self._app.engine
         if engine is None or not engine.delivery.is_serving:
             self._step_soon()
 
     def serve_soon(self, watcher: Watcher) -> None:
-        """Let a watcher pump when its turn comes."""
+        """Deliver to a watcher in one of the next steps."""
         if watcher not in self._ready:
             self._ready.add(watcher)
             self._queue.append(watcher)
             self._step_soon()
 
-    # --- The turn of the watchers ------------------------------------------------------------------------
+    # --- Steps -------------------------------------------------------------------------------------------
 
     def _step_soon(self) -> None:
         if not self._step_is_due:
             self._step_is_due = True
             self._app.loop.call_soon(self._step)
 
-    def drain(self, end_ns: int) -> bool:
-        """Pump the watchers of topics that have something new, up to a time; tells whether all had theirs."""
-        woken = self._woken
-        if woken:
-            self._woken = []
-            self._live.extend(Row(feed.name, feed.watchers) for feed in woken)
-        if not self._live:
-            return True
-        self._begin_moment()
-        is_done = self._pump_live(end_ns)
-        if is_done and not self._queue:
-            self._forget_moment()
-        return is_done
-
-    def _pump_live(self, end_ns: int) -> bool:
-        live, now_ns = self._live, self._app.now_ns
-        turns_left = PUMPS_PER_LOOK
-        while live:
-            row = live[0]
-            while (watcher := row.peek()) is not None:
-                if self._pass_on(row, watcher, end_ns):
-                    turns_left = 1
-                else:
-                    row.step()
-                    if watcher.topic_changed(row.name):
-                        self._pump(watcher)
-                turns_left -= 1
-                if not turns_left:
-                    turns_left = PUMPS_PER_LOOK
-                    if now_ns() >= end_ns:
-                        return False
-            live.popleft()
-        return True
-
-    def _pass_on(self, row: Row, watcher: Watcher, end_ns: int) -> bool:
-        """Send what has come to those that are next in the row, at ease and at one place, up to a time.
-
-        False if nobody got anything: then the one whose turn it is has to be pumped.
-        """
-        place = watcher.at_ease
-        if place is None or place.name != row.name:
-            return False  # one that was in the row of this topic may follow another one by now
-        try:
-            batch = self.read(row.name, place.epoch, place.seq, watcher.wishes)
-            if batch is None or not batch.is_plain or not batch.commit.done or batch.commit.error is not None:
-                return False
-            data = watcher.rendered(batch)
-        except Exception:
-            return False  # its pump meets the same, and then its reader is told
-        before, before_seq = row.position, place.seq
-        stuck = row.pass_on(
-            data, watcher, batch.to_seq, batch.head_seq, self._time_s(), self._app.now_ns, end_ns
-        )
-        if stuck is not None:
-            try:
-                stuck.passed_in_part(data, row.sent_bytes, before_seq)
-            except Exception as error:
-                self._pump_failed(stuck, error)
-        passed = row.position - before
-        self.batches.shared += passed
-        return passed > 0
-
     def _step(self) -> None:
-        """Serve watchers for a while; what is left goes on after the loop has seen to others."""
+        """Serve watchers for a while; what is left goes on after the loop has seen to other events."""
         self._step_is_due = False
         end_ns = self._app.now_ns() + STEP_NS
         is_drained = self.drain(end_ns)
-        self._begin_moment()
+        self._versions.clear()  # until the end of this step nothing changes
         for _ in range(min(len(self._queue), STEP_WATCHERS)):
             watcher = self._queue.popleft()
             if watcher in self._ready:
                 self._ready.remove(watcher)
-                self._pump(watcher)
+                self._deliver(watcher)
                 if self._app.now_ns() >= end_ns:
                     break
-        if self._queue or self._woken or not is_drained:
+        if self._queue or self._changed or not is_drained:
             self._step_soon()
         else:
-            self._forget_moment()
+            self.batches.clear()
 
-    def _begin_moment(self) -> None:
-        """From here to the end of the call nothing changes, so what is read once holds for all."""
-        self._moment += 1
+    def drain(self, end_ns: int) -> bool:
+        """Serve the watchers of topics that changed, up to a time; returns whether all were served."""
+        changed, self._changed = self._changed, []
+        self._unserved.extend((topic.name, iter(tuple(topic.watchers))) for topic in changed)
+        if not self._unserved:
+            return True
         self._versions.clear()
+        while self._unserved:
+            if not self._broadcast(*self._unserved[0], end_ns):
+                return False
+            self._unserved.popleft()
+        if not self._queue:
+            self.batches.clear()  # no watcher is left that could share them
+        return True
 
-    def _forget_moment(self) -> None:
-        """Nobody is left who could share what was read."""
-        self.batches.clear()
-        for feed in self._shared_by:
-            feed.batch = None
-        self._shared_by.clear()
+    def _broadcast(self, name: str, watchers: Iterator[Watcher], end_ns: int) -> bool:
+        """Send what is new in a topic to these watchers, up to a time; returns whether all were served.
 
-    def _pump(self, watcher: Watcher) -> None:
+        Watchers at the head share one batch; each of the others is delivered to on its own.
+        """
+        batch: Batch | None = None
+        shared_at: tuple[int, int, ReadOptions] | None = None
+        for number, watcher in enumerate(watchers, 1):
+            cursor = watcher.at_head
+            is_sent = False
+            if cursor is not None and cursor.name == name:
+                position = (cursor.seq, cursor.epoch, watcher.options)
+                if position != shared_at:
+                    batch, shared_at = self._shared_batch(cursor, watcher.options), position
+                is_sent = batch is not None and self._send_shared(watcher, batch)
+            if not is_sent and watcher.topic_changed(name):
+                self._deliver(watcher)
+            if number % WATCHERS_PER_CLOCK == 0 and self._app.now_ns() >= end_ns:
+                return False
+        return True
+
+    def _shared_batch(self, cursor: WatchCursor, options: ReadOptions) -> Batch | None:
+        """The batch that all watchers at this cursor get; None if each has to read for itself."""
         try:
-            watcher.pump()
-        except Exception as error:
-            self._pump_failed(watcher, error)
+            batch = self.read(cursor.name, cursor.epoch, cursor.seq, options)
+        except Exception:
+            return None  # `deliver` meets the same error and reports it to its client
+        return batch if batch is not None and batch.is_shareable else None
 
-    def _pump_failed(self, watcher: Watcher, error: Exception) -> None:
+    def _send_shared(self, watcher: Watcher, batch: Batch) -> bool:
+        try:
+            is_sent = watcher.send_shared(batch)
+        except Exception as error:
+            self._failed(watcher, error)
+            return True
+        self.batches.shared += is_sent
+        return is_sent
+
+    def _deliver(self, watcher: Watcher) -> None:
+        try:
+            watcher.deliver()
+        except Exception as error:
+            self._failed(watcher, error)
+
+    def _failed(self, watcher: Watcher, error: Exception) -> None:
         if not isinstance(error, EverlogError | ApiError):
-            log.error("a watch stream failed", exc_info=error)
+            log.error("delivery to a watcher failed", exc_info=error)
         watcher.fail(error)
 
     # --- Topics that are paused --------------------------------------------------------------------------
 
     def advise(self, paused: list[str]) -> None:
-        """Tell the watchers of these topics that nothing is pushed for now, once for each pause."""
+        """Advise the watchers of these topics that nothing is pushed for now, once for each pause."""
         self._advised.intersection_update(paused)
-        told: dict[Watcher, list[str]] = {}
+        advised: dict[Watcher, list[str]] = {}
         for name in paused:
-            feed = self._feeds.get(name)
-            if feed is not None and name not in self._advised:
+            topic = self._topics.get(name)
+            if topic is not None and name not in self._advised:
                 self._advised.add(name)
-                for watcher in feed.watchers:
-                    told.setdefault(watcher, []).append(name)
-        for watcher, names in told.items():
+                for watcher in topic.watchers:
+                    advised.setdefault(watcher, []).append(name)
+        for watcher, names in advised.items():
             watcher.advise(names, ADVICE_RETRY_MS)
 
     # --- Reading -----------------------------------------------------------------------------------------
 
-    def read(self, name: str, epoch: int, from_seq: int, wishes: Wishes) -> Batch | None:
+    def read(self, name: str, epoch: int, from_seq: int, options: ReadOptions) -> Batch | None:
         """Read a topic from a cursor of its instance `epoch`; None if there is no such topic.
 
-        The cursor means nothing in another instance of the name: that one is read from its beginning, with
-        the tombstone that says so. Call it inside `Watcher.pump` only.
+        In another instance of the name the cursor means nothing: that one is read from its beginning, with
+        the tombstone that says so. Call it while a step is under way only.
         """
-        feed = self._feeds.get(name)
-        if feed is None:
-            return self._read(name, epoch, from_seq, wishes)
-        if not feed.is_armed:
-            self._arm(feed)
-        batch = feed.batch
-        if (
-            batch is not None
-            and feed.moment == self._moment
-            and feed.from_seq == from_seq
-            and batch.epoch == epoch
-            and feed.wishes == wishes
-        ):
-            self.batches.shared += 1
-            return batch
-        batch = self._read(name, epoch, from_seq, wishes)
-        if batch is not None and not batch.is_incomplete and batch.epoch == epoch:
-            feed.batch, feed.moment, feed.from_seq, feed.wishes = batch, self._moment, from_seq, wishes
-            self._shared_by.add(feed)
-        return batch
-
-    def _read(self, name: str, epoch: int, from_seq: int, wishes: Wishes) -> Batch | None:
+        topic = self._topics.get(name)
+        if topic is not None and not topic.is_armed:
+            self._arm(topic)
         engine = self._app.ready_engine()
         version = self._version(engine, name)
         if version is None:
             return None
         if version.epoch != epoch:
             from_seq = U64_MAX
-        key = (name, version, from_seq, wishes)
+        key = (name, version, from_seq, options)
         batch = self.batches.get(key)
         if batch is None:
-            batch = self._render(engine, name, version, from_seq, wishes)
+            batch = self._render(engine, name, version, from_seq, options)
             if not batch.is_incomplete:
                 self.batches.put(key, batch)
         return batch
 
     def _version(self, engine: Engine, name: str) -> Version | None:
-        """The version of a topic; looked up once per step, nothing changes inside of one."""
+        """The version of a topic; looked up once per step, because nothing changes inside of one."""
         if name in self._versions:
             return self._versions[name]
         try:
@@ -476,26 +481,28 @@ class FanOut:
         self._versions[name] = version
         return version
 
-    def _render(self, engine: Engine, name: str, version: Version, from_seq: int, wishes: Wishes) -> Batch:
+    def _render(
+        self, engine: Engine, name: str, version: Version, from_seq: int, options: ReadOptions
+    ) -> Batch:
         diff = engine.diff(
             name,
             from_seq,
-            wishes.limit,
-            node=wishes.nodes,
-            include_tags=wishes.include_tags,
-            include_meta=wishes.include_meta,
-            include_data=wishes.include_data,
-            max_batch_bytes=wishes.max_batch_bytes,
+            options.limit,
+            node=options.nodes,
+            include_tags=options.include_tags,
+            include_meta=options.include_meta,
+            include_data=options.include_data,
+            max_batch_bytes=options.max_batch_bytes,
             block=False,
         )
         commit = diff.commit
         start_seq = from_seq if diff.tombstone is None else diff.tombstone.earliest_seq - 1
         if diff.incomplete and diff.next_from_seq > start_seq:
-            # What was passed on the way to a cold segment is passed for good. To begin at the old cursor
-            # again could need more segments at once than there is memory for, and would never end.
+            # What was scanned before the cold segment need not be scanned again: to begin at the old cursor
+            # could need more segments at once than there is memory for, and would never end.
             diff = msgspec.structs.replace(diff, incomplete=False)
             commit = engine.floor_commit(name)
-        if wishes.is_strong and diff.delivered and not diff.incomplete:
+        if options.is_strong and diff.delivered and not diff.incomplete:
             commit = _both(commit, engine.synced_commit(name))
         if not commit.done:
             self._app.turn_soon()
@@ -503,7 +510,7 @@ class FanOut:
 
 
 class ReaderBody(Protocol):
-    """What every request of a reader says about what it wants."""
+    """The fields of a request that choose what is read."""
 
     node: str | list[str] | None
     limit: int
@@ -513,10 +520,10 @@ class ReaderBody(Protocol):
     include_data: bool
 
 
-def wishes_of(body: ReaderBody, *, is_strong: bool = False) -> Wishes:
-    """The wishes of a reader with every number in its range, so that equal wishes are recognised."""
+def options_of(body: ReaderBody, *, is_strong: bool = False) -> ReadOptions:
+    """The options of a request with every number in its range, so that equal options compare equal."""
     node = body.node
-    return Wishes(
+    return ReadOptions(
         limit=min(body.limit or READ_LIMIT_DEFAULT, READ_LIMIT_MAX),
         max_batch_bytes=min(body.max_batch_bytes or READ_BYTES_DEFAULT, READ_BYTES_MAX),
         nodes=() if node is None else (node,) if isinstance(node, str) else tuple(sorted(set(node))),
@@ -528,7 +535,7 @@ def wishes_of(body: ReaderBody, *, is_strong: bool = False) -> Wishes:
 
 
 def _loss(config: TopicConfig) -> str | None:
-    """Why a topic may lose records that nobody deleted."""
+    """Why records of a topic may be evicted, as a tombstone says it; None if they are not."""
     by_cap = config.discard is Discard.OLD and bool(config.cap_records or config.cap_bytes)
     by_age = config.ttl_ms > 0
     return "mixed" if by_cap and by_age else "cap" if by_cap else "ttl" if by_age else None

@@ -1,8 +1,8 @@
 """One client connection: the order of its responses, flow control both ways, and its timeouts.
 
 Owns the transport and the list of unanswered exchanges. What bytes mean is in `http_reading`, how they leave
-in `native/outlet`, what an exchange promises in `http_exchange`. It knows no route; it calls the application
-and the application calls exchanges, always on the thread of the event loop.
+in `native/socket_writer`, what an exchange promises in `http_exchange`. It knows no route; it calls the
+application and the application calls exchanges, always on the thread of the event loop.
 
 The path of a request: `data_received` -> `RequestReader.feed` -> `head_received` -> `request_received` ->
 application -> `Exchange.respond` -> `answer`. A connection that must not read on (too many unanswered
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
-from everlog.native.outlet import Outlet
+from everlog.native.socket_writer import SocketWriter
 from everlog.server.http_exchange import Exchange, Upgraded
 from everlog.server.http_messages import CONTINUE, EarlyAnswer, Refusal, Request, Target, error_body
 from everlog.server.http_reading import RequestReader, body_too_large
@@ -45,7 +45,7 @@ NO_TARGET: Final = Target("", b"", b"")  # of what is not a request
 INTERNAL_ERROR: Final = error_body("internal", "the request could not be handled because of a server error")
 
 
-class HttpConnection(Outlet, asyncio.Protocol):
+class HttpConnection(SocketWriter, asyncio.Protocol):
     """The server's side of one connection."""
 
     __slots__ = (
@@ -99,7 +99,7 @@ class HttpConnection(Outlet, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected; one too many is told so and let go."""
-        self.open_outlet(cast(asyncio.Transport, transport), _socket_number(transport))
+        self.open_writer(cast(asyncio.Transport, transport), _socket_number(transport))
         if not self.server.admit(self):
             self.write(self.server.full_response)
             self.close()
@@ -126,7 +126,7 @@ class HttpConnection(Outlet, asyncio.Protocol):
         exchanges = self._exchanges
         if self._state == RAW or not exchanges or any(exchange.wants_word for exchange in exchanges):
             # The transport closes now.
-            self.shut_outlet()
+            self.stop_direct()
             return False
         self._state = DEAF
         exchanges[-1].closes = True
@@ -135,7 +135,7 @@ class HttpConnection(Outlet, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is over: whoever still has something to answer is told."""
         self._state = CLOSED
-        self.shut_outlet()
+        self.stop_direct()
         self._drop_reader()
         self.server.forget(self)
         exchanges, self._exchanges = self._exchanges, []
@@ -463,7 +463,7 @@ class HttpConnection(Outlet, asyncio.Protocol):
             return
         self._state = LINGER
         self._since_s = self._body_since_s = self.server.now_s()
-        self.shut_outlet()
+        self.stop_direct()
         self.transport.write_eof()
 
     def close(self) -> None:
@@ -471,7 +471,7 @@ class HttpConnection(Outlet, asyncio.Protocol):
         if self._state != CLOSED:
             self._state = DEAF
             self._unread = b""
-            self.shut_outlet()
+            self.stop_direct()
             self.transport.close()
 
     def abort(self) -> None:
@@ -479,7 +479,7 @@ class HttpConnection(Outlet, asyncio.Protocol):
         if self._state != CLOSED:
             self._state = DEAF
             self._unread = b""
-            self.shut_outlet()
+            self.stop_direct()
             self.transport.abort()
 
     # --- Time ---

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from everlog.native.outlet import Outlet
 from everlog.server.http_messages import (
     BODILESS_STATUSES,
     JSON_TYPE,
@@ -201,11 +200,6 @@ class Channel:
         self.on_writable: Callable[[], None] | None = None
 
     @property
-    def outlet(self) -> Outlet | None:
-        """Where bytes go when nothing waits before them; None when the channel is over."""
-        return self._connection
-
-    @property
     def buffered(self) -> int:
         """Bytes that were written and that the kernel has not taken."""
         return 0 if self._connection is None else self._connection.buffered
@@ -332,11 +326,6 @@ class Upgraded(Channel):
         """Send bytes. After the end of the connection it does nothing."""
         if self._connection is not None and data:
             self._connection.write(data)
-
-    def shut_outlet(self) -> None:
-        """From now on bytes come from the owner only, not from anybody who has the outlet."""
-        if self._connection is not None:
-            self._connection.shut_outlet()
 
     def close(self) -> None:
         """End the connection once everything is out."""

@@ -19,13 +19,12 @@ from wsproto.frame_protocol import CloseReason
 
 from everlog.errors import Closed, EverlogError, TopicNotFound
 from everlog.native.append_answer import SEQS_LISTED, SEQS_NULL
-from everlog.native.live_readers import Place
 from everlog.server import sse
 from everlog.server.app import App, Call, Route, scope_missing
 from everlog.server.auth import Key, Scope, bearer_token
 from everlog.server.bodies import Append, check_counts
 from everlog.server.errors import CHALLENGE, ApiError, from_engine, invalid
-from everlog.server.fan_out import Batch, FanOut, Watcher, Wishes, wishes_of
+from everlog.server.fan_out import Batch, FanOut, ReadOptions, WatchCursor, Watcher, options_of
 from everlog.server.http import Request, Upgraded
 from everlog.server.socket_commands import (
     NULL,
@@ -41,7 +40,7 @@ from everlog.server.socket_commands import (
 from everlog.server.stream_slots import StreamSlots
 from everlog.server.topic_routes import append_batch, appended_fields, check_dead_letter
 from everlog.server.watch_sessions import TOPICS_MAX, when_all_done
-from everlog.server.websocket import WebSocket, handshake_headers, text_frame
+from everlog.server.websocket import WebSocket, handshake_headers, push_frame, text_frame
 from everlog.topics import Appended, Commit, TopicState
 
 UNANSWERED_MAX: Final = 64
@@ -53,21 +52,22 @@ _json = msgspec.json.Encoder()
 log = logging.getLogger("everlog.server.websocket")
 
 
-class Subscription(Place):
-    """How far one socket is in one topic."""
+class Subscription(WatchCursor):
+    """The cursor of one socket in one topic."""
 
-    __slots__ = ("is_active", "wishes")
+    __slots__ = ("is_active", "options")
 
-    def __init__(self, state: TopicState, from_seq: int, wishes: Wishes) -> None:
-        super().__init__(state.topic, _json.encode(state.topic), from_seq, state.epoch, state.head_seq)
-        self.wishes = wishes
-        self.is_active = False  # not before the reply that tells of it
+    def __init__(self, state: TopicState, from_seq: int, options: ReadOptions) -> None:
+        super().__init__(state.topic, from_seq, state.epoch, state.head_seq)
+        self.options = options
+        self.is_active = False  # not before the reply that confirms it
 
 
 class SocketSession(Watcher):
     """One open WebSocket and what it asked for."""
 
     def __init__(self, routes: WebSocketRoutes, key: Key | None, channel: Upgraded) -> None:
+        super().__init__(ReadOptions(), routes.app.loop.time())
         self.key = key
         self._routes = routes
         self._app = routes.app
@@ -79,7 +79,6 @@ class SocketSession(Watcher):
         self._sending_is_due = False
         self._is_leaving = False
         self._is_over = False
-        self.outlet = channel.outlet
 
     def start(self) -> None:
         """Begin to listen."""
@@ -122,7 +121,7 @@ class SocketSession(Watcher):
     def ended(self) -> None:
         """Give back all it held."""
         self._is_over = True
-        self.at_ease = self.outlet = None
+        self.at_head = None
         self._drop_all()
         self._replies.clear()
         self._routes.fan_out.forget(self)
@@ -140,7 +139,7 @@ class SocketSession(Watcher):
             self._reply_error(request_id, from_engine(error, topic))
         except Exception:
             log.exception("a command failed")
-            message = "the server made a mistake; its log tells more"
+            message = "internal error; see the server log"
             self._reply_error(request_id, ApiError(500, "internal", message))
 
     def _carry_out(self, command: Command, request_id: bytes) -> None:
@@ -198,12 +197,12 @@ class SocketSession(Watcher):
         states = self._states(list(wanted), command.lenient)
         if len(self._subscriptions.keys() | states.keys()) > TOPICS_MAX:
             raise invalid(f"a socket follows {TOPICS_MAX} topics at most; open another one for more")
-        wishes = wishes_of(command)
+        options = options_of(command)
         fresh = []
         for name, state in states.items():
             start = wanted[name]
             self._drop(name)
-            subscription = Subscription(state, state.head_seq if start.tail else start.from_seq, wishes)
+            subscription = Subscription(state, state.head_seq if start.tail else start.from_seq, options)
             self._subscriptions[name] = subscription
             self._routes.fan_out.join(name, self)
             fresh.append(subscription)
@@ -263,7 +262,7 @@ class SocketSession(Watcher):
 
     def _drop(self, name: str) -> None:
         """Follow a topic no more; not following it is no error."""
-        self.at_ease = None
+        self.at_head = None
         if self._subscriptions.pop(name, None) is not None:
             self._due.pop(name, None)
             self._routes.fan_out.leave(name, self)
@@ -281,7 +280,7 @@ class SocketSession(Watcher):
         """Send a reply, rendered when there is room for it; those of one turn go out together."""
         if self._is_over:
             return
-        self.at_ease = None
+        self.at_head = None
         self._replies.append(render)
         self._send_replies_soon()
 
@@ -311,26 +310,24 @@ class SocketSession(Watcher):
     # --- Pushes ------------------------------------------------------------------------------------------
 
     def topic_changed(self, name: str) -> bool:
-        """There may be something new in this topic, or it is gone."""
-        self.at_ease = None
+        """Note that a topic changed or is deleted; returns whether to deliver now."""
+        self.at_head = None
         subscription = self._subscriptions.get(name)
         if subscription is None or not subscription.is_active or subscription.held is not None:
             return False
         self._due[name] = subscription
         return self._socket.room >= PUSHES_PER_READ
 
-    def rendered(self, batch: Batch) -> bytes:
-        """The frame: it is the same for everybody."""
-        return self._routes.record_frame(batch)
-
-    def passed_in_part(self, data: bytes, sent_bytes: int, before_seq: int) -> None:
-        """What everybody gets was not taken as a whole: the rest waits in the transport."""
-        assert self.outlet is not None, "only who is at ease is passed anything"
-        self.at_ease = None
-        self.outlet.finish(data, sent_bytes)
+    def send_shared(self, batch: Batch) -> bool:
+        """Send the frame that all sockets at this cursor get; False if others have to be sent before."""
+        cursor = self.at_head
+        if cursor is None or not self._socket.send_now(batch.socket_frame):
+            return False
+        cursor.seq, cursor.head_seq = batch.to_seq, batch.head_seq
+        return True
 
     def advise(self, names: list[str], retry_after_ms: int) -> None:
-        """Tell the client that these topics are not pushed for now."""
+        """Say that these topics are not pushed for now."""
         if self._socket.room >= PUSHES_PER_READ:
             message = f"too much to do: {names} are pushed later, and can be read; wait {retry_after_ms} ms"
             self._socket.send(self.error_frame("throttled", message))
@@ -341,7 +338,7 @@ class SocketSession(Watcher):
         if self._due and self._socket.room >= PUSHES_PER_READ:
             self._routes.fan_out.serve_soon(self)
 
-    def pump(self) -> None:
+    def deliver(self) -> None:
         """Send a little of what is due. Replies are first: nothing of a topic comes before `subscribed`."""
         if self._is_over:
             return
@@ -352,26 +349,26 @@ class SocketSession(Watcher):
         for _ in range(READS_PER_PUMP):
             if not self._due or self._socket.room < PUSHES_PER_READ:
                 break
-            self._look(next(iter(self._due.values())))
+            self._read(next(iter(self._due.values())))
             self._socket.flush()
         self._serve_soon()
-        self._rest()
+        self._note_at_head()
 
-    def _rest(self) -> None:
-        """If nothing is due and it stays so simple, what comes next can be passed on without asking."""
+    def _note_at_head(self) -> None:
+        """Share the next batch with others if this socket follows one topic and nothing is due."""
         if len(self._subscriptions) != 1 or self._due or self._replies or not self._socket.is_quiet:
             return
         (subscription,) = self._subscriptions.values()
         if subscription.is_active and subscription.is_live and subscription.held is None:
-            self.at_ease, self.wishes = subscription, subscription.wishes
+            self.at_head, self.options = subscription, subscription.options
 
-    def _look(self, subscription: Subscription) -> None:
-        """Read one topic, or take what was read and had to wait."""
+    def _read(self, subscription: Subscription) -> None:
+        """Read one topic, or use the batch that had to wait, and send it."""
         batch = subscription.held
         try:
             if batch is None:
                 batch = self._routes.fan_out.read(
-                    subscription.name, subscription.epoch, subscription.seq, subscription.wishes
+                    subscription.name, subscription.epoch, subscription.seq, subscription.options
                 )
             if batch is not None and batch.commit.done and batch.commit.error is not None:
                 raise batch.commit.error
@@ -384,10 +381,10 @@ class SocketSession(Watcher):
         elif not batch.commit.done:
             self._hold(subscription, batch)
         elif not batch.is_incomplete:
-            self._deliver(subscription, batch)
+            self._send(subscription, batch)
 
     def _hold(self, subscription: Subscription, batch: Batch) -> None:
-        """What was read may not be shown yet, or a cold segment is on its way; other topics go on."""
+        """Wait for a batch that is not committed or needs a cold segment; other topics go on."""
         del self._due[subscription.name]
         subscription.held = batch
         batch.commit.on_done(lambda _: self._release(subscription, batch))
@@ -396,11 +393,11 @@ class SocketSession(Watcher):
         if self._subscriptions.get(subscription.name) is not subscription:
             return
         if batch.is_incomplete and batch.commit.error is None:
-            subscription.held = None  # it is there now: read again
+            subscription.held = None  # the segment is loaded: read again
         self._due[subscription.name] = subscription
         self._serve_soon()
 
-    def _deliver(self, subscription: Subscription, batch: Batch) -> None:
+    def _send(self, subscription: Subscription, batch: Batch) -> None:
         """Send what was read and move the cursor."""
         was_held, subscription.held = subscription.held is not None, None
         lost = batch.tombstone
@@ -417,20 +414,20 @@ class SocketSession(Watcher):
                 ),
             )
         if batch.lines:
-            self._socket.send(self._routes.record_frame(batch))
+            self._socket.send(batch.socket_frame)
         subscription.seq = batch.to_seq
         subscription.epoch = batch.epoch
         subscription.head_seq = batch.head_seq
-        # Back to the end of the row, if there is more: a long backlog must not keep other topics waiting.
+        # Behind the other topics, if there is more: a long backlog must not delay them.
         del self._due[subscription.name]
         if was_held or not batch.caught_up:
-            self._due[subscription.name] = subscription  # one that was held is not told of changes
+            self._due[subscription.name] = subscription  # changes meanwhile were not noted
         if batch.caught_up and not subscription.is_live:
             self._push("caught_up", sse.caught_up_lines(subscription.topic, batch.head_seq))
         subscription.is_live = batch.caught_up
 
     def _give_up(self, subscription: Subscription, error: EverlogError) -> None:
-        """A topic that cannot be read is followed no more; the others are."""
+        """Unsubscribe from a topic that cannot be read; the others go on."""
         if isinstance(error, Closed):
             self.shut_down()
             return
@@ -439,21 +436,21 @@ class SocketSession(Watcher):
         self._socket.send(self.error_frame(from_engine(error, subscription.name).code, message))
 
     def _push(self, op: str, lines: bytes) -> None:
-        self._socket.send(_push_frame(op, lines))
+        self._socket.send(push_frame(op, lines))
 
     # --- The end -----------------------------------------------------------------------------------------
 
     def fail(self, error: Exception) -> None:
-        """Its pump failed."""
+        """End the socket because a delivery raised."""
         if isinstance(error, ApiError):  # there is no engine any more
             self.shut_down()
             return
         self._drop_all()
-        self._socket.send(self.error_frame("internal", "the server made a mistake; its log tells more"))
+        self._socket.send(self.error_frame("internal", "internal error; see the server log"))
         self._socket.close(CloseReason.INTERNAL_ERROR, "internal")
 
     def shut_down(self) -> None:
-        """The server stops: answer what was asked, take nothing more, and say so."""
+        """Answer the commands that were received, accept no more, and say that the server stops."""
         self._is_leaving = True
         self._drop_all()
         self._leave_when_answered()
@@ -473,8 +470,6 @@ class WebSocketRoutes:
         self.slots = slots or StreamSlots(app.settings)
         self.fan_out = fan_out or FanOut(app)
         self._sessions: set[SocketSession] = set()
-        self._batch: Batch | None = None
-        self._frame = b""
         app.add("GET", "/v0/ws", Route(Scope(0), self.open_socket, checks_key=True))
 
     @property
@@ -519,21 +514,13 @@ class WebSocketRoutes:
         if "*" not in allowed and origin not in allowed and _authority(origin) != host.lower():
             raise ApiError(403, "forbidden", f"pages of {origin} may not connect; allow the origin for that")
 
-    def record_frame(self, batch: Batch) -> bytes:
-        """The frame with the records of a batch; sockets that get the same one after the other share it."""
-        if self._batch is not batch:
-            self._batch, self._frame = batch, _push_frame("record", batch.lines)
-        return self._frame
-
     def socket_ended(self, session: SocketSession) -> None:
-        """A socket gives back what it took."""
+        """Release the slot of a socket."""
         self._sessions.discard(session)
         self.slots.give_back(session.key)
-        if not self._sessions:
-            self._batch, self._frame = None, b""
 
     def shut_down(self) -> None:
-        """End every socket, telling its client to connect again."""
+        """End every socket with an error that asks the client to connect again."""
         for session in tuple(self._sessions):
             session.shut_down()
 
@@ -557,10 +544,3 @@ def _render(op: bytes, request_id: bytes, fields: bytes = b"") -> bytes:
 def _render_error(request_id: bytes, code: str, message: str) -> bytes:
     fields = b'"code":%b,"message":%b' % (_json.encode(code), _json.encode(message))
     return _render(b"error", request_id, fields)
-
-
-def _push_frame(op: str, lines: bytes) -> bytes:
-    """A push: the same fields as in the event of a watch stream, with the op in front of them."""
-    # The data of an event is one line and the only thing in its lines that has a brace.
-    fields = memoryview(lines)[lines.index(b"{") + 1 : -1]
-    return text_frame(b'{"op":"%b",' % op.encode(), fields)

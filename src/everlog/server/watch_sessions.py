@@ -1,7 +1,7 @@
 """Watch sessions: what a reader subscribed to, and how far it got.
 
 Owns POST /v0/watch and the table of sessions, which lives in memory only. A session outlives its streams for
-a while, so that a reader who lost its connection goes on where it was; the streams are in `watch_stream`.
+a while, so that a client that lost its connection resumes there; the streams are in `watch_stream`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from everlog.server.app import App, Call, query_flag
 from everlog.server.auth import Key
 from everlog.server.bodies import WatchBody, check_counts, decode
 from everlog.server.errors import ApiError, from_engine, invalid, limit_reached
-from everlog.server.fan_out import Wishes, wishes_of
+from everlog.server.fan_out import ReadOptions, options_of
 from everlog.topics import Commit, TopicState
 
 SESSION_TTL_MS: Final = 300_000
@@ -38,22 +38,22 @@ class Position(msgspec.Struct):
 
 
 class Session:
-    """One subscription. The stream that was opened last moves the positions."""
+    """One subscription; `owner` is the stream that was opened last, which stores the positions."""
 
-    __slots__ = ("heartbeat_ms", "idle_since_ns", "key", "owner", "positions", "streams", "wid", "wishes")
+    __slots__ = ("heartbeat_ms", "idle_since_ns", "key", "options", "owner", "positions", "streams", "wid")
 
     def __init__(
         self,
         wid: str,
         key: Key | None,
         positions: dict[str, Position],
-        wishes: Wishes,
+        options: ReadOptions,
         heartbeat_ms: int,
     ) -> None:
         self.wid = wid
         self.key = key
         self.positions = positions
-        self.wishes = wishes
+        self.options = options
         self.heartbeat_ms = heartbeat_ms
         self.streams = 0
         self.owner: object = None
@@ -72,7 +72,7 @@ class WatchSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    # --- Life of a session -------------------------------------------------------------------------------
+    # --- Lifetime -------------------------------------------------------------------------------
 
     def sweep(self) -> None:
         """Drop the sessions that had no stream for too long."""
@@ -96,9 +96,9 @@ class WatchSessions:
         """From the end of its last stream on a session can be resumed for a while."""
         session.streams -= 1
         if session.streams == 0:
-            self._rest(session)
+            self._mark_idle(session)
 
-    def _rest(self, session: Session) -> None:
+    def _mark_idle(self, session: Session) -> None:
         session.idle_since_ns = self._app.now_ns()
         self._idle[session.wid] = session
 
@@ -147,10 +147,10 @@ class WatchSessions:
             from_seq = state.head_seq if wanted.tail else wanted.from_seq
             positions[name] = Position(from_seq, state.epoch, state.head_seq)
         wid = "wid_" + secrets.token_urlsafe(16)
-        wishes = wishes_of(body, is_strong=body.consistency == "strong")
-        session = Session(wid, key, positions, wishes, self._heartbeat_ms(body.heartbeat_ms))
+        options = options_of(body, is_strong=body.consistency == "strong")
+        session = Session(wid, key, positions, options, self._heartbeat_ms(body.heartbeat_ms))
         self._sessions[wid] = session
-        self._rest(session)
+        self._mark_idle(session)
         return session
 
     def _heartbeat_ms(self, wanted_ms: int) -> int:

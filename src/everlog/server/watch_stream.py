@@ -1,8 +1,8 @@
 """GET /v0/watch/:wid: the stream of a session, from its first frame to its end.
 
-Owns what one connection was sent and what it gets next. It pulls: records are read when the client has room
-for them, so a slow reader costs no memory and holds up nobody; it lags, and what comes meanwhile is sent
-together. Who is told of changes, and rendering, are in `fan_out`; the text of frames in `sse`.
+Owns what one connection was sent and what it gets next. Records are read when the client has room for them,
+so a slow client costs no memory and delays no other; it lags, and what comes meanwhile is sent together.
+Broadcasts and shared batches are in `fan_out`, the text of frames in `sse`.
 """
 
 from __future__ import annotations
@@ -10,31 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
-import msgspec
-
 from everlog.errors import Closed, EverlogError
-from everlog.native.live_readers import Place
 from everlog.server import sse
 from everlog.server.app import App, Call, Route
 from everlog.server.auth import Scope, bearer_token, token_of_query
 from everlog.server.errors import CHALLENGE, ApiError
-from everlog.server.fan_out import Batch, FanOut, Watcher
+from everlog.server.fan_out import Batch, FanOut, WatchCursor, Watcher
 from everlog.server.http import Stream
 from everlog.server.stream_slots import StreamSlots
-from everlog.server.watch_sessions import Position, Session, WatchSessions
+from everlog.server.watch_sessions import Session, WatchSessions
 
-# So many frames of one topic may go before another one that has a backlog too; a small backlog is sent whole.
+# Frames of one topic that may be sent before those of another one with a backlog.
 BURST_FRAMES: Final = 64
-# A timer may go off a rounding error before its time; waiting for the rest of it would be a busy loop.
+# A timer may fire a rounding error early; waiting for the rest would be a busy loop.
 TIMER_SLACK_S: Final = 0.0005
-_json = msgspec.json.Encoder()
 
 
 class Timer(Protocol):
     """A call that is due later."""
 
     def cancel(self) -> None:
-        """Take it back."""
+        """Cancel it."""
         ...
 
 
@@ -51,21 +47,16 @@ class Timers(Protocol):
 
 
 class SlowLimits(NamedTuple):
-    """What happens to a reader whose connection takes nothing more, and when.
+    """What happens to a client whose connection takes nothing more, and when.
 
-    The queue of a connection is the output that the kernel has not taken: it counts as full at the limit of
-    the HTTP layer (64 KiB), which is less than 1024 frames, since each has 64 bytes or more.
+    The buffer of a connection counts as full at the limit of the HTTP layer (64 KiB), which is less than 1024
+    frames, since each has 64 bytes or more.
     """
 
     skip_after_s: float = 5.0
-    """A topic that may lose records is resumed at its head, with a tombstone for what was passed over."""
+    """A topic with eviction is resumed at its head, with a tombstone for what was skipped."""
     close_after_s: float = 30.0
     """The stream ends; its session can be resumed."""
-
-
-def _place(name: str, position: Position) -> Place:
-    """Where a stream begins in a topic."""
-    return Place(name, _json.encode(name), position.seq, position.epoch, position.head_seq)
 
 
 class WatchStream(Watcher):
@@ -79,30 +70,29 @@ class WatchStream(Watcher):
         "_full_timer",
         "_is_over",
         "_left",
-        "_only",
-        "_places",
         "_routes",
         "_session",
+        "_sole",
         "_stream",
-        "_under_way",
+        "_unsent",
     )
 
     def __init__(self, routes: WatchRoutes, session: Session, stream: Stream) -> None:
+        super().__init__(session.options, routes.timers.time())
         self._routes = routes
         self._session = session
         self._stream = stream
-        self._places = {name: _place(name, position) for name, position in session.positions.items()}
-        self._cursors = {name: place.seq for name, place in self._places.items()}
-        self._left = len(self._places)
-        self._dirty: dict[str, None] = dict.fromkeys(self._places)  # topics to look at, the first one first
-        # Who watches one topic, in pieces of HTTP/1.1, gets what others get, to the byte.
-        is_alone = len(self._places) == 1 and stream.takes_chunks
-        self._only = next(iter(self._places.values())) if is_alone else None
-        # How far topics were before the first frame that the kernel has not taken, if there is any.
-        self._under_way: dict[Place, tuple[int, int]] = {}
-        self.outlet = stream.outlet
-        self.wishes = session.wishes
-        self.output_s = routes.timers.time()
+        self._cursors = {
+            name: WatchCursor(name, position.seq, position.epoch, position.head_seq)
+            for name, position in session.positions.items()
+        }
+        self._left = len(self._cursors)
+        self._dirty: dict[str, None] = dict.fromkeys(self._cursors)  # topics to read, the first one first
+        # All streams of one topic alone, in chunks of HTTP/1.1, get the same bytes.
+        is_sole = len(self._cursors) == 1 and stream.takes_chunks
+        self._sole = next(iter(self._cursors.values())) if is_sole else None
+        # Position and epoch of cursors before the first frame that the kernel has not taken.
+        self._unsent: dict[WatchCursor, tuple[int, int]] = {}
         self._full_since_s: float | None = None
         self._full_timer: Timer | None = None
         self._beat_timer: Timer | None = None
@@ -113,24 +103,37 @@ class WatchStream(Watcher):
         """Send the first line and begin with the backlog."""
         self._stream.on_gone = self.end
         self._stream.on_writable = self._writable
-        for name in self._places:
+        for name in self._cursors:
             self._routes.fan_out.join(name, self)
         self._write(sse.RETRY)
         self._arm_heartbeat(self._session.heartbeat_ms / 1000)
         self._routes.fan_out.serve_soon(self)
 
-    # --- What to look at next ----------------------------------------------------------------------------
+    # --- Delivery ----------------------------------------------------------------------------------------
 
     def topic_changed(self, name: str) -> bool:
-        """There may be something new in this topic, or it is gone."""
-        self.at_ease = None
-        place = self._places[name]
-        if place.is_gone or place.held is not None:
+        """Note that a topic changed or is deleted; returns whether to deliver now."""
+        self.at_head = None
+        cursor = self._cursors[name]
+        if cursor.is_gone or cursor.held is not None:
             return False
         self._dirty[name] = None
         return True
 
-    def pump(self) -> None:
+    def send_shared(self, batch: Batch) -> bool:
+        """Send the chunk that all streams at this cursor get; False if the client has no room."""
+        cursor, stream = self.at_head, self._stream
+        if cursor is None or not stream.is_writable:
+            return False
+        before = (cursor.seq, cursor.epoch)
+        cursor.seq, cursor.head_seq = batch.to_seq, batch.head_seq
+        self.output_s = self._routes.timers.time()
+        if stream.write_chunk(batch.sse_chunk):
+            self.at_head = None
+            self._unsent.setdefault(cursor, before)
+        return True
+
+    def deliver(self) -> None:
         """Send the next of what is due, if the client has room for it."""
         if self._is_over or not self._dirty:
             return
@@ -138,110 +141,82 @@ class WatchStream(Watcher):
         if not stream.is_writable:
             self._note_full()
             return
-        if self._under_way and stream.buffered == 0:
-            self._under_way.clear()
-        place = self._only or self._places[next(iter(self._dirty))]
-        batch = place.held
+        if self._unsent and stream.buffered == 0:
+            self._unsent.clear()
+        cursor = self._cursors[next(iter(self._dirty))]
+        batch = cursor.held
         if batch is None:
-            batch = self._routes.fan_out.read(place.name, place.epoch, place.seq, self.wishes)
-            if batch is not None and batch.is_plain and place is self._only and self._pass_on(place, batch):
-                self._rest()
-                return
+            batch = self._routes.fan_out.read(cursor.name, cursor.epoch, cursor.seq, self.options)
         if batch is None:
-            self._send_deleted(place)
+            self._send_deleted(cursor)
         elif not batch.commit.done:
-            self._hold(place, batch)
+            self._hold(cursor, batch)
         elif batch.commit.error is not None:
             self.fail(batch.commit.error)
         elif not batch.is_incomplete:
-            self._deliver(place, batch)
+            self._send(cursor, batch)
         if self._dirty and not self._is_over:
             self._routes.fan_out.serve_soon(self)
         else:
-            self._rest()
+            self._note_at_head()
 
-    def _rest(self) -> None:
-        """Nothing is due: if it stays so simple, what comes next can be passed on without asking."""
-        place = self._only
+    def _note_at_head(self) -> None:
+        """Share the next batch with others if this stream follows one topic and nothing is due."""
+        cursor = self._sole
         if (
-            place is not None
-            and place.is_live
-            and place.held is None
-            and not (place.skips or self._dirty or self._under_way or self._is_over)
+            cursor is not None
+            and cursor.is_live
+            and cursor.held is None
+            and not (cursor.skips or self._dirty or self._unsent or self._is_over)
         ):
-            self.at_ease = place
+            self.at_head = cursor
 
-    def rendered(self, batch: Batch) -> bytes:
-        """The frame and its framing: who follows one topic gets them as others do, to the byte."""
-        return batch.chunk_alone
+    def _hold(self, cursor: WatchCursor, batch: Batch) -> None:
+        """Wait for a batch that is not committed or needs a cold segment; other topics go on."""
+        del self._dirty[cursor.name]
+        cursor.held = batch
+        batch.commit.on_done(lambda _: self._release(cursor, batch))
 
-    def passed_in_part(self, data: bytes, sent_bytes: int, before_seq: int) -> None:
-        """What everybody gets was not taken as a whole: the rest waits in the transport."""
-        place, outlet = self.at_ease, self.outlet
-        assert place is not None and outlet is not None, "only who is at ease is passed anything"
-        self.at_ease = None
-        self._under_way.setdefault(place, (before_seq, place.epoch))
-        outlet.finish(data, sent_bytes)
-
-    def _pass_on(self, place: Place, batch: Batch) -> bool:
-        """Send what everybody gets who is live in one topic, the short way; False if it is not so simple."""
-        commit = batch.commit
-        if not place.is_live or place.skips or not commit.done or commit.error is not None:
-            return False
-        before = place.seq
-        place.seq = self._cursors[place.name] = batch.to_seq
-        place.head_seq = batch.head_seq
-        self._dirty.clear()
-        self.output_s = self._routes.timers.time()
-        if self._stream.write_chunk(batch.chunk_alone):
-            self._under_way.setdefault(place, (before, place.epoch))
-        return True
-
-    def _hold(self, place: Place, batch: Batch) -> None:
-        """What was read may not be shown yet, or a cold segment is on its way; other topics go on."""
-        del self._dirty[place.name]
-        place.held = batch
-        batch.commit.on_done(lambda _: self._release(place, batch))
-
-    def _release(self, place: Place, batch: Batch) -> None:
+    def _release(self, cursor: WatchCursor, batch: Batch) -> None:
         if self._is_over:
             return
         if batch.is_incomplete and batch.commit.error is None:
-            place.held = None  # it is there now: read again
-        self._dirty = {place.name: None, **self._dirty}
+            cursor.held = None  # the segment is loaded: read again
+        self._dirty = {cursor.name: None, **self._dirty}
         self._routes.fan_out.serve_soon(self)
 
     # --- Frames ------------------------------------------------------------------------------------------
 
-    def _deliver(self, place: Place, batch: Batch) -> None:
+    def _send(self, cursor: WatchCursor, batch: Batch) -> None:
         """Send what was read and move the cursor."""
-        was_held, place.held = place.held is not None, None
-        before = (place.seq, place.epoch)
-        if place.skips and batch.loss and batch.epoch == place.epoch and batch.head_seq > place.seq:
-            frames = self._skip(place, batch, batch.loss)
+        was_held, cursor.held = cursor.held is not None, None
+        before = (cursor.seq, cursor.epoch)
+        if cursor.skips and batch.loss and batch.epoch == cursor.epoch and batch.head_seq > cursor.seq:
+            frames = self._skip(cursor, batch, batch.loss)
             is_caught_up = True
         else:
-            frames = self._lost(place, batch) + self._records(place, batch)
+            frames = self._lost(cursor, batch) + self._records(cursor, batch)
             is_caught_up = batch.caught_up
-        place.is_first = place.skips = False
-        place.epoch = batch.epoch
-        place.head_seq = batch.head_seq
-        frames += self._after_read(place, is_caught_up)
+        cursor.is_first = cursor.skips = False
+        cursor.epoch = batch.epoch
+        cursor.head_seq = batch.head_seq
+        frames += self._after_read(cursor, is_caught_up)
         if was_held:
-            self._dirty[place.name] = None  # it was not told of what has come meanwhile
+            self._dirty[cursor.name] = None  # changes meanwhile were not noted
         self._write(frames)
-        self._save(place, before)
+        if self._stream.buffered:
+            self._unsent.setdefault(cursor, before)
 
-    def _lost(self, place: Place, batch: Batch) -> bytes:
-        """The tombstone of a read, if it has one; its id stands for the place where reading goes on."""
+    def _lost(self, cursor: WatchCursor, batch: Batch) -> bytes:
+        """The tombstone of a read, if it has one; its id is the position where reading goes on."""
         lost = batch.tombstone
         if lost is None:
             return b""
-        is_late = place.is_first and lost.reason != "recreated"
-        self._move(place, batch.start_seq)
+        is_late = cursor.is_first and lost.reason != "recreated"
+        cursor.seq = batch.start_seq
         return (
             sse.tombstone_lines(
-                place.topic,
+                cursor.topic,
                 "from_seq_too_old" if is_late else lost.reason,
                 lost.gap_from,
                 lost.gap_to,
@@ -251,81 +226,69 @@ class WatchStream(Watcher):
             + self._end()
         )
 
-    def _records(self, place: Place, batch: Batch) -> bytes:
+    def _records(self, cursor: WatchCursor, batch: Batch) -> bytes:
         """The records of a read, if there are any that this reader gets."""
-        self._move(place, batch.to_seq)
+        cursor.seq = batch.to_seq
         if not batch.lines:
             return b""
-        return batch.frame_alone if len(self._cursors) == 1 else batch.lines + self._end()
+        return batch.sse_frame if len(self._cursors) == 1 else batch.lines + self._end()
 
-    def _skip(self, place: Place, batch: Batch, reason: str) -> bytes:
-        """Go to the head of a topic that may lose records; the tombstone tells what was passed over."""
-        gap_from = place.seq + 1
-        self._move(place, batch.head_seq)
+    def _skip(self, cursor: WatchCursor, batch: Batch, reason: str) -> bytes:
+        """Go to the head of a topic with eviction; the tombstone says what was skipped."""
+        gap_from = cursor.seq + 1
+        cursor.seq = batch.head_seq
         return (
             sse.tombstone_lines(
-                place.topic, reason, gap_from, batch.head_seq, batch.earliest_seq, batch.head_seq
+                cursor.topic, reason, gap_from, batch.head_seq, batch.earliest_seq, batch.head_seq
             )
             + self._end()
         )
 
-    def _after_read(self, place: Place, is_caught_up: bool) -> bytes:
-        """Decide whether the topic needs another look; return the frame that says its backlog is over."""
+    def _after_read(self, cursor: WatchCursor, is_caught_up: bool) -> bytes:
+        """Decide whether the topic is read again; return the frame that says its backlog is over."""
         if not is_caught_up:
-            place.is_live = False
-            place.burst += 1
-            if place.burst >= BURST_FRAMES:
-                place.burst = 0
-                del self._dirty[place.name]
-                self._dirty[place.name] = None
+            cursor.is_live = False
+            cursor.burst += 1
+            if cursor.burst >= BURST_FRAMES:
+                cursor.burst = 0
+                del self._dirty[cursor.name]
+                self._dirty[cursor.name] = None
             return b""
-        del self._dirty[place.name]
-        place.burst = 0
-        if place.is_live:
+        del self._dirty[cursor.name]
+        cursor.burst = 0
+        if cursor.is_live:
             return b""
-        place.is_live = place.was_live = True
-        return sse.caught_up_lines(place.topic, place.head_seq) + self._end()
+        cursor.is_live = cursor.was_live = True
+        return sse.caught_up_lines(cursor.topic, cursor.head_seq) + self._end()
 
-    def _send_deleted(self, place: Place) -> None:
-        """The topic is gone; its name stays silent on this connection, whatever becomes of it."""
-        del self._dirty[place.name]
-        place.is_gone = True
-        self._routes.fan_out.leave(place.name, self)
-        self._write(sse.topic_deleted_lines(place.topic, place.head_seq) + self._end())
+    def _send_deleted(self, cursor: WatchCursor) -> None:
+        """Report a deleted topic; a new topic of the name is not sent on this connection."""
+        del self._dirty[cursor.name]
+        cursor.is_gone = True
+        self._routes.fan_out.leave(cursor.name, self)
+        self._write(sse.topic_deleted_lines(cursor.topic, cursor.head_seq) + self._end())
         self._left -= 1
         if self._left == 0:
             self._close()
 
     def _end(self) -> bytes:
-        """The last lines of a frame: how far all topics of the stream are."""
-        if self._only is not None:
-            self._cursors[self._only.name] = self._only.seq
-        return sse.end_with_id(self._cursors)
+        """The last lines of a frame: the positions in all topics of the stream."""
+        return sse.end_with_id({name: cursor.seq for name, cursor in self._cursors.items()})
 
-    def _move(self, place: Place, seq: int) -> None:
-        place.seq = self._cursors[place.name] = seq
+    def save_positions(self) -> None:
+        """Store the cursors in the session, unless a newer stream has taken it over."""
+        if self._session.owner is not self or self._is_over:
+            return
+        for name, cursor in self._cursors.items():
+            position = self._session.positions[name]
+            position.seq, position.epoch, position.head_seq = cursor.seq, cursor.epoch, cursor.head_seq
 
-    def _save(self, place: Place, before: tuple[int, int]) -> None:
-        """What was sent is what the session goes on from."""
-        if self._stream.buffered:
-            self._under_way.setdefault(place, before)
+    def _rewind_session(self) -> None:
+        """Resume the session at what the kernel has taken: the rest is discarded with the stream."""
         if self._session.owner is self:
-            position = self._session.positions[place.name]
-            position.seq, position.epoch, position.head_seq = place.seq, place.epoch, place.head_seq
-
-    def save_place(self) -> None:
-        """As `_save`, for what was passed on the short way: only who opens the session again wants it."""
-        place = self._only
-        if place is not None and self._session.owner is self and not self._is_over:
-            position = self._session.positions[place.name]
-            position.seq, position.epoch, position.head_seq = place.seq, place.epoch, place.head_seq
-
-    def _go_back(self) -> None:
-        """Let the session go on from what has left this machine: the rest is thrown away with the stream."""
-        if self._session.owner is self:
-            for place, taken in self._under_way.items():
-                position = self._session.positions[place.name]
-                position.seq, position.epoch = taken
+            for cursor, before in self._unsent.items():
+                position = self._session.positions[cursor.name]
+                position.seq, position.epoch = before
 
     def _write(self, frames: bytes) -> None:
         if frames:
@@ -338,18 +301,17 @@ class WatchStream(Watcher):
         self._beat_timer = self._routes.timers.call_later(delay_s, self._beat)
 
     def _beat(self) -> None:
-        """Send a sign of life if nothing else was sent for so long, and look again later."""
+        """Send a heartbeat if nothing else was sent for an interval."""
         interval_s = self._session.heartbeat_ms / 1000
         quiet_s = self._routes.timers.time() - self.output_s
         if quiet_s > interval_s - TIMER_SLACK_S:
-            # A client that does not take what is waiting for it has no use for more of it.
             if self._stream.buffered == 0:
                 self._write(sse.HEARTBEAT)
             quiet_s = 0.0
         self._arm_heartbeat(interval_s - quiet_s)
 
     def _note_full(self) -> None:
-        """The client takes nothing more: from now on it lags, and not for ever."""
+        """Note since when the client has no room; after a limit the stream ends."""
         if self._full_since_s is None:
             timers, limits = self._routes.timers, self._routes.limits
             self._full_since_s = timers.time()
@@ -363,10 +325,10 @@ class WatchStream(Watcher):
             if self._full_timer is not None:
                 self._full_timer.cancel()
             if timers.time() - full_since_s >= self._routes.limits.skip_after_s:
-                self.at_ease = None
-                for place in self._places.values():
-                    # Who reads history was never live; it is meant to get all of it.
-                    place.skips = place.was_live
+                self.at_head = None
+                for cursor in self._cursors.values():
+                    # A client that reads history was never live, and gets all of it.
+                    cursor.skips = cursor.was_live
         self._routes.fan_out.serve_soon(self)
 
     def _give_up(self) -> None:
@@ -374,7 +336,7 @@ class WatchStream(Watcher):
         self._end_with(sse.error(429, message, retry_after_ms=2000, topics=list(self._dirty)))
 
     def advise(self, names: list[str], retry_after_ms: int) -> None:
-        """Tell the reader that these topics are not pushed for now; the stream goes on."""
+        """Say that these topics are not pushed for now; the stream goes on."""
         if self._stream.is_writable:
             message = "the server has too much to do: these topics are pushed later, and can be read at once"
             self._write(sse.error(429, message, retry_after_ms=retry_after_ms, topics=names))
@@ -382,13 +344,13 @@ class WatchStream(Watcher):
     # --- The end -----------------------------------------------------------------------------------------
 
     def fail(self, error: Exception) -> None:
-        """End the stream with the reason; the reader connects again and goes on where it was."""
+        """End the stream with the reason; the client connects again and resumes."""
         if isinstance(error, Closed | ApiError):
             self.shut_down()
         elif isinstance(error, EverlogError):
             self._end_with(sse.error("internal", str(error)))
         else:
-            self._end_with(sse.error("internal", "the server made a mistake; its log tells more"))
+            self._end_with(sse.error("internal", "internal error; see the server log"))
 
     def shut_down(self) -> None:
         """The server stops."""
@@ -404,20 +366,20 @@ class WatchStream(Watcher):
         self.end()
 
     def end(self) -> None:
-        """The stream is over, whoever ended it: give back all it held."""
+        """Release everything the stream holds, once."""
         if self._is_over:
             return
-        self.save_place()
+        self.save_positions()
         self._is_over = True
-        self.at_ease = self.outlet = None
+        self.at_head = None
         if self._full_since_s is not None:
-            self._go_back()
+            self._rewind_session()
         for timer in (self._beat_timer, self._full_timer):
             if timer is not None:
                 timer.cancel()
         fan_out = self._routes.fan_out
-        for place in self._places.values():
-            fan_out.leave(place.name, self)
+        for cursor in self._cursors.values():
+            fan_out.leave(cursor.name, self)
         fan_out.forget(self)
         self._routes.stream_ended(self, self._session)
 
@@ -438,7 +400,7 @@ class WatchRoutes:
         self.timers: Timers = timers or app.loop
         self.limits = limits or SlowLimits()
         self.sessions = WatchSessions(app)
-        self.fan_out = FanOut(app, self.timers.time)
+        self.fan_out = FanOut(app)
         self.streams: set[WatchStream] = set()
         app.add("POST", "/v0/watch", Route(Scope.READ, self.sessions.create))
         app.add("GET", "/v0/watch/:name", Route(Scope(0), self.open_stream, checks_key=True))
@@ -460,8 +422,8 @@ class WatchRoutes:
             self.slots.give_back(session.key)
             return
         if isinstance(session.owner, WatchStream):
-            session.owner.save_place()
-        _lower(session, request.header(b"last-event-id"))
+            session.owner.save_positions()
+        _rewind(session, request.header(b"last-event-id"))
         watch = WatchStream(self, session, stream)
         self.sessions.stream_opened(session)
         self.streams.add(watch)
@@ -480,19 +442,19 @@ class WatchRoutes:
             raise ApiError(401, "unauthorized", message, None, CHALLENGE)
 
     def stream_ended(self, watch: WatchStream, session: Session) -> None:
-        """A stream gives back what it took."""
+        """Release the slot and the session of a stream."""
         self.streams.discard(watch)
         self.slots.give_back(session.key)
         self.sessions.stream_closed(session)
 
     def shut_down(self) -> None:
-        """End every stream, telling its reader to connect again."""
+        """End every stream with an error that asks the client to connect again."""
         for watch in tuple(self.streams):
             watch.shut_down()
 
 
-def _lower(session: Session, last_event_id: bytes | None) -> None:
-    """Go back to what the client has really processed; it can never skip anything that way."""
+def _rewind(session: Session, last_event_id: bytes | None) -> None:
+    """Go back to what the client has processed; an id can never skip anything."""
     cursors = None if last_event_id is None else sse.read_event_id(last_event_id)
     for name, seq in (cursors or {}).items():
         position = session.positions.get(name)

@@ -75,6 +75,13 @@ def text_frame(*parts: bytes | memoryview) -> bytes:
     return b"".join((head, *parts))
 
 
+def push_frame(op: str, lines: bytes) -> bytes:
+    """A pushed message: the fields of an event of a watch stream, with the op before them."""
+    # The data of an event is one line, and the only part of its lines with a brace.
+    fields = memoryview(lines)[lines.index(b"{") + 1 : -1]
+    return text_frame(b'{"op":"%b",' % op.encode(), fields)
+
+
 class Owner(Protocol):
     """Whoever talks over a socket. Nothing is called after `ended`."""
 
@@ -160,6 +167,13 @@ class WebSocket:
         """Queue a frame; `flush` when the last of several is there."""
         if not self._is_closing:
             self._queue.append(frame)
+
+    def send_now(self, frame: bytes) -> bool:
+        """Send a frame at once, past the queue; False if something is queued or the client has no room."""
+        if not self.is_quiet or not self._channel.is_writable:
+            return False
+        self._channel.write(frame)
+        return True
 
     def flush(self) -> None:
         """Hand as much to the client as it takes."""
@@ -263,8 +277,6 @@ class WebSocket:
             return
         self._queue.append(bytes(self._protocol.send(CloseConnection(code=code, reason=reason))))
         self._is_closing = True
-        # Nothing may come behind the frame that ends the conversation, by no other way either.
-        self._channel.shut_outlet()
         self._pieces = None
         self._closer = self._loop.call_later(CLOSE_TIMEOUT_S, self._abort)
         self.flush()

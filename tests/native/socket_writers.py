@@ -8,7 +8,7 @@ import socket
 from contextlib import suppress
 from typing import Any
 
-from everlog.native.outlet import Outlet
+from everlog.native.socket_writer import SocketWriter
 
 PATIENCE_MS = 10_000
 SMALL_BUFFER_BYTES = 4096
@@ -56,7 +56,7 @@ class HandTransport(asyncio.Transport):
         return self.is_over
 
 
-class OutletPair:
+class WriterPair:
     """A way out of a connection, and the client at its other end."""
 
     def __init__(self, server_side: socket.socket, client: socket.socket) -> None:
@@ -64,12 +64,12 @@ class OutletPair:
         client.setblocking(False)
         self.client = client
         self.transport = HandTransport(server_side)
-        self.outlet = Outlet()
-        self.outlet.open_outlet(self.transport, server_side.fileno())
+        self.writer = SocketWriter()
+        self.writer.open_writer(self.transport, server_side.fileno())
         self.received = b""
 
     @classmethod
-    def over_tcp(cls) -> OutletPair:
+    def over_tcp(cls) -> WriterPair:
         """With buffers so small that much of what is written is taken in part."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
             client = socket.socket()
@@ -81,7 +81,7 @@ class OutletPair:
         return cls(server_side, client)
 
     @classmethod
-    def over_unix(cls) -> OutletPair:
+    def over_unix(cls) -> WriterPair:
         """With a socket that takes a small piece whole or not at all, so that it is known which."""
         return cls(*socket.socketpair())
 
@@ -110,6 +110,6 @@ class OutletPair:
 
     def close(self) -> None:
         """Close both ends."""
-        self.outlet.shut_outlet()
+        self.writer.stop_direct()
         self.transport.sock.close()
         self.client.close()

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everlog.native.outlet import Outlet
-from tests.native.outlets import OutletPair
+from everlog.native.socket_writer import SocketWriter
+from tests.native.socket_writers import WriterPair
 
 SIZES = st.one_of(st.integers(1, 200), st.integers(1, 40_000))
 STEPS = st.lists(
@@ -21,7 +21,6 @@ STEPS = st.lists(
         st.tuples(st.just("write"), SIZES),
         st.tuples(st.just("mutable"), SIZES),
         st.tuples(st.just("two"), SIZES),
-        st.tuples(st.just("in part"), SIZES),
         st.tuples(st.just("read"), SIZES),
         st.tuples(st.just("flush"), st.just(0)),
     ),
@@ -30,35 +29,24 @@ STEPS = st.lists(
 
 
 @contextmanager
-def tcp_pair() -> Iterator[OutletPair]:
+def tcp_pair() -> Iterator[WriterPair]:
     """A pair over TCP with small buffers."""
-    pair = OutletPair.over_tcp()
+    pair = WriterPair.over_tcp()
     try:
         yield pair
     finally:
         pair.close()
 
 
-def write(pair: OutletPair, kind: str, data: bytes) -> bool:
-    """Write in one of the ways there are; whether it was possible."""
-    outlet = pair.outlet
+def write(pair: WriterPair, kind: str, data: bytes) -> None:
+    """Write in one of three ways."""
+    writer = pair.writer
     if kind == "write":
-        outlet.write(data)
+        writer.write(data)
     elif kind == "mutable":
-        outlet.write(bytearray(data))
-    elif kind == "two":
-        outlet.write_two(data[:10], data[10:])
+        writer.write(bytearray(data))
     else:
-        # As after a broadcast: somebody else has sent the first part, which needs a way that is free.
-        if outlet.buffered:
-            return False
-        try:
-            sent = pair.transport.sock.send(data)
-        except BlockingIOError:
-            sent = 0
-        if sent < len(data):
-            outlet.finish(data, sent)
-    return True
+        writer.write_two(data[:10], data[10:])
 
 
 @settings(max_examples=80, deadline=None)
@@ -74,37 +62,37 @@ def test_the_client_gets_exactly_what_was_written_in_order(steps: list[tuple[str
                 pair.transport.flush()
             else:
                 data = source.randbytes(size)
-                if write(pair, kind, data):
-                    expected += data
-            assert pair.outlet.buffered == len(pair.transport.held)
-            assert pair.outlet.is_direct
+                write(pair, kind, data)
+                expected += data
+            assert pair.writer.buffered == len(pair.transport.held)
+            assert pair.writer.is_direct
         pair.drain(len(expected))
         assert pair.received == expected
-        assert pair.outlet.buffered == 0
+        assert pair.writer.buffered == 0
 
 
 def test_what_the_kernel_takes_does_not_reach_the_transport() -> None:
     with tcp_pair() as pair:
-        pair.outlet.write(b"first ")
-        pair.outlet.write(b"second")
+        pair.writer.write(b"first ")
+        pair.writer.write(b"second")
         pair.drain(12)
         assert pair.received == b"first second"
         assert pair.transport.written == []
-        assert pair.outlet.written_bytes == 12
+        assert pair.writer.written_bytes == 12
 
 
 def test_as_long_as_the_transport_holds_anything_all_goes_through_it() -> None:
     with tcp_pair() as pair:
         big = b"x" * 3_000_000
-        pair.outlet.write(big)
+        pair.writer.write(big)
         assert 0 < len(pair.transport.written[0]) < len(big), "a part was taken at once"
         held = len(pair.transport.held)
-        pair.outlet.write(b"behind")
+        pair.writer.write(b"behind")
         assert pair.transport.written[1:] == [b"behind"]
-        assert pair.outlet.buffered == held + 6
-        assert pair.outlet.written_bytes == len(big) + 6
+        assert pair.writer.buffered == held + 6
+        assert pair.writer.written_bytes == len(big) + 6
         pair.drain(len(big) + 6)
-        pair.outlet.write(b"past")
+        pair.writer.write(b"past")
         assert len(pair.transport.written) == 2, "with nothing held the way past it is open again"
         pair.drain(len(big) + 10)
         assert pair.received == big + b"behindpast"
@@ -114,27 +102,27 @@ def test_an_error_is_left_to_the_transport() -> None:
     with tcp_pair() as pair:
         pair.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         pair.client.close()
-        pair.outlet.write(b"to nobody")
-        assert not pair.outlet.is_direct
+        pair.writer.write(b"to nobody")
+        assert not pair.writer.is_direct
         assert pair.transport.written == [b"to nobody"]
-        pair.outlet.write(b"and more")
+        pair.writer.write(b"and more")
         assert pair.transport.error is not None, "it met the same error"
         assert pair.transport.written[1:] == [], "what comes behind it is for nobody"
 
 
-def test_a_way_that_is_shut_leaves_the_socket_alone() -> None:
+def test_after_stop_direct_the_socket_is_not_written_to() -> None:
     with tcp_pair() as pair:
         number = pair.transport.sock.fileno()
-        pair.outlet.shut_outlet()
+        pair.writer.stop_direct()
         pair.transport.sock.close()
         pair.transport.is_over = True
-        # Whoever connects next gets the number.
+        # The next connection gets the number.
         stranger, other_end = socket.socketpair()
         with stranger, other_end:
             assert number in (stranger.fileno(), other_end.fileno())
             for end in (stranger, other_end):
                 end.setblocking(False)
-            pair.outlet.write(b"late")
+            pair.writer.write(b"late")
             for end in (stranger, other_end):
                 with pytest.raises(BlockingIOError):
                     end.recv(100)
@@ -142,10 +130,10 @@ def test_a_way_that_is_shut_leaves_the_socket_alone() -> None:
 
 def test_without_a_socket_everything_goes_through_the_transport() -> None:
     with tcp_pair() as pair:
-        outlet = Outlet()
-        assert not outlet.is_direct
-        outlet.open_outlet(pair.transport, -1)
-        outlet.write(b"all ")
-        outlet.write_two(b"of ", b"it")
+        writer = SocketWriter()
+        assert not writer.is_direct
+        writer.open_writer(pair.transport, -1)
+        writer.write(b"all ")
+        writer.write_two(b"of ", b"it")
         assert pair.transport.written == [b"all ", b"of it"]
-        assert (outlet.buffered, outlet.written_bytes) == (0, 9)
+        assert (writer.buffered, writer.written_bytes) == (0, 9)
