@@ -15,7 +15,7 @@ class EverlogError(Exception):
 
 
 class Io(EverlogError):
-    """The operating system refused a file operation; `errno` tells why."""
+    """The operating system refused a file operation; `errno` says why."""
 
     code = "io"
 
@@ -71,7 +71,7 @@ class InvalidTypeId(EverlogError):
 
 
 class InvalidTimestamp(EverlogError):
-    """The timestamp is no unsigned 64-bit number of nanoseconds."""
+    """The timestamp is not an unsigned 64-bit number of nanoseconds."""
 
     code = "invalid_timestamp"
 
@@ -145,7 +145,7 @@ class Closed(EverlogError):
 
 
 class StorageFailed(Io):
-    """The topics log could not be written or synced; what was being committed is not kept."""
+    """The topics log could not be written or synced; what was being committed is lost."""
 
     code = "storage_failed"
 
@@ -169,7 +169,7 @@ class InvalidRequest(EverlogError):
 
 
 class InvalidRecord(InvalidRequest):
-    """A record of a batch breaks a limit other than its size; nothing of the batch was kept."""
+    """A record of a batch breaks a limit other than its size; nothing of the batch was appended."""
 
     code = "invalid_record"
 
@@ -279,7 +279,7 @@ class InvalidSource(EverlogError):
 
 
 class BookGap(EverlogError):
-    """Events of a market are missing, and the book was told to stop rather than to go on wrong.
+    """Events of a market are missing, and the gap policy of the book is to stop.
 
     `seen` is the last number applied, `found` the one that came instead of the next.
     """

@@ -17,7 +17,7 @@ from everlog.server.auth import KeyRing
 from everlog.server.serve import TopicsServer
 from everlog.server.settings import ServerSettings
 
-PATIENCE_S: Final = 10.0
+TIMEOUT_S: Final = 10.0
 
 
 @contextmanager
@@ -32,14 +32,14 @@ def server(*, keys: str = "", **settings: Any) -> Iterator[str]:
     thread = threading.Thread(target=loop.run_forever, name="everlog-test-server", daemon=True)
     thread.start()
     try:
-        asyncio.run_coroutine_threadsafe(running.start(), loop).result(PATIENCE_S)
+        asyncio.run_coroutine_threadsafe(running.start(), loop).result(TIMEOUT_S)
         host, port = running.address
         yield f"http://{host}:{port}"
     finally:
-        # Whoever is still connected is cut off: the test is over.
-        asyncio.run_coroutine_threadsafe(running.stop(0), loop).result(PATIENCE_S)
+        # Open connections are closed at once: the test is over.
+        asyncio.run_coroutine_threadsafe(running.stop(0), loop).result(TIMEOUT_S)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
 
@@ -54,7 +54,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 if "pytest" in sys.modules:
-    # Loaded as a plugin. Whoever only wants a server does not pay for pytest.
+    # Loaded as a plugin; a program that only needs a server does not import pytest.
     import pytest
 
     @pytest.fixture

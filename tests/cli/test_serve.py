@@ -187,9 +187,9 @@ def test_variables_that_say_something_in_vain_are_told(
     with running_server(tmp_path, "--memory", "--log-level", "error") as server:
         told = server.stop()[2].splitlines()
     assert told == [
-        "warning: TOPICS_API_KEY is no setting of the server and is passed over; "
+        "warning: TOPICS_API_KEY is not a setting of the server and is ignored; "
         "did you mean TOPICS_API_KEYS?",
-        "warning: TOPICS_WHATEVER is no setting of the server and is passed over",
+        "warning: TOPICS_WHATEVER is not a setting of the server and is ignored",
         "warning: TOPICS_MAX_TOPICS is 'many' and counts as not set; "
         f"it must be a whole number from 0 to {2**64 - 1}",
     ]

@@ -182,7 +182,7 @@ def _empty(path: str) -> None:
 
 @contextmanager
 def _progress(steps: int, *, show: bool) -> Iterator[Advance]:
-    """Show a progress bar on standard error, where it is in nobody's way."""
+    """Show a progress bar on standard error, so that standard output holds only results."""
     if not show:
         yield lambda count: None
         return

@@ -113,7 +113,7 @@ def queue_to_topic_command(  # noqa: PLR0913, PLR0917
     ] = None,
     in_doubt: Annotated[
         Literal["stop", "send", "skip"],
-        typer.Option(help="What to do with a batch that nobody can tell whether it arrived."),
+        typer.Option(help="What to do with a batch of which it is unknown whether it arrived."),
     ] = "stop",
 ) -> None:
     """Forward the messages of a queue to a topic, each exactly once, until Ctrl-C or SIGTERM.

@@ -1,7 +1,7 @@
 """The command `everlog`: nouns, then verbs. Owns the top level only; each noun has its own module.
 
 Only the module of the noun that is asked for is loaded, so that looking at a queue does not wait for Spark,
-books and the engine of topics. Whoever wants all of them, as `everlog --help` does, takes `app`.
+books and the engine of topics. `everlog --help` needs all of them and uses `app`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import everlog
 from everlog.cli import output
 
 if TYPE_CHECKING:
-    # What is loaded by name below, for those who look for it in the source.
+    # Loaded by name below; here for tools that read the source.
     from everlog.cli import (  # noqa: F401
         audit,
         book,

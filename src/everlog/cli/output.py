@@ -1,4 +1,4 @@
-"""How commands speak: tables on a terminal, plain text in a pipe, JSON on request; errors in one line.
+"""Output of commands: tables on a terminal, plain text in a pipe, JSON on request; errors in one line.
 
 Owns standard output and standard error, the exit codes and the behaviour at signals and broken
 pipes. Knows nothing of queues.
@@ -60,7 +60,7 @@ class Table:
 
 
 def is_terminal() -> bool:
-    """Tell whether a person looks at standard output."""
+    """Whether standard output is a terminal."""
     return sys.stdout.isatty()
 
 
@@ -75,10 +75,10 @@ def json_line(record: Any) -> str:
 
 
 def write_patiently(text: str, give_up: Callable[[], bool]) -> bool:
-    """Write and flush `text`; False if `give_up` said so while nobody took the output.
+    """Write and flush `text`; False if `give_up` said so while the output was blocked.
 
-    A blocked write cannot be told to stop, so this one writes only what fits at once. It gives up
-    only when the output is blocked: as long as somebody reads, the text is written to its end.
+    A blocked write cannot be interrupted, so this one writes only what fits at once. As long as the output is
+    read, the text is written to its end.
     """
     sys.stdout.flush()
     try:
@@ -120,7 +120,7 @@ def print_table(table: Table) -> None:
     """Print a table: drawn by rich on a terminal, else aligned columns without any decoration.
 
     Columns without any content are left out. On a terminal that is too narrow each row becomes a list of
-    fields: cells would be cut off, and nobody could tell two names apart.
+    fields, because cut cells would make long names look the same.
     """
     table = _without_empty_columns(table)
     if not is_terminal():
@@ -234,7 +234,7 @@ def print_problem(
 
 @contextmanager
 def reporting(*, as_json: bool) -> Iterator[None]:
-    """Turn what a command raises into its report and exit code."""
+    """Turn what a command raises into an error line and an exit code."""
     try:
         yield
         sys.stdout.flush()
@@ -262,7 +262,7 @@ def handled_signals(handler: Callable[[int, FrameType | None], None]) -> Iterato
 
 
 def discard_output() -> None:
-    """Let whatever is still buffered go nowhere: nobody reads it, and exiting must not block."""
+    """Discard what is still buffered: it is not read, and exiting must not block."""
     try:
         number = sys.stdout.fileno()
     except (OSError, ValueError):
@@ -275,7 +275,7 @@ def discard_output() -> None:
 def run(app: typer.Typer) -> NoReturn:
     """Run a command line and exit."""
     signal.signal(signal.SIGTERM, _terminated)
-    # Closed by whoever started us. Their numbers must not go to files that are opened later.
+    # Closed by the parent process. Files that are opened later must not get their descriptors.
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if sys.stderr is None:
@@ -294,7 +294,7 @@ def run(app: typer.Typer) -> NoReturn:
         if isinstance(end.__context__, BrokenPipeError):
             code = 0  # the libraries that print help call a reader who has seen enough an error
     except OSError as error:
-        # From the library: help that nobody can be shown. Commands report their own.
+        # From the library, while printing help. Commands report their own errors.
         discard_output()
         print_error(Io(f"cannot go on: {error}", error.errno), as_json=False)
         code = 1

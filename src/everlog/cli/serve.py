@@ -106,13 +106,13 @@ def serve_command(  # noqa: PLR0913, PLR0917
     try:
         settings = _settings(config, flags)
         as_json = settings.log_format == "json"
-        for problem in _passed_over(os.environ):
+        for problem in _ignored_variables(os.environ):
             print_warning("variable_passed_over", problem, as_json=as_json)
         address = f"{settings.host} port {settings.port}"
         _serve(settings, memory)
     except (EverlogError, OSError) as error:
-        told, code = _told(error, address)
-        print_error(told, as_json=as_json)
+        shown, code = _start_failure(error, address)
+        print_error(shown, as_json=as_json)
         raise typer.Exit(code) from None
 
 
@@ -123,8 +123,8 @@ def _settings(config: str | None, flags: dict[str, Any]) -> ServerSettings:
     return ServerSettings.from_sources(os.environ, config, flags)
 
 
-def _passed_over(environment: Mapping[str, str]) -> Iterator[str]:
-    """What the environment says in vain: a slip in TOPICS_API_KEYS would leave the server open to anybody."""
+def _ignored_variables(environment: Mapping[str, str]) -> Iterator[str]:
+    """Variables without effect: a misspelt TOPICS_API_KEYS would leave the server open."""
     from everlog.server.settings import RANGES, VARIABLES
 
     known = set(VARIABLES.values())
@@ -132,7 +132,7 @@ def _passed_over(environment: Mapping[str, str]) -> Iterator[str]:
         if variable.startswith("TOPICS_") and variable not in known:
             near = get_close_matches(variable, known, 1, cutoff=0.8)
             hint = f"; did you mean {near[0]}?" if near else ""
-            yield f"{variable} is no setting of the server and is passed over{hint}"
+            yield f"{variable} is not a setting of the server and is ignored{hint}"
     for name, (least, most) in RANGES.items():
         text = environment.get(VARIABLES[name], "").strip()
         if text and not text.isdecimal():
@@ -147,7 +147,7 @@ def _serve(settings: ServerSettings, memory: bool) -> None:
 
 
 def _show_banner(server: TopicsServer) -> None:
-    """Say what a person wants to know who has just started a server."""
+    """Print what a person needs who has just started a server."""
     settings = server.settings
     host, port = server.address
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -166,8 +166,8 @@ def _show_banner(server: TopicsServer) -> None:
     sys.stdout.flush()
 
 
-def _told(error: EverlogError | OSError, address: str) -> tuple[EverlogError, int]:
-    """What the user is told of a failed start, and the exit code."""
+def _start_failure(error: EverlogError | OSError, address: str) -> tuple[EverlogError, int]:
+    """The error that is shown for a failed start, and the exit code."""
     if isinstance(error, EverlogError):
         for kinds, code in _EXIT_CODES.items():
             if isinstance(error, kinds):

@@ -1,7 +1,7 @@
 """Prints messages as they come: the loop behind `tail`.
 
 Owns one reader and the way it ends: at the limit, at the end of what is there, or by a signal.
-How a message looks is the caller's business.
+How a message looks is decided by the caller.
 
 It only observes. Without a name it leaves no file behind, however it ends; it waits by looking
 now and then, so the writer never has to wake it; and it never changes the queue.
@@ -133,7 +133,7 @@ class _Tail:
 
     def _emit(self, texts: list[str]) -> None:
         if not write_patiently("".join(texts), give_up=lambda: self._signal != 0):
-            return  # a signal ended it while nobody took the output: not printed, so not committed
+            return  # a signal came while the output was blocked: not printed, so not committed
         if self._left is not None:
             self._left -= len(texts)
         if self._request.reader is not None:
@@ -154,7 +154,7 @@ class _Tail:
         raise error
 
     def _reopen_if_replaced(self) -> None:
-        """Somebody removed the queue and created it anew: the old files would stay silent for ever."""
+        """Switch to the new queue if this one was deleted and created again; the old files never change."""
         identity = _identity(self._request.path)
         if identity is None or identity == self._identity:
             return
@@ -178,7 +178,7 @@ class _Tail:
 
     @contextmanager
     def _stopping_on_signals(self) -> Iterator[None]:
-        """Let SIGINT and SIGTERM end the loop between two batches, or while nobody takes the output."""
+        """Let SIGINT and SIGTERM end the loop between two batches, or while the output is blocked."""
 
         def stop(number: int, frame: FrameType | None) -> None:
             self._signal = number
@@ -194,7 +194,7 @@ def _end_of(path: str) -> tuple[int, int]:
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """What tells a queue from another one created later at the same path."""
+    """Identifies a queue, as opposed to one that was created later at the same path."""
     try:
         status = os.stat(os.path.join(path, CONTROL_FILE))
     except OSError:

@@ -239,8 +239,8 @@ def append_command(
 ) -> None:
     """Append records from lines of files, of standard input, or of --data.
 
-    A batch is kept as a whole or not at all, and is sent again if the server is away for a moment. Without
-    --idempotency-key a batch is sent as soon as the input pauses.
+    A batch is appended as a whole or not at all, and is sent again if the server is away for a moment.
+    Without --idempotency-key a batch is sent as soon as the input pauses.
     """
     lines = _data_lines(data) if data and not files else read_lines(files or [STDIN])
     patient = idempotency_key is not None

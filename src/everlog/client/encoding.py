@@ -1,7 +1,6 @@
-"""Values as JSON text, with nothing lost on the way.
+"""Values to JSON text without loss.
 
-Owns the rule that a number JSON cannot hold is refused: the encoder alone would write NaN and the infinities
-as null, and nobody would hear of it. Knows no request and sends nothing.
+Owns the rule that NaN and the infinities are refused; the encoder alone would silently write them as null.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from everlog.errors import InvalidRecord
 _plain: Final[Callable[[Any], bytes]] = msgspec.json.Encoder().encode
 _packed: Final[Callable[[Any], bytes]] = msgspec.msgpack.Encoder().encode
 
-# How MessagePack writes a 64-bit float whose exponent says that it is no finite number.
+# A 64-bit float of MessagePack whose exponent marks NaN or an infinity.
 _NOT_FINITE: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]", re.DOTALL)
 
 
 def encode(value: Any) -> bytes:
     """Return the value as JSON; raises InvalidRecord for a number that JSON does not have."""
     text = _plain(value)
-    # Every lost number is a null in the text, and most texts hold none: the rest is looked at again.
+    # Each such number is a null in the text, and most texts have none; only the others are checked.
     if b"null" in text and _may_hold_one(value):
         found = _not_finite_in(msgspec.to_builtins(value), "")
         if found is not None:
@@ -38,7 +37,7 @@ def encode(value: Any) -> bytes:
 
 
 def _may_hold_one(value: Any) -> bool:
-    """Whether there may be such a number: a quick look at a form that keeps them. Bytes can look like one."""
+    """A quick check in MessagePack, which has such numbers; other bytes can look like one."""
     try:
         return _NOT_FINITE.search(_packed(value)) is not None
     except (OverflowError, ValueError):
@@ -46,7 +45,7 @@ def _may_hold_one(value: Any) -> bool:
 
 
 def _not_finite_in(value: Any, path: str) -> tuple[str, float] | None:
-    """Where the first one is."""
+    """Path and value of the first number that is not finite."""
     if isinstance(value, float):
         return None if math.isfinite(value) else (path, value)
     if isinstance(value, dict):

@@ -1,8 +1,4 @@
-"""What can go wrong between a program and a topics server, as exceptions.
-
-Owns the classes of the client; all of them are `EverlogError`. A refusal of the server carries the server's
-own code and detail.
-"""
+"""The exceptions of the clients; all of them are `EverlogError`."""
 
 from __future__ import annotations
 
@@ -23,8 +19,8 @@ GATEWAY_STATUSES: Final = frozenset({502, 504})
 class ApiFailed(EverlogError):
     """A request was refused, or was not answered (`status` is then UNREACHABLE).
 
-    `code` and `detail` are those of the server. `was_sent` tells whether the server may have seen the
-    request; if it did and gave no answer, nobody knows what became of it.
+    `code` and `detail` are those of the server. `was_sent` says whether the server may have seen the request;
+    without an answer it is then unknown whether it was carried out.
     """
 
     code = "api_failed"
@@ -46,13 +42,13 @@ class ApiFailed(EverlogError):
         self.was_sent = was_sent
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Errors cross process borders, and the default would call the constructor with the message only.
+        # Errors are pickled between processes; the default would call the constructor with the message only.
         parts = (self.status, self.code, str(self), self.detail, self.retry_after_s, self.was_sent)
         return type(self), parts
 
     @property
     def is_busy(self) -> bool:
-        """Whether the server asks to come back: it starts, stops, or has no room now."""
+        """Whether the server asks for a retry: it starts, stops, or is at a limit."""
         return self.status in BUSY_STATUSES
 
     @property
@@ -62,7 +58,7 @@ class ApiFailed(EverlogError):
 
 
 class RecordsLost(DataLost):
-    """A reader that did not ask for tombstones met one; `tombstone` tells what is gone and where to go on."""
+    """Records were gone before they were read; `tombstone` says which, and where to continue."""
 
     code = "records_lost"
 
@@ -72,10 +68,10 @@ class RecordsLost(DataLost):
 
 
 class ProducerFailed(EverlogError):
-    """A batch could not be delivered, so the producer stopped; the cause is chained to it.
+    """A batch could not be delivered, so the producer stopped; the cause is chained.
 
-    `undelivered` counts the records that it was given and that no answer confirmed. If the cause is an
-    outage, the first batch of them may have been kept.
+    `undelivered` counts the buffered records that no answer confirmed. If the cause is an outage, the first
+    batch of them may have been appended.
     """
 
     code = "producer_failed"
@@ -86,6 +82,6 @@ class ProducerFailed(EverlogError):
 
 
 class BufferFull(EverlogError):
-    """A producer has no room, and none came within the time that it was to wait."""
+    """The buffer of a producer stayed full for as long as the call was to wait."""
 
     code = "buffer_full"

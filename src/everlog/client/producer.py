@@ -1,8 +1,8 @@
-"""`Producer`: many records into one topic, fast, in order, none lost silently and none twice.
+"""`Producer`: many records into one topic, in order, none lost silently and none twice.
 
-Owns batching, the bound on what is buffered, and the thread that sends. Records are encoded when they are
-given, so what a program does with its objects afterwards changes nothing. Batches go out one after the other,
-each with an idempotency key of its own, and one is tried again only while the server is sure to know its key.
+Owns batching, the bound on the buffer, and the thread that sends. Records are encoded by `send`, so later
+changes of the objects have no effect. Batches are sent one after the other, each with its own idempotency
+key, and are retried only while the server is sure to remember the key.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class _Batch(NamedTuple):
 class Producer:
     """Sends records to one topic from any number of threads.
 
-    `send` returns as soon as the record is buffered; `flush` and `close` wait until all of them are kept.
-    When the buffer is full, `send` waits: that is how a server that is slower than the program slows it down.
+    `send` returns as soon as the record is buffered; `flush` and `close` wait until all are acknowledged.
+    When the buffer is full, `send` waits: a server that is slower than the program slows it down.
     After a batch could not be delivered every call raises `ProducerFailed`.
     """
 
@@ -111,10 +111,10 @@ class Producer:
 
     @property
     def buffered_bytes(self) -> int:
-        """How much waits or is under way."""
+        """Bytes that wait or are being sent."""
         return self._sealed_bytes + self._texts_bytes
 
-    # --- Giving --------------------------------------------------------------------------------------------
+    # --- Sending -------------------------------------------------------------------------------------------
 
     def send(
         self,
@@ -139,7 +139,7 @@ class Producer:
                 self._seal()
 
     def send_many(self, values: Iterable[Any]) -> None:
-        """Buffer records that are nothing but data."""
+        """Buffer records that have only data."""
         send = self.send
         for value in values:
             send(value)
@@ -176,12 +176,12 @@ class Producer:
     def _check_owner(self) -> None:
         if self._is_of_parent:
             raise Closed(
-                f"the producer for topic {self.topic} belongs to the parent process, and so does what it "
-                "holds; make a new one after fork"
+                f"the producer for topic {self.topic} belongs to the parent process, as do its buffered "
+                "records; make a new one after fork"
             )
 
-    def _leave_to_the_parent(self) -> None:
-        """In a forked child there is no thread that sends, and its locks may be held for ever."""
+    def _after_fork(self) -> None:
+        """In a forked child no thread sends, and the locks may be held forever."""
         self._is_of_parent = True
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -191,13 +191,13 @@ class Producer:
 
     def _failed(self) -> ProducerFailed:
         undelivered = self._sealed_records - self._delivered
-        told = "1 record was" if undelivered == 1 else f"{undelivered} records were"
-        error = ProducerFailed(f"{told} not delivered to topic {self.topic}: {self._failure}", undelivered)
+        count = "1 record was" if undelivered == 1 else f"{undelivered} records were"
+        error = ProducerFailed(f"{count} not delivered to topic {self.topic}: {self._failure}", undelivered)
         error.__cause__ = self._failure
         return error
 
     def _seal(self) -> None:
-        """Let the records so far be a batch; called with the lock held."""
+        """Close the current batch; called with the lock held."""
         texts = self._texts
         if not texts:
             return
@@ -211,7 +211,7 @@ class Producer:
     # --- Ending --------------------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until everything given so far is kept; raises `ProducerFailed` if that cannot be."""
+        """Wait until all buffered records are acknowledged; raises `ProducerFailed` if that fails."""
         self._check_owner()
         with self._lock:
             self._seal()
@@ -228,7 +228,7 @@ class Producer:
                 )
 
     def close(self) -> None:
-        """Deliver what is buffered and stop; raises `ProducerFailed` if that cannot be."""
+        """Deliver the buffered records and stop; raises `ProducerFailed` if that fails."""
         if self._is_of_parent:
             return  # the parent delivers
         with self._lock:
@@ -258,7 +258,7 @@ class Producer:
     # --- The thread ----------------------------------------------------------------------------------------
 
     def _next_batch(self) -> _Batch | None:
-        """Wait for a batch that is full or has waited long enough; None at the end."""
+        """Wait for a batch that is full or has waited for `linger_s`; None at the end."""
         with self._lock:
             while not self._sealed:
                 if self._texts:
@@ -322,14 +322,14 @@ def _send_all(producer: Producer) -> None:
     try:
         producer._deliver_all()
     except BaseException as error:
-        # A mistake of ours or of the callback: those who wait must hear of it.
+        # A bug here or in the callback: waiting callers must get an error.
         failure = EverlogError(f"the thread of the producer ended: {error!r}")
         failure.__cause__ = error
         producer._stop(failure)
 
 
 def _closer(producer: Producer) -> Callable[[], None]:
-    """What is called when the program ends with records still buffered."""
+    """A function that delivers what is still buffered when the program exits."""
     reference = weakref.ref(producer)
 
     def close() -> None:
@@ -352,7 +352,7 @@ def _check(batch_records: int, batch_bytes: int, linger_s: float, max_buffered_b
 
 
 def _with_fields(text: bytes, tag: str | None, node: str | None, meta: dict[str, Any] | None) -> bytes:
-    """A record with more than data. What the server would refuse is refused here, before it is in a batch."""
+    """A record with more than data. Limits are checked here, before the record is part of a batch."""
     meta_text = b"" if meta is None else encode(meta)
     if len(text) + len(meta_text) > MAX_RECORD_BYTES:
         raise RecordTooLarge(
@@ -371,9 +371,9 @@ def _with_fields(text: bytes, tag: str | None, node: str | None, meta: dict[str,
 _producers: Final[weakref.WeakSet[Producer]] = weakref.WeakSet()
 
 
-def _leave_to_the_parent() -> None:
+def _after_fork() -> None:
     for producer in _producers:
-        producer._leave_to_the_parent()
+        producer._after_fork()
 
 
-os.register_at_fork(after_in_child=_leave_to_the_parent)
+os.register_at_fork(after_in_child=_after_fork)

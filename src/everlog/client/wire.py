@@ -1,7 +1,7 @@
-"""HTTP/1.1 as the client speaks it: addresses, requests as one piece of bytes, answers from pieces of bytes.
+"""HTTP/1.1 for the clients: addresses, requests to bytes, answers from bytes, failures to exceptions.
 
-Owns the bytes and the words for what is wrong with them; opens no socket and waits for nothing. Both ways to
-move bytes, `connection` and `async_connection`, are built on it. Never puts the key into a message.
+Opens no socket and waits for nothing; `connection` and `async_connection` move the bytes. Never puts the key
+into a message.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _segment(name: str) -> str:
 
 
 class RequestWriter:
-    """Makes requests to one server. Head and body are one piece: a server reads it with one look."""
+    """Builds requests to one server; head and body are sent together, so that one read gets both."""
 
     def __init__(self, address: ServerAddress, key: str | None = None) -> None:
         self.address = address
@@ -145,7 +145,7 @@ def _authorization(key: str | None) -> bytes | None:
 
 @dataclass(slots=True)
 class Answer:
-    """What came back; names of headers are lower-case."""
+    """An answer; names of headers are lower-case."""
 
     status: int = 0
     headers: dict[bytes, bytes] = field(default_factory=dict)
@@ -153,16 +153,16 @@ class Answer:
 
     @property
     def is_success(self) -> bool:
-        """Whether the server did what it was asked."""
+        """Whether the server carried the request out."""
         return 200 <= self.status < 300
 
 
 class BrokenAnswer(Exception):
-    """What came is no HTTP, or broke off."""
+    """The answer is not HTTP, or ended early."""
 
 
 class AnswerReader:
-    """Reads one answer from pieces. `pieces` is what has come of its body and was not taken."""
+    """Reads one answer from pieces; `pieces` are the parts of its body that were not taken yet."""
 
     __slots__ = ("_parser", "answer", "has_head", "is_complete", "keeps_open", "pieces")
 
@@ -179,7 +179,7 @@ class AnswerReader:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            raise BrokenAnswer("an upgrade that nobody asked for") from None
+            raise BrokenAnswer("an upgrade without a request for it") from None
         except httptools.HttpParserError as error:
             raise BrokenAnswer(type(error).__name__) from None
 
@@ -207,7 +207,7 @@ class AnswerReader:
         self.keeps_open = False
 
     def take(self) -> bytes:
-        """What has come of the body since the last call."""
+        """The part of the body since the last call."""
         data = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
         self.pieces.clear()
         return data
@@ -250,7 +250,7 @@ _error_answers: Final = msgspec.json.Decoder(ErrorAnswer)
 
 
 def unreachable(address: ServerAddress, error: Exception, timeout_s: float, was_sent: bool) -> ApiFailed:
-    """Why there is no answer."""
+    """The failure for a missing answer."""
     if isinstance(error, ConnectionRefusedError):
         reason = "nothing listens there; start one with `everlog serve`"
     elif isinstance(error, TimeoutError | BlockingIOError):
@@ -268,7 +268,7 @@ def unreachable(address: ServerAddress, error: Exception, timeout_s: float, was_
 
 
 def refusal(writer: RequestWriter, answer: Answer) -> ApiFailed:
-    """What the server says in an answer that is no success."""
+    """The failure that an answer other than a success reports."""
     address = writer.address
     try:
         error = _error_answers.decode(answer.body).error
@@ -283,7 +283,7 @@ def refusal(writer: RequestWriter, answer: Answer) -> ApiFailed:
 
 
 def _key_wanted(writer: RequestWriter) -> str:
-    """Why a request came without a valid key, and how to give one; the key itself is not shown."""
+    """What is wrong with the key, and how to give one; the key itself is not shown."""
     if writer.authorization is None:
         reason = "asks for a key, and none was given"
     else:
@@ -294,6 +294,6 @@ def _key_wanted(writer: RequestWriter) -> str:
 
 
 def foreign(address: ServerAddress, status: int, reason: str) -> ApiFailed:
-    """Something answers that is no topics server."""
+    """The failure for an answer that a topics server would not give."""
     message = f"{address} answered {status}, but not as a topics server does ({reason}); check the URL"
     return ApiFailed(status, "not_everlog", message)

@@ -1,7 +1,8 @@
-"""`Worker`: does the jobs of a queue with a function of yours.
+"""`Worker`: runs a handler function for each job of a job queue.
 
-Owns claiming, the threads that run the function, the leases while they run, and what becomes of a job: done,
-tried again later, or put aside. Every job is done at least once; twice if a lease is lost in the middle.
+Owns claiming, the threads that run the handler, the leases while they run, and the outcome of a job:
+acknowledged, retried later, or moved to the dead-letter topic. Every job is done at least once; twice if its
+lease is lost meanwhile.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ MS_PER_S: Final = 1000
 
 
 class DeadLetter(EverlogError):
-    """Raised by a handler: this job can never be done, put it into the dead-letter topic now."""
+    """Raised by a handler: this job can never be done, move it to the dead-letter topic now."""
 
     code = "dead_letter"
 
@@ -47,9 +48,9 @@ class DeadLetter(EverlogError):
 class Worker:
     """Claims jobs of a queue and runs a handler for each, `concurrency` at a time.
 
-    A handler that returns has done its job. One that raises has it tried again after a pause that doubles
-    with each delivery; the queue's `max_deliveries` and `dead_letter` say when that ends. One that raises
-    `DeadLetter` has it put aside at once. Leases are extended while handlers run.
+    When the handler returns, the job is acknowledged. When it raises, the job is retried after a pause that
+    doubles with each delivery; the queue's `max_deliveries` and `dead_letter` say when that ends. When it
+    raises `DeadLetter`, the job is moved there at once. Leases are extended while handlers run.
     """
 
     def __init__(
@@ -95,14 +96,14 @@ class Worker:
         return f"<Worker {self.node} of {self.queue} on {self._client.address}: {self.done} jobs done>"
 
     def handler(self, function: _Function) -> _Function:
-        """Decorator: this function does the jobs. It may be a coroutine function."""
+        """Decorator: use this function as the handler. It may be a coroutine function."""
         self._handler = function
         return function
 
     # --- Running -------------------------------------------------------------------------------------------
 
     def run(self, *, handle_signals: bool = True) -> None:
-        """Do jobs until `stop`, SIGTERM or SIGINT; jobs that run then are finished first."""
+        """Run until `stop`, SIGTERM or SIGINT; running jobs are finished first."""
         if self._handler is None:
             raise InvalidConfig("the worker has no handler; put @worker.handler above a function")
         if self._has_ended:
@@ -124,7 +125,7 @@ class Worker:
                     self._client.close()
 
     def stop(self) -> None:
-        """Claim nothing more; `run` returns when the running jobs are settled."""
+        """Claim nothing more; `run` returns when the running jobs are finished."""
         self._stopping.set()
         # Not by the condition: this is called by signal handlers, in the middle of anything.
 
@@ -186,7 +187,7 @@ class Worker:
         with self._changed:
             free = self._concurrency - len(self._held)
             if not free:
-                # Looked at again now and then, as `stop` wakes nobody.
+                # With a timeout, because `stop` does not notify the condition.
                 self._changed.wait(self._poll_ms / MS_PER_S)
                 free = self._concurrency - len(self._held)
             return 0 if self._stopping.is_set() else free
@@ -198,14 +199,19 @@ class Worker:
     # --- Jobs ----------------------------------------------------------------------------------------------
 
     def _do(self, handler: Handler, job: Job) -> None:
-        """Run the handler and settle the job; runs in a thread of the pool, where nobody hears of errors."""
+        """Run the handler and finish the job; in a thread of the pool, so errors are logged."""
         try:
-            settle = self._outcome(handler, job)
-            settle(job)
+            finish = self._outcome(handler, job)
+            finish(job)
         except ApiFailed as error:
-            log.error("job %d of %s is not settled and will come back: %s", job.seq, self.queue, error)
+            log.error(
+                "job %d of %s is not finished and will be delivered again: %s",
+                job.seq,
+                self.queue,
+                error,
+            )
         except BaseException:
-            log.exception("job %d of %s is not settled and will come back", job.seq, self.queue)
+            log.exception("job %d of %s is not finished and will be delivered again", job.seq, self.queue)
         finally:
             with self._changed:
                 self._held.pop(job.lease_id, None)
@@ -217,10 +223,10 @@ class Worker:
             if inspect.isawaitable(waiting):
                 asyncio.run(_awaited(waiting))
         except DeadLetter as error:
-            return partial(self._put_aside, reason=str(error))
+            return partial(self._dead_letter, reason=str(error))
         except Exception:
             log.exception("job %d of %s failed, delivery %d", job.seq, self.queue, job.deliveries)
-            return self._give_back
+            return self._retry_later
         return self._acknowledge
 
     def _acknowledge(self, job: Job) -> None:
@@ -231,23 +237,23 @@ class Worker:
         else:
             log.warning("job %d of %s was done, but its lease had ended", job.seq, self.queue)
 
-    def _give_back(self, job: Job) -> None:
+    def _retry_later(self, job: Job) -> None:
         delay_ms = self.delay_ms(job.deliveries)
         self._client.nack(self.queue, self.node, [job.seq], delay_ms=delay_ms, lease_ids=[job.lease_id])
         with self._changed:
             self.failed += 1
 
     def delay_ms(self, deliveries: int) -> int:
-        """How long a job that failed so often rests: doubling, and never in step with others."""
+        """The pause before a failed job is retried: doubling with each delivery, and randomized."""
         longest_ms = min(self._first_delay_ms * 2 ** min(deliveries - 1, 60), self._longest_delay_ms)
         return int(longest_ms * random.uniform(0.5, 1.0))
 
-    def _put_aside(self, job: Job, reason: str) -> None:
+    def _dead_letter(self, job: Job, reason: str) -> None:
         """Copy the job to the dead-letter topic, as the server does, then delete it."""
         dead_letter = self._client.topic(self.queue, touch=False).config.dead_letter
         if dead_letter is None:
-            log.error("job %d of %s is hopeless, but the queue has no dead_letter", job.seq, self.queue)
-            self._give_back(job)
+            log.error("job %d of %s can never be done, but the queue has no dead_letter", job.seq, self.queue)
+            self._retry_later(job)
             return
         meta: dict[str, Any] = {
             **(job.meta or {}),
@@ -267,7 +273,7 @@ class Worker:
     # --- Leases --------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        """Extend the leases of running jobs, until none runs and none will."""
+        """Extend the leases of running jobs until the worker has stopped and none is left."""
         interval_s = self._lease_ms / MS_PER_S / HEARTBEATS_A_LEASE
         while True:
             with self._changed:
@@ -303,7 +309,7 @@ def _stopping_on_signals(worker: Worker, is_wanted: bool) -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         worker.stop()
-        # A second one is not for us: it ends the program at once.
+        # A second signal ends the program at once.
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
 
     previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}

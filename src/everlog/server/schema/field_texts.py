@@ -75,7 +75,7 @@ COMMON: Final[dict[str, str]] = {
     "last_seq": "seq of the last record of the batch",
     "last_write_ts": "last append, ms since the epoch, or null",
     "lease_id": "names this lease; goes into `lease_ids`",
-    "lease_ids": 'aligned with `seqs`: a job counts only if its lease is this one; `""` is no check',
+    "lease_ids": 'aligned with `seqs`: a job counts only if its lease is this one; `""` is not checked',
     "lease_ms": "length of the lease; clamped to [100, 86400000]",
     "leases_durable": "leases and delivery counts survive a restart",
     "lenient": "leave topics out that do not exist",
@@ -120,7 +120,7 @@ COMMON: Final[dict[str, str]] = {
     "ttl_ms": "records older than this expire; 0: never",
     "type": "a plain log, or a queue of leased jobs; cannot be changed",
     "uptime_ms": "time since the start",
-    "wait_ms": "long poll: wait for news so long; above 30000 is 30000",
+    "wait_ms": "long poll: wait so long for records; above 30000 is 30000",
     "wal_append_ms": "time until the batch was written",
     "wid": "name of the session; no credential",
 }
@@ -129,7 +129,7 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
     "RecordBody": {"node": "who wrote it, at most 128 bytes; instead of the one of the batch"},
     "AppendBody": {
         "node": "who wrote the records that bring no node themselves",
-        "records": "1 to 10,000 records; kept all or none, with contiguous seqs",
+        "records": "1 to 10,000 records; appended all or none, with contiguous seqs",
         "config": "settings of the topic if this append creates it",
     },
     "DeleteBody": {"before_seq": "only records below this seq"},
