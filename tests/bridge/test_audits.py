@@ -1,4 +1,4 @@
-"""The audits explain what is explained, and nothing else: each kind of loss and repetition is found."""
+"""The audits find each kind of loss and repetition, and report nothing else."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def balanced(audit: TopicAudit) -> TopicAudit:
 # --- Topics ----------------------------------------------------------------------------------------------
 
 
-def test_live_evicted_and_deleted_records_are_told_apart(client: Client, topic: str) -> None:
+def test_live_evicted_and_deleted_records_are_distinguished(client: Client, topic: str) -> None:
     append(client, topic, 2500)
     client.put_topic(topic, {"cap_records": 1500})
     append(client, topic, 10)
@@ -185,7 +185,7 @@ def out(client: Client, path: Path) -> BridgeAudit:
 def test_what_was_forwarded_is_present_or_gone_since(tmp_path: Path, client: Client, topic: str) -> None:
     fill(tmp_path, numbers(0, 95))
     forward(client, tmp_path, topic, batch_records=10)
-    client.append(topic, "of somebody else")
+    client.append(topic, "of another writer")
     assert (out(client, tmp_path).present, out(client, tmp_path).is_sound) == (95, True)
     client.delete_records(topic, before_seq=26)
     audit = out(client, tmp_path)

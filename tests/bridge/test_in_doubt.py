@@ -66,7 +66,7 @@ def test_the_verdict_is_never_wrong(
             topic.append(STATE.node, count)
             landed = range(first, first + count)
         elif kind == "hole":
-            topic.append("nobody", length)
+            topic.append("hole", length)
             topic.dead |= set(range(first, first + length))
         else:
             topic.append("other", length)

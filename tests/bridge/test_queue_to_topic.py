@@ -1,4 +1,4 @@
-"""Out of a queue into a topic: each message once and in order, whatever gets lost on the way."""
+"""From a queue to a topic: each message once and in order, whatever request or answer is lost."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def test_a_batch_that_was_confirmed_but_not_committed_is_not_sent_again(
     fill(tmp_path, numbers(0, 10))
     forward(client, tmp_path, topic)
     stand_at_the_beginning(tmp_path)
-    client.append(topic, "of somebody else")
+    client.append(topic, "of another writer")
     again = forward(client, tmp_path, topic)
     assert (again.forwarded, again.deduplicated) == (10, 1)
-    assert data_of(client, topic) == [*range(10), "of somebody else"]
+    assert data_of(client, topic) == [*range(10), "of another writer"]
 
 
 def test_a_commit_that_a_power_loss_took_back_does_not_repeat_confirmed_batches(
@@ -112,7 +112,7 @@ def test_a_batch_that_came_and_is_gone_is_not_sent_again_while_the_server_knows_
 
 
 @pytest.mark.parametrize(("choice", "found"), [("skip", 0), ("send", 10)])
-def test_a_batch_that_nobody_can_tell_of_stops_the_bridge_until_a_person_decides(
+def test_a_batch_in_doubt_stops_the_bridge_until_a_person_decides(
     tmp_path: Path, client: Client, topic: str, choice: str, found: int
 ) -> None:
     fill(tmp_path, numbers(0, 10))
@@ -127,7 +127,7 @@ def test_a_batch_that_nobody_can_tell_of_stops_the_bridge_until_a_person_decides
     assert forward(client, tmp_path, topic).forwarded == 0
 
 
-def test_a_topic_that_was_created_anew_gets_the_batch_in_doubt(
+def test_a_topic_that_was_recreated_gets_the_batch_in_doubt(
     tmp_path: Path, client: Client, topic: str
 ) -> None:
     fill(tmp_path, numbers(0, 30))
@@ -188,8 +188,8 @@ def test_a_bridge_follows_until_it_is_stopped(tmp_path: Path, client: Client, to
 
 def test_a_bridge_that_cannot_reach_the_server_can_be_stopped(tmp_path: Path) -> None:
     fill(tmp_path, numbers(0, 5))
-    with Client("http://127.0.0.1:9") as nobody:
-        bridge = QueueToTopic(nobody, QueueToTopicSettings(str(tmp_path), "t", "b"))
+    with Client("http://127.0.0.1:9") as unreachable:
+        bridge = QueueToTopic(unreachable, QueueToTopicSettings(str(tmp_path), "t", "b"))
         thread = threading.Thread(target=bridge.run)
         thread.start()
         eventually("it has tried", lambda: bridge.progress.retries > 0)
@@ -230,7 +230,7 @@ def test_there_must_be_a_queue(tmp_path: Path, client: Client) -> None:
         forward(client, tmp_path / "nothing", "t")
 
 
-def test_a_weak_class_of_the_topic_is_told(tmp_path: Path, client: Client) -> None:
+def test_a_topic_of_a_weak_class_is_a_warning(tmp_path: Path, client: Client) -> None:
     client.put_topic("weak", {"durability": "ephemeral"})
     fill(tmp_path, numbers(0, 1))
     told: list[str] = []

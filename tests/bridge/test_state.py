@@ -1,4 +1,4 @@
-"""What a bridge remembers survives a torn write, and is never taken for somebody else's."""
+"""The state of a bridge survives a torn write, and is never read as that of another bridge."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_two_that_begin_together_have_one_identity(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "bridges").iterdir()] == ["b.state"]
 
 
-def test_damage_and_other_versions_are_told(tmp_path: Path) -> None:
+def test_damage_and_other_versions_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bridges").mkdir()
     Path(state_path(str(tmp_path), "b")).write_bytes(b"\xff" * 2048)
     with pytest.raises(CorruptMetadata, match="no valid state"):

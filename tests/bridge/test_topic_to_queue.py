@@ -1,4 +1,4 @@
-"""Out of a topic into a queue: each record once and in order, however much of a batch a crash let through."""
+"""From a topic to a queue: each record once and in order, whatever part of a batch a crash leaves."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_deleted_records_leave_no_trace(tmp_path: Path, client: Client, topic: s
     assert texts(tmp_path) == numbers(3, 10)
 
 
-def test_a_topic_that_was_created_anew_is_read_from_its_start(
+def test_a_topic_that_was_recreated_is_read_from_its_start(
     tmp_path: Path, client: Client, topic: str
 ) -> None:
     append_numbers(client, topic, 0, 10)
@@ -232,7 +232,7 @@ def test_messages_of_another_writer_in_an_incomplete_batch_are_noticed(
         bring(client, tmp_path / "second", topic)
 
 
-def test_messages_of_another_writer_behind_the_batch_are_told_and_harmless(
+def test_messages_of_another_writer_behind_the_batch_are_a_warning(
     tmp_path: Path, client: Client, topic: str
 ) -> None:
     append_numbers(client, topic, 0, 3)

@@ -35,7 +35,7 @@ KEYS_KEPT_MS = 1500
 
 
 def free_port() -> int:
-    """A port that nobody uses; the server keeps it over all its lives, so that bridges find it again."""
+    """A free port; the server keeps it over all restarts, so that bridges find it again."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -228,7 +228,8 @@ class _TopicToQueueAudit:
         missing = audit.forwarded - audit.present - audit.unexplained
         audit.gone = max(0, missing)
         if missing < 0:
-            audit.problem(0, 0, f"{-missing} messages more than the bridge has forwarded; who else writes?")
+            extra = f"{-missing} more messages than the bridge has forwarded"
+            audit.problem(0, 0, f"{extra}; does another program write to the queue?")
         return audit
 
     def _following(self, messages: Iterator[int], last: int) -> int | None:
@@ -278,7 +279,7 @@ class _TopicToQueueAudit:
 
 
 def _is_before(stamp: int, wanted: int) -> bool:
-    """Whether a record came before another one; digits of one millisecond may have started over."""
+    """Whether a record precedes another one; the digits may wrap around within a millisecond."""
     if stamp // NS_PER_MS != wanted // NS_PER_MS:
         return stamp < wanted
     distance = (wanted - stamp) % SEQ_DIGITS
