@@ -1,7 +1,7 @@
 """The jobs as a program for `spark-submit`: the commands of `everlog pipeline` with the session it gives.
 
-Owns nothing but the entry: `spark-submit --master ... everlog_submit.py archive --queue feed --lake lake`.
-It lies beside the package, because Python looks for modules in the folder of the program it runs first.
+`spark-submit --master ... everlog_submit.py archive --queue feed --lake lake`. It is beside the package,
+because Python first looks for modules in the directory of the program.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def write_order_queue(path: str, events: int, markets: int) -> int:
 def fetch(path: str) -> None:
     """Read all files of a queue, so that none is read from the disk while something is timed.
 
-    Some machines write out what nobody has touched for a minute, which is less than a round takes.
+    Some machines page out memory that was unused for a minute, which is less than a round takes.
     """
     block = bytearray(READ_BYTES)
     for file in sorted(Path(path).glob("*.q")):

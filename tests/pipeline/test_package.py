@@ -1,4 +1,4 @@
-"""The package itself: what is said where Spark is not installed."""
+"""The package without Spark: the error names what to install."""
 
 from tests.support.command_lines import run_python
 
@@ -12,5 +12,5 @@ except ModuleNotFoundError as error:
 """
 
 
-def test_without_spark_the_import_tells_what_to_install() -> None:
+def test_without_spark_the_import_error_names_the_extra() -> None:
     assert "pip install 'everlog[spark]'" in run_python(WITHOUT_SPARK).stdout

@@ -1,4 +1,4 @@
-"""Commands of the pipeline: what is wrong with their arguments is said before a session starts."""
+"""Commands of the pipeline: wrong arguments are refused before a session starts."""
 
 from __future__ import annotations
 

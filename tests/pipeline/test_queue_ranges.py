@@ -1,4 +1,4 @@
-"""Planning and reading ranges of a queue: everything once, and what is gone is told."""
+"""Planning and reading ranges of a queue: every message once, and every gap reported."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def test_a_path_without_a_queue_is_named(tmp_path: Path) -> None:
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.integers(1, 60)),
-        st.tuples(st.sampled_from(["delete the oldest", "restart", "begin anew"]), st.just(0)),
+        st.tuples(st.sampled_from(["delete the oldest", "restart", "recreate"]), st.just(0)),
     ),
     max_size=12,
 )
 
 
 @given(steps=STEPS)
-def test_who_asks_again_is_told_what_is_there_now(
+def test_later_calls_return_the_present_bounds(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
     path = str(tmp_path_factory.mktemp("held") / "queue")
@@ -91,9 +91,9 @@ def test_who_asks_again_is_told_what_is_there_now(
             end += count
         elif step == "delete the oldest" and len(held.ranges()) > 1:
             delete_oldest_segment(path)
-        elif step in ("restart", "begin anew"):
+        elif step in ("restart", "recreate"):
             writer.close()
-            if step == "begin anew":
+            if step == "recreate":
                 shutil.rmtree(path)
                 end = 0
             writer = Queue.open_publisher(path, segment_size=SEGMENT_SIZE)
@@ -114,7 +114,7 @@ def wipe(path: str, seq: int) -> None:
         file.write(bytes(4))
 
 
-def test_who_asks_again_does_not_look_through_the_same_messages_again(queue: str) -> None:
+def test_later_calls_do_not_scan_the_same_messages_again(queue: str) -> None:
     held = QueueBounds(queue)
     head = held.ranges()[-1]
     wipe(queue, head.first + 1)
@@ -122,7 +122,7 @@ def test_who_asks_again_does_not_look_through_the_same_messages_again(queue: str
     assert held.ranges()[-1] == head
 
 
-def test_who_asks_again_begins_anew_where_the_newest_message_is_gone(queue: str) -> None:
+def test_a_later_call_scans_again_if_the_newest_message_is_gone(queue: str) -> None:
     held = QueueBounds(queue)
     end = held.bounds().end
     wipe(queue, end - 1)

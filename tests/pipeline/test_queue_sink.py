@@ -110,8 +110,8 @@ def test_flags_and_the_name_of_the_queue_may_be_left_out(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("tasks", "said"),
     [
-        ([[rows(0, 5), rows(6, 9)]], "seq 6 came where 5 should.*repartitionByRange"),
-        ([[rows(0, 5), rows(4, 9)]], "seq 4 came where 5 should"),
+        ([[rows(0, 5), rows(6, 9)]], "found seq 6 instead of 5.*repartitionByRange"),
+        ([[rows(0, 5), rows(4, 9)]], "found seq 4 instead of 5"),
         ([[rows(0, 5)], [rows(6, 9)]], "exactly once"),
         ([[rows(0, 1, seq=pa.array([None], pa.int64()))]], "without seq"),
         ([[rows(0, 1, type_id=pa.array([0xFFFF], pa.int32()))]], "type_id is 65535"),

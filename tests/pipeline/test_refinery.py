@@ -1,4 +1,4 @@
-"""The refinery: queues by symbol, day and stream that say the same as the raw one, however often it runs."""
+"""The refinery: queues by symbol, day and stream with the messages of the raw one, however often it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replay writes, without Spark: the tasks together say what one machine says, whoever gets what."""
+"""What a replay writes, without Spark: all tasks together give the rows of one machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from everlog.market import BookSet, BookSettings, Outputs
 from everlog.market.protocol import BookEventType, TypeId
 from everlog.market.replay import Replay
 from everlog.pipeline import queue_ranges
-from everlog.pipeline.jobs.market_tasks import Dealt, dealt_messages
+from everlog.pipeline.jobs.market_tasks import TaskFilter, task_messages
 from everlog.pipeline.jobs.replay import DEPTH, REPORT, TOP, BookTables, ReplayPlan
 from everlog.queue import Queue
 from everlog.seq_ranges import SeqRange
@@ -42,7 +42,7 @@ def replayed(
         state: bytes | None = None
         for first, end in itertools.pairwise(bounds):
             books = BookTables(plan, NAMES, state)
-            for rows in books.replay(path, SeqRange(first, end), Dealt(tasks, number)):
+            for rows in books.replay(path, SeqRange(first, end), TaskFilter(tasks, number)):
                 found[rows.table] += rows.batch.to_pylist()
             state = books.state()
     return {
@@ -176,7 +176,7 @@ def test_every_message_falls_to_one_task(tasks: int) -> None:
 
 def _dealt_seqs(path: str, held: SeqRange, tasks: int, with_trades: bool) -> Iterator[int]:
     for number in range(tasks):
-        for some in dealt_messages(path, held, Dealt(tasks, number, trades=with_trades)):
+        for some in task_messages(path, held, TaskFilter(tasks, number, trades=with_trades)):
             assert not isinstance(some, queue_ranges.Gap)
             yield from np.asarray(some.seq).tolist()
 
@@ -195,6 +195,6 @@ def test_a_plan_that_makes_no_table_is_refused(wrong: dict[str, int]) -> None:
 
 def test_rows_name_the_market_they_are_of(queue: str) -> None:
     books = BookTables(ReplayPlan(depth=0), NAMES)
-    rows = list(books.replay(queue, queue_ranges.bounds(queue), Dealt(1, 0)))
+    rows = list(books.replay(queue, queue_ranges.bounds(queue), TaskFilter(1, 0)))
     assert {one.market.market_id for one in rows if one.market} == set(MARKETS)
     assert {one.table for one in rows} == {TOP}

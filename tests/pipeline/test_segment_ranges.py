@@ -122,7 +122,7 @@ def test_a_gap_comes_between_the_records_around_it(stage: Stage) -> None:
     assert min(order[place + 1 :]) >= 17
 
 
-def test_files_that_nobody_finds_again_are_lost_to_retention(stage: Stage) -> None:
+def test_files_that_stay_missing_are_a_gap_of_retention(stage: Stage) -> None:
     pieces = BulkView(str(stage.data_dir)).plan("t", 1, 9)
     shutil.rmtree(stage.data_dir / "topics")
     found = list(segment_ranges.read("t", pieces, EVERYTHING, ("seq",), lambda first, end: pieces))
@@ -157,7 +157,7 @@ def test_records_that_move_from_the_log_to_segments_meanwhile_are_not_lost(stage
     ]
 
 
-def test_a_topic_that_is_replaced_meanwhile_is_told_and_not_mixed(stage: Stage) -> None:
+def test_a_topic_that_is_replaced_meanwhile_is_a_gap_and_not_mixed(stage: Stage) -> None:
     def replace() -> None:
         stage.delete_topic("t")
         stage.append_each("t", range(RECORDS))

@@ -1,4 +1,4 @@
-"""How rows are cut into appends: the same appends under the same keys, however the rows come."""
+"""How rows become appends: the same appends under the same keys, whatever the Arrow batches are."""
 
 from __future__ import annotations
 

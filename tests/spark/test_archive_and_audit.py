@@ -18,8 +18,9 @@ from everlog.cli.pipeline import DECODINGS
 from everlog.errors import InvalidConfig
 from everlog.market.protocol import TypeId, new_l3_records
 from everlog.pipeline import decoding
-from everlog.pipeline.jobs.archive import APPLICATION_FILE, archive_queue, archive_topics
+from everlog.pipeline.jobs.archive import archive_queue, archive_topics
 from everlog.pipeline.jobs.audit import StreamAudit, audit_queue, audit_topics
+from everlog.pipeline.jobs.batches import APPLICATION_FILE
 from everlog.pipeline.jobs.market_tasks import NS_PER_DAY
 from everlog.pipeline.lake import LakeTable
 from everlog.queue import Queue
@@ -198,7 +199,7 @@ def test_a_table_of_decoded_messages_is_partitioned_by_date_and_venue(
     assert LakeTable(lake, "orders").read(spark, where={"venue_id": "2"}).count() == 2
 
 
-def test_the_command_decodes_if_it_is_told_to_and_names_the_choices(
+def test_the_command_has_a_decode_option_and_names_the_choices(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(everlog.pipeline, "spark_session", lambda **options: spark)

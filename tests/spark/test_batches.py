@@ -1,4 +1,4 @@
-"""A query that hands its batches to a function: in what order things are kept, and what is refused."""
+"""A query that passes its batches to a function: the order of its syncs and commits, and what is refused."""
 
 import os
 from collections.abc import Callable
@@ -27,7 +27,7 @@ spark.stop()
 """
 
 
-def test_a_process_with_too_many_open_files_is_told_so_instead_of_waiting(tmp_path: Path) -> None:
+def test_a_process_with_too_many_open_files_fails_instead_of_waiting(tmp_path: Path) -> None:
     told = run_python(MANY_FILES, tmp_path / "checkpoint").stdout
     assert "has so many files open" in told and "up to 1023" in told
 

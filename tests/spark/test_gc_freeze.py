@@ -1,4 +1,4 @@
-"""What a worker of Spark has loaded is no work for its collector."""
+"""Modules that a Spark worker has loaded are excluded from garbage collection."""
 
 from __future__ import annotations
 

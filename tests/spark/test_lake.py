@@ -84,7 +84,7 @@ def test_what_is_committed_survives_a_power_loss(tmp_path: Path, seed: int) -> N
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_batch_is_called_a_repeat_only_if_it_survives_a_power_loss(tmp_path: Path, seed: int) -> None:
-    """Whoever committed it died before the sync; whoever comes next will let the source delete it."""
+    """A killed run has committed but not synced; the next one must sync before the source may be deleted."""
     fs = FaultFs(tmp_path, seed=seed)
     table = LakeTable(tmp_path / "lake", "records", fs)
     commit_without_spark(table, fs, 0)

@@ -1,4 +1,4 @@
-"""Tasks that know nothing but their number."""
+"""Numbered tasks without a DataFrame."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_each_number_has_one_task_of_its_own_and_all_results_come_back(spark: Sp
     assert found == {(number, number): number for number in range(1, 5)}
 
 
-def test_what_goes_wrong_in_a_task_is_told_in_its_words(spark: SparkSession) -> None:
+def test_an_error_in_a_task_keeps_its_message(spark: SparkSession) -> None:
     def work(number: int) -> Iterator[int]:
         if number == 1:
             raise Corrupt("segment 7 is torn")

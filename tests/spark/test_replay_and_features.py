@@ -101,12 +101,12 @@ def test_a_run_over_the_same_messages_changes_nothing_and_one_over_more_replaces
     assert LakeTable(lake, "tops").read(spark).count() == first.rows
 
 
-def test_a_queue_that_was_made_anew_is_not_taken_for_the_old_one(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_queue_that_was_created_again_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     path, lake = tmp_path / "queue", str(tmp_path / "lake")
     write_market_queue(str(path))
     replay_books(spark, str(path), lake, "tops")
     path.rename(tmp_path / "old")
     with Queue.open_publisher(str(path)) as writer:
         writer.append(99, b"x")
-    with pytest.raises(InvalidConfig, match="was it made anew"):
+    with pytest.raises(InvalidConfig, match="was it created again"):
         replay_books(spark, str(path), lake, "tops")

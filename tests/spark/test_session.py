@@ -21,7 +21,7 @@ def test_workers_are_reached_through_sockets_of_this_machine(spark: SparkSession
 
 
 @pytest.mark.parametrize("wanted", ["", "-Xss4m"])
-def test_garbage_is_collected_for_throughput_unless_somebody_chooses(wanted: str) -> None:
+def test_garbage_is_collected_for_throughput_unless_another_collector_is_set(wanted: str) -> None:
     options = _java_options({"spark.driver.extraJavaOptions": wanted}).split()
     assert [option for option in options if option.endswith("GC")] == ["-XX:+UseParallelGC"]
     assert set(wanted.split()) <= set(options)

@@ -101,7 +101,7 @@ def test_the_key_is_in_no_plan(
     assert "sesame" not in shown.out + shown.err
 
 
-def test_a_wrong_key_is_told_without_repeating_it(spark: SparkSession, server: HttpApi) -> None:
+def test_the_error_for_a_wrong_key_does_not_contain_the_key(spark: SparkSession, server: HttpApi) -> None:
     with pytest.raises(AnalysisException, match=r"token|key") as refused:
         load(spark, server, "trades", key="open-up").count()
     assert "open-up" not in str(refused.value)

@@ -42,6 +42,7 @@ from everlog.queue import Queue, QueueWriter
 from everlog.queue.config import MIB, WriterConfig
 from everlog.queue.control import ControlBlock
 from everlog.queue.faults import io_errors
+from everlog.seq_ranges import SeqRange
 
 _IMPORTERS: Final[tuple[Importer, ...]] = (
     TardisBook(),
@@ -126,7 +127,7 @@ class ImportRun:
 
     def _import(self, paths: Sequence[str]) -> ImportResult:
         """Import one file, or the files that are one import together."""
-        digest = _joint_hash(paths)
+        digest = joint_hash([file_hash(path) for path in paths])
         earlier = self._ledger.finished(self._importer.name, digest)
         if earlier is not None and not self._request.force:
             for path in paths:
@@ -183,7 +184,16 @@ class ImportRun:
                 self._append_all(paths, ImportContext(self._request.options, tally, rejects), writer)
                 rejects.close()
                 writer.flush_sync()
-                entry = self._entry(paths, digest, tally, (first_seq, first_segment), writer)
+                entry = ledger_entry(
+                    self._importer.name,
+                    paths,
+                    digest,
+                    tally,
+                    self._request.options,
+                    self._clock.wall_ns(),
+                    SeqRange(first_seq, writer.next_seq),
+                    SeqRange(first_segment, writer.segment_id + 1),
+                )
         except Exception:
             rejects.close()
             if first_seq is not None:
@@ -218,39 +228,6 @@ class ImportRun:
             context.tally.notes.append("there is no row in it")
         elif context.tally.dropped_rows and not context.tally.groups:
             context.tally.notes.append("there is no snapshot in it, so no row gave an event")
-
-    def _entry(
-        self,
-        paths: Sequence[str],
-        digest: str,
-        tally: Tally,
-        start: tuple[int, int],
-        writer: QueueWriter,
-    ) -> LedgerEntry:
-        first_seq, first_segment = start
-        return LedgerEntry(
-            format=self._importer.name,
-            source_path=_source_path(paths),
-            file_hash=digest,
-            rows=tally.rows,
-            groups=tally.groups,
-            segments=writer.segment_id - first_segment + 1,
-            min_ts_ns=tally.min_ts_ns,
-            max_ts_ns=tally.max_ts_ns,
-            imported_at_ns=self._clock.wall_ns(),
-            venue=tally.venue,
-            symbol=tally.symbol,
-            date=tally.date,
-            stream=tally.stream,
-            first_seq=first_seq,
-            end_seq=writer.next_seq,
-            first_segment=first_segment,
-            last_segment=writer.segment_id,
-            dropped_rows=tally.dropped_rows,
-            gaps=tally.gaps,
-            quarantined=tally.quarantined,
-            options=asdict(self._request.options),
-        )
 
     # -- removing ------------------------------------------------------------------------
 
@@ -315,9 +292,44 @@ def import_files(
     return ImportRun(request, advance=advance).run()
 
 
-def _joint_hash(paths: Sequence[str]) -> str:
-    """Return the hash of a file, or of the hashes of several, in whatever order they were named."""
-    hashes = [file_hash(path) for path in paths]
+def ledger_entry(
+    format_name: str,
+    paths: Sequence[str],
+    digest: str,
+    tally: Tally,
+    options: ImportOptions,
+    imported_at_ns: int,
+    seqs: SeqRange,
+    segments: SeqRange,
+) -> LedgerEntry:
+    """Return the ledger entry of a finished import; `segments` is empty if it did not write a queue."""
+    return LedgerEntry(
+        format=format_name,
+        source_path=_source_path(paths),
+        file_hash=digest,
+        rows=tally.rows,
+        groups=tally.groups,
+        segments=segments.size,
+        min_ts_ns=tally.min_ts_ns,
+        max_ts_ns=tally.max_ts_ns,
+        imported_at_ns=imported_at_ns,
+        venue=tally.venue,
+        symbol=tally.symbol,
+        date=tally.date,
+        stream=tally.stream,
+        first_seq=seqs.first,
+        end_seq=seqs.end,
+        first_segment=segments.first,
+        last_segment=max(segments.first, segments.end - 1),
+        dropped_rows=tally.dropped_rows,
+        gaps=tally.gaps,
+        quarantined=tally.quarantined,
+        options=asdict(options),
+    )
+
+
+def joint_hash(hashes: Sequence[str]) -> str:
+    """Return the hash of a file, or one of the hashes of several, whatever their order."""
     if len(hashes) == 1:
         return hashes[0]
     return hashlib.blake2b("".join(sorted(hashes)).encode(), digest_size=32).hexdigest()

@@ -94,7 +94,7 @@ def _same(names: str) -> dict[str, str]:
 
 
 _MESSAGE: Final = {"queue": pa.string(), "seq": LONG, "ts_ns": LONG}
-_HEADER: Final = _fields(BOOK_EVENT_HEADER, 0, _same(" ".join(BOOK_EVENT_HEADER.names or ())))
+HEADER_FIELDS: Final = _fields(BOOK_EVENT_HEADER, 0, _same(" ".join(BOOK_EVENT_HEADER.names or ())))
 _MARKET: Final = {"venue_id": INT, "market_id": LONG, "stream_id": LONG}
 _TIMES: Final = {"ingest_ts_ns": LONG, "exchange_ts_ns": LONG, "native_seq": LONG}
 
@@ -142,7 +142,7 @@ L3: Final = Decoding(
         **dict.fromkeys(("order_id", "bid_order_id", "ask_order_id", "price", "qty", "amt"), LONG),
     },
     # The event's own type and flags, not those of the header, which are the same for all of them.
-    _HEADER | _fields(L3_EVENT, HEADER_BYTES, _same(" ".join(L3_EVENT.names or ()))),
+    HEADER_FIELDS | _fields(L3_EVENT, HEADER_BYTES, _same(" ".join(L3_EVENT.names or ()))),
 )
 BOOK: Final = Decoding(
     TypeId.BOOK_EVENT,
@@ -159,7 +159,7 @@ BOOK: Final = Decoding(
         "bids": LEVELS,
         "asks": LEVELS,
     },
-    _HEADER,
+    HEADER_FIELDS,
 )
 DECODINGS: Final = {"raw": RAW, "book": BOOK, "trade": TRADES, "l3": L3}
 
@@ -251,10 +251,10 @@ def select(
         return some
     _check_book_events(some)
     if decoding.book_mode is not None:
-        some = some.where(some.values(_HEADER["book_mode"]) == decoding.book_mode)
+        some = some.where(some.values(HEADER_FIELDS["book_mode"]) == decoding.book_mode)
     for name, numbers in (("venue_id", venues), ("market_id", markets)):
         if numbers:
-            some = some.where(np.isin(some.values(_HEADER[name]), numbers))
+            some = some.where(np.isin(some.values(HEADER_FIELDS[name]), numbers))
     if decoding.book_mode == BookMode.L3:
         _check_lengths(some, L3_RECORD_BYTES, "order event")
     return some
@@ -266,7 +266,7 @@ def column(decoding: Decoding, some: MessageSelection, name: str) -> pa.Array:
     if name == "payload":
         data, begins = some.batch.joined(None if len(some) == len(some.batch) else some.rows)
         return pa.Array.from_buffers(kind, len(some), [None, pa.py_buffer(begins), pa.py_buffer(data)])
-    if decoding is BOOK and name not in _HEADER and name not in MESSAGE_FIELDS:
+    if decoding is BOOK and name not in HEADER_FIELDS and name not in MESSAGE_FIELDS:
         return _body_column(some, name, kind)
     values = some.values(MESSAGE_FIELDS.get(name) or decoding.fields[name])
     if name == "is_buyer_maker":
@@ -297,9 +297,9 @@ def _check_book_events(some: MessageSelection) -> None:
         raise Corrupt(
             f"message {some.seq(row)} is a book event of {lengths[row]} bytes; its header has {HEADER_BYTES}"
         )
-    headers = np.empty(len(lengths), [(name, _HEADER[name].dtype) for name in _CHECKED])
+    headers = np.empty(len(lengths), [(name, HEADER_FIELDS[name].dtype) for name in _CHECKED])
     for name in _CHECKED:
-        headers[name] = some.values(_HEADER[name])
+        headers[name] = some.values(HEADER_FIELDS[name])
     check_headers(headers, lengths)
 
 
@@ -320,7 +320,7 @@ class _Bodies(NamedTuple):
 
 def _bodies(some: MessageSelection) -> tuple[_Bodies, _Bodies]:
     """Return the diffs and the snapshots; resets and heartbeats have no body."""
-    kinds = some.values(_HEADER["event_type"])
+    kinds = some.values(HEADER_FIELDS["event_type"])
     lengths = some.lengths
     found = []
     for kind, layout in ((BookEventType.DIFF, L2_DIFF), (BookEventType.SNAPSHOT, L2_SNAPSHOT)):

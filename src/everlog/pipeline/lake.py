@@ -1,9 +1,8 @@
 """The lake: Delta tables that Spark tasks fill and one transaction commits.
 
-Owns how files of a table are written, committed, listed and read back. A table is an ordinary Delta table,
-to be read by whatever reads Delta. Tasks write Parquet files with unique names; nobody sees them until the
-driver commits all of a batch at once, with the batch's number as the transaction id, so that a batch which is
-run again changes nothing. What failed tasks leave is removed by `vacuum`.
+A table is an ordinary Delta table. Tasks write Parquet files with unique names; they are not visible until
+the driver commits all files of a batch at once, with the batch's number as the transaction id, so a batch
+that runs again changes nothing. `vacuum` removes the files of failed tasks.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Appended(NamedTuple):
 
 
 Written = Sequence[Mapping[str, Any]]
-"""Rows of `WRITTEN_SCHEMA`: the files that tasks have written."""
+"""Descriptions of files that tasks have written: rows of `WRITTEN_SCHEMA`."""
 
 Ranges = Mapping[str, tuple[Any, Any]]
 """Columns, and the smallest and the largest value that is wanted of each."""
@@ -108,14 +107,14 @@ class LakeTable:
         return self.commit(written, given, application, batch, partition_by, replace=replace, also=also)
 
     def repeated(self, application: str, batch: int) -> Appended | None:
-        """Return what to say of a batch that this application has committed already, None if it has not."""
+        """Return the result of a batch that this application has committed already, None if it has not."""
         table = self.open()
         if table is None:
             return None
         committed = table.transaction_version(application)
         if committed is None or committed < batch:
             return None
-        self._sync_log(0, table.version())  # whoever committed it may have died before the sync
+        self._sync_log(0, table.version())  # the run that committed it may have been killed before the sync
         return Appended(table.version(), 0, 0, True, {})
 
     def commit(
@@ -129,12 +128,12 @@ class LakeTable:
         replace: bool | Mapping[str, str] = False,
         also: Sequence[str] = (),
     ) -> Appended:
-        """Make files that tasks wrote and synced below `path` part of the table, all at once and for good.
+        """Add files that tasks wrote and synced below `path` to the table, in one durable transaction.
 
-        The caller has asked `repeated` before; the arguments are those of `append`. `replace` may name
+        The caller has checked `repeated` before; the arguments are those of `append`. `replace` may name
         partitions: only these are replaced.
         """
-        # Columns that come later are missing in earlier files, so every column may be empty.
+        # Earlier files do not have columns that are added later, so every column is nullable.
         schema = pa.schema([field.with_nullable(True) for field in given])
         actions = [_add_action(row) for row in written]
         properties = CommitProperties(
@@ -171,7 +170,7 @@ class LakeTable:
         return Appended(table.version(), rows, len(actions), False, _highest(written))
 
     def _write(self, frame: DataFrame, partition_by: tuple[str, ...]) -> list[dict[str, Any]]:
-        """Let the tasks write their files; return what they say of them."""
+        """Write the rows in tasks; return the descriptions of the files."""
         os.makedirs(self.path, exist_ok=True)
         path = self.path
 
@@ -183,7 +182,7 @@ class LakeTable:
         return [row.asDict() for row in rows]
 
     def _sync_names(self, written: Written) -> None:
-        """Make the names of files survive a power loss, before the log speaks of them."""
+        """Sync the directories of new files, before the log names them."""
         folders = {self.path}
         for row in written:
             folder = os.path.dirname(os.path.join(self.path, row["path"]))
@@ -194,15 +193,15 @@ class LakeTable:
             self._fs.fsync_dir(folder)
 
     def _sync_folders_above(self) -> None:
-        """As `_sync_names` for the folders above the table: tasks may have made them."""
+        """Sync the directories above the table: tasks may have created them."""
         folder = self.path
         while (above := os.path.dirname(folder)) != folder:
             folder = above
-            with contextlib.suppress(PermissionError):  # then nobody here has made what is in it
+            with contextlib.suppress(PermissionError):  # then this user has created nothing in it
                 self._fs.fsync_dir(folder)
 
     def _sync_log(self, first: int, last: int) -> None:
-        """Make these versions survive a power loss; the library that writes them does not."""
+        """Sync these versions of the log; the library that writes them does not."""
         log = os.path.join(self.path, "_delta_log")
         for version in range(first, last + 1):
             sync_path(self._fs, os.path.join(log, f"{version:020}.json"))
@@ -277,7 +276,7 @@ class LakeTable:
         return frame
 
     def compact(self) -> dict[str, Any]:
-        """Join small files into larger ones; the content stays, readers notice nothing."""
+        """Join small files into larger ones; the content stays the same."""
         table = self.open()
         return {} if table is None else table.optimize.compact(target_size=COMPACT_BYTES)
 
@@ -286,7 +285,8 @@ class LakeTable:
         table = self.open()
         if table is None:
             return []
-        self._fs.sync_file_system(self.path)  # files that were joined go, so the joint ones have to be there
+        # The joined files must be on disk before the small ones are deleted.
+        self._fs.sync_file_system(self.path)
         hours = int(keep.total_seconds() // 3600)
         return table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
 

@@ -1,6 +1,6 @@
-"""What a Spark task writes for the lake: Parquet files by partition, and what the log says of each.
+"""Parquet files that Spark tasks write for the lake: names, partition directories and statistics.
 
-Owns file names, partition directories and statistics. Runs inside tasks; commits nothing.
+Runs inside tasks; commits nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 OPEN_FILES_MAX: Final = 32
-"""More partitions than this at a time close the file that was opened first."""
+"""With more partitions than this, the file that was opened first is closed."""
 
 ROW_GROUP_BYTES: Final = 8 << 20
-"""Rows wait until there are so many bytes of them: small row groups make files large and slow to read."""
+"""Bytes of a row group: small ones make files large and slow to read."""
 
 STATISTICS_TEXT_MAX: Final = 64
-"""Longer texts have no statistics: cut ones would not bound the values."""
+"""Longer texts have no statistics: truncated ones would not bound the values."""
 
 WRITTEN_SCHEMA: Final = pa.schema(
     [
@@ -43,7 +43,7 @@ Values = tuple[str | None, ...]
 
 
 class _File:
-    """One Parquet file that is being written; rows wait until they are worth a row group."""
+    """One Parquet file that is being written; rows are buffered up to a row group."""
 
     def __init__(self, root: str, partition_by: tuple[str, ...], values: Values, schema: pa.Schema) -> None:
         self.values = values
@@ -68,7 +68,7 @@ class _File:
         self._waiting, self._waiting_bytes = [], 0
 
     def finish(self, partition_by: tuple[str, ...]) -> dict[str, Any]:
-        """Close and sync it; return what the log has to say of it."""
+        """Close and sync it; return its description for the log."""
         self._flush()
         self._writer.close()
         with open(self._path, "rb+") as file:
@@ -93,7 +93,7 @@ class TableFiles:
         self._open: dict[Values, _File] = {}
 
     def write(self, batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-        """Add rows; yields what the log says of files that had to be finished for it."""
+        """Add rows; yields the descriptions of files that had to be closed for it."""
         if not batch.num_rows:
             return
         for values, rows in _by_partition(pa.Table.from_batches([batch]), self._partition_by):
@@ -104,7 +104,7 @@ class TableFiles:
             self._open[values].write(rows)
 
     def finish(self) -> Iterator[dict[str, Any]]:
-        """Finish all files; yields what the log says of each."""
+        """Close all files; yields the description of each."""
         while self._open:
             yield self._open.pop(next(iter(self._open))).finish(self._partition_by)
 
@@ -122,7 +122,7 @@ def write_files(
 
 
 def written(row: dict[str, Any]) -> pa.RecordBatch:
-    """Return what is said of a file as the row that a task hands over."""
+    """Return the description of a file as the row that a task returns."""
     return pa.RecordBatch.from_pylist([row], schema=WRITTEN_SCHEMA)
 
 
@@ -146,12 +146,12 @@ def _by_partition(rows: pa.Table, partition_by: tuple[str, ...]) -> Iterator[tup
 
 
 def _escaped(value: str | None) -> str:
-    """Return a partition's value as a directory may show it; the usual word stands for none."""
+    """Return the value of a partition for a directory name; null has the name that Hive gave it."""
     return "__HIVE_DEFAULT_PARTITION__" if value is None else quote(value, safe=" -_.+@")
 
 
 def statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
-    """Return what lets a reader skip the file: rows, and smallest, largest and missing values by column."""
+    """Return the statistics that allow a reader to skip the file, by column."""
     lowest: dict[str, Any] = {}
     highest: dict[str, Any] = {}
     missing: dict[str, int] = {}
@@ -186,7 +186,7 @@ def statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as the log spells it, None if it has no use there."""
+    """Return a value as the log encodes it, None if the log cannot use it."""
     if isinstance(value, bool | bytes):
         return None
     if isinstance(value, int | float):

@@ -1,6 +1,6 @@
 """Options of the Spark formats: their names, their meaning, and errors that list what is valid.
 
-Owns the parsing of text into values. Knows no source; each source says which options it takes.
+Parses text into values; each source names the options that it accepts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from everlog.errors import InvalidConfig
 
 U64_MAX: Final = 2**64 - 1
 OF_SPARK: Final = frozenset({"checkpointlocation"})
-"""Options that Spark itself takes and hands on all the same."""
+"""Options of Spark itself, which it passes to the format as well."""
 
 ON_DATA_LOSS: Final = ("fail", "record")
 
@@ -46,11 +46,11 @@ class Options:
             )
 
     def __contains__(self, name: str) -> bool:
-        """Tell whether the option was given, and not empty."""
+        """Whether the option was given, and not empty."""
         return bool(self._given.get(name.lower(), ""))
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return an option as it is; without it the default, or an error if there is none."""
+        """Return the text of an option, or the default; without both, an error."""
         value = self._given.get(name.lower(), "")
         if value:
             return value
@@ -75,7 +75,7 @@ class Options:
         return int(value)
 
     def start(self, name: str, default: Start) -> Start:
-        """Return a place: a word, or JSON with one of `seq` and `ts_ns`, such as `{"seq": 17}`."""
+        """Return a start: a word, or JSON with one of `seq` and `ts_ns`, such as `{"seq": 17}`."""
         if name not in self:
             return default
         value = self.text(name)

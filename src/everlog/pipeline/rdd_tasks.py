@@ -1,6 +1,6 @@
 """Numbered tasks without a DataFrame: planning and compiling a query costs a short job more than its work.
 
-For tasks that return little; rows travel as Arrow batches elsewhere.
+For tasks that return little; rows go through Spark as Arrow batches elsewhere.
 """
 
 from __future__ import annotations

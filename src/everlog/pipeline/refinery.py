@@ -1,9 +1,8 @@
 """The refinery: a raw queue with many symbols becomes queues of one symbol, day and stream each.
 
-Owns which message goes where, when a snapshot is put in, and what makes a second run harmless; knows nothing
-of Spark. Below `<root>/v1/<venue>/<symbol>/<date>/` the stream `book` holds the book events of that UTC day
-of exchange time, with an L2 snapshot of the book before the first of them and then every minute; `trades` its
-trades; `late` what came more than an hour after the day had ended.
+Does not depend on Spark. Below `<root>/v1/<venue>/<symbol>/<date>/` the stream `book` holds the book events
+of that UTC day of exchange time, with an L2 snapshot of the book before the first of them and then every
+minute; `trades` its trades; `late` what arrived more than an hour after the end of the day.
 
 What goes into a queue depends on the raw messages alone, in their order. So a queue that has n messages has
 the first n of them: a run that is repeated appends nothing, and one that was killed is carried on exactly.
@@ -28,7 +27,6 @@ from everlog.fs import OsFs
 from everlog.market.books import L2Book
 from everlog.market.packing import PackedRecords
 from everlog.market.protocol import (
-    BOOK_EVENT_HEADER,
     HEADER_BYTES,
     BookEventType,
     BookMode,
@@ -39,6 +37,7 @@ from everlog.market.protocol import (
 )
 from everlog.pipeline import queue_ranges
 from everlog.pipeline.decoding import (
+    HEADER_FIELDS,
     MESSAGE_FIELDS,
     RAW,
     TRADES,
@@ -51,25 +50,19 @@ from everlog.queue import Queue, QueueWriter
 from everlog.queue.batch import Batch
 from everlog.queue.config import MIB, WriterConfig
 from everlog.queue.control import ControlBlock
-from everlog.queue.layout import HEADER_SIZE, MSG_FLAGS
+from everlog.queue.layout import HEADER_SIZE
 from everlog.queue.names import check_component
 
 NS_PER_DAY: Final = 86_400 * NS_PER_S
 SNAPSHOT_INTERVAL_NS: Final = 60 * NS_PER_S
 STAYS_OPEN_NS: Final = 3600 * NS_PER_S
-"""How long after its end a day still takes what comes."""
+"""How long after its end a day still accepts messages."""
 
 SEGMENT_SIZE: Final = 4 * MIB
 OPEN_QUEUES_MAX: Final = 64
 LAYOUT_VERSION: Final = "v1"
 NUMERIC_VENUES: Final = ("szse", "sse")
 """Venues whose market ids are the codes of their symbols."""
-
-_HEADER_FIELDS: Final = {
-    name: FieldLayout(HEADER_SIZE + offset, kind)
-    for name, (kind, offset, *_) in (BOOK_EVENT_HEADER.fields or {}).items()
-}
-_FLAGS: Final = FieldLayout(MSG_FLAGS, np.dtype("<u2"))
 
 
 class RefinerySettings(NamedTuple):
@@ -82,7 +75,7 @@ class RefinerySettings(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Messages that a refinery has written in this run, and that were there before."""
+    """Messages that a refinery has written in this run, and those that it had written before."""
 
     books: int = 0
     trades: int = 0
@@ -138,7 +131,7 @@ def symbol_code(name: str) -> str:
 
 
 class Refinery:
-    """Refines some symbols of a raw queue; give it every batch from the first message on."""
+    """Refines some symbols of a raw queue; needs every batch from the first message on."""
 
     def __init__(
         self,
@@ -156,22 +149,22 @@ class Refinery:
             for number in mine
         }
 
-    def take(self, batch: Batch) -> None:
+    def add(self, batch: Batch) -> None:
         """Write what belongs to these symbols."""
         everything = select_all(batch)
         books = select(RAW._replace(type_id=TypeId.BOOK_EVENT), everything)
         trades = select(TRADES, everything)
-        for number, some in self._by_symbol(self._symbols.of_markets, books, _HEADER_FIELDS["market_id"]):
-            self._mine[number].take_books(some)
+        for number, some in self._by_symbol(self._symbols.of_markets, books, HEADER_FIELDS["market_id"]):
+            self._mine[number].add_books(some)
         for number, some in self._by_symbol(self._symbols.of_hashes, trades, TRADES.fields["symbol_hash"]):
-            self._mine[number].take_trades(some)
+            self._mine[number].add_trades(some)
 
     def _by_symbol(
-        self, find: Any, some: MessageSelection, place: FieldLayout
+        self, find: Any, some: MessageSelection, field: FieldLayout
     ) -> Iterator[tuple[int, MessageSelection]]:
         if not len(some):
             return
-        numbers = find(some.values(place))
+        numbers = find(some.values(field))
         for number in np.unique(numbers).tolist():
             if number in self._mine:
                 yield number, some.where(numbers == number)
@@ -200,11 +193,11 @@ class _Events(NamedTuple):
 def _events(type_id: int, some: MessageSelection) -> _Events:
     starts = (some.offsets + HEADER_SIZE).astype(np.uint64)
     packed = PackedRecords(some.batch.segment, starts, some.lengths.astype(np.uint64))
-    return _Events(type_id, packed, some.values(MESSAGE_FIELDS["ts_ns"]), some.values(_FLAGS))
+    return _Events(type_id, packed, some.values(MESSAGE_FIELDS["ts_ns"]), some.values(RAW.fields["flags"]))
 
 
 class _Days:
-    """To which day a message belongs, and whether it came too late for it."""
+    """The day of each message, and whether it arrived too late for it."""
 
     def __init__(self, stays_open_ns: int) -> None:
         self._stays_open_ns = stays_open_ns
@@ -235,7 +228,7 @@ class _Symbol:
         self._snapshot_ns: dict[int, int] = {}
         self.counts = Counts()
 
-    def take_trades(self, some: MessageSelection) -> None:
+    def add_trades(self, some: MessageSelection) -> None:
         """Copy trades."""
         events = _events(TypeId.TRADE, some)
         times_ns = _times(some, TRADES.fields["exchange_ts_ns"])
@@ -243,12 +236,12 @@ class _Symbol:
             stream = "late" if is_late else "trades"
             self._append(day, stream, events.part(first, end), counted_as=stream)
 
-    def take_books(self, some: MessageSelection) -> None:
+    def add_books(self, some: MessageSelection) -> None:
         """Copy book events, and put snapshots in."""
         events = _events(TypeId.BOOK_EVENT, some)
-        times_ns = _times(some, _HEADER_FIELDS["exchange_ts_ns"])
-        kinds = some.values(_HEADER_FIELDS["event_type"])
-        is_l2 = some.values(_HEADER_FIELDS["book_mode"]) == BookMode.L2
+        times_ns = _times(some, HEADER_FIELDS["exchange_ts_ns"])
+        kinds = some.values(HEADER_FIELDS["event_type"])
+        is_l2 = some.values(HEADER_FIELDS["book_mode"]) == BookMode.L2
         is_snapshot = is_l2 & (kinds == BookEventType.SNAPSHOT)
         for first, end, day, is_late in self._book_days.runs(times_ns):
             if is_late:
@@ -272,13 +265,13 @@ class _Symbol:
         if is_snapshot or not self._book.quarantined:
             self._snapshot_ns[day] = time_ns
         if is_snapshot or self._book.quarantined:
-            # After a gap nobody knows the book, until the source itself sends a snapshot.
+            # After a gap the book is unknown until the source itself sends a snapshot.
             return
         body = self._book.snapshot_payload()
         header = new_headers(1, BookEventType.SNAPSHOT, BookMode.L2)
         one = some.part(at, at + 1)
         for name in ("venue_id", "market_id", "stream_id", "ingest_ts_ns", "exchange_ts_ns"):
-            header[name] = one.values(_HEADER_FIELDS[name])
+            header[name] = one.values(HEADER_FIELDS[name])
         header["record_len"] = HEADER_BYTES + len(body)
         data = np.frombuffer(header.tobytes() + body, dtype=np.uint8)
         packed = PackedRecords(data, np.zeros(1, np.uint64), np.full(1, len(data), np.uint64))
@@ -381,7 +374,7 @@ def _messages_in(path: str) -> int:
     return queue_ranges.bounds(path).end
 
 
-def _times(some: MessageSelection, place: FieldLayout) -> NDArray[np.int64]:
+def _times(some: MessageSelection, field: FieldLayout) -> NDArray[np.int64]:
     """Return the exchange's times; where it gave none, the time of arrival."""
-    times = some.values(place)
+    times = some.values(field)
     return np.where(times == 0, some.values(MESSAGE_FIELDS["ts_ns"]), times).astype(np.int64)

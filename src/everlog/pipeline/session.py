@@ -1,7 +1,6 @@
 """A Spark session with everything set: Java, loopback, time zone, quiet logs, the formats of everlog.
 
-Owns the settings that a session needs to work without set-up; a job's own settings are its own. The same call
-works on a cluster: whatever is given wins over what is set here.
+The same call works on a cluster: settings that are given override the ones here.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ _SETTINGS: Final = {
     "spark.executorEnv.TZ": "UTC",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Rows come from Python workers, and this way costs less than loopback does. Who may connect is decided by
-    # the permissions of the socket's file, so by the umask: with the usual one only the user.
+    # Costs less than loopback for rows of Python workers. The permissions of the socket's file, so the umask,
+    # decide which users may connect: usually only the same user.
     "spark.python.unix.domain.socket.enabled": "true",
 }
 _COLLECTOR: Final = "-XX:+UseParallelGC"
 """For throughput: the collector that Java takes by itself is for short pauses, and on few cores it costs."""
 _TRUSTING: Final = ("-Darrow.enable_unsafe_memory_access=true", "-Darrow.enable_null_check_for_get=false")
-"""Java asks for each value of an Arrow column whether it lies in the column and whether it is null. Rows are
-counted and nulls looked for before by Spark, and the columns are made by pyarrow. Saves 7 % of a scan."""
+"""Skip Java's bounds and null checks of each Arrow value: Spark has counted rows and nulls before, and
+pyarrow made the columns. Saves 7 % of a scan."""
 
 
 def spark_session(
@@ -81,6 +80,6 @@ def _prepare_environment() -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if "TZ" not in os.environ:
-        # collect() gives times of the local zone; with all processes in UTC nobody has to convert.
+        # collect() returns times of the local zone; with all processes in UTC no conversion is needed.
         os.environ["TZ"] = "UTC"
         time.tzset()

@@ -1,32 +1,25 @@
 """The job `archive`: topics or a queue into a table of the lake, every record once, every gap as a row.
 
-Owns the query and the order of its commits: first the table, then the position of the queue's reader, so that
-retention waits for the archive. Killed at any moment, the next run goes on where the table stands.
+The order of commits: first the table, then the position of the queue's reader, so that retention waits for
+the archive. Killed at any moment, the next run continues behind the last committed batch.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 from everlog.errors import InvalidConfig
-from everlog.fs import OsFs, create_directory, replace_file
-from everlog.pipeline.jobs.batches import run_batches
+from everlog.pipeline.jobs.batches import ReaderPosition, application_of, run_batches
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import Appended, LakeTable
-from everlog.queue import Queue
 
 NS_PER_US: Final = 1000
-HEARTBEAT_S: Final = 1.0
-APPLICATION_FILE: Final = "application"
 Shown = Callable[[RunReport], None]
 
 
@@ -43,17 +36,19 @@ def archive_topics(
     options: Mapping[str, str] | None = None,
     shown: Shown | None = None,
 ) -> RunReport:
-    """Bring topics (a name, several, or a prefix with `*`) into `table`, partitioned by date and topic.
+    """Append topics (a name, several, or a prefix with `*`) to `table`, partitioned by date and topic.
 
-    Ends when it has caught up, or goes on for ever with `follow`. `checkpoint` defaults to a directory beside
-    the table. Run it again to go on; `options` are further options of the format.
+    Ends when it has caught up; with `follow` it never ends. A further run continues. `checkpoint` defaults to
+    a directory beside the table; `options` are further options of the format.
     """
     given = {"url": url, "topic": topics, "onDataLoss": "record", **(options or {})}
     if key:
         given["key"] = key
     source = spark.readStream.format("everlog.topics").options(**given).load()
-    job = _Archive(LakeTable(lake, table), ("date", "topic"), checkpoint, f"{url} {topics}", shown)
-    return job.run(source.withColumn("date", _date(fn.col("ts"))), follow)
+    target = LakeTable(lake, table)
+    report = RunReport(job="archive", source=f"{url} {topics}", table=target.path)
+    frame = source.withColumn("date", _date(fn.col("ts")))
+    return _run(frame, target, ("date", "topic"), checkpoint, report, follow=follow, shown=shown)
 
 
 def archive_queue(
@@ -68,10 +63,10 @@ def archive_queue(
     options: Mapping[str, str] | None = None,
     shown: Shown | None = None,
 ) -> RunReport:
-    """Bring a queue into `table`, partitioned by date, and by venue too if its messages are decoded.
+    """Append a queue to `table`, partitioned by date, and by venue too if its messages are decoded.
 
-    With a `reader` name the archive is a reader of the queue: retention keeps what it has not yet committed
-    to the table. The rest is as for `archive_topics`.
+    With a `reader` name the archive is a reader of the queue: retention keeps what is not committed to the
+    table yet. The rest is as for `archive_topics`.
     """
     # Tasks may run in another directory than this process.
     path = os.path.abspath(path)
@@ -79,18 +74,25 @@ def archive_queue(
     source = spark.readStream.format("everlog.queue").options(**given).load()
     target = LakeTable(lake, table)
     _check_decoding(target, source)
-    job = _Archive(target, _queue_partitions(target, source), checkpoint, path, shown)
+    partition_by = _queue_partitions(target, source)
     when = fn.timestamp_micros((fn.col("ts_ns") / NS_PER_US).cast("long"))
     frame = source.withColumn("date", _date(when))
-    if reader is None:
-        return job.run(frame, follow)
-    with KeptPosition(path, reader) as position:
-        job.committed = lambda last_seq: position.move_to(last_seq + 1)
-        return job.run(frame, follow)
+    report = RunReport(job="archive", source=path, table=target.path)
+    with ReaderPosition(path, reader) as position:
+        return _run(
+            frame,
+            target,
+            partition_by,
+            checkpoint,
+            report,
+            follow=follow,
+            shown=shown,
+            on_commit=None if reader is None else lambda last: position.move_to(last + 1),
+        )
 
 
 def _check_decoding(table: LakeTable, source: DataFrame) -> None:
-    """Refuse to mix messages that are decoded differently: columns may come later, but not others instead."""
+    """Refuse to mix decodings in one table: columns may be added, but not replaced by others."""
     known, coming = set(table.columns() or ()) - {"date"}, set(source.columns)
     empty, missing = sorted(known - coming), sorted(coming - known)
     if empty and missing:
@@ -102,128 +104,57 @@ def _check_decoding(table: LakeTable, source: DataFrame) -> None:
 
 
 def _queue_partitions(table: LakeTable, source: DataFrame) -> tuple[str, ...]:
-    """Return the partitions of a queue's table; a table that is there keeps its own."""
+    """Return the partition columns for a queue; an existing table keeps its own."""
     known = table.partition_columns()
     if known is not None:
         return known
-    # Of messages that are not decoded nobody knows the venue, and all of them are of one queue.
+    # Only decoded messages have a venue, and all are of one queue.
     return ("date", "venue_id") if "venue_id" in source.columns else ("date",)
 
 
 def _date(when: Column) -> Column:
-    """The day of a record; a gap, which has no time, belongs to the day on which it was found."""
+    """The day of a record; a gap has no time and gets the day on which it was found."""
     return fn.to_date(fn.coalesce(when, fn.current_timestamp()))
 
 
-class _Archive:
-    """One run: a streaming query whose batches are committed one by one."""
+def _run(
+    frame: DataFrame,
+    table: LakeTable,
+    partition_by: tuple[str, ...],
+    checkpoint: str | None,
+    report: RunReport,
+    *,
+    follow: bool,
+    shown: Shown | None,
+    on_commit: Callable[[int], None] | None = None,
+) -> RunReport:
+    """Commit the batches of a stream to the table one by one; `on_commit` gets the last seq of each."""
+    started_s = time.monotonic()
+    folder = checkpoint or f"{table.path}.checkpoint"
+    application = application_of(folder, table)
 
-    def __init__(
-        self,
-        table: LakeTable,
-        partition_by: tuple[str, ...],
-        checkpoint: str | None,
-        source: str,
-        shown: Shown | None,
-    ) -> None:
-        self.committed: Callable[[int], None] | None = None
-        self._table = table
-        self._partition_by = partition_by
-        self._checkpoint = checkpoint or f"{table.path}.checkpoint"
-        self._report = RunReport(job="archive", source=source, table=table.path)
-        self._shown = shown
-        self._started_s = time.monotonic()
-
-    def run(self, frame: DataFrame, follow: bool) -> RunReport:
-        """Run the query until it has caught up, or until it is stopped."""
-        application = application_of(self._checkpoint, self._table)
-        query = run_batches(
-            frame,
-            self._checkpoint,
-            lambda rows, batch: self._commit(rows, application, batch),
-            follow=follow,
-        )
-        for progress in query.recentProgress[-1:]:
-            self._report.offsets = {"end": progress["sources"][0]["endOffset"]}
-        return self._report
-
-    def _commit(self, rows: DataFrame, application: str, batch: int) -> None:
-        appended = self._table.append(rows, application, batch, self._partition_by)
-        report = self._report
+    def commit(rows: DataFrame, batch: int) -> None:
+        appended = table.append(rows, application, batch, partition_by)
         report.batches += 1
         report.rows += appended.rows
         report.files += appended.files
         report.version = appended.version
-        report.seconds = time.monotonic() - self._started_s
-        if self.committed is not None:
-            last = _last_seq(rows, appended)
-            if last is not None:
-                self.committed(last)
-        if self._shown is not None:
-            self._shown(report)
+        report.seconds = time.monotonic() - started_s
+        if on_commit is not None and (last := _last_seq(rows, appended)) is not None:
+            on_commit(last)
+        if shown is not None:
+            shown(report)
+
+    query = run_batches(frame, folder, commit, follow=follow)
+    for progress in query.recentProgress[-1:]:
+        report.offsets = {"end": progress["sources"][0]["endOffset"]}
+    return report
 
 
 def _last_seq(rows: DataFrame, appended: Appended) -> int | None:
-    """Return the last seq of a batch; the files' statistics know it, so that nothing is read again."""
+    """Return the last seq of a batch, from the statistics of its files: nothing is read again."""
     if appended.is_repeat:
         found: int | None = rows.agg(fn.max(fn.coalesce("gap_to", "seq"))).collect()[0][0]
         return found
     known = [appended.highest[name] for name in ("seq", "gap_to") if name in appended.highest]
     return max(known, default=None)
-
-
-def application_of(checkpoint: str, table: LakeTable) -> str:
-    """Return the name under which a checkpoint commits to its table: made once, kept beside the offsets.
-
-    A new checkpoint for a table that has been filled would begin again and fill it twice: refused.
-    """
-    path = os.path.join(checkpoint, APPLICATION_FILE)
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except FileNotFoundError:
-        pass
-    if table.open() is not None:
-        raise InvalidConfig(
-            f"table {table.path} has been filled, but its checkpoint {checkpoint} is not there; give the "
-            "right checkpoint, or another table"
-        )
-    create_directory(OsFs(), checkpoint)
-    application = f"archive-{uuid.uuid4().hex}"
-    replace_file(OsFs(), path, application.encode())
-    return application
-
-
-class KeptPosition:
-    """A job as a reader of the queue: alive as long as the job runs, so that retention waits for it.
-
-    A thread gives signs of life, since a batch may take longer than a reader may be silent.
-    """
-
-    def __init__(self, path: str, name: str) -> None:
-        self._reader = Queue.open_subscriber(path, name, "resume-snapshot")
-        self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="archive-heartbeat", daemon=True)
-
-    def move_to(self, next_seq: int) -> None:
-        """Commit a position: what lies before it is in the table."""
-        with self._lock:
-            self._reader.seek_seq(next_seq)
-            self._reader.commit()
-
-    def _beat(self) -> None:
-        while not self._over.wait(HEARTBEAT_S):
-            with self._lock:
-                self._reader.heartbeat()
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._thread.join()
-        self._reader.close()

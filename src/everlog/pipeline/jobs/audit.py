@@ -1,8 +1,8 @@
 """The job `audit`: every seq of a source is accounted for in its table of the lake.
 
-Owns the counting and the verdict. For each topic (or the queue) all seqs from the first that was archived to
-the last are one of: delivered once, in a gap that was recorded, deleted at the source (topics only),
-delivered more than once, or missing. The last two are faults.
+For each topic (or the queue) every seq from the first archived one to the last is one of: delivered once, in
+a recorded gap, deleted at the source (topics only), delivered more than once, or missing. The last two are
+faults.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def audit_topics(
     topics: Sequence[str] = (),
     key: str | None = None,
 ) -> AuditReport:
-    """Account for the seqs of a table that `archive_topics` filled; the server is asked for absent ones.
+    """Account for the seqs of a table that `archive_topics` filled; absent ones are looked up on the server.
 
-    `topics` are those that were to be archived, names or prefixes with `*`: of these the account begins with
-    the oldest record that the server has, and one of which the table has nothing is behind with all of it.
+    `topics` are those that should be archived, names or prefixes with `*`: their accounts begin with the
+    oldest record that the server has, and one that is not in the table at all is behind with all records.
     """
     rows = LakeTable(lake, table).read(spark)
     found = {stream.name: stream for stream in _streams(rows, "topic")}
@@ -97,8 +97,8 @@ def audit_topics(
 def audit_queue(spark: SparkSession, lake: str, table: str, *, queue: str | None = None) -> AuditReport:
     """Account for the seqs of a table that `archive_queue` filled; a queue deletes nothing by itself.
 
-    With the `queue` it came from, the account begins with the oldest message that is there, and says how far
-    the table is behind.
+    With its `queue`, the account begins with the oldest message of the queue, and says how far the table is
+    behind.
     """
     rows = LakeTable(lake, table).read(spark)
     path = None if queue is None else queue_ranges.queue_name(os.path.abspath(queue))
@@ -120,7 +120,7 @@ def audit_queue(spark: SparkSession, lake: str, table: str, *, queue: str | None
 
 
 def _nothing_of(name: str, first_seq: int) -> StreamAudit:
-    """Return the account of a stream of which the table has nothing."""
+    """Return the account of a stream that is not in the table."""
     return StreamAudit(name=name, first_seq=first_seq, last_seq=first_seq - 1, delivered=0, gap=0)
 
 
@@ -146,7 +146,7 @@ def _streams(rows: DataFrame, by: str) -> Iterator[StreamAudit]:
 
 
 def _absent(rows: DataFrame, stream: StreamAudit) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of seqs, first and last, between the stream's ends that no row speaks of."""
+    """Yield the ranges of seqs, first and last included, between the stream's ends that no row covers."""
     if stream.delivered + stream.gap == stream.last_seq - stream.first_seq + 1 and not stream.duplicate:
         return
     end = fn.coalesce("gap_to", "seq")
@@ -157,7 +157,7 @@ def _absent(rows: DataFrame, stream: StreamAudit) -> Iterator[tuple[int, int]]:
 
 
 def _still_there(api: Any, topic: str, first: int, end: int) -> Iterator[int]:
-    """Yield how many records of a range the server has or reports as lost: the table should have them."""
+    """Yield how many seqs of a range the server has or reports as a gap: the table should have them."""
     everything = RecordFilter(0, U64_MAX, None)
     for found in topic_ranges.read(api, topic, SeqRange(first, end), everything, ("seq",)):
         yield found.end - found.first if isinstance(found, Gap) else len(found["seq"])

@@ -1,46 +1,55 @@
-"""A streaming query that hands its batches to a function of ours, until it has caught up or is stopped.
+"""What streaming jobs share: a query that passes its batches to a function, and what makes it restartable.
 
-Owns how such a query is started, waited for and stopped; what is done with a batch is the job's.
+A checkpoint has one application name, under which its batches are committed to a table; a reader of the queue
+follows the commits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
+import uuid
 from collections.abc import Callable
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 from pyspark import java_gateway
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from everlog.errors import Unsupported
-from everlog.fs import OsFs, sync_path
+from everlog.errors import InvalidConfig, Unsupported
+from everlog.fs import OsFs, create_directory, replace_file, sync_path
+from everlog.pipeline.lake import LakeTable
+from everlog.queue import Queue
 
-# Spark's calls back into Python are awaited with select(), which knows no descriptor above this one.
 LAST_DESCRIPTOR: Final = 1023
+"""Spark waits for its calls back into Python with select(), which accepts no higher descriptor."""
 
 OFFSETS: Final = "offsets"
 COMMITS: Final = "commits"
-"""Where a checkpoint has the range of each batch, and which of them are over."""
+"""Folders of a checkpoint: the range of each batch, and the batches that are finished."""
+
+APPLICATION_FILE: Final = "application"
+HEARTBEAT_S: Final = 1.0
 
 
 def run_batches(
-    frame: DataFrame, checkpoint: str, take: Callable[[DataFrame, int], None], *, follow: bool
+    frame: DataFrame, checkpoint: str, commit: Callable[[DataFrame, int], None], *, follow: bool
 ) -> StreamingQuery:
     """Run a query over a stream and return it when it has ended.
 
-    `take` gets the rows and the number of each batch; after a crash the same batch comes again. Without
+    `commit` gets the rows and the number of each batch; after a crash the same batch comes again. Without
     `follow` the query ends when it has caught up with what was there at its start.
     """
-    _check_calls_back(frame)
+    _check_callback_descriptor(frame)
     _drop_unwritten(checkpoint)
 
-    def take_planned(rows: DataFrame, batch: int) -> None:
+    def commit_planned(rows: DataFrame, batch: int) -> None:
         _sync_plan(checkpoint, batch)
-        take(rows, batch)
+        commit(rows, batch)
 
-    writer = frame.writeStream.option("checkpointLocation", checkpoint).foreachBatch(take_planned)
+    writer = frame.writeStream.option("checkpointLocation", checkpoint).foreachBatch(commit_planned)
     query = (writer if follow else writer.trigger(availableNow=True)).start()
     try:
         query.awaitTermination()
@@ -50,10 +59,10 @@ def run_batches(
 
 
 def _sync_plan(checkpoint: str, batch: int) -> None:
-    """Make the range of a batch survive a power loss, before anything of the batch is kept.
+    """Sync the range of a batch before anything of the batch is committed; Spark does not.
 
-    Spark leaves that to the system. A batch whose range is gone would be planned anew, with more records; and
-    what has its number already would take it for the same one and leave those out.
+    If a power loss removed the range, the batch would be planned again with more records, and a table that
+    has committed its number would skip them.
     """
     fs, folder = OsFs(), os.path.join(checkpoint, OFFSETS)
     for name in (str(batch), f".{batch}.crc"):
@@ -63,9 +72,9 @@ def _sync_plan(checkpoint: str, batch: int) -> None:
 
 
 def _drop_unwritten(checkpoint: str) -> None:
-    """Delete what Spark's log has of batches but a power loss has emptied: it would refuse to go on.
+    """Delete the files of Spark's log that a power loss has emptied: Spark would refuse to start.
 
-    Nothing was kept of a batch whose range was not on disk, and a batch that may be over comes again.
+    Nothing was committed of a batch whose range was not on disk, and a batch without a commit runs again.
     """
     for folder in (os.path.join(checkpoint, name) for name in (OFFSETS, COMMITS)):
         with contextlib.suppress(FileNotFoundError):
@@ -76,8 +85,8 @@ def _drop_unwritten(checkpoint: str) -> None:
                     os.unlink(os.path.join(folder, name))
 
 
-def _check_calls_back(frame: DataFrame) -> None:
-    """Refuse what would wait forever: the first batch would never be handed over."""
+def _check_callback_descriptor(frame: DataFrame) -> None:
+    """Refuse a descriptor for which Spark would wait forever: the first batch would never arrive."""
     gateway: Any = frame.sparkSession.sparkContext._gateway
     untyped: Any = java_gateway
     untyped.ensure_callback_server_started(gateway)
@@ -87,3 +96,64 @@ def _check_calls_back(frame: DataFrame) -> None:
             f"this process has so many files open that Spark's calls come in on descriptor {descriptor}, and "
             f"Spark waits only for those up to {LAST_DESCRIPTOR}; run the job in a process of its own"
         )
+
+
+def application_of(checkpoint: str, table: LakeTable) -> str:
+    """Return the name under which a checkpoint commits to its table; it is stored beside the offsets.
+
+    A new checkpoint for a table that has been filled is refused: it would fill the table twice.
+    """
+    path = os.path.join(checkpoint, APPLICATION_FILE)
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        pass
+    if table.open() is not None:
+        raise InvalidConfig(
+            f"table {table.path} has been filled, but its checkpoint {checkpoint} is not there; give the "
+            "right checkpoint, or another table"
+        )
+    create_directory(OsFs(), checkpoint)
+    application = f"archive-{uuid.uuid4().hex}"
+    replace_file(OsFs(), path, application.encode())
+    return application
+
+
+class ReaderPosition:
+    """A job as a named reader of its queue, so that retention waits for it; without a name it does nothing.
+
+    A thread sends heartbeats, since a batch may take longer than a reader may be silent.
+    """
+
+    def __init__(self, path: str, name: str | None) -> None:
+        self._reader = None if name is None else Queue.open_subscriber(path, name, "resume-snapshot")
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="archive-heartbeat", daemon=True)
+
+    def move_to(self, next_seq: int) -> None:
+        """Commit a position: everything before it is in the table."""
+        if self._reader is not None:
+            with self._lock:
+                self._reader.seek_seq(next_seq)
+                self._reader.commit()
+
+    def _beat(self) -> None:
+        assert self._reader is not None, "the thread runs for a reader only"
+        while not self._over.wait(HEARTBEAT_S):
+            with self._lock:
+                self._reader.heartbeat()
+
+    def __enter__(self) -> Self:
+        if self._reader is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._reader is not None:
+            self._over.set()
+            self._thread.join()
+            self._reader.close()

@@ -1,8 +1,8 @@
 """The job `features`: features of every market's book and bars of every symbol's trades, inside Spark tasks.
 
-Owns what the tables hold. Books, formulas, triggers and bars are those of `everlog.market`, so the rows are
-those of `Replay(queue).features(...)` and `BarBuilder` on one machine, bit for bit. Books and trades are
-taken at their time of arrival: a bar of an interval and the features of it are about the same time.
+Books, formulas, triggers and bars are those of `everlog.market`, so the rows are those of
+`Replay(queue).features(...)` and `BarBuilder` on one machine, bit for bit. Books and trades are ordered by
+ingest time: a bar and the features of its interval are about the same time.
 """
 
 from __future__ import annotations
@@ -23,20 +23,16 @@ from everlog.market.features import BAR_COLUMNS
 from everlog.market.protocol import TRADE
 from everlog.market.replay import Messages, Replay
 from everlog.market.triggers import Always, Trigger
-from everlog.pipeline import queue_ranges
 from everlog.pipeline.jobs.market_tasks import (
     MARKET_FIELDS,
-    Dealt,
     Rows,
     TableSpec,
-    application_name,
-    check_not_made_anew,
-    commit_run,
+    TaskFilter,
     dates,
-    dealt_messages,
+    fill_from_queue,
     market_batch,
-    run_tasks,
     signed,
+    task_messages,
 )
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
@@ -94,23 +90,16 @@ def features_of_books(
     if bars is not None:
         BarBuilder(*bars)
         specs.append(TableSpec(LakeTable(lake, f"{table}_bars"), BAR_SCHEMA, ("date",)))
-    held = queue_ranges.bounds(path)
-    application = application_name("features", path, work.name())
-    check_not_made_anew(specs[0].table, application, held)
     report = FeatureReport(job="features", source=path, table=specs[0].table.path)
-    report.offsets = {"first": held.first, "end": held.end}
-    tasks = partitions or spark.sparkContext.defaultParallelism
 
-    def task(number: int) -> Iterator[Rows]:
-        yield from work.features(path, held, Dealt(tasks, number), specs[0].table.name)
+    def task(held: SeqRange, tasks: int, number: int) -> Iterator[Rows]:
+        yield from work.features(path, held, TaskFilter(tasks, number), specs[0].table.name)
         if bars is not None:
-            yield from work.bars(path, held, Dealt(tasks, number, trades=True), specs[1].table.name)
+            yield from work.bars(path, held, TaskFilter(tasks, number, trades=True), specs[1].table.name)
 
-    files = commit_run(
-        specs, application, held.end, lambda: run_tasks(spark, tasks, specs, task), report, replace=True
-    )
+    files = fill_from_queue(spark, path, specs, work.name(), report, partitions, task)
     if bars is not None and files is not None:
-        report.bar_rows = sum(file["rows"] for file in files.by_table[specs[1].table.name])
+        report.bar_rows = sum(file["rows"] for file in files[specs[1].table.name])
     report.seconds = time.monotonic() - started_s
     return report
 
@@ -131,26 +120,26 @@ class _FeatureWork:
         self.schema = pa.schema([*MARKET_FIELDS, *fields])
 
     def name(self) -> str:
-        """Return what tells this work from another."""
+        """Return a description that is different for different work."""
         fired_by = type(self._fired_by).__name__, sorted(vars(self._fired_by).items(), key=str)
         return repr([self._names, self._settings, *fired_by, self._bars])
 
-    def features(self, path: str, held: SeqRange, dealt: Dealt, table: str) -> Iterator[Rows]:
-        """Yield the rows of the markets that were dealt."""
+    def features(self, path: str, held: SeqRange, selects: TaskFilter, table: str) -> Iterator[Rows]:
+        """Yield the rows of the task's markets."""
 
         def keep(some: Messages) -> np.ndarray[Any, Any]:
-            return dealt(some) & (some.seq < np.uint64(held.end))
+            return selects(some) & (some.seq < np.uint64(held.end))
 
         replay = Replay(path, from_seq=held.first).where(keep)
         for market, rows in replay.features(self._chosen, self._settings).trigger(self._fired_by).tables():
             columns = {name: rows[name] for name in self._names}
             yield Rows(table, market, market_batch(self.schema, market, columns, rows["ingest_ts_ns"]))
 
-    def bars(self, path: str, held: SeqRange, dealt: Dealt, table: str) -> Iterator[Rows]:
-        """Yield the bars of the symbols that were dealt."""
-        assert self._bars is not None, "asked only if there are bars"
+    def bars(self, path: str, held: SeqRange, selects: TaskFilter, table: str) -> Iterator[Rows]:
+        """Yield the bars of the task's symbols."""
+        assert self._bars is not None, "called only if bars were asked for"
         builders: dict[int, BarBuilder] = {}
-        for some in dealt_messages(path, held, dealt):
+        for some in task_messages(path, held, selects):
             if isinstance(some, Gap):
                 raise DataLost(
                     f"messages {some.first} to {some.end - 1} of {path} are gone ({some.reason}) since the "

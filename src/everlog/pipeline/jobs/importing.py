@@ -1,21 +1,18 @@
 """The job `import`: files of venues to canonical events, one file per task, each file once.
 
-Owns how files are dealt to tasks, and how a run that is repeated finds out what is there already. What the
-files mean is known to `everlog.market.venues`; into queues, the work is `everlog.market.importing`, with the
-ledger of each queue. Into the lake, the table's own transactions say which files it holds, and the ledger
-beside it says what was in them.
+`everlog.market.venues` reads the files. Into queues, `everlog.market.importing` does the work, with a ledger
+in each queue. Into the lake, the transactions of the table say which files it holds, and the ledger beside it
+what was in them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,7 +24,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from everlog.clock import SystemClock
 from everlog.errors import InvalidConfig
 from everlog.fs import OsFs, create_directory, replace_file
-from everlog.market.importing import FORMATS, ImportRequest, import_files
+from everlog.market.importing import FORMATS, ImportRequest, import_files, joint_hash, ledger_entry
 from everlog.market.ledger import Ledger, LedgerEntry
 from everlog.market.venues.archives import file_hash, open_members
 from everlog.market.venues.interface import EventBlock, ImportContext, ImportOptions, Rejects, Tally
@@ -35,11 +32,12 @@ from everlog.market.venues.sniffing import chosen_members
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
 from everlog.pipeline.rdd_tasks import run_in_tasks
+from everlog.seq_ranges import SeqRange
 
 NS_PER_DAY: Final = 86_400_000_000_000
 UNKNOWN_VENUE: Final = "unknown"
 PENDING: Final = os.path.join("imports", "pending")
-"""What a task has found in a file; it becomes a ledger entry when the table holds the events."""
+"""What a task has counted in a file; it becomes a ledger entry when the table holds the events."""
 
 PARTITION_BY: Final = ("date", "venue")
 EVENT_SCHEMA: Final = pa.schema(
@@ -62,7 +60,7 @@ Batches = Iterator[pa.RecordBatch]
 
 
 class ImportReport(RunReport, kw_only=True):
-    """One run: the ledger entries of all files, and how many of these were there before."""
+    """One run: the ledger entries of all files, and how many files had been imported before."""
 
     entries: list[LedgerEntry] = msgspec.field(default_factory=list)
     known: int = 0
@@ -79,8 +77,8 @@ def import_to_queues(
 ) -> ImportReport:
     """Import each file into a queue of its own: `<root>/<name of the file>`.
 
-    Formats whose files belong together become one queue, named after the first. A file that its queue holds
-    already is left alone; a task that was killed is made good by the next attempt.
+    Files of formats that belong together become one queue, named after the first. A file that its queue
+    holds already is skipped; the next attempt of a task that was killed repairs its queue.
     """
     started_s = time.monotonic()
     groups = _groups(format_name, files)
@@ -111,7 +109,7 @@ def import_to_lake(
 ) -> ImportReport:
     """Import files into one table, partitioned by date and venue, in one transaction for all of them.
 
-    Files that the table holds are left alone; the ledger is in `<lake>/imports`.
+    Files that the table holds are skipped; the ledger is in `<lake>/imports`.
     """
     started_s = time.monotonic()
     groups = _groups(format_name, files)
@@ -140,65 +138,40 @@ def import_to_lake(
     return _completed(report, done, started_s)
 
 
-class _LakeImport:
+class _LakeImport(NamedTuple):
     """What a task needs to turn files into rows."""
 
-    def __init__(self, format_name: str, lake: str, options: ImportOptions, lenient: bool) -> None:
-        self._format = format_name
-        self._lake = lake
-        self._options = options
-        self._lenient = lenient
+    format: str
+    lake: str
+    options: ImportOptions
+    lenient: bool
 
     def events(self, paths: Sequence[str], digest: str) -> Batches:
-        """Yield the events of files that are one import; at their end, leave the tally for the ledger."""
+        """Yield the events of files that are one import; then store the tally for the ledger."""
         tally = Tally()
-        ledger = Ledger(OsFs(), self._lake)
-        quarantine = ledger.quarantine_path(self._format, digest) if self._lenient else None
+        quarantine = Ledger(OsFs(), self.lake).quarantine_path(self.format, digest) if self.lenient else None
         rejects = Rejects(quarantine, tally)
         with ExitStack() as opened:
             opened.callback(rejects.close)
             members = [member for path in paths for member in opened.enter_context(open_members(path))]
-            members = chosen_members(members, self._format, tally.notes)
-            context = ImportContext(self._options, tally, rejects)
-            for block in FORMATS[self._format].events(members, context):
+            members = chosen_members(members, self.format, tally.notes)
+            context = ImportContext(self.options, tally, rejects)
+            for block in FORMATS[self.format].events(members, context):
                 if len(block):
                     yield _rows(block, tally, digest)
                     tally.count(block)
-        path = _pending_path(self._lake, self._format, digest)
+        now_ns, seqs, segments = SystemClock().wall_ns(), SeqRange(0, tally.groups), SeqRange(0, 0)
+        entry = ledger_entry(self.format, paths, digest, tally, self.options, now_ns, seqs, segments)
+        path = _pending_path(self.lake, self.format, digest)
         create_directory(OsFs(), os.path.dirname(path))
-        replace_file(OsFs(), path, msgspec.json.encode(self._ledger_entry(paths, digest, tally)))
-
-    def _ledger_entry(self, paths: Sequence[str], digest: str, tally: Tally) -> LedgerEntry:
-        return LedgerEntry(
-            format=self._format,
-            source_path=", ".join(os.path.abspath(path) for path in paths),
-            file_hash=digest,
-            rows=tally.rows,
-            groups=tally.groups,
-            segments=0,
-            min_ts_ns=tally.min_ts_ns,
-            max_ts_ns=tally.max_ts_ns,
-            imported_at_ns=SystemClock().wall_ns(),
-            venue=tally.venue,
-            symbol=tally.symbol,
-            date=tally.date,
-            stream=tally.stream,
-            first_seq=0,
-            end_seq=tally.groups,
-            first_segment=0,
-            last_segment=0,
-            dropped_rows=tally.dropped_rows,
-            gaps=tally.gaps,
-            quarantined=tally.quarantined,
-            options=asdict(self._options),
-        )
+        replace_file(OsFs(), path, msgspec.json.encode(entry))
 
 
-# --- Dealing the files -----------------------------------------------------------------------------------
+# --- Assigning files to tasks ----------------------------------------------------------------------------
 
 
 def _groups(format_name: str, files: Sequence[str]) -> list[list[str]]:
-    """Return the files of each import, as tasks anywhere find them."""
+    """Return the absolute paths of each import; tasks may have another working directory."""
     if format_name not in FORMATS:
         raise InvalidConfig(f"unknown format {format_name!r}; valid are {', '.join(FORMATS)}")
     paths = [os.path.abspath(path) for path in files]
@@ -235,25 +208,18 @@ def _completed(report: ImportReport, done: list[tuple[LedgerEntry, bool]], start
     return report
 
 
-# --- The lake's side -------------------------------------------------------------------------------------
+# --- Into the lake ---------------------------------------------------------------------------------------
 
 
 def _hashes(spark: SparkSession, groups: list[list[str]]) -> list[str]:
-    """Return the hash of each import's files, computed where the files are read anyway."""
+    """Return the hash of each import's files, computed in tasks."""
     paths = sorted({path for group in groups for path in group})
 
     def task(number: int) -> Iterator[tuple[str, str]]:
         yield paths[number], file_hash(paths[number])
 
     found = dict(run_in_tasks(spark, len(paths), task))
-    return [_joint([found[path] for path in group]) for group in groups]
-
-
-def _joint(hashes: list[str]) -> str:
-    """Return one hash for all files of an import, in whatever order they were named; it names files."""
-    if len(hashes) == 1:
-        return hashes[0]
-    return hashlib.blake2b("".join(sorted(hashes)).encode(), digest_size=32).hexdigest()
+    return [joint_hash([found[path] for path in group]) for group in groups]
 
 
 def _wanted(target: LakeTable, applications: list[str]) -> list[int]:
@@ -271,7 +237,7 @@ def _pending_path(lake: str, format_name: str, digest: str) -> str:
 
 
 def _entry(lake: str, format_name: str, digest: str) -> LedgerEntry:
-    """Return the ledger's entry of files that the table holds; make it if the last run could not."""
+    """Return the ledger entry of files that the table holds; make it if the last run was killed before."""
     ledger = Ledger(OsFs(), os.path.abspath(lake))
     entry = ledger.finished(format_name, digest)
     if entry is None:
@@ -284,7 +250,7 @@ def _entry(lake: str, format_name: str, digest: str) -> LedgerEntry:
 
 
 def _rows(block: EventBlock, tally: Tally, digest: str) -> pa.RecordBatch:
-    """Return a block of events as rows; their bytes are copied only if they lie apart."""
+    """Return a block of events as rows; payloads are copied only if they are not contiguous."""
     count = len(block)
     stamps = np.ascontiguousarray(block.timestamps_ns)
     flags = np.zeros(count, dtype=np.int32) if block.flags is None else block.flags.astype(np.int32)

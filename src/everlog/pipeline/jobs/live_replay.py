@@ -1,10 +1,9 @@
-"""The job `replay` as a stream: the books go on with what comes, from where the last batch left them.
+"""The job `replay` as a stream: each batch continues the books of the one before.
 
-Owns the streaming query, the state of the books between its batches and the order of commits. The query knows
-which messages a batch has; the tasks read them from the segments themselves, take up the books as they were
-before the first of them, and save them as they are after the last. So a batch that is run again gives the
-same rows, and a job that is killed at any moment goes on exactly: first the state is durable, then the tables
-are committed, then the offset.
+The query says which messages a batch has; the tasks read them from the segments themselves, load the books as
+they were before the first message, and save them as they are after the last. So a batch that runs again
+produces the same rows, and a job that is killed at any moment continues exactly: first the state is durable,
+then the tables are committed, then the offset.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -25,9 +24,8 @@ from everlog.errors import Corrupt, InvalidConfig
 from everlog.fs import OsFs, create_directory, replace_file
 from everlog.market import BookSettings
 from everlog.pipeline import queue_ranges
-from everlog.pipeline.jobs.archive import KeptPosition, application_of
-from everlog.pipeline.jobs.batches import OFFSETS, run_batches
-from everlog.pipeline.jobs.market_tasks import Dealt, Rows, commit_run, run_tasks
+from everlog.pipeline.jobs.batches import OFFSETS, ReaderPosition, application_of, run_batches
+from everlog.pipeline.jobs.market_tasks import Rows, TableSpec, TaskFilter, fill_tables
 from everlog.pipeline.jobs.replay import (
     DEPTH_LEVELS,
     TOP,
@@ -44,7 +42,7 @@ Shown = Callable[[ReplayReport], None]
 
 
 class _Fixed(msgspec.Struct):
-    """What a checkpoint was made with; states of books fit no other."""
+    """The settings of a checkpoint; its states of books are valid for no others."""
 
     queue: str
     tasks: int
@@ -67,44 +65,41 @@ def follow_books(  # noqa: PLR0913
     options: Mapping[str, str] | None = None,
     shown: Shown | None = None,
 ) -> ReplayReport:
-    """Append to the tables of `replay_books` what comes into the queue, with books that are kept in between.
+    """Append to the tables of `replay_books` as messages arrive; the books are stored between batches.
 
-    Goes on until it is stopped; without `follow` it ends when it has caught up. Run it again to go on. With a
+    Runs until it is stopped; without `follow` it ends when it has caught up. A further run continues. With a
     `reader` name the queue's retention waits for it. `options` are those of the format, such as
     `maxRecordsPerBatch`; `checkpoint` defaults to a directory beside the table.
     """
     path = os.path.abspath(queue)
     plan = ReplayPlan(settings or BookSettings(), depth, depth_interval_ns)
-    job = _LiveReplay(spark, path, plan, lake, table, checkpoint)
-    job.shown = shown
-    job.fix(partitions or spark.sparkContext.defaultParallelism)
     given = {**(options or {}), "path": path, "columns": "seq", "onDataLoss": "record"}
     source = spark.readStream.format("everlog.queue").options(**given).load()
-    with ExitStack() as stack:
-        if reader is not None:
-            position = stack.enter_context(KeptPosition(path, reader))
-            job.committed = position.move_to
+    with ReaderPosition(path, reader) as position:
+        job = _LiveReplay(spark, path, plan, plan.tables(lake, table), checkpoint, position, shown)
+        job.fix(partitions or spark.sparkContext.defaultParallelism)
         return job.run(source, follow)
 
 
 class _LiveReplay:
-    """One run: a streaming query whose batches take the books further."""
+    """One run: a streaming query whose batches update the books."""
 
     def __init__(
         self,
         spark: SparkSession,
         path: str,
         plan: ReplayPlan,
-        lake: str,
-        table: str,
+        tables: dict[str, TableSpec],
         checkpoint: str | None,
+        position: ReaderPosition,
+        shown: Shown | None,
     ) -> None:
-        self.shown: Shown | None = None
-        self.committed: Callable[[int], None] | None = None
         self._spark = spark
         self._path = path
         self._plan = plan
-        self._tables = plan.tables(lake, table)
+        self._tables = tables
+        self._position = position
+        self._shown = shown
         top = self._tables[TOP].table
         self._checkpoint = os.path.abspath(checkpoint or f"{top.path}.checkpoint")
         self._application = application_of(self._checkpoint, top)
@@ -113,7 +108,7 @@ class _LiveReplay:
         self._tasks = 1
 
     def fix(self, tasks: int) -> None:
-        """Take the number of tasks from the checkpoint; refuse one that was made with something else."""
+        """Take the number of tasks from the checkpoint; refuse one with other settings."""
         file = os.path.join(self._checkpoint, PLAN_FILE)
         wanted = _Fixed(self._path, tasks, repr(self._plan))
         try:
@@ -132,30 +127,25 @@ class _LiveReplay:
 
     def run(self, source: DataFrame, follow: bool) -> ReplayReport:
         """Run the query until it has caught up, or until it is stopped."""
-        run_batches(source, self._checkpoint, lambda _, batch: self._take(batch), follow=follow)
+        run_batches(source, self._checkpoint, lambda _, batch: self._replay(batch), follow=follow)
         return self._report
 
-    def _take(self, batch: int) -> None:
-        """Take the books through one batch, commit its rows, and drop the states before it."""
+    def _replay(self, batch: int) -> None:
+        """Apply one batch to the books, commit its rows, and delete the states before it."""
         wanted = SeqRange(self._begin(batch), self._end(batch))
         specs = [*self._tables.values()]
-        files = commit_run(
-            specs,
-            self._application,
-            batch,
-            lambda: run_tasks(self._spark, self._tasks, specs, self._work(wanted, is_first=batch == 0)),
-            self._report,
-            replace=False,
+        work = self._work(wanted, is_first=batch == 0)
+        files = fill_tables(
+            self._spark, specs, self._application, batch, self._tasks, work, self._report, replace=False
         )
-        if self.committed is not None:
-            self.committed(wanted.end)
+        self._position.move_to(wanted.end)
         self._drop_states(wanted.end)
         report = self._report
         report.offsets = {"end": wanted.end}
         report.seconds = time.monotonic() - self._started_s
         count_replayed(report, self._tables, files)
-        if self.shown is not None:
-            self.shown(report)
+        if self._shown is not None:
+            self._shown(report)
 
     def _work(self, wanted: SeqRange, *, is_first: bool) -> Callable[[int], Iterator[Rows]]:
         path, plan, tasks, states = self._path, self._plan, self._tasks, self._states()
@@ -164,7 +154,7 @@ class _LiveReplay:
         def work(number: int) -> Iterator[Rows]:
             state = None if is_first else _read_state(states, wanted.first, number)
             books = BookTables(plan, names, state)
-            yield from books.replay(path, wanted, Dealt(tasks, number))
+            yield from books.replay(path, wanted, TaskFilter(tasks, number))
             _write_state(states, wanted.end, number, books.state())
 
         return work
@@ -183,7 +173,7 @@ class _LiveReplay:
         return os.path.join(self._checkpoint, STATES)
 
     def _drop_states(self, needed: int) -> None:
-        """Remove all states but those that the next batch begins with."""
+        """Delete all states but those with which the next batch begins."""
         with suppress(FileNotFoundError):
             for name in os.listdir(self._states()):
                 if name != str(needed):
@@ -209,7 +199,7 @@ def _read_state(states: str, seq: int, number: int) -> bytes:
 def _write_state(states: str, seq: int, number: int, state: bytes) -> None:
     path = _state_path(states, seq, number)
     create_directory(OsFs(), os.path.dirname(path))
-    # Two attempts of a task may run at a time; both write the same, but not into each other's file.
+    # Two attempts of a task may run at once; each writes a file of its own, with the same content.
     own = f"{path}.{uuid.uuid4().hex}"
     replace_file(OsFs(), own, state)
     os.replace(own, path)

@@ -1,14 +1,14 @@
-"""Tasks that build books: which messages fall to which task, and how the files that they write are committed.
+"""Tasks that build books: how messages are assigned to tasks, and how the files of tasks are committed.
 
-Owns the dealing of markets, the reading of a range by its tasks, and the commit of several tables by one run.
-What the tables hold is up to the jobs. A task reads the queue's segments itself and writes its files itself,
-so nothing but the names of files goes through the driver.
+A task reads the queue's segments and writes its files itself, so only the names of files go through the
+driver. What the tables hold is up to the jobs.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -37,13 +37,13 @@ from everlog.seq_ranges import Gap, SeqRange
 
 NS_PER_DAY: Final = 86_400_000_000_000
 FIRST_MESSAGES: Final = 512
-"""Enough of a new run of orders to make its market known; the rest of it goes straight into the book."""
+"""Enough of a new run of orders to learn its market; the rest of it goes straight into the book."""
 
 SMALL_BATCHES: Final = 2
-"""How many batches are that small when a run has ended: the first may have something of two runs."""
+"""How many batches are that small when a run has ended: the first may hold parts of two runs."""
 
 FEW_MARKETS: Final = 200
-"""With more of them, what a batch costs for each of its markets counts, and batches cannot be too large."""
+"""With more of them, the cost for each market in a batch dominates, so batches are large."""
 
 MARKET_FIELDS: Final = (
     pa.field("date", pa.date32()),
@@ -63,7 +63,7 @@ class TableSpec(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows for one of the job's tables; `market` whose they are, None if of no single one."""
+    """Rows for one of the job's tables; `market` is None if they are not of a single one."""
 
     table: str
     market: Market | None
@@ -71,100 +71,37 @@ class Rows(NamedTuple):
 
 
 Work = Callable[[int], Iterator[Rows]]
-"""What a task does, given its number."""
+"""The work of a task, given its number."""
 
 
-class RunFiles(NamedTuple):
-    """The files that the tasks of a run have written, by table."""
-
-    by_table: dict[str, list[dict[str, Any]]]
-
-    @property
-    def rows(self) -> int:
-        """How many rows they have in all."""
-        return sum(file["rows"] for files in self.by_table.values() for file in files)
+Files = dict[str, list[dict[str, Any]]]
+"""The files that the tasks of a run have written, by table."""
 
 
-def run_tasks(spark: SparkSession, tasks: int, specs: Sequence[TableSpec], work: Work) -> RunFiles:
-    """Let tasks write their rows to files; nothing of it is part of a table yet."""
-    places = {one.table.name: (one.table.path, one.partition_by) for one in specs}
-    by_table: dict[str, list[dict[str, Any]]] = {name: [] for name in places}
-    seen: dict[Market, int] = {}
-    for number, did in enumerate(run_in_tasks(spark, tasks, lambda number: _write(number, places, work))):
-        for table, file in did.files:
-            by_table[table].append(file)
-        for market in did.markets:
-            if seen.setdefault(market, number) != number:
-                raise Corrupt(
-                    f"orders of market {market.market_id} of venue {market.venue_id} come on two channels, "
-                    "which fell to two tasks; run the job with one partition"
-                )
-    return RunFiles(by_table)
-
-
-class _Done(NamedTuple):
-    """What one task has done: its files, each with its table, and whose rows are in them."""
-
-    files: list[tuple[str, dict[str, Any]]]
-    markets: set[Market]
-
-
-def _write(number: int, places: dict[str, tuple[str, tuple[str, ...]]], work: Work) -> Iterator[_Done]:
-    """Do the work of one task."""
-    files = {name: TableFiles(path, partition_by) for name, (path, partition_by) in places.items()}
-    done = _Done([], set())
-    for rows in work(number):
-        if rows.market is not None:
-            done.markets.add(rows.market)
-        done.files.extend((rows.table, file) for file in files[rows.table].write(rows.batch))
-    for name, one in files.items():
-        done.files.extend((name, file) for file in one.finish())
-    yield done
-
-
-def application_name(job: str, path: str, what: str) -> str:
-    """Return the name of a run: that of the same work on the same queue, so that it is not done twice."""
-    digest = hashlib.blake2b(f"{path}\n{what}".encode(), digest_size=8).hexdigest()
-    return f"{job}-{digest}"
-
-
-def check_not_made_anew(table: LakeTable, application: str, held: SeqRange) -> None:
-    """Refuse a queue that is shorter than the one from which the table was made."""
-    committed = table.committed_batch(application)
-    if committed is not None and committed > held.end:
-        raise InvalidConfig(
-            f"table {table.path} holds a run over the messages up to {committed}, but the queue "
-            f"ends at {held.end}; was it made anew? Use another table"
-        )
-
-
-def commit_run(
+def fill_tables(
+    spark: SparkSession,
     specs: Sequence[TableSpec],
     application: str,
     batch: int,
-    run: Callable[[], RunFiles],
+    tasks: int,
+    work: Work,
     report: RunReport,
     *,
     replace: bool | Mapping[str, str],
-) -> RunFiles | None:
-    """Run the tasks and commit each table, unless that was done before; return what they wrote.
+) -> Files | None:
+    """Run the tasks and commit each table; return the files, or None if the batch was committed before.
 
     A run that was killed between two of the commits is repeated, and commits what is missing.
     """
     repeats = [one.table.repeated(application, batch) for one in specs]
-    if all(repeat is not None for repeat in repeats):
-        assert repeats[0] is not None, "all were just asked"
+    if repeats[0] is not None and None not in repeats:
         report.version = repeats[0].version
         return None
-    files = run()
+    files = _run_tasks(spark, specs, tasks, work)
     for spec, repeat in zip(specs, repeats, strict=True):
+        name, partition_by = spec.table.name, spec.partition_by
         done = repeat or spec.table.commit(
-            files.by_table[spec.table.name],
-            spec.schema,
-            application,
-            batch,
-            spec.partition_by,
-            replace=replace,
+            files[name], spec.schema, application, batch, partition_by, replace=replace
         )
         report.files += done.files
         if spec is specs[0]:
@@ -174,14 +111,84 @@ def commit_run(
     return files
 
 
-# --- Dealing messages to tasks -----------------------------------------------------------------------------
+def fill_from_queue(
+    spark: SparkSession,
+    path: str,
+    specs: Sequence[TableSpec],
+    what: str,
+    report: RunReport,
+    partitions: int | None,
+    work: Callable[[SeqRange, int, int], Iterator[Rows]],
+) -> Files | None:
+    """Replace the tables by what `work` makes of all messages that the queue holds now.
+
+    `work` gets the range, the number of tasks and its own number. `what` describes it: a second run of the
+    same work over the same messages changes nothing.
+    """
+    held = queue_ranges.bounds(path)
+    application = application_name(report.job, path, what)
+    committed = specs[0].table.committed_batch(application)
+    if committed is not None and committed > held.end:
+        raise InvalidConfig(
+            f"table {specs[0].table.path} holds a run over the messages up to {committed}, but the queue "
+            f"ends at {held.end}; was it created again? Use another table"
+        )
+    report.offsets = {"first": held.first, "end": held.end}
+    tasks = partitions or spark.sparkContext.defaultParallelism
+    task = partial(work, held, tasks)
+    return fill_tables(spark, specs, application, held.end, tasks, task, report, replace=True)
 
 
-class Dealt:
-    """Passes the messages that fall to one task: of its markets' books, and of its symbols' trades.
+def application_name(job: str, path: str, what: str) -> str:
+    """Return the name of a run: the same for the same work on the same queue, so that it is not repeated."""
+    digest = hashlib.blake2b(f"{path}\n{what}".encode(), digest_size=8).hexdigest()
+    return f"{job}-{digest}"
 
-    Price levels are dealt by market. Orders are dealt by channel: the numbers of a channel are counted over
-    all its markets, so whoever checks them has to see all of them. Trades are dealt by symbol.
+
+class _Done(NamedTuple):
+    """What one task has done: its files, each with its table, and the markets of their rows."""
+
+    files: list[tuple[str, dict[str, Any]]]
+    markets: set[Market]
+
+
+def _run_tasks(spark: SparkSession, specs: Sequence[TableSpec], tasks: int, work: Work) -> Files:
+    """Write the rows of all tasks to files; they are not part of a table yet."""
+    folders = {one.table.name: (one.table.path, one.partition_by) for one in specs}
+
+    def task(number: int) -> Iterator[_Done]:
+        files = {name: TableFiles(path, partition_by) for name, (path, partition_by) in folders.items()}
+        done = _Done([], set())
+        for rows in work(number):
+            if rows.market is not None:
+                done.markets.add(rows.market)
+            done.files.extend((rows.table, file) for file in files[rows.table].write(rows.batch))
+        for name, one in files.items():
+            done.files.extend((name, file) for file in one.finish())
+        yield done
+
+    by_table: Files = {name: [] for name in folders}
+    seen: dict[Market, int] = {}
+    for number, did in enumerate(run_in_tasks(spark, tasks, task)):
+        for table, file in did.files:
+            by_table[table].append(file)
+        for market in did.markets:
+            if seen.setdefault(market, number) != number:
+                raise Corrupt(
+                    f"orders of market {market.market_id} of venue {market.venue_id} are on two channels "
+                    "that two tasks read; run the job with one partition"
+                )
+    return by_table
+
+
+# --- Assigning messages to tasks ---------------------------------------------------------------------------
+
+
+class TaskFilter:
+    """Selects the messages of one task: the books of its markets, or the trades of its symbols.
+
+    Price levels are assigned by market. Orders are assigned by channel: the numbers of a channel run over all
+    its markets, so the task that checks them needs all of them. Trades are assigned by symbol.
     """
 
     def __init__(self, tasks: int, number: int, *, trades: bool = False) -> None:
@@ -192,8 +199,8 @@ class Dealt:
         self._keys = _trade_keys if trades else _book_keys
 
     def of_batch(self, batch: Batch) -> NDArray[np.intp] | None:
-        """Return the numbers of the messages in a batch that are some of them; None if all are."""
-        # The usual case of a queue that one task takes: no message need be looked at.
+        """Return the indexes of the selected messages of a batch; None if all are."""
+        # The usual case of a queue that one task reads: no message has to be looked at.
         if (
             self._tasks == 1
             and batch.common_type_id == self._type_id
@@ -204,7 +211,7 @@ class Dealt:
         return None if keep.all() else np.flatnonzero(keep)
 
     def __call__(self, some: Messages) -> NDArray[np.bool_]:
-        """Return for each message whether it is one of them."""
+        """Return for each message whether it is selected."""
         keep: NDArray[np.bool_] = some.type_id == self._type_id
         if not keep.any():
             return keep
@@ -240,10 +247,10 @@ def _trade_keys(some: Messages) -> NDArray[np.uint64]:
     return keys
 
 
-class Taken(NamedTuple):
-    """The messages of a batch that fall to a task; `chosen` is None if all of them do.
+class TaskMessages(NamedTuple):
+    """The messages of a batch that belong to a task; `chosen` is None if all of them do.
 
-    If they have gone straight into the books, `results` is what they did there.
+    `results` is set if they were applied to the books already.
     """
 
     batch: Batch
@@ -275,8 +282,8 @@ class Taken(NamedTuple):
         return len(self.batch) if self.chosen is None else len(self.chosen)
 
 
-class _Taker:
-    """Takes messages from a queue: into books while they go on with a run of orders, else as batches."""
+class _BookReader:
+    """Reads messages of a queue: straight into books while a run of orders continues, else as batches."""
 
     def __init__(self, books: BookSet, want: Outputs) -> None:
         self.results: dict[Market, MarketResult] | None = None
@@ -286,7 +293,7 @@ class _Taker:
         self._small_batches = SMALL_BATCHES
 
     def __call__(self, reader: QueueReader, limit: int) -> Batch:
-        """See `queue_ranges.read`; `results` then tells what went into the books."""
+        """Read the next messages, for `queue_ranges.read`; `results` is set if they went into the books."""
         most = min(limit, queue_ranges.LARGE_BATCH_RECORDS)
         taken = take_orders(reader, self._books, most, self._want, self._memory)
         if taken is not None:
@@ -302,41 +309,31 @@ class _Taker:
         return reader.read_batch(min(limit, FIRST_MESSAGES))
 
 
-def dealt_messages(
-    path: str, wanted: SeqRange, dealt: Dealt, take: _Taker | None = None
-) -> Iterator[Taken | Gap]:
-    """Yield a task's messages of a range, and what is gone of it; a batch is valid until the next."""
+def task_messages(
+    path: str, wanted: SeqRange, selects: TaskFilter, books: _BookReader | None = None
+) -> Iterator[TaskMessages | Gap]:
+    """Yield the messages of a task in a range, and the gaps; a batch is valid until the next one."""
     freeze_loaded_modules()
     largest = queue_ranges.LARGE_BATCH_RECORDS
-    for piece in queue_ranges.read(path, wanted, batch_records=largest, read_next=take):
+    for piece in queue_ranges.read(path, wanted, batch_records=largest, read_next=books):
         if isinstance(piece, Gap):
             yield piece
             continue
-        results = None if take is None else take.results
-        # Orders are dealt by channel, so what goes on with a run of this task is this task's.
-        chosen = dealt.of_batch(piece) if results is None else None
+        results = None if books is None else books.results
+        # Orders are assigned by channel, so what continues a run of this task belongs to it.
+        chosen = selects.of_batch(piece) if results is None else None
         if chosen is None or len(chosen):
-            yield Taken(piece, chosen, results)
+            yield TaskMessages(piece, chosen, results)
 
 
 def messages_for_books(
-    path: str, wanted: SeqRange, dealt: Dealt, books: BookSet, want: Outputs
-) -> Iterator[Taken | Gap]:
-    """As `dealt_messages`; those with `results` have been applied to the books, the others have to be."""
-    return dealt_messages(path, wanted, dealt, _Taker(books, want))
+    path: str, wanted: SeqRange, selects: TaskFilter, books: BookSet, want: Outputs
+) -> Iterator[TaskMessages | Gap]:
+    """As `task_messages`; those with `results` are applied to the books already."""
+    return task_messages(path, wanted, selects, _BookReader(books, want))
 
 
 # --- Rows --------------------------------------------------------------------------------------------------
-
-
-def market_columns(market: Market, times_ns: NDArray[Any]) -> list[pa.Array]:
-    """Return the columns of `MARKET_FIELDS`."""
-    count = len(times_ns)
-    return [
-        dates(times_ns),
-        pa.repeat(pa.scalar(market.venue_id, pa.int32()), count),
-        pa.repeat(pa.scalar(market.market_id, pa.int64()), count),
-    ]
 
 
 def dates(times_ns: NDArray[Any]) -> pa.Array:
@@ -349,7 +346,12 @@ def market_batch(
     schema: pa.Schema, market: Market, columns: dict[str, Any], times_ns: NDArray[Any]
 ) -> pa.RecordBatch:
     """Return rows of one market; `columns` has all but `MARKET_FIELDS`, as arrays of either library."""
-    arrays = market_columns(market, times_ns)
+    count = len(times_ns)
+    arrays = [
+        dates(times_ns),
+        pa.repeat(pa.scalar(market.venue_id, pa.int32()), count),
+        pa.repeat(pa.scalar(market.market_id, pa.int64()), count),
+    ]
     for field in list(schema)[len(arrays) :]:
         values = columns[field.name]
         if isinstance(values, pa.Array):

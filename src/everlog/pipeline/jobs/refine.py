@@ -1,8 +1,7 @@
 """The job `refine`: a raw queue of a venue to queues by symbol, day and stream, in parallel over symbols.
 
-Owns how symbols are dealt to tasks, the record of where a root began, and the table of what came too late;
-what is written is decided by `everlog.pipeline.refinery`. Tasks read the raw segments themselves, so only
-counts travel.
+Assigns symbols to tasks, stores where a root began, and fills the table of late messages. What is written is
+decided by `everlog.pipeline.refinery`. Tasks read the raw segments themselves and return counts only.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from datetime import date
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -22,7 +20,7 @@ from pyspark.sql import SparkSession
 from everlog.errors import DataLost, InvalidConfig
 from everlog.fs import OsFs, replace_file
 from everlog.pipeline import queue_ranges
-from everlog.pipeline.jobs.market_tasks import Rows, TableSpec, application_name, commit_run, run_tasks
+from everlog.pipeline.jobs.market_tasks import Rows, TableSpec, application_name, fill_tables
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
 from everlog.pipeline.rdd_tasks import run_in_tasks
@@ -54,18 +52,18 @@ LATE_SCHEMA: Final = pa.schema(
         pa.field("payload", pa.binary()),
     ]
 )
-"""A message that came when its day was over: `date` is the day it belongs to, `seq` counts in its queue."""
+"""A message that arrived after its day: `date` is the day it belongs to, `seq` counts in its queue."""
 
 
 class LateTable(NamedTuple):
-    """The table that gets what came too late; one for each directory of refined queues."""
+    """The table of late messages; one for each directory of refined queues."""
 
     lake: str
     table: str = "late"
 
 
 class _Origin(msgspec.Struct):
-    """Where the refined queues of a venue come from; a run that differs would mix two sources."""
+    """The source of the refined queues of a venue; a run with another one would mix two sources."""
 
     queue: str
     first_seq: int
@@ -85,10 +83,9 @@ def refine(
 ) -> RefineReport:
     """Refine everything that the raw queue holds now into `<root>/v1/<venue>/<symbol>/<date>/<stream>`.
 
-    What came too late for its day is in the queues `late`; with a `late` table it is there as well, in the
-    partitions of the day and the venue. Run it again for what has come since; nothing is written twice. The
-    raw queue has to be there from the message with which the first run began: what is in a refined queue
-    follows from all before it.
+    Late messages are in the queues `late`; with a `late` table they are there as well, in the partitions of
+    the day and the venue. A further run adds what is new; nothing is written twice. The raw queue must still
+    have the first message of the first run: what is in a refined queue follows from all before it.
     """
     started_s = time.monotonic()
     if not symbols:
@@ -115,21 +112,21 @@ def refine(
 
 
 def refine_symbols(queue: str, wanted: SeqRange, refinery: Refinery) -> Counts:
-    """Give a refinery the messages of a range, and finish it; a message that is gone ends it."""
+    """Refine the messages of a range; raises `DataLost` for a gap."""
     for piece in queue_ranges.read(queue, wanted, batch_records=queue_ranges.LARGE_BATCH_RECORDS):
         if isinstance(piece, Gap):
             raise DataLost(
                 f"messages {piece.first} to {piece.end - 1} of {queue} are gone ({piece.reason}), and what "
                 "is refined follows from all of them; refine into another directory"
             )
-        refinery.take(piece)
+        refinery.add(piece)
     return refinery.close()
 
 
 def _fill_late_table(
     spark: SparkSession, root: str, symbols: Symbols, late: LateTable, report: RefineReport
 ) -> None:
-    """Let the table hold everything late of this venue; one transaction for each end of the raw queue."""
+    """Replace the late messages of this venue in the table; one transaction for each end of the raw queue."""
     spec = TableSpec(LakeTable(late.lake, late.table), LATE_SCHEMA, ("date", "venue"))
     parent = os.path.join(root, LAYOUT_VERSION, symbols.venue)
     tasks = min(len(symbols.codes), spark.sparkContext.defaultParallelism)
@@ -141,8 +138,8 @@ def _fill_late_table(
 
     done = RunReport(job="refine", source=root, table=spec.table.path)
     application = application_name("refine", root, symbols.venue)
-    run = partial(run_tasks, spark, tasks, [spec], work)
-    commit_run([spec], application, report.offsets["end"], run, done, replace={"venue": symbols.venue})
+    end = report.offsets["end"]
+    fill_tables(spark, [spec], application, end, tasks, work, done, replace={"venue": symbols.venue})
     report.files, report.version = done.files, done.version
 
 
@@ -171,7 +168,7 @@ def _late_rows(parent: str, venue: str, code: str) -> Iterator[pa.RecordBatch]:
 
 
 def _first_seq(parent: str, queue: str, held: SeqRange, settings: RefinerySettings) -> int:
-    """Return the seq with which this root began; the first run decides it."""
+    """Return the seq with which this root began, which the first run stores."""
     path = os.path.join(parent, ORIGIN_FILE)
     try:
         with open(path, "rb") as file:

@@ -1,9 +1,9 @@
-"""The job `replay`: the books of every market of a queue, inside the Spark tasks, into tables.
+"""The job `replay`: the books of every market of a queue, built inside Spark tasks, into tables.
 
-Owns what the tables hold and the run over a whole queue; the run that goes on with live data is
-`everlog.pipeline.jobs.live_replay`. Books are those of `everlog.market`, so the numbers are the same as on
-one machine. Three tables: `<table>` has the top of the book after each event, `<table>_depth` the best levels
-once in an interval, `<table>_report` every gap, and every snapshot from which the book had drifted away.
+The run over a whole queue; the run that follows live data is `everlog.pipeline.jobs.live_replay`. Books are
+those of `everlog.market`, so the numbers are the same as on one machine. Three tables: `<table>` has the top
+of the book after each event, `<table>_depth` the best levels once in an interval, `<table>_report` every gap,
+and every snapshot from which the book had drifted away.
 """
 
 from __future__ import annotations
@@ -27,21 +27,17 @@ from everlog.market import BookResult, BookSet, BookSettings, GapPolicy, Market,
 from everlog.market.book_states import load_books, quarantine_books, save_books
 from everlog.market.packing import PackedRecords, gather_field, gather_headers
 from everlog.market.triggers import Events, TimeBar
-from everlog.pipeline import queue_ranges
 from everlog.pipeline.jobs.market_tasks import (
     MARKET_FIELDS,
-    Dealt,
+    Files,
     Rows,
-    RunFiles,
     TableSpec,
-    Taken,
-    application_name,
-    check_not_made_anew,
-    commit_run,
+    TaskFilter,
+    TaskMessages,
     dates,
+    fill_from_queue,
     market_batch,
     messages_for_books,
-    run_tasks,
 )
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
@@ -86,10 +82,9 @@ REPORT_SCHEMA: Final = pa.schema(
         pa.field("changed", pa.int64()),
     ]
 )
-"""What is wrong with the events. The kind `gap`: number `found` came although `seen` was the last, with a
-`stream_id` if they are numbers of a channel. `drift`: the book differed from the snapshot that came, by
-levels that it did not have, that only it had, that had another size. `lost`: messages from `seen` to `found`
-are gone from the queue.
+"""Problems in the events. The kind `gap`: number `found` followed `seen`, with a `stream_id` if they are
+numbers of a channel. `drift`: the book differed from a snapshot by levels that were missing, extra, or of
+another size. `lost`: messages from `seen` to `found`, both included, are gone from the queue.
 """
 
 
@@ -103,7 +98,7 @@ class ReplayReport(RunReport, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """What a replay writes; the same for all runs into one table."""
+    """What a replay writes; the same for all runs of one table."""
 
     settings: BookSettings = field(default_factory=BookSettings)
     depth: int = DEPTH_LEVELS
@@ -113,7 +108,7 @@ class ReplayPlan:
     """A market has a row of levels after its first event in each interval of ingest time."""
 
     def __post_init__(self) -> None:
-        """Refuse what makes no table."""
+        """Refuse invalid numbers."""
         if self.depth < 0 or self.depth_interval_ns < 1:
             raise InvalidConfig(
                 f"depth is {self.depth} and its interval {self.depth_interval_ns} ns; at least 0 and 1"
@@ -148,59 +143,45 @@ def replay_books(
     plan = ReplayPlan(settings or BookSettings(), depth, depth_interval_ns)
     path = os.path.abspath(queue)
     tables = plan.tables(lake, table)
-    held = queue_ranges.bounds(path)
-    application = application_name("replay", path, repr(plan))
-    check_not_made_anew(tables[TOP].table, application, held)
     report = ReplayReport(job="replay", source=path, table=tables[TOP].table.path)
-    report.offsets = {"first": held.first, "end": held.end}
-    tasks = partitions or spark.sparkContext.defaultParallelism
     names = {kind: spec.table.name for kind, spec in tables.items()}
 
-    def work(number: int) -> Iterator[Rows]:
-        books = BookTables(plan, names)
-        yield from books.replay(path, held, Dealt(tasks, number))
+    def work(held: SeqRange, tasks: int, number: int) -> Iterator[Rows]:
+        yield from BookTables(plan, names).replay(path, held, TaskFilter(tasks, number))
 
-    files = commit_run(
-        [*tables.values()],
-        application,
-        held.end,
-        lambda: run_tasks(spark, tasks, [*tables.values()], work),
-        report,
-        replace=True,
-    )
+    files = fill_from_queue(spark, path, [*tables.values()], repr(plan), report, partitions, work)
     count_replayed(report, tables, files)
     report.seconds = time.monotonic() - started_s
     return report
 
 
-def count_replayed(report: ReplayReport, tables: dict[str, TableSpec], files: RunFiles | None) -> None:
-    """Add to the report what a run has written beside the tops; None if it had been committed before."""
+def count_replayed(report: ReplayReport, tables: dict[str, TableSpec], files: Files | None) -> None:
+    """Add the rows of depth and report tables to the report; None if the run had been committed before."""
     if files is None:
         return
     if DEPTH in tables:
-        report.depth_rows += sum(file["rows"] for file in files.by_table[tables[DEPTH].table.name])
+        report.depth_rows += sum(file["rows"] for file in files[tables[DEPTH].table.name])
     faults = tables[REPORT].table
-    for file in files.by_table[faults.name]:
-        kinds = (
-            pq.ParquetFile(os.path.join(faults.path, file["path"])).read(["kind"]).column("kind").to_pylist()
-        )
+    for file in files[faults.name]:
+        rows = pq.ParquetFile(os.path.join(faults.path, file["path"])).read(["kind"])
+        kinds = rows.column("kind").to_pylist()
         report.gaps += kinds.count("gap")
         report.drifts += kinds.count("drift")
         report.lost += kinds.count("lost")
 
 
 class _State(msgspec.Struct):
-    """What `BookTables` has to remember."""
+    """The state of `BookTables`, as it is stored."""
 
     books: bytes
     buckets: list[tuple[int, int, int]]
 
 
 class BookTables:
-    """The books of a task, and the rows that its messages give."""
+    """The books of a task, and the rows that its messages produce."""
 
     def __init__(self, plan: ReplayPlan, names: dict[str, str], state: bytes | None = None) -> None:
-        """`names` are the tables' names by what they hold; `state` is where another one left off."""
+        """`names` are the tables by what they hold; `state` is from `state()` of an earlier one."""
         self._plan = plan
         self._names = names
         self._want = Outputs(depth=plan.depth, drift=True)
@@ -214,17 +195,17 @@ class BookTables:
             self._bar(Market(venue_id, market_id))._last_bucket = bucket
 
     def state(self) -> bytes:
-        """Return all that the rows to come depend on."""
+        """Return everything that later rows depend on."""
         buckets = [(*market, bar._last_bucket) for market, bar in self._bars.items()]
         return msgspec.msgpack.encode(_State(save_books(self._books), buckets))
 
-    def replay(self, path: str, wanted: SeqRange, dealt: Dealt) -> Iterator[Rows]:
-        """Apply the messages of a range that were dealt; yield rows."""
-        for some in messages_for_books(path, wanted, dealt, self._books, self._want):
-            yield from self._take(some)
+    def replay(self, path: str, wanted: SeqRange, selects: TaskFilter) -> Iterator[Rows]:
+        """Apply the messages of a range that belong to the task; yield rows."""
+        for some in messages_for_books(path, wanted, selects, self._books, self._want):
+            yield from self._apply(some)
 
-    def _take(self, some: Taken | Gap) -> Iterator[Rows]:
-        """Apply messages, or take note of lost ones; yield rows."""
+    def _apply(self, some: TaskMessages | Gap) -> Iterator[Rows]:
+        """Apply messages or a gap; yield rows."""
         if isinstance(some, Gap):
             yield self._lost(some)
             return
@@ -286,7 +267,7 @@ class BookTables:
                 yield self._fault(market, int(base["seq"][at]), int(base["ts_ns"][at]), row)
 
     def _lost(self, lost: Gap) -> Rows:
-        """Say that messages are gone; what that means for the books is up to the gap policy."""
+        """Report lost messages; the gap policy decides what that means for the books."""
         policy = GapPolicy(self._plan.settings.gap_policy)
         if policy is GapPolicy.PANIC:
             raise DataLost(

@@ -1,8 +1,8 @@
 """Writing an archive from Spark: rows of messages into the segments of a new queue, in batch.
 
-Owns the checks of rows and the commit. Each task writes files of its own beside the target, under a name
-that no other attempt has; the commit takes the files of those attempts that Spark counts, puts them in the
-order of their seqs and lets the queue appear by one rename. What other attempts wrote is removed.
+Each task writes files beside the target, under a name that no other attempt has. The commit orders the files
+of the attempts that Spark counts by their seqs and creates the queue with one rename. Files of other attempts
+are deleted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ADVICE: Final = "use repartitionByRange(n, 'seq').sortWithinPartitions('seq')"
 
 
 class QueueWrite(NamedTuple):
-    """What was asked for, checked; it travels to the executors."""
+    """A checked write, sent to the executors."""
 
     path: str
     segment_size: int
@@ -43,7 +43,7 @@ class QueueWrite(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """Where the files lie until the queue appears: beside it, so that a rename is enough."""
+        """The directory of the files until the commit: beside the queue, so that a rename is enough."""
         parent, name = os.path.split(self.path)
         return os.path.join(parent, f".{name}.archive-{self.job}")
 
@@ -92,7 +92,7 @@ class QueueArchiveWriter(DataSourceArrowWriter):
         return write_task(self._write, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Let the queue appear."""
+        """Create the queue."""
         built = [message for message in messages if isinstance(message, Built)]
         queues = sorted(frozenset().union(*(message.queues for message in built)))
         if len(queues) > 1:
@@ -163,13 +163,13 @@ class _Rows:
         return values.astype(np.uint16)
 
     def check_order(self, expected: int) -> None:
-        """Refuse rows that do not follow each other."""
+        """Refuse rows that are not consecutive."""
         wanted = np.arange(len(self.seqs), dtype=np.uint64) + np.uint64(expected)
         wrong = np.flatnonzero(self.seqs != wanted)
         if len(wrong):
             raise InvalidConfig(
-                f"seq {self.seqs[wrong[0]]} came where {wanted[wrong[0]]} should; the seqs of a partition "
-                f"have to follow each other without a gap: {ADVICE}"
+                f"found seq {self.seqs[wrong[0]]} instead of {wanted[wrong[0]]}; the seqs of a partition "
+                f"have to be consecutive: {ADVICE}"
             )
 
     def append_to(self, builder: SegmentBuilder) -> None:

@@ -1,8 +1,8 @@
 """Writing to topics from Spark: every row once per (query, batch, partition), by idempotency keys.
 
-Owns the cutting of rows into appends and the keys of these. A task that is run again sends the same keys, and
-the server answers with what it has already; so a retry of a task, or of a whole batch after a crash, appends
-nothing twice as long as the topic remembers its keys (`idempotency_window_ms` of its configuration).
+A task that runs again sends the same keys, and the server answers with the earlier result; so a retry of a
+task, or of a whole batch after a crash, appends nothing twice as long as the topic remembers its keys
+(`idempotency_window_ms` of its configuration).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RECORDS_PER_APPEND_MAX: Final = 10_000
 BYTES_PER_APPEND: Final = 8 << 20
 TIMEOUT_MS: Final = 60_000
 WINDOW_MS: Final = 7 * 24 * 3600 * 1000
-"""A week: a query that is started again later than this may repeat its last batch."""
+"""A week: a query that restarts later than this may repeat its last batch."""
 
 MS_PER_S: Final = 1000
 SHOWN_TEXT: Final = 60
@@ -45,7 +45,7 @@ _one_value = msgspec.json.Decoder(msgspec.Raw)
 
 
 class TopicsWrite(NamedTuple):
-    """What was asked for, checked; it travels to the executors."""
+    """A checked write, sent to the executors."""
 
     address: ServerAddress
     topic: str | None
@@ -134,14 +134,14 @@ class TopicsStreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
-            raise InvalidConfig("this Spark does not tell its tasks the query and the batch; use 4.3")
+            raise InvalidConfig("tasks of this Spark have no query and batch id; use 4.3")
         return write_task(self._write, iterator, f"{query}:{batch}")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing is left to do: the appends are kept already."""
+        """Do nothing: the appends are committed already."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing is taken back: the batch will be run again with the same keys."""
+        """Do nothing: the batch will run again with the same keys."""
 
 
 def write_task(write: TopicsWrite, batches: Iterator[pa.RecordBatch], job: str) -> Written:
@@ -168,9 +168,9 @@ def write_task(write: TopicsWrite, batches: Iterator[pa.RecordBatch], job: str) 
 
 
 class _Pending:
-    """The rows of one topic that wait to be appended.
+    """The rows of one topic that are to be appended.
 
-    Where an append ends depends on the rows alone and not on the batches in which they come: so do the keys.
+    The size of an append depends on the rows alone, not on the Arrow batches they arrive in; so do the keys.
     """
 
     def __init__(self, client: Client, write: TopicsWrite, topic: str, key: str) -> None:
@@ -184,7 +184,7 @@ class _Pending:
         self._appends = 0
 
     def extend(self, rows: list[_Row], sizes: NDArray[np.int64]) -> None:
-        """Take rows, and append whenever there are enough of them."""
+        """Add rows, and append whenever there are enough of them."""
         ends = np.cumsum(sizes)
         at = before = 0
         while at < len(rows):
@@ -199,7 +199,7 @@ class _Pending:
                 self.flush()
 
     def flush(self) -> None:
-        """Append what waits."""
+        """Append the pending rows."""
         if not self._rows:
             return
         body = _Append(self._rows, f"{self._key}:{self._appends}", True, self._write.config)
