@@ -10,7 +10,7 @@ import pytest
 
 from everlog.errors import InvalidRequest, StorageFailed, TopicNotFound
 from everlog.topics import record_of
-from everlog.topics.records import TagMatch, parse_match
+from everlog.topics.records import parse_match
 from tests.support.engines import Stage, records, sized
 
 TAGS = ("a", "a:1", "a:2", None, "b", "a*", "*", "A", "ü:1")
@@ -93,13 +93,6 @@ def test_before_seq_must_be_a_u64(stage: Stage, before_seq: int) -> None:
 def test_every_predicate_has_one_canonical_form(match: str, canonical: list[str]) -> None:
     assert parse_match(match).canonical() == canonical
     assert parse_match(canonical) == parse_match(match)
-
-
-def test_a_predicate_never_matches_a_record_without_a_tag() -> None:
-    assert not TagMatch(b"", True).matches(None)
-    assert TagMatch(b"", True).matches(b"x")
-    assert not TagMatch(b"a", False).matches(b"ab")
-    assert TagMatch(b"a", True).matches(b"ab")
 
 
 # --- What is removed -------------------------------------------------------------------------------------

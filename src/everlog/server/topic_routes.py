@@ -121,7 +121,7 @@ class TopicRoutes:
         self._app.answer_when(call, commit, partial(self._account_answer, call, account))
 
     def _account_answer(self, call: Call, account: TopicAccount) -> tuple[bytes, int]:
-        fields: dict[str, object] = {"topic": call.name, **msgspec.structs.asdict(account)}
+        fields: dict[str, object] = msgspec.structs.asdict(account)
         fields["performance"] = msgspec.Raw(self._app.performance(call))
         return _json.encode(fields), 200
 

@@ -1,6 +1,6 @@
 """The topics plane: ordered, named logs that never lose anything silently."""
 
-from everlog.api_types import Discard, Durability, Tombstone, TopicType
+from everlog.api_types import Discard, Durability, Tombstone, TopicAccount, TopicType
 from everlog.topics.commits import Commit
 from everlog.topics.config import EngineSettings, TopicConfig
 from everlog.topics.engine import Engine
@@ -16,7 +16,6 @@ from everlog.topics.results import (
     TopicDeleted,
     TopicPut,
 )
-from everlog.topics.retention import TopicAccount
 from everlog.topics.topic import TopicState
 
 __all__ = [

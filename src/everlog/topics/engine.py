@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from everlog.api_types import Durability, TopicType
+from everlog.api_types import Durability, TopicAccount, TopicType
 from everlog.clock import Clock, SystemClock
 from everlog.errors import Closed, EverlogError, ReadOnly, StorageFailed
 from everlog.fs import Fs, OsFs
@@ -121,7 +121,7 @@ class Engine:
             self._touch(topic, now_ms)
         return topic.state(now_ms)
 
-    def account(self, name: str, from_seq: int = 0, to_seq: int = U64_MAX) -> retention.TopicAccount:
+    def account(self, name: str, from_seq: int = 0, to_seq: int = U64_MAX) -> TopicAccount:
         """Account for the seqs behind `from_seq`; does not count as consuming the topic."""
         self._check_open()
         topic = catalogue.find(self._core, name)

@@ -52,12 +52,6 @@ class TagMatch(NamedTuple):
     tag: bytes
     prefix: bool
 
-    def matches(self, tag: bytes | None) -> bool:
-        """Whether a record with this tag is selected; one without a tag never is."""
-        if not tag:
-            return False
-        return tag.startswith(self.tag) if self.prefix else tag == self.tag
-
     def canonical(self) -> list[str]:
         """Return the tuple form, as it is reported."""
         text = self.tag.decode("utf-8", "surrogatepass")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from everlog.api_types import Discard
+from everlog.api_types import Discard, TopicAccount
 from everlog.errors import InvalidRequest, RecordTooLarge, TopicFull
 from everlog.topics import ack_policy
 from everlog.topics.commits import COMMITTED, Commit
@@ -192,20 +192,6 @@ def apply_delete(topic: Topic, frame: Delete) -> int:
 # --- Accounts --------------------------------------------------------------------------------------------
 
 
-class TopicAccount(msgspec.Struct, frozen=True):
-    """The seqs behind `from_seq`, up to and with `to_seq`: the counts add up to their number."""
-
-    from_seq: int
-    to_seq: int
-    live: int
-    deleted: int
-    evicted: int
-    expired: int
-    holes: int
-    evict_floor: int
-    head_seq: int
-
-
 def account(topic: Topic, from_seq: int, to_seq: int) -> TopicAccount:
     """Account for seqs; `to_seq` is lowered to the head, and to what one answer covers.
 
@@ -228,6 +214,7 @@ def account(topic: Topic, from_seq: int, to_seq: int) -> TopicAccount:
         add_holes(runs, *run)
     empty = count_holes(runs, topic.log, behind, end)
     return TopicAccount(
+        topic=topic.name,
         from_seq=from_seq,
         to_seq=end - 1,
         live=live,

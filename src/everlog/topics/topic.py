@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from everlog.api_types import Durability, TopicType
+from everlog.api_types import Durability, QueueCounts, TopicType
 from everlog.native.topic_log import TopicLog
 from everlog.topics.commits import ChangeEntry, Commit, SeqOrder
 from everlog.topics.config import TopicConfig
@@ -28,14 +28,6 @@ if TYPE_CHECKING:
 
 SeqRun = tuple[int, int]  # first and last seq
 HOLE_RUNS_MAX: Final = 1024
-
-
-class QueueCounts(msgspec.Struct, frozen=True):
-    """The jobs of a job queue: claimable, leased, and moved to its dead-letter topic so far."""
-
-    ready: int
-    in_flight: int
-    dead_lettered: int
 
 
 class TopicState(msgspec.Struct, frozen=True):
