@@ -56,7 +56,7 @@ EXTENSIONS = {
 
 
 # Folder -> the other folder whose headers it includes.
-INCLUDED = {"columns": ".", "market": "queue"}
+INCLUDED = {"columns": "."}
 
 
 def headers_of(name: str) -> list[str]:

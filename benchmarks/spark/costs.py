@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from everlog.market import BookSet, Outputs
+from everlog.market import BookSet, Outputs, ResultMemory
 from everlog.market.venues.simulated import SimulatedVenue
 from everlog.pipeline import queue_ranges
-from everlog.pipeline.jobs.market_tasks import TaskFilter, messages_for_books
+from everlog.pipeline.jobs.market_tasks import TaskFilter, task_messages
 from everlog.pipeline.jobs.refine import refine_symbols
 from everlog.pipeline.lake_files import write_files
 from everlog.pipeline.refinery import Refinery, Symbols
@@ -66,11 +66,10 @@ def _rows(path: str, **options: str) -> int:
 
 def replay(path: str, held: SeqRange) -> int:
     """Rebuild books of a range as the replay jobs do, with the top after each event; return the events."""
-    books, want, count = BookSet(), Outputs(), 0
-    for some in messages_for_books(path, held, TaskFilter(1, 0), books, want):
+    books, want, memory, count = BookSet(), Outputs(), ResultMemory(), 0
+    for some in task_messages(path, held, TaskFilter(1, 0), books):
         assert not isinstance(some, Gap)
-        if some.results is None:
-            books.apply_packed(some.packed, want)
+        books.apply_packed(some.packed, want, memory)
         count += len(some)
     return count
 

@@ -1,4 +1,4 @@
-"""Orders that go from a queue straight into a book: always the same as read first and then applied."""
+"""Books fed from a queue: how the queue is cut into batches changes nothing."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from everlog.errors import BookGap, Corrupt, Unsupported
-from everlog.market import BookSet, BookSettings, Market, Outputs, PackedRecords
-from everlog.market.book_feed import take_orders
+from everlog.market import BookSet, BookSettings, Market, Outputs
+from everlog.market.book_feed import BookFeed
 from everlog.market.book_results import BookResult
 from everlog.market.protocol import TypeId
-from everlog.queue import Batch, Queue, QueueReader
+from everlog.queue import Queue
 from everlog.queue.layout import HEADER_SIZE
 from tests.support.book_twins import l3_records
 
 SEGMENT = 1 << 16
-"""About 340 orders: more than one block of the short way, and few enough for several segments."""
+"""About 340 orders, so that a queue has several segments."""
 
 OTHER_TYPE = 77
 
@@ -36,13 +36,12 @@ class Stretch(NamedTuple):
     after_other: bool = False
 
 
-class Told(NamedTuple):
-    """What books did: rows by message, their hashes, gaps of channels; and how much went the short way."""
+class Fed(NamedTuple):
+    """What books did: rows by message, their hashes, gaps of channels."""
 
     rows: dict[int, tuple[Any, ...]]
     hashes: dict[Market, bytes]
     gaps: list[tuple[int, ...]]
-    short: int
 
 
 def orders(stretches: list[Stretch], own_channels: bool) -> list[NDArray[np.void]]:
@@ -74,45 +73,24 @@ def write(path: str, stretches: list[Stretch], own_channels: bool = False) -> No
                 writer.append_array(TypeId.BOOK_EVENT, records)
 
 
-def packed(batch: Batch) -> tuple[PackedRecords, NDArray[np.intp]]:
-    """The book events of a batch, and which messages they are."""
-    chosen = np.flatnonzero(batch.type_id == TypeId.BOOK_EVENT)
-    offsets = batch.offset[chosen] + np.uint64(HEADER_SIZE)
-    return PackedRecords(batch.segment, offsets, batch.length[chosen].astype(np.uint64)), chosen
-
-
 def row_of(result: BookResult, at: int) -> tuple[Any, ...]:
     """Everything that the result says of one event, apart from reports."""
     parts = (result.top, result.bids, result.asks, result.statuses, result.places)
     return tuple(None if part is None else part[at].tolist() for part in parts)
 
 
-def feed(path: str, policy: str, want: Outputs, at_most: int, *, short: bool) -> Told:
+def feed(path: str, policy: str, want: Outputs, at_most: int) -> Fed:
     """Feed books with all of a queue."""
     books = BookSet(BookSettings(gap_policy=policy))
-    told = Told({}, {}, [], 0)
+    fed = Fed({}, {}, [])
     with Queue.open_subscriber(path, None, "earliest") as reader:
-        while (step := advance(reader, books, want, at_most, short=short)) is not None:
-            batch, chosen, results, is_short = step
-            told = told._replace(short=told.short + (len(batch) if is_short else 0))
-            seqs = batch.seq[chosen]
-            told.gaps.extend((int(seqs[gap.event]), gap.seen, gap.found) for gap in books.channel_gaps)
-            for market, (events, result) in results.items():
+        feeder = BookFeed(reader, books)
+        while (step := feeder.advance(at_most, want)) is not None:
+            fed.gaps.extend((int(step.seq[gap.event]), gap.seen, gap.found) for gap in books.channel_gaps)
+            for market, (events, result) in step.results.items():
                 for at, event in enumerate(events.tolist()):
-                    told.rows[int(seqs[event])] = (market, *row_of(result, at))
-    return told._replace(hashes={market: book.book_hash() for market, book in books.books.items()})
-
-
-def advance(reader: QueueReader, books: BookSet, want: Outputs, at_most: int, *, short: bool) -> Any:
-    """Apply the next messages: the batch, which of it were book events, what they did, and by which way."""
-    taken = take_orders(reader, books, at_most, want) if short else None
-    if taken is not None:
-        return taken.batch, np.arange(len(taken.batch)), taken.results, True
-    batch = reader.read_batch(at_most)
-    if not len(batch):
-        return None
-    records, chosen = packed(batch)
-    return batch, chosen, books.apply_packed(records, want), False
+                    fed.rows[int(step.seq[event])] = (market, *row_of(result, at))
+    return fed._replace(hashes={market: book.book_hash() for market, book in books.books.items()})
 
 
 stretch = st.builds(Stretch, st.integers(1, 3), st.integers(0, 700), st.booleans(), st.booleans())
@@ -123,57 +101,30 @@ stretch = st.builds(Stretch, st.integers(1, 3), st.integers(0, 700), st.booleans
     own_channels=st.booleans(),
     policy=st.sampled_from(["quarantine", "ignore"]),
     want=st.sampled_from([Outputs(), Outputs(places=True), Outputs(depth=2, statuses=True)]),
-    at_most=st.sampled_from([1, 100, 255, 256, 300, 1024, 65536]),
+    at_most=st.sampled_from([1, 100, 255, 256, 300, 1024]),
 )
 @settings(max_examples=60, deadline=None)
-def test_the_short_way_does_what_reading_and_applying_does(
+def test_the_size_of_batches_changes_nothing(
     stretches: list[Stretch], own_channels: bool, policy: str, want: Outputs, at_most: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "queue")
         write(path, stretches, own_channels)
-        shortly = feed(path, policy, want, at_most, short=True)
-        plainly = feed(path, policy, want, at_most, short=False)
-        assert shortly[:3] == plainly[:3]
-        assert plainly.short == 0
+        assert feed(path, policy, want, at_most) == feed(path, policy, want, 65536)
 
 
-def test_orders_of_one_market_take_the_short_way_through_all_segments(tmp_path: Path) -> None:
-    path = str(tmp_path / "queue")
-    write(path, [Stretch(1, 2000)])
-    told = feed(path, "panic", Outputs(), 50, short=True)
-    assert len(told.rows) == 2000
-    assert 2000 - told.short <= 50 * 6, "only the first batch of each segment is read plainly"
-
-
-def test_nothing_is_taken_if_the_orders_do_not_go_on(tmp_path: Path) -> None:
-    for number, later in enumerate(
-        (Stretch(2, 9), Stretch(1, 9, after_gap=True), Stretch(1, 9, after_other=True), Stretch(1, 0))
-    ):
-        path = str(tmp_path / str(number))
-        write(path, [Stretch(1, 5), later])
-        with Queue.open_subscriber(path, None, "earliest") as reader:
-            books = BookSet(BookSettings(gap_policy="ignore"))
-            assert take_orders(reader, books, 100) is None, "there was no run yet"
-            books.apply_packed(packed(reader.read_batch(5))[0])
-            before, hashes = reader.position, books.books[Market(2, 1)].book_hash()
-            assert take_orders(reader, books, 100) is None
-            assert reader.position == before
-            assert books.books[Market(2, 1)].book_hash() == hashes
-
-
-def test_a_gap_on_the_short_way_panics_with_both_numbers_and_changes_nothing_of_its_batch(
-    tmp_path: Path,
-) -> None:
+def test_a_gap_panics_with_both_numbers_and_changes_nothing_of_its_batch(tmp_path: Path) -> None:
     path = str(tmp_path / "queue")
     write(path, [Stretch(1, 40), Stretch(1, 9, after_gap=True)])
     with Queue.open_subscriber(path, None, "earliest") as reader:
         books = BookSet()
-        assert advance(reader, books, Outputs(), 30, short=True) is not None
-        assert advance(reader, books, Outputs(), 10, short=True)[3]
+        feeder = BookFeed(reader, books)
+        assert feeder.advance(30) is not None
+        before = books.books[Market(2, 1)].book_hash()
         with pytest.raises(BookGap) as caught:
-            advance(reader, books, Outputs(), 100, short=True)
+            feeder.advance(100)
         assert (caught.value.seen, caught.value.found) == (40, 42)
+        assert books.books[Market(2, 1)].book_hash() == before
 
 
 def test_damage_is_met_after_everything_before_it_was_applied(tmp_path: Path) -> None:
@@ -186,12 +137,11 @@ def test_damage_is_met_after_everything_before_it_was_applied(tmp_path: Path) ->
     data[damaged] ^= 0xFF
     segment.write_bytes(data)
     with Queue.open_subscriber(str(path), None, "earliest") as reader:
-        books = BookSet()
-        advance(reader, books, Outputs(), 10, short=True)
-        batch, _, _, is_short = advance(reader, books, Outputs(), 1000, short=True)
-        assert is_short and len(batch) == 190
+        feeder = BookFeed(reader, BookSet())
+        step = feeder.advance(1000)
+        assert step is not None and len(step.seq) == 200
         with pytest.raises(Corrupt, match="checksum"):
-            advance(reader, books, Outputs(), 1000, short=True)
+            feeder.advance(1000)
 
 
 def test_an_order_that_the_book_refuses_is_named_by_its_place(tmp_path: Path) -> None:
@@ -201,7 +151,7 @@ def test_an_order_that_the_book_refuses_is_named_by_its_place(tmp_path: Path) ->
     with Queue.open_publisher(path, segment_size=SEGMENT) as writer:
         writer.append_array(TypeId.BOOK_EVENT, records)
     with Queue.open_subscriber(path, None, "earliest") as reader:
-        books = BookSet()
-        advance(reader, books, Outputs(), 10, short=True)
+        feeder = BookFeed(reader, BookSet())
+        feeder.advance(10)
         with pytest.raises((Corrupt, Unsupported), match="20"):
-            advance(reader, books, Outputs(), 1000, short=True)
+            feeder.advance(1000)

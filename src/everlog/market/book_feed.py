@@ -1,26 +1,23 @@
 """Book events of a queue into books, batch by batch and without a copy.
 
-Owns the choice of messages (book events, of some markets) and the short way of orders that follow each other;
-the reader and the books are the caller's.
+Owns the choice of messages: book events, of some markets. The reader and the books are the caller's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from everlog.market.book_results import Outputs, ResultArrays
+from everlog.market.book_results import Outputs
 from everlog.market.book_set import BookSet, Market, MarketResult
 from everlog.market.packing import PackedRecords
 from everlog.market.protocol import HEADER_BYTES, TypeId
 from everlog.market.result_memory import ResultMemory
-from everlog.native.market import books as native
-from everlog.queue import Batch, QueueReader
+from everlog.queue import QueueReader
 from everlog.queue.layout import HEADER_SIZE
 
 MARKET_ID_AT = 12
@@ -35,56 +32,6 @@ class FeedStep:
     timestamp_ns: NDArray[np.uint64]
     exchange_ts_ns: NDArray[np.uint64]
     results: dict[Market, MarketResult]
-
-
-class OrdersTaken(NamedTuple):
-    """Messages that were taken straight into a book, and what they did to it."""
-
-    batch: Batch
-    results: dict[Market, MarketResult]
-
-
-def take_orders(
-    reader: QueueReader,
-    books: BookSet,
-    max_messages: int,
-    want: Outputs | None = None,
-    memory: ResultMemory | None = None,
-) -> OrdersTaken | None:
-    """Take the next messages of a queue straight into the book of the last run of orders.
-
-    None, with nothing taken, if there was no such run, or if they do not go on with it: other messages,
-    another market, a gap in the numbers, damage, the end of the segment or of the queue. To read a batch and
-    apply it is right in each of these cases. Where a queue was written market by market this saves most of
-    the work that is not the book's.
-    """
-    run = books.last_run
-    if run is None:
-        return None
-    book, wanted = run.book, want or Outputs()
-    arrays = ResultArrays(max_messages, wanted, orders=True, memory=memory)
-    before = (book.price_scale, book.size_scale)
-    number = (run.stream.numbers.last or 0) + 1
-    keys = (run.market_key, run.channel_key, number)
-    batch = Batch(
-        *native.take_orders(
-            reader, book, arrays.output, TypeId.BOOK_EVENT, *keys, max_messages, reader.verifies
-        )
-    )
-    if len(batch) == 0:
-        return None
-    books.went_on(run, len(batch))
-    result = arrays.result(len(batch), before, (book.price_scale, book.size_scale))
-    events = _first_numbers(max_messages)[: len(batch)]
-    return OrdersTaken(batch, {run.market: MarketResult(events, result)})
-
-
-@lru_cache(maxsize=4)
-def _first_numbers(count: int) -> NDArray[np.intp]:
-    """Return the numbers below `count`, read-only, because all batches share them."""
-    numbers = np.arange(count)
-    numbers.flags.writeable = False
-    return numbers
 
 
 class BookFeed:

@@ -115,20 +115,6 @@ class _Stream:
 Book = L2Book | L3Book
 
 
-class OrderRun(NamedTuple):
-    """Orders of one market on one channel: what a batch consisted of, and the next one may go on with."""
-
-    market: Market
-    book: L3Book
-    stream: _Stream
-    channel_key: int
-
-    @property
-    def market_key(self) -> int:
-        """The market as `split_markets` names it."""
-        return self.market.venue_id << 32 | self.market.market_id
-
-
 class BookSet:
     """One book per market, fed with a mixed stream."""
 
@@ -140,9 +126,6 @@ class BookSet:
 
         self.passed_over: Counter[BookMode] = Counter()
         """How many events were not applied because of their book mode."""
-
-        self.last_run: OrderRun | None = None
-        """What the last batch consisted of, if that was the orders of a single market without a gap."""
 
         self._streams: dict[tuple[int, int], _Stream] = {}
 
@@ -174,31 +157,13 @@ class BookSet:
             # The same checks again, for their words.
             self._headers(wanted)
         results: dict[Market, MarketResult] = {}
-        self.last_run = None
         for first, stop, gap_stream in self._runs(split, len(wanted), chosen):
             if gap_stream is not None:
                 self._quarantine(gap_stream)
             self._apply_run(wanted, split, (first, stop), want, memory, results)
-        self.last_run = self._run_of(split)
         if chosen is not None:
             return {market: one._replace(events=chosen[one.events]) for market, one in results.items()}
         return results
-
-    def _run_of(self, split: _Split) -> OrderRun | None:
-        if len(split.keys) != 1 or len(split.channels) != 1 or self.channel_gaps:
-            return None
-        key, channel_key = int(split.keys[0]), int(split.channels[0])
-        market = Market(key >> 32, key & 0xFFFFFFFF)
-        book, stream = self.books.get(market), self._stream(channel_key >> 32, channel_key & 0xFFFFFFFF)
-        if not isinstance(book, L3Book) or market not in stream.books:
-            return None
-        return OrderRun(market, book, stream, channel_key)
-
-    def went_on(self, run: OrderRun, count: int) -> None:
-        """Take note that `count` more orders of the last run were applied to its book."""
-        assert run.stream.numbers.last is not None, "it has had one at least"
-        run.stream.numbers.last += count
-        self.channel_gaps = []
 
     def checkpoint(self, channel: int, names: Callable[[int], str] = str) -> str:
         """Return the state of one channel as JSON: last number and the hash of each book, by symbol."""

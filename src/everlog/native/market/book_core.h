@@ -190,15 +190,6 @@ static inline int read_header(const uint8_t *payload, size_t length, book_header
     return BOOK_OK;
 }
 
-typedef struct { /* orders of one market on one channel, whose numbers follow each other */
-    uint64_t market, channel; /* venue_id << 32 | market_id, venue_id << 32 | stream_id */
-    uint64_t first;           /* number of the first event */
-} channel_run;
-
-/* Whether `count` records (one at least) of `length` bytes, `stride` bytes apart, are such a run without any
- * fault in their headers. If not, some may be sound all the same: `split_markets` finds out which. */
-int is_channel_run(const uint8_t *records, size_t stride, size_t length, size_t count, channel_run *run);
-
 /* --- Output -------------------------------------------------------------------------------------------- */
 
 /* Results of at least this many bytes do not stay in the caches near the core beside a book and its events. */

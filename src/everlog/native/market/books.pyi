@@ -6,8 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
-from everlog.native.queue import Mapping, RingReader
-
 class BookOutput:
     def __init__(
         self,
@@ -98,15 +96,3 @@ class L3Kernel(BookKernel):
     def order_count(self) -> int: ...
     @property
     def unknown_order_count(self) -> int: ...
-
-def take_orders(
-    reader: RingReader,
-    book: L3Kernel,
-    into: BookOutput,
-    type_id: int,
-    market: int,
-    channel: int,
-    number: int,
-    max_count: int,
-    verify: bool,
-) -> tuple[Mapping, int, int, int, int, int | None, int | None]: ...

@@ -12,8 +12,6 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
-from everlog.native.queue.ring cimport BUSY, RING_HEADER_SIZE, RING_RECORD, RingReader, ring_run
-
 from everlog.errors import ConcurrentUse, InvalidConfig
 from everlog.native.market.book_errors import book_error
 
@@ -84,17 +82,12 @@ cdef extern from "market/book_core.h" nogil:
         uint64_t last_ingest_ts_ns
         uint64_t gap_seen
         uint64_t gap_found
-    ctypedef struct channel_run:
-        uint64_t market
-        uint64_t channel
-        uint64_t first
     uint64_t ladder_get(const ladder *side, uint64_t key)
     void core_free(book_core *core)
     size_t core_apply_scattered(book_core *core, const uint8_t *buffer, size_t buffer_len,
                                 const uint64_t *offsets, const uint64_t *lengths, size_t count,
                                 book_output *output, int *error)
     void output_free_reports(book_output *output)
-    bint is_channel_run(const uint8_t *records, size_t stride, size_t length, size_t count, channel_run *run)
 
 
 cdef extern from "market/l2_book.h" nogil:
@@ -149,7 +142,6 @@ cdef extern from "market/l3_book.h" nogil:
 
 
 cdef enum:
-    BLOCK_ORDERS = 256         # taken from a queue at a time; a multiple of 8, as the book requires
     ORDER_BYTES = 128
 
 
@@ -608,81 +600,3 @@ cdef class L3Kernel(BookKernel):
     def unknown_order_count(self):
         """Events that named an order that was not there."""
         return self.book.unknown_orders
-
-
-# --- Orders from a queue into a book ----------------------------------------------------------------------
-
-
-cdef struct wanted_run:
-    uint64_t type_id
-    uint64_t market
-    uint64_t channel
-    uint64_t number            # of the next order
-
-
-cdef bint goes_on(const wanted_run *wanted, const ring_run *block, const uint8_t *records) noexcept nogil:
-    """Whether all messages of a block are orders of the market, and the next ones on its channel."""
-    cdef channel_run found
-    return (
-        block.length == ORDER_BYTES and block.type_id == wanted.type_id
-        and is_channel_run(records, block.stride, ORDER_BYTES, block.count, &found)
-        and found.market == wanted.market and found.channel == wanted.channel
-        and found.first == wanted.number
-    )
-
-
-# A block is small enough to stay in the nearest caches from the check of its sums to the book, and leaves room
-# there for the book itself.
-cdef size_t feed(RingReader reader, L3Kernel book, wanted_run *wanted, uint64_t max_count, bint verify,
-                 ring_run *taken, book_output *output, int *error) noexcept nogil:
-    """Take blocks until one is not wanted, or not whole; returns how many orders were applied."""
-    cdef size_t done = 0
-    cdef ring_run block
-    cdef const uint8_t *records
-    cdef bint is_last = False
-    taken.count = 0
-    while not is_last and taken.count < max_count and error[0] == BOOK_OK:
-        if reader.take_block(min(<uint64_t>BLOCK_ORDERS, max_count - taken.count), verify, &block) != RING_RECORD:
-            break
-        if not goes_on(wanted, &block, reader.ring.segment + block.start + RING_HEADER_SIZE):
-            reader.ring.offset = block.start
-            break
-        if taken.count == 0:
-            taken.start, taken.stride = block.start, block.stride
-        wanted.number += block.count
-        taken.count += block.count
-        is_last = block.count < BLOCK_ORDERS
-        records = reader.ring.segment + taken.start + RING_HEADER_SIZE
-        done = l3_apply_records(&book.book, records, taken.stride, done, taken.count, output, error)
-    return done
-
-
-def take_orders(RingReader reader not None, L3Kernel book not None, BookOutput into not None, uint64_t type_id,
-                uint64_t market, uint64_t channel, uint64_t number, uint64_t max_count, bint verify):
-    """Take messages of `type_id` from a reader into a book, as long as they are orders of one market that go on
-    with `number` on one channel; other threads run meanwhile.
-
-    Returns the run as `RingReader._take_run` does. It is empty if the next messages are anything else, broken,
-    not there yet, or in the next segment: to read them says which. `into` has room for `max_count` events.
-    """
-    cdef ring_run taken
-    cdef wanted_run wanted
-    cdef size_t done
-    cdef int error = BOOK_OK
-    wanted.type_id, wanted.market, wanted.channel, wanted.number = type_id, market, channel, number
-    book.check_idle()
-    reader.enter_call()
-    reader.look_at_clock()
-    reader.state = BUSY
-    book.busy = True
-    with nogil:
-        done = feed(reader, book, &wanted, max_count, verify, &taken, &into.output, &error)
-    book.busy = False
-    reader.leave_call()
-    cdef const uint8_t *failed
-    if error != BOOK_OK:
-        failed = reader.ring.segment + taken.start + RING_HEADER_SIZE + done * taken.stride
-        book.fail(error, done, failed, ORDER_BYTES)
-    if taken.count == 0:
-        return reader.segment, reader.ring.segment_id, reader.ring.offset, 0, 0, None, None
-    return (reader.segment, reader.ring.segment_id, taken.start, taken.count, taken.stride, ORDER_BYTES, type_id)

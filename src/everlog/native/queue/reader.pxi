@@ -234,10 +234,6 @@ cdef class RingReader(OneThread):
         type_id = None if run.type_id == RING_MIXED else run.type_id
         return self.segment, self.ring.segment_id, run.start, run.count, run.stride, length, type_id
 
-    cdef ring_status take_block(self, uint64_t max_count, bint verify, ring_run *run) noexcept nogil:
-        """As `_take_run`, for who has entered the call already; goes to no other segment, raises nothing."""
-        return ring_take_run(&self.ring, max_count, verify, run)
-
     cdef bint skip_padding(self) except -1:
         """Step over padding and into fresh segments; True if a message (or damage) is next."""
         cdef ring_status status = ring_peek(&self.ring)

@@ -187,5 +187,4 @@ cdef class RingReader(OneThread):
     cdef int look_at_clock(self) except -1
     cdef int raise_damage(self, ring_status status) except -1
     cdef ring_status advance(self, const ring_message **message) except? RING_EMPTY
-    cdef ring_status take_block(self, uint64_t max_count, bint verify, ring_run *run) noexcept nogil
     cdef bint skip_padding(self) except -1

@@ -17,13 +17,10 @@ from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
 from everlog.errors import Corrupt, InvalidConfig
-from everlog.market import BookSet, Market, Outputs
-from everlog.market.book_feed import take_orders
-from everlog.market.book_set import MarketResult
+from everlog.market import BookSet, Market
 from everlog.market.packing import PackedRecords, gather_field
 from everlog.market.protocol import HEADER_BYTES, TRADE, BookMode, TypeId
 from everlog.market.replay import Messages
-from everlog.market.result_memory import ResultMemory
 from everlog.pipeline import queue_ranges
 from everlog.pipeline.gc_freeze import freeze_loaded_modules
 from everlog.pipeline.jobs.report import RunReport
@@ -36,12 +33,6 @@ from everlog.queue.reader import QueueReader
 from everlog.seq_ranges import Gap, SeqRange
 
 NS_PER_DAY: Final = 86_400_000_000_000
-FIRST_MESSAGES: Final = 512
-"""Enough of a new run of orders to learn its market; the rest of it goes straight into the book."""
-
-SMALL_BATCHES: Final = 2
-"""How many batches are that small when a run has ended: the first may hold parts of two runs."""
-
 FEW_MARKETS: Final = 200
 """With more of them, the cost for each market in a batch dominates, so batches are large."""
 
@@ -248,14 +239,10 @@ def _trade_keys(some: Messages) -> NDArray[np.uint64]:
 
 
 class TaskMessages(NamedTuple):
-    """The messages of a batch that belong to a task; `chosen` is None if all of them do.
-
-    `results` is set if they were applied to the books already.
-    """
+    """The messages of a batch that belong to a task; `chosen` is None if all of them do."""
 
     batch: Batch
     chosen: NDArray[np.intp] | None
-    results: dict[Market, MarketResult] | None = None
 
     @property
     def seq(self) -> NDArray[np.uint64]:
@@ -282,55 +269,27 @@ class TaskMessages(NamedTuple):
         return len(self.batch) if self.chosen is None else len(self.chosen)
 
 
-class _BookReader:
-    """Reads messages of a queue: straight into books while a run of orders continues, else as batches."""
-
-    def __init__(self, books: BookSet, want: Outputs) -> None:
-        self.results: dict[Market, MarketResult] | None = None
-        self._books = books
-        self._want = want
-        self._memory = ResultMemory()
-        self._small_batches = SMALL_BATCHES
-
-    def __call__(self, reader: QueueReader, limit: int) -> Batch:
-        """Read the next messages, for `queue_ranges.read`; `results` is set if they went into the books."""
-        most = min(limit, queue_ranges.LARGE_BATCH_RECORDS)
-        taken = take_orders(reader, self._books, most, self._want, self._memory)
-        if taken is not None:
-            self._small_batches = SMALL_BATCHES
-            self.results = taken.results
-            return taken.batch
-        self.results = None
-        if self._small_batches == 0:
-            are_few = len(self._books.books) <= FEW_MARKETS
-            largest = queue_ranges.BATCH_RECORDS if are_few else queue_ranges.LARGE_BATCH_RECORDS
-            return reader.read_batch(min(limit, largest))
-        self._small_batches -= 1
-        return reader.read_batch(min(limit, FIRST_MESSAGES))
-
-
 def task_messages(
-    path: str, wanted: SeqRange, selects: TaskFilter, books: _BookReader | None = None
+    path: str, wanted: SeqRange, selects: TaskFilter, books: BookSet | None = None
 ) -> Iterator[TaskMessages | Gap]:
-    """Yield the messages of a task in a range, and the gaps; a batch is valid until the next one."""
+    """Yield the messages of a task in a range, and the gaps; a batch is valid until the next one.
+
+    With `books`, batches are small while there are few markets: results then stay in the caches.
+    """
     freeze_loaded_modules()
-    largest = queue_ranges.LARGE_BATCH_RECORDS
-    for piece in queue_ranges.read(path, wanted, batch_records=largest, read_next=books):
+
+    def read_next(reader: QueueReader, limit: int) -> Batch:
+        are_few = books is not None and len(books.books) <= FEW_MARKETS
+        largest = queue_ranges.BATCH_RECORDS if are_few else queue_ranges.LARGE_BATCH_RECORDS
+        return reader.read_batch(min(limit, largest))
+
+    for piece in queue_ranges.read(path, wanted, read_next=read_next):
         if isinstance(piece, Gap):
             yield piece
             continue
-        results = None if books is None else books.results
-        # Orders are assigned by channel, so what continues a run of this task belongs to it.
-        chosen = selects.of_batch(piece) if results is None else None
+        chosen = selects.of_batch(piece)
         if chosen is None or len(chosen):
-            yield TaskMessages(piece, chosen, results)
-
-
-def messages_for_books(
-    path: str, wanted: SeqRange, selects: TaskFilter, books: BookSet, want: Outputs
-) -> Iterator[TaskMessages | Gap]:
-    """As `task_messages`; those with `results` are applied to the books already."""
-    return task_messages(path, wanted, selects, _BookReader(books, want))
+            yield TaskMessages(piece, chosen)
 
 
 # --- Rows --------------------------------------------------------------------------------------------------

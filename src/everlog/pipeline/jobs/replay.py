@@ -26,6 +26,7 @@ from everlog.errors import DataLost, InvalidConfig
 from everlog.market import BookResult, BookSet, BookSettings, GapPolicy, Market, Outputs
 from everlog.market.book_states import load_books, quarantine_books, save_books
 from everlog.market.packing import PackedRecords, gather_field, gather_headers
+from everlog.market.result_memory import ResultMemory
 from everlog.market.triggers import Events, TimeBar
 from everlog.pipeline.jobs.market_tasks import (
     MARKET_FIELDS,
@@ -37,7 +38,7 @@ from everlog.pipeline.jobs.market_tasks import (
     dates,
     fill_from_queue,
     market_batch,
-    messages_for_books,
+    task_messages,
 )
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
@@ -186,6 +187,7 @@ class BookTables:
         self._names = names
         self._want = Outputs(depth=plan.depth, drift=True)
         self._bars: dict[Market, TimeBar] = {}
+        self._memory = ResultMemory()
         if state is None:
             self._books = BookSet(plan.settings)
             return
@@ -201,7 +203,7 @@ class BookTables:
 
     def replay(self, path: str, wanted: SeqRange, selects: TaskFilter) -> Iterator[Rows]:
         """Apply the messages of a range that belong to the task; yield rows."""
-        for some in messages_for_books(path, wanted, selects, self._books, self._want):
+        for some in task_messages(path, wanted, selects, self._books):
             yield from self._apply(some)
 
     def _apply(self, some: TaskMessages | Gap) -> Iterator[Rows]:
@@ -212,9 +214,7 @@ class BookTables:
         packed = some.packed
         seqs, times_ns = some.seq, some.timestamp_ns
         exchange_ts_ns = gather_field(packed, "exchange_ts_ns")
-        results = some.results
-        if results is None:
-            results = self._books.apply_packed(packed, self._want)
+        results = self._books.apply_packed(packed, self._want, self._memory)
         for market, (events, result) in results.items():
             base = {
                 "seq": seqs[events],
