@@ -108,7 +108,7 @@ def test_inspect_shows_what_it_can_of_a_damaged_queue_and_then_fails(queue: Path
     assert json.loads(ended.stderr)["error"] == document["control_error"]
     text = everlog_queue("inspect", queue, code=1)
     assert "reader meta is 5 bytes long" in text
-    assert "unreadable: it is no regular file" in text
+    assert "unreadable: it is not a regular file" in text
 
 
 def test_inspect_of_many_segments_lists_the_newest(tmp_path: Path) -> None:

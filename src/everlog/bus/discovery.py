@@ -162,7 +162,7 @@ class RouterDiscovery:
             try:
                 orders_out = self._orders.strategy_endpoints(strategy).orders_out
             except InvalidName:
-                continue  # no strategy can have this id, so this entry is none
+                continue  # not a valid strategy id: some other directory
             self._watches.watch(os.fspath(orders_out.parent), ORDERS_OUT)
             self._watches.watch(os.fspath(orders_out), READY_FILE)
             if is_ready(orders_out):
@@ -203,7 +203,7 @@ SubscriberEvent: TypeAlias = Connected | Disconnected | Waiting
 
 
 class SubscriberDiscovery:
-    """Watches over one queue for a subscriber, and says when to connect or to give up.
+    """Watches one queue for a subscriber, and reports when to connect or to disconnect.
 
     The application owns the state machine: it passes the reader it has (or None), acts on what
     it gets, and takes the safety action that fits (a strategy should cancel all orders when it

@@ -46,7 +46,7 @@ class HandOff(Generic[Item]):
 
     def drain(self) -> list[Item]:
         """Take everything that is waiting, oldest first. Never blocks; usually returns `[]`."""
-        # The receiver is alone in removing, so what it counted is there. Items that arrive
+        # Only the receiver removes items, so what it counted is there. Items that arrive
         # meanwhile wait for the next call, which bounds this one.
         items = self._items
         return [items.popleft() for _ in range(len(items))] if items else []

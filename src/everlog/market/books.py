@@ -100,7 +100,7 @@ def _policy(value: str, kind: type[StrEnum], numbers: dict[Any, int]) -> int:
     try:
         return numbers[kind(value)]
     except ValueError:
-        raise InvalidConfig(f"{value!r} is none of {', '.join(kind)}") from None
+        raise InvalidConfig(f"unknown policy {value!r}; valid are {', '.join(kind)}") from None
 
 
 def _side_index(side: int) -> int:

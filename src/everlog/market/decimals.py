@@ -36,8 +36,8 @@ def scale_of(texts: Iterable[str]) -> int:
 def parse_scaled(text: str, scale: int) -> int:
     """Return the number as an integer at this scale.
 
-    More digits than the scale holds are cut off; a sign or anything that is no number gives 0;
-    a value too large for 64 bits gives 2^64 - 1.
+    More digits than the scale holds are cut off; a sign or anything but a number is 0;
+    a value too large for 64 bits is 2^64 - 1.
     """
     whole, _, fraction = text.strip().partition(".")
     digits = whole + fraction

@@ -92,7 +92,7 @@ class ImportResult:
 
 
 class ImportRun:
-    """Carries out a request, file by file; `advance` is told of the bytes read."""
+    """Carries out a request, file by file; `advance` is called with the bytes read."""
 
     def __init__(
         self,
@@ -225,9 +225,9 @@ class ImportRun:
                 "as their events have, and became 2^64-1; --price-scale or --size-scale with fewer keeps them"
             )
         if context.tally.rows == context.tally.quarantined == 0:
-            context.tally.notes.append("there is no row in it")
+            context.tally.notes.append("the file has no rows")
         elif context.tally.dropped_rows and not context.tally.groups:
-            context.tally.notes.append("there is no snapshot in it, so no row gave an event")
+            context.tally.notes.append("the file has no snapshot, so none of its rows became an event")
 
     # -- removing ------------------------------------------------------------------------
 
@@ -244,8 +244,8 @@ class ImportRun:
             if epoch != begun.writer_epoch:
                 raise Unsupported(
                     f"the import of {begun.source_path} into {self._queue} was interrupted at seq "
-                    f"{begun.first_seq} or later, and another writer has used the queue since; its events "
-                    "cannot be told apart any more. Import into a new queue"
+                    f"{begun.first_seq} or later, and another writer has used the queue since, so its "
+                    "events cannot be identified any more; import into a new queue"
                 )
             forget = (begun.format, begun.file_hash)
             remove_messages(self._fs, self._clock, self._queue, begun.first_seq, 2**64, forget)
@@ -345,7 +345,9 @@ def _check_file(path: str) -> None:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
             advice = (
-                "it is a directory; name the files in it" if stat.S_ISDIR(mode) else "it is no regular file"
+                "it is a directory; name the files in it"
+                if stat.S_ISDIR(mode)
+                else "it is not a regular file"
             )
             raise InvalidConfig(f"cannot import {path}: {advice}")
         with open(path, "rb"):

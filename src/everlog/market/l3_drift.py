@@ -166,7 +166,9 @@ def _snapshot(payload: NDArray[np.uint8]) -> tuple[np.void, NDArray[np.void]]:
         raise Corrupt(f"an L2 snapshot has at least {head_bytes} bytes, this one {len(payload)}")
     header = payload[:HEADER_BYTES].copy().view(BOOK_EVENT_HEADER)[0]
     if header["event_type"] != BookEventType.SNAPSHOT or header["book_mode"] != BookMode.L2:
-        raise Unsupported("a book of orders is compared with an L2 snapshot, and this event is none")
+        raise Unsupported(
+            "a book of orders can only be compared with an L2 snapshot; this event is of another kind"
+        )
     body = payload[HEADER_BYTES:head_bytes].copy().view(L2_SNAPSHOT)[0]
     if max(body["price_scale"], body["size_scale"]) > MAX_SCALE:
         raise Unsupported(f"the snapshot has a scale above {MAX_SCALE}")

@@ -156,7 +156,9 @@ class Ledger:
         try:
             return msgspec.json.decode(data, type=kind)
         except msgspec.DecodeError as error:
-            raise CorruptMetadata(f"{path} is no ledger entry: {error}; remove it to import again") from error
+            raise CorruptMetadata(
+                f"{path} is not a ledger entry: {error}; remove it to import again"
+            ) from error
 
     def _store(self, entry: LedgerEntry | BegunEntry, suffix: str) -> None:
         path = self._path(entry.format, entry.file_hash, suffix)

@@ -264,7 +264,7 @@ def new_headers(
 def new_l3_records(count: int, *, venue_id: int = 0, market_id: int = 0) -> NDArray[np.void]:
     """Return `count` order-by-order payloads with everything constant set.
 
-    Fill the columns (`records["event"]["price"][:] = prices`) and give the array to
+    Fill the columns (`records["event"]["price"][:] = prices`) and pass the array to
     `QueueWriter.append_array(TypeId.BOOK_EVENT, records, records["header"]["ingest_ts_ns"])`.
     """
     record = np.zeros(1, dtype=L3_RECORD)

@@ -120,7 +120,7 @@ class Replay:
         return self._also(lambda: lambda some: _of_markets(some, market_ids))
 
     def where(self, keep: Filter) -> Replay:
-        """Only messages for which `keep` gives True."""
+        """Only messages for which `keep` returns True."""
         return self._also(lambda: keep)
 
     def _also(self, make: Callable[[], Filter]) -> Replay:

@@ -291,7 +291,7 @@ def warm_start(
     """Bring a book to just before the first event of its market at or after a time.
 
     Starts from the newest snapshot that ends at or before the time. True if such an event was found (it is
-    the next one the reader gives); False if the queue ended before, or without a snapshot.
+    the next one that the reader returns); False if the queue ended before, or without a snapshot.
     """
     info = store.newest_at_time(market, timestamp_ns, exchange=exchange)
     if info is None:
@@ -345,7 +345,7 @@ def _info(path: str, data: bytes) -> SnapshotInfo:
         raise Corrupt(f"{path} has {len(data)} bytes, a snapshot's header alone has 128")
     header = np.frombuffer(data[:128], dtype=SNAPSHOT_HEADER)[0]
     if header["magic"] != MAGIC or header["header_len"] != 128:
-        raise Corrupt(f"{path} is no snapshot of a book: it does not begin with {MAGIC.decode()}")
+        raise Corrupt(f"{path} is not a snapshot of a book: it does not begin with {MAGIC.decode()}")
     version = int(header["schema_version"])
     if version != SNAPSHOT_VERSION:
         raise UnsupportedVersion(f"{path} has snapshot version {version}, this build reads 1", version)

@@ -69,7 +69,7 @@ class LockInfo:
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """One segment file. `error` says why it is none, and then the other fields mean little."""
+    """One segment file. With an `error` it cannot be read as a segment, and the other fields mean little."""
 
     segment_id: int
     length_bytes: int
@@ -152,7 +152,7 @@ class _ReadOnlyFs:
             raise _cannot_be_read(error) from error
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             self._inner.close(fd)
-            raise CorruptMetadata("it is no regular file; remove it")
+            raise CorruptMetadata("it is not a regular file; remove it")
         return fd
 
     def pread(self, fd: int, length: int, offset: int) -> bytes:

@@ -14,9 +14,9 @@ def check_component(value: str, what: str) -> str:
     is refused here, once, so that no caller has to escape anything.
     """
     if not isinstance(value, str):
-        raise InvalidName(f"{what} {value!r} is not text; give a str")
+        raise InvalidName(f"{what} {value!r} is not text; pass a str")
     if not value:
-        raise InvalidName(f"{what} is empty; give it at least one character")
+        raise InvalidName(f"{what} is empty; it needs at least one character")
     if value in (".", ".."):
         raise InvalidName(
             f"{what} {value!r} is not allowed: '.' and '..' name directories; choose another name"

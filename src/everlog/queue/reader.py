@@ -1,8 +1,8 @@
 """The read path: `QueueReader` owns files and positions; the native core steps through records.
 
-A read passes four files: this one (`Queue.open_subscriber` makes a `QueueReader`), `native/queue/reader.pxi`
-(`RingReader.next`), `native/queue/ring_core.c` (`ring_step`), and at the end of a segment `segment.py`
-(`map_segment`, called by `_enter_next_segment` here). A position becomes durable only by `commit`.
+A read passes four files: this one, `native/queue/reader.pxi` (`RingReader.next`), `native/queue/ring_core.c`
+(`ring_step`) and, to wait for a message, `native/queue/ring_wait.c` (`ring_wait`). At the end of a segment
+`_enter_next_segment` here maps the next one. A position becomes durable only by `commit`.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def list_readers(fs: Fs, queue_path: str) -> dict[str, ReaderPosition | CorruptM
     A damaged file is listed as the error it raises, so that the caller decides whether it
     aborts (retention) or is reported (inspection). A file that vanishes while listing belonged
     to a reader that left and is skipped. A file without any store yet stands at the very
-    beginning: it must hold back deletion until its reader has told where it is.
+    beginning: it must hold back deletion until its reader has stored a position.
     """
     directory = os.path.join(queue_path, READERS_DIR)
     try:

@@ -1,8 +1,8 @@
 """The write path: `QueueWriter` decides when to roll, wait or refuse; the native core appends.
 
-An append passes four files: this one (`Queue.open_publisher` makes it), `native/queue/writer.pxi`
-(`RingWriter.append`), `native/queue/ring_core.c` (`ring_append`), and when a segment is full `workers.py`
-(`_make_room` and `_roll` here use the segment that `PrepareWorker` has prepared).
+An append passes four files: this one, `native/queue/writer.pxi` (`RingWriter.append`),
+`native/queue/ring_core.c` (`ring_append`) and `native/queue/ring_wait.c` (`ring_notify`). When a segment is
+full, `_make_room` and `_roll` here go on in the segment that `workers.PrepareWorker` has prepared.
 """
 
 from __future__ import annotations

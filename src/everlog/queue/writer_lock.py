@@ -111,7 +111,7 @@ class WriterLock:
         """Take the lock and record this process as its owner, with epoch 0.
 
         Refused at once if the recorded owner lives. If it does not, the lock is tried again for
-        at most 100 ms: it may be in the middle of dying, or not have written its record yet.
+        at most 100 ms: the owner may be exiting, or may not have written its record yet.
         After that, a forked child of the owner must be holding the descriptor.
         """
         path = os.path.join(queue_path, LOCK_FILE)

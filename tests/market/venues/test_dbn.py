@@ -111,7 +111,7 @@ def test_a_file_that_is_cut_off_or_no_dbn_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSource, match="ends in the middle of record 8"):
         run_importer("dbn", [path])
     path.write_bytes(b"PAR1 is something else")
-    with pytest.raises(InvalidSource, match="is no DBN file"):
+    with pytest.raises(InvalidSource, match="is not a DBN file"):
         run_importer("dbn", [path])
     bars = dbn_file(tmp_path, "ohlcv-1s", b"")
     with pytest.raises(InvalidSource, match="holds ohlcv-1s; imported are mbo, mbp-1, mbp-10, tbbo, trades"):

@@ -289,5 +289,5 @@ def test_an_archive_of_compressed_files_and_what_comes_with_them(tmp_path: Path)
     (result,) = import_into(tmp_path / "queue", "dbn", path)
     assert (result.entry.rows, len(messages_of(tmp_path / "queue"))) == (3, 3)
     assert [note for note in result.notes if "condition" in note] == [
-        f"{path}!condition.json is no data; it was left out"
+        f"{path}!condition.json is not market data; it was left out"
     ]

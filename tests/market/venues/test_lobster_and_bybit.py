@@ -92,9 +92,9 @@ def test_a_bad_lobster_row_is_named(tmp_path: Path, row: str, reason: str) -> No
 
 def test_a_lobster_file_must_tell_symbol_and_day(tmp_path: Path) -> None:
     path = lobster(tmp_path, *ROWS, name="messages.csv")
-    with pytest.raises(InvalidSource, match="say --symbol"):
+    with pytest.raises(InvalidSource, match="pass --symbol"):
         run_importer("lobster", [path])
-    with pytest.raises(InvalidSource, match="say --date"):
+    with pytest.raises(InvalidSource, match="pass --date"):
         run_importer("lobster", [path], ImportOptions(symbol="AAPL"))
     with pytest.raises(InvalidSource, match="no day of the calendar"):
         run_importer("lobster", [path], ImportOptions(symbol="AAPL", date="2012-02-30"))
@@ -134,7 +134,7 @@ def test_an_archive_of_messages_and_books_gives_the_messages(tmp_path: Path) -> 
     assert (result.entry.rows, result.entry.symbol, result.entry.date) == (7, "AAPL", "2012-06-21")
     assert [note.partition("!")[2] for note in result.notes] == [
         f"{book.name} is a LOBSTER order book, which follows from the messages, not lobster; it was left out",
-        f"{readme.name} is no data; it was left out",
+        f"{readme.name} is not market data; it was left out",
     ]
     with pytest.raises(InvalidSource, match="is a LOBSTER order book"):
         import_into(tmp_path / "queue", "lobster", book)

@@ -177,7 +177,7 @@ def test_the_channel_index_of_the_queue_lists_symbols_both_ways(tmp_path: Path) 
         ([f"1,1,1,1,2,{DAY}093000000"], [f"2,0,0,0,1,0,4,{DAY}093000000"], "a cancel must name one order"),
         ([f"1,1,1,1,2,{DAY}093000000"], [f"2,1,1,0,1,0,4,{DAY}093000000"], "a cancel must name one order"),
         ([f"2,1,1,1,2,{DAY}093000000", f"1,1,1,1,2,{DAY}093000000"], [], "ApplSeqNum goes back"),
-        ([f"1,1,1,1,2,{DAY}253000000"], [], "is no time"),
+        ([f"1,1,1,1,2,{DAY}253000000"], [], "is not a time"),
         ([f"1,3,1,1,2,{DAY}093000000"], [], "Side '3' is none of the known values"),
     ],
 )

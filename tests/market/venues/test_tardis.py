@@ -200,11 +200,11 @@ def test_a_snapshot_in_the_middle_begins_the_book_anew(tmp_path: Path) -> None:
 def test_a_file_without_a_snapshot_or_without_rows_is_noted(tmp_path: Path) -> None:
     path = book_file(tmp_path, "1,110,false,bid,1,1")
     (result,) = import_into(tmp_path / "queue", "tardis-book", path)
-    assert result.notes == ("there is no snapshot in it, so no row gave an event",)
+    assert result.notes == ("the file has no snapshot, so none of its rows became an event",)
     assert (result.entry.rows, result.entry.dropped_rows, result.entry.groups) == (1, 1, 0)
     options = ImportOptions(symbol="BTCUSDT", venue="binance")
     (result,) = import_into(tmp_path / "queue", "tardis-book", book_file(tmp_path), options=options)
-    assert result.notes == ("there is no row in it",)
+    assert result.notes == ("the file has no rows",)
     path.write_bytes(b"")
     with pytest.raises(InvalidSource, match="no column exchange, symbol; the file is empty"):
         import_into(tmp_path / "queue", "tardis-book", path)

@@ -42,7 +42,7 @@ class CountedFile(io.RawIOBase):
     """
 
     def __init__(self, path: str, advance: Callable[[int], None] = lambda count: None) -> None:
-        """Begin at the start of `path`; `advance` is told of every read."""
+        """Begin at the start of `path`; `advance` is called for every read."""
         self._path = path
         self._place = 0
         self._advance = advance
@@ -76,7 +76,7 @@ class CountedFile(io.RawIOBase):
 
 
 class ZstdStream(io.RawIOBase):
-    """Zstd frames as a stream. The package's own reader does not tell a cut-off frame from an end."""
+    """Zstd frames as a stream. The package's own reader does not report a truncated frame."""
 
     def __init__(self, source: IO[bytes], package: Any) -> None:
         """Read compressed bytes from `source`."""

@@ -1,7 +1,7 @@
 """Which market the records of a DBN file belong to.
 
 Owns the symbology of a file: its metadata, the mapping records inside it, and the choice of one symbol. Every
-market is one book, so records that would mix two books in one market are told apart here. Converts nothing.
+market is one book, so records that would mix two books in one market are separated here. Converts nothing.
 """
 
 from __future__ import annotations

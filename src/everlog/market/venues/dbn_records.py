@@ -48,7 +48,7 @@ def read_metadata(package: Any, member: Member) -> Any:
     """Return the metadata at the beginning of a file."""
     prelude = _read_exactly(member, PRELUDE_BYTES)
     if len(prelude) < PRELUDE_BYTES or not prelude.startswith(b"DBN"):
-        raise InvalidSource(f"{member.label} is no DBN file: it begins with {prelude[:4]!r}", member.label)
+        raise InvalidSource(f"{member.label} is not a DBN file: it begins with {prelude[:4]!r}", member.label)
     length = int.from_bytes(prelude[4:], "little")
     if length > METADATA_BYTES_MAX:
         raise InvalidSource(f"{member.label} claims {length} bytes of metadata; it is damaged", member.label)

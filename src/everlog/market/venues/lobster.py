@@ -142,7 +142,7 @@ def _symbol(member: Member, context: ImportContext) -> str:
     found = _SYMBOL.match(member.name)
     if found is None:
         raise InvalidSource(
-            f"{member.label}: its name does not begin with a symbol; say --symbol", member.label
+            f"{member.label}: its name does not begin with a symbol; pass --symbol", member.label
         )
     return found.group(1)
 
@@ -150,7 +150,7 @@ def _symbol(member: Member, context: ImportContext) -> str:
 def _date(member: Member, context: ImportContext) -> str:
     date = find_date(member.name, context.options) or find_date(member.path, context.options)
     if date is None:
-        raise InvalidSource(f"{member.label}: its name holds no date; say --date YYYY-MM-DD", member.label)
+        raise InvalidSource(f"{member.label}: its name holds no date; pass --date YYYY-MM-DD", member.label)
     return date
 
 
@@ -164,6 +164,6 @@ def _midnight_ns(date: str) -> int:
     try:
         day = datetime.strptime(date, "%Y-%m-%d").replace(tzinfo=zone)
     except ValueError:
-        raise InvalidSource(f"{date} is no day of the calendar; say --date YYYY-MM-DD") from None
+        raise InvalidSource(f"{date} is not a day of the calendar; pass --date YYYY-MM-DD") from None
     since_epoch = day.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
     return (since_epoch.days * 86_400 + since_epoch.seconds) * 1_000_000_000

@@ -126,7 +126,7 @@ class SimulatedVenue:
     # -- the events ----------------------------------------------------------------------
 
     def blocks(self, events: int | None = None) -> Iterator[EventBlock]:
-        """Yield blocks until at least `events` events were yielded; for ever if None."""
+        """Yield blocks until at least `events` events were yielded; without end if None."""
         yielded = 0
         while events is None or yielded < events:
             for block in self.next_blocks():

@@ -109,7 +109,7 @@ def chosen_members(members: Sequence[Member], format_name: str, notes: list[str]
 def _why_not(member: Member, format_name: str) -> str | None:
     """Return why the file is not imported, None if it is."""
     if member.label != member.path and _COMPANIONS.search(member.label.removeprefix(f"{member.path}!")):
-        return "is no data"
+        return "is not market data"
     kind = looks_like(member.peek(LOOKED_AT_BYTES))
     if kind is None or kind == format_name:
         return None

@@ -224,7 +224,7 @@ class _File:
         self.symbol_wanted = wanted is None or self.kind == "merged" or self._symbol == wanted
         if self.kind != "merged" and not re.fullmatch(r"\d{6}", self._symbol):
             raise InvalidSource(
-                f"{member.label}: its name holds no code of six digits; say --symbol", member.label
+                f"{member.label}: its name holds no code of six digits; pass --symbol", member.label
             )
         self.label = member.label
         self.channel = -1
@@ -304,8 +304,8 @@ class _File:
                 times = local_times(sent)
                 block.values[INGEST_NS] = times.utc_ns
                 bad = ~times.valid
-                block, valid = block.refuse(bad, "SendingTime is no time", rejects), valid[~bad]
-        return block.refuse(~valid, "TransactTime is no time", rejects)
+                block, valid = block.refuse(bad, "SendingTime is not a time", rejects), valid[~bad]
+        return block.refuse(~valid, "TransactTime is not a time", rejects)
 
     def _cancels(self, block: RowBlock) -> NDArray[np.bool_] | None:
         if self.kind == "order":
