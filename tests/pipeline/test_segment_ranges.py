@@ -19,7 +19,7 @@ from everlog.pipeline.sources.topics import TopicsFormat
 from everlog.seq_ranges import Gap
 from everlog.topics import record_of
 from everlog.topics.storage.bulk_view import BulkView, Piece
-from tests.support.engines import Stage
+from tests.support.engines import EngineHarness
 from tests.support.topic_directories import flip_bit
 from tests.support.topics_model import ModelRecord
 from tests.topics.storage.bulk_readers import read_whole
@@ -30,9 +30,9 @@ RECORDS = 100
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
+def stage(tmp_path: Path) -> EngineHarness:
     """An engine whose topic `t` has records in many segments and in the log; every seventh is deleted."""
-    stage = Stage(tmp_path, segment_max_events=8)
+    stage = EngineHarness(tmp_path, segment_max_events=8)
     for number in range(RECORDS):
         tag = None if number % 3 else f"tag:{number % 7}"
         meta = {"number": number} if number % 2 else None
@@ -44,13 +44,13 @@ def stage(tmp_path: Path) -> Stage:
     return stage
 
 
-def view_again(stage: Stage) -> segment_ranges.Replan:
+def view_again(stage: EngineHarness) -> segment_ranges.Replan:
     """Plan with what there is now."""
     return lambda first, end: BulkView(str(stage.data_dir)).plan("t", first, end)
 
 
 def read_columns(
-    stage: Stage, wanted: RecordFilter = EVERYTHING, first: int = 1, end: int = RECORDS + 1
+    stage: EngineHarness, wanted: RecordFilter = EVERYTHING, first: int = 1, end: int = RECORDS + 1
 ) -> tuple[pa.Table, list[Gap]]:
     """Read a range of the topic."""
     view = BulkView(str(stage.data_dir))
@@ -72,7 +72,7 @@ def as_row(record: ModelRecord) -> dict[str, Any]:
     return {**row, "data": record.data.decode()}
 
 
-def test_columns_hold_every_live_record_with_all_its_fields(stage: Stage) -> None:
+def test_columns_hold_every_live_record_with_all_its_fields(stage: EngineHarness) -> None:
     wanted = read_whole(BulkView(str(stage.data_dir)), "t")
     table, lost = read_columns(stage)
     assert not lost
@@ -80,7 +80,9 @@ def test_columns_hold_every_live_record_with_all_its_fields(stage: Stage) -> Non
     assert 0 < len(wanted) < RECORDS
 
 
-def test_records_of_many_segments_come_in_few_batches(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_many_segments_come_in_few_batches(
+    stage: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert len(read_columns(stage)[0].column("seq").chunks) == 1
     monkeypatch.setattr(segment_ranges, "BATCH_RECORDS", 10)
     table, _ = read_columns(stage)
@@ -90,7 +92,7 @@ def test_records_of_many_segments_come_in_few_batches(stage: Stage, monkeypatch:
 
 
 @pytest.mark.parametrize("tag", ["tag:3", "tag:*", "nothing", "tag"])
-def test_tags_and_times_are_filtered(stage: Stage, tag: str) -> None:
+def test_tags_and_times_are_filtered(stage: EngineHarness, tag: str) -> None:
     everything, _ = read_columns(stage)
     times = everything.column("ts").cast("int64").to_pylist()
     from_ms, to_ms = times[20] // 1000, times[60] // 1000
@@ -105,7 +107,7 @@ def test_tags_and_times_are_filtered(stage: Stage, tag: str) -> None:
     assert table.column("seq").to_pylist() == expected
 
 
-def test_a_gap_comes_between_the_records_around_it(stage: Stage) -> None:
+def test_a_gap_comes_between_the_records_around_it(stage: EngineHarness) -> None:
     pieces = BulkView(str(stage.data_dir)).plan("t", 1, RECORDS + 1)
     (folder,) = (stage.data_dir / "topics").iterdir()
     for part in ("data", "idx"):
@@ -122,14 +124,14 @@ def test_a_gap_comes_between_the_records_around_it(stage: Stage) -> None:
     assert min(order[place + 1 :]) >= 17
 
 
-def test_files_that_stay_missing_are_a_gap_of_retention(stage: Stage) -> None:
+def test_files_that_stay_missing_are_a_gap_of_retention(stage: EngineHarness) -> None:
     pieces = BulkView(str(stage.data_dir)).plan("t", 1, 9)
     shutil.rmtree(stage.data_dir / "topics")
     found = list(segment_ranges.read("t", pieces, EVERYTHING, ("seq",), lambda first, end: pieces))
     assert found == [Gap(2, 9, "retention")], "the first record is deleted, which is no loss"
 
 
-def task_reads(stage: Stage, between: Callable[[], object], **options: str) -> list[tuple[Any, ...]]:
+def task_reads(stage: EngineHarness, between: Callable[[], object], **options: str) -> list[tuple[Any, ...]]:
     """Plan a read, let something happen, and run its tasks; returns seq, kind and reason of the rows."""
     names = ("seq", "kind", "reason")
     given = {"dataDir": str(stage.data_dir), "topic": "t", "columns": ",".join(names), **options}
@@ -140,7 +142,7 @@ def task_reads(stage: Stage, between: Callable[[], object], **options: str) -> l
     return [tuple(row[name] for name in names) for row in rows]
 
 
-def test_records_that_move_from_the_log_to_segments_meanwhile_are_not_lost(stage: Stage) -> None:
+def test_records_that_move_from_the_log_to_segments_meanwhile_are_not_lost(stage: EngineHarness) -> None:
     expected = task_reads(stage, lambda: None)
 
     def checkpoint_twice() -> None:
@@ -157,7 +159,7 @@ def test_records_that_move_from_the_log_to_segments_meanwhile_are_not_lost(stage
     ]
 
 
-def test_a_topic_that_is_replaced_meanwhile_is_a_gap_and_not_mixed(stage: Stage) -> None:
+def test_a_topic_that_is_replaced_meanwhile_is_a_gap_and_not_mixed(stage: EngineHarness) -> None:
     def replace() -> None:
         stage.delete_topic("t")
         stage.append_each("t", range(RECORDS))
@@ -170,20 +172,20 @@ def test_a_topic_that_is_replaced_meanwhile_is_a_gap_and_not_mixed(stage: Stage)
     assert {reason for _, kind, reason in rows if kind == "gap"} == {"recreated"}
 
 
-def test_a_damaged_record_is_named(stage: Stage) -> None:
+def test_a_damaged_record_is_named(stage: EngineHarness) -> None:
     (data,) = (stage.data_dir / "topics").rglob("seg-0000000000000009.data")
     flip_bit(data, 40)
     with pytest.raises(Corrupt, match=r"record 9 of topic 't' in .*seg-0000000000000009.data"):
         read_columns(stage)
 
 
-def planned_topics(stage: Stage, names: str) -> list[str]:
+def planned_topics(stage: EngineHarness, names: str) -> list[str]:
     """The topics of a read's tasks."""
     parts = BatchReader(TopicsFormat({"dataDir": str(stage.data_dir), "topic": names}).source()).partitions()
     return [part.value[0] for part in parts]
 
 
-def test_names_are_taken_as_they_are_or_as_a_prefix(stage: Stage) -> None:
+def test_names_are_taken_as_they_are_or_as_a_prefix(stage: EngineHarness) -> None:
     for name in ("orders.a", "orders.b", "trades"):
         stage.append(name, 1)
     assert set(planned_topics(stage, "orders*,t")) == {"orders.a", "orders.b", "t"}
@@ -191,7 +193,7 @@ def test_names_are_taken_as_they_are_or_as_a_prefix(stage: Stage) -> None:
         planned_topics(stage, "x*")
 
 
-def planned(stage: Stage, **options: str) -> list[int]:
+def planned(stage: EngineHarness, **options: str) -> list[int]:
     """The seqs that the tasks of a read give, one after the other."""
     given = {"dataDir": str(stage.data_dir), "topic": "t", "columns": "seq", **options}
     reader = BatchReader(TopicsFormat(given).source())
@@ -199,7 +201,7 @@ def planned(stage: Stage, **options: str) -> list[int]:
     return [seq for batch in batches for seq in batch.column("seq").to_pylist()]
 
 
-def test_ranges_and_offsets_bound_the_read(stage: Stage) -> None:
+def test_ranges_and_offsets_bound_the_read(stage: EngineHarness) -> None:
     everything = planned(stage)
     assert planned(stage, partitions="7") == everything
     assert planned(stage, fromSeq="10", toSeq="20") == [seq for seq in everything if 10 <= seq <= 20]
@@ -208,7 +210,7 @@ def test_ranges_and_offsets_bound_the_read(stage: Stage) -> None:
     assert planned(stage, endingOffsets='{"ts_ns": 0}') == []
 
 
-def test_no_file_is_left_open_and_none_is_changed(stage: Stage) -> None:
+def test_no_file_is_left_open_and_none_is_changed(stage: EngineHarness) -> None:
     copy = stage.data_dir.parent / "copy"
     shutil.copytree(stage.data_dir, copy)
     planned(stage)

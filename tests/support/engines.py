@@ -1,4 +1,4 @@
-"""A topics engine on a stage: a clock and a disk that tests move, and the shortest way to write and read.
+"""A topics engine with a clock and a disk that tests move, and short calls to write and read.
 
 Owns how example tests open, fill, stop, crash and reopen an engine; what is expected is in the tests.
 """
@@ -36,7 +36,7 @@ FILE_BYTES = 64 << 10
 WHOLE = 8 << 20
 
 
-class Stage:
+class EngineHarness:
     """An engine, its clock and its disk. `root` None: nothing is on disk.
 
     Every operation waits until its answer may be given; `engine` itself is there for those that must not.
@@ -51,7 +51,7 @@ class Stage:
         self.engine = self._open()
 
     def __del__(self) -> None:
-        """Give the files of a stage that nobody looks at any more back."""
+        """Close the files of a harness that is no longer referenced."""
         self.engine.abandon()
 
     @property

@@ -8,12 +8,12 @@ import pytest
 
 from everlog.errors import InvalidRequest, TopicNotFound
 from everlog.topics import NewRecord, retention
-from tests.support.engines import Stage
+from tests.support.engines import EngineHarness
 
 RESERVED = 256
 
 
-def counts(stage: Stage, name: str, from_seq: int = 0, to_seq: int | None = None) -> tuple[int, ...]:
+def counts(stage: EngineHarness, name: str, from_seq: int = 0, to_seq: int | None = None) -> tuple[int, ...]:
     """Live, deleted, evicted, expired and holes, after their sum was checked."""
     bound = {} if to_seq is None else {"to_seq": to_seq}
     found = stage.engine.account(name, from_seq, **bound)
@@ -23,7 +23,7 @@ def counts(stage: Stage, name: str, from_seq: int = 0, to_seq: int | None = None
 
 
 def test_deletes_by_seq_and_by_tag_are_told_from_evictions_and_ages(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="disk")
     for tag in ("a", "b", "a", "c"):
         stage.append("t", *[NewRecord(b"1", tag)] * 5)
@@ -43,7 +43,7 @@ def test_deletes_by_seq_and_by_tag_are_told_from_evictions_and_ages(tmp_path: Pa
 
 
 def test_what_a_power_loss_gives_up_are_holes_and_stay_so(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="disk")
     stage.append("t", 0)
     stage.lose_power()
@@ -60,7 +60,7 @@ def test_what_a_power_loss_gives_up_are_holes_and_stay_so(tmp_path: Path) -> Non
 
 
 def test_an_ephemeral_topic_comes_back_with_holes(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="ephemeral")
     stage.append("t", 1, 2, 3)
     stage.restart()
@@ -71,7 +71,7 @@ def test_an_ephemeral_topic_comes_back_with_holes(tmp_path: Path) -> None:
 def test_an_account_covers_what_it_is_asked_for_up_to_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="disk")
     stage.append("t", *[NewRecord(b"1", "x")] * 10, *[1] * 10)
     stage.delete("t", match="x")
@@ -83,7 +83,7 @@ def test_an_account_covers_what_it_is_asked_for_up_to_a_bound(
 
 
 def test_bad_bounds_and_absent_topics_are_refused(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t")
     with pytest.raises(InvalidRequest, match="from_seq is -1"):
         stage.engine.account("t", -1)

@@ -18,21 +18,21 @@ from everlog.errors import (
     TopicNotFound,
 )
 from everlog.topics import Discard, Durability, NewRecord, TopicConfig, record_of
-from tests.support.engines import START_MS, Stage, parse, records, sized
+from tests.support.engines import START_MS, EngineHarness, parse, records, sized
 
 MIB = 1 << 20
 META_BYTES = 16 << 10
 
 
 @pytest.fixture(params=["fsync", "ephemeral"])
-def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Stage:
+def stage(tmp_path: Path, request: pytest.FixtureRequest) -> EngineHarness:
     """A topic `t` whose frames go to the log, or to memory."""
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability=request.param)
     return stage
 
 
-def test_seqs_are_contiguous_in_the_order_of_the_batch(stage: Stage) -> None:
+def test_seqs_are_contiguous_in_the_order_of_the_batch(stage: EngineHarness) -> None:
     first = stage.append("t", "a", "b", "c")
     second = stage.append("t", "d")
     assert (first.first_seq, first.last_seq, first.count, first.head_seq) == (1, 3, 3, 3)
@@ -42,12 +42,12 @@ def test_seqs_are_contiguous_in_the_order_of_the_batch(stage: Stage) -> None:
     ]
 
 
-def test_an_append_without_records_is_refused(stage: Stage) -> None:
+def test_an_append_without_records_is_refused(stage: EngineHarness) -> None:
     with pytest.raises(InvalidRequest):
         stage.engine.append("t", [])
 
 
-def test_ten_thousand_records_fit_into_one_append_and_one_more_does_not(stage: Stage) -> None:
+def test_ten_thousand_records_fit_into_one_append_and_one_more_does_not(stage: EngineHarness) -> None:
     record = record_of(0)
     assert stage.append("t", *[record] * 10_000).last_seq == 10_000
     with pytest.raises(BatchTooLarge):
@@ -68,7 +68,7 @@ def test_ten_thousand_records_fit_into_one_append_and_one_more_does_not(stage: S
     ],
     ids=["tag", "tag in two-byte letters", "node", "meta bytes", "meta keys", "data", "data and meta"],
 )
-def test_a_record_at_every_limit_is_kept(stage: Stage, largest: NewRecord) -> None:
+def test_a_record_at_every_limit_is_kept(stage: EngineHarness, largest: NewRecord) -> None:
     assert stage.append("t", largest).last_seq == 1
     assert len(stage.items("t")) == 1
 
@@ -90,7 +90,7 @@ def test_a_record_at_every_limit_is_kept(stage: Stage, largest: NewRecord) -> No
     ],
 )
 def test_one_record_beyond_a_limit_refuses_the_whole_batch_and_takes_no_seq(
-    stage: Stage, oversized: NewRecord, error: type[Exception]
+    stage: EngineHarness, oversized: NewRecord, error: type[Exception]
 ) -> None:
     with pytest.raises(error, match="record 1"):
         stage.engine.append("t", [record_of("fine"), oversized])
@@ -99,14 +99,14 @@ def test_one_record_beyond_a_limit_refuses_the_whole_batch_and_takes_no_seq(
     assert stage.values("t") == ["next"]
 
 
-def test_the_node_of_the_batch_has_the_limit_of_a_node(stage: Stage) -> None:
+def test_the_node_of_the_batch_has_the_limit_of_a_node(stage: EngineHarness) -> None:
     assert stage.append("t", 1, node="n" * 128).last_seq == 1
     with pytest.raises(InvalidRecord):
         stage.engine.append("t", records([1]), node="n" * 129)
 
 
 def test_blanks_between_tokens_are_not_stored_and_count_neither_as_bytes_nor_for_the_limit(
-    stage: Stage,
+    stage: EngineHarness,
 ) -> None:
     padded = NewRecord(b' {\n"a" :\t[ 1 , "b c" ] }\r\n' + b" " * MIB, meta=b'{ "m" : 1 }')
     stage.append("t", padded)
@@ -116,33 +116,33 @@ def test_blanks_between_tokens_are_not_stored_and_count_neither_as_bytes_nor_for
     assert stage.state("t").bytes == len(b'{"a":[1,"b c"]}') + len(b'{"m":1}')
 
 
-def test_numbers_escapes_key_order_and_duplicate_keys_stay_as_sent(stage: Stage) -> None:
+def test_numbers_escapes_key_order_and_duplicate_keys_stay_as_sent(stage: EngineHarness) -> None:
     text = rb'{"b":1.50,"a":1E2,"b":"\u00fc\/","big":123456789012345678901234567890}'
     stage.append("t", NewRecord(text))
     assert text in stage.diff("t").records
 
 
-def test_bytes_count_data_and_meta_but_neither_tag_nor_node(stage: Stage) -> None:
+def test_bytes_count_data_and_meta_but_neither_tag_nor_node(stage: EngineHarness) -> None:
     stage.append("t", sized(10, tag="tag", node="node", meta=b'{"k":1}'))
     assert stage.state("t").bytes == 17
 
 
-def test_data_may_be_null_and_absent_fields_are_left_out(stage: Stage) -> None:
+def test_data_may_be_null_and_absent_fields_are_left_out(stage: EngineHarness) -> None:
     stage.append("t", None)
     assert parse(stage.diff("t", include_tags=True)) == [{"$seq": 1, "$ts": START_MS, "data": None}]
 
 
-def test_empty_tags_and_nodes_count_as_absent(stage: Stage) -> None:
+def test_empty_tags_and_nodes_count_as_absent(stage: EngineHarness) -> None:
     stage.append("t", record_of(1, tag="", node=""))
     assert set(parse(stage.diff("t", include_tags=True))[0]) == {"$seq", "$ts", "data"}
 
 
-def test_the_node_of_a_record_wins_over_that_of_the_batch(stage: Stage) -> None:
+def test_the_node_of_a_record_wins_over_that_of_the_batch(stage: EngineHarness) -> None:
     stage.append("t", record_of(1, node="own"), record_of(2), node="batch")
     assert [item["$node"] for item in stage.items("t")] == ["own", "batch"]
 
 
-def test_timestamps_never_go_back_when_the_wall_clock_does(stage: Stage) -> None:
+def test_timestamps_never_go_back_when_the_wall_clock_does(stage: EngineHarness) -> None:
     stage.append("t", 1)
     stage.clock.set_wall_ns(stage.clock.wall_ns() - 5_000_000_000)
     stage.append("t", 2)
@@ -159,7 +159,7 @@ def test_timestamps_never_go_back_when_the_wall_clock_does(stage: Stage) -> None
 def test_a_write_creates_an_absent_topic_unless_told_otherwise(
     tmp_path: Path, create: bool | None, config: TopicConfig | None
 ) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     assert stage.append("new", 1, create=create, config=config).created
     assert not stage.append("new", 2, create=create, config=config).created
     assert stage.state("new").config == (config or TopicConfig()).resolved("new")
@@ -171,20 +171,20 @@ def test_a_write_creates_an_absent_topic_unless_told_otherwise(
 def test_a_write_that_may_not_create_finds_no_topic(
     tmp_path: Path, create: bool | None, config: TopicConfig | None
 ) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     with pytest.raises(TopicNotFound):
         stage.engine.append("absent", records([1]), create=create, config=config)
     assert stage.engine.topics() == []
 
 
-def test_the_config_of_a_write_has_no_effect_on_an_existing_topic(stage: Stage) -> None:
+def test_the_config_of_a_write_has_no_effect_on_an_existing_topic(stage: EngineHarness) -> None:
     before = stage.state("t").config
     stage.append("t", 1, config=TopicConfig(cap_records=1, auto_create=False))
     assert stage.state("t").config == before
 
 
 def test_a_batch_that_breaks_a_limit_creates_no_topic(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     with pytest.raises(RecordTooLarge):
         stage.engine.append("new", [sized(MIB + 1)])
     assert stage.engine.topics() == []
@@ -192,7 +192,7 @@ def test_a_batch_that_breaks_a_limit_creates_no_topic(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("durability", ["ephemeral", "disk"])
 def test_a_refused_first_batch_creates_no_topic_and_holds_no_memory(tmp_path: Path, durability: str) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     config = TopicConfig(durability=Durability(durability), discard=Discard.REJECT, cap_bytes=10)
     sources = stage.engine._core.sources
     before = sources.add(None)
@@ -210,7 +210,7 @@ def test_a_refused_first_batch_creates_no_topic_and_holds_no_memory(tmp_path: Pa
 def test_exactly_the_total_byte_quota_is_allowed_and_one_byte_more_is_not(
     tmp_path: Path, durability: Any
 ) -> None:
-    stage = Stage(tmp_path, max_total_bytes=20)
+    stage = EngineHarness(tmp_path, max_total_bytes=20)
     stage.put("a", durability=durability)
     stage.append("a", sized(12))
     with pytest.raises(LimitReached):
@@ -223,7 +223,7 @@ def test_exactly_the_total_byte_quota_is_allowed_and_one_byte_more_is_not(
 
 @pytest.mark.parametrize("give_back", ["delete", "evict", "expire", "delete topic", "failed write"])
 def test_bytes_that_are_gone_count_no_longer_for_the_quota(tmp_path: Path, give_back: str) -> None:
-    stage = Stage(tmp_path, max_total_bytes=20)
+    stage = EngineHarness(tmp_path, max_total_bytes=20)
     stage.put("a", cap_records=2, ttl_ms=1000)
     if give_back == "failed write":
         stage.disk.fail_when("pwrite", errno.EIO)
@@ -247,7 +247,7 @@ def test_bytes_that_are_gone_count_no_longer_for_the_quota(tmp_path: Path, give_
 
 
 def test_the_quota_counts_what_a_restart_brings_back(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, max_total_bytes=20)
+    stage = EngineHarness(tmp_path, max_total_bytes=20)
     stage.append("a", sized(12), sized(4))
     stage.delete("a", before_seq=2)
     for again in (stage.crash, stage.restart):

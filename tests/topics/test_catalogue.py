@@ -16,16 +16,16 @@ from everlog.errors import (
     TopicNotFound,
 )
 from everlog.topics import TopicConfig, record_of
-from tests.support.engines import START_MS, Stage, records, sized
+from tests.support.engines import START_MS, EngineHarness, records, sized
 
 
 @pytest.fixture(params=["disk", "memory"])
-def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Stage:
+def stage(tmp_path: Path, request: pytest.FixtureRequest) -> EngineHarness:
     """An empty engine, on a disk or not."""
-    return Stage(tmp_path if request.param == "disk" else None)
+    return EngineHarness(tmp_path if request.param == "disk" else None)
 
 
-def names(stage: Stage) -> list[str]:
+def names(stage: EngineHarness) -> list[str]:
     """All topics."""
     return [state.topic for state in stage.engine.topics(limit=1000)]
 
@@ -34,7 +34,7 @@ def names(stage: Stage) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["a", "0", "A.b_c:d-e", "x" * 255, "9" + "-" * 254])
-def test_a_good_name_is_taken_as_it_is(stage: Stage, name: str) -> None:
+def test_a_good_name_is_taken_as_it_is(stage: EngineHarness, name: str) -> None:
     assert stage.put(name).created
     assert names(stage) == [name]
 
@@ -42,7 +42,7 @@ def test_a_good_name_is_taken_as_it_is(stage: Stage, name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["", "x" * 256, "-a", ".a", "_a", ":a", "a b", "a/b", "a\n", "ü", "a>b", "a\x00", "../x"]
 )
-def test_a_bad_name_is_refused_when_a_topic_would_be_created(stage: Stage, name: str) -> None:
+def test_a_bad_name_is_refused_when_a_topic_would_be_created(stage: EngineHarness, name: str) -> None:
     with pytest.raises(InvalidRequest):
         stage.engine.put_topic(name)
     with pytest.raises(InvalidRequest):
@@ -50,7 +50,7 @@ def test_a_bad_name_is_refused_when_a_topic_would_be_created(stage: Stage, name:
     assert names(stage) == []
 
 
-def test_names_are_case_sensitive(stage: Stage) -> None:
+def test_names_are_case_sensitive(stage: EngineHarness) -> None:
     stage.put("A")
     with pytest.raises(TopicNotFound):
         stage.engine.state("a")
@@ -59,7 +59,7 @@ def test_names_are_case_sensitive(stage: Stage) -> None:
 # --- Configuration ---------------------------------------------------------------------------------------
 
 
-def test_putting_an_existing_topic_replaces_its_whole_configuration(stage: Stage) -> None:
+def test_putting_an_existing_topic_replaces_its_whole_configuration(stage: EngineHarness) -> None:
     first = stage.put("t", cap_records=5, priority=7, durable=True, dedupe_node=False)
     stage.append("t", 1, 2)
     second = stage.put("t", ttl_ms=9000)
@@ -69,7 +69,7 @@ def test_putting_an_existing_topic_replaces_its_whole_configuration(stage: Stage
     assert stage.values("t") == [1, 2]
 
 
-def test_the_type_of_a_topic_cannot_change_not_even_by_leaving_it_out(stage: Stage) -> None:
+def test_the_type_of_a_topic_cannot_change_not_even_by_leaving_it_out(stage: EngineHarness) -> None:
     stage.put("log")
     stage.put("queue", type="queue")
     with pytest.raises(TopicIncompatible):
@@ -79,7 +79,7 @@ def test_the_type_of_a_topic_cannot_change_not_even_by_leaving_it_out(stage: Sta
     assert not stage.put("queue", type="queue", priority=1).created
 
 
-def test_a_refused_configuration_changes_nothing(stage: Stage) -> None:
+def test_a_refused_configuration_changes_nothing(stage: EngineHarness) -> None:
     stage.put("t", cap_records=5)
     with pytest.raises(InvalidRequest):
         stage.engine.put_topic("t", TopicConfig(cap_records=-1))
@@ -90,7 +90,7 @@ def test_a_refused_configuration_changes_nothing(stage: Stage) -> None:
 
 
 def test_a_configuration_survives_every_restart(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     for durability in ("ephemeral", "memory", "disk", "fsync"):
         stage.put(durability, durability=durability, cap_bytes=77, dead_letter="dead", priority=-3)
     expected = {name: stage.state(name).config for name in names(stage)}
@@ -100,7 +100,7 @@ def test_a_configuration_survives_every_restart(tmp_path: Path) -> None:
 
 
 def test_a_change_takes_effect_when_it_is_synced_and_later_appends_wait_for_it(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="memory")
     change = stage.engine.put_topic("t", TopicConfig(cap_records=1))
     appended = stage.engine.append("t", records([1, 2]))
@@ -117,7 +117,7 @@ def test_a_change_takes_effect_when_it_is_synced_and_later_appends_wait_for_it(t
 
 @pytest.mark.parametrize("operation", ["pwrite", "fdatasync"])
 def test_a_change_that_cannot_be_logged_changes_nothing(tmp_path: Path, operation: str) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", cap_records=5)
     stage.disk.fail_when(operation, errno.EIO)
     with pytest.raises(StorageFailed):
@@ -127,7 +127,7 @@ def test_a_change_that_cannot_be_logged_changes_nothing(tmp_path: Path, operatio
 
 @pytest.mark.parametrize("operation", ["pwrite", "fdatasync"])
 def test_a_topic_that_cannot_be_logged_is_not_there(tmp_path: Path, operation: str) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.disk.fail_when(operation, errno.EIO)
     with pytest.raises(StorageFailed):
         stage.put("t")
@@ -138,7 +138,7 @@ def test_a_topic_that_cannot_be_logged_is_not_there(tmp_path: Path, operation: s
 
 
 def test_a_change_that_is_kept_is_done_even_if_its_floor_cannot_be_logged(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, file_bytes=8192)
+    stage = EngineHarness(tmp_path, file_bytes=8192)
     stage.put("t", durability="fsync")
     stage.append("t", 1, 2)
     shard = stage.engine._core.shards[0]
@@ -158,7 +158,7 @@ def test_a_change_that_is_kept_is_done_even_if_its_floor_cannot_be_logged(tmp_pa
 # --- State -----------------------------------------------------------------------------------------------
 
 
-def test_a_new_topic_reports_that_it_was_never_used(stage: Stage) -> None:
+def test_a_new_topic_reports_that_it_was_never_used(stage: EngineHarness) -> None:
     stage.put("t")
     state = stage.engine.state("t", touch=False)
     assert (state.head_seq, state.next_seq, state.earliest_seq, state.count, state.bytes) == (0, 1, 1, 0, 0)
@@ -166,7 +166,7 @@ def test_a_new_topic_reports_that_it_was_never_used(stage: Stage) -> None:
 
 
 def test_the_time_of_the_last_write_survives_a_crash_with_its_record(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.append("t", 1)
     stage.advance_ms(10)
     stage.append("t", 2)
@@ -175,8 +175,8 @@ def test_the_time_of_the_last_write_survives_a_crash_with_its_record(tmp_path: P
         assert stage.state("t").last_write_ts == START_MS + 10
 
 
-def test_the_caller_may_put_the_most_topics_allowed_and_none_more(stage: Stage) -> None:
-    stage = Stage(None, max_topics=2)
+def test_the_caller_may_put_the_most_topics_allowed_and_none_more(stage: EngineHarness) -> None:
+    stage = EngineHarness(None, max_topics=2)
     stage.put("a")
     stage.append("b", 1)
     with pytest.raises(LimitReached):
@@ -191,7 +191,7 @@ def test_the_caller_may_put_the_most_topics_allowed_and_none_more(stage: Stage) 
 # --- Listing ---------------------------------------------------------------------------------------------
 
 
-def test_topics_are_listed_in_byte_order_by_prefix_and_page(stage: Stage) -> None:
+def test_topics_are_listed_in_byte_order_by_prefix_and_page(stage: EngineHarness) -> None:
     for name in ("b:2", "a", "B", "b:10", "b", "c"):
         stage.put(name)
     engine = stage.engine
@@ -206,7 +206,7 @@ def test_topics_are_listed_in_byte_order_by_prefix_and_page(stage: Stage) -> Non
         engine.topics(limit=0)
 
 
-def test_listing_does_not_count_as_reading(stage: Stage) -> None:
+def test_listing_does_not_count_as_reading(stage: EngineHarness) -> None:
     stage.put("t")
     assert stage.engine.topics()[0].last_read_ts is None
 
@@ -214,11 +214,11 @@ def test_listing_does_not_count_as_reading(stage: Stage) -> None:
 # --- Deleting --------------------------------------------------------------------------------------------
 
 
-def test_deleting_an_absent_topic_is_no_error(stage: Stage) -> None:
+def test_deleting_an_absent_topic_is_no_error(stage: EngineHarness) -> None:
     assert not stage.delete_topic("absent").deleted
 
 
-def test_a_deleted_topic_is_gone_and_the_next_one_starts_anew(stage: Stage) -> None:
+def test_a_deleted_topic_is_gone_and_the_next_one_starts_anew(stage: EngineHarness) -> None:
     stage.put("t", cap_records=1)
     stage.append("t", 1, 2, idempotency_key="k")
     epoch = stage.state("t").epoch
@@ -233,7 +233,7 @@ def test_a_deleted_topic_is_gone_and_the_next_one_starts_anew(stage: Stage) -> N
     assert stage.values("t") == ["new"]
 
 
-def test_if_empty_refuses_a_topic_with_live_records(stage: Stage) -> None:
+def test_if_empty_refuses_a_topic_with_live_records(stage: EngineHarness) -> None:
     stage.put("t", ttl_ms=100)
     stage.append("t", 1)
     with pytest.raises(TopicNotEmpty):
@@ -243,7 +243,7 @@ def test_if_empty_refuses_a_topic_with_live_records(stage: Stage) -> None:
 
 
 def test_if_empty_refuses_a_topic_with_records_that_are_about_to_be_visible(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="fsync")
     pending = stage.engine.append("t", records([1]))
     with pytest.raises(TopicNotEmpty):
@@ -257,7 +257,7 @@ def test_if_empty_refuses_a_topic_with_records_that_are_about_to_be_visible(tmp_
 def test_a_recreated_topic_survives_restarts_and_the_old_one_stays_gone(
     tmp_path: Path, shards: int, rounds: int
 ) -> None:
-    stage = Stage(tmp_path, shards=shards)
+    stage = EngineHarness(tmp_path, shards=shards)
     for number in range(rounds):
         stage.append("t", f"old {number}")
         stage.delete_topic("t")
@@ -275,7 +275,7 @@ def test_a_recreated_topic_survives_restarts_and_the_old_one_stays_gone(
 
 
 def test_a_deleted_topic_leaves_no_file_behind(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, segment_max_events=2)
+    stage = EngineHarness(tmp_path, segment_max_events=2)
     stage.append("t", 1, 2, 3)
     stage.checkpoint(2)
     stage.delete_topic("t")
@@ -284,7 +284,7 @@ def test_a_deleted_topic_leaves_no_file_behind(tmp_path: Path) -> None:
 
 
 def test_a_topic_whose_deletion_cannot_be_logged_is_still_there(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.append("t", 1)
     stage.disk.fail_when("pwrite", errno.EIO)
     with pytest.raises(StorageFailed):
@@ -296,7 +296,7 @@ def test_a_topic_whose_deletion_cannot_be_logged_is_still_there(tmp_path: Path) 
 
 
 def test_concurrent_creates_of_one_name_have_one_winner(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     answers = [stage.engine.put_topic("t") for _ in range(3)]
     assert [answer.created for answer in answers] == [True, False, False]
     assert not any(answer.commit.done for answer in answers)

@@ -11,15 +11,15 @@ import pytest
 from everlog.errors import InvalidRequest, StorageFailed, TopicNotFound
 from everlog.topics import record_of
 from everlog.topics.records import parse_match
-from tests.support.engines import Stage, records, sized
+from tests.support.engines import EngineHarness, records, sized
 
 TAGS = ("a", "a:1", "a:2", None, "b", "a*", "*", "A", "ü:1")
 
 
 @pytest.fixture(params=["ephemeral", "memory", "disk", "fsync"])
-def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Stage:
+def stage(tmp_path: Path, request: pytest.FixtureRequest) -> EngineHarness:
     """A topic `t` with one record per tag of `TAGS`."""
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability=request.param)
     stage.append("t", *[record_of(tag, tag=tag) for tag in TAGS])
     return stage
@@ -47,7 +47,9 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Stage:
         ("zz*", []),
     ],
 )
-def test_a_match_removes_exactly_the_records_it_names(stage: Stage, match: Any, gone: list[str]) -> None:
+def test_a_match_removes_exactly_the_records_it_names(
+    stage: EngineHarness, match: Any, gone: list[str]
+) -> None:
     answer = stage.delete("t", match=match)
     assert answer.deleted == len(gone)
     assert stage.values("t") == [tag for tag in TAGS if tag not in gone]
@@ -69,19 +71,19 @@ def test_a_match_removes_exactly_the_records_it_names(stage: Stage, match: Any, 
         {"tag": "a"},
     ],
 )
-def test_a_match_that_is_none_is_refused(stage: Stage, match: Any) -> None:
+def test_a_match_that_is_none_is_refused(stage: EngineHarness, match: Any) -> None:
     with pytest.raises(InvalidRequest):
         stage.engine.delete_records("t", match=match)
     assert stage.state("t").count == len(TAGS)
 
 
-def test_a_delete_of_nothing_in_particular_is_refused(stage: Stage) -> None:
+def test_a_delete_of_nothing_in_particular_is_refused(stage: EngineHarness) -> None:
     with pytest.raises(InvalidRequest):
         stage.engine.delete_records("t")
 
 
 @pytest.mark.parametrize("before_seq", [-1, 2**64])
-def test_before_seq_must_be_a_u64(stage: Stage, before_seq: int) -> None:
+def test_before_seq_must_be_a_u64(stage: EngineHarness, before_seq: int) -> None:
     with pytest.raises(InvalidRequest):
         stage.engine.delete_records("t", before_seq=before_seq)
 
@@ -102,7 +104,7 @@ def test_every_predicate_has_one_canonical_form(match: str, canonical: list[str]
     ("before_seq", "earliest"), [(0, 1), (1, 1), (2, 2), (9, 9), (10, 10), (11, 10), (2**64 - 1, 10)]
 )
 def test_before_seq_removes_what_is_below_it_at_most_up_to_the_head(
-    stage: Stage, before_seq: int, earliest: int
+    stage: EngineHarness, before_seq: int, earliest: int
 ) -> None:
     answer = stage.delete("t", before_seq=before_seq)
     assert (answer.deleted, answer.earliest_seq, answer.head_seq) == (earliest - 1, earliest, 9)
@@ -110,14 +112,16 @@ def test_before_seq_removes_what_is_below_it_at_most_up_to_the_head(
     assert stage.seqs("t") == list(range(earliest, 11))
 
 
-def test_both_selectors_remove_the_intersection_and_leave_the_rest_of_the_prefix(stage: Stage) -> None:
+def test_both_selectors_remove_the_intersection_and_leave_the_rest_of_the_prefix(
+    stage: EngineHarness,
+) -> None:
     answer = stage.delete("t", match="a*", before_seq=3)
     assert (answer.deleted, answer.earliest_seq) == (2, 3)
     assert stage.seqs("t") == [3, 4, 5, 6, 7, 8, 9]
     assert stage.delete("t", match="b", before_seq=5).deleted == 0
 
 
-def test_the_answer_tells_what_is_left(stage: Stage) -> None:
+def test_the_answer_tells_what_is_left(stage: EngineHarness) -> None:
     answer = stage.delete("t", match="a:*")
     state = stage.state("t")
     assert (answer.deleted, answer.count, answer.earliest_seq, answer.head_seq) == (2, 7, 1, 9)
@@ -125,14 +129,16 @@ def test_the_answer_tells_what_is_left(stage: Stage) -> None:
     assert answer.bytes == sum(len(record_of(tag).data) for tag in TAGS if tag not in ("a:1", "a:2"))
 
 
-def test_a_second_delete_finds_nothing_more(stage: Stage) -> None:
+def test_a_second_delete_finds_nothing_more(stage: EngineHarness) -> None:
     stage.delete("t", match="a*")
     assert stage.delete("t", match="a*").deleted == 0
     stage.delete("t", before_seq=5)
     assert stage.delete("t", before_seq=5).deleted == 0
 
 
-def test_the_first_live_seq_moves_only_when_the_front_dies_and_the_evict_floor_never(stage: Stage) -> None:
+def test_the_first_live_seq_moves_only_when_the_front_dies_and_the_evict_floor_never(
+    stage: EngineHarness,
+) -> None:
     assert stage.delete("t", match="a:1").earliest_seq == 1
     assert stage.delete("t", match=["tag", "Eq", "a"]).earliest_seq == 3
     assert stage.delete("t", before_seq=100).earliest_seq == 10
@@ -140,14 +146,14 @@ def test_the_first_live_seq_moves_only_when_the_front_dies_and_the_evict_floor_n
     assert stage.gap("t") is None
 
 
-def test_expired_records_are_not_counted_as_deleted(stage: Stage) -> None:
+def test_expired_records_are_not_counted_as_deleted(stage: EngineHarness) -> None:
     stage.put("t", ttl_ms=100, durability=stage.state("t").config.durability)
     stage.advance_ms(101)
     stage.append("t", record_of("new", tag="a"))
     assert stage.delete("t", match="*").deleted == 1
 
 
-def test_deleting_in_an_absent_topic_creates_none(stage: Stage) -> None:
+def test_deleting_in_an_absent_topic_creates_none(stage: EngineHarness) -> None:
     with pytest.raises(TopicNotFound):
         stage.engine.delete_records("absent", before_seq=1)
 
@@ -156,7 +162,7 @@ def test_deleting_in_an_absent_topic_creates_none(stage: Stage) -> None:
 
 
 def test_later_records_with_the_tag_survive_also_over_a_replay(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     for durability in ("memory", "disk", "fsync"):
         stage.put(durability, durability=durability)
         stage.append(durability, record_of("old", tag="x"), record_of("other"))
@@ -170,7 +176,7 @@ def test_later_records_with_the_tag_survive_also_over_a_replay(tmp_path: Path) -
 
 
 def test_records_that_are_not_visible_yet_are_later_records(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="fsync")
     stage.append("t", record_of("old", tag="x"))
     pending = stage.engine.append("t", [record_of("pending", tag="x")])
@@ -185,7 +191,7 @@ def test_records_that_are_not_visible_yet_are_later_records(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("again", ["crash", "restart", "checkpoint and crash", "lose_power"])
 def test_deleted_records_never_return(tmp_path: Path, again: str) -> None:
-    stage = Stage(tmp_path, segment_max_events=4)
+    stage = EngineHarness(tmp_path, segment_max_events=4)
     stage.put("t", durability="fsync")
     stage.append("t", *[record_of(number, tag="x" if number % 3 else None) for number in range(10)])
     stage.checkpoint()
@@ -204,7 +210,7 @@ def test_deleted_records_never_return(tmp_path: Path, again: str) -> None:
 
 
 def test_a_delete_of_an_fsync_topic_is_done_when_it_is_synced(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="fsync")
     stage.append("t", 1, 2)
     answer = stage.engine.delete_records("t", before_seq=2)
@@ -217,7 +223,7 @@ def test_a_delete_of_an_fsync_topic_is_done_when_it_is_synced(tmp_path: Path) ->
 
 
 def test_a_delete_that_cannot_be_logged_removes_nothing(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t")
     stage.append("t", record_of(1, tag="x"), record_of(2))
     for selection in ({"match": "x"}, {"before_seq": 3}):
@@ -229,7 +235,7 @@ def test_a_delete_that_cannot_be_logged_removes_nothing(tmp_path: Path) -> None:
     assert stage.values("t") == [1, 2]
 
 
-def test_deleted_records_make_room_under_a_cap(stage: Stage) -> None:
+def test_deleted_records_make_room_under_a_cap(stage: EngineHarness) -> None:
     stage.put("t", cap_records=9, durability=stage.state("t").config.durability)
     stage.delete("t", match="a:*")
     stage.append("t", sized(3), sized(3))
@@ -239,7 +245,7 @@ def test_deleted_records_make_room_under_a_cap(stage: Stage) -> None:
 
 
 def test_a_delete_between_pending_batches_does_not_loosen_the_cap(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="fsync", cap_records=5)
     stage.append("t", 1, 2, 3, 4, 5)
     stage.engine.append("t", records([6, 7]))

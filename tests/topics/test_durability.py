@@ -12,7 +12,7 @@ from everlog.errors import Closed, DataDirInUse, Io, ReadOnly, RecordTooLarge, S
 from everlog.topics import Durability, Engine, TopicConfig, record_of
 from everlog.topics.core import QUEUE_MAX
 from everlog.topics.storage.syncs import ThreadSyncs
-from tests.support.engines import Stage, records, sized
+from tests.support.engines import EngineHarness, records, sized
 from tests.support.files import UnsyncedFs
 
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
@@ -21,16 +21,16 @@ RESERVED = 256
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
+def stage(tmp_path: Path) -> EngineHarness:
     """One topic per class, each named after it and written to once."""
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     for durability in CLASSES:
         stage.put(durability, durability=durability)
         stage.append(durability, 0)
     return stage
 
 
-def visible(stage: Stage, name: str) -> int:
+def visible(stage: EngineHarness, name: str) -> int:
     """The head that a reader sees now, without waiting for anything."""
     return stage.engine.diff(name, touch=False).head_seq
 
@@ -43,7 +43,7 @@ def visible(stage: Stage, name: str) -> int:
     [("ephemeral", True, True), ("memory", False, True), ("disk", False, True), ("fsync", False, False)],
 )
 def test_a_batch_is_done_and_visible_when_its_class_says(
-    stage: Stage, durability: str, at_once: bool, when_written: bool
+    stage: EngineHarness, durability: str, at_once: bool, when_written: bool
 ) -> None:
     answer = stage.engine.append(durability, records([1]))
     assert (answer.commit.done, visible(stage, durability) == 2) == (at_once, at_once)
@@ -55,7 +55,7 @@ def test_a_batch_is_done_and_visible_when_its_class_says(
 
 @pytest.mark.parametrize("durability", CLASSES)
 def test_the_write_that_creates_a_topic_waits_for_a_sync_in_every_class(
-    stage: Stage, durability: str
+    stage: EngineHarness, durability: str
 ) -> None:
     config = TopicConfig(durability=durability)  # type: ignore[arg-type]
     answer = stage.engine.append("new", records([1]), config=config)
@@ -65,7 +65,7 @@ def test_the_write_that_creates_a_topic_waits_for_a_sync_in_every_class(
     assert stage.values("new") == [1]
 
 
-def test_callbacks_come_once_with_the_outcome_and_at_once_if_it_is_known(stage: Stage) -> None:
+def test_callbacks_come_once_with_the_outcome_and_at_once_if_it_is_known(stage: EngineHarness) -> None:
     seen: list[object] = []
     answer = stage.engine.append("fsync", records([1]))
     answer.commit.on_done(lambda commit: seen.append(commit.error))
@@ -77,7 +77,7 @@ def test_callbacks_come_once_with_the_outcome_and_at_once_if_it_is_known(stage: 
     assert seen == [None, True, "later"]
 
 
-def test_batches_of_a_topic_become_visible_in_their_order(stage: Stage) -> None:
+def test_batches_of_a_topic_become_visible_in_their_order(stage: EngineHarness) -> None:
     order: list[int] = []
     answers = [stage.engine.append("fsync", records([number])) for number in range(5)]
     for answer in answers:
@@ -88,7 +88,7 @@ def test_batches_of_a_topic_become_visible_in_their_order(stage: Stage) -> None:
 
 
 def test_a_disk_batch_behind_the_synced_ceiling_is_done_when_written_and_one_beyond_waits(
-    stage: Stage,
+    stage: EngineHarness,
 ) -> None:
     stage.put("t", durability="disk")
     stage.append("t", 0)  # syncs the ceiling 257
@@ -101,7 +101,7 @@ def test_a_disk_batch_behind_the_synced_ceiling_is_done_when_written_and_one_bey
     stage.wait_for(beyond.commit)
 
 
-def test_a_steady_disk_writer_hardly_ever_waits_for_a_sync(stage: Stage) -> None:
+def test_a_steady_disk_writer_hardly_ever_waits_for_a_sync(stage: EngineHarness) -> None:
     waited = 0
     for number in range(600):
         answer = stage.engine.append("disk", records([number]))
@@ -115,7 +115,7 @@ def test_a_steady_disk_writer_hardly_ever_waits_for_a_sync(stage: Stage) -> None
 # --- What a restart keeps --------------------------------------------------------------------------------
 
 
-def test_a_clean_stop_keeps_everything_but_ephemeral_records(stage: Stage) -> None:
+def test_a_clean_stop_keeps_everything_but_ephemeral_records(stage: EngineHarness) -> None:
     for durability in CLASSES:
         stage.append(durability, 1, 2)
     for _ in range(2):
@@ -130,7 +130,7 @@ def test_a_clean_stop_keeps_everything_but_ephemeral_records(stage: Stage) -> No
 
 @pytest.mark.parametrize("seed", range(10))
 def test_what_a_power_loss_leaves_of_each_class(tmp_path: Path, seed: int) -> None:
-    stage = Stage(tmp_path, seed)
+    stage = EngineHarness(tmp_path, seed)
     for durability in CLASSES:
         stage.put(durability, durability=durability)
     for number in range(20):
@@ -155,7 +155,7 @@ def test_what_a_power_loss_leaves_of_each_class(tmp_path: Path, seed: int) -> No
     assert stage.append("fsync", "new").first_seq == 21
 
 
-def test_unused_seqs_of_the_reservation_are_silent_holes(stage: Stage) -> None:
+def test_unused_seqs_of_the_reservation_are_silent_holes(stage: EngineHarness) -> None:
     stage.lose_power()
     state = stage.state("disk")
     assert (state.head_seq, state.count, state.earliest_seq) == (1 + RESERVED, 1, 1)
@@ -166,7 +166,7 @@ def test_unused_seqs_of_the_reservation_are_silent_holes(stage: Stage) -> None:
 
 
 def test_a_process_that_is_killed_leaves_no_holes_and_evicts_nothing(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="disk", cap_records=100)
     for value in range(150):
         stage.append("t", value)
@@ -178,7 +178,7 @@ def test_a_process_that_is_killed_leaves_no_holes_and_evicts_nothing(tmp_path: P
 
 
 def test_a_power_loss_costs_a_capped_disk_topic_at_most_its_reserve(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="disk", cap_records=100)
     for value in range(150):
         stage.append("t", value)
@@ -191,7 +191,7 @@ def test_a_power_loss_costs_a_capped_disk_topic_at_most_its_reserve(tmp_path: Pa
 def test_an_incomplete_batch_is_no_batch(tmp_path: Path) -> None:
     for seed in range(10):
         (tmp_path / str(seed)).mkdir()
-        stage = Stage(tmp_path / str(seed), seed)
+        stage = EngineHarness(tmp_path / str(seed), seed)
         stage.put("t", durability="memory")
         stage.append("t", *[sized(3000)] * 4)
         stage.append("t", *[sized(3000)] * 4)
@@ -201,7 +201,7 @@ def test_an_incomplete_batch_is_no_batch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("again", ["restart", "crash", "checkpoint and crash"])
 def test_an_ephemeral_topic_keeps_its_head_over_a_restart_if_a_snapshot_had_it(
-    stage: Stage, again: str
+    stage: EngineHarness, again: str
 ) -> None:
     stage.append("ephemeral", 1, 2)
     if again == "checkpoint and crash":
@@ -216,7 +216,7 @@ def test_an_ephemeral_topic_keeps_its_head_over_a_restart_if_a_snapshot_had_it(
 
 
 def test_nothing_of_an_ephemeral_record_reaches_the_disk(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="ephemeral")
     stage.append("t", "needle in a haystack")
     stage.checkpoint()
@@ -234,7 +234,7 @@ def test_nothing_of_an_ephemeral_record_reaches_the_disk(tmp_path: Path) -> None
 def test_an_ephemeral_topic_that_becomes_persistent_keeps_its_records_over_restarts(
     tmp_path: Path, target: str, again: str, snapshots_before: int, snapshots_after: int
 ) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="ephemeral")
     stage.append("t", 1, 2, 3)
     stage.checkpoint(snapshots_before)
@@ -250,7 +250,7 @@ def test_an_ephemeral_topic_that_becomes_persistent_keeps_its_records_over_resta
 def test_a_topic_that_becomes_persistent_without_another_write_keeps_its_records(
     tmp_path: Path, snapshots: int
 ) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="ephemeral")
     stage.append("t", 1, 2, 3)
     stage.checkpoint(snapshots)
@@ -261,7 +261,7 @@ def test_a_topic_that_becomes_persistent_without_another_write_keeps_its_records
 
 @pytest.mark.parametrize("seed", range(4))
 def test_records_are_safe_once_the_change_to_fsync_is_acknowledged(tmp_path: Path, seed: int) -> None:
-    stage = Stage(tmp_path, seed)
+    stage = EngineHarness(tmp_path, seed)
     stage.put("t", durability="ephemeral")
     stage.append("t", 1, 2, 3)
     stage.put("t", durability="fsync")
@@ -273,7 +273,7 @@ def test_records_are_safe_once_the_change_to_fsync_is_acknowledged(tmp_path: Pat
 def test_records_that_were_gone_before_a_topic_became_persistent_never_return(
     tmp_path: Path, way: str
 ) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     limits = {"cap": {"cap_records": 2}, "ttl": {"ttl_ms": 100}}.get(way, {})
     stage.put("t", durability="ephemeral", **limits)
     stage.append("t", record_of(1, tag="x"))
@@ -291,7 +291,7 @@ def test_records_that_were_gone_before_a_topic_became_persistent_never_return(
 def test_a_persistent_topic_that_becomes_ephemeral_stays_readable_and_is_lost_with_a_restart(
     tmp_path: Path,
 ) -> None:
-    stage = Stage(tmp_path, file_bytes=8192)
+    stage = EngineHarness(tmp_path, file_bytes=8192)
     stage.put("t", durability="disk")
     stage.append("t", 1, 2)
     stage.put("t", durability="ephemeral")
@@ -305,7 +305,7 @@ def test_a_persistent_topic_that_becomes_ephemeral_stays_readable_and_is_lost_wi
 
 
 def test_a_topic_that_was_ephemeral_for_a_while_keeps_what_was_safe_before(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="fsync")
     stage.append("t", 1, 2)
     stage.checkpoint(2)
@@ -322,7 +322,7 @@ def test_a_topic_that_was_ephemeral_for_a_while_keeps_what_was_safe_before(tmp_p
 def test_records_deleted_while_a_topic_was_ephemeral_never_return(
     tmp_path: Path, selection: dict[str, Any]
 ) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="fsync")
     stage.append("t", record_of(1, tag="x"), record_of(2))
     stage.put("t", durability="ephemeral")
@@ -333,7 +333,7 @@ def test_records_deleted_while_a_topic_was_ephemeral_never_return(
 
 
 def test_an_empty_topic_that_becomes_persistent_keeps_its_head(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="ephemeral")
     stage.append("t", 1, 2, 3)
     stage.delete("t", before_seq=9)
@@ -345,7 +345,7 @@ def test_an_empty_topic_that_becomes_persistent_keeps_its_head(tmp_path: Path) -
 
 
 def test_operations_behind_a_pending_change_of_class_are_kept_with_it(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="ephemeral")
     stage.append("t", record_of(1, tag="x"), record_of(2))
     change = stage.engine.put_topic("t", TopicConfig(durable=True))
@@ -361,7 +361,7 @@ def test_operations_behind_a_pending_change_of_class_are_kept_with_it(tmp_path: 
 def test_the_head_never_goes_back_when_a_topic_becomes_ephemeral_with_a_batch_on_its_way(
     tmp_path: Path,
 ) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="fsync")
     change = stage.engine.put_topic("t", TopicConfig(durability=Durability.EPHEMERAL))
     stage.engine.write()
@@ -379,7 +379,7 @@ def test_the_head_never_goes_back_when_a_topic_becomes_ephemeral_with_a_batch_on
 
 @pytest.mark.parametrize("operation", ["pwrite", "fdatasync"])
 def test_a_topic_whose_change_of_class_fails_is_as_it_was(tmp_path: Path, operation: str) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="ephemeral")
     stage.append("t", 1, 2)
     stage.disk.fail_when(operation, errno.EIO)
@@ -398,7 +398,7 @@ def test_a_topic_whose_change_of_class_fails_is_as_it_was(tmp_path: Path, operat
 
 
 @pytest.mark.parametrize("durability", LOGGED)
-def test_a_failed_write_publishes_nothing_and_takes_no_seq(stage: Stage, durability: str) -> None:
+def test_a_failed_write_publishes_nothing_and_takes_no_seq(stage: EngineHarness, durability: str) -> None:
     before = stage.state(durability)
     stage.disk.fail_when("pwrite", errno.ENOSPC)
     answers = [stage.engine.append(durability, [record_of(n, tag="x")]) for n in (1, 2)]
@@ -413,7 +413,7 @@ def test_a_failed_write_publishes_nothing_and_takes_no_seq(stage: Stage, durabil
     assert stage.values(durability) == [0, "next"]
 
 
-def test_a_failed_write_fails_every_topic_that_was_gathered_with_it(stage: Stage) -> None:
+def test_a_failed_write_fails_every_topic_that_was_gathered_with_it(stage: EngineHarness) -> None:
     stage.disk.fail_when("pwrite", errno.EIO)
     answers = [stage.engine.append(name, records([1])) for name in LOGGED for _ in range(2)]
     new = stage.engine.append("new", records([1]))
@@ -426,7 +426,7 @@ def test_a_failed_write_fails_every_topic_that_was_gathered_with_it(stage: Stage
     assert [stage.append(name, 1).first_seq for name in LOGGED] == [2, 2, 2]
 
 
-def test_a_failed_sync_fails_its_writers_and_later_ones_while_reads_go_on(stage: Stage) -> None:
+def test_a_failed_sync_fails_its_writers_and_later_ones_while_reads_go_on(stage: EngineHarness) -> None:
     stage.disk.fail_when("fdatasync", errno.EIO)
     with pytest.raises(ReadOnly):
         stage.append("fsync", 1)
@@ -446,7 +446,7 @@ def test_a_failed_sync_fails_its_writers_and_later_ones_while_reads_go_on(stage:
     assert stage.append("fsync", "goes on").commit.done
 
 
-def test_after_a_failed_sync_nothing_that_was_acknowledged_is_lost(stage: Stage) -> None:
+def test_after_a_failed_sync_nothing_that_was_acknowledged_is_lost(stage: EngineHarness) -> None:
     stage.append("fsync", 1)
     stage.disk.fail_when("fdatasync", errno.EIO)
     with pytest.raises(ReadOnly):
@@ -456,7 +456,7 @@ def test_after_a_failed_sync_nothing_that_was_acknowledged_is_lost(stage: Stage)
     assert stage.append("fsync", 3).commit.done
 
 
-def test_a_refused_batch_leaves_no_trace_in_the_log(stage: Stage) -> None:
+def test_a_refused_batch_leaves_no_trace_in_the_log(stage: EngineHarness) -> None:
     stage.put("t", durability="disk", discard="reject", cap_bytes=10)
     with pytest.raises(RecordTooLarge):
         stage.engine.append("t", [sized(11)], idempotency_key="k")
@@ -469,7 +469,7 @@ def test_a_refused_batch_leaves_no_trace_in_the_log(stage: Stage) -> None:
     assert follower.commit.done, "the ceiling of the first batch covers it"
 
 
-def test_a_stop_whose_snapshot_fails_says_so_and_loses_nothing(stage: Stage) -> None:
+def test_a_stop_whose_snapshot_fails_says_so_and_loses_nothing(stage: EngineHarness) -> None:
     stage.disk.fail_when("rename", errno.ENOSPC, path="snapshot-")
     with pytest.raises(Io):
         stage.engine.close()
@@ -478,7 +478,7 @@ def test_a_stop_whose_snapshot_fails_says_so_and_loses_nothing(stage: Stage) -> 
 
 
 def test_one_read_only_shard_does_not_stop_the_others(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, shards=2)
+    stage = EngineHarness(tmp_path, shards=2)
     names = [f"t{number}" for number in range(8)]
     for name in names:
         stage.append(name, 0, config=TopicConfig(durable=True))
@@ -496,14 +496,14 @@ def test_one_read_only_shard_does_not_stop_the_others(tmp_path: Path) -> None:
 # --- The engine itself -----------------------------------------------------------------------------------
 
 
-def test_a_directory_belongs_to_one_engine_at_a_time(stage: Stage) -> None:
+def test_a_directory_belongs_to_one_engine_at_a_time(stage: EngineHarness) -> None:
     with pytest.raises(DataDirInUse):
         Engine.open(stage.data_dir)
     stage.engine.close()
     Engine.open(stage.data_dir, stage.settings).close()
 
 
-def test_a_closed_engine_refuses_everything_and_may_be_closed_again(stage: Stage) -> None:
+def test_a_closed_engine_refuses_everything_and_may_be_closed_again(stage: EngineHarness) -> None:
     engine = stage.engine
     engine.close()
     engine.close()
@@ -535,7 +535,7 @@ def test_an_engine_in_memory_answers_like_one_on_disk_at_once() -> None:
 def test_the_threads_of_the_default_engine_keep_the_same_promises(tmp_path: Path) -> None:
     woken: list[bool] = []
     syncs = ThreadSyncs(5, lambda: woken.append(True))
-    settings = Stage(None, shards=2).settings
+    settings = EngineHarness(None, shards=2).settings
     with Engine.open(tmp_path / "data", settings, fs=UnsyncedFs(), syncs=syncs) as engine:
         answers = [
             engine.append(f"t{number % 3}", records([number]), config=TopicConfig(durable=True))
@@ -549,7 +549,7 @@ def test_the_threads_of_the_default_engine_keep_the_same_promises(tmp_path: Path
         assert [engine.state(f"t{number}").count for number in range(3)] == [10, 10, 10]
 
 
-def test_the_engine_tells_when_it_has_to_be_polled(stage: Stage) -> None:
+def test_the_engine_tells_when_it_has_to_be_polled(stage: EngineHarness) -> None:
     stage.engine.append("disk", records([1]))
     stage.engine.write()
     due_ns = stage.engine.due_ns()
@@ -557,7 +557,9 @@ def test_the_engine_tells_when_it_has_to_be_polled(stage: Stage) -> None:
     assert due_ns <= stage.clock.monotonic_ns() + 10_000_000
 
 
-def test_polls_can_wait_while_a_sync_is_on_its_way_but_not_while_one_has_to_be_started(stage: Stage) -> None:
+def test_polls_can_wait_while_a_sync_is_on_its_way_but_not_while_one_has_to_be_started(
+    stage: EngineHarness,
+) -> None:
     stage.put("t", durability="fsync")
     stage.engine.poll()
     assert stage.engine.is_quiet
@@ -575,7 +577,7 @@ def test_polls_can_wait_while_a_sync_is_on_its_way_but_not_while_one_has_to_be_s
     stage.wait_for(later.commit)
 
 
-def test_a_sync_that_waits_for_more_writers_starts_when_nobody_is_writing(stage: Stage) -> None:
+def test_a_sync_that_waits_for_more_writers_starts_when_nobody_is_writing(stage: EngineHarness) -> None:
     stage.put("t", durability="fsync")
     stage.append("t", 0)
     answers = []
@@ -595,7 +597,7 @@ def test_a_sync_that_waits_for_more_writers_starts_when_nobody_is_writing(stage:
 
 
 def test_a_large_ephemeral_topic_can_become_durable_in_one_step(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, file_bytes=1 << 20)
+    stage = EngineHarness(tmp_path, file_bytes=1 << 20)
     stage.put("t", durability="ephemeral")
     for first in range(0, QUEUE_MAX + 1000, 1000):
         stage.append("t", *range(first, first + 1000))

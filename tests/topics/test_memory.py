@@ -9,7 +9,7 @@ import pytest
 from everlog.native.frames import FrameBuffer
 from everlog.native.topic_log import Sources, TopicLog
 from everlog.topics.memory import CHUNK_BYTES_MAX, MemoryChunks, SpareChunks
-from tests.support.engines import Stage, sized
+from tests.support.engines import EngineHarness, sized
 
 
 def store(log: TopicLog, chunks: MemoryChunks, *sizes: int) -> int:
@@ -77,7 +77,7 @@ def test_only_a_few_chunks_of_the_usual_size_are_held_for_later() -> None:
 
 @pytest.mark.parametrize("way", ["cap", "ttl", "delete"])
 def test_an_ephemeral_topic_gives_back_what_it_no_longer_holds(way: str) -> None:
-    stage = Stage(None)
+    stage = EngineHarness(None)
     limits = {"cap": {"cap_records": 10}, "ttl": {"ttl_ms": 5}}.get(way, {})
     stage.put("t", durability="ephemeral", **limits)
     chunk_counts = []
@@ -93,7 +93,7 @@ def test_an_ephemeral_topic_gives_back_what_it_no_longer_holds(way: str) -> None
 
 
 def test_a_deleted_topic_gives_its_memory_back() -> None:
-    stage = Stage(None)
+    stage = EngineHarness(None)
     sources = stage.engine._core.sources
     next_source = sources.add(None)
     sources.remove(next_source)
@@ -104,7 +104,7 @@ def test_a_deleted_topic_gives_its_memory_back() -> None:
 
 
 def test_the_memory_of_a_logged_topic_is_its_index_and_not_its_payload(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, segment_max_events=20, mapped_bytes_max=1 << 18)
+    stage = EngineHarness(tmp_path, segment_max_events=20, mapped_bytes_max=1 << 18)
     for _ in range(5):
         stage.append("t", *[sized(10_000)] * 40)
         stage.checkpoint()
@@ -121,7 +121,7 @@ def test_the_memory_of_a_logged_topic_is_its_index_and_not_its_payload(tmp_path:
 def test_records_of_a_topic_that_became_persistent_leave_memory_with_the_next_checkpoint(
     tmp_path: Path,
 ) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="ephemeral")
     stage.append("t", *[sized(10_000)] * 100)
     stage.put("t", durability="disk")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everlog.topics.delivery.scheduler import TopicSchedule, recency
-from tests.support.engines import Stage
+from tests.support.engines import EngineHarness
 from tests.topics.delivery.scheduler_model import effective_priority
 
 
@@ -45,7 +45,7 @@ def test_a_clock_that_went_back_counts_as_consumed_just_now() -> None:
 )
 def test_the_operators_number_is_clamped_and_shuts_recency_out(priority: int, effective: int) -> None:
     assert ranked(priority, True, 0).priority_at(0) == effective
-    stage = Stage(None)
+    stage = EngineHarness(None)
     stage.put("t", priority=priority)
     state = stage.engine.state("t")
     assert (state.effective_priority, state.config.priority) == (effective, priority)
@@ -74,7 +74,7 @@ def test_priorities_are_those_of_the_plain_formula(
 
 
 def test_state_and_diff_refresh_recency_unless_told_not_to() -> None:
-    stage = Stage(None)
+    stage = EngineHarness(None)
     stage.put("t")
 
     def priority_now() -> int:

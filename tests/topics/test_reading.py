@@ -9,20 +9,20 @@ import pytest
 
 from everlog.errors import InvalidRequest, TopicNotFound
 from everlog.topics import record_of
-from tests.support.engines import START_MS, Stage, parse, records, sized
+from tests.support.engines import START_MS, EngineHarness, parse, records, sized
 
 MIB = 1 << 20
 
 
 @pytest.fixture(params=["log", "segment", "memory"])
-def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Stage:
+def stage(tmp_path: Path, request: pytest.FixtureRequest) -> EngineHarness:
     """An engine whose records are in the log, partly in segments, or in memory."""
     if request.param == "memory":
-        return Stage(None)
-    return CheckpointedStage(tmp_path) if request.param == "segment" else Stage(tmp_path)
+        return EngineHarness(None)
+    return CheckpointedStage(tmp_path) if request.param == "segment" else EngineHarness(tmp_path)
 
 
-class CheckpointedStage(Stage):
+class CheckpointedStage(EngineHarness):
     """Brings every second batch, with the one before it, into segments."""
 
     def __init__(self, root: Path) -> None:
@@ -40,7 +40,7 @@ class CheckpointedStage(Stage):
 # --- Cursors and clamps ----------------------------------------------------------------------------------
 
 
-def test_the_cursor_is_exclusive_and_the_answer_leads_to_the_head(stage: Stage) -> None:
+def test_the_cursor_is_exclusive_and_the_answer_leads_to_the_head(stage: EngineHarness) -> None:
     stage.append_each("t", "abc")
     page = stage.diff("t", 1)
     assert [item["data"] for item in parse(page)] == ["b", "c"]
@@ -49,20 +49,20 @@ def test_the_cursor_is_exclusive_and_the_answer_leads_to_the_head(stage: Stage) 
     assert page.tombstone is None
 
 
-def test_a_cursor_at_the_head_is_a_normal_tail(stage: Stage) -> None:
+def test_a_cursor_at_the_head_is_a_normal_tail(stage: EngineHarness) -> None:
     stage.append_each("t", "ab")
     page = stage.diff("t", 2)
     assert (page.records, page.tombstone, page.caught_up) == (b"[]", None, True)
 
 
-def test_an_empty_topic_is_caught_up_at_once(stage: Stage) -> None:
+def test_an_empty_topic_is_caught_up_at_once(stage: EngineHarness) -> None:
     stage.put("t")
     page = stage.diff("t")
     assert (page.records, page.next_from_seq, page.head_seq, page.earliest_seq) == (b"[]", 0, 0, 1)
     assert page.caught_up
 
 
-def test_a_limit_stops_the_page_and_the_cursor_goes_on_from_there(stage: Stage) -> None:
+def test_a_limit_stops_the_page_and_the_cursor_goes_on_from_there(stage: EngineHarness) -> None:
     stage.append_each("t", "abcde")
     page = stage.diff("t", 0, limit=2)
     assert (page.delivered, page.next_from_seq, page.lag, page.caught_up) == (2, 2, 3, False)
@@ -71,7 +71,7 @@ def test_a_limit_stops_the_page_and_the_cursor_goes_on_from_there(stage: Stage) 
 
 @pytest.mark.parametrize(("limit", "delivered"), [(0, 256), (1, 1), (999, 999), (1000, 1000), (1001, 1000)])
 def test_the_limit_is_256_unless_given_and_at_most_1000(limit: int, delivered: int) -> None:
-    stage = Stage(None)
+    stage = EngineHarness(None)
     stage.append("t", *range(1100))
     assert stage.diff("t", limit=limit).delivered == delivered
 
@@ -83,7 +83,7 @@ def test_the_limit_is_256_unless_given_and_at_most_1000(limit: int, delivered: i
 def test_a_page_ends_before_the_record_that_would_pass_its_bytes_but_has_one_at_least(
     max_batch_bytes: int, delivered: int
 ) -> None:
-    stage = Stage(None)
+    stage = EngineHarness(None)
     stage.append("t", *[sized(93, meta=b'{"k":1}')] * 10)
     page = stage.diff("t", max_batch_bytes=max_batch_bytes)
     assert (page.delivered, page.next_from_seq) == (delivered, delivered)
@@ -93,14 +93,14 @@ def test_a_page_ends_before_the_record_that_would_pass_its_bytes_but_has_one_at_
 def test_a_page_has_one_mebibyte_unless_told_otherwise_and_at_most_eight(
     max_batch_bytes: int, delivered: int
 ) -> None:
-    stage = Stage(None)
+    stage = EngineHarness(None)
     stage.append("t", *[sized(MIB // 4)] * 40)
     assert stage.diff("t", max_batch_bytes=max_batch_bytes).delivered == delivered
 
 
 @pytest.mark.parametrize("from_seq", [-1, 2**64])
 def test_a_cursor_that_is_no_u64_is_refused(from_seq: int) -> None:
-    stage = Stage(None)
+    stage = EngineHarness(None)
     stage.append("t", 1)
     with pytest.raises(InvalidRequest):
         stage.engine.diff("t", from_seq)
@@ -108,13 +108,13 @@ def test_a_cursor_that_is_no_u64_is_refused(from_seq: int) -> None:
 
 @pytest.mark.parametrize("options", [{"limit": -1}, {"max_batch_bytes": -1}])
 def test_a_negative_limit_is_refused(options: dict[str, Any]) -> None:
-    stage = Stage(None)
+    stage = EngineHarness(None)
     stage.append("t", 1)
     with pytest.raises(InvalidRequest):
         stage.engine.diff("t", **options)
 
 
-def test_reading_never_creates_a_topic_and_a_bad_name_is_just_not_found(stage: Stage) -> None:
+def test_reading_never_creates_a_topic_and_a_bad_name_is_just_not_found(stage: EngineHarness) -> None:
     for name in ("absent", "", "-bad", "a/b", "n" * 300):
         with pytest.raises(TopicNotFound):
             stage.engine.diff(name)
@@ -137,7 +137,7 @@ def test_reading_never_creates_a_topic_and_a_bad_name_is_just_not_found(stage: S
     ],
 )
 def test_the_reader_chooses_tags_meta_and_data(
-    stage: Stage, options: dict[str, bool], fields: set[str]
+    stage: EngineHarness, options: dict[str, bool], fields: set[str]
 ) -> None:
     stage.append_each("t", [record_of({"d": 1}, tag='t"g', node="nö\n", meta={"m": None})] * 3)
     whole = {
@@ -168,7 +168,9 @@ def test_the_reader_chooses_tags_meta_and_data(
         ("ab", [1, 2, 3, 5]),
     ],
 )
-def test_own_records_are_left_out_and_matched_byte_by_byte(stage: Stage, node: Any, seqs: list[int]) -> None:
+def test_own_records_are_left_out_and_matched_byte_by_byte(
+    stage: EngineHarness, node: Any, seqs: list[int]
+) -> None:
     stage.append_each("t", [record_of(1, node=each) for each in ("a", "b", None, "ab", "c")])
     page = stage.diff("t", node=node)
     while not page.caught_up and not page.delivered:
@@ -178,21 +180,21 @@ def test_own_records_are_left_out_and_matched_byte_by_byte(stage: Stage, node: A
     assert page.tombstone is None
 
 
-def test_the_cursor_passes_filtered_records_and_only_caught_up_ends_the_reading(stage: Stage) -> None:
+def test_the_cursor_passes_filtered_records_and_only_caught_up_ends_the_reading(stage: EngineHarness) -> None:
     stage.append_each("t", [record_of(1, node="own")] * 5)
     assert stage.items("t", node="own") == []
     assert stage.diff("t", 4, node="own").next_from_seq == 5
 
 
 def test_filtered_records_do_not_count_for_the_limit() -> None:
-    stage = Stage(None)
+    stage = EngineHarness(None)
     stage.append("t", *[record_of(1, node="own")] * 5, *"ab")
     page = stage.diff("t", limit=1, node="own")
     assert [item["data"] for item in parse(page)] == ["a"]
     assert (page.next_from_seq, page.scanned) == (6, 6)
 
 
-def test_a_topic_without_dedupe_node_echoes_a_readers_own_records(stage: Stage) -> None:
+def test_a_topic_without_dedupe_node_echoes_a_readers_own_records(stage: EngineHarness) -> None:
     stage.put("t", dedupe_node=False)
     stage.append("t", record_of(1, node="own"))
     assert stage.diff("t", node="own").delivered == 1
@@ -201,7 +203,7 @@ def test_a_topic_without_dedupe_node_echoes_a_readers_own_records(stage: Stage) 
 # --- Tombstones ------------------------------------------------------------------------------------------
 
 
-def test_a_reader_behind_the_cap_is_told_the_exact_gap(stage: Stage) -> None:
+def test_a_reader_behind_the_cap_is_told_the_exact_gap(stage: EngineHarness) -> None:
     stage.put("t", cap_records=2)
     stage.append_each("t", range(5))
     page = stage.diff("t", 1)
@@ -218,7 +220,7 @@ def test_a_reader_behind_the_cap_is_told_the_exact_gap(stage: Stage) -> None:
     ]
 
 
-def test_a_reader_behind_expired_records_is_told_ttl(stage: Stage) -> None:
+def test_a_reader_behind_expired_records_is_told_ttl(stage: EngineHarness) -> None:
     stage.put("t", ttl_ms=1000)
     stage.append_each("t", "ab")
     stage.advance_ms(600)
@@ -228,7 +230,7 @@ def test_a_reader_behind_expired_records_is_told_ttl(stage: Stage) -> None:
     assert stage.values("t") == ["c"]
 
 
-def test_a_gap_of_both_kinds_is_mixed_only_where_both_reach(stage: Stage) -> None:
+def test_a_gap_of_both_kinds_is_mixed_only_where_both_reach(stage: EngineHarness) -> None:
     stage.put("t", ttl_ms=1000, cap_records=3)
     stage.append_each("t", range(5))  # 1 and 2 are evicted
     stage.advance_ms(600)
@@ -245,7 +247,7 @@ def test_a_gap_of_both_kinds_is_mixed_only_where_both_reach(stage: Stage) -> Non
     ]
 
 
-def test_the_cap_may_reach_further_than_the_age(stage: Stage) -> None:
+def test_the_cap_may_reach_further_than_the_age(stage: EngineHarness) -> None:
     stage.put("t", ttl_ms=1000, cap_records=2)
     stage.append_each("t", "ab")
     stage.advance_ms(1001)
@@ -259,7 +261,7 @@ def test_the_cap_may_reach_further_than_the_age(stage: Stage) -> None:
     ]
 
 
-def test_a_deleted_gap_is_silent(stage: Stage) -> None:
+def test_a_deleted_gap_is_silent(stage: EngineHarness) -> None:
     stage.append_each("t", range(5))
     stage.delete("t", before_seq=4)
     page = stage.diff("t")
@@ -268,7 +270,7 @@ def test_a_deleted_gap_is_silent(stage: Stage) -> None:
 
 
 def test_a_gap_that_was_evicted_in_front_and_deleted_behind_ends_at_the_first_live_record(
-    stage: Stage,
+    stage: EngineHarness,
 ) -> None:
     stage.put("t", cap_records=4)
     stage.append_each("t", range(5))
@@ -278,7 +280,7 @@ def test_a_gap_that_was_evicted_in_front_and_deleted_behind_ends_at_the_first_li
     assert stage.seqs("t") == [4, 5]
 
 
-def test_a_topic_whose_records_all_expired_says_so_up_to_its_head(stage: Stage) -> None:
+def test_a_topic_whose_records_all_expired_says_so_up_to_its_head(stage: EngineHarness) -> None:
     stage.put("t", ttl_ms=10)
     stage.append_each("t", "ab")
     stage.advance_ms(11)
@@ -287,7 +289,7 @@ def test_a_topic_whose_records_all_expired_says_so_up_to_its_head(stage: Stage) 
     assert (page.next_from_seq, page.earliest_seq, page.head_seq, page.caught_up) == (2, 3, 2, True)
 
 
-def test_a_cursor_beyond_the_head_is_told_that_the_topic_was_recreated(stage: Stage) -> None:
+def test_a_cursor_beyond_the_head_is_told_that_the_topic_was_recreated(stage: EngineHarness) -> None:
     stage.append_each("t", "abc")
     stage.delete_topic("t")
     stage.append("t", "new")
@@ -297,7 +299,7 @@ def test_a_cursor_beyond_the_head_is_told_that_the_topic_was_recreated(stage: St
     assert [item["data"] for item in parse(page)] == ["new"]
 
 
-def test_a_recreated_topic_that_is_empty_has_an_empty_gap(stage: Stage) -> None:
+def test_a_recreated_topic_that_is_empty_has_an_empty_gap(stage: EngineHarness) -> None:
     stage.put("t")
     page = stage.diff("t", 7)
     assert page.tombstone is not None
@@ -305,7 +307,7 @@ def test_a_recreated_topic_that_is_empty_has_an_empty_gap(stage: Stage) -> None:
     assert (page.next_from_seq, page.caught_up) == (0, True)
 
 
-def test_a_recreated_topic_with_a_floor_is_read_from_its_first_live_record(stage: Stage) -> None:
+def test_a_recreated_topic_with_a_floor_is_read_from_its_first_live_record(stage: EngineHarness) -> None:
     stage.put("t", cap_records=1)
     stage.append_each("t", "abc")
     page = stage.diff("t", 9)
@@ -318,7 +320,7 @@ def test_a_recreated_topic_with_a_floor_is_read_from_its_first_live_record(stage
 
 
 def test_a_waiter_is_called_once_when_records_become_visible(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     stage.put("t", durability="fsync")
     calls: list[int] = []
     stage.engine.on_change("t", lambda: calls.append(stage.engine.state("t").head_seq))
@@ -331,7 +333,7 @@ def test_a_waiter_is_called_once_when_records_become_visible(tmp_path: Path) -> 
     assert calls == [2]
 
 
-def test_deleting_the_topic_wakes_every_waiter_and_it_is_gone_by_then(stage: Stage) -> None:
+def test_deleting_the_topic_wakes_every_waiter_and_it_is_gone_by_then(stage: EngineHarness) -> None:
     stage.put("t")
     found: list[bool] = []
 
@@ -343,7 +345,7 @@ def test_deleting_the_topic_wakes_every_waiter_and_it_is_gone_by_then(stage: Sta
     assert found == [False, False]
 
 
-def test_a_waiter_may_register_again_while_it_is_called(stage: Stage) -> None:
+def test_a_waiter_may_register_again_while_it_is_called(stage: EngineHarness) -> None:
     stage.put("t")
     calls: list[int] = []
 
@@ -357,7 +359,7 @@ def test_a_waiter_may_register_again_while_it_is_called(stage: Stage) -> None:
     assert calls == [0, 1]
 
 
-def test_a_waiter_that_was_taken_back_is_not_called(stage: Stage) -> None:
+def test_a_waiter_that_was_taken_back_is_not_called(stage: EngineHarness) -> None:
     stage.put("t")
     calls: list[str] = []
 
@@ -375,7 +377,7 @@ def test_a_waiter_that_was_taken_back_is_not_called(stage: Stage) -> None:
     assert calls == ["stays"]
 
 
-def test_waiting_for_an_absent_topic_finds_none(stage: Stage) -> None:
+def test_waiting_for_an_absent_topic_finds_none(stage: EngineHarness) -> None:
     with pytest.raises(TopicNotFound):
         stage.engine.on_change("absent", lambda: None)
 
@@ -383,7 +385,7 @@ def test_waiting_for_an_absent_topic_finds_none(stage: Stage) -> None:
 # --- Recency ---------------------------------------------------------------------------------------------
 
 
-def test_reading_sets_the_time_of_the_last_read_unless_told_not_to(stage: Stage) -> None:
+def test_reading_sets_the_time_of_the_last_read_unless_told_not_to(stage: EngineHarness) -> None:
     stage.append("t", 1)
     stage.engine.diff("t", touch=False)
     assert stage.engine.state("t", touch=False).last_read_ts is None

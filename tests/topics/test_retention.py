@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 
 from everlog.errors import RecordTooLarge, StorageFailed, TopicFull
-from tests.support.engines import NS_PER_MS, Stage, records, sized
+from tests.support.engines import NS_PER_MS, EngineHarness, records, sized
 
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 LOGGED = ("memory", "disk", "fsync")
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
+def stage(tmp_path: Path) -> EngineHarness:
     """An empty engine on a disk."""
-    return Stage(tmp_path)
+    return EngineHarness(tmp_path)
 
 
 # --- Caps that evict -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_a_topic_keeps_exactly_its_cap_of_records(stage: Stage, durability: str) -> None:
+def test_a_topic_keeps_exactly_its_cap_of_records(stage: EngineHarness, durability: str) -> None:
     stage.put("t", cap_records=3, durability=durability)
     stage.append("t", 1, 2, 3)
     assert stage.gap("t") is None
@@ -35,7 +35,7 @@ def test_a_topic_keeps_exactly_its_cap_of_records(stage: Stage, durability: str)
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_a_topic_keeps_at_most_its_cap_of_bytes(stage: Stage, durability: str) -> None:
+def test_a_topic_keeps_at_most_its_cap_of_bytes(stage: EngineHarness, durability: str) -> None:
     stage.put("t", cap_bytes=100, durability=durability)
     stage.append("t", sized(40), sized(30), sized(30))
     assert (stage.state("t").bytes, stage.gap("t")) == (100, None)
@@ -47,21 +47,23 @@ def test_a_topic_keeps_at_most_its_cap_of_bytes(stage: Stage, durability: str) -
     ("cap_records", "cap_bytes", "kept"), [(3, 100, [8, 9, 10]), (8, 25, [9, 10]), (5, 50, [6, 7, 8, 9, 10])]
 )
 def test_whichever_cap_is_hit_first_acts(
-    stage: Stage, cap_records: int, cap_bytes: int, kept: list[int]
+    stage: EngineHarness, cap_records: int, cap_bytes: int, kept: list[int]
 ) -> None:
     stage.put("t", cap_records=cap_records, cap_bytes=cap_bytes)
     stage.append_each("t", [sized(10)] * 10)
     assert stage.seqs("t") == kept
 
 
-def test_a_batch_larger_than_the_cap_is_stored_and_its_oldest_records_are_evicted(stage: Stage) -> None:
+def test_a_batch_larger_than_the_cap_is_stored_and_its_oldest_records_are_evicted(
+    stage: EngineHarness,
+) -> None:
     stage.put("t", cap_records=2)
     answer = stage.append("t", 1, 2, 3, 4, 5)
     assert (answer.first_seq, answer.last_seq) == (1, 5)
     assert (stage.values("t"), stage.gap("t")) == ([4, 5], (1, 3, "cap"))
 
 
-def test_batches_that_are_pending_together_evict_as_if_they_had_come_one_by_one(stage: Stage) -> None:
+def test_batches_that_are_pending_together_evict_as_if_they_had_come_one_by_one(stage: EngineHarness) -> None:
     stage.put("t", cap_records=4, durability="fsync")
     answers = [stage.engine.append("t", records([number])) for number in range(1, 10)]
     assert stage.state("t").head_seq in (0, 9)
@@ -71,7 +73,7 @@ def test_batches_that_are_pending_together_evict_as_if_they_had_come_one_by_one(
 
 
 @pytest.mark.parametrize("tighter", [{"cap_records": 2}, {"cap_bytes": 20}, {"ttl_ms": 500}])
-def test_a_tighter_limit_is_applied_at_once(stage: Stage, tighter: dict[str, int]) -> None:
+def test_a_tighter_limit_is_applied_at_once(stage: EngineHarness, tighter: dict[str, int]) -> None:
     stage.append("t", sized(10), sized(10))
     stage.advance_ms(600)
     stage.append("t", sized(10), sized(10))
@@ -80,7 +82,7 @@ def test_a_tighter_limit_is_applied_at_once(stage: Stage, tighter: dict[str, int
     assert (stage.seqs("t"), stage.gap("t")) == ([3, 4], (1, 2, reason))
 
 
-def test_a_looser_limit_brings_nothing_back(stage: Stage) -> None:
+def test_a_looser_limit_brings_nothing_back(stage: EngineHarness) -> None:
     stage.put("t", cap_records=1, ttl_ms=100)
     stage.append("t", 1, 2)
     stage.advance_ms(101)
@@ -92,7 +94,7 @@ def test_a_looser_limit_brings_nothing_back(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_a_full_topic_refuses_and_uses_no_seq(stage: Stage, durability: str) -> None:
+def test_a_full_topic_refuses_and_uses_no_seq(stage: EngineHarness, durability: str) -> None:
     stage.put("t", cap_records=3, discard="reject", durability=durability)
     stage.append("t", 1, 2)
     with pytest.raises(TopicFull):
@@ -107,7 +109,7 @@ def test_a_full_topic_refuses_and_uses_no_seq(stage: Stage, durability: str) -> 
 
 @pytest.mark.parametrize("durability", CLASSES)
 def test_a_refused_batch_leaves_no_trace_in_the_time_of_the_next_record(
-    stage: Stage, durability: str
+    stage: EngineHarness, durability: str
 ) -> None:
     stage.put("t", cap_records=1, discard="reject", durability=durability)
     stage.append("t", 1)
@@ -122,7 +124,7 @@ def test_a_refused_batch_leaves_no_trace_in_the_time_of_the_next_record(
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_a_topic_full_of_bytes_refuses_one_byte_too_many(stage: Stage, durability: str) -> None:
+def test_a_topic_full_of_bytes_refuses_one_byte_too_many(stage: EngineHarness, durability: str) -> None:
     stage.put("t", cap_bytes=100, discard="reject", durability=durability)
     stage.append("t", sized(60))
     with pytest.raises(TopicFull):
@@ -131,7 +133,7 @@ def test_a_topic_full_of_bytes_refuses_one_byte_too_many(stage: Stage, durabilit
     assert stage.state("t").bytes == 100
 
 
-def test_a_batch_that_can_never_fit_is_too_large_even_if_the_topic_is_full(stage: Stage) -> None:
+def test_a_batch_that_can_never_fit_is_too_large_even_if_the_topic_is_full(stage: EngineHarness) -> None:
     stage.put("t", cap_records=3, cap_bytes=100, discard="reject")
     stage.append("t", sized(10), sized(10), sized(10))
     for batch in ([sized(2)] * 4, [sized(101)], [sized(60), sized(60)]):
@@ -143,7 +145,7 @@ def test_a_batch_that_can_never_fit_is_too_large_even_if_the_topic_is_full(stage
     assert stage.state("t").head_seq == 3
 
 
-def test_records_that_are_not_visible_yet_count_as_room_taken(stage: Stage) -> None:
+def test_records_that_are_not_visible_yet_count_as_room_taken(stage: EngineHarness) -> None:
     stage.put("t", cap_records=3, discard="reject", durability="fsync")
     pending = stage.engine.append("t", records([1, 2, 3]))
     with pytest.raises(TopicFull):
@@ -152,7 +154,7 @@ def test_records_that_are_not_visible_yet_count_as_room_taken(stage: Stage) -> N
     assert stage.values("t") == [1, 2, 3]
 
 
-def test_expired_records_make_room_in_a_refusing_topic(stage: Stage) -> None:
+def test_expired_records_make_room_in_a_refusing_topic(stage: EngineHarness) -> None:
     stage.put("t", cap_records=1, discard="reject", ttl_ms=100)
     stage.append("t", 1)
     stage.advance_ms(100)
@@ -166,7 +168,7 @@ def test_expired_records_make_room_in_a_refusing_topic(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_a_record_expires_one_millisecond_after_its_ttl(stage: Stage, durability: str) -> None:
+def test_a_record_expires_one_millisecond_after_its_ttl(stage: EngineHarness, durability: str) -> None:
     stage.put("t", ttl_ms=1000, durability=durability)
     stage.append("t", 1)
     stage.advance_ms(1000)
@@ -177,7 +179,7 @@ def test_a_record_expires_one_millisecond_after_its_ttl(stage: Stage, durability
     assert (stage.values("t"), stage.gap("t")) == ([], (1, 1, "ttl"))
 
 
-def test_records_deleted_before_they_expired_are_not_part_of_the_floor(stage: Stage) -> None:
+def test_records_deleted_before_they_expired_are_not_part_of_the_floor(stage: EngineHarness) -> None:
     stage.put("t", ttl_ms=100)
     stage.append("t", 1, 2, 3)
     stage.delete("t", before_seq=4)
@@ -185,7 +187,7 @@ def test_records_deleted_before_they_expired_are_not_part_of_the_floor(stage: St
     assert (stage.state("t").evict_floor, stage.gap("t")) == (1, None)
 
 
-def test_a_floor_of_age_is_shown_only_when_it_is_synced(stage: Stage) -> None:
+def test_a_floor_of_age_is_shown_only_when_it_is_synced(stage: EngineHarness) -> None:
     stage.put("t", ttl_ms=100, durability="fsync")
     stage.append("t", 1)
     stage.advance_ms(101)
@@ -198,7 +200,7 @@ def test_a_floor_of_age_is_shown_only_when_it_is_synced(stage: Stage) -> None:
     assert stage.gap("t") == (1, 1, "ttl")
 
 
-def test_a_floor_that_cannot_be_synced_fails_every_call_that_would_show_it(stage: Stage) -> None:
+def test_a_floor_that_cannot_be_synced_fails_every_call_that_would_show_it(stage: EngineHarness) -> None:
     stage.put("t", ttl_ms=100)
     stage.append("t", 1)
     stage.advance_ms(101)
@@ -208,7 +210,9 @@ def test_a_floor_that_cannot_be_synced_fails_every_call_that_would_show_it(stage
             stage.diff("t")
 
 
-def test_a_floor_of_the_cap_is_shown_only_when_it_or_a_reserve_ahead_of_it_is_synced(stage: Stage) -> None:
+def test_a_floor_of_the_cap_is_shown_only_when_it_or_a_reserve_ahead_of_it_is_synced(
+    stage: EngineHarness,
+) -> None:
     stage.put("t", cap_records=32, durability="disk")
     stage.append("t", *range(32))
     waited = []
@@ -226,7 +230,7 @@ def test_a_floor_of_the_cap_is_shown_only_when_it_or_a_reserve_ahead_of_it_is_sy
 
 @pytest.mark.parametrize("durability", LOGGED)
 @pytest.mark.parametrize("again", ["restart", "crash", "checkpoint and crash"])
-def test_floors_and_reasons_survive(stage: Stage, durability: str, again: str) -> None:
+def test_floors_and_reasons_survive(stage: EngineHarness, durability: str, again: str) -> None:
     stage.put("t", durability=durability, cap_records=4, ttl_ms=1000)
     stage.append("t", 1, 2)
     stage.advance_ms(600)
@@ -246,7 +250,7 @@ def test_floors_and_reasons_survive(stage: Stage, durability: str, again: str) -
 
 @pytest.mark.parametrize("seed", range(8))
 def test_no_power_loss_takes_a_floor_back_that_a_reader_was_shown(tmp_path: Path, seed: int) -> None:
-    stage = Stage(tmp_path, seed)
+    stage = EngineHarness(tmp_path, seed)
     for durability in ("disk", "fsync"):
         stage.put(durability, durability=durability, cap_records=40)
         stage.append_each(durability, range(seed, 60))
@@ -260,7 +264,9 @@ def test_no_power_loss_takes_a_floor_back_that_a_reader_was_shown(tmp_path: Path
     assert stage.state("fsync").count == 40
 
 
-def test_expired_records_do_not_come_back_when_the_clock_of_the_next_start_is_wrong(stage: Stage) -> None:
+def test_expired_records_do_not_come_back_when_the_clock_of_the_next_start_is_wrong(
+    stage: EngineHarness,
+) -> None:
     stage.put("t", ttl_ms=1000, durability="fsync")
     stage.append("t", 1)
     stage.advance_ms(1001)
@@ -270,7 +276,7 @@ def test_expired_records_do_not_come_back_when_the_clock_of_the_next_start_is_wr
     assert (stage.values("t"), stage.gap("t")) == ([], (1, 1, "ttl"))
 
 
-def test_records_that_expire_while_nothing_runs_are_gone_with_a_floor(stage: Stage) -> None:
+def test_records_that_expire_while_nothing_runs_are_gone_with_a_floor(stage: EngineHarness) -> None:
     stage.put("t", ttl_ms=1000)
     stage.append("t", 1, 2)
     stage.engine.close()

@@ -22,7 +22,7 @@ from tests.topics.delivery.scheduler_model import MS, Chore
 RAM = TopicConfig(durability="ephemeral")  # type: ignore[arg-type]
 
 
-class Stage:
+class DeliveryHarness:
     """An engine whose time stands still, and what was called."""
 
     def __init__(self, engine: Engine, clock: TestClock) -> None:
@@ -75,22 +75,22 @@ class Stage:
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
+def stage() -> Iterator[DeliveryHarness]:
     clock = TestClock()
     with Engine.open(None, clock=clock) as engine:
-        yield Stage(engine, clock)
+        yield DeliveryHarness(engine, clock)
 
 
 @pytest.fixture
-def disk_stage(tmp_path: Path) -> Iterator[Stage]:
+def disk_stage(tmp_path: Path) -> Iterator[DeliveryHarness]:
     clock = TestClock()
     settings = EngineSettings(shards=1)
     engine = Engine.open(tmp_path, settings, clock=clock, fs=UnsyncedFs(), syncs=InlineSyncs())
     with engine:
-        yield Stage(engine, clock)
+        yield DeliveryHarness(engine, clock)
 
 
-def test_a_commit_is_delivered_by_the_next_poll_and_not_inside_of_it(stage: Stage) -> None:
+def test_a_commit_is_delivered_by_the_next_poll_and_not_inside_of_it(stage: DeliveryHarness) -> None:
     stage.watch("a")
     stage.append("a")
     assert stage.called == []
@@ -99,20 +99,20 @@ def test_a_commit_is_delivered_by_the_next_poll_and_not_inside_of_it(stage: Stag
     assert stage.poll() == []
 
 
-def test_a_burst_of_writes_is_one_call(stage: Stage) -> None:
+def test_a_burst_of_writes_is_one_call(stage: DeliveryHarness) -> None:
     stage.watch("a")
     stage.append("a", "a", "a")
     assert stage.poll() == ["a"]
 
 
-def test_nobody_is_marked_for_whom_nobody_waits(stage: Stage) -> None:
+def test_nobody_is_marked_for_whom_nobody_waits(stage: DeliveryHarness) -> None:
     stage.watch("a")
     stage.engine.put_topic("b", RAM)
     stage.append("a", "b")
     assert stage.engine.delivery.scheduler.count == 1
 
 
-def test_topics_are_served_by_priority_and_a_read_makes_them_more_important(stage: Stage) -> None:
+def test_topics_are_served_by_priority_and_a_read_makes_them_more_important(stage: DeliveryHarness) -> None:
     for name, priority in (("low", -1), ("normal", 0), ("high", 900)):
         stage.watch(name, priority=priority)
     stage.append("low", "normal", "high")
@@ -126,7 +126,7 @@ def test_topics_are_served_by_priority_and_a_read_makes_them_more_important(stag
     assert stage.poll() == ["normal", "high", "low"], "its priority was changed while it waited"
 
 
-def test_a_topic_that_is_deleted_wakes_at_once_and_is_not_served_any_more(stage: Stage) -> None:
+def test_a_topic_that_is_deleted_wakes_at_once_and_is_not_served_any_more(stage: DeliveryHarness) -> None:
     stage.watch("a")
     stage.append("a")
     stage.engine.delete_topic("a")
@@ -135,7 +135,7 @@ def test_a_topic_that_is_deleted_wakes_at_once_and_is_not_served_any_more(stage:
     assert stage.poll() == []
 
 
-def test_a_turn_ends_with_its_time_and_the_next_one_goes_on(stage: Stage) -> None:
+def test_a_turn_ends_with_its_time_and_the_next_one_goes_on(stage: DeliveryHarness) -> None:
     names = [f"t{number}" for number in range(10)]
     for name in names:
         stage.engine.put_topic(name, RAM)
@@ -150,7 +150,7 @@ def test_a_turn_ends_with_its_time_and_the_next_one_goes_on(stage: Stage) -> Non
     assert stage.engine.delivery.counts().served == 10
 
 
-def test_work_that_makes_news_by_being_served_does_not_keep_a_turn(stage: Stage) -> None:
+def test_work_that_makes_news_by_being_served_does_not_keep_a_turn(stage: DeliveryHarness) -> None:
     calls: list[int] = []
 
     def again() -> None:
@@ -165,7 +165,7 @@ def test_work_that_makes_news_by_being_served_does_not_keep_a_turn(stage: Stage)
     assert len(calls) == SERVICES_MAX
 
 
-def test_no_other_topic_is_served_before_one_is_drained(stage: Stage) -> None:
+def test_no_other_topic_is_served_before_one_is_drained(stage: DeliveryHarness) -> None:
     for name in ("a", "b"):
         stage.watch(name)
     stage.append("a", "b")
@@ -184,7 +184,7 @@ def test_no_other_topic_is_served_before_one_is_drained(stage: Stage) -> None:
     assert drained == [["a"], ["a"], ["a"], ["a", "b"]]
 
 
-def test_one_that_fails_does_not_stop_the_others(stage: Stage) -> None:
+def test_one_that_fails_does_not_stop_the_others(stage: DeliveryHarness) -> None:
     stage.engine.put_topic("bad", RAM)
     stage.engine.on_change("bad", lambda: 1 // 0)  # type: ignore[arg-type]
     stage.watch("good")
@@ -195,7 +195,7 @@ def test_one_that_fails_does_not_stop_the_others(stage: Stage) -> None:
     assert not stage.engine.delivery.is_serving
 
 
-def test_a_drain_that_fails_is_tried_again(stage: Stage) -> None:
+def test_a_drain_that_fails_is_tried_again(stage: DeliveryHarness) -> None:
     for name in ("a", "b"):
         stage.watch(name)
     stage.append("a", "b")
@@ -214,7 +214,7 @@ def test_a_drain_that_fails_is_tried_again(stage: Stage) -> None:
     assert stage.called == ["a", "b"] and not stage.engine.delivery.has_ready
 
 
-def test_whoever_is_being_served_may_take_a_turn(stage: Stage) -> None:
+def test_whoever_is_being_served_may_take_a_turn(stage: DeliveryHarness) -> None:
     stage.engine.put_topic("a", RAM)
     stage.engine.on_change("a", stage.engine.poll)
     stage.watch("b")
@@ -222,7 +222,7 @@ def test_whoever_is_being_served_may_take_a_turn(stage: Stage) -> None:
     assert stage.poll() == ["b"]
 
 
-def test_latency_is_counted_from_news_to_service(stage: Stage) -> None:
+def test_latency_is_counted_from_news_to_service(stage: DeliveryHarness) -> None:
     stage.watch("a")
     for waited_us in (0, 3, 1000, 10**9):
         stage.append("a")
@@ -238,7 +238,7 @@ def test_latency_is_counted_from_news_to_service(stage: Stage) -> None:
 # --- Under pressure --------------------------------------------------------------------------------------
 
 
-def test_every_rung_is_taken_in_turn_and_left_again(stage: Stage) -> None:
+def test_every_rung_is_taken_in_turn_and_left_again(stage: DeliveryHarness) -> None:
     taken: list[tuple[bool, ...]] = []
     governor = stage.engine.delivery.governor
     for _ in range(12):
@@ -253,12 +253,12 @@ def test_every_rung_is_taken_in_turn_and_left_again(stage: Stage) -> None:
     assert decisions(stage) == (False, False)
 
 
-def decisions(stage: Stage) -> tuple[bool, bool]:
+def decisions(stage: DeliveryHarness) -> tuple[bool, bool]:
     """Whether writes may be refused, and whether anything is later than it could be."""
     return stage.engine.delivery.is_refusing, stage.engine.delivery.is_throttling
 
 
-def test_under_pressure_a_topic_is_served_once_in_a_window(stage: Stage) -> None:
+def test_under_pressure_a_topic_is_served_once_in_a_window(stage: DeliveryHarness) -> None:
     stage.watch("a")
     stage.press()
     served = []
@@ -277,7 +277,7 @@ def test_under_pressure_a_topic_is_served_once_in_a_window(stage: Stage) -> None
     assert stage.poll() == ["a"], "without pressure there is no window"
 
 
-def test_the_window_is_not_counted_as_latency(stage: Stage) -> None:
+def test_the_window_is_not_counted_as_latency(stage: DeliveryHarness) -> None:
     stage.watch("a")
     stage.press()
     stage.append("a")
@@ -291,7 +291,7 @@ def test_the_window_is_not_counted_as_latency(stage: Stage) -> None:
     assert stage.engine.delivery.counts().latency_us_total == before
 
 
-def test_negative_topics_are_paused_but_readable_and_come_back(stage: Stage) -> None:
+def test_negative_topics_are_paused_but_readable_and_come_back(stage: DeliveryHarness) -> None:
     stage.watch("low", priority=-5)
     stage.watch("normal")
     stage.press()
@@ -306,7 +306,7 @@ def test_negative_topics_are_paused_but_readable_and_come_back(stage: Stage) -> 
     assert stage.engine.paused_topics() == []
 
 
-def test_routers_give_way_only_under_pressure(stage: Stage) -> None:
+def test_routers_give_way_only_under_pressure(stage: DeliveryHarness) -> None:
     delivery = stage.engine.delivery
     router = Chore("router", 500)
     delivery.mark_router(router, 0)
@@ -318,7 +318,9 @@ def test_routers_give_way_only_under_pressure(stage: Stage) -> None:
     assert delivery.scheduler.depths[2] == 1
 
 
-def test_routers_copy_in_the_turn_of_their_source_and_their_readers_are_called_with_it(stage: Stage) -> None:
+def test_routers_copy_in_the_turn_of_their_source_and_their_readers_are_called_with_it(
+    stage: DeliveryHarness,
+) -> None:
     stage.watch("copies")
     stage.engine.put_topic("source", RAM)
     stage.engine.put_router("r", RouterConfig(source="source", dest="copies"))
@@ -331,7 +333,7 @@ def test_routers_copy_in_the_turn_of_their_source_and_their_readers_are_called_w
     assert stage.engine.diff("copies").delivered == 2
 
 
-def test_syncs_are_further_apart_under_pressure(disk_stage: Stage) -> None:
+def test_syncs_are_further_apart_under_pressure(disk_stage: DeliveryHarness) -> None:
     window = disk_stage.engine._core.shards[0].wal.window
     assert window.floor_ns == COMMIT_MIN_NS
     disk_stage.press()
@@ -344,7 +346,7 @@ def test_syncs_are_further_apart_under_pressure(disk_stage: Stage) -> None:
     assert disk_stage.engine.delivery.sync_wait_ns(NS_PER_S) == 0
 
 
-def test_a_lone_write_is_committed_at_once_under_pressure_too(disk_stage: Stage) -> None:
+def test_a_lone_write_is_committed_at_once_under_pressure_too(disk_stage: DeliveryHarness) -> None:
     """One append at a time, each waiting for its sync: time stands still, so none of them waits for it."""
     engine = disk_stage.engine
     engine.put_topic("t", TopicConfig(durability="fsync"))  # type: ignore[arg-type]
@@ -373,7 +375,7 @@ def fill_queue(engine: Engine, depth: int) -> None:
 
 
 def test_a_write_is_refused_only_under_pressure_and_with_a_queue_that_is_nearly_full(
-    disk_stage: Stage,
+    disk_stage: DeliveryHarness,
 ) -> None:
     engine = disk_stage.engine
     engine.wait_for(engine.append("t", [NewRecord(b"0")]).commit)
@@ -395,7 +397,9 @@ def test_a_write_is_refused_only_under_pressure_and_with_a_queue_that_is_nearly_
     assert engine.append("t", [NewRecord(b"3")]).first_seq == kept.last_seq + 1, "the queue is empty again"
 
 
-def test_a_full_queue_refuses_without_pressure_too_and_nothing_gets_around_that(disk_stage: Stage) -> None:
+def test_a_full_queue_refuses_without_pressure_too_and_nothing_gets_around_that(
+    disk_stage: DeliveryHarness,
+) -> None:
     engine = disk_stage.engine
     engine.wait_for(engine.append("t", [NewRecord(b"0")]).commit)
     fill_queue(engine, QUEUE_MAX)
@@ -404,7 +408,7 @@ def test_a_full_queue_refuses_without_pressure_too_and_nothing_gets_around_that(
     assert (refusal.value.limit, refusal.value.retry_after_ms) == ("wal_queue", 0)
 
 
-def test_a_calm_engine_needs_no_timer(stage: Stage) -> None:
+def test_a_calm_engine_needs_no_timer(stage: DeliveryHarness) -> None:
     stage.watch("a")
     stage.append("a")
     stage.poll()

@@ -24,10 +24,10 @@ from everlog.fs import OsFs
 from everlog.topics import Claimed, ClaimRequest, Engine, NewRecord, Settled
 from everlog.topics.core import QUEUE_MAX
 from everlog.topics.storage.verify import verify
-from tests.support.engines import Stage
+from tests.support.engines import EngineHarness
 
 
-class Shop(Stage):
+class Shop(EngineHarness):
     """A stage with one queue, and the shortest way to work on it."""
 
     def open_queue(self, jobs: int = 3, **config: Any) -> None:

@@ -17,7 +17,7 @@ from everlog.topics import Engine, TopicConfig, record_of
 from everlog.topics.config import Durability, EngineSettings
 from everlog.topics.routing.definitions import RouterConfig
 from everlog.topics.storage.bulk_view import BulkView, FramesPiece, open_piece
-from tests.support.engines import Stage
+from tests.support.engines import EngineHarness
 from tests.support.files import UnsyncedFs
 from tests.support.topic_directories import flip_bit
 from tests.support.topic_engines import all_records
@@ -27,9 +27,9 @@ TAGS = ("a:1", "a:2", "b", None)
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
+def stage(tmp_path: Path) -> EngineHarness:
     """An empty engine with small files."""
-    return Stage(tmp_path, file_bytes=8192, segment_max_events=4)
+    return EngineHarness(tmp_path, file_bytes=8192, segment_max_events=4)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -122,7 +122,7 @@ def test_a_directory_is_seen_as_an_engine_sees_it(
         shutil.rmtree(folder)
 
 
-def test_a_delete_that_is_only_in_the_log_counts_in_segments(stage: Stage) -> None:
+def test_a_delete_that_is_only_in_the_log_counts_in_segments(stage: EngineHarness) -> None:
     for number in range(12):
         stage.append("t", record_of(number, tag="odd" if number % 2 else "even"))
     stage.engine.checkpoint()
@@ -130,7 +130,9 @@ def test_a_delete_that_is_only_in_the_log_counts_in_segments(stage: Stage) -> No
     assert [record.seq for record in read_whole(BulkView(str(stage.data_dir)), "t")] == [*range(1, 12, 2)]
 
 
-def test_segments_that_grew_behind_the_snapshot_are_read_up_to_it_and_on_in_the_log(stage: Stage) -> None:
+def test_segments_that_grew_behind_the_snapshot_are_read_up_to_it_and_on_in_the_log(
+    stage: EngineHarness,
+) -> None:
     for first in (0, 6, 11):
         stage.append_each("t", range(first, first + 5))
         stage.engine.checkpoint()
@@ -188,7 +190,7 @@ def test_a_directory_that_is_written_to_is_seen_whole_up_to_some_moment(tmp_path
     assert [record.seq for record in read_whole(view, "t")] == list(range(1, 751))
 
 
-def test_a_range_below_the_floor_has_its_gap_named(stage: Stage) -> None:
+def test_a_range_below_the_floor_has_its_gap_named(stage: EngineHarness) -> None:
     stage.put("t", cap_records=3)
     stage.append_each("t", range(10))
     view = BulkView(str(stage.data_dir))
@@ -197,7 +199,7 @@ def test_a_range_below_the_floor_has_its_gap_named(stage: Stage) -> None:
     assert [record.seq for record in records] == [8, 9, 10]
 
 
-def test_seqs_that_the_topic_never_had_mean_that_it_was_recreated(stage: Stage) -> None:
+def test_seqs_that_the_topic_never_had_mean_that_it_was_recreated(stage: EngineHarness) -> None:
     stage.append_each("t", range(3))
     view = BulkView(str(stage.data_dir))
     records, gaps = read_planned(view, "t", 2, 9)
@@ -206,7 +208,7 @@ def test_seqs_that_the_topic_never_had_mean_that_it_was_recreated(stage: Stage) 
     assert read_planned(view, "t", 7, 9) == ([], [Gap(7, 9, "recreated")])
 
 
-def test_a_time_is_found_among_segments_and_log(stage: Stage) -> None:
+def test_a_time_is_found_among_segments_and_log(stage: EngineHarness) -> None:
     stage.append_each("t", range(10))
     stage.engine.checkpoint()
     stage.append_each("t", range(5))
@@ -216,7 +218,7 @@ def test_a_time_is_found_among_segments_and_log(stage: Stage) -> None:
         assert view.seq_at_time("t", ts) == 1 + sum(time < ts for time in times)
 
 
-def test_files_that_vanish_after_planning_are_told_and_not_read_as_empty(stage: Stage) -> None:
+def test_files_that_vanish_after_planning_are_told_and_not_read_as_empty(stage: EngineHarness) -> None:
     stage.append_each("t", range(10))
     stage.engine.checkpoint()
     stage.engine.close()
@@ -228,7 +230,7 @@ def test_files_that_vanish_after_planning_are_told_and_not_read_as_empty(stage: 
         assert open_piece(piece) is None
 
 
-def test_a_damaged_directory_is_refused_as_at_a_start(stage: Stage) -> None:
+def test_a_damaged_directory_is_refused_as_at_a_start(stage: EngineHarness) -> None:
     stage.append_each("t", range(10))
     stage.engine.close()
     index = min((stage.data_dir / "topics").rglob("*.idx"))
@@ -237,7 +239,7 @@ def test_a_damaged_directory_is_refused_as_at_a_start(stage: Stage) -> None:
         BulkView(str(stage.data_dir))
 
 
-def test_what_is_not_there_is_named(stage: Stage, tmp_path: Path) -> None:
+def test_what_is_not_there_is_named(stage: EngineHarness, tmp_path: Path) -> None:
     with pytest.raises(Io, match="no data directory"):
         BulkView(str(tmp_path / "elsewhere"))
     with pytest.raises(TopicNotFound, match="'nothing'"):

@@ -12,33 +12,33 @@ from everlog.errors import Io, StorageFailed
 from everlog.native.frames import read_segment_frame
 from everlog.topics import record_of
 from everlog.topics.storage import checkpoint, layout
-from tests.support.engines import Stage, files_below, records, sized
+from tests.support.engines import EngineHarness, files_below, records, sized
 
 FILE_BYTES = 8192
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
+def stage(tmp_path: Path) -> EngineHarness:
     """Small log files and segments of four records."""
-    return Stage(tmp_path, file_bytes=FILE_BYTES, segment_max_events=4)
+    return EngineHarness(tmp_path, file_bytes=FILE_BYTES, segment_max_events=4)
 
 
-def log_files(stage: Stage) -> list[str]:
+def log_files(stage: EngineHarness) -> list[str]:
     """The names of the log files."""
     return files_below(stage.data_dir / "wal", "*.log")
 
 
-def snapshots(stage: Stage) -> list[str]:
+def snapshots(stage: EngineHarness) -> list[str]:
     """The names of the snapshots."""
     return files_below(stage.data_dir / "meta", "*")
 
 
-def segments(stage: Stage) -> list[int]:
+def segments(stage: EngineHarness) -> list[int]:
     """The first seqs of the hot segments of all topics."""
     return [int(name[4:20]) for name in files_below(stage.data_dir / "topics", "seg-*.data")]
 
 
-def step(stage: Stage) -> None:
+def step(stage: EngineHarness) -> None:
     """Start a checkpoint and leave it running."""
     checkpointer = stage.engine._checkpointer
     assert checkpointer is not None
@@ -46,14 +46,14 @@ def step(stage: Stage) -> None:
     checkpointer.start()
 
 
-def finish(stage: Stage) -> None:
+def finish(stage: EngineHarness) -> None:
     """Let a checkpoint that was started end."""
     checkpointer = stage.engine._checkpointer
     assert checkpointer is not None
     checkpointer.wait_idle()
 
 
-def makes_snapshot(stage: Stage) -> bool:
+def makes_snapshot(stage: EngineHarness) -> bool:
     """Poll once, let what that starts end, and tell whether there is a new snapshot."""
     before = snapshots(stage)
     stage.engine.poll()
@@ -64,7 +64,7 @@ def makes_snapshot(stage: Stage) -> bool:
 # --- What it does ----------------------------------------------------------------------------------------
 
 
-def test_committed_records_are_in_segments_and_read_from_there(stage: Stage) -> None:
+def test_committed_records_are_in_segments_and_read_from_there(stage: EngineHarness) -> None:
     stage.append_each("t", range(10))
     stage.checkpoint()
     assert segments(stage) == [1, 5, 9]
@@ -75,7 +75,7 @@ def test_committed_records_are_in_segments_and_read_from_there(stage: Stage) -> 
     assert stage.values("t") == list(range(13))
 
 
-def test_the_log_is_kept_for_two_snapshots_and_trimmed_behind_them(stage: Stage) -> None:
+def test_the_log_is_kept_for_two_snapshots_and_trimmed_behind_them(stage: EngineHarness) -> None:
     for _ in range(6):
         stage.append_each("t", [sized(500)] * 30)
         stage.checkpoint()
@@ -89,7 +89,7 @@ def test_the_log_is_kept_for_two_snapshots_and_trimmed_behind_them(stage: Stage)
 
 
 def test_a_checkpoint_starts_by_itself_after_enough_log_or_enough_time(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, snapshot_log_bytes=5000, snapshot_interval_ms=60_000)
+    stage = EngineHarness(tmp_path, snapshot_log_bytes=5000, snapshot_interval_ms=60_000)
     stage.append("t", sized(1000))
     assert not makes_snapshot(stage)
     stage.append_each("t", [sized(1000)] * 5)
@@ -101,7 +101,7 @@ def test_a_checkpoint_starts_by_itself_after_enough_log_or_enough_time(tmp_path:
     assert makes_snapshot(stage)
 
 
-def test_an_idle_engine_makes_no_snapshots(stage: Stage) -> None:
+def test_an_idle_engine_makes_no_snapshots(stage: EngineHarness) -> None:
     stage.append("t", 1)
     stage.checkpoint()
     for _ in range(3):
@@ -109,7 +109,7 @@ def test_an_idle_engine_makes_no_snapshots(stage: Stage) -> None:
         assert not makes_snapshot(stage)
 
 
-def test_a_clean_stop_leaves_one_snapshot_and_no_log(stage: Stage) -> None:
+def test_a_clean_stop_leaves_one_snapshot_and_no_log(stage: EngineHarness) -> None:
     stage.append_each("t", range(10))
     stage.checkpoint(2)
     stage.append("t", "last")
@@ -122,7 +122,9 @@ def test_a_clean_stop_leaves_one_snapshot_and_no_log(stage: Stage) -> None:
     assert stage.engine.recovery.records_from_log == 0
 
 
-def test_records_that_are_not_committed_yet_are_not_in_the_snapshot_but_in_the_log(stage: Stage) -> None:
+def test_records_that_are_not_committed_yet_are_not_in_the_snapshot_but_in_the_log(
+    stage: EngineHarness,
+) -> None:
     stage.put("t", durability="fsync")
     stage.append("t", 1)
     pending = stage.engine.append("t", records([2]))
@@ -136,7 +138,7 @@ def test_records_that_are_not_committed_yet_are_not_in_the_snapshot_but_in_the_l
     assert stage.values("t") == [1, 2]
 
 
-def test_writes_go_on_while_a_checkpoint_is_running(stage: Stage) -> None:
+def test_writes_go_on_while_a_checkpoint_is_running(stage: EngineHarness) -> None:
     stage.put("t", durability="memory", cap_records=6)
     stage.append_each("t", [record_of(number, tag="x" if number % 2 else None) for number in range(6)])
     step(stage)
@@ -153,7 +155,9 @@ def test_writes_go_on_while_a_checkpoint_is_running(stage: Stage) -> None:
         assert (stage.values("t"), stage.gap("t")) == ([2, 4, 6, 7], gap)
 
 
-def test_a_record_that_is_deleted_after_it_was_copied_is_marked_by_the_next_checkpoint(stage: Stage) -> None:
+def test_a_record_that_is_deleted_after_it_was_copied_is_marked_by_the_next_checkpoint(
+    stage: EngineHarness,
+) -> None:
     stage.put("t", durability="fsync")
     stage.append("t", *[record_of(number, tag="x" if number == 1 else None) for number in range(3)])
     step(stage)
@@ -170,7 +174,7 @@ def test_a_record_that_is_deleted_after_it_was_copied_is_marked_by_the_next_chec
 
 @pytest.mark.parametrize("seed", range(12))
 def test_anything_may_happen_while_what_was_copied_is_taken_over_turn_by_turn(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, seed: int
+    stage: EngineHarness, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(checkpoint, "_RECORDS_A_TURN", 1)
     rng = random.Random(seed)
@@ -218,7 +222,7 @@ def live_values(kept: dict[str, list[tuple[int, str]]]) -> dict[str, list[int]]:
 # --- Deleted records -------------------------------------------------------------------------------------
 
 
-def test_a_deleted_record_of_a_segment_gets_its_flag_in_both_files(stage: Stage) -> None:
+def test_a_deleted_record_of_a_segment_gets_its_flag_in_both_files(stage: EngineHarness) -> None:
     stage.append("t", *[record_of(number, tag="x" if number == 1 else None) for number in range(3)])
     stage.checkpoint()
     (data_path,) = (stage.data_dir / "topics").rglob("*.data")
@@ -239,7 +243,7 @@ def test_a_deleted_record_of_a_segment_gets_its_flag_in_both_files(stage: Stage)
     assert [bool(each & layout.INDEX_FLAG_DELETED) for each in flags] == [False, True, False]
 
 
-def test_the_flags_alone_keep_a_record_deleted_when_its_log_is_gone(stage: Stage) -> None:
+def test_the_flags_alone_keep_a_record_deleted_when_its_log_is_gone(stage: EngineHarness) -> None:
     stage.append("t", *[record_of(number, tag="x" if number % 2 else None) for number in range(8)])
     stage.checkpoint()
     stage.delete("t", match="x")
@@ -249,7 +253,7 @@ def test_the_flags_alone_keep_a_record_deleted_when_its_log_is_gone(stage: Stage
     assert stage.delete("t", match="x").deleted == 0
 
 
-def test_records_deleted_before_they_were_saved_never_reach_a_segment(stage: Stage) -> None:
+def test_records_deleted_before_they_were_saved_never_reach_a_segment(stage: EngineHarness) -> None:
     stage.append("t", record_of("needle", tag="x"), record_of(2))
     stage.delete("t", match="x")
     stage.checkpoint()
@@ -259,7 +263,7 @@ def test_records_deleted_before_they_were_saved_never_reach_a_segment(stage: Sta
 
 
 @pytest.mark.parametrize("way", ["before_seq", "match", "cap", "ttl"])
-def test_a_segment_in_which_nothing_is_live_is_removed_whole(stage: Stage, way: str) -> None:
+def test_a_segment_in_which_nothing_is_live_is_removed_whole(stage: EngineHarness, way: str) -> None:
     limits = {"cap": {"cap_records": 7}, "ttl": {"ttl_ms": 100}}.get(way, {})
     stage.put("t", durability="fsync", **limits)
     stage.append("t", *[record_of(number, tag="x") for number in range(4)])
@@ -276,7 +280,7 @@ def test_a_segment_in_which_nothing_is_live_is_removed_whole(stage: Stage, way: 
     assert stage.values("t") == list(range(5, 12))
 
 
-def test_an_interior_segment_goes_too_and_leaves_a_silent_hole(stage: Stage) -> None:
+def test_an_interior_segment_goes_too_and_leaves_a_silent_hole(stage: EngineHarness) -> None:
     stage.append("t", *[record_of(number, tag="x" if 4 <= number < 8 else None) for number in range(12)])
     stage.checkpoint()
     stage.delete("t", match="x")
@@ -289,7 +293,7 @@ def test_an_interior_segment_goes_too_and_leaves_a_silent_hole(stage: Stage) -> 
     assert stage.append("t", "next").first_seq > 12
 
 
-def test_a_segment_is_kept_as_long_as_a_snapshot_lists_it(stage: Stage) -> None:
+def test_a_segment_is_kept_as_long_as_a_snapshot_lists_it(stage: EngineHarness) -> None:
     stage.append_each("t", range(8))
     stage.checkpoint()
     stage.delete("t", before_seq=5)
@@ -310,7 +314,7 @@ def test_a_segment_is_kept_as_long_as_a_snapshot_lists_it(stage: Stage) -> None:
     "operation", ["open", "pwrite", "fsync", "fdatasync", "rename", "unlink", "fsync_dir"]
 )
 def test_a_checkpoint_that_fails_loses_nothing_and_the_next_one_works(
-    stage: Stage, operation: str, path: str
+    stage: EngineHarness, operation: str, path: str
 ) -> None:
     stage.put("t", durability="fsync", cap_records=20)
     for start in range(0, 40, 8):
@@ -329,7 +333,7 @@ def test_a_checkpoint_that_fails_loses_nothing_and_the_next_one_works(
     assert stage.append("t", "next").first_seq == 41
 
 
-def test_a_failure_of_a_background_checkpoint_is_told_and_the_log_stays(stage: Stage) -> None:
+def test_a_failure_of_a_background_checkpoint_is_told_and_the_log_stays(stage: EngineHarness) -> None:
     stage.append_each("t", range(5))
     stage.disk.fail_when("rename", errno.ENOSPC, path="snapshot-")
     with pytest.raises(Io):
@@ -342,7 +346,7 @@ def test_a_failure_of_a_background_checkpoint_is_told_and_the_log_stays(stage: S
 # --- A snapshot holds what is kept, and only that ---------------------------------------------------------
 
 
-def test_a_topic_is_in_the_snapshot_until_its_deletion_is_kept(stage: Stage) -> None:
+def test_a_topic_is_in_the_snapshot_until_its_deletion_is_kept(stage: EngineHarness) -> None:
     stage.put("t", durability="fsync")
     stage.append("t", 1)
     stage.checkpoint(2)
@@ -358,7 +362,7 @@ def test_a_topic_is_in_the_snapshot_until_its_deletion_is_kept(stage: Stage) -> 
     assert stage.values("t") == [1, 2]
 
 
-def test_a_topic_is_not_in_the_snapshot_before_its_creation_is_kept(stage: Stage) -> None:
+def test_a_topic_is_not_in_the_snapshot_before_its_creation_is_kept(stage: EngineHarness) -> None:
     stage.append("other", 1)
     step(stage)
     created = stage.engine.put_topic("t")
@@ -370,7 +374,9 @@ def test_a_topic_is_not_in_the_snapshot_before_its_creation_is_kept(stage: Stage
     assert [state.topic for state in stage.engine.topics()] == ["other"]
 
 
-def test_a_name_that_changed_hands_around_a_snapshot_belongs_to_the_newest_topic(stage: Stage) -> None:
+def test_a_name_that_changed_hands_around_a_snapshot_belongs_to_the_newest_topic(
+    stage: EngineHarness,
+) -> None:
     stage.append("other", 1)
     stage.engine.put_topic("t")
     stage.engine.delete_topic("t")

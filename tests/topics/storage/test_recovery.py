@@ -10,24 +10,24 @@ import pytest
 from everlog.errors import Corrupt, CorruptMetadata, EverlogError, Io, UnsupportedVersion
 from everlog.topics import record_of
 from everlog.topics.storage.recovery import Progress
-from tests.support.engines import Stage, files_below, sized
+from tests.support.engines import EngineHarness, files_below, sized
 from tests.support.topic_directories import flip_bit
 
 FILE_BYTES = 8192
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
+def stage(tmp_path: Path) -> EngineHarness:
     """An empty engine with small files."""
-    return Stage(tmp_path, file_bytes=FILE_BYTES, segment_max_events=4)
+    return EngineHarness(tmp_path, file_bytes=FILE_BYTES, segment_max_events=4)
 
 
-def log_paths(stage: Stage) -> list[Path]:
+def log_paths(stage: EngineHarness) -> list[Path]:
     """The log files, oldest first."""
     return sorted((stage.data_dir / "wal").rglob("wal-*.log"), key=lambda path: path.name)
 
 
-def snapshot_paths(stage: Stage) -> list[Path]:
+def snapshot_paths(stage: EngineHarness) -> list[Path]:
     """The snapshots, oldest first."""
     return sorted((stage.data_dir / "meta").glob("*.bin"))
 
@@ -40,7 +40,7 @@ def last_frame_offset(path: Path) -> int:
 # --- Torn and damaged logs -------------------------------------------------------------------------------
 
 
-def test_a_torn_tail_is_cut_and_never_read_as_data(stage: Stage) -> None:
+def test_a_torn_tail_is_cut_and_never_read_as_data(stage: EngineHarness) -> None:
     stage.put("t", durability="fsync")
     stage.append_each("t", range(5))
     stage.engine.abandon()
@@ -57,7 +57,9 @@ def test_a_torn_tail_is_cut_and_never_read_as_data(stage: Stage) -> None:
         assert stage.values("t") == [0, 1, 2, 3, "new"]
 
 
-def test_damage_in_an_earlier_file_ends_its_shard_and_is_reported_and_kept_aside(stage: Stage) -> None:
+def test_damage_in_an_earlier_file_ends_its_shard_and_is_reported_and_kept_aside(
+    stage: EngineHarness,
+) -> None:
     stage.put("t", durability="fsync")
     stage.append_each("t", [sized(1000)] * 30)
     assert len(log_paths(stage)) > 2
@@ -82,7 +84,7 @@ def test_damage_in_an_earlier_file_ends_its_shard_and_is_reported_and_kept_aside
 
 
 def test_damage_in_one_shard_does_not_touch_the_others(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, shards=2, file_bytes=FILE_BYTES)
+    stage = EngineHarness(tmp_path, shards=2, file_bytes=FILE_BYTES)
     names = [f"t{number}" for number in range(6)]
     for name in names:
         stage.put(name, durability="fsync")
@@ -98,7 +100,7 @@ def test_damage_in_one_shard_does_not_touch_the_others(tmp_path: Path) -> None:
     }
 
 
-def test_recovery_run_twice_gives_the_same_state(stage: Stage) -> None:
+def test_recovery_run_twice_gives_the_same_state(stage: EngineHarness) -> None:
     stage.put("t", durability="disk", cap_records=30)
     stage.append_each("t", [record_of(number, tag=str(number % 3)) for number in range(50)])
     stage.checkpoint()
@@ -111,7 +113,7 @@ def test_recovery_run_twice_gives_the_same_state(stage: Stage) -> None:
         assert (stage.items("t"), stage.state("t")) == first
 
 
-def test_progress_is_told_and_ends_at_its_total(stage: Stage) -> None:
+def test_progress_is_told_and_ends_at_its_total(stage: EngineHarness) -> None:
     stage.append_each("t", range(10))
     stage.checkpoint()
     stage.append_each("t", range(10))
@@ -130,7 +132,7 @@ def test_progress_is_told_and_ends_at_its_total(stage: Stage) -> None:
 # --- Snapshots -------------------------------------------------------------------------------------------
 
 
-def fill(stage: Stage) -> list[int]:
+def fill(stage: EngineHarness) -> list[int]:
     """A topic with evicted, deleted, saved and unsaved records, and two snapshots; returns its seqs."""
     stage.put("t", durability="fsync", cap_records=40)
     for start in range(0, 60, 15):
@@ -144,7 +146,7 @@ def fill(stage: Stage) -> list[int]:
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
 def test_a_damaged_newest_snapshot_falls_back_to_the_older_one_without_any_loss(
-    stage: Stage, damage: str
+    stage: EngineHarness, damage: str
 ) -> None:
     expected, gap, state = fill(stage), stage.gap("t"), stage.state("t")
     stage.engine.abandon()
@@ -165,7 +167,7 @@ def test_a_damaged_newest_snapshot_falls_back_to_the_older_one_without_any_loss(
 
 def test_a_fall_back_works_for_segments_that_were_moved_meanwhile(tmp_path: Path) -> None:
     cold_dir = str(tmp_path / "cold")
-    stage = Stage(tmp_path, segment_max_events=5, hot_retain_segments=0, cold_dir=cold_dir)
+    stage = EngineHarness(tmp_path, segment_max_events=5, hot_retain_segments=0, cold_dir=cold_dir)
     stage.append("t", 1, 2, 3)
     stage.checkpoint()
     stage.append("t", *range(4, 11))
@@ -177,7 +179,7 @@ def test_a_fall_back_works_for_segments_that_were_moved_meanwhile(tmp_path: Path
     assert stage.values("t") == list(range(1, 11))
 
 
-def test_a_whole_log_makes_up_for_a_lost_snapshot(stage: Stage) -> None:
+def test_a_whole_log_makes_up_for_a_lost_snapshot(stage: EngineHarness) -> None:
     stage.append("t", 1, 2, 3)
     stage.checkpoint()
     stage.append("t", 4)
@@ -190,7 +192,7 @@ def test_a_whole_log_makes_up_for_a_lost_snapshot(stage: Stage) -> None:
 
 @pytest.mark.parametrize("way", ["damaged", "removed"])
 def test_a_trimmed_log_without_any_readable_snapshot_is_refused_and_left_alone(
-    stage: Stage, way: str
+    stage: EngineHarness, way: str
 ) -> None:
     fill(stage)
     stage.append_each("t", [sized(1000)] * 20)
@@ -206,7 +208,7 @@ def test_a_trimmed_log_without_any_readable_snapshot_is_refused_and_left_alone(
 
 
 def test_one_idle_shard_does_not_make_a_trimmed_log_look_whole(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, shards=2, file_bytes=FILE_BYTES)
+    stage = EngineHarness(tmp_path, shards=2, file_bytes=FILE_BYTES)
     names = [f"t{number}" for number in range(6)]
     for name in names:
         stage.append(name, 0)
@@ -222,7 +224,7 @@ def test_one_idle_shard_does_not_make_a_trimmed_log_look_whole(tmp_path: Path) -
         stage.open_with()
 
 
-def test_a_stopped_directory_that_lost_its_snapshot_is_refused(stage: Stage) -> None:
+def test_a_stopped_directory_that_lost_its_snapshot_is_refused(stage: EngineHarness) -> None:
     stage.append("t", 1)
     stage.engine.close()
     for path in snapshot_paths(stage):
@@ -232,7 +234,7 @@ def test_a_stopped_directory_that_lost_its_snapshot_is_refused(stage: Stage) -> 
     assert files_below(stage.data_dir / "topics", "*.data")
 
 
-def test_a_snapshot_of_a_later_format_is_refused(stage: Stage) -> None:
+def test_a_snapshot_of_a_later_format_is_refused(stage: EngineHarness) -> None:
     stage.append("t", 1)
     stage.engine.close()
     (path,) = snapshot_paths(stage)
@@ -247,7 +249,7 @@ def test_a_snapshot_of_a_later_format_is_refused(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("way", ["missing data", "missing index", "short data", "short index"])
-def test_a_segment_that_is_not_as_the_snapshot_says_stops_the_start(stage: Stage, way: str) -> None:
+def test_a_segment_that_is_not_as_the_snapshot_says_stops_the_start(stage: EngineHarness, way: str) -> None:
     stage.append_each("t", range(10))
     stage.engine.close()
     kind, part = way.split()
@@ -261,7 +263,9 @@ def test_a_segment_that_is_not_as_the_snapshot_says_stops_the_start(stage: Stage
             stage.open_with()
 
 
-def test_a_record_that_does_not_match_its_checksum_is_an_error_and_no_short_read(stage: Stage) -> None:
+def test_a_record_that_does_not_match_its_checksum_is_an_error_and_no_short_read(
+    stage: EngineHarness,
+) -> None:
     stage.append_each("t", [sized(50)] * 8)
     stage.engine.close()
     second = max((stage.data_dir / "topics").rglob("*.data"))
@@ -276,7 +280,7 @@ def test_a_record_that_does_not_match_its_checksum_is_an_error_and_no_short_read
 
 @pytest.mark.parametrize("operation", ["listdir", "open", "pread"])
 def test_a_directory_that_cannot_be_read_is_refused_and_can_be_opened_later(
-    stage: Stage, operation: str
+    stage: EngineHarness, operation: str
 ) -> None:
     stage.append_each("t", range(5))
     stage.engine.abandon()
@@ -287,7 +291,7 @@ def test_a_directory_that_cannot_be_read_is_refused_and_can_be_opened_later(
     assert stage.values("t") == list(range(5))
 
 
-def test_a_file_in_the_log_directory_that_is_not_ours_is_refused(stage: Stage) -> None:
+def test_a_file_in_the_log_directory_that_is_not_ours_is_refused(stage: EngineHarness) -> None:
     stage.append("t", 1)
     stage.engine.abandon()
     (stage.data_dir / "wal" / "notes.txt").write_text("mine")
@@ -296,7 +300,7 @@ def test_a_file_in_the_log_directory_that_is_not_ours_is_refused(stage: Stage) -
 
 
 def test_an_empty_directory_is_a_fresh_start(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = EngineHarness(tmp_path)
     assert stage.engine.topics() == []
     stage.restart()
     assert stage.engine.topics() == []
@@ -311,7 +315,7 @@ def test_an_empty_directory_is_a_fresh_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize("again", ["crash", "restart"])
 @pytest.mark.parametrize("checkpoints", [0, 1])
 def test_the_number_of_shards_may_change_between_starts(tmp_path: Path, again: str, checkpoints: int) -> None:
-    stage = Stage(tmp_path, shards=1, file_bytes=FILE_BYTES)
+    stage = EngineHarness(tmp_path, shards=1, file_bytes=FILE_BYTES)
     names = [f"t{number}" for number in range(7)]
     for written, shards in enumerate((3, 2, 1, 4), start=1):
         for name in names:

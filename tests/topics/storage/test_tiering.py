@@ -10,12 +10,12 @@ import pytest
 
 from everlog.errors import EverlogError
 from everlog.topics import record_of
-from tests.support.engines import Stage, files_below, sized
+from tests.support.engines import EngineHarness, files_below, sized
 
 PER_SEGMENT = 4
 
 
-def open_stage(root: Path, **settings: Any) -> Stage:
+def open_stage(root: Path, **settings: Any) -> EngineHarness:
     """Segments of four records, of which the two newest sealed ones stay hot."""
     chosen = {
         "segment_max_events": PER_SEGMENT,
@@ -23,11 +23,11 @@ def open_stage(root: Path, **settings: Any) -> Stage:
         "cold_dir": str(root / "cold"),
         **settings,
     }
-    return Stage(root, **chosen)
+    return EngineHarness(root, **chosen)
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
+def stage(tmp_path: Path) -> EngineHarness:
     """Six segments of a topic, the last one not full, in the hot tier."""
     stage = open_stage(tmp_path)
     stage.append("t", *[record_of(number, tag=f"x{number % 4}") for number in range(22)])
@@ -35,13 +35,13 @@ def stage(tmp_path: Path) -> Stage:
     return stage
 
 
-def segments(stage: Stage, tier: str) -> list[int]:
+def segments(stage: EngineHarness, tier: str) -> list[int]:
     """The first seqs of the segments in one tier."""
     assert stage.root is not None
     return [int(name[4:20]) for name in files_below(stage.root / tier / "topics", "seg-*.data")]
 
 
-def test_old_sealed_segments_move_and_the_newest_stay(stage: Stage) -> None:
+def test_old_sealed_segments_move_and_the_newest_stay(stage: EngineHarness) -> None:
     assert stage.engine.relocate() == 3
     assert segments(stage, "cold") == [1, 5, 9]
     assert segments(stage, "data") == [13, 17, 21]
@@ -65,7 +65,7 @@ def test_the_byte_limit_moves_more_if_it_is_stricter(tmp_path: Path) -> None:
     assert stage.engine.relocate() == 3
 
 
-def test_moved_records_are_read_as_before_and_the_answer_tells_where_from(stage: Stage) -> None:
+def test_moved_records_are_read_as_before_and_the_answer_tells_where_from(stage: EngineHarness) -> None:
     before = stage.items("t", include_tags=True)
     stage.engine.relocate()
     page = stage.diff("t")
@@ -76,7 +76,7 @@ def test_moved_records_are_read_as_before_and_the_answer_tells_where_from(stage:
 
 
 @pytest.mark.parametrize("again", ["crash", "restart"])
-def test_moved_records_are_there_after_a_restart(stage: Stage, again: str) -> None:
+def test_moved_records_are_there_after_a_restart(stage: EngineHarness, again: str) -> None:
     stage.engine.relocate()
     for _ in range(2):
         getattr(stage, again)()
@@ -88,7 +88,7 @@ def test_moved_records_are_there_after_a_restart(stage: Stage, again: str) -> No
     assert stage.values("t") == list(range(30))
 
 
-def test_a_deletion_reaches_moved_records_and_survives(stage: Stage) -> None:
+def test_a_deletion_reaches_moved_records_and_survives(stage: EngineHarness) -> None:
     stage.engine.relocate()
     stage.delete("t", match="x1")
     expected = [number for number in range(22) if number % 4 != 1]
@@ -99,7 +99,7 @@ def test_a_deletion_reaches_moved_records_and_survives(stage: Stage) -> None:
         assert stage.values("t") == expected
 
 
-def test_a_cold_segment_in_which_nothing_is_live_is_removed(stage: Stage) -> None:
+def test_a_cold_segment_in_which_nothing_is_live_is_removed(stage: EngineHarness) -> None:
     stage.engine.relocate()
     stage.delete("t", before_seq=10)
     stage.checkpoint(3)
@@ -108,7 +108,7 @@ def test_a_cold_segment_in_which_nothing_is_live_is_removed(stage: Stage) -> Non
     assert stage.seqs("t") == list(range(10, 23))
 
 
-def test_a_deleted_topic_leaves_nothing_in_the_cold_directory(stage: Stage) -> None:
+def test_a_deleted_topic_leaves_nothing_in_the_cold_directory(stage: EngineHarness) -> None:
     stage.engine.relocate()
     stage.delete_topic("t")
     stage.checkpoint(3)
@@ -132,7 +132,7 @@ def test_only_so_many_bytes_of_cold_segments_stay_in_memory(tmp_path: Path) -> N
 @pytest.mark.parametrize("path", ["cold", "data/topics"])
 @pytest.mark.parametrize("operation", ["open", "pwrite", "fsync", "rename", "unlink", "fsync_dir"])
 def test_a_move_that_fails_loses_nothing_and_works_the_next_time(
-    stage: Stage, operation: str, path: str
+    stage: EngineHarness, operation: str, path: str
 ) -> None:
     stage.disk.fail_when(lambda call: call.name == operation and f"/{path}" in call.path, errno.EIO)
     try:
@@ -147,7 +147,7 @@ def test_a_move_that_fails_loses_nothing_and_works_the_next_time(
     assert 1 not in segments(stage, "data")
 
 
-def test_an_unreadable_cold_segment_fails_the_read_and_nothing_else(stage: Stage) -> None:
+def test_an_unreadable_cold_segment_fails_the_read_and_nothing_else(stage: EngineHarness) -> None:
     stage.engine.relocate()
     stage.disk.fail_when("open", errno.EIO, path="/cold/")
     with pytest.raises((EverlogError, OSError)):
