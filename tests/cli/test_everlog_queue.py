@@ -104,7 +104,7 @@ def test_inspect_shows_what_it_can_of_a_damaged_queue_and_then_fails(queue: Path
     assert document["head_segment"] is None
     assert document["control_error"]["code"] == "corrupt_metadata"
     assert [reader["error"] is None for reader in document["readers"]] == [False, True]
-    assert "no regular file" in document["unreadable"]["writer.lock"]
+    assert "not a regular file" in document["unreadable"]["writer.lock"]
     assert json.loads(ended.stderr)["error"] == document["control_error"]
     text = everlog_queue("inspect", queue, code=1)
     assert "reader meta is 5 bytes long" in text

@@ -96,7 +96,7 @@ def test_a_lobster_file_must_tell_symbol_and_day(tmp_path: Path) -> None:
         run_importer("lobster", [path])
     with pytest.raises(InvalidSource, match="pass --date"):
         run_importer("lobster", [path], ImportOptions(symbol="AAPL"))
-    with pytest.raises(InvalidSource, match="no day of the calendar"):
+    with pytest.raises(InvalidSource, match="not a day of the calendar"):
         run_importer("lobster", [path], ImportOptions(symbol="AAPL", date="2012-02-30"))
     winter = run_importer("lobster", [path], ImportOptions(symbol="AAPL", date="2012-01-20"))
     assert l3_records_of(winter.blocks)["header"]["ingest_ts_ns"][2] == (1_327_035_600 + 34201) * 10**9
