@@ -174,7 +174,7 @@ def test_a_lease_that_could_not_be_read_back_is_refused(
     assert read_lease(tmp_path) is None
 
 
-def test_whoever_reads_while_a_lease_is_renewed_sees_a_whole_one(tmp_path: Path) -> None:
+def test_a_read_while_a_lease_is_renewed_sees_a_whole_one(tmp_path: Path) -> None:
     renewals = 500
     write_lease(tmp_path, 0, 0, 0)
 

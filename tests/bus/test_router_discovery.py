@@ -449,7 +449,7 @@ def test_when_inotify_has_reached_its_limit_it_says_so_and_scans_until_there_is_
     assert discovery.poll() == [Removed("arb")]
 
 
-def test_a_root_that_cannot_be_read_is_an_error_and_removes_nobody(
+def test_a_root_that_cannot_be_read_is_an_error_and_removes_no_strategy(
     layout: IpcLayout, discovery: RouterDiscovery, clock: TestClock, fs: CountingFs
 ) -> None:
     directory = make_ready(layout, "arb")

@@ -189,7 +189,7 @@ def test_events_of_a_killed_import_that_cannot_be_told_apart_are_not_touched(tmp
     path = lobster_file(tmp_path, 100)
     subprocess.run([sys.executable, "-c", KILLED, path, queue], check=False)
     with Queue.open_publisher(queue, small_archive()) as writer:
-        writer.append(1, b"of somebody else")
+        writer.append(1, b"of another program")
     with pytest.raises(Unsupported, match="another writer has used the queue since"):
         import_into(queue, "lobster", path)
     assert len(messages_of(queue)) == 101
@@ -229,7 +229,7 @@ def test_a_rewriting_that_was_interrupted_is_settled_by_the_next_import(tmp_path
     assert not new.exists() and not old.exists()
 
 
-def test_a_queue_that_somebody_writes_to_is_left_alone(tmp_path: Path) -> None:
+def test_a_queue_with_an_open_writer_is_left_alone(tmp_path: Path) -> None:
     path, queue = lobster_file(tmp_path, 5), tmp_path / "queue"
     with Queue.open_publisher(queue, small_archive()), pytest.raises(WriterAlreadyActive):
         import_into(queue, "lobster", path)

@@ -1,4 +1,4 @@
-"""Memory for results: used again when nobody holds it, never while somebody does."""
+"""Memory for results: reused once it is not referenced, never before."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_results_are_those_of_new_memory_however_long_they_are_kept(
     assert book.book_hash() == other.book_hash()
 
 
-def test_memory_of_a_result_that_nobody_holds_is_used_again() -> None:
+def test_memory_of_a_result_that_is_not_referenced_is_reused() -> None:
     memory, book = ResultMemory(), L2Book()
     first = address(book.apply_array(updates(LARGE, 5), memory=memory).top)
     assert address(book.apply_array(updates(LARGE, 6), memory=memory).top) == first

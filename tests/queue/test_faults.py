@@ -39,7 +39,13 @@ from tests.support.queues import (
     segment_file,
     segment_ids,
 )
-from tests.support.small_disks import NOBODY, CannotMount, open_to_everybody, remount_read_only, small_tmpfs
+from tests.support.small_disks import (
+    UNPRIVILEGED_UID,
+    CannotMount,
+    directory_for_all_users,
+    remount_read_only,
+    small_tmpfs,
+)
 
 COUNT = 20
 EXPECTED = [(seq, f"message {seq}".encode()) for seq in range(COUNT)]
@@ -84,7 +90,7 @@ def stored_files(path: Path) -> dict[str, bytes]:
 
 
 def open_all_ways(path: Path) -> list[Callable[[], object]]:
-    """Everybody who opens a queue."""
+    """Every way to open a queue."""
     return [
         lambda: open_writer(path),
         lambda: open_reader(path, "alpha"),
@@ -332,7 +338,7 @@ sys.stdin.read()
 
 
 def test_a_stale_lock_with_a_reused_pid_does_not_keep_a_writer_out(queue: Path) -> None:
-    """The pid in the lock runs, but it started at another time: it is somebody else."""
+    """The pid in the lock runs, but it started at another time: it is another process."""
     started = process_start_ticks(os.getpid())
     assert started is not None
     (queue / "writer.lock").write_bytes(f"{os.getpid()} {started - 1} 5\n".encode())
@@ -446,7 +452,7 @@ def test_a_simulated_full_disk_at_a_roll_is_an_error_and_loses_nothing(tmp_path:
 
 
 def simulate_full_disk(tmp_path: Path) -> None:
-    """The allocation of segment 3 fails from now on, whoever tries it."""
+    """The allocation of segment 3 fails from now on, in every thread."""
     root = tmp_path / "simulated"
     root.mkdir()
     fs = FaultFs(root, inner=UnsyncedFs())
@@ -505,7 +511,7 @@ with Queue.open_subscriber(path, None, "earliest") as reader:
 
 
 def assert_only_anonymous_reading(output: str, number: int, *words: str) -> None:
-    """Everybody who must write was refused with this error; the reader without a name read everything."""
+    """All that must write were refused with this error; the reader without a name read everything."""
     lines = output.splitlines()
     for line, name in zip(lines, ("writer", "reader", "new"), strict=False):
         assert line.startswith(f"{name} io {number} cannot "), line
@@ -516,12 +522,12 @@ def assert_only_anonymous_reading(output: str, number: int, *words: str) -> None
 
 def test_a_directory_of_another_user_is_refused_and_read_without_a_name(tmp_path: Path) -> None:
     """Root may do everything, so a child without its rights tries."""
-    with open_to_everybody() as shared:
+    with directory_for_all_users() as shared:
         fill_queue(shared / "q")
         for path in [*(shared / "q").rglob("*"), shared / "q"]:
             path.chmod(0o555 if path.is_dir() else 0o444)
         before = tree(shared / "q")
-        ended = run_python(TRY_ALL, shared / "q", NOBODY)
+        ended = run_python(TRY_ALL, shared / "q", UNPRIVILEGED_UID)
         assert ended.returncode == 0, ended.stderr
         assert_only_anonymous_reading(ended.stdout, errno.EACCES, "Permission denied", "check owner and mode")
         assert tree(shared / "q") == before
@@ -580,7 +586,7 @@ def test_type_id_0xffff_is_refused(queue: Path) -> None:
 # -- time ----------------------------------------------------------------------------------------
 
 
-def test_a_clock_that_goes_back_changes_no_order_and_kills_nobody(tmp_path: Path) -> None:
+def test_a_clock_that_goes_back_changes_no_order_and_expires_no_reader(tmp_path: Path) -> None:
     clock = TestClock(wall_ns=10_000 * NS_PER_S)
     with (
         open_writer(tmp_path / "q", clock=clock) as writer,

@@ -46,7 +46,7 @@ WRITING = {
 
 
 class StoppedClock(TestClock):
-    """A clock that fails whoever waits."""
+    """A clock that fails on every wait."""
 
     def sleep_ns(self, duration_ns: int) -> None:
         raise AssertionError("inspection must not sleep")
@@ -56,7 +56,7 @@ class StoppedClock(TestClock):
 
 
 def look(path: Path) -> QueueInfo:
-    """Inspect with a clock that nobody may wait on and a file system that nobody may change."""
+    """Inspect with a clock that must not be waited on and a file system that must not be changed."""
 
     def before(operation: str, arguments: tuple[object, ...]) -> None:
         assert operation not in WRITING
@@ -354,7 +354,7 @@ def test_symbolic_links_are_not_followed_except_the_root_itself(tmp_path: Path) 
     assert find_queues(OsFs(), str(tmp_path / "link")).paths == [str(tmp_path / "link/q")]
 
 
-def test_a_directory_nobody_may_look_into_is_named_and_the_search_goes_on(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_listed_is_named_and_the_search_goes_on(tmp_path: Path) -> None:
     write_messages(tmp_path / "a/q", 1)
     write_messages(tmp_path / "b/q", 1)
     fs = FaultFs(str(tmp_path))

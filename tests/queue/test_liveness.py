@@ -114,7 +114,7 @@ def test_a_missing_segment_comes_before_every_other_reason(
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"0 0 0\n", None])
-def test_a_lock_that_names_nobody_has_no_live_owner(
+def test_a_lock_that_names_no_process_has_no_live_owner(
     queue: Path, reader: QueueReader, clock: TestClock, content: bytes | None
 ) -> None:
     if content is None:

@@ -154,7 +154,7 @@ def main_stack() -> set[str]:
 
 
 def test_a_build_that_fails_while_the_writer_waits_is_not_begun_again_beside_it(tmp_path: Path) -> None:
-    """The writer then builds the segment itself, and nobody else may touch its temp file meanwhile."""
+    """The writer then builds the segment itself, and no other thread may touch its temp file meanwhile."""
     building, failed, trespassed = threading.Event(), threading.Event(), threading.Event()
 
     def before(name: str, arguments: tuple[Any, ...]) -> None:
@@ -276,7 +276,7 @@ def test_prealloc_wait_without_require_prealloc_ends_in_a_segment_of_ones_own(tm
 
 
 def test_an_existing_segment_is_never_truncated_or_overwritten(tmp_path: Path) -> None:
-    """Somebody put a segment with records above the head: the roll refuses, and the records stay."""
+    """A segment with records lies above the head: the roll refuses, and the records stay."""
     with open_writer(tmp_path / "q", retention=False) as writer:
         writer.append(1, b"x")
         data = bytearray(segment_file(tmp_path / "q", 0).read_bytes())

@@ -1,4 +1,4 @@
-"""Spec section 3 between processes: nobody sleeps through a message, whatever the writer goes through."""
+"""Spec section 3 between processes: no reader sleeps through a message, whatever the writer does."""
 
 import random
 import signal
@@ -168,7 +168,7 @@ def test_a_lost_wake_would_be_noticed_and_costs_no_more_than_the_bounded_sleep(t
         assert sleeper.receive() == "open"
         sleeper.send("wait")
         await_sleep(sleeper, control)
-        control.mapping.store_u32(CTRL_WAITERS_PENDING, 0)  # the writer is made to believe nobody waits
+        control.mapping.store_u32(CTRL_WAITERS_PENDING, 0)  # the writer sees no waiter
         writer.append(1, b"", time.monotonic_ns())
         seq, report = sleeper.receive()
         assert seq == 0

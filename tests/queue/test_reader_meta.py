@@ -569,7 +569,7 @@ def test_a_creation_that_fails_at_any_call_leaves_nothing_behind(
 
 
 def test_the_readers_directory_never_appears_without_a_reader_in_it(tmp_path: Path) -> None:
-    """Retention deletes everything below the head once `readers/` exists and nobody in it counts."""
+    """Retention deletes everything below the head once `readers/` exists without a counting reader."""
     seen: list[dict[str, ReaderPosition | CorruptMetadata] | None] = []
 
     def before(_: str, __: tuple[Any, ...]) -> None:

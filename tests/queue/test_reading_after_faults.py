@@ -311,7 +311,7 @@ def test_recovery_drops_the_index_of_every_segment_that_it_seals(tmp_path: Path)
     overwrite(segment_file(image, 1), layout.SEG_FLAGS, bytes(4))
     with open_writer(image, retention=False) as writer:
         assert writer.recovery.sealed_segments == [1]
-        assert (image / layout.seek_index_name(0)).exists(), "nobody touched that segment"
+        assert (image / layout.seek_index_name(0)).exists(), "that segment was not touched"
         assert not (image / layout.seek_index_name(1)).exists()
     assert_seeks_are_right(image, stamps)
 

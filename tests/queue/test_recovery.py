@@ -99,12 +99,12 @@ def test_step_1_segments_that_were_being_prepared_are_deleted(killed: Path) -> N
     for name in ("000000003.q.tmp", "000000009.q.tmp"):
         (killed / name).write_bytes(b"half")
     for name in ("notes.tmp", "12.q.tmp", "0000000010.q", "000000004.qq", "x00000004.q"):
-        (killed / name).write_bytes(b"somebody else's")
+        (killed / name).write_bytes(b"another program's")
     with open_writer(killed, retention=False) as writer:
         check(killed, writer, (2, END))
     assert not list(killed.glob("00000000?.q.tmp"))
     for name in ("notes.tmp", "12.q.tmp", "0000000010.q", "000000004.qq", "x00000004.q"):
-        assert (killed / name).read_bytes() == b"somebody else's", "anything else is ignored"
+        assert (killed / name).read_bytes() == b"another program's", "anything else is ignored"
 
 
 def test_step_1_nothing_is_touched_without_the_lock(killed: Path) -> None:
@@ -284,7 +284,7 @@ def test_step_5_a_dirty_tail_is_padded_to_the_end_sealed_and_left(killed: Path, 
 
 
 def test_step_5_a_payload_without_a_header_is_a_clean_tail(killed: Path) -> None:
-    """The payload is written before the header; the record was never begun as far as anybody can see."""
+    """The payload is written before the header; the record is not visible yet."""
     overwrite(segment_file(killed, 2), END + 64, b"\xff" * 128)
     with open_writer(killed, retention=False) as writer:
         assert writer.recovery.torn_tails == []
@@ -497,7 +497,7 @@ def test_a_recovery_that_fails_lets_go_of_the_lock(killed: Path) -> None:
         check(killed, writer, (2, END))
 
 
-def test_a_head_segment_that_somebody_removed_is_not_replaced_in_silence(killed: Path) -> None:
+def test_a_removed_head_segment_is_reported_and_not_replaced(killed: Path) -> None:
     """Retention never deletes it, so records are missing; a new empty one would hide that."""
     segment_file(killed, 2).unlink()
     with pytest.raises(Corrupt):

@@ -105,7 +105,7 @@ def test_seqs_that_are_missing_or_there_twice_are_refused(tmp_path: Path, first:
     assert not (tmp_path / "queue").exists()
 
 
-def test_an_archive_takes_nobodys_place(tmp_path: Path) -> None:
+def test_an_archive_replaces_nothing(tmp_path: Path) -> None:
     with Queue.open_publisher(tmp_path / "queue", segment_size=SEGMENT_SIZE) as writer:
         writer.append(1, b"mine", 1)
     parts = build(tmp_path / "parts", "a", 0, SOME)

@@ -1,4 +1,4 @@
-"""Spec 3: waiting. Who sleeps, who wakes whom, and that nobody is woken for nothing."""
+"""Spec 3: waiting. Which readers sleep, what wakes them, and that no wake-up is needless."""
 
 import os
 import signal
@@ -110,7 +110,7 @@ def test_every_sleeper_is_woken_by_one_message(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strategy", [BusySpin(), Sleep()])
 def test_a_reader_that_spins_or_polls_is_not_counted(tmp_path: Path, strategy: WaitStrategy) -> None:
-    """The writer must not pay for a wake that nobody needs."""
+    """The writer must not pay for a needless wake-up."""
     with open_writer(tmp_path / "q") as writer, open_reader(tmp_path / "q", wait_strategy=strategy) as reader:
         outcome: list[object] = []
         thread = waiting(reader, outcome)
@@ -168,19 +168,19 @@ assert libc.prctl(22, 2, filter, 0, 0) == 0, f"seccomp: {ctypes.get_errno()}"
 for _ in range(1000):
     writer.append(1, b"x")
 writer.append_many(1, [b"x"] * 10)
-print("nobody was woken", flush=True)
+print("no reader was woken", flush=True)
 with open(sys.argv[1] + "/control.meta", "r+b") as control:
     control.seek(388)
     control.write(b"\\x01")
 writer.append(1, b"x")
-print("somebody should have been", flush=True)
+print("a reader should have been woken", flush=True)
 """
 
 
 def test_no_wake_reaches_the_kernel_unless_a_waiter_is_registered(tmp_path: Path) -> None:
     futex = {"x86_64": 202, "aarch64": 98}[os.uname().machine]
     ended = run_python(NO_WAKE, tmp_path / "q", futex)
-    assert ended.stdout == "nobody was woken\n", ended.stderr
+    assert ended.stdout == "no reader was woken\n", ended.stderr
     assert ended.returncode == -signal.SIGSYS, "the wake for a registered waiter does reach it"
 
 

@@ -520,7 +520,7 @@ def test_what_is_not_one_dimensional_is_refused(tmp_path: Path, bad: Any) -> Non
     "bad", [np.array([object(), "x"], dtype=object), np.zeros(2, [("a", "<u4"), ("b", object)])]
 )
 def test_an_array_of_objects_is_refused(tmp_path: Path, bad: Any) -> None:
-    """Its elements are addresses in this process and mean nothing to anybody else."""
+    """Its elements are addresses in this process and mean nothing in another."""
     with open_writer(tmp_path / "q") as writer:
         with pytest.raises((Unsupported, TypeError)):
             writer.append_array(1, bad)

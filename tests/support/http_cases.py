@@ -117,7 +117,7 @@ class HttpClient:
         self._connection.sock.shutdown(socket.SHUT_RDWR)
 
     def send(self, data: bytes) -> None:
-        """Send bytes that are no business of the library; nobody reads an answer."""
+        """Send bytes past the library; no answer is read."""
         assert self._connection.sock is not None, "this client is not connected"
         self._connection.sock.sendall(data)
 

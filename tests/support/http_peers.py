@@ -78,7 +78,7 @@ class Peer:
 
     @classmethod
     async def connect(cls, address: tuple[str, int], receive_buffer_bytes: int = 0) -> Peer:
-        """Connect; a small receive buffer makes the server feel early that nobody reads."""
+        """Connect; a small receive buffer makes the server notice early that the client does not read."""
         sock = socket.socket()
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

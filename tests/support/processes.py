@@ -58,7 +58,7 @@ class Child:
 
     def __init__(self, function: Callable[..., None], *arguments: Any) -> None:
         self._name = function.__name__
-        self._arguments = arguments  # shared words would be given to somebody else if nobody held them
+        self._arguments = arguments  # shared words are reused once they are not referenced
         self._channel, theirs = _context.Pipe()
         self._process = _context.Process(target=_run, args=(function, theirs, arguments), daemon=True)
         self._process.start()
@@ -91,7 +91,7 @@ class Child:
         return self._channel.poll()
 
     def check(self) -> None:
-        """Raise if the child has failed or said something that nobody asked for."""
+        """Raise if the child has failed or sent something unasked."""
         if self._channel.poll():
             raise ChildFailed(f"{self._name} (process {self.pid}) said {self.receive()!r} unasked")
 

@@ -113,7 +113,7 @@ def kill_image(path: Path, target: Path) -> Path:
     """Copy what would be found if every process of the queue were killed right now.
 
     Stores into a shared mapping are visible to reads of the file at once, so a copy is such an image; the
-    copied lock file is held by nobody. Temp files come and go while copying and are left out.
+    copied lock file is not locked. Temp files come and go while copying and are left out.
     """
     shutil.copytree(path, target, ignore=shutil.ignore_patterns("*.tmp"))
     return target

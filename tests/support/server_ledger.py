@@ -130,11 +130,11 @@ class Ledger:
             }
 
     def may_be_deleted(self, seq: int) -> bool:
-        """Whether anybody asked to delete it."""
+        """Whether a delete of it was sent."""
         return seq < self._deletes_tried_below
 
     def check_records(self, records: Sequence[Mapping[str, Any]], head_seq: int) -> None:
-        """Hold everything that can be read against the books; nobody may be writing meanwhile."""
+        """Hold everything that can be read against the books; no writer may run meanwhile."""
         found = {int(record["$seq"]): int(record["data"]) for record in records}
         where = f"{self.topic} ({self.durability})"
         seqs = [int(record["$seq"]) for record in records]

@@ -1,4 +1,4 @@
-"""Disks that are full, read-only or somebody else's: real ones where this user may make them."""
+"""Disks that are full, read-only or of another user: real ones where this user may make them."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-NOBODY = 65534
+UNPRIVILEGED_UID = 65534
 """A user without rights; every Linux has it."""
 
 
@@ -35,7 +35,7 @@ def remount_read_only(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def open_to_everybody() -> Iterator[Path]:
+def directory_for_all_users() -> Iterator[Path]:
     """A temporary directory that other users can enter; pytest's own belongs to one user."""
     with tempfile.TemporaryDirectory(prefix="everlog-test-") as name:
         os.chmod(name, 0o755)

@@ -1,7 +1,7 @@
 """A process that writes to a topics engine until it is killed, and tells the test every step on a pipe.
 
 Owns what the process does and the lines it sends. Before an operation is handed to the engine a line says
-what it is, and once the engine has kept it another line says what was answered, so whoever reads the pipe
+what it is, and once the engine has kept it another line says what was answered, so the reader of the pipe
 knows what was promised and what was under way. Wall time is part of the plan, not of the machine: both
 sides know it to the millisecond. Everything else is real: files, syncs, threads.
 """

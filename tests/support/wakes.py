@@ -108,7 +108,7 @@ def reply(channel: Connection, hears: str, says: str, count: int, seed: int) -> 
                 log.next_of(reader)
                 post(writer, rng)
         channel.send(log.report())
-        channel.recv()  # the answers stay where they are until everybody has read them
+        channel.recv()  # the answers stay where they are until all have read them
 
 
 def doze(channel: Connection, hears: list[str], says: str, count: int) -> None:
@@ -164,7 +164,7 @@ def sleep_in_fan_in(channel: Connection, paths: list[str]) -> None:
 
 
 def roll_and_die(channel: Connection, path: str, payload: bytes) -> None:
-    """Append a record that needs a roll; die when the roll is visible but nobody was told."""
+    """Append a record that needs a roll; die when the roll is visible but no reader was woken."""
     rolling = False
 
     def before(name: str, arguments: tuple[Any, ...]) -> None:

@@ -1,6 +1,6 @@
 """What writer and reader processes do in tests, and what every record must hold.
 
-Content follows from the seq alone, so whoever reads a record can check every byte of it, whichever
+Content follows from the seq alone, so a reader can check every byte of a record, whichever
 process wrote it and however that process ended.
 """
 

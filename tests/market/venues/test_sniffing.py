@@ -67,7 +67,7 @@ def test_other_files_are_called_by_name(tmp_path: Path, start: bytes, kind: str)
 
 
 @pytest.mark.parametrize("start", [b"", b"\n", b"hello", b"1,2,3\n", b"34200,9,1,1,1,1\n"])
-def test_nothing_is_said_of_files_that_nobody_knows(start: bytes) -> None:
+def test_files_of_unknown_formats_are_not_named(start: bytes) -> None:
     assert looks_like(start) is None
 
 
