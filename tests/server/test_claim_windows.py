@@ -10,7 +10,7 @@ import pytest
 from everlog.clock import TestClock
 from everlog.errors import EverlogError, NotAQueue, TopicNotFound
 from everlog.server.app import App
-from everlog.server.claim_windows import ClaimWindows
+from everlog.server.job_routes import ClaimWindows
 from everlog.topics import Claimed, ClaimRequest, Engine, NewRecord, TopicConfig, TopicType
 from tests.support.watch_servers import ManualTimers
 

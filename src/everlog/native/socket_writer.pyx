@@ -86,10 +86,12 @@ cdef class SocketWriter:
         return 0
 
     def write(self, data):
-        """Send bytes, unless the connection is closing."""
+        """Send bytes, unless the connection is closing; returns whether the kernel has taken all of them."""
         cdef Py_ssize_t sent = self.try_send(<bytes>data) if PyBytes_CheckExact(data) else 0
-        if sent != len(data):
-            self.buffer(data if sent == 0 else memoryview(data)[sent:])
+        if sent == len(data):
+            return True
+        self.buffer(data if sent == 0 else memoryview(data)[sent:])
+        return self.buffered == 0
 
     def write_two(self, bytes head not None, bytes body not None):
         """As `write`, for a body that is too large to be copied behind its head."""

@@ -240,14 +240,10 @@ class BatchCache:
         self._batches: dict[tuple[str, Version, int, ReadOptions], Batch] = {}
         self._bytes = 0
         self.rendered = 0
-        self.shared = 0
 
     def get(self, key: tuple[str, Version, int, ReadOptions]) -> Batch | None:
         """A batch that was rendered before."""
-        batch = self._batches.get(key)
-        if batch is not None:
-            self.shared += 1
-        return batch
+        return self._batches.get(key)
 
     def put(self, key: tuple[str, Version, int, ReadOptions], batch: Batch) -> None:
         """Add a batch and drop the oldest ones that do not fit."""
@@ -386,7 +382,11 @@ class FanOut:
                 position = (cursor.seq, cursor.epoch, watcher.options)
                 if position != shared_at:
                     batch, shared_at = self._shared_batch(cursor, watcher.options), position
-                is_sent = batch is not None and self._send_shared(watcher, batch)
+                try:
+                    is_sent = batch is not None and watcher.send_shared(batch)
+                except Exception as error:
+                    self._failed(watcher, error)
+                    continue
             if not is_sent and watcher.topic_changed(name):
                 self._deliver(watcher)
             if number % WATCHERS_PER_CLOCK == 0 and self._app.now_ns() >= end_ns:
@@ -400,15 +400,6 @@ class FanOut:
         except Exception:
             return None  # `deliver` meets the same error and reports it to its client
         return batch if batch is not None and batch.is_shareable else None
-
-    def _send_shared(self, watcher: Watcher, batch: Batch) -> bool:
-        try:
-            is_sent = watcher.send_shared(batch)
-        except Exception as error:
-            self._failed(watcher, error)
-            return True
-        self.batches.shared += is_sent
-        return is_sent
 
     def _deliver(self, watcher: Watcher) -> None:
         try:

@@ -269,16 +269,13 @@ class Stream(Channel):
         """Whether `write_chunk` may be used; an HTTP/1.0 client would not understand it."""
         return self._is_chunked
 
-    def write_chunk(self, chunk: bytes) -> int:
-        """Send one piece that `as_chunk` has framed, which streams can share; returns what is `buffered`."""
-        connection, held = self._connection, self._exchange.held
-        if connection is None:
-            return 0
-        if held is None:
-            connection.write(chunk)
-            return connection.buffered
-        held += chunk
-        return len(held)
+    def write_chunk(self, chunk: bytes) -> bool:
+        """Send one piece that `as_chunk` has framed, which streams share, while the stream `is_writable`.
+
+        Returns whether the kernel has taken all of it.
+        """
+        connection = self._connection
+        return connection is None or connection.write(chunk)
 
     def close(self) -> None:
         """End the response, and the connection once everything is out."""

@@ -15,8 +15,8 @@ from everlog.server.app import App, Call, Route
 from everlog.server.auth import Key, Scope
 from everlog.server.bodies import RouterBody, decode
 from everlog.server.errors import ApiError
-from everlog.server.forwarded import when_forwarded
 from everlog.server.pages import cursor_behind, name_in_cursor, page_size
+from everlog.server.router_wait import when_forwarded
 from everlog.topics.routing.definitions import RouterConfig, RouterDeleted, RouterPut, RouterState
 
 _json = msgspec.json.Encoder()

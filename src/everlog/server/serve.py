@@ -23,16 +23,15 @@ from everlog.queue.control import ControlBlock
 from everlog.server.app import App
 from everlog.server.auth import check_bind, is_loopback
 from everlog.server.busy_time import busy_ns
-from everlog.server.claim_windows import ClaimWindows
 from everlog.server.http import HttpServer
 from everlog.server.http_limits import HttpLimits
+from everlog.server.job_routes import ClaimWindows, JobRoutes
 from everlog.server.logs import configure_logging
 from everlog.server.probe_routes import ProbeRoutes
-from everlog.server.queue_routes import QueueRoutes
 from everlog.server.router_routes import RouterRoutes
 from everlog.server.settings import ServerSettings
 from everlog.server.socket_session import WebSocketRoutes
-from everlog.server.stream_slots import StreamSlots
+from everlog.server.streams import StreamSlots
 from everlog.server.topic_routes import TopicRoutes
 from everlog.server.watch_stream import WatchRoutes
 from everlog.server.work_stream import WorkRoutes
@@ -103,7 +102,7 @@ class TopicsServer:
         self._watch = WatchRoutes(app, slots=slots)
         self._sockets = WebSocketRoutes(app, slots=slots, fan_out=self._watch.fan_out)
         windows = ClaimWindows(app, loop)
-        QueueRoutes(app, windows)
+        JobRoutes(app, windows)
         self._work = WorkRoutes(app, windows, slots=slots)
         self.probes = ProbeRoutes(app, self._gauges)
         return app

@@ -21,9 +21,9 @@ from everlog.errors import Closed, EverlogError, TopicNotFound
 from everlog.native.append_answer import SEQS_LISTED, SEQS_NULL
 from everlog.server import sse
 from everlog.server.app import App, Call, Route, scope_missing
-from everlog.server.auth import Key, Scope, bearer_token
+from everlog.server.auth import Key, Scope
 from everlog.server.bodies import Append, check_counts
-from everlog.server.errors import CHALLENGE, ApiError, from_engine, invalid
+from everlog.server.errors import ApiError, from_engine, invalid
 from everlog.server.fan_out import Batch, FanOut, ReadOptions, WatchCursor, Watcher, options_of
 from everlog.server.http import Request, Upgraded
 from everlog.server.socket_commands import (
@@ -37,7 +37,7 @@ from everlog.server.socket_commands import (
     decode_command,
     echoed,
 )
-from everlog.server.stream_slots import StreamSlots
+from everlog.server.streams import StreamSlots, stream_key
 from everlog.server.topic_routes import append_batch, appended_fields, check_dead_letter
 from everlog.server.watch_sessions import TOPICS_MAX, when_all_done
 from everlog.server.websocket import WebSocket, handshake_headers, push_frame, text_frame
@@ -479,7 +479,8 @@ class WebSocketRoutes:
 
     def open_socket(self, call: Call) -> None:
         """GET /v0/ws."""
-        key = self._key_of(call.request)
+        hint = "send a valid key as a bearer token"
+        key = stream_key(self.app, call.request, hint, takes_query=False)
         headers = handshake_headers(call.request)
         self._check_origin(call.request)
         self.slots.take(key)
@@ -491,17 +492,6 @@ class WebSocketRoutes:
         session = SocketSession(self, key, channel)
         self._sessions.add(session)
         session.start()
-
-    def _key_of(self, request: Request) -> Key | None:
-        """The key of the header; a token in the URL is not looked at."""
-        keys = self.app.settings.api_keys
-        if not keys.enabled:
-            return None
-        token = bearer_token(request.header(b"authorization"))
-        key = None if token is None else keys.find(token)
-        if key is None:
-            raise ApiError(401, "unauthorized", "send a valid key as a bearer token", None, CHALLENGE)
-        return key
 
     def _check_origin(self, request: Request) -> None:
         """Keep pages of other sites out: browsers let them open sockets to anywhere, also to this host."""

@@ -22,9 +22,9 @@ from everlog.server.bodies import (
     decode_append,
 )
 from everlog.server.errors import ApiError, invalid
-from everlog.server.forwarded import when_forwarded
 from everlog.server.long_poll import LongPoll
 from everlog.server.pages import cursor_behind, name_in_cursor, page_size
+from everlog.server.router_wait import when_forwarded
 from everlog.topics import (
     Appended,
     Commit,

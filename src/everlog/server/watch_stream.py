@@ -7,43 +7,20 @@ Broadcasts and shared batches are in `fan_out`, the text of frames in `sse`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from everlog.errors import Closed, EverlogError
 from everlog.server import sse
 from everlog.server.app import App, Call, Route
-from everlog.server.auth import Scope, bearer_token, token_of_query
+from everlog.server.auth import Scope
 from everlog.server.errors import CHALLENGE, ApiError
 from everlog.server.fan_out import Batch, FanOut, WatchCursor, Watcher
 from everlog.server.http import Stream
-from everlog.server.stream_slots import StreamSlots
+from everlog.server.streams import Heartbeat, StreamSlots, Timer, Timers, stream_key
 from everlog.server.watch_sessions import Session, WatchSessions
 
 # Frames of one topic that may be sent before those of another one with a backlog.
 BURST_FRAMES: Final = 64
-# A timer may fire a rounding error early; waiting for the rest would be a busy loop.
-TIMER_SLACK_S: Final = 0.0005
-
-
-class Timer(Protocol):
-    """A call that is due later."""
-
-    def cancel(self) -> None:
-        """Cancel it."""
-        ...
-
-
-class Timers(Protocol):
-    """The time that heartbeats and slow readers are measured in; an event loop is one."""
-
-    def time(self) -> float:
-        """Now, in seconds."""
-        ...
-
-    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
-        """Call back after so many seconds."""
-        ...
 
 
 class SlowLimits(NamedTuple):
@@ -63,11 +40,11 @@ class WatchStream(Watcher):
     """One open stream."""
 
     __slots__ = (
-        "_beat_timer",
         "_cursors",
         "_dirty",
         "_full_since_s",
         "_full_timer",
+        "_heartbeat",
         "_is_over",
         "_left",
         "_routes",
@@ -95,7 +72,7 @@ class WatchStream(Watcher):
         self._unsent: dict[WatchCursor, tuple[int, int]] = {}
         self._full_since_s: float | None = None
         self._full_timer: Timer | None = None
-        self._beat_timer: Timer | None = None
+        self._heartbeat: Heartbeat | None = None
         self._is_over = False
         session.owner = self
 
@@ -106,7 +83,9 @@ class WatchStream(Watcher):
         for name in self._cursors:
             self._routes.fan_out.join(name, self)
         self._write(sse.RETRY)
-        self._arm_heartbeat(self._session.heartbeat_ms / 1000)
+        self._heartbeat = Heartbeat(
+            self._routes.timers, self._session.heartbeat_ms / 1000, lambda: self.output_s, self._beat
+        )
         self._routes.fan_out.serve_soon(self)
 
     # --- Delivery ----------------------------------------------------------------------------------------
@@ -128,7 +107,7 @@ class WatchStream(Watcher):
         before = (cursor.seq, cursor.epoch)
         cursor.seq, cursor.head_seq = batch.to_seq, batch.head_seq
         self.output_s = self._routes.timers.time()
-        if stream.write_chunk(batch.sse_chunk):
+        if not stream.write_chunk(batch.sse_chunk):
             self.at_head = None
             self._unsent.setdefault(cursor, before)
         return True
@@ -297,18 +276,9 @@ class WatchStream(Watcher):
 
     # --- Heartbeats and slow readers ---------------------------------------------------------------------
 
-    def _arm_heartbeat(self, delay_s: float) -> None:
-        self._beat_timer = self._routes.timers.call_later(delay_s, self._beat)
-
     def _beat(self) -> None:
-        """Send a heartbeat if nothing else was sent for an interval."""
-        interval_s = self._session.heartbeat_ms / 1000
-        quiet_s = self._routes.timers.time() - self.output_s
-        if quiet_s > interval_s - TIMER_SLACK_S:
-            if self._stream.buffered == 0:
-                self._write(sse.HEARTBEAT)
-            quiet_s = 0.0
-        self._arm_heartbeat(interval_s - quiet_s)
+        if self._stream.buffered == 0:
+            self._write(sse.HEARTBEAT)
 
     def _note_full(self) -> None:
         """Note since when the client has no room; after a limit the stream ends."""
@@ -374,7 +344,7 @@ class WatchStream(Watcher):
         self.at_head = None
         if self._full_since_s is not None:
             self._rewind_session()
-        for timer in (self._beat_timer, self._full_timer):
+        for timer in (self._heartbeat, self._full_timer):
             if timer is not None:
                 timer.cancel()
         fan_out = self._routes.fan_out
@@ -414,7 +384,9 @@ class WatchRoutes:
         session = self.sessions.find(call.name)
         if session is None:
             raise ApiError(404, "not_found", "there is no such watch session; POST /v0/watch makes a new one")
-        self._check_key(call, session)
+        hint = "send the key that created this watch session"
+        if stream_key(self.app, request, hint) is not session.key:
+            raise ApiError(401, "unauthorized", hint, None, CHALLENGE)
         headers = sse.STREAM_HEADERS + self.app.cors_headers(call)
         self.slots.take(session.key)
         stream = call.exchange.start_stream(200, headers)
@@ -428,18 +400,6 @@ class WatchRoutes:
         self.sessions.stream_opened(session)
         self.streams.add(watch)
         watch.start()
-
-    def _check_key(self, call: Call, session: Session) -> None:
-        """Only the key that made a session opens its stream."""
-        keys = self.app.settings.api_keys
-        if not keys.enabled:
-            return
-        request = call.request
-        token = bearer_token(request.header(b"authorization")) or token_of_query(request.query)
-        key = None if token is None else keys.find(token)
-        if key is None or key is not session.key:
-            message = "send the key that created this watch session"
-            raise ApiError(401, "unauthorized", message, None, CHALLENGE)
 
     def stream_ended(self, watch: WatchStream, session: Session) -> None:
         """Release the slot and the session of a stream."""

@@ -1,8 +1,8 @@
 """GET /v0/topics/:queue/work: jobs pushed to a worker for as long as it is connected.
 
-Owns the open streams of every queue, what each of them holds, and when they are looked at again: as soon as
-the engine says that there may be jobs or room, and when the next lease or delay of the queue ends. A stream
-that ends gives back exactly what it holds.
+Owns the open streams of every job queue, the leases each of them holds, and when they are served again: as
+soon as the engine says that there may be jobs or room, and when the next lease or delay ends. A stream that
+ends releases exactly the leases it holds.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ import msgspec
 from everlog.errors import Closed, EverlogError, NotAQueue, TopicNotFound
 from everlog.server import sse
 from everlog.server.app import App, Call, Route, scope_missing
-from everlog.server.auth import Key, Scope, bearer_token, token_of_query
-from everlog.server.claim_windows import Claimer, ClaimWindows
-from everlog.server.errors import CHALLENGE, ApiError, invalid
+from everlog.server.auth import Key, Scope
+from everlog.server.errors import ApiError, invalid
 from everlog.server.http import Stream
-from everlog.server.stream_slots import StreamSlots
-from everlog.server.watch_stream import TIMER_SLACK_S, Timer, Timers
+from everlog.server.job_routes import Claimer, ClaimWindows
+from everlog.server.streams import Heartbeat, StreamSlots, Timer, Timers, stream_key
 from everlog.topics import Claimed, ClaimRequest, Commit
 from everlog.topics.jobs.claims import CLAIM_MAX, check_node
 
 HEARTBEAT_S: Final = 15.0
-# So much is pushed before the worker's connection is looked at again: it must not fill up without end.
+# What is pushed before the connection of the worker is checked again, so that its buffer stays bounded.
 PUSH_BYTES_MAX: Final = 256 * 1024
 _json: Final = msgspec.json.Encoder()
 
@@ -43,17 +42,17 @@ class WorkStream:
         self._lease_ms = lease_ms
         self._topic: bytes = _json.encode(queue.name)
         self._output_s = queue.timers.time()
-        self._beat_timer: Timer | None = None
+        self._heartbeat: Heartbeat | None = None
         self._is_over = False
         self.key = key
-        self.held: dict[int, int] = {}  # live leases, seq -> lease id; the engine takes out what ends
+        self.held: dict[int, int] = {}  # running leases, seq -> lease id; the engine removes those that end
 
     def start(self) -> None:
         """Send the first line and ask for jobs."""
         self._stream.on_gone = self.end
-        self._stream.on_writable = self._queue.look_soon
+        self._stream.on_writable = self._queue.serve_soon
         self._write(sse.RETRY)
-        self._arm_heartbeat(HEARTBEAT_S)
+        self._heartbeat = Heartbeat(self._queue.timers, HEARTBEAT_S, lambda: self._output_s, self._beat)
         self._queue.join(self)
 
     @property
@@ -62,21 +61,21 @@ class WorkStream:
         return not self._is_over and len(self.held) < self._maximum and self._stream.is_writable
 
     def request(self) -> ClaimRequest | None:
-        """See `Claimer.request`."""
+        """What the worker wants now."""
         if not self.wants_jobs:
             return None
         wanted = self._maximum - len(self.held)
         return ClaimRequest(self._node, wanted, self._lease_ms, self.held, PUSH_BYTES_MAX)
 
     def served(self, claimed: Claimed) -> None:
-        """See `Claimer.served`."""
+        """Send the jobs once their leases are committed."""
         if claimed.jobs:
             claimed.commit.on_done(lambda commit: self._send(claimed, commit))
             if claimed.ready and self.wants_jobs:
-                self._queue.look_soon()
+                self._queue.serve_soon()
 
     def refused(self, error: EverlogError) -> None:
-        """See `Claimer.refused`."""
+        """End the stream with the error."""
         self.fail(error)
 
     def _send(self, claimed: Claimed, commit: Commit) -> None:
@@ -97,18 +96,9 @@ class WorkStream:
         self._stream.write(frames)
         self._output_s = self._queue.timers.time()
 
-    # --- Heartbeats --------------------------------------------------------------------------------------
-
-    def _arm_heartbeat(self, delay_s: float) -> None:
-        self._beat_timer = self._queue.timers.call_later(delay_s, self._beat)
-
     def _beat(self) -> None:
-        quiet_s = self._queue.timers.time() - self._output_s
-        if quiet_s > HEARTBEAT_S - TIMER_SLACK_S:
-            if self._stream.buffered == 0:
-                self._write(sse.HEARTBEAT)
-            quiet_s = 0.0
-        self._arm_heartbeat(HEARTBEAT_S - quiet_s)
+        if self._stream.buffered == 0:
+            self._write(sse.HEARTBEAT)
 
     # --- The end -----------------------------------------------------------------------------------------
 
@@ -133,39 +123,39 @@ class WorkStream:
             self.end()
 
     def end(self) -> None:
-        """The stream is over, whoever ended it: give back all it held."""
+        """Release everything the stream holds, once."""
         if self._is_over:
             return
         self._is_over = True
-        if self._beat_timer is not None:
-            self._beat_timer.cancel()
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
         self._queue.leave(self)
 
     def release(self, release: Callable[[str, str, dict[int, int]], None]) -> None:
-        """Give back the leases that are still alive."""
+        """Release the leases that still run."""
         if self.held:
             release(self._queue.name, self._node, dict(self.held))
 
 
 class WorkQueue:
-    """The workers that are connected to one queue."""
+    """The workers that are connected to one job queue."""
 
     def __init__(self, routes: WorkRoutes, name: str, epoch: int) -> None:
         self._routes = routes
         self._epoch = epoch
         self._streams: dict[WorkStream, None] = {}
-        self._is_look_due = False
+        self._serve_is_due = False
         self._timer: Timer | None = None
         self.name = name
         self.timers = routes.timers
 
     def join(self, stream: WorkStream) -> None:
-        """One more worker."""
+        """Add a worker."""
         self._streams[stream] = None
-        self.look_soon()
+        self.serve_soon()
 
     def leave(self, stream: WorkStream) -> None:
-        """A worker is gone; its jobs are for the others at once."""
+        """Remove a worker; its jobs are claimable at once."""
         self._streams.pop(stream, None)
         self._routes.windows.leave(self.name, stream)
         self._routes.stream_ended(self, stream)
@@ -176,14 +166,14 @@ class WorkQueue:
         """Whether it belongs to this instance of the topic."""
         return self._epoch == epoch
 
-    def look_soon(self) -> None:
-        """There may be jobs, or room for them: serve everybody at the end of what runs now."""
-        if not self._is_look_due:
-            self._is_look_due = True
-            self._routes.app.loop.call_soon(self._look)
+    def serve_soon(self) -> None:
+        """Serve all workers after the current callback: there may be jobs, or room for them."""
+        if not self._serve_is_due:
+            self._serve_is_due = True
+            self._routes.app.loop.call_soon(self._serve_due)
 
-    def _look(self) -> None:
-        self._is_look_due = False
+    def _serve_due(self) -> None:
+        self._serve_is_due = False
         if not self._streams:
             return
         try:
@@ -199,29 +189,29 @@ class WorkQueue:
             raise TopicNotFound(
                 f"the topic {self.name!r} of this stream was deleted; there is another one now"
             )
-        engine.on_jobs(self.name, self.look_soon)  # before looking, so that nothing is missed in between
+        engine.on_jobs(self.name, self.serve_soon)  # before looking, so that nothing is missed in between
         engine.expire_jobs(self.name)
-        hungry: list[Claimer] = [stream for stream in self._streams if stream.wants_jobs]
-        if hungry:
-            # Whoever is first now is last next time, so that the first of many does not get everything.
+        wanting: list[Claimer] = [stream for stream in self._streams if stream.wants_jobs]
+        if wanting:
+            # The first worker now is the last one next time, so that it does not get everything.
             first = next(iter(self._streams))
             del self._streams[first]
             self._streams[first] = None
-            self._routes.windows.claim(self.name, hungry)
+            self._routes.windows.claim(self.name, wanting)
         self._arm(engine.expire_jobs(self.name))
 
     def _arm(self, delay_ms: int | None) -> None:
-        """Look again when the next lease or delay ends."""
+        """Serve again when the next lease or delay ends."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if delay_ms is None else self.timers.call_later(delay_ms / 1000, self.look_soon)
+        self._timer = None if delay_ms is None else self.timers.call_later(delay_ms / 1000, self.serve_soon)
 
     def _forget(self) -> None:
         self._arm(None)
         self._routes.forget_queue(self)
         engine = self._routes.app.engine
         if engine is not None:
-            engine.forget_jobs(self.name, self.look_soon)
+            engine.forget_jobs(self.name, self.serve_soon)
 
 
 class WorkRoutes:
@@ -265,16 +255,10 @@ class WorkRoutes:
         work.start()
 
     def _check_key(self, call: Call) -> Key | None:
-        """A browser cannot send headers with a stream, so the key may be in the query here."""
-        keys = self.app.settings.api_keys
-        if not keys.enabled:
-            return None
-        request = call.request
-        token = bearer_token(request.header(b"authorization")) or token_of_query(request.query)
-        key = None if token is None else keys.find(token)
+        """The key of a worker, which must allow to read and write this job queue."""
+        key = stream_key(self.app, call.request, "send a valid key as a bearer token or as ?token=")
         if key is None:
-            message = "send a valid key as a bearer token or as ?token="
-            raise ApiError(401, "unauthorized", message, None, CHALLENGE)
+            return None
         if not key.allows(Scope.READ | Scope.WRITE):
             raise scope_missing(Scope.READ | Scope.WRITE)
         if not key.allows_name(call.name.encode()):
@@ -284,7 +268,7 @@ class WorkRoutes:
         return key
 
     def stream_ended(self, queue: WorkQueue, work: WorkStream) -> None:
-        """A stream gives back what it took."""
+        """Release the slot and the leases of a stream."""
         self.streams.discard(work)
         self.slots.give_back(work.key)
         engine = self.app.engine
@@ -293,12 +277,12 @@ class WorkRoutes:
             self.app.turn_soon()
 
     def forget_queue(self, queue: WorkQueue) -> None:
-        """Nobody is connected to this queue any more."""
+        """Drop a job queue without workers."""
         if self._queues.get(queue.name) is queue:
             del self._queues[queue.name]
 
     def shut_down(self) -> None:
-        """End every stream, telling its worker to connect again; the leases are free."""
+        """End every stream with an error that asks the worker to connect again; its leases are released."""
         for work in tuple(self.streams):
             work.shut_down()
 

@@ -1,13 +1,14 @@
 """The routes of job queues: claim, ack, nack, extend.
 
-Owns what these answers look like; the engine decides what is in them, `claim_windows` when claims are served.
+Owns what these answers look like, and when claims are served (`ClaimWindows`); the engine decides what is in
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -15,17 +16,106 @@ from everlog.errors import BatchTooLarge, EverlogError
 from everlog.server.app import App, Call, Route
 from everlog.server.auth import Scope
 from everlog.server.bodies import AckBody, ClaimBody, ExtendBody, NackBody, check_counts, decode
-from everlog.server.claim_windows import ClaimWindows
 from everlog.server.errors import ApiError, invalid
-from everlog.server.forwarded import when_forwarded
-from everlog.topics import Claimed, ClaimRequest, Durability, Engine, Settled
+from everlog.server.router_wait import when_forwarded
+from everlog.server.streams import Timer, Timers
+from everlog.topics import Claimed, ClaimRequest, Commit, Durability, Engine, Settled
 from everlog.topics.jobs.claims import SEQS_MAX, check_node
 
 _json: Final = msgspec.json.Encoder()
 
 
-class QueueRoutes:
-    """Handlers of everything below a queue but its stream."""
+class Claimer(Protocol):
+    """A request or a stream that wants jobs."""
+
+    def request(self) -> ClaimRequest | None:
+        """What it wants when its claim is served; None if nothing any more."""
+        ...
+
+    def served(self, claimed: Claimed) -> None:
+        """Take the jobs, perhaps none; to be sent when `claimed.commit` is done."""
+        ...
+
+    def refused(self, error: EverlogError) -> None:
+        """Take the error of its claim."""
+        ...
+
+
+class _Window:
+    """The claimers since it was opened, in the order of arrival."""
+
+    __slots__ = ("claimers", "timer")
+
+    def __init__(self) -> None:
+        self.claimers: dict[Claimer, None] = {}
+        self.timer: Timer | None = None
+
+
+class ClaimWindows:
+    """Gathers the claims of a job queue with `claim_jitter_ms`.
+
+    The first claimer opens a window, and all that come until it closes are served together. Without it every
+    claimer is served at once.
+    """
+
+    def __init__(self, app: App, timers: Timers) -> None:
+        self._app = app
+        self._timers = timers
+        self._open: dict[str, _Window] = {}
+
+    def claim(self, name: str, claimers: list[Claimer]) -> None:
+        """Serve these claimers now, or when the window of their job queue closes."""
+        jitter_ms = self._app.ready_engine().claim_jitter_ms(name)
+        if not jitter_ms:
+            self._serve(name, claimers)
+            return
+        window = self._open.get(name)
+        if window is None:
+            window = self._open[name] = _Window()
+            window.timer = self._timers.call_later(jitter_ms / 1000, lambda: self._close(name))
+        window.claimers.update(dict.fromkeys(claimers))
+
+    def leave(self, name: str, claimer: Claimer) -> None:
+        """Remove a claimer that is disconnected."""
+        window = self._open.get(name)
+        if window is not None:
+            window.claimers.pop(claimer, None)
+
+    def _close(self, name: str) -> None:
+        claimers = list(self._open.pop(name).claimers)
+        self._serve(name, claimers)
+        self._app.turn_soon()
+
+    def _serve(self, name: str, claimers: list[Claimer]) -> None:
+        """Lease jobs to all of them at once."""
+        asked = [(claimer, request) for claimer in claimers if (request := claimer.request()) is not None]
+        if not asked:
+            return
+        try:
+            answers = self._app.ready_engine().claim_together(
+                name, [request for _, request in asked], block=False
+            )
+        except EverlogError as error:
+            for claimer, _ in asked:
+                claimer.refused(error)
+            return
+        for (claimer, _), claimed in zip(asked, answers, strict=True):
+            if claimed.incomplete:
+                claimed.commit.on_done(lambda commit, claimer=claimer: self._fetched(name, claimer, commit))  # type: ignore[misc]
+            else:
+                claimer.served(claimed)
+
+    def _fetched(self, name: str, claimer: Claimer, commit: Commit) -> None:
+        """The segment of the next jobs is in memory, or cannot be read."""
+        if commit.error is not None:
+            claimer.refused(commit.error)
+        else:
+            self._serve(name, [claimer])
+        self._app.turn_soon()
+
+
+class JobRoutes:
+    """Handlers of everything below a job queue except its stream."""
 
     def __init__(self, app: App, windows: ClaimWindows) -> None:
         self.app = app
@@ -123,32 +213,32 @@ class QueueRoutes:
 
 
 class _CallClaimer:
-    """One POST claim on its way through a pass."""
+    """One POST claim that waits to be served."""
 
     __slots__ = ("_body", "_call", "_is_answered", "_routes")
 
-    def __init__(self, routes: QueueRoutes, call: Call, body: ClaimBody) -> None:
+    def __init__(self, routes: JobRoutes, call: Call, body: ClaimBody) -> None:
         self._routes = routes
         self._call = call
         self._body = body
         self._is_answered = False
 
     def request(self) -> ClaimRequest:
-        """See `Claimer.request`."""
+        """What the body asks for."""
         return ClaimRequest(self._body.node, self._body.max, self._body.lease_ms)
 
     def served(self, claimed: Claimed) -> None:
-        """See `Claimer.served`."""
+        """Answer with the jobs once their leases are committed."""
         self._is_answered = True
         self._routes.app.answer_when(self._call, claimed.commit, partial(self._answer, claimed))
 
     def refused(self, error: EverlogError) -> None:
-        """See `Claimer.refused`."""
+        """Answer with the error."""
         self._is_answered = True
         self._routes.app.guarded(self._call, partial(_raise, error))
 
     def claim(self) -> None:
-        """Join a pass; if the client goes away before it begins, nothing is leased to it."""
+        """Claim; if the client goes away before its window closes, nothing is leased to it."""
         routes, call = self._routes, self._call
         routes.windows.claim(call.name, [self])
         if not self._is_answered:

@@ -1,4 +1,4 @@
-"""Reading a topic that routers write to: what is on its way there is waited for.
+"""Wait until the routers that write to a topic have copied what is due.
 
 Owns that wait. A topic without routers costs one look.
 """
@@ -15,7 +15,7 @@ from everlog.topics import Commit
 def when_forwarded(app: App, call: Call, name: str, step: Callable[[], None]) -> None:
     """Take a step of a call once its topic has everything that was written to the sources of its routers.
 
-    What cannot be copied now does not keep anybody from reading what is there.
+    If a copy fails, the step is taken with what is there.
     """
     commit = app.ready_engine().forward(name)
     if commit.done:
@@ -25,12 +25,12 @@ def when_forwarded(app: App, call: Call, name: str, step: Callable[[], None]) ->
     def again(done: Commit) -> None:
         following = step if done.error is not None else partial(when_forwarded, app, call, name, step)
         # Not here: this may be the middle of a commit.
-        app.loop.call_soon(_go_on, app, call, following)
+        app.loop.call_soon(_resume, app, call, following)
 
     commit.on_done(again)
     app.turn_soon()
 
 
-def _go_on(app: App, call: Call, step: Callable[[], None]) -> None:
+def _resume(app: App, call: Call, step: Callable[[], None]) -> None:
     app.guarded(call, step)
     app.turn_soon()
