@@ -261,7 +261,7 @@ class _Metrics(Collector):
         yield CounterMetricFamily("topics_scheduler_serviced", "topics that were served", delivery.served)
         yield CounterMetricFamily("topics_throttled", "writes refused for pressure", delivery.refused)
         histogram = HistogramMetricFamily(
-            "topics_scheduling_latency_us", "time from news to service in microseconds"
+            "topics_scheduling_latency_us", "time from a change to its service in microseconds"
         )
         histogram.add_metric([], delivery.cumulative_buckets(), delivery.latency_us_total)
         yield histogram

@@ -91,7 +91,7 @@ WRITER_TEXTS: Final[dict[str, str]] = {
     "index_stride": "messages per entry of the seek index",
     "index_flush_interval_s": "also write the index of the open segment this often",
     "index_flush_records": "also write it after so many messages",
-    "retention": "delete what nobody needs",
+    "retention": "delete segments that no reader needs",
     "retention_check_interval_s": "how often to look for it",
     "retention_check_bytes": "also look after so many bytes",
     "reader_ttl_s": "a reader silent for longer does not count",

@@ -74,7 +74,7 @@ class Governor:
         self.pressure = 0
         """In thousandths."""
         self.latency_ns = 0
-        """Moving average of the time from news to service."""
+        """Moving average of the time from a change to its service."""
         self.busy = 0
         """Share of the time in which the serving thread had work, in thousandths."""
         self.samples = 0
