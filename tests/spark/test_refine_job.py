@@ -49,7 +49,7 @@ def test_tasks_write_what_one_process_does_and_nothing_twice(spark: SparkSession
         assert [bytes(one.payload) for one in messages_of(twin)] == [
             bytes(one.payload) for one in messages_of(queue)
         ]
-    with pytest.raises(InvalidConfig, match="refined from another settings"):
+    with pytest.raises(InvalidConfig, match="made with another settings"):
         refine(spark, raw, str(root), "simulated", NAMES)
 
 

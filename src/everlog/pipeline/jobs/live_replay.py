@@ -20,7 +20,7 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
 from everlog.clock import NS_PER_S
-from everlog.errors import Corrupt, InvalidConfig
+from everlog.errors import Corrupt
 from everlog.fs import OsFs, create_directory, replace_file
 from everlog.market import BookSettings
 from everlog.pipeline import queue_ranges
@@ -34,6 +34,7 @@ from everlog.pipeline.jobs.replay import (
     ReplayReport,
     count_replayed,
 )
+from everlog.pipeline.jobs.report import stored_settings
 from everlog.seq_ranges import SeqRange
 
 PLAN_FILE: Final = "plan.json"
@@ -109,21 +110,9 @@ class _LiveReplay:
 
     def fix(self, tasks: int) -> None:
         """Take the number of tasks from the checkpoint; refuse one with other settings."""
-        file = os.path.join(self._checkpoint, PLAN_FILE)
         wanted = _Fixed(self._path, tasks, repr(self._plan))
-        try:
-            with open(file, "rb") as opened:
-                fixed = msgspec.json.decode(opened.read(), type=_Fixed)
-        except FileNotFoundError:
-            replace_file(OsFs(), file, msgspec.json.encode(wanted))
-            fixed = wanted
-        for name in ("queue", "plan"):
-            if getattr(fixed, name) != getattr(wanted, name):
-                raise InvalidConfig(
-                    f"the checkpoint {self._checkpoint} was made with another {name} "
-                    f"({getattr(fixed, name)}); use another table, or the same {name}"
-                )
-        self._tasks = fixed.tasks
+        path = os.path.join(self._checkpoint, PLAN_FILE)
+        self._tasks = stored_settings(path, wanted, ("queue", "plan")).tasks
 
     def run(self, source: DataFrame, follow: bool) -> ReplayReport:
         """Run the query until it has caught up, or until it is stopped."""

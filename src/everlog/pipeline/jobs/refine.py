@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from datetime import date
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,10 +18,10 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from everlog.errors import DataLost, InvalidConfig
-from everlog.fs import OsFs, replace_file
+from everlog.fs import OsFs
 from everlog.pipeline import queue_ranges
 from everlog.pipeline.jobs.market_tasks import Rows, TableSpec, application_name, fill_tables
-from everlog.pipeline.jobs.report import RunReport
+from everlog.pipeline.jobs.report import RunReport, stored_settings
 from everlog.pipeline.lake import LakeTable
 from everlog.pipeline.rdd_tasks import run_in_tasks
 from everlog.pipeline.refinery import LAYOUT_VERSION, Counts, Refinery, RefinerySettings, Symbols
@@ -169,20 +169,8 @@ def _late_rows(parent: str, venue: str, code: str) -> Iterator[pa.RecordBatch]:
 
 def _first_seq(parent: str, queue: str, held: SeqRange, settings: RefinerySettings) -> int:
     """Return the seq with which this root began, which the first run stores."""
-    path = os.path.join(parent, ORIGIN_FILE)
-    try:
-        with open(path, "rb") as file:
-            origin = msgspec.json.decode(file.read(), type=_Origin)
-    except FileNotFoundError:
-        os.makedirs(parent, exist_ok=True)
-        origin = _Origin(queue, held.first, settings)
-        replace_file(OsFs(), path, msgspec.json.encode(origin))
-    expected: dict[str, Any] = {"queue": queue, "settings": settings}
-    for name, value in expected.items():
-        if getattr(origin, name) != value:
-            raise InvalidConfig(
-                f"{parent} was refined from another {name} ({getattr(origin, name)}); use another directory"
-            )
+    wanted = _Origin(queue, held.first, settings)
+    origin = stored_settings(os.path.join(parent, ORIGIN_FILE), wanted, ("queue", "settings"))
     if origin.first_seq < held.first:
         raise DataLost(
             f"{parent} was refined from message {origin.first_seq} on, but {queue} begins at {held.first}; "

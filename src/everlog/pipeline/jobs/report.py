@@ -1,13 +1,16 @@
-"""What a run of a job says at its end, for people and for programs.
-
-Owns that shape only.
-"""
+"""The report of a run, and the settings that all runs into one place share."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Any, TypeVar
 
 import msgspec
+
+from everlog.errors import InvalidConfig
+from everlog.fs import OsFs, replace_file
+
+Stored = TypeVar("Stored", bound=msgspec.Struct)
 
 
 class RunReport(msgspec.Struct, kw_only=True):
@@ -27,3 +30,21 @@ class RunReport(msgspec.Struct, kw_only=True):
     def to_json(self) -> str:
         """Return it as one JSON document."""
         return msgspec.json.encode(self).decode()
+
+
+def stored_settings(path: str, wanted: Stored, fixed: tuple[str, ...]) -> Stored:
+    """Return the settings that the first run stored at `path`; refuse a run that differs in a `fixed` one."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    try:
+        with open(path, "rb") as file:
+            stored = msgspec.json.decode(file.read(), type=type(wanted))
+    except FileNotFoundError:
+        replace_file(OsFs(), path, msgspec.json.encode(wanted))
+        return wanted
+    for name in fixed:
+        if getattr(stored, name) != getattr(wanted, name):
+            raise InvalidConfig(
+                f"{os.path.dirname(path)} was made with another {name} ({getattr(stored, name)}); use the "
+                f"same {name}, or another place"
+            )
+    return stored
