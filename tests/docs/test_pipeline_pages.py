@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs" / "guide"
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("page", "blocks"), [("spark.md", 7), ("replaying.md", 2), ("writing-a-feature.md", 5)]

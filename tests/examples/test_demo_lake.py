@@ -27,6 +27,7 @@ LAKE_STEPS = [
 ]
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(600)  # starts Java, and a machine under test may be busy
 def test_the_lake_holds_every_message_book_and_feature_and_a_lost_row_is_seen(tmp_path: Path) -> None:
     root, report = tmp_path / "run", tmp_path / "report"
