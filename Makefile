@@ -47,7 +47,7 @@ test: lint docs wheel ## Everything a change must pass: lint, docs, packaging, a
 lint: setup ## Style, formatting, types and import layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict src
+	$(BIN)/mypy --strict src tools
 	$(BIN)/lint-imports
 
 # The wheel is built from the source distribution, so both are complete, and tried in a new environment.
@@ -105,15 +105,14 @@ soak-others:
 	$(BIN)/python -m pytest tests -m soak --deselect tests/soak/test_server_soak.py --timeout=$$(( $(SOAK_SECONDS) + $(SOAK_MARGIN_S) ))
 
 api: setup ## Write the pages of docs/reference that are made from the code anew
-	$(BIN)/python -m everlog.server.schema
-	$(BIN)/python -m everlog.cli.reference
+	$(BIN)/python -m tools.reference_pages
 
 docs: setup ## Build the documentation site into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
 clean: ## Remove what was built; .venv stays and is completed by the next setup
 	rm -rf build dist demo-report src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests tools benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 	rm -f src/everlog/native/*.so src/everlog/native/*/*.so $(SETUP_STAMP) $(BENCH_STAMP)
 
 $(SETUP_STAMP): pyproject.toml setup.py constraints.txt $(NATIVE_SOURCES)

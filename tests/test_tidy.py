@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE_FOLDERS = ("src", "tests", "benchmarks", "examples")
+SOURCE_FOLDERS = ("src", "tests", "tools", "benchmarks", "examples")
 SOURCE_KINDS = (".py", ".pyi", ".pyx", ".pxi", ".pxd", ".c", ".h")
 IGNORED_FOLDERS = {".git", ".venv", "build", "dist", "__pycache__", ".hypothesis"}
 # Imported by tests only, ours and those of users.

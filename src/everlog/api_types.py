@@ -2,7 +2,7 @@
 
 Owns names, fields and their order; computes nothing. A field of an answer that has a default may be absent on
 the wire. Unknown fields are ignored, as the contract asks. The documents of the API are generated from these
-classes (`everlog.server.schema`), which adds the meaning of each field.
+classes (`tools.reference_pages`), which adds the meaning of each field.
 """
 
 from __future__ import annotations

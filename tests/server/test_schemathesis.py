@@ -28,10 +28,10 @@ from schemathesis.specs.openapi.checks import (
 )
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
-from everlog.server.schema.documents import registered_routes
-from everlog.server.schema.openapi import openapi
 from tests.support.api_documents import closed
 from tests.support.server_processes import running_server
+from tools.reference_pages.documents import registered_routes
+from tools.reference_pages.openapi import openapi
 
 EXAMPLES = 12
 KEY = "a-key-that-may-do-everything"

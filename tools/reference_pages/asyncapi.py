@@ -11,10 +11,10 @@ from typing import Any, Final
 from msgspec import Struct
 
 import everlog
-from everlog.server.schema.messages import EVENTS, PUSHES, REPLIES, WORK_EVENTS
-from everlog.server.schema.openapi import Routes, new_shapes, operations_of
-from everlog.server.schema.shapes import Shapes, first_line
 from everlog.server.socket_commands import Ping, Publish, Subscribe, Unsubscribe
+from tools.reference_pages.messages import EVENTS, PUSHES, REPLIES, WORK_EVENTS
+from tools.reference_pages.openapi import Routes, new_shapes, operations_of
+from tools.reference_pages.shapes import Shapes, first_line
 
 COMMANDS: Final[tuple[type[Struct], ...]] = (Subscribe, Unsubscribe, Publish, Ping)
 _SSE_TEXT: Final = (

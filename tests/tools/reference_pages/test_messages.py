@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from everlog.server.schema.asyncapi import COMMANDS, asyncapi
-from everlog.server.schema.documents import registered_routes
-from everlog.server.schema.messages import EVENTS, PUSHES, REPLIES, WORK_EVENTS
 from tests.support.api_documents import Judge
 from tests.support.server_clients import EventStream, JsonSocket, PlainClient
 from tests.support.server_processes import running_server
+from tools.reference_pages.asyncapi import COMMANDS, asyncapi
+from tools.reference_pages.documents import registered_routes
+from tools.reference_pages.messages import EVENTS, PUSHES, REPLIES, WORK_EVENTS
 
 RECORD = {"data": {"id": 1}, "tag": "t", "node": "n", "meta": {"m": 1}}
 

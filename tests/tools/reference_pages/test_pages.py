@@ -12,31 +12,24 @@ import typer
 from prometheus_client.parser import text_string_to_metric_families
 
 from everlog.cli import chron_cli, main
-from everlog.cli.reference import __main__ as program
-from everlog.cli.reference import pages
-from everlog.cli.reference.markdown import code, table
-from everlog.cli.reference.settings import SERVER_TEXTS, WRITER_TEXTS
 from everlog.queue import WriterConfig
-from everlog.server.schema.documents import outdated
 from everlog.server.settings import VARIABLES, ServerSettings
 from tests.support.http_cases import running
+from tools.reference_pages.documents import documents
+from tools.reference_pages.markdown import code, table
+from tools.reference_pages.settings import SERVER_TEXTS, WRITER_TEXTS
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
-HOW = "run: make api"
 
 
 def rows(page: str, heading: str = "") -> list[list[str]]:
     """The cells of the first table below a heading; a whole cell of code loses its backquotes."""
-    text = pages()[page].split(f"\n## {heading}\n")[1] if heading else pages()[page]
+    text = documents()[page].split(f"\n## {heading}\n")[1] if heading else documents()[page]
     lines = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
     assert lines is not None
     # Bars inside a cell are escaped.
     cells = [re.split(r"(?<!\\)\|", line.strip("|")) for line in lines[0].splitlines()[2:]]
     return [[re.sub(r"^`([^`]*)`$", r"\1", cell.strip()) for cell in row] for row in cells]
-
-
-def test_the_committed_pages_are_what_the_code_says() -> None:
-    assert [path.name for path in outdated(REFERENCE, pages())] == [], HOW
 
 
 # --- Settings --------------------------------------------------------------------------------------------
@@ -107,7 +100,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_stands_with_all_its_options_and_its_example(name: str) -> None:
-    section = pages()["cli.md"].split(f"\n## {name}\n")[1].split("\n## ")[0]
+    section = documents()["cli.md"].split(f"\n## {name}\n")[1].split("\n## ")[0]
     command = COMMANDS[name]
     for parameter in command.params:
         for word in (*parameter.opts, *parameter.secondary_opts):
@@ -126,18 +119,6 @@ def test_values_defaults_and_variables_are_shown_as_they_are_typed() -> None:
 
 
 # --- Files -----------------------------------------------------------------------------------------------
-
-
-def test_a_page_is_written_if_it_is_missing_or_says_something_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert program.main([str(tmp_path)], pages) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3
-    assert outdated(tmp_path, pages()) == []
-    (tmp_path / "metrics.md").write_text("something else")
-    assert program.main([str(tmp_path)], pages) == 0
-    assert capsys.readouterr().out == f"wrote {tmp_path / 'metrics.md'}\n"
-    assert program.main([str(tmp_path / "nowhere")], pages) == 2
 
 
 def test_bars_and_line_breaks_stay_inside_their_cell() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-MADE_BY: Final = "<!-- Made by `python -m everlog.cli.reference`; do not edit. -->"
+MADE_BY: Final = "<!-- Made by `python -m tools.reference_pages`; do not edit. -->"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

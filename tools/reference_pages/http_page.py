@@ -9,16 +9,16 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from everlog.server.schema.asyncapi import COMMANDS, asyncapi
-from everlog.server.schema.error_codes import ERROR_CODES, OF_EVERY_REQUEST, SOCKET_CODES, ErrorCode
-from everlog.server.schema.messages import EVENTS, PUSHES, REPLIES, WORK_EVENTS
-from everlog.server.schema.openapi import Routes, errors_of, openapi, operations_of, scope_words
-from everlog.server.schema.operations import Operation
-from everlog.server.schema.shapes import Schema
+from tools.reference_pages.asyncapi import COMMANDS, asyncapi
+from tools.reference_pages.error_codes import ERROR_CODES, OF_EVERY_REQUEST, SOCKET_CODES, ErrorCode
+from tools.reference_pages.messages import EVENTS, PUSHES, REPLIES, WORK_EVENTS
+from tools.reference_pages.openapi import Routes, errors_of, openapi, operations_of, scope_words
+from tools.reference_pages.operations import Operation
+from tools.reference_pages.shapes import Schema
 
 _OPENING = """# HTTP API
 
-<!-- Made by `python -m everlog.server.schema`; do not edit. -->
+<!-- Made by `python -m tools.reference_pages`; do not edit. -->
 
 All routes of the topics server, made from its code. The [guide](../guide/server.md) shows how to use them.
 The same for programs: [openapi.json](openapi.json) and [asyncapi.json](asyncapi.json).

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 import typer
 
 from everlog.cli import chron_cli, main
-from everlog.cli.reference.markdown import MADE_BY, code, table
+from tools.reference_pages.markdown import MADE_BY, code, table
 
 _OPENING: Final = f"""# Commands
 

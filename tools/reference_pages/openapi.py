@@ -12,12 +12,12 @@ import everlog
 from everlog import api_types
 from everlog.api_types import Durability
 from everlog.server.auth import Scope
-from everlog.server.schema.error_codes import ERROR_CODES, ErrorCode, rows_of
-from everlog.server.schema.field_texts import BOUNDS, COMMON, SPECIAL
-from everlog.server.schema.operations import EVENT_STREAM, OPERATIONS, Answer, Operation, Parameter
-from everlog.server.schema.shapes import STORED_CONFIG, U64, Schema, Shapes, completed, reference
 from everlog.topics import TopicConfig
 from everlog.topics.config import TOPIC_NAME
+from tools.reference_pages.error_codes import ERROR_CODES, ErrorCode, rows_of
+from tools.reference_pages.field_texts import BOUNDS, COMMON, SPECIAL
+from tools.reference_pages.operations import EVENT_STREAM, OPERATIONS, Answer, Operation, Parameter
+from tools.reference_pages.shapes import STORED_CONFIG, U64, Schema, Shapes, completed, reference
 
 Routes = Iterable[tuple[str, str]]
 _DURABILITY: Final[Schema] = {"type": "string", "enum": [member.value for member in Durability]}

@@ -12,11 +12,14 @@ from typing import Any
 
 from prometheus_client.metrics_core import Metric
 
-from everlog.server.schema.asyncapi import asyncapi
-from everlog.server.schema.openapi import openapi
-from everlog.server.schema.reference import reference_page
 from everlog.server.serve import TopicsServer
 from everlog.server.settings import ServerSettings
+from tools.reference_pages.asyncapi import asyncapi
+from tools.reference_pages.commands import commands_page
+from tools.reference_pages.http_page import reference_page
+from tools.reference_pages.metrics import metrics_page
+from tools.reference_pages.openapi import openapi
+from tools.reference_pages.settings import settings_page
 
 
 def registered_routes() -> set[tuple[str, str]]:
@@ -46,6 +49,9 @@ def documents() -> dict[str, str]:
         "openapi.json": _pretty(openapi(routes)),
         "asyncapi.json": _pretty(asyncapi(routes)),
         "http.md": reference_page(routes),
+        "cli.md": commands_page(),
+        "settings.md": settings_page(),
+        "metrics.md": metrics_page(registered_metrics()),
     }
 
 

@@ -15,12 +15,12 @@ import msgspec
 import typer
 
 from everlog.cli import main
-from everlog.cli.reference.markdown import MADE_BY, code, table
 from everlog.queue.config import WriterConfig
 from everlog.server.auth import KeyRing
-from everlog.server.schema.field_texts import COMMON, SPECIAL
 from everlog.server.settings import RANGES, VARIABLES, ServerSettings
 from everlog.topics.config import U64_MAX, TopicConfig
+from tools.reference_pages.field_texts import COMMON, SPECIAL
+from tools.reference_pages.markdown import MADE_BY, code, table
 
 _OPENING: Final = f"""# Settings
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from everlog.server.errors import _STATUS
-from everlog.server.schema.__main__ import main
-from everlog.server.schema.asyncapi import asyncapi
-from everlog.server.schema.documents import documents, outdated, registered_routes
-from everlog.server.schema.error_codes import ERROR_CODES, OF_EVERY_REQUEST, SOCKET_CODES
-from everlog.server.schema.field_texts import BOUNDS, COMMON, SPECIAL
-from everlog.server.schema.openapi import openapi, operations_of, undescribed
-from everlog.server.schema.operations import OPERATIONS
 from tests.support.api_documents import codes_in, references_in, refusals_in, resolved
+from tools.reference_pages.__main__ import main
+from tools.reference_pages.asyncapi import asyncapi
+from tools.reference_pages.documents import documents, outdated, registered_routes
+from tools.reference_pages.error_codes import ERROR_CODES, OF_EVERY_REQUEST, SOCKET_CODES
+from tools.reference_pages.field_texts import BOUNDS, COMMON, SPECIAL
+from tools.reference_pages.openapi import openapi, operations_of, undescribed
+from tools.reference_pages.operations import OPERATIONS
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 REFERENCE = REPOSITORY / "docs" / "reference"
@@ -28,7 +28,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {"openapi": openapi(EVERYTHING), "asyncap
 
 def test_the_committed_documents_are_what_the_code_says() -> None:
     stale = [path.name for path in outdated(REFERENCE, documents())]
-    assert stale == [], f"{stale} are out of date; run: python -m everlog.server.schema"
+    assert stale == [], f"{stale} are out of date; run: python -m tools.reference_pages"
 
 
 def test_every_route_of_the_server_is_described() -> None:
@@ -136,7 +136,7 @@ def test_the_command_writes_what_has_changed_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert len(capsys.readouterr().out.splitlines()) == 6
     assert json.loads((tmp_path / "openapi.json").read_text())["openapi"] == "3.1.0"
     (tmp_path / "http.md").write_text("old")
     assert main([str(tmp_path)]) == 0

@@ -5,10 +5,12 @@ Owns the layout of the page; names, kinds, labels and words are those of the met
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
-from everlog.cli.reference.markdown import MADE_BY, code, table
-from everlog.server.schema.documents import registered_metrics
+from prometheus_client.metrics_core import Metric
+
+from tools.reference_pages.markdown import MADE_BY, code, table
 
 _OPENING: Final = f"""# Metrics
 
@@ -23,10 +25,10 @@ and of routers the first 1000 by name have numbers of their own.
 """
 
 
-def metrics_page() -> str:
-    """The whole page."""
+def metrics_page(metrics: Iterable[Metric]) -> str:
+    """The whole page about these metrics."""
     rows = []
-    for metric in registered_metrics():
+    for metric in metrics:
         is_counter = metric.type == "counter" and metric.name != "topics_uptime_ms"
         labels = ", ".join(code(label) for label in getattr(metric, "_labelnames", ()))
         rows.append(

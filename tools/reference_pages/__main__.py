@@ -1,4 +1,4 @@
-"""`python -m everlog.server.schema [DIRECTORY]`: write the documents of the HTTP API.
+"""`python -m tools.reference_pages [DIRECTORY]`: write the pages that are made from the code.
 
 The directory is `docs/reference` unless another one is named.
 """
@@ -6,13 +6,12 @@ The directory is `docs/reference` unless another one is named.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from everlog.server.schema.documents import documents, write_changed
+from tools.reference_pages.documents import documents, write_changed
 
 
-def main(arguments: list[str], texts: Callable[[], dict[str, str]] = documents) -> int:
+def main(arguments: list[str]) -> int:
     """Write the files that have changed and print their names."""
     directory = Path(arguments[0] if arguments else "docs/reference")
     if not directory.is_dir():
@@ -20,7 +19,7 @@ def main(arguments: list[str], texts: Callable[[], dict[str, str]] = documents) 
             f"{directory} is not a directory; name one, or run this in the repository root", file=sys.stderr
         )
         return 2
-    for path in write_changed(directory, texts()):
+    for path in write_changed(directory, documents()):
         print(f"wrote {path}")
     return 0
 

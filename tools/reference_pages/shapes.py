@@ -20,7 +20,7 @@ U64: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": U64_MAX}
 I32: Final[Schema] = {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1}
 STORED_CONFIG: Final = "StoredConfig"
 """Name of the settings of a topic in answers, where all of them are present."""
-_SENT: Final = ("everlog.api_types", "everlog.server.schema.messages")
+_SENT: Final = ("everlog.api_types", "tools.reference_pages.messages")
 """Modules of what the server sends: there, a field with a default may be absent, and is never null for it."""
 SIGNED_FIELDS: Final = frozenset({"priority", "effective_priority"})
 _SCALARS: Final[dict[type, Schema]] = {
