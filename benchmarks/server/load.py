@@ -66,11 +66,11 @@ def lines_missing(count: int, failure: bytes) -> Missing:
     return missing
 
 
-def http_request(method: str, path: str, body: bytes = b"") -> bytes:
-    """A request as a plain client sends it on a connection that stays open."""
-    return (
-        b"%b %b HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-    ) % (method.encode(), path.encode(), len(body), body)
+def http_request(method: str, path: str, body: bytes = b"", key: str = "") -> bytes:
+    """A request as a plain client sends it on a connection that stays open, with a key if one is given."""
+    authorization = f"Authorization: Bearer {key}\r\n" if key else ""
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{authorization}Content-Type: application/json\r\n"
+    return head.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
 # --- Loops -----------------------------------------------------------------------------------------------

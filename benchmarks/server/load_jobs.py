@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import cycle, repeat
+from dataclasses import dataclass
+from itertools import count, cycle, repeat
 from typing import Any
 
 from benchmarks.engine import samples
@@ -29,6 +30,40 @@ READ_ANSWER_BYTES = 1 << 20
 FILL_RECORDS = 1000
 
 
+@dataclass(frozen=True)
+class Form:
+    """How appends are sent, and to what; the name begins the names of their numbers."""
+
+    name: str
+    durability: str = "disk"
+    records: int = 1
+    cap_records: int = 0
+    is_client: bool = False
+    """As every client of everlog sends them: no seqs in the answer, and an idempotency key for each."""
+    key: str = ""
+    """The API key of the server."""
+
+    @property
+    def path(self) -> str:
+        """Where they are sent."""
+        return TOPIC_PATH + "?return_seqs=false" if self.is_client else TOPIC_PATH
+
+    def body(self) -> bytes:
+        """What is sent; `wrk.KEY_MARK` stands for what has to differ from one request to the next."""
+        body = append_body(self.records)
+        if self.is_client:
+            body = body[:-1] + b',"idempotency_key":"%b"}' % wrk.KEY_MARK
+        return body
+
+    def requests(self) -> Iterator[bytes]:
+        """The requests, one after the other, without end."""
+        request = http_request("POST", self.path, self.body(), self.key)
+        if not self.is_client:
+            return repeat(request)
+        width = len(wrk.KEY_MARK)
+        return (request.replace(wrk.KEY_MARK, b"%0*d" % (width, number)) for number in count())
+
+
 def append_body(records: int) -> bytes:
     """The body of an append of so many records of 64 bytes."""
     return b'{"records":[%b]}' % b",".join(
@@ -36,10 +71,11 @@ def append_body(records: int) -> bytes:
     )
 
 
-def create_topic(server: RunningServer, durability: str) -> Line:
+def create_topic(server: RunningServer, durability: str, cap_records: int = 0) -> Line:
     """Make the topic of the benchmark; returns the connection."""
     line = Line(server.address, http_missing, READ_ANSWER_BYTES)
-    line.ask(http_request("PUT", TOPIC_PATH, json.dumps({"durability": durability}).encode()))
+    config = {"durability": durability, "cap_records": cap_records}
+    line.ask(http_request("PUT", TOPIC_PATH, json.dumps(config).encode(), server.key))
     return line
 
 
@@ -55,50 +91,44 @@ def numbers_of(name: str, load: Load, records: int, server: RunningServer, cpu_s
 
 
 @contextmanager
-def writes(server: RunningServer, name: str, durability: str, records: int, requests: int) -> Job:
-    """Appends of so many records each over all connections."""
-    line = create_topic(server, durability)
+def writes(server: RunningServer, form: Form, requests: int) -> Job:
+    """Appends of one form over all connections."""
+    line = create_topic(server, form.durability, form.cap_records)
     lines = [Line(server.address, http_missing) for _ in range(CONNECTIONS)]
-    request = http_request("POST", TOPIC_PATH, append_body(records))
 
     def run() -> Numbers:
-        syncs, cpu_s = _syncs(line), server.cpu_s()
-        load = closed_loop(lines, repeat(request), requests)
-        numbers = numbers_of(name, load, records, server, cpu_s)
-        numbers[f"{name}_appends_a_sync"] = requests / max(1, _syncs(line) - syncs)
-        _check_kept(line, requests * records)
+        syncs, cpu_s = _syncs(line, server.key), server.cpu_s()
+        load = closed_loop(lines, form.requests(), requests)
+        numbers = numbers_of(form.name, load, form.records, server, cpu_s)
+        numbers[f"{form.name}_appends_a_sync"] = requests / max(1, _syncs(line, server.key) - syncs)
+        _check_stored(line, server.key, requests * form.records)
         return numbers
 
     yield run
 
 
-def counted_writes(
-    server: RunningServer,
-    name: str,
-    durability: str,
-    records: int,
-    load: Callable[[str, bytes], wrk.Summary],
-) -> Numbers:
+def counted_writes(server: RunningServer, form: Form, load: Callable[[str, bytes], wrk.Summary]) -> Numbers:
     """As `writes`, for a load that comes from another program, which does not wait for its last answers."""
-    line = create_topic(server, durability)
-    syncs, cpu_s = _syncs(line), server.cpu_s()
-    summary = load(TOPIC_PATH, append_body(records))
+    line = create_topic(server, form.durability, form.cap_records)
+    syncs, cpu_s = _syncs(line, server.key), server.cpu_s()
+    summary = load(form.path, form.body())
     cpu_us = (server.cpu_s() - cpu_s) * 1e6
-    _check_kept(line, summary.requests * records, CONNECTIONS * records)
+    _check_stored(line, server.key, summary.requests * form.records, CONNECTIONS * form.records)
+    name = form.name
     return {
-        f"{name}_per_s": summary.requests * records * 1e6 / summary.duration_us,
+        f"{name}_per_s": summary.requests * form.records * 1e6 / summary.duration_us,
         f"{name}_p50_ms": summary.p50_us / 1000,
         f"{name}_p99_ms": summary.p99_us / 1000,
         f"{name}_cpu_us": cpu_us / summary.requests,
-        f"{name}_appends_a_sync": summary.requests / max(1, _syncs(line) - syncs),
+        f"{name}_appends_a_sync": summary.requests / max(1, _syncs(line, server.key) - syncs),
     }
 
 
-def _check_kept(line: Line, acknowledged: int, under_way: int = 0) -> None:
+def _check_stored(line: Line, key: str, acknowledged: int, under_way: int = 0) -> None:
     """All that was acknowledged must be there, and of the rest no more than was under way at the end."""
-    kept = _document(line.ask(http_request("GET", TOPIC_PATH)))["head_seq"]
-    if not acknowledged <= kept <= acknowledged + under_way:
-        raise WrongAnswer(f"{acknowledged} records were acknowledged, the topic has {kept}")
+    stored = _document(line.ask(http_request("GET", TOPIC_PATH, key=key)))["head_seq"]
+    if not acknowledged <= stored <= acknowledged + under_way:
+        raise WrongAnswer(f"{acknowledged} records were acknowledged, the topic has {stored}")
 
 
 @contextmanager
@@ -211,6 +241,7 @@ def _document(answer: bytes) -> dict[str, Any]:
     return document
 
 
-def _syncs(line: Line) -> int:
-    request = http_request("GET", "/v0/metrics").replace(b"\r\n\r\n", b"\r\nAccept: application/json\r\n\r\n")
+def _syncs(line: Line, key: str) -> int:
+    request = http_request("GET", "/v0/metrics", key=key)
+    request = request.replace(b"\r\n\r\n", b"\r\nAccept: application/json\r\n\r\n")
     return int(_document(line.ask(request))["wal"]["fsyncs"])

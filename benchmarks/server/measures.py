@@ -22,11 +22,13 @@ from typing import Any
 from benchmarks.engine import samples
 from benchmarks.queue.processes import Child, ChildFailed, run_together
 from benchmarks.server import load_jobs, peer_wires, python_jobs, queue_jobs, servers, wrk
-from benchmarks.server.load_jobs import CONNECTIONS, READ_LIMIT, Numbers
+from benchmarks.server.load_jobs import CONNECTIONS, READ_LIMIT, Form, Numbers
 from benchmarks.server.servers import RunningServer
 
 RUN_TIMEOUT_S = 600.0
 BATCH_RECORDS = 100
+CAP_RECORDS = 1_000_000
+API_KEY = "benchmark-key"
 FEW_WATCHERS = 100
 MANY_WATCHERS = 1000
 
@@ -172,27 +174,48 @@ CONTENDERS = {
 # --- Measurements ----------------------------------------------------------------------------------------
 
 
+# The first four are what users meet, so these must not differ much; the third is what every client sends.
+SINGLE_FORMS = (
+    Form("single"),
+    Form("capped", cap_records=CAP_RECORDS),
+    Form("client", is_client=True),
+    Form("client_keys", is_client=True, key=API_KEY),
+    Form("single_keys", key=API_KEY),
+)
+
+
 def _everlog_single(bench: Bench) -> Numbers:
-    return _everlog_writes(bench, "single", "disk", 1, bench.sizes.singles)
+    numbers: Numbers = {}
+    for form in SINGLE_FORMS:
+        numbers |= _everlog_writes(bench, form, bench.sizes.singles)
+    rates = [numbers[f"{form.name}_per_s"] for form in SINGLE_FORMS[:4]]
+    return numbers | {
+        "forms_spread": max(rates) / min(rates),
+        "bare_share": numbers["single_per_s"] / numbers["client_per_s"],
+    }
 
 
-def _everlog_writes(bench: Bench, name: str, durability: str, records: int, requests: int) -> Numbers:
+def _everlog_writes(bench: Bench, form: Form, requests: int) -> Numbers:
     """Appends through the fastest client that is there: wrk in C, or bare sockets in Python."""
     if not wrk.is_installed():
-        return bench.on(servers.everlog, load_jobs.writes, name, durability, records, requests)
+        with bench.server(servers.everlog, form.key) as server:
+            numbers: Numbers = bench.loaded(load_jobs.writes, server, form, requests)
+        return numbers
     with (
-        bench.server(servers.everlog) as server,
+        bench.server(servers.everlog, form.key) as server,
         tempfile.TemporaryDirectory(prefix="everlog-bench-", dir=bench.directory) as home,
     ):
 
         def load(path: str, body: bytes) -> wrk.Summary:
             return wrk.post(server, bench.load_core, path, body, CONNECTIONS, requests, Path(home) / "wrk")
 
-        return load_jobs.counted_writes(server, name, durability, records, load)
+        return load_jobs.counted_writes(server, form, load)
 
 
 def _redis_single(bench: Bench) -> Numbers:
-    return _redis_benchmark(bench, redis_everysec, "single", bench.sizes.singles, 1)
+    numbers = _redis_benchmark(bench, redis_everysec, "single", bench.sizes.singles, 1)
+    # Redis has one form of a write; every form is compared with it.
+    return numbers | {"client_keys_per_s": numbers["single_per_s"]}
 
 
 def _nats_single(bench: Bench) -> Numbers:
@@ -201,8 +224,10 @@ def _nats_single(bench: Bench) -> Numbers:
 
 def _everlog_batch(bench: Bench) -> Numbers:
     sizes = bench.sizes
-    disk = _everlog_writes(bench, "batch", "disk", BATCH_RECORDS, sizes.batches)
-    fsync = _everlog_writes(bench, "fsync", "fsync", BATCH_RECORDS, sizes.batches)
+    disk = _everlog_writes(bench, Form("batch", records=BATCH_RECORDS), sizes.batches)
+    with_keys = Form("batch_keys", records=BATCH_RECORDS, is_client=True, key=API_KEY)
+    disk |= _everlog_writes(bench, with_keys, sizes.batches)
+    fsync = _everlog_writes(bench, Form("fsync", "fsync", BATCH_RECORDS), sizes.batches)
     # The two follow one another, so what disturbs one disturbs the other; a ratio of medians would not know.
     return disk | fsync | {"fsync_share": fsync["fsync_per_s"] / disk["batch_per_s"]}
 
@@ -210,6 +235,7 @@ def _everlog_batch(bench: Bench) -> Numbers:
 def _redis_batch(bench: Bench) -> Numbers:
     records = bench.sizes.batches * BATCH_RECORDS
     disk = _redis_benchmark(bench, redis_everysec, "batch", records, BATCH_RECORDS)
+    disk["batch_keys_per_s"] = disk["batch_per_s"]
     fsync = _redis_benchmark(bench, redis_always, "fsync", records, BATCH_RECORDS)
     return disk | fsync | {"fsync_share": fsync["fsync_per_s"] / disk["batch_per_s"]}
 

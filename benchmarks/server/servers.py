@@ -34,6 +34,8 @@ class RunningServer:
 
     address: Address
     process_id: int
+    key: str = ""
+    """What requests have to carry; empty if the server asks for nothing."""
 
     def cpu_s(self) -> float:
         """Processor time it has used so far."""
@@ -54,15 +56,15 @@ def cpu_s_of(process_id: int) -> float:
 
 
 @contextmanager
-def everlog(home: Path, core: int) -> Iterator[RunningServer]:
-    """A topics server with its defaults."""
+def everlog(home: Path, core: int, key: str = "") -> Iterator[RunningServer]:
+    """A topics server with its defaults, and with an API key if one is given."""
     home.mkdir(parents=True)
     port_file = home / "port"
-    command = [sys.executable, "-m", "benchmarks.server.serve", str(home / "data"), str(port_file)]
+    command = [sys.executable, "-m", "benchmarks.server.serve", str(home / "data"), str(port_file), key]
     with _process(command, home, core) as process:
         _until(process, home, port_file.exists)
         host, _, port = port_file.read_text().strip().rpartition(":")
-        yield RunningServer((host, int(port)), process.pid)
+        yield RunningServer((host, int(port)), process.pid, key)
 
 
 @contextmanager

@@ -17,6 +17,8 @@ from benchmarks.queue.processes import ChildFailed
 from benchmarks.server.servers import PLACE_AND_RUN, RunningServer
 
 INSTALL_COMMAND = "apt-get install wrk"
+KEY_MARK = b"################"
+"""In a body: replaced by a number that differs from request to request."""
 _SECONDS_MAX = 30
 _GRACE_S = 60.0
 
@@ -37,8 +39,12 @@ local threads = {}
 function setup(thread) table.insert(threads, thread) end
 function init()
    local file = assert(io.open("%(body)s", "rb"))
-   text = wrk.format("POST", nil, {["Content-Type"] = "application/json"}, file:read("*a"))
+   local headers = {["Content-Type"] = "application/json"}
+   if "%(key)s" ~= "" then headers["Authorization"] = "Bearer %(key)s" end
+   text = wrk.format("POST", nil, headers, file:read("*a"))
    file:close()
+   local first, last = text:find("%(mark)s", 1, true)
+   if first then before, behind = text:sub(1, first - 1), text:sub(last + 1) end
    sent, begun_us, ended_us = 0, 0, 0
 end
 function request()
@@ -49,6 +55,7 @@ function request()
       wrk.thread:stop()
    end
    sent = sent + 1
+   if before then return before .. string.format("%%0%(mark_bytes)dd", sent) .. behind end
    return text
 end
 function done(summary, latency)
@@ -78,10 +85,15 @@ def is_installed() -> bool:
 def post(
     server: RunningServer, core: int, path: str, body: bytes, connections: int, requests: int, home: Path
 ) -> Summary:
-    """Send the same POST so many times from one core; `home` is a directory for its files."""
+    """Send a POST so many times from one core, each with a number of its own in place of `KEY_MARK`.
+
+    `home` is a directory for its files.
+    """
     home.mkdir()
     (home / "body").write_bytes(body)
-    (home / "post.lua").write_text(_SCRIPT % {"body": home / "body", "requests": requests})
+    settings = {"body": home / "body", "requests": requests, "key": server.key}
+    mark = {"mark": KEY_MARK.decode(), "mark_bytes": len(KEY_MARK)}
+    (home / "post.lua").write_text(_SCRIPT % (settings | mark))
     host, port = server.address
     call = ["wrk", "-t1", f"-c{connections}", f"-d{_SECONDS_MAX}s", "-s", str(home / "post.lua")]
     call += [f"http://{host}:{port}{path}"]
