@@ -1,4 +1,4 @@
-"""What a request means: who may do it, which route it is, and when its answer may be sent.
+"""What a request means: which key may send it, which route it is, and when its answer may be sent.
 
 Owns the order of checks of the contract and the turn of the loop: all requests of one turn are
 framed first, then written together, and each is answered when its commit is done.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -25,9 +26,10 @@ from everlog.topics import Commit, Engine
 NS_PER_S: Final = 1_000_000_000
 TURN_INTERVAL_NS: Final = NS_PER_S
 POLL_INTERVAL_NS: Final = 1_000_000
-"""How long what nobody waits for may be put off while appends follow each other."""
+"""How long work that no client waits for may be put off while appends follow each other."""
 
 NO_SCOPE: Final = Scope(0)
+QUERY_FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 SHORT_BODY_DIGITS: Final = 5
 log = logging.getLogger("everlog.server")
 
@@ -57,7 +59,7 @@ class Call:
 
 
 class Route:
-    """Who answers a method of a path, and what a key needs for it.
+    """The handler of a method of a path, and what a key needs for it.
 
     One that `checks_key` looks at the key itself: its order of checks, or what counts as the key, is special.
     One that has no `needs_poll` only adds to what the next turn writes.
@@ -107,7 +109,7 @@ class _Pending:
         self._render = render
 
     def __call__(self, commit: Commit) -> None:
-        # Whoever finishes the commit has others to tell and must not hear of what goes wrong with this one.
+        # An error here must not reach the commit, which has other callbacks to call.
         app, call = self._app, self._call
         try:
             if commit.error is not None:
@@ -119,7 +121,7 @@ class _Pending:
 
 def query_flag(query: dict[str, str], name: str, default: bool) -> bool:
     """A boolean of the query; anything but true, 1, false and 0 counts as absent."""
-    return {"true": True, "1": True, "false": False, "0": False}.get(query.get(name, ""), default)
+    return QUERY_FLAGS.get(query.get(name, ""), default)
 
 
 def query_seq(query: dict[str, str], name: str, default: int) -> int:
@@ -149,7 +151,7 @@ class App:
         self.drains: list[Callable[[int], bool]] = []
         """They finish what telling a topic's watchers has begun; see `Engine.deliver`."""
         self.advisers: list[Callable[[list[str]], None]] = []
-        """They are told which topics have something new that is not pushed for now."""
+        """They are called with the topics that have records which are not pushed for now."""
         self.routes: dict[tuple[str, str], Route] = {}
         self._paths: set[str] = set()
         self._in_flight: dict[int, int] = {}
@@ -207,7 +209,7 @@ class App:
             self.write_soon()
 
     def guarded(self, call: Call, step: Callable[[], None]) -> None:
-        """Take a step of a call; whatever goes wrong in it is told to the client."""
+        """Take a step of a call; what goes wrong in it is the answer to the client."""
         try:
             step()
         except Exception as error:
@@ -218,8 +220,9 @@ class App:
         if isinstance(error, EverlogError):
             error = from_engine(error, call.name or None)
         if not isinstance(error, ApiError):
-            log.error("a request failed", exc_info=error)
-            error = ApiError(500, "internal", "the server made a mistake; its log tells more")
+            request_id = uuid.uuid4().hex[:16]
+            log.error("a request failed (request id %s)", request_id, exc_info=error)
+            error = ApiError(500, "internal", f"internal error; see the server log (request id {request_id})")
         self.refuse(call, error)
 
     def _dispatch(self, call: Call) -> bool:
@@ -285,9 +288,9 @@ class App:
         self._in_flight[key.number] = running + 1
         call.key = key
         call.holds_slot = True
-        # A client that only stops sending still gets its answer; nobody else is to be told.
+        # A client that only stops sending still gets its answer.
         call.exchange.on_gone = partial(self._free_slot, call)
-        call.exchange.hears_end = False
+        call.exchange.is_gone_at_eof = False
 
     def on_gone(self, call: Call, callback: Callable[[], None]) -> None:
         """Call back if the client goes away before its answer, or may have: it sends nothing more."""
@@ -297,7 +300,7 @@ class App:
             callback()
 
         call.exchange.on_gone = gone
-        call.exchange.hears_end = True
+        call.exchange.is_gone_at_eof = True
 
     def _free_slot(self, call: Call) -> None:
         if call.holds_slot and call.key is not None:
@@ -354,7 +357,7 @@ class App:
         return b',"throttle_wait_ms":%.3f' % (wait_ns / 1e6)
 
     def cors_headers(self, call: Call) -> tuple[tuple[bytes, bytes], ...]:
-        """What a browser needs to hand the answer to a page of another origin that is allowed to have it."""
+        """What lets a browser pass the answer to a page of another origin, if that origin is allowed."""
         origins = self.settings.cors_origins
         if not origins:
             return ()
@@ -387,7 +390,7 @@ class App:
         self.write_soon()
 
     def write_soon(self) -> None:
-        """As `turn_soon`, for appends only: if nobody else waits for anything, a write is enough for now."""
+        """As `turn_soon`, for appends: if nothing else waits for the engine, a write is enough for now."""
         if not self.turn_is_due:
             self.turn_is_due = True
             self.loop.call_soon(self._turn)
@@ -410,7 +413,7 @@ class App:
             if engine.holds_sync:
                 self._start_or_share(engine, has_written)
         except Exception:
-            # Whoever waits for a commit is told by it; the turns have to go on for the others.
+            # Those that wait for a commit get the error from it; the turns have to go on for the others.
             log.exception("a turn of the engine failed")
         if engine.delivery.has_ready:
             self.turn_soon()  # after the requests that have come meanwhile
@@ -421,7 +424,7 @@ class App:
         self._turn_at(latest_ns if due_ns is None else min(max(due_ns, now_ns), latest_ns), now_ns)
 
     def _start_or_share(self, engine: Engine, has_written: bool) -> None:
-        """Let those who are writing now share the sync that others wait for; if nobody is, let it start."""
+        """Put off a sync while more is being written that can share it; start it otherwise."""
         if has_written:
             self.write_soon()
         else:

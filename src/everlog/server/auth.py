@@ -1,4 +1,4 @@
-"""Who may do what: the API key list, tokens as requests carry them, and the rule for open addresses.
+"""What keys may do: the API key list, tokens as requests carry them, and the rule for open addresses.
 
 Owns the grammar of the key list and the comparison of tokens. Knows no route, no topic and no connection;
 what a route needs is for its caller to say. The key list is kept as SHA-256 digests only; `Authorization`
@@ -57,7 +57,8 @@ class Key:
 
     def allows(self, scope: Scope) -> bool:
         """Whether the key has every one of the given scopes."""
-        return scope.value & self.scopes.value == scope.value  # of plain numbers: those of Flag take longer
+        # Of plain numbers: operators of Flag are Python code, and this is asked with every request.
+        return scope._value_ & self.scopes._value_ == scope._value_
 
     def allows_name(self, name: bytes) -> bool:
         """Whether the key may touch a topic or router of this (percent-decoded) name."""
@@ -101,7 +102,7 @@ class KeyRing:
     def find(self, token: bytes) -> Key | None:
         """Return the key of a presented token, or None.
 
-        The time taken tells nothing about the stored secrets: digests are compared, each in constant time,
+        The time taken reveals nothing about the stored secrets: digests are compared, each in constant time,
         and always all of them.
         """
         presented = hashlib.sha256(token).digest()
@@ -113,7 +114,7 @@ class KeyRing:
     def find_header(self, header: bytes | None) -> Key | None:
         """Return the key of an `Authorization` header, or None.
 
-        Headers whose token was found before are looked up. That tells nothing about them: only headers that
+        Headers whose token was found before are looked up. That reveals nothing about them: only headers that
         passed `find` are remembered, and the lookup compares bytes only if a keyed hash of all of them is
         equal, so that a guess that is partly right takes as long as any other.
         """
@@ -171,7 +172,7 @@ def _scopes_of(number: int, part: str) -> Scope:
             )
         scopes |= SCOPE_WORDS[lowered]
     if not scopes:
-        # Skipping every word would leave "empty", which means all scopes: nobody who writes `+` wants that.
+        # Skipping every word would leave "empty", which means all scopes: not what `+` alone asks for.
         raise InvalidConfig(
             f"the scopes in entry {number} of the API key list name none; leave them out for all scopes, "
             f"or name some of {', '.join(SCOPE_WORDS)}"
@@ -234,8 +235,8 @@ def check_bind(host: str, has_keys: bool, allow_insecure: bool) -> None:
         return
     raise InvalidConfig(
         f"the server would listen on {host!r}, which is not a loopback address, and no API keys are set: "
-        "anybody who reaches it could read and delete everything. Set TOPICS_API_KEYS, listen on 127.0.0.1, "
-        "or set TOPICS_ALLOW_INSECURE_NO_AUTH=1 if something else guards it"
+        "any client that reaches it could read and delete everything. Set TOPICS_API_KEYS, listen on "
+        "127.0.0.1, or set TOPICS_ALLOW_INSECURE_NO_AUTH=1 if something else guards it"
     )
 
 

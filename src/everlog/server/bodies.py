@@ -159,7 +159,7 @@ class Append(msgspec.Struct):
 
 
 def decode_append(request: Request) -> Append:
-    """Read the body of an append; raises what the client is told if it cannot be.
+    """Read the body of an append; raises the error for the client if it cannot be.
 
     What clients usually send is scanned, without an object for each record. Other fields, other spellings,
     and faults, which have to be named, are for the general decoder.
@@ -173,7 +173,7 @@ def decode_append(request: Request) -> Append:
 
 
 def decode(request: Request, kind: type[_Body], *, if_empty: _Body | None = None) -> _Body:
-    """Read the body of a request; raises what the client is told if it cannot be."""
+    """Read the body of a request; raises the error for the client if it cannot be."""
     body = request.body
     if not body and if_empty is not None:
         return if_empty

@@ -22,7 +22,7 @@ VARY: Final = (b"Vary", b"Accept-Encoding")
 
 
 def unpack_body(request: Request, is_allowed: bool, max_body_bytes: int) -> None:
-    """Replace a compressed body by what is in it; raises what the client is told if it cannot be."""
+    """Replace a compressed body by what is in it; raises the error for the client if it cannot be."""
     coding = request.headers[b"content-encoding"].strip().lower()
     if coding in (b"", b"identity") or not request.body:
         return
@@ -40,7 +40,7 @@ def _unpacked(body: bytes, max_body_bytes: int) -> bytes:
     """What is in a gzip body. One member only: a row of thousands of empty ones would keep the loop busy."""
     unpacker = zlib.decompressobj(GZIP_WINDOW_BITS)
     try:
-        # One byte more than there is room for tells a body that just fits from one that does not.
+        # One byte more than there is room for, to see whether the body just fits.
         text = unpacker.decompress(body, max_body_bytes + 1)
     except zlib.error as error:
         raise invalid(f"the body is not valid gzip: {error}") from None

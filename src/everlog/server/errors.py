@@ -26,7 +26,7 @@ from everlog.errors import (
 MESSAGE_MAX: Final = 1000
 RETRY_SOON: Final = ((b"Retry-After", b"1"),)
 CHALLENGE: Final = ((b"WWW-Authenticate", b"Bearer"),)
-"""Goes with every 401: how to say who one is."""
+"""Goes with every 401: the scheme of authentication."""
 
 
 class ApiError(Exception):
@@ -72,7 +72,7 @@ _STATUS: Final[dict[type[EverlogError], int]] = {
 
 
 def from_engine(error: EverlogError, topic: str | None) -> ApiError:
-    """Turn an error of the engine into what the client is told."""
+    """Turn an error of the engine into the one for the client."""
     message = str(error)
     if isinstance(error, LimitReached) and error.retry_after_ms:
         seconds = -(-error.retry_after_ms // 1000)

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 LISTEN_BACKLOG: Final = 4096
-# After the last connections were aborted, the loop needs a moment to tell everybody.
+# After the last connections were aborted, the loop needs a moment to call `connection_lost`.
 ABORT_GRACE_S: Final = 1.0
 
 
@@ -198,7 +198,7 @@ class HttpServer:
         self.full_response = render_head(503, self.date_line, fields, JSON_TYPE, len(body)) + body
 
     def _full_body(self) -> bytes:
-        """What a client hears whose connection is not taken."""
+        """The error of a connection that is not accepted."""
         if self.is_draining:
             return error_body("shutting_down", "the server is shutting down; connect to another one")
         return error_body(

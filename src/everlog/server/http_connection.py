@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from everlog.native.socket_writer import SocketWriter
 from everlog.server.http_exchange import Exchange, Upgraded
-from everlog.server.http_messages import CONTINUE, EarlyAnswer, Refusal, Request, Target, error_body
+from everlog.server.http_messages import CONTINUE, EarlyAnswer, Refusal, Request, Target, internal_error
 from everlog.server.http_reading import RequestReader, body_too_large
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ NEW: Final = 0  # nothing has come in yet
 IDLE: Final = 1  # between two requests
 HEAD: Final = 2  # inside the head of a request
 BODY: Final = 3  # inside the body of a request
-DEAF: Final = 4  # throws input away: the last response is due or on its way
-LINGER: Final = 5  # the same, until a client that was refused has stopped sending
-RAW: Final = 6  # hands input to the owner of an upgraded connection
+DISCARDING: Final = 4  # drops input: the last response is due or on its way
+LINGERING: Final = 5  # the same, until a client that was refused has stopped sending
+UPGRADED: Final = 6  # passes input to the owner of the upgraded connection
 CLOSED: Final = 7
 
 # Other connections get their turn after so many requests that arrived in one piece.
@@ -42,7 +42,6 @@ REQUESTS_PER_TURN: Final = 64
 # A body up to this size is read over if its head was refused; a longer one ends the connection.
 SKIPPED_BODY_BYTES: Final = 64 * 1024
 NO_TARGET: Final = Target("", b"", b"")  # of what is not a request
-INTERNAL_ERROR: Final = error_body("internal", "the request could not be handled because of a server error")
 
 
 class HttpConnection(SocketWriter, asyncio.Protocol):
@@ -62,9 +61,9 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
         "_now_s",
         "_parked",
         "_peer",
-        "_pump_is_due",
         "_reader",
         "_requests_in_turn",
+        "_resume_is_due",
         "_since_s",
         "_state",
         "_unread",
@@ -91,14 +90,14 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
         self._is_read_paused = False
         self._is_refusing = False
         self._parked: Exchange | None = None
-        self._pump_is_due = False
+        self._resume_is_due = False
         self._flushed_bytes = -1
         self._flushed_since_s = 0.0
 
     # --- What the event loop calls ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected; one too many is told so and let go."""
+        """A client has connected; one beyond the limit gets an error and is closed."""
         self.open_writer(cast(asyncio.Transport, transport), _socket_number(transport))
         if not self.server.admit(self):
             self.write(self.server.full_response)
@@ -111,10 +110,10 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client."""
-        if self._state >= DEAF:
+        if self._state >= DISCARDING:
             self._discard(data)
         elif self._unread:
-            # The transport had this under way when it was told to pause.
+            # The transport had this under way when it was paused.
             self._unread = self._unread[self._unread_start :] + data
             self._unread_start = 0
         else:
@@ -124,23 +123,23 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
     def eof_received(self) -> bool:
         """The client sends nothing more. It may still read: then what it asked for is answered first."""
         exchanges = self._exchanges
-        if self._state == RAW or not exchanges or any(exchange.wants_word for exchange in exchanges):
+        if self._state == UPGRADED or not exchanges or any(exchange.ends_at_eof for exchange in exchanges):
             # The transport closes now.
             self.stop_direct()
             return False
-        self._state = DEAF
+        self._state = DISCARDING
         exchanges[-1].closes = True
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is over: whoever still has something to answer is told."""
+        """The connection is over: the owners of unanswered exchanges are called back."""
         self._state = CLOSED
         self.stop_direct()
         self._drop_reader()
         self.server.forget(self)
         exchanges, self._exchanges = self._exchanges, []
         for exchange in exchanges:
-            self._let_go(exchange)
+            self._release_body(exchange)
             self._call(exchange.gone())
 
     def pause_writing(self) -> None:
@@ -152,14 +151,13 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
     def resume_writing(self) -> None:
         """The client has caught up."""
         self.is_write_paused = False
-        self._tell_writable()
-        self._pump_soon()
+        self._notify_writable()
+        self._resume_soon()
 
     # --- Input ---
 
     def _check_failed(self, request: Request) -> EarlyAnswer:
-        log.exception("checking the head of %s %r failed", request.method, request.path)
-        return (500, INTERNAL_ERROR, ())
+        return (500, internal_error(f"checking the head of {request.method} {request.path!r}"), ())
 
     def _parse(self, data: bytes, position: int) -> None:
         """Read requests out of `data`; what must wait is kept."""
@@ -180,14 +178,14 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
                 elif self._state == BODY:
                     self._since_s = now_s
                 position = reader.feed(data, position)
-                if self._state >= DEAF:
+                if self._state >= DISCARDING:
                     break
         except Refusal as refusal:
             self._refuse(refusal)
         finally:
             self._is_parsing = False
         if self._unread and not self._must_wait():
-            self._pump_soon()
+            self._resume_soon()
 
     def _must_wait(self) -> bool:
         """Whether the next request may not be read yet."""
@@ -222,7 +220,7 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
         self._state = BODY
         self._since_s = self._body_since_s = self._now_s
         if expects_continue and not request.is_http_1_0:
-            # The word to go on must not come between the parts of an earlier response.
+            # 100 Continue must not come between the parts of an earlier response.
             if self._exchanges:
                 self._continue_is_due = True
             else:
@@ -233,8 +231,8 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
         self.server.take_body(size)
         self._counted_bytes += size
 
-    def _let_go(self, exchange: Exchange | None = None) -> None:
-        """What the server counts is no longer held: a body that is not read on, or one that was answered."""
+    def _release_body(self, exchange: Exchange | None = None) -> None:
+        """Uncount a body that is no longer held: that of an exchange, or the one that was being read."""
         if exchange is None:
             self.server.bodies_bytes -= self._counted_bytes
             self._counted_bytes = 0
@@ -244,7 +242,7 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
 
     def request_received(self, request: Request) -> None:
         """The reader has a whole request."""
-        self._state = IDLE if request.keep_alive else DEAF
+        self._state = IDLE if request.keep_alive else DISCARDING
         self._requests_in_turn += 1
         self._continue_is_due = False
         exchange = Exchange(self, request)
@@ -256,7 +254,7 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
             status, body, headers = answer
             exchange.respond(status, body, headers=headers)
         elif request.offers_upgrade:
-            # A connection can be handed over only when nothing else is due on it, and when what came in
+            # A connection can be upgraded only when nothing else is due on it, and when what came in
             # behind the request is put aside; that is done when the parser returns.
             self._parked = exchange
             if len(exchanges) == 1:
@@ -269,16 +267,16 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
             self.server.application.handle(exchange)
         except Exception:
             request = exchange.request
-            log.exception("handling %s %r failed", request.method, request.path)
+            body = internal_error(f"handling {request.method} {request.path!r}")
             if not exchange.is_answered:
-                exchange.respond(500, INTERNAL_ERROR)
+                exchange.respond(500, body)
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answer what is not a request, or not one that is read to its end, and read nothing more.
 
         The answer has its place behind those of earlier requests.
         """
-        self._state = DEAF
+        self._state = DISCARDING
         self._drop_reader()
         self._continue_is_due = False
         request = Request(NO_TARGET, {}, "")
@@ -292,32 +290,32 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
 
     def _discard(self, data: bytes) -> None:
         """Input that is not parsed."""
-        if self._state == RAW:
+        if self._state == UPGRADED:
             channel = self._exchanges[0].channel if self._exchanges else None
             if isinstance(channel, Upgraded) and channel.on_data is not None:
                 self._call(partial(channel.on_data, data))
-        elif self._state == LINGER:
+        elif self._state == LINGERING:
             self._since_s = self.server.now_s()
 
     def _drop_reader(self) -> None:
-        """Parse nothing more."""
+        """End parsing for good."""
         self._unread = b""
-        self._let_go()
+        self._release_body()
         if self._reader is not None:
             self._reader.close()
             self._reader = None
 
-    def _pump_soon(self) -> None:
+    def _resume_soon(self) -> None:
         """Go on with what was kept, but not inside the call that made it possible.
 
         That call may come from the middle of the application, which must not get a new request there.
         """
-        if self._is_read_paused and not self._is_parsing and not self._pump_is_due:
-            self._pump_is_due = True
-            self.server.loop.call_soon(self._pump)
+        if self._is_read_paused and not self._is_parsing and not self._resume_is_due:
+            self._resume_is_due = True
+            self.server.loop.call_soon(self._resume)
 
-    def _pump(self) -> None:
-        self._pump_is_due = False
+    def _resume(self) -> None:
+        self._resume_is_due = False
         if self._state > BODY:
             return
         self._requests_in_turn = 0
@@ -358,7 +356,7 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
         """
         exchanges = self._exchanges
         if exchange.counted_bytes:
-            self._let_go(exchange)
+            self._release_body(exchange)
         if exchanges[0] is not exchange:
             exchange.held = bytearray(data + body)
             return
@@ -375,7 +373,7 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
             self._since_s = self._now_s if self._is_parsing else self.server.now_s()
 
     def _advance(self) -> None:
-        """The first response of the row is out: send what waited for it."""
+        """The first response is out: send those that waited for it."""
         exchanges = self._exchanges
         while exchanges:
             exchange = exchanges[0]
@@ -388,7 +386,7 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
             exchange.held = None
             self.write(held)
             if exchange.channel is not None and not exchange.channel.is_closed:
-                self.server.loop.call_soon(self._tell_writable)
+                self.server.loop.call_soon(self._notify_writable)
                 return
             del exchanges[0]
             if exchange.closes:
@@ -397,7 +395,7 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
         else:
             self._all_answered()
         if self._is_read_paused:
-            self._pump_soon()
+            self._resume_soon()
 
     def _all_answered(self) -> None:
         """Nothing is due any more, at least until the next request is complete."""
@@ -409,8 +407,8 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
             self._continue_is_due = False
             self.write(CONTINUE)
 
-    def _tell_writable(self) -> None:
-        """Whoever writes to this connection may go on, if nothing has come in between."""
+    def _notify_writable(self) -> None:
+        """Call the owner of the stream on this connection if it may write again."""
         channel = self._exchanges[0].channel if self._exchanges else None
         if channel is not None and channel.is_writable:
             self._call(channel.on_writable)
@@ -422,15 +420,15 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
     def should_close_after(self, exchange: Exchange) -> bool:
         """Whether a response is to be the last: when the server is going and nothing else is due."""
         if self.server.is_draining and self._exchanges[-1] is exchange and not self._unread:
-            self._state = max(self._state, DEAF)
+            self._state = max(self._state, DISCARDING)
             return True
         return False
 
     def start_stream(self, exchange: Exchange, head: bytes) -> None:
         """Begin a response without an end. No request is read after it, but the end of the input is."""
-        self._state = DEAF
+        self._state = DISCARDING
         self._unread = b""
-        self._let_go(exchange)
+        self._release_body(exchange)
         self._resume_reading()
         if self._exchanges[0] is exchange:
             self.write(head)
@@ -446,8 +444,8 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
 
     def start_raw(self, exchange: Exchange, head: bytes) -> None:
         """Leave HTTP."""
-        self._state = RAW
-        self._let_go(exchange)
+        self._state = UPGRADED
+        self._release_body(exchange)
         self._drop_reader()
         self.write(head)
         self._resume_reading()
@@ -455,13 +453,13 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
     def _end(self) -> None:
         """The last response is written.
 
-        A client that is still sending would lose it: the kernel answers bytes that nobody reads with a
+        A client that is still sending would lose it: the kernel answers unread bytes with a
         reset, which discards what the client has not read. So a refused one is read on for a while.
         """
         if not self._is_refusing or self.transport.is_closing():
             self.close()
             return
-        self._state = LINGER
+        self._state = LINGERING
         self._since_s = self._body_since_s = self.server.now_s()
         self.stop_direct()
         self.transport.write_eof()
@@ -469,7 +467,7 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
     def close(self) -> None:
         """End the connection once everything is out."""
         if self._state != CLOSED:
-            self._state = DEAF
+            self._state = DISCARDING
             self._unread = b""
             self.stop_direct()
             self.transport.close()
@@ -477,7 +475,7 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
     def abort(self) -> None:
         """End the connection at once."""
         if self._state != CLOSED:
-            self._state = DEAF
+            self._state = DISCARDING
             self._unread = b""
             self.stop_direct()
             self.transport.abort()
@@ -503,7 +501,7 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
         elif state == NEW:
             if waited_s >= limits.header_timeout_s:
                 self.close()
-        elif state == LINGER:
+        elif state == LINGERING:
             if (
                 waited_s >= limits.linger_stall_timeout_s
                 or now_s - self._body_since_s >= limits.linger_timeout_s
@@ -561,7 +559,7 @@ def _socket_number(transport: asyncio.BaseTransport) -> int:
 
 
 def _peer_name(transport: asyncio.BaseTransport) -> str:
-    """The client's address as text; empty if it went away before anybody asked."""
+    """The client's address as text; empty if it has gone already."""
     address = transport.get_extra_info("peername")
     if not isinstance(address, tuple):
         return ""

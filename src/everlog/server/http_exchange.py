@@ -30,8 +30,8 @@ class Exchange:
     """One request and its one response.
 
     `on_gone` is called once if the client goes away before the exchange was answered; answering it after
-    that does nothing. A client that only closes its sending side counts as gone if `hears_end` is left true:
-    who sets `on_gone` then hears at once of a client that may have gone. Otherwise it still gets its answer.
+    that does nothing. A client that only closes its sending side counts as gone if `is_gone_at_eof` is left
+    true and `on_gone` is set. Otherwise it still gets its answer.
     """
 
     __slots__ = (
@@ -39,9 +39,9 @@ class Exchange:
         "channel",
         "closes",
         "counted_bytes",
-        "hears_end",
         "held",
         "is_answered",
+        "is_gone_at_eof",
         "on_gone",
         "request",
     )
@@ -49,7 +49,7 @@ class Exchange:
     def __init__(self, connection: HttpConnection, request: Request) -> None:
         self.request = request
         self.on_gone: Callable[[], None] | None = None
-        self.hears_end = True
+        self.is_gone_at_eof = True
         self._connection: HttpConnection | None = connection
         self.is_answered = False
         # The rest is for the connection: output that must wait for earlier responses, the stream or upgraded
@@ -131,7 +131,7 @@ class Exchange:
         return stream
 
     def upgrade(self, response_headers: Headers) -> Upgraded:
-        """Leave HTTP: send 101 and hand over the connection. Only for a request that `offers_upgrade`."""
+        """Leave HTTP: send 101 and return the raw connection. Only for a request that `offers_upgrade`."""
         if not self.request.offers_upgrade:
             raise RuntimeError("this request offers no upgrade; look at request.offers_upgrade first")
         connection = self._unanswered()
@@ -155,10 +155,10 @@ class Exchange:
         return self.request.offers_upgrade
 
     @property
-    def wants_word(self) -> bool:
-        """Whether somebody is to be told at once if the client may have gone."""
+    def ends_at_eof(self) -> bool:
+        """Whether a client that sends nothing more counts as gone."""
         return self.channel is not None or (
-            self.on_gone is not None and self.hears_end and not self.is_answered
+            self.on_gone is not None and self.is_gone_at_eof and not self.is_answered
         )
 
     def gone(self) -> Callable[[], None] | None:
@@ -303,7 +303,7 @@ def as_chunk(data: bytes) -> bytes:
 class Upgraded(Channel):
     """A connection that no longer speaks HTTP: raw bytes both ways.
 
-    `received` came in behind the request, before anybody could set `on_data`. A client that ends its
+    `received` came in behind the request, before `on_data` could be set. A client that ends its
     sending side has gone.
     """
 

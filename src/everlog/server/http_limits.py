@@ -37,7 +37,7 @@ class HttpLimits:
     body_stall_timeout_s: float = 30.0
     """Between two pieces of a body."""
     body_timeout_s: float = 600.0
-    """For a whole body, so that a trickle cannot hold a connection for ever."""
+    """For a whole body, so that a trickle cannot hold a connection without end."""
     idle_timeout_s: float = 75.0
     """Between the last response and the next request."""
     write_stall_timeout_s: float = 60.0

@@ -5,6 +5,8 @@ Owns the error body and the bytes of a head. Touches no socket and knows no rout
 
 from __future__ import annotations
 
+import logging
+import uuid
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -13,6 +15,7 @@ import msgspec
 Headers = tuple[tuple[bytes, bytes], ...]
 # Status, JSON body and headers of an answer that is given before the body of the request is read.
 EarlyAnswer = tuple[int, bytes, Headers]
+log = logging.getLogger("everlog.server.http")
 JSON_TYPE: Final = b"application/json"
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
@@ -140,6 +143,13 @@ def error_body(code: str, message: str, detail: dict[str, object] | None = None)
     if detail is not None:
         error["detail"] = detail
     return msgspec.json.encode({"error": error})
+
+
+def internal_error(what: str) -> bytes:
+    """Log the exception that is being handled, and return the error body that refers to the log."""
+    request_id = uuid.uuid4().hex[:16]
+    log.exception("%s failed (request id %s)", what, request_id)
+    return error_body("internal", f"internal error; see the server log (request id {request_id})")
 
 
 def origin_form(target: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """Bytes to requests: one parser per connection, and the bounds on what a request may be.
 
-Owns the httptools parser and the request that is being read. Tells its listener about heads and whole
+Owns the httptools parser and the request that is being read. Calls its listener with heads and whole
 requests and raises a `Refusal` for everything that is not a request; it never writes and holds no timer.
 """
 
@@ -20,7 +20,7 @@ HEAD_SLACK_BYTES: Final = 1024
 
 
 class Listener(Protocol):
-    """What a reader tells about the requests it finds, in their order."""
+    """What a reader calls with the requests it finds, in their order."""
 
     def head_received(self, request: Request, body_bytes: int | None) -> None:
         """The headers are complete; the body has this many bytes (None: not known before its end)."""
@@ -65,7 +65,7 @@ class RequestReader:
         self._resuming = False
         self._unread_limit_bytes = limits.max_target_bytes + limits.max_header_bytes + HEAD_SLACK_BYTES
         self._parser = HttpRequestParser(self)
-        # Header lines of the head; then trailer lines, which nobody wants.
+        # Header lines of the head; then trailer lines, which are dropped.
         self._headers: dict[bytes, bytes] = {}
         self._repeated_lines = 0
         # What is still to come of a body whose length is known; zero again at its end.
@@ -203,7 +203,7 @@ class RequestReader:
         self._body += piece
 
     def on_message_complete(self) -> None:
-        """The end of the request; one that offers an upgrade is told when the parser has let go of it."""
+        """The end of the request; one that offers an upgrade is received when the parser has returned."""
         request = self._request
         if request is None or request.offers_upgrade:
             return
@@ -258,11 +258,11 @@ class RequestReader:
     def _upgrade_offered(self) -> None:
         """The parser stops at a request that offers an upgrade and never reads its body.
 
-        Nobody has to take an offer: clients make it with ordinary requests (to change to HTTP/2, say). So a
-        fresh parser goes on behind the head. It is told of the body by a head of our own.
+        An offer need not be taken: clients make it with ordinary requests (to change to HTTP/2, say). So a
+        fresh parser goes on behind the head. A head made here says how long the body is.
         """
         request = self._request
-        assert request is not None, "only a head that was told of can offer an upgrade"
+        assert request is not None, "only a head that was received can offer an upgrade"
         self._parser = HttpRequestParser(self)
         if b"transfer-encoding" in request.headers:
             framing = b"Transfer-Encoding: chunked"

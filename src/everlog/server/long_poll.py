@@ -128,7 +128,7 @@ def render_diff(app: App, call: Call, diff: Diff) -> tuple[bytes, int]:
 
 
 def render_tombstone(tombstone: Tombstone | None) -> bytes:
-    """A gap as the reader is told of it."""
+    """A gap as it is sent to the reader."""
     if tombstone is None:
         return b"null"
     return (

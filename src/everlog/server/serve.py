@@ -55,7 +55,7 @@ def _check_data_dir(path: str) -> None:
 
 
 class StartCancelled(Exception):
-    """The server was told to stop before it was ready."""
+    """The server was stopped before it was ready."""
 
 
 class TopicsServer:
@@ -71,7 +71,7 @@ class TopicsServer:
         self.is_local = is_loopback(settings.host)
         self.address = ("", 0)
         self._is_cancelled = False
-        self._port_is_told = settings.port_file is None
+        self._port_is_written = settings.port_file is None
         self._app: App | None = None
         self._http: HttpServer | None = None
         self._watch: WatchRoutes | None = None
@@ -83,7 +83,7 @@ class TopicsServer:
         loop = asyncio.get_running_loop()
         self._app = app = self.build_app(loop)
         self._http = HttpServer(app, _http_limits(self.settings))
-        # Listening before recovery: probes answer, everything else is told to come back.
+        # Listening before recovery: probes answer, everything else gets 503.
         self.address = await self._http.start(self.settings.host, self.settings.port)
         try:
             app.engine = await loop.run_in_executor(None, self._open_engine, app)
@@ -116,9 +116,9 @@ class TopicsServer:
     def _open_engine(self, app: App) -> Engine:
         def show(progress: Progress) -> None:
             if self._is_cancelled:
-                raise StartCancelled("told to stop while the log was being replayed")
+                raise StartCancelled("stopped while the log was being replayed")
             # From here on the data directory is locked: another server that was refused never gets so far.
-            self._tell_port()
+            self._write_port_file()
             share = progress.done / progress.total if progress.total else 1.0
             app.replay_progress = share / 2 if progress.phase == "segments" else 0.5 + share / 2
 
@@ -127,23 +127,23 @@ class TopicsServer:
             _check_data_dir(data_dir)
         engine = Engine.open(data_dir, self.settings.engine_settings(), wake=app.wake, progress=show)
         try:
-            self._tell_port()
+            self._write_port_file()
         except BaseException:
             engine.abandon()
             raise
         return engine
 
-    def _tell_port(self) -> None:
+    def _write_port_file(self) -> None:
         """Write the port file, once."""
         path = self.settings.port_file
-        if self._port_is_told or path is None:
+        if self._port_is_written or path is None:
             return
         try:
             replace_file(OsFs(), path, _host_and_port(self.address).encode())
         except OSError as error:
             reason = error.strerror or str(error)
             raise Io(f"the port file {path} cannot be written: {reason}", error.errno) from error
-        self._port_is_told = True
+        self._port_is_written = True
 
     def _gauges(self) -> dict[str, int]:
         return {

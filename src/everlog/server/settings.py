@@ -1,4 +1,4 @@
-"""What a topics server can be told: its settings, their defaults, and the sources they come from.
+"""The settings of a topics server, their defaults, and the sources they come from.
 
 Owns names, ranges and precedence: command-line flags win over the environment, the environment over a TOML
 file, the file over the defaults. Reads the TOML file and nothing else; opens, binds and logs nothing.
@@ -30,7 +30,7 @@ _Word = TypeVar("_Word", bound=str)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Everything a server is told when it starts. Caps of 0 mean unlimited."""
+    """All settings of a server. Caps of 0 mean unlimited."""
 
     host: str = "127.0.0.1"
     port: int = 4000

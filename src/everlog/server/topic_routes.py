@@ -162,7 +162,7 @@ class TopicRoutes:
         """One page of topics that the key may see, and one more if there are more."""
         prefixes = {prefix}
         if call.key is not None and call.key.prefixes:
-            # Asked for one by one: to look through all topics for those of a key could take for ever.
+            # Asked for one by one: to look through all topics for those of a key could take very long.
             allowed = [known.decode("utf-8", "surrogateescape") for known in call.key.prefixes]
             narrower = {known for known in allowed if known.startswith(prefix)}
             prefixes = {prefix} if any(map(prefix.startswith, allowed)) else narrower
@@ -271,7 +271,7 @@ def check_dead_letter(key: Key | None, config: TopicConfig | None) -> None:
 
 
 def append_batch(engine: Engine, name: str, append: Append) -> Appended:
-    """Append what a request carries; raises what its client is told."""
+    """Append what a request carries; raises the error for its client."""
     if append.config is not None:
         check_counts(append.config)
     try:
