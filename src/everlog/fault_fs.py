@@ -158,7 +158,7 @@ class FaultFs:
         self._descriptors: set[int] = set()
         self._nodes: weakref.WeakValueDictionary[tuple[int, int], _Node]
         self._pending: list[list[_Change]] = []
-        self._settle()
+        self._mark_all_durable()
 
     def __repr__(self) -> str:
         return f"FaultFs({self._root_path!r}, seed={self._seed}, calls={self._calls})"
@@ -246,7 +246,7 @@ class FaultFs:
                 else:
                     with open(path, "xb") as file:
                         file.write(content)
-            self._settle()
+            self._mark_all_durable()
             self._lost_at = None
 
     def _future(self, call_number: int) -> int:
@@ -376,7 +376,7 @@ class FaultFs:
             for change in operation:
                 change.apply(change.directory.durable)
 
-    def _settle(self) -> None:
+    def _mark_all_durable(self) -> None:
         """Take the tree as it is now for durable."""
         self._nodes = weakref.WeakValueDictionary()
         root = self._node_at(self._root_path)

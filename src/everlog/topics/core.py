@@ -79,9 +79,9 @@ class Core:
         return number
 
     def begin_leases(self) -> None:
-        """Begin to number leases behind those of all earlier lives: every life takes a new file number.
+        """Begin to number leases behind those of all earlier runs: every run takes a new file number.
 
-        The time is in it as well, for a life whose files were lost with the power before they were synced.
+        The time is in it as well, for a run whose files were lost with the power before they were synced.
         """
         started_ms = self.now_ms() % (1 << _LEASE_TIME_BITS)
         number = self.next_file_number << _LEASE_TIME_BITS | started_ms

@@ -22,9 +22,10 @@ from everlog.topics.storage import layout
 from everlog.topics.storage.segment_loading import (
     Cut,
     LoadedSegments,
-    check_segment,
+    check_sealed,
     index_entries,
     load_segments,
+    sound_count,
 )
 from everlog.topics.storage.segment_store import SegmentPart
 from everlog.topics.storage.segments import SegmentLimits, SegmentSet, SegmentSources, write_piece
@@ -50,6 +51,18 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 DATA, INDEX = SegmentPart.DATA, SegmentPart.INDEX
+
+
+def check_segment(first_seq: int, index: Buffer, data: Buffer, name: str) -> None:
+    """Compare a whole index with a whole data file, every checksum included; `Corrupt` on any mismatch."""
+    check_sealed(index, memoryview(data).nbytes, name)
+    entries = index_entries(index)
+    sound = sound_count(first_seq, entries, data)
+    if sound < len(entries):
+        raise Corrupt(
+            f"the record with seq {first_seq + sound} in {name} does not match its index entry or its "
+            "checksum; restore both files of the segment from a backup"
+        )
 
 
 def path_of(tier: TopicTier, segment_id: int, part: SegmentPart) -> Path:

@@ -55,7 +55,7 @@ class Progress(NamedTuple):
 def open_store(
     core: Core, data_dir: str, syncs: SyncRunner, progress: Callable[[Progress], None] | None
 ) -> Store:
-    """Lock a data directory, recover what it holds into `core`, and begin this life's log."""
+    """Lock a data directory, recover what it holds into `core`, and begin this run's log."""
     try:
         store = Store(core, data_dir, syncs)
     except OSError as error:

@@ -112,19 +112,7 @@ def _leading(conditions: NDArray[np.bool_]) -> int:
     return len(conditions) if bool(conditions.all()) else int(conditions.argmin())
 
 
-def check_segment(first_seq: int, index: Buffer, data: Buffer, name: str) -> None:
-    """Compare a whole index with a whole data file, every checksum included; `Corrupt` on any mismatch."""
-    _check_sealed(index, memoryview(data).nbytes, name)
-    entries = index_entries(index)
-    sound = sound_count(first_seq, entries, data)
-    if sound < len(entries):
-        raise Corrupt(
-            f"the record with seq {first_seq + sound} in {name} does not match its index entry or its "
-            "checksum; restore both files of the segment from a backup"
-        )
-
-
-def _check_sealed(index: Buffer, data_length: int, name: str) -> None:
+def check_sealed(index: Buffer, data_length: int, name: str) -> None:
     """Raise `Corrupt` unless an index is whole and describes exactly `data_length` bytes."""
     length = memoryview(index).nbytes
     entries = index_entries(index)
@@ -197,7 +185,7 @@ def load_listed(tier: TopicTier, listed: Sequence[tuple[int, int, int]]) -> list
         if index is None:
             return None
         if len(index) > _SMALL_INDEX_BYTES or not _is_small_index_sound(index, data_bytes):
-            _check_sealed(index, data_bytes, tier.hot.describe(first_seq, SegmentPart.DATA))
+            check_sealed(index, data_bytes, tier.hot.describe(first_seq, SegmentPart.DATA))
         is_newest = len(loaded) == len(listed) - 1
         loaded.append(LoadedSegment(first_seq, index, data_bytes, Tier.HOT, sealed=not is_newest))
     return loaded
@@ -277,7 +265,7 @@ def _load_sealed(tier: TopicTier, segment_id: int, where: Tier) -> LoadedSegment
     store = tier.store(where)
     index = store.read(segment_id, SegmentPart.INDEX, 0)
     data_length = store.length(segment_id, SegmentPart.DATA)
-    _check_sealed(index, data_length, store.describe(segment_id, SegmentPart.DATA))
+    check_sealed(index, data_length, store.describe(segment_id, SegmentPart.DATA))
     return LoadedSegment(segment_id, index, data_length, where, sealed=True)
 
 

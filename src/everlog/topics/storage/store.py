@@ -56,7 +56,7 @@ class RecoveryReport:
 
 
 class OldFile(NamedTuple):
-    """A log file of an earlier life, held because records are still read from it."""
+    """A log file of an earlier run, held because records are still read from it."""
 
     number: int
     path: str
@@ -194,7 +194,7 @@ class Store:
     # --- The log -----------------------------------------------------------------------------------------
 
     def open_shards(self) -> None:
-        """Begin this life's log: a fresh file in every shard."""
+        """Begin this run's log: a fresh file in every shard."""
         core = self._core
         count = core.settings.shards
         for number in range(count):

@@ -1,6 +1,6 @@
 """One shard of the log: frames are gathered, written in one piece, and synced for many at once.
 
-Owns the shard's files of this life, from the first byte to their deletion, and knows what of them is
+Owns the shard's files of this run, from the first byte to their deletion, and knows what of them is
 written and what is synced. Which frames there are, and what waits for them, is decided in `commits`.
 Everything but the jobs of the sync runner happens on the owner's thread.
 """
@@ -52,7 +52,7 @@ class Position(NamedTuple):
 
 
 class HeldFile(NamedTuple):
-    """A log file of this life that was not trimmed yet."""
+    """A log file of this run that was not trimmed yet."""
 
     number: int
     path: str
@@ -212,7 +212,7 @@ class WalShard:
 
     @property
     def files(self) -> list[HeldFile]:
-        """The files of this life that are still there, oldest first; the last one is being written."""
+        """The files of this run that are still there, oldest first; the last one is being written."""
         return [HeldFile(file.number, file.path, file.source) for file in self._files]
 
     def has_room(self, size: int) -> bool:

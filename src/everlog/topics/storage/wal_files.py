@@ -156,7 +156,7 @@ def capacity_for(size: int, file_bytes: int) -> int:
 def create_log_file(fs: Fs, directory: str, number: int, capacity: int) -> LogFile:
     """Create, allocate and map a log file; on failure nothing of it stays. Its name is not synced."""
     path = os.path.join(directory, layout.WAL_FILE.name(number))
-    # Exclusive: nothing may ever be appended to a file of an earlier life.
+    # Exclusive: nothing may ever be appended to a file of an earlier run.
     fd = fs.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         fs.allocate(fd, capacity)
