@@ -10,8 +10,6 @@ import socket
 import ssl
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 from everlog.client.connection import MAX_IDLE
@@ -72,9 +70,11 @@ class AsyncConnection:
 
     async def send(self, data: bytes) -> None:
         """Send bytes that are not HTTP, on an upgraded connection."""
-        self._bytes_out.write(data)
-        async with self._closing_on_errors(None):
+        try:
+            self._bytes_out.write(data)
             await self._bytes_out.drain()
+        except BaseException as error:
+            raise self._failed(error, 0.0) from None
 
     async def receive(self, timeout_s: float) -> bytes:
         """Receive bytes that are not HTTP; none at the end. Cancelling does no harm."""
@@ -95,18 +95,12 @@ class AsyncConnection:
             self.is_open = False
             self._bytes_out.close()
 
-    @asynccontextmanager
-    async def _closing_on_errors(self, timeout_s: float | None) -> AsyncIterator[None]:
-        """Close the connection after any error: what arrives on it next is not the answer to a request."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                yield
-        except (TimeoutError, OSError, BrokenAnswer) as error:
-            self.close()
-            raise unreachable(self.address, error, timeout_s or 0.0, was_sent=True) from None
-        except BaseException:
-            self.close()
-            raise
+    def _failed(self, error: BaseException, timeout_s: float) -> BaseException:
+        """What to raise. The connection is closed: what arrives next would not be the answer to a request."""
+        self.close()
+        if isinstance(error, OSError | BrokenAnswer):
+            return unreachable(self.address, error, timeout_s, was_sent=True)
+        return error
 
     def _send_request(self, request: bytes) -> AnswerReader:
         self._reader = AnswerReader()
@@ -115,8 +109,11 @@ class AsyncConnection:
         return self._reader
 
     async def _receive_piece(self, timeout_s: float) -> None:
-        async with self._closing_on_errors(timeout_s):
-            self._reader.receive(await self._bytes_in.read(PIECE_BYTES))
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._reader.receive(await self._bytes_in.read(PIECE_BYTES))
+        except BaseException as error:
+            raise self._failed(error, timeout_s) from None
 
 
 class AsyncConnections:

@@ -13,8 +13,7 @@ import ssl
 import struct
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Final
 
 from everlog.client.wire import PIECE_BYTES, Answer, AnswerReader, BrokenAnswer, ServerAddress, unreachable
@@ -41,10 +40,13 @@ class Connection:
     def exchange(self, request: bytes, timeout_s: float) -> Answer:
         """Send a request and wait for its whole answer."""
         reader = self._reader = AnswerReader()
-        with self._closing_on_errors(timeout_s):
+        try:
+            self._set_timeout(timeout_s)
             self._send_request(request)
             while not reader.is_complete:
                 reader.receive(self._socket.recv(PIECE_BYTES))
+        except BaseException as error:
+            raise self._failed(error, timeout_s) from None
         if not reader.keeps_open:
             self.close()
         return reader.complete()
@@ -52,29 +54,40 @@ class Connection:
     def open_stream(self, request: bytes, timeout_s: float) -> Answer:
         """Send a request for a stream; an answer that is not a success comes with its body."""
         reader = self._reader = AnswerReader()
-        with self._closing_on_errors(timeout_s):
+        try:
+            self._set_timeout(timeout_s)
             self._send_request(request)
             while not reader.is_readable:
                 reader.receive(self._socket.recv(PIECE_BYTES))
+        except BaseException as error:
+            raise self._failed(error, timeout_s) from None
         return reader.answer if reader.answer.is_success else reader.complete()
 
     def more(self, timeout_s: float) -> bytes:
         """The next piece of a stream; it is empty at the end."""
         reader = self._reader
-        with self._closing_on_errors(timeout_s):
+        try:
+            self._set_timeout(timeout_s)
             while not reader.pieces and not reader.is_complete:
                 reader.receive(self._socket.recv(PIECE_BYTES))
+        except BaseException as error:
+            raise self._failed(error, timeout_s) from None
         return reader.take()
 
     def send(self, data: bytes) -> None:
         """Send bytes that are not HTTP, on an upgraded connection."""
-        with self._closing_on_errors(self._timeout_s):
+        try:
             self._socket.sendall(data)
+        except BaseException as error:
+            raise self._failed(error, self._timeout_s) from None
 
     def receive(self, timeout_s: float) -> bytes:
         """Receive bytes that are not HTTP; none at the end."""
-        with self._closing_on_errors(timeout_s):
+        try:
+            self._set_timeout(timeout_s)
             return self._socket.recv(PIECE_BYTES)
+        except BaseException as error:
+            raise self._failed(error, timeout_s) from None
 
     def is_stale(self) -> bool:
         """Whether the server closed it, or sent something without a request, while it was idle."""
@@ -98,18 +111,12 @@ class Connection:
             except OSError:
                 return  # closed already
 
-    @contextmanager
-    def _closing_on_errors(self, timeout_s: float) -> Iterator[None]:
-        """Close the connection after any error: what arrives on it next is not the answer to a request."""
-        try:
-            self._set_timeout(timeout_s)
-            yield
-        except (OSError, BrokenAnswer) as error:
-            self.close()
-            raise unreachable(self.address, error, timeout_s, was_sent=True) from None
-        except BaseException:
-            self.close()
-            raise
+    def _failed(self, error: BaseException, timeout_s: float) -> BaseException:
+        """What to raise. The connection is closed: what arrives next would not be the answer to a request."""
+        self.close()
+        if isinstance(error, OSError | BrokenAnswer):
+            return unreachable(self.address, error, timeout_s, was_sent=True)
+        return error
 
     def _send_request(self, request: bytes) -> None:
         # The server may refuse a body before it has all of it; its answer can be read then.
