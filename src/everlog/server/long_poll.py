@@ -1,7 +1,7 @@
-"""Reading from a cursor, with or without waiting for something to come.
+"""POST diff: read from a cursor, and wait for records if there are none.
 
-Owns one read from the request to its answer: cold segments are fetched in the background, and a reader
-that is caught up waits until the topic changes, it is deleted, or the time is over.
+Owns one read from the request to its answer: cold segments are loaded in the background, and a reader that is
+caught up waits until the topic changes, is deleted, or the time is over.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LongPoll:
             max_batch_bytes=body.max_batch_bytes,
             block=False,
         )
-        diff = self._with_what_was_before(diff)
+        diff = self._with_earlier_reads(diff)
         if diff.incomplete:
             # The rest is read from where this one stopped: to start again could need more segments than
             # there is memory for, and then each fetch would throw out what the next read begins with.
@@ -60,8 +60,8 @@ class LongPoll:
         else:
             self._app.answer_when(self._call, diff.commit, partial(render_diff, self._app, self._call, diff))
 
-    def _with_what_was_before(self, diff: Diff) -> Diff:
-        """The read, with what the reads that stopped at cold segments had to say."""
+    def _with_earlier_reads(self, diff: Diff) -> Diff:
+        """The read, together with the earlier ones that stopped at cold segments."""
         if not self._fetches:
             return diff
         tombstone = self._tombstone
@@ -89,7 +89,7 @@ class LongPoll:
         self._timer = app.loop.call_later(self._wait_ms / 1000, self._woken)
         app.parked.add(self._woken)
         app.on_gone(call, self._forget)
-        self._wait_ms = 0  # whatever wakes it, the next read is the answer
+        self._wait_ms = 0  # the next read is the answer
 
     def _woken(self) -> None:
         self._forget()

@@ -2,7 +2,7 @@
 
 Owns what a socket is subscribed to, which commands it still has to answer, and what is sent next: replies
 first, then records. Everything is rendered when the socket has room for it and not before. Frames and flow
-control are in `websocket`, who is told of changes and what can be shared in `fan_out`.
+control are in `websocket`, broadcasts and shared batches in `fan_out`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 from wsproto.frame_protocol import CloseReason
 
-from everlog.errors import Closed, EverlogError, TopicNotFound
+from everlog.errors import Closed, EverlogError
 from everlog.native.append_answer import SEQS_LISTED, SEQS_NULL
 from everlog.server import sse
 from everlog.server.app import App, Call, Route, scope_missing
@@ -39,7 +39,7 @@ from everlog.server.socket_commands import (
 )
 from everlog.server.streams import StreamSlots, stream_key
 from everlog.server.topic_routes import append_batch, appended_fields, check_dead_letter
-from everlog.server.watch_sessions import TOPICS_MAX, when_all_done
+from everlog.server.watch_sessions import TOPICS_MAX, positions_answer, topic_states, when_all_done
 from everlog.server.websocket import WebSocket, handshake_headers, push_frame, text_frame
 from everlog.topics import Appended, Commit, TopicState
 
@@ -194,7 +194,7 @@ class SocketSession(Watcher):
         for name, start in wanted.items():
             check_counts(start)
             self._require(Scope.READ, name)
-        states = self._states(list(wanted), command.lenient)
+        states = topic_states(self._app.ready_engine(), wanted, command.lenient)
         if len(self._subscriptions.keys() | states.keys()) > TOPICS_MAX:
             raise invalid(f"a socket follows {TOPICS_MAX} topics at most; open another one for more")
         options = options_of(command)
@@ -209,20 +209,6 @@ class SocketSession(Watcher):
         floors = [self._app.ready_engine().floor_commit(name) for name in states]
         when_all_done(floors, partial(self._subscribed, request_id, fresh, states))
 
-    def _states(self, names: list[str], is_lenient: bool) -> dict[str, TopicState]:
-        """The topics that are there; an absent one is left out if that is wanted, but not all of them."""
-        engine = self._app.ready_engine()
-        states: dict[str, TopicState] = {}
-        absent: TopicNotFound | None = None
-        for name in names:
-            try:
-                states[name] = engine.state(name, touch=False)
-            except TopicNotFound as error:
-                absent = absent or error
-        if absent is not None and not (is_lenient and states):
-            raise absent
-        return states
-
     def _subscribed(
         self,
         request_id: bytes,
@@ -230,7 +216,7 @@ class SocketSession(Watcher):
         states: dict[str, TopicState],
         failed: Commit | None,
     ) -> None:
-        """What the reply says may be told: send it, and then what is in the topics."""
+        """Send the reply now that its numbers are committed, and then what is in the topics."""
         # A later command may have replaced or ended some of them meanwhile.
         current = [known for known in fresh if self._subscriptions.get(known.name) is known]
         if failed is not None and failed.error is not None:
@@ -238,14 +224,7 @@ class SocketSession(Watcher):
                 self._drop(subscription.name)
             self._reply_error(request_id, from_engine(failed.error, None))
             return
-        topics = {
-            known.name: {
-                "from_seq": known.seq,
-                "head_seq": states[known.name].head_seq,
-                "earliest_seq": states[known.name].earliest_seq,
-            }
-            for known in fresh
-        }
+        topics = positions_answer({known.name: known.seq for known in fresh}, states)
         self._reply(partial(_render, b"subscribed", request_id, b'"topics":%b' % _json.encode(topics)))
         for subscription in current:
             subscription.is_active = True

@@ -1,6 +1,6 @@
 """Server-sent events: how each kind of frame is written, and the event id that a reader resumes from.
 
-Owns the text of frames. Knows no connection and no engine; whose turn it is, is decided in `watch_stream`.
+Owns the text of frames. Knows no connection and no engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _cursors = msgspec.json.Decoder(dict[str, int])
 
 
 def is_acceptable(accept: bytes | None) -> bool:
-    """Tell whether a client that sends this `Accept` header takes a stream of events."""
+    """Whether a client that sends this `Accept` header takes a stream of events."""
     if accept is None or not accept.strip():
         return True
     kinds = (part.partition(b";")[0].strip().lower() for part in accept.split(b","))
@@ -55,8 +55,8 @@ def end_with_id(cursors: Mapping[str, int]) -> bytes:
     return b"id: %b\n\n" % event_id(cursors)
 
 
-# A frame is its lines and an end. The lines are the same for everybody at a cursor and can be shared; the end
-# names all topics of one stream.
+# A frame is its lines and an end. The lines are the same for all watchers at a cursor and can be shared; the
+# end names all topics of one stream.
 
 
 def record_lines(topic: bytes, records: bytes, from_seq: int, to_seq: int, head_seq: int) -> bytes:

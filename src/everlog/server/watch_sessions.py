@@ -7,7 +7,7 @@ a while, so that a client that lost its connection resumes there; the streams ar
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
@@ -19,7 +19,7 @@ from everlog.server.auth import Key
 from everlog.server.bodies import WatchBody, check_counts, decode
 from everlog.server.errors import ApiError, from_engine, invalid, limit_reached
 from everlog.server.fan_out import ReadOptions, options_of
-from everlog.topics import Commit, TopicState
+from everlog.topics import Commit, Engine, TopicState
 
 SESSION_TTL_MS: Final = 300_000
 TOPICS_MAX: Final = 256
@@ -115,7 +115,8 @@ class WatchSessions:
             check_counts(wanted)
             if call.key is not None and not call.key.allows_name(name.encode("utf-8", "surrogatepass")):
                 raise ApiError(403, "forbidden", f"this key may not use the name {name!r}", {"topic": name})
-        states = self._states(body, query_flag(call.query(), "lenient", False))
+        is_lenient = query_flag(call.query(), "lenient", False)
+        states = topic_states(self._app.ready_engine(), body.topics, is_lenient)
         most = self._app.settings.max_watch_sessions
         if most and len(self._sessions) >= most:
             message = f"there are {len(self._sessions)} watch sessions; let some expire"
@@ -123,22 +124,6 @@ class WatchSessions:
         session = self._open(call.key, body, states)
         floors = [self._app.ready_engine().floor_commit(name) for name in states]
         when_all_done(floors, partial(self._answer, call, session, states))
-
-    def _states(self, body: WatchBody, is_lenient: bool) -> dict[str, TopicState]:
-        """The topics that are there; an absent one is left out if that is wanted."""
-        engine = self._app.ready_engine()
-        states: dict[str, TopicState] = {}
-        absent: ApiError | None = None
-        for name in body.topics:
-            try:
-                states[name] = engine.state(name, touch=False)
-            except TopicNotFound as error:
-                absent = absent or from_engine(error, name)
-                if not is_lenient:
-                    raise absent from None
-        if absent is not None and not states:
-            raise absent
-        return states
 
     def _open(self, key: Key | None, body: WatchBody, states: dict[str, TopicState]) -> Session:
         positions = {}
@@ -165,22 +150,41 @@ class WatchSessions:
             self._sessions.pop(session.wid, None)
             self._app.refuse(call, from_engine(failed.error, None))
             return
-        topics = {
-            name: {
-                "from_seq": position.seq,
-                "head_seq": states[name].head_seq,
-                "earliest_seq": states[name].earliest_seq,
-            }
-            for name, position in session.positions.items()
-        }
+        seqs = {name: position.seq for name, position in session.positions.items()}
         answer = {
             "wid": session.wid,
             "stream_url": f"/v0/watch/{session.wid}",
             "session_ttl_ms": SESSION_TTL_MS,
-            "topics": topics,
+            "topics": positions_answer(seqs, states),
             "performance": msgspec.Raw(self._app.performance(call)),
         }
         self._app.answer(call, _json.encode(answer))
+
+
+def topic_states(engine: Engine, names: Iterable[str], is_lenient: bool) -> dict[str, TopicState]:
+    """The states of the topics that exist; an absent one raises, unless `is_lenient` and another exists."""
+    states: dict[str, TopicState] = {}
+    absent: ApiError | None = None
+    for name in names:
+        try:
+            states[name] = engine.state(name, touch=False)
+        except TopicNotFound as error:
+            absent = absent or from_engine(error, name)
+    if absent is not None and not (is_lenient and states):
+        raise absent
+    return states
+
+
+def positions_answer(seqs: dict[str, int], states: dict[str, TopicState]) -> dict[str, dict[str, int]]:
+    """Where a reader begins in each topic, as it is answered."""
+    return {
+        name: {
+            "from_seq": seq,
+            "head_seq": states[name].head_seq,
+            "earliest_seq": states[name].earliest_seq,
+        }
+        for name, seq in seqs.items()
+    }
 
 
 def when_all_done(commits: list[Commit], callback: Callable[[Commit | None], None]) -> None:

@@ -1,9 +1,9 @@
 """The WebSocket protocol on an upgraded connection: handshake, frames, closing, and flow control both ways.
 
-Owns one connection after its upgrade: what came in and is not handed over yet, and the short queue of
+Owns one connection after its upgrade: received events that were not processed yet, and the short queue of
 messages that the client has not taken. Knows no command and no topic; its owner gets whole text messages and
-sends frames. A client that does not read holds up its own socket only: its owner sees no room and renders
-nothing, and takes no more messages, and then nothing more is read from it.
+sends frames. A client that does not read stops its own socket only: its owner sees no room, renders nothing,
+accepts no more messages, and then nothing more is read from it.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ def push_frame(op: str, lines: bytes) -> bytes:
 
 
 class Owner(Protocol):
-    """Whoever talks over a socket. Nothing is called after `ended`."""
+    """The user of a socket. Nothing is called after `ended`."""
 
     @property
     def accepts_message(self) -> bool:
-        """Whether another message may be handed over now."""
+        """Whether another message may be received now."""
         ...
 
     def message_received(self, message: bytes | bytearray) -> None:
@@ -95,11 +95,11 @@ class Owner(Protocol):
         ...
 
     def message_refused(self, code: str, reason: str) -> None:
-        """A message came that is not handed over."""
+        """A message came that cannot be received."""
         ...
 
     def error_frame(self, code: str, message: str) -> bytes:
-        """How the client is told what is wrong, if that is the last thing it hears."""
+        """The frame that reports an error after which the connection ends."""
         ...
 
     def room_made(self) -> None:
@@ -107,12 +107,12 @@ class Owner(Protocol):
         ...
 
     def ended(self) -> None:
-        """The conversation is over, whoever ended it."""
+        """The connection is over."""
         ...
 
 
 class WebSocket:
-    """The server's side of one conversation."""
+    """The server side of one connection."""
 
     def __init__(
         self, channel: Upgraded, owner: Owner, loop: asyncio.AbstractEventLoop, max_message_bytes: int
@@ -176,7 +176,7 @@ class WebSocket:
         return True
 
     def flush(self) -> None:
-        """Hand as much to the client as it takes."""
+        """Write as many queued frames as the client takes."""
         queue, channel = self._queue, self._channel
         while (queue or self._pong is not None) and channel.is_writable:
             frames = []
@@ -203,20 +203,20 @@ class WebSocket:
         self.read_on()
 
     def read_on(self) -> None:
-        """Hand over messages as long as the owner accepts them; the rest waits, at last in the kernel."""
+        """Process events as long as the owner accepts messages; the rest waits, at last in the kernel."""
         if self._is_reading or self._is_over:
             return
         self._is_reading = True
         try:
-            has_more = self._hand_over()
+            has_more = self._read_events()
         finally:
             self._is_reading = False
         self.flush()
         if not self._is_over:
             self._pause_reading(has_more)
 
-    def _hand_over(self) -> bool:
-        """Take events one by one; true if there may be more of them that the owner does not want yet."""
+    def _read_events(self) -> bool:
+        """Process events one by one; returns whether more wait because the owner accepts none now."""
         while self._is_closing or self._owner.accepts_message:
             event = next(self._protocol.events(), None)
             if event is None:

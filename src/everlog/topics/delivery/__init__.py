@@ -1,1 +1,1 @@
-"""Who is served next after a commit, and what gives way when there is too much to do."""
+"""Which dirty topic is served next (`scheduler`), in turns (`delivery`), and under overload (`governor`)."""

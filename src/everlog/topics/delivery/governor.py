@@ -1,4 +1,4 @@
-"""How much is too much, and what gives way: from three signals to a pressure, from that to four rungs.
+"""Overload control: from three signals to a pressure, and from that to four rungs.
 
 Owns the arithmetic and the hysteresis. Pure and in integers: it reads no clock, and equal samples give equal
 decisions. Nothing here can lose, reorder or refuse a record that was accepted; it only makes things later.
@@ -27,10 +27,10 @@ RETRY_MAX_MS: Final = 1000
 
 
 class Rung(IntEnum):
-    """What gives way, the cheapest first."""
+    """The measures against overload, the cheapest first."""
 
     COALESCE = 0
-    """Readers are told of several writes at once."""
+    """Several writes are delivered to watchers at once."""
     COMMIT = 1
     """More writers share a sync."""
     DEFER = 2
@@ -57,10 +57,10 @@ class Signals:
     depth: int = 0
     """Turns that are ready and were not served."""
     latency_total_ns: int = 0
-    """From news to service, of all that were served."""
+    """From commit to service, of all that were served."""
     served: int = 0
     oldest_ns: int = 0
-    """How long the one that waits longest has been waiting."""
+    """How long the oldest work has been waiting."""
     ingest: int = 0
     """How full the fullest queue of the log is, in thousandths."""
     busy_ns: int = 0
