@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,11 @@ def test_the_site_loads_nothing_from_elsewhere() -> None:
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert "font: false" in settings
     assert re.findall(r"https?://", settings) == []
+
+
+def test_contributing_shows_the_layers_and_every_folder() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    assert "\n".join(contract["contracts"][0]["layers"]) in text
+    folders = [path.name for path in (ROOT / "src" / "everlog").iterdir() if (path / "__init__.py").exists()]
+    assert [name for name in folders if f"`src/everlog/{name}`" not in text] == []
