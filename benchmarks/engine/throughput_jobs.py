@@ -17,8 +17,7 @@ import numpy as np
 from benchmarks.engine import samples
 from benchmarks.engine.engines import OPEN_ENDED, TOPIC, with_topic
 from benchmarks.queue.stats import MIB, NS_PER_S, percentile_us, rate_per_s
-from everlog.native.frames import FrameBuffer, scan_log_frames
-from everlog.native.topic_log import TopicLog
+from everlog.native.topics.log import FrameBuffer, TopicLog, scan_log_frames
 from everlog.topics import Durability, Engine
 
 Numbers = dict[str, float]

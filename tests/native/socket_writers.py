@@ -8,7 +8,7 @@ import socket
 from contextlib import suppress
 from typing import Any
 
-from everlog.native.socket_writer import SocketWriter
+from everlog.native.topics.socket_writer import SocketWriter
 
 PATIENCE_MS = 10_000
 SMALL_BUFFER_BYTES = 4096

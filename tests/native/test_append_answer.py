@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlog.native.append_answer import SEQS_LISTED, SEQS_NULL, SEQS_OMITTED, render_fields
+from everlog.native.topics.log import SEQS_LISTED, SEQS_NULL, SEQS_OMITTED, render_fields
 
 U64 = st.integers(0, 2**64 - 1)
 TIMES_NS = st.integers(0, 10**15)

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from everlog.native.frames import FrameBuffer
-from everlog.native.record_batch import RecordBatch, scan_append
-from everlog.native.topic_log import TopicLog
+from everlog.native.topics.log import FrameBuffer, RecordBatch, TopicLog, scan_append
 from everlog.server.bodies import MAX_NESTING, Append, AppendBody, decode
 from everlog.server.http import Request, Target
 

@@ -10,8 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlog.native.forwarding import (
+from everlog.native.topics.log import (
     Copied,
+    FrameBuffer,
+    LogReplay,
+    Sources,
+    TopicLog,
     copy_records,
     find_frames,
     meta_of,
@@ -19,9 +23,6 @@ from everlog.native.forwarding import (
     next_live,
     select_records,
 )
-from everlog.native.frames import FrameBuffer
-from everlog.native.log_replay import LogReplay
-from everlog.native.topic_log import Sources, TopicLog
 from tests.native.topic_log_twin import APPEND, CONTINUES, HAS_META, TwinRecord, log_frame
 
 SOURCE, DEST = 7, 8

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from everlog.native.columns.frame_columns import FrameColumns, TextColumn
-from everlog.native.frames import FrameBuffer
+from everlog.native.topics.log import FrameBuffer
 from everlog.topics.storage import layout
 
 U64_MAX = 2**64 - 1

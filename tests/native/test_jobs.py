@@ -9,9 +9,18 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlog.native.frames import FrameBuffer
-from everlog.native.jobs import CORRUPT, DELETED, DONE, FULL, MISSING, live_seqs, render_jobs
-from everlog.native.topic_log import Sources, TopicLog
+from everlog.native.topics.log import (
+    CORRUPT,
+    DELETED,
+    DONE,
+    FULL,
+    MISSING,
+    FrameBuffer,
+    Sources,
+    TopicLog,
+    live_seqs,
+    render_jobs,
+)
 from tests.native.topic_log_twin import NewRecord, TwinRecord, compact
 
 TOPIC = 11

@@ -23,7 +23,7 @@ def test_a_number_of_the_core_is_the_one_of_the_layout(name: str) -> None:
 
 def test_the_core_tells_every_offset_that_it_shares() -> None:
     offsets = {name for name in vars(layout) if name.startswith(("MSG_", "CTRL_"))}
-    offsets -= {"MSG_VERSION", "CTRL_MAGIC", "CTRL_VERSION", "CTRL_SIZE"}
+    offsets -= {"MSG_VERSION", "CTRL_MAGIC", "CTRL_VERSION", "CTRL_SIZE", "CTRL_PREFIX"}
     assert offsets <= set(native.LAYOUT)
 
 

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from everlog.errors import Corrupt
-from everlog.native.frames import FrameBuffer
-from everlog.native.log_replay import LogReplay
-from everlog.native.topic_log import Sources, TopicLog
+from everlog.native.topics.log import FrameBuffer, LogReplay, Sources, TopicLog
 from tests.native.topic_log_twin import CONTINUES, DEAD, DURABLE, INDEX_ENTRY, NewRecord, TwinLog, index_entry
 
 TOPIC = 0xABCDEF0123

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlog.native.frames import LogFrame
-from everlog.native.log_replay import LogReplay
-from everlog.native.topic_log import Sources, TopicLog
+from everlog.native.topics.log import LogFrame, LogReplay, Sources, TopicLog
 from tests.native.topic_log_twin import (
     APPEND,
     CONTINUES,

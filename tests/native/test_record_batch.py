@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everlog.errors import EverlogError, InvalidRecord, RecordTooLarge
-from everlog.native.frames import FrameBuffer, read_log_frame
-from everlog.native.record_batch import LIMITS, RecordBatch
-from everlog.native.topic_log import TopicLog
+from everlog.native.topics.log import LIMITS, FrameBuffer, RecordBatch, TopicLog, read_log_frame
 from everlog.topics.records import NewRecord as EngineRecord
 from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES
 from tests.native.topic_log_twin import HAS_META, HAS_NODE, HAS_TAG, NewRecord, blob

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everlog.errors import Corrupt
-from everlog.native.frames import FrameBuffer
 from everlog.native.queue import Mapping
-from everlog.native.topic_log import Rendered, Sources, TopicLog
+from everlog.native.topics.log import FrameBuffer, Rendered, Sources, TopicLog
 from tests.native.topic_log_twin import (
     APPEND,
     DEAD,

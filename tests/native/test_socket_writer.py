@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everlog.native.socket_writer import SocketWriter
+from everlog.native.topics.socket_writer import SocketWriter
 from tests.native.socket_writers import WriterPair
 
 SIZES = st.one_of(st.integers(1, 200), st.integers(1, 40_000))

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everlog.native.frames import FrameBuffer
-from everlog.native.topic_log import TopicLog
+from everlog.native.topics.log import FrameBuffer, TopicLog
 from tests.native.topic_log_twin import NewRecord, TwinLog, TwinRecord, index_entry
 
 TOPIC = 3

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from everlog.native import frames
+from everlog.native.topics import log as frames
 from everlog.topics.storage import layout
 
 

@@ -15,7 +15,7 @@ from everlog.clock import TestClock
 from everlog.errors import ReadOnly, StorageFailed
 from everlog.fault_fs import FaultFs
 from everlog.fs import Fs, OsFs
-from everlog.native.topic_log import Sources
+from everlog.native.topics.log import Sources
 from everlog.topics.commits import ShardCommits
 from everlog.topics.storage.layout import FrameType
 from everlog.topics.storage.syncs import InlineSyncs

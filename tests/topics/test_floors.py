@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlog.native.topic_log import TopicLog
+from everlog.native.topics.log import TopicLog
 from everlog.topics.retention import count_holes
 from everlog.topics.topic import HOLE_RUNS_MAX, SeqRun, add_holes, drop_holes_below
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from everlog.native.frames import FrameBuffer
-from everlog.native.topic_log import Sources, TopicLog
+from everlog.native.topics.log import FrameBuffer, Sources, TopicLog
 from everlog.topics.memory import CHUNK_BYTES_MAX, MemoryChunks, SpareChunks
 from tests.support.engines import EngineHarness, sized
 

@@ -10,8 +10,7 @@ from typing import Any, Final, Literal, TypeVar, cast
 import msgspec
 
 from everlog.api_types import Guarantee
-from everlog.native.frames import json_fault
-from everlog.native.record_batch import RecordBatch, scan_append
+from everlog.native.topics.log import RecordBatch, json_fault, scan_append
 from everlog.server.errors import ApiError, invalid
 from everlog.server.http import Request
 from everlog.topics import TopicConfig

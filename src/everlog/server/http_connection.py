@@ -1,7 +1,7 @@
 """One client connection: the order of its responses, flow control both ways, and its timeouts.
 
 Owns the transport and the list of unanswered exchanges. What bytes mean is in `http_reading`, how they leave
-in `native/socket_writer`, what an exchange promises in `http_exchange`. It knows no route; it calls the
+in `native.topics`, what an exchange promises in `http_exchange`. It knows no route; it calls the
 application and the application calls exchanges, always on the thread of the event loop.
 
 The path of a request: `data_received` -> `RequestReader.feed` -> `head_received` -> `request_received` ->
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
-from everlog.native.socket_writer import SocketWriter
+from everlog.native.topics.socket_writer import SocketWriter
 from everlog.server.http_exchange import Exchange, Upgraded
 from everlog.server.http_messages import CONTINUE, EarlyAnswer, Refusal, Request, Target, internal_error
 from everlog.server.http_reading import RequestReader, body_too_large

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from everlog.native.frames import json_fault
+from everlog.native.topics.log import json_fault
 from everlog.server.bodies import MAX_NESTING, AppendBody, WatchedBody
 from everlog.server.errors import ApiError, invalid
 

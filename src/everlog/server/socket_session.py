@@ -18,7 +18,7 @@ import msgspec
 from wsproto.frame_protocol import CloseReason
 
 from everlog.errors import Closed, EverlogError
-from everlog.native.append_answer import SEQS_LISTED, SEQS_NULL
+from everlog.native.topics.log import SEQS_LISTED, SEQS_NULL
 from everlog.server import sse
 from everlog.server.app import App, Call, Route, scope_missing
 from everlog.server.auth import Key, Scope

@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from everlog.errors import BatchTooLarge, TopicFull, TopicNotEmpty
-from everlog.native.append_answer import SEQS_LISTED, SEQS_OMITTED, render_fields
+from everlog.native.topics.log import SEQS_LISTED, SEQS_OMITTED, render_fields
 from everlog.server.app import App, Call, Route, query_flag, query_seq
 from everlog.server.auth import Key, Scope
 from everlog.server.bodies import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from everlog.api_types import Discard, Durability
 from everlog.errors import BatchTooLarge, InvalidRequest, LimitReached
-from everlog.native.record_batch import RecordBatch
+from everlog.native.topics.log import RecordBatch
 from everlog.topics import ack_policy
 from everlog.topics.catalogue import frame_create, log_create, new_topic, register
 from everlog.topics.commits import COMMITTED, BatchEntry, ChangeEntry, ShardCommits

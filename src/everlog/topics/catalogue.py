@@ -17,7 +17,7 @@ from everlog.errors import (
     TopicNotEmpty,
     TopicNotFound,
 )
-from everlog.native.frames import read_log_frame
+from everlog.native.topics.log import read_log_frame
 from everlog.topics.commits import COMMITTED, ChangeEntry, Commit, ShardCommits
 from everlog.topics.config import TopicConfig, check_topic_name
 from everlog.topics.core import CONTROL_ROOM, Core

@@ -12,8 +12,7 @@ from everlog.api_types import Durability
 from everlog.clock import Clock
 from everlog.errors import LimitReached, ReadOnly
 from everlog.fs import Fs
-from everlog.native.frames import FrameBuffer, checksum
-from everlog.native.topic_log import Sources
+from everlog.native.topics.log import FrameBuffer, Sources, checksum
 from everlog.topics.commits import COMMITTED, ChangeEntry, Commit, ShardCommits, nothing
 from everlog.topics.config import EngineSettings
 from everlog.topics.delivery.delivery import Delivery

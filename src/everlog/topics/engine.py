@@ -17,7 +17,7 @@ from everlog.api_types import Durability, TopicAccount, TopicType
 from everlog.clock import Clock, SystemClock
 from everlog.errors import Closed, EverlogError, ReadOnly, StorageFailed
 from everlog.fs import Fs, OsFs
-from everlog.native.record_batch import RecordBatch
+from everlog.native.topics.log import RecordBatch
 from everlog.topics import append, catalogue, reading, retention
 from everlog.topics.commits import COMMITTED, Commit
 from everlog.topics.config import U64_MAX, EngineSettings, TopicConfig

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from everlog.native.frames import FrameBuffer
-from everlog.native.topic_log import Sources
+from everlog.native.topics.log import FrameBuffer, Sources
 
 CHUNK_BYTES_MAX: Final = 1 << 20
 """The size up to which chunks of a topic double; only a larger batch gets a larger one."""

@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 from everlog.api_types import GapReason, Tombstone
 from everlog.errors import Corrupt, InvalidRequest
-from everlog.native.forwarding import next_live
-from everlog.native.topic_log import Rendered
+from everlog.native.topics.log import Rendered, next_live
 from everlog.topics.commits import Commit
 from everlog.topics.config import (
     READ_BYTES_DEFAULT,

@@ -23,7 +23,7 @@ from everlog.topics.storage.layout import FrameType
 from everlog.topics.topic import SeqRun, Topic, add_holes
 
 if TYPE_CHECKING:
-    from everlog.native.topic_log import TopicLog
+    from everlog.native.topics.log import TopicLog
     from everlog.topics.core import Core
 
 # As many seqs are counted at a time: a few milliseconds.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from everlog.api_types import Durability, QueueCounts, TopicType
-from everlog.native.topic_log import TopicLog
+from everlog.native.topics.log import TopicLog
 from everlog.topics.commits import ChangeEntry, Commit, SeqOrder
 from everlog.topics.config import TopicConfig
 from everlog.topics.delivery.scheduler import TopicSchedule

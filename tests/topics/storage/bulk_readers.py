@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from everlog.native import frames
+from everlog.native.topics import log as frames
 from everlog.seq_ranges import Gap
 from everlog.topics.storage import layout
 from everlog.topics.storage.bulk_view import BulkView, Frames, open_piece

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from everlog.errors import Io
 from everlog.fault_fs import FaultFs, PowerLoss
 from everlog.fs import Fs
-from everlog.native.frames import FrameBuffer, read_segment_frame
+from everlog.native.topics.log import FrameBuffer, read_segment_frame
 from everlog.topics.storage import layout
 from everlog.topics.storage.segment_loading import LoadedSegments, index_entries, load_segments
 from everlog.topics.storage.segment_store import SegmentPart, SegmentStore

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from everlog.errors import Io, StorageFailed
-from everlog.native.frames import read_segment_frame
+from everlog.native.topics.log import read_segment_frame
 from everlog.topics import record_of
 from everlog.topics.storage import checkpoint, layout
 from tests.support.engines import EngineHarness, files_below, records, sized

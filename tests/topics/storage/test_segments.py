@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 
 from everlog.errors import Corrupt, Io
 from everlog.fault_fs import FaultFs, PowerLoss
-from everlog.native.frames import FrameBuffer
-from everlog.native.log_replay import LogReplay
-from everlog.native.topic_log import Sources, TopicLog
+from everlog.native.topics.log import FrameBuffer, LogReplay, Sources, TopicLog
 from everlog.topics.storage import layout
 from everlog.topics.storage.segment_loading import (
     Cut,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from everlog.errors import CorruptMetadata
 from everlog.fault_fs import FaultFs
 from everlog.fs import OsFs
-from everlog.native.frames import read_log_frame
+from everlog.native.topics.log import read_log_frame
 from everlog.topics.storage import layout
 from everlog.topics.storage.wal_files import (
     END_FRAME,

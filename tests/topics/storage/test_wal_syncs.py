@@ -14,7 +14,7 @@ from everlog.clock import SystemClock
 from everlog.errors import ReadOnly, StorageFailed
 from everlog.fault_fs import PowerLoss
 from everlog.fs import OsFs
-from everlog.native.topic_log import Sources
+from everlog.native.topics.log import Sources
 from everlog.topics.storage.syncs import WINDOW_MIN_NS, ThreadSyncs
 from everlog.topics.storage.wal import BACKGROUND_SYNC_NS, Position, WalShard
 from everlog.topics.storage.wal_files import END_FRAME, list_wal_files

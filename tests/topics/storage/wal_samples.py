@@ -16,8 +16,7 @@ from everlog.clock import TestClock
 from everlog.errors import Corrupt, ReadOnly, StorageFailed
 from everlog.fault_fs import FaultFs, PowerLoss
 from everlog.fs import OsFs
-from everlog.native.frames import FrameBuffer, read_log_frame
-from everlog.native.topic_log import Sources
+from everlog.native.topics.log import FrameBuffer, Sources, read_log_frame
 from everlog.topics.storage import layout
 from everlog.topics.storage.syncs import InlineSyncs, SyncRunner
 from everlog.topics.storage.wal import Position, WalShard

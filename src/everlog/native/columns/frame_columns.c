@@ -1,9 +1,9 @@
-/* See frame_columns.h. The reading of frames, their checksums included, is in frames.c. */
+/* See frame_columns.h. Frames, their checksums included, are read by a function that the caller gives. */
 #include "frame_columns.h"
 
 #include <string.h>
 
-#include "frames.h"
+#include "topics/frames.h"
 
 #define US_PER_MS 1000
 
@@ -35,17 +35,10 @@ void frame_columns_add(frame_rows *rows, const frame_filter *filter)
 static int read_place(const frame_places *places, size_t place, frame_view *frame)
 {
     uint64_t offset = places->offsets[place];
-    int outcome;
-    if (offset >= places->length)
+    if (offset >= places->length ||
+        places->read(places->base + offset, places->length - offset, frame, 1) != FRAME_OK)
         return 0;
-    if (places->in_log) {
-        outcome = log_frame_read(places->base + offset, places->length - offset, frame, 1);
-        if (outcome == FRAME_OK && frame->type != FRAME_TYPE_APPEND)
-            return 0;
-    } else {
-        outcome = segment_frame_read(places->base + offset, places->length - offset, frame, 1);
-    }
-    return outcome == FRAME_OK && frame->seq == places->seqs[place];
+    return (!places->in_log || frame->type == FRAME_TYPE_APPEND) && frame->seq == places->seqs[place];
 }
 
 /* Turn a frame into a row; 0 if its lengths lie. */

@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "topics/frames.h"
+
 enum frame_text { FRAME_TEXT_NODE, FRAME_TEXT_TAG, FRAME_TEXT_META, FRAME_TEXT_DATA, FRAME_TEXTS };
 
 typedef struct { /* one text of a record; at NULL: the record has none */
@@ -30,6 +32,9 @@ typedef struct { /* what passes: times, both ends included, and a tag, NULL for 
     int is_prefix;
 } frame_filter;
 
+/* log_frame_read or segment_frame_read, from the module that has them. */
+typedef int (*frame_reader)(const uint8_t *at, size_t available, frame_view *frame, int verify);
+
 typedef struct { /* where frames lie: entry i is that of the record `seqs[i]` */
     const uint8_t *base;
     size_t length;
@@ -37,6 +42,7 @@ typedef struct { /* where frames lie: entry i is that of the record `seqs[i]` */
     const uint64_t *seqs;
     size_t count;
     int in_log; /* log frames, else segment frames */
+    frame_reader read;
 } frame_places;
 
 typedef struct { /* rows picked so far, and the bytes of each text in them */

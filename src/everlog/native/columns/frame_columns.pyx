@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from everlog.native.frames cimport JSON_SOUND, frame_hash, frames_set_hash, json_check
-from everlog.native.frames import hash_pointer
+from everlog.native.topics.log cimport (
+    JSON_SOUND, check_json, frame_view, read_log_frame_at, read_segment_frame_at,
+)
 
 cdef extern from "columns/frame_columns.h" nogil:
     cdef enum frame_text:
@@ -39,6 +40,8 @@ cdef extern from "columns/frame_columns.h" nogil:
         const uint8_t *tag
         size_t tag_len
         int is_prefix
+    ctypedef int (*frame_reader)(const uint8_t *at, size_t available, frame_view *frame,
+                                 int verify) noexcept nogil
     ctypedef struct frame_places:
         const uint8_t *base
         size_t length
@@ -46,6 +49,7 @@ cdef extern from "columns/frame_columns.h" nogil:
         const uint64_t *seqs
         size_t count
         int in_log
+        frame_reader read
     ctypedef struct frame_rows:
         frame_row *rows
         size_t count
@@ -68,8 +72,6 @@ cdef extern from "columns/page_scan.h" nogil:
 cdef enum:
     # Deeper than a payload may be, with the page around it.
     PAGE_NESTING_MAX = 160
-
-frames_set_hash(<frame_hash><size_t>hash_pointer())
 
 cdef dict TEXTS = {
     "node": FRAME_TEXT_NODE, "tag": FRAME_TEXT_TAG, "meta": FRAME_TEXT_META, "data": FRAME_TEXT_DATA,
@@ -139,6 +141,7 @@ cdef class FrameColumns:
         places.base, places.length = <const uint8_t *>held.view.buf, held.view.len
         places.offsets, places.seqs, places.count = &offsets[0], &seqs[0], offsets.shape[0]
         places.in_log = in_log
+        places.read = read_log_frame_at if in_log else read_segment_frame_at
         self.reserve(self.rows.count + places.count)
         self.views.append(held)
         with nogil:
@@ -158,7 +161,7 @@ cdef class FrameColumns:
         range.first, range.end = first, end
         self.reserve(self.rows.count + max_records)
         with nogil:
-            is_plain = json_check(text, length, PAGE_NESTING_MAX) == JSON_SOUND and page_scan(
+            is_plain = check_json(text, length, PAGE_NESTING_MAX) == JSON_SOUND and page_scan(
                 &self.rows, self.rows.count + max_records, &self.filter, text, length, &range)
         if not is_plain:
             return None

@@ -1,7 +1,7 @@
 /* Finding records in pages; see page_scan.h. */
 #include "page_scan.h"
 
-#include "json_cursor.h"
+#include "topics/json_cursor.h"
 
 enum { SEQ = 1, TS = 2, NODE = 4, TAG = 8, DATA = 16, META = 32 };
 

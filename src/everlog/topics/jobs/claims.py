@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from everlog.api_types import TopicType
 from everlog.errors import BatchTooLarge, Corrupt, InvalidRequest, NotAQueue, StorageFailed
-from everlog.native.jobs import CORRUPT, DELETED, DONE, FULL, MISSING, live_seqs, render_jobs
+from everlog.native.topics.log import CORRUPT, DELETED, DONE, FULL, MISSING, live_seqs, render_jobs
 from everlog.topics.commits import COMMITTED, Commit, failed, together
 from everlog.topics.config import U64_MAX
 from everlog.topics.core import Core

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from everlog.errors import EverlogError, InvalidRequest
-from everlog.native.frames import read_log_frame, read_segment_frame
+from everlog.native.topics.log import read_log_frame, read_segment_frame
 from everlog.topics.append import append
 from everlog.topics.commits import COMMITTED, Commit, failed
 from everlog.topics.jobs.lease_log import delete_jobs

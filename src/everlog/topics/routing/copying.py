@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from everlog.native.forwarding import Copied, copy_records, meta_of
+from everlog.native.topics.log import Copied, copy_records, meta_of
 
 if TYPE_CHECKING:
-    from everlog.native.topic_log import Sources, TopicLog
+    from everlog.native.topics.log import Sources, TopicLog
     from everlog.topics.core import Core
     from everlog.topics.memory import MemoryChunks
     from everlog.topics.routing.exactly_once import Origin

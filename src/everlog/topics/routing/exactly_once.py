@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from everlog.native.forwarding import meta_of, next_live
+from everlog.native.topics.log import meta_of, next_live
 
 if TYPE_CHECKING:
-    from everlog.native.topic_log import Sources
+    from everlog.native.topics.log import Sources
     from everlog.topics.topic import Topic
 
 MARK: Final = "_topics_router"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from everlog.api_types import Discard, Durability, Guarantee
 from everlog.errors import Corrupt, EverlogError, LimitReached, StorageFailed
-from everlog.native.forwarding import Selection, copy_records, select_records
+from everlog.native.topics.log import Selection, copy_records, select_records
 from everlog.topics import ack_policy
 from everlog.topics.append import frame_ceiling, reserve_floor
 from everlog.topics.commits import BatchEntry, ChangeEntry

@@ -15,8 +15,7 @@ import numpy as np
 
 from everlog.api_types import Durability, Guarantee
 from everlog.errors import Corrupt
-from everlog.native.forwarding import find_frames, move_records, next_live
-from everlog.native.topic_log import TopicLog
+from everlog.native.topics.log import TopicLog, find_frames, move_records, next_live
 from everlog.topics.memory import MemoryChunks
 from everlog.topics.records import TagMatch
 from everlog.topics.routing.copying import Copying, copy_to_memory, note_hops
@@ -28,7 +27,7 @@ from everlog.topics.storage.layout import FLAG_DURABLE, FrameType
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from everlog.native.frames import LogFrame
+    from everlog.native.topics.log import LogFrame
     from everlog.topics.core import Core
     from everlog.topics.topic import Topic
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from everlog.api_types import Durability
 from everlog.errors import EverlogError, StorageFailed
-from everlog.native.frames import FrameBuffer
+from everlog.native.topics.log import FrameBuffer
 from everlog.topics.jobs.lease_log import stored_leases
 from everlog.topics.storage import snapshot
 from everlog.topics.storage.control import SnapshotBody, TopicRecord, encode

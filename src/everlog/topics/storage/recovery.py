@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from everlog.api_types import Durability
 from everlog.errors import Corrupt, CorruptMetadata, Io
 from everlog.fs import opened, replace_file, sync_path
-from everlog.native.frames import LogFrame
-from everlog.native.log_replay import LogReplay
 from everlog.native.queue import Mapping
-from everlog.native.topic_log import TopicLog
+from everlog.native.topics.log import LogFrame, LogReplay, TopicLog
 from everlog.topics import catalogue
 from everlog.topics.commits import COMMITTED
 from everlog.topics.jobs.lease_log import (

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everlog.errors import Corrupt
-from everlog.native import frames
+from everlog.native.topics import log as frames
 from everlog.topics.storage import layout
 from everlog.topics.storage.segment_store import Listing, SegmentPart, SegmentStore
 from everlog.topics.storage.tier import Tier, TopicTier

@@ -34,7 +34,7 @@ from everlog.topics.storage.tier import Tier, TopicTier
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from everlog.native.topic_log import Sources
+    from everlog.native.topics.log import Sources
 
 # Offsets in an index are u32; no append may reach beyond.
 DATA_BYTES_LIMIT = 2**32 - 1

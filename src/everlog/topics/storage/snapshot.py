@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from everlog.errors import CorruptMetadata, Io, UnsupportedVersion
 from everlog.fs import Fs, read_file, replace_file
-from everlog.native import frames
+from everlog.native.topics import log as frames
 from everlog.topics.storage import layout
 
 

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 from everlog.errors import Corrupt, DataDirInUse, Io, UnsupportedVersion
 from everlog.fs import Fs, close_locked, read_file
-from everlog.native import frames
+from everlog.native.topics import log as frames
 from everlog.topics.storage import control, layout, snapshot
 from everlog.topics.storage.segment_loading import index_entries
 from everlog.topics.storage.segment_store import DELETED_TOPIC_SUFFIX

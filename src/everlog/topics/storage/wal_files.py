@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from everlog.errors import CorruptMetadata
 from everlog.fs import Fs, opened
-from everlog.native.frames import FrameBuffer
 from everlog.native.queue import Mapping
+from everlog.native.topics.log import FrameBuffer
 from everlog.topics.storage import layout
 
 PAGE_SIZE: Final = 4096

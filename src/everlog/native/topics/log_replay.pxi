@@ -1,28 +1,11 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Applies the Append frames of one log file to the topics' logs, when the engine starts.
+# Applies the Append frames of one log file to the topics' logs, when the engine starts.
+#
+# Owns the walk over the file: checksums and whole batches. What a control frame means is the caller's.
 
-Owns the walk over the file: checksums and whole batches. What a control frame means is the caller's.
-"""
+cdef enum:
+    KNOWN_LOGS = 256
 
-cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
-from libc.string cimport memset
-
-from everlog.native.frames cimport (
-    FRAME_BATCH_CONTINUES, FRAME_CORRUPT, FRAME_END, FRAME_HAS_META, FRAME_OK, FRAME_TORN, FRAME_TYPE_APPEND,
-    frame_hash, frame_payload, frame_view, frames_set_hash, log_frame_read,
-)
-from everlog.native.topic_log cimport (
-    ENTRY_HAS_META, ENTRY_HAS_NODE, ENTRY_HAS_TAG, ENTRY_IN_LOG, MAX_HOLES, MAX_SEQ, TopicLog, log_entry,
-)
-
-from everlog.native.frames import LogFrame, hash_pointer
-
-frames_set_hash(<frame_hash><size_t>hash_pointer())
-
-cdef dict OUTCOMES = {FRAME_OK: "running", FRAME_END: "end", FRAME_TORN: "torn", FRAME_CORRUPT: "corrupt"}
+cdef dict REPLAY_OUTCOMES = {FRAME_OK: "running", FRAME_END: "end", FRAME_TORN: "torn", FRAME_CORRUPT: "corrupt"}
 
 
 @cython.final
@@ -33,6 +16,21 @@ cdef class LogReplay:
     first frame. `position` is behind the last frame taken, `outcome` why the walk ended there:
     "end", "torn" (cut in the middle of a frame or batch) or "corrupt"; "running" before that.
     """
+
+    cdef Py_buffer view
+    cdef bint has_view
+    cdef const uint8_t *base
+    cdef size_t length
+    cdef size_t at               # behind the last frame that was taken
+    cdef size_t batch_end        # frames before it are verified and their batch is complete
+    cdef int state
+    cdef uint32_t source
+    cdef dict logs
+    cdef readonly uint64_t appended
+    cdef readonly uint64_t skipped
+    cdef readonly list gaps      # (topic id, first seq, last seq) that appends have passed over
+    cdef uint64_t known_ids[KNOWN_LOGS]
+    cdef void *known_logs[KNOWN_LOGS]
 
     def __cinit__(self, buffer, size_t start, uint32_t source, dict logs not None):
         PyObject_GetBuffer(buffer, &self.view, PyBUF_SIMPLE)
@@ -62,7 +60,7 @@ cdef class LogReplay:
     @property
     def outcome(self) -> str:
         """Why the walk has ended, "running" if it has not."""
-        return OUTCOMES[self.state]
+        return REPLAY_OUTCOMES[self.state]
 
     def run(self):
         """Apply appends up to the next control frame and return that one; None at the end.

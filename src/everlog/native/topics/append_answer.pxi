@@ -1,16 +1,6 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The text of the answer to an append: numbers into JSON, without a Python object for each.
-
-Owns the layout of these fields and nothing else; what is in them is decided by its caller.
-"""
-
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport uint64_t
-from libc.string cimport memcpy
-
-
-cdef extern from "Python.h":
-    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+# The text of the answer to an append: numbers into JSON, without a Python object for each.
+#
+# Owns the layout of these fields and nothing else; what is in them is decided by its caller.
 
 cdef enum:
     DIGITS_MAX = 20  # of a number of 64 bits

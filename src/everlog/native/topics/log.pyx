@@ -1,12 +1,31 @@
-# cython: language_level=3
-"""Declarations of log_index.h, tag_index.h and render.h, and what other native modules may know of a log."""
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The records of topics in memory: frames, batches, the log of one topic with its indexes, and their rendering.
 
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+Owns the memory of frames and indexes. Opens no file, reads no clock and decides nothing: which record dies when,
+what is visible and what is written where is up to `everlog.topics`. One module in seven parts, so that each C file
+is linked once.
+"""
 
-from everlog.native.frames cimport FrameBuffer, frame_view
-from everlog.native.record_batch cimport RecordBatch, batch_record
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport UINT16_MAX, UINT32_MAX, UINT64_MAX, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcmp, memcpy, memset
 
-cdef extern from "log_index.h" nogil:
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from everlog.errors import Corrupt, InvalidRecord, RecordTooLarge
+from everlog.native.topics import xxh3
+
+cdef extern from "topics/log_index.h" nogil:
     uint64_t MAX_HOLES, MAX_SEQ
     cdef enum:
         ENTRY_HAS_TAG
@@ -53,7 +72,7 @@ cdef extern from "log_index.h" nogil:
     bint log_index_has(const log_index *index, uint64_t seq)
     bint log_index_is_live(const log_index *index, uint64_t seq)
 
-cdef extern from "tag_index.h" nogil:
+cdef extern from "topics/tag_index.h" nogil:
     ctypedef struct tag_index:
         pass
     ctypedef struct seq_list:
@@ -71,7 +90,17 @@ cdef extern from "tag_index.h" nogil:
     int tag_index_find(tag_index *tags, log_index *index, const uint8_t *tag, size_t length, int prefix,
                        uint64_t before_seq, seq_list *found)
 
-cdef extern from "log_append.h" nogil:
+cdef extern from "topics/log_append.h" nogil:
+    ctypedef struct batch_record:
+        const uint8_t *data
+        const uint8_t *meta
+        const uint8_t *tag
+        const uint8_t *node
+        uint32_t data_len
+        uint32_t meta_len
+        uint16_t tag_len
+        uint16_t node_len
+        uint8_t is_compact
     ctypedef struct append_target:
         uint64_t topic_id
         uint64_t ts
@@ -86,7 +115,7 @@ cdef extern from "log_append.h" nogil:
     int log_append(log_index *index, tag_index *tags, const batch_record *records, size_t count,
                    const append_target *target, uint8_t *out, append_result *result)
 
-cdef extern from "render.h" nogil:
+cdef extern from "topics/render.h" nogil:
     uint32_t INDEX_ENTRY_SIZE
     cdef enum:
         RECORD_OK
@@ -133,33 +162,10 @@ cdef extern from "render.h" nogil:
                           uint32_t base_offset, uint8_t *data, uint8_t *entries)
     void index_entry_read(const uint8_t *at, uint32_t source, log_entry *entry)
 
-
-cdef class Sources:
-    cdef source_span *spans      # by id; place 0 stays unloaded
-    cdef Py_buffer **views       # by id; NULL = not loaded
-    cdef size_t count            # ids given out so far, and place 0
-    cdef size_t capacity
-    cdef list objects            # by id; the buffers as they were given
-    cdef list free_ids
-
-    cdef int grow(self, size_t capacity) except -1
-    cdef int check(self, size_t source) except -1
-    cdef int load(self, size_t source, object buffer) except -1
-    cdef void unload(self, size_t source) noexcept
-
-
-cdef class TopicLog:
-    cdef log_index index
-    cdef tag_index *tags
-    cdef readonly uint64_t topic_id
-
-    cdef uint64_t append_batch(self, FrameBuffer buffer, uint32_t source, uint64_t source_offset,
-                               RecordBatch batch, uint64_t ts, uint8_t frame_flags,
-                               bint continues) except? 0
-    cdef int check_seq(self, uint64_t seq) except -1
-    cdef int push(self, const log_entry *entry, const uint8_t *tag, size_t tag_len) except -1
-    cdef int push_gap(self, uint64_t first_seq) except -1
-    cdef int read_unwritten(self, FrameBuffer buffer, uint64_t source_offset, uint64_t seq,
-                            frame_view *frame) except -1
-    cdef size_t collect_places(self, Sources sources, uint64_t first_seq, uint64_t count,
-                               record_place *places, list held) except? 0
+include "frames.pxi"
+include "record_batch.pxi"
+include "topic_log.pxi"
+include "forwarding.pxi"
+include "jobs.pxi"
+include "log_replay.pxi"
+include "append_answer.pxi"

@@ -23,6 +23,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #define LOG_HEADER_SIZE 38u
 #define LOG_TRAILER_SIZE 8u
@@ -153,9 +154,35 @@ typedef struct { /* what a walk over frames found */
 void log_frames_scan(const uint8_t *base, size_t length, size_t start, int verify, frame_scan *result);
 void segment_frames_scan(const uint8_t *base, size_t length, size_t start, int verify, frame_scan *result);
 
+static inline uint32_t load_u32(const uint8_t *at)
+{
+    uint32_t value;
+    memcpy(&value, at, sizeof value);
+    return value;
+}
+
 /* Split `data` into meta (may be absent: NULL, 0) and data text. Returns 0, or -1 if lengths lie. */
-int frame_split(const frame_view *frame, const uint8_t **meta, uint32_t *meta_len, const uint8_t **text,
-                uint32_t *text_len);
+static inline int frame_split(const frame_view *frame, const uint8_t **meta, uint32_t *meta_len, const uint8_t **text,
+                uint32_t *text_len)
+{
+    *meta = NULL;
+    *meta_len = 0;
+    *text = frame->data;
+    *text_len = frame->data_len;
+    if (!(frame->flags & FRAME_HAS_META))
+        return 0;
+    if (frame->data_len < FRAME_META_LEN_SIZE)
+        return -1;
+    uint32_t length = load_u32(frame->data);
+    uint32_t room = frame->data_len - FRAME_META_LEN_SIZE;
+    if (length > room)
+        return -1;
+    *meta = frame->data + FRAME_META_LEN_SIZE;
+    *meta_len = length;
+    *text = *meta + length;
+    *text_len = room - length;
+    return 0;
+}
 
 enum { /* what `text_survey` finds; neither is proof of anything */
     TEXT_HAS_LOW = 1,  /* a byte up to the blank: white space, or a control character */

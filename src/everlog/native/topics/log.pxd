@@ -1,13 +1,9 @@
 # cython: language_level=3
-"""Declarations of frames.h, and what other native modules may know of a frame buffer.
-
-A module that links its own frames.c must give it the hash at import, before any other call:
-`frames_set_hash(<frame_hash><size_t>hash_pointer())`.
-"""
+"""Frames of the topics plane for other native modules: what they look like, and functions that read them."""
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-cdef extern from "frames.h" nogil:
+cdef extern from "topics/frames.h" nogil:
     uint32_t LOG_HEADER_SIZE, LOG_TRAILER_SIZE
     uint32_t SEGMENT_HEADER_SIZE, SEGMENT_TRAILER_SIZE
     uint32_t SEGMENT_DELETED, FRAME_META_LEN_SIZE
@@ -85,11 +81,7 @@ cdef extern from "frames.h" nogil:
     int json_check(const uint8_t *text, size_t length, uint32_t max_depth)
 
 
-cdef class FrameBuffer:
-    cdef uint8_t *base
-    cdef size_t length
-    cdef size_t capacity
-    cdef Py_ssize_t exports
-
-    cdef int room(self, size_t more) except -1
-    cdef int resize(self, size_t capacity) except -1
+# Exported by the module, so that frames.c is linked only there.
+cdef int read_log_frame_at(const uint8_t *at, size_t available, frame_view *frame, int verify) noexcept nogil
+cdef int read_segment_frame_at(const uint8_t *at, size_t available, frame_view *frame, int verify) noexcept nogil
+cdef int check_json(const uint8_t *text, size_t length, uint32_t max_depth) noexcept nogil

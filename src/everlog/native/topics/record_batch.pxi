@@ -1,32 +1,13 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""A batch of records to append, checked in full before anything is written.
-
-Owns the limits of a record and keeps the texts alive until the batch has been framed. Writes no
-frame and knows no topic.
-"""
-
-cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
-from cpython.list cimport PyList_GET_SIZE
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport UINT32_MAX, uint8_t, uint16_t, uint32_t
-from libc.stdlib cimport free, malloc
-
-from everlog.native.frames cimport (
-    FRAME_META_LEN_SIZE, JSON_SOUND, TEXT_HAS_HIGH, TEXT_HAS_LOW, json_check, json_compact, log_frame_size,
-    text_survey, utf8_valid,
-)
-
-from everlog.errors import InvalidRecord, RecordTooLarge
-
+# A batch of records to append, checked in full before anything is written.
+#
+# Owns the limits of a record and keeps the texts alive until the batch has been framed. Writes no
+# frame and knows no topic.
 
 cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
     object PyUnicode_DecodeUTF8(const char *text, Py_ssize_t size, const char *errors)
 
-cdef extern from "record_fields.h":
+cdef extern from "topics/record_fields.h":
     cdef enum:
         FIELD_DATA
         FIELD_META
@@ -35,7 +16,7 @@ cdef extern from "record_fields.h":
         FIELD_COUNT
     int record_fields(PyObject *record, PyObject **fields) noexcept
 
-cdef extern from "record_scan.h" nogil:
+cdef extern from "topics/record_scan.h" nogil:
     ctypedef struct span:
         const uint8_t *base
         size_t length
@@ -180,6 +161,16 @@ cdef class RecordBatch:
     `frame_bytes` is what their log frames need at most. A record that breaks a limit raises
     InvalidRecord or RecordTooLarge here, before anything was written.
     """
+
+    cdef batch_record *records   # pointers into objects that the batch keeps alive
+    cdef PyObject **owners       # these objects, in the same memory; others are held by a view
+    cdef size_t owner_count
+    cdef Py_buffer *views        # of texts that are not plain bytes objects
+    cdef size_t view_count
+    cdef size_t capacity         # records there is memory for
+    cdef readonly Py_ssize_t count
+    cdef readonly size_t frame_bytes
+    cdef str batch_node
 
     def __cinit__(self, list records not None, str node=None):
         cdef Py_ssize_t place, count = PyList_GET_SIZE(records)

@@ -35,13 +35,6 @@ static inline uint16_t load_u16(const uint8_t *at)
     return value;
 }
 
-static inline uint32_t load_u32(const uint8_t *at)
-{
-    uint32_t value;
-    memcpy(&value, at, sizeof value);
-    return value;
-}
-
 static inline uint64_t load_u64(const uint8_t *at)
 {
     uint64_t value;
@@ -251,28 +244,6 @@ void log_frames_scan(const uint8_t *base, size_t length, size_t start, int verif
 void segment_frames_scan(const uint8_t *base, size_t length, size_t start, int verify, frame_scan *result)
 {
     scan(SEGMENT_LAYOUT, base, length, start, verify, result);
-}
-
-int frame_split(const frame_view *frame, const uint8_t **meta, uint32_t *meta_len, const uint8_t **text,
-                uint32_t *text_len)
-{
-    *meta = NULL;
-    *meta_len = 0;
-    *text = frame->data;
-    *text_len = frame->data_len;
-    if (!(frame->flags & FRAME_HAS_META))
-        return 0;
-    if (frame->data_len < FRAME_META_LEN_SIZE)
-        return -1;
-    uint32_t length = load_u32(frame->data);
-    uint32_t room = frame->data_len - FRAME_META_LEN_SIZE;
-    if (length > room)
-        return -1;
-    *meta = frame->data + FRAME_META_LEN_SIZE;
-    *meta_len = length;
-    *text = *meta + length;
-    *text_len = room - length;
-    return 0;
 }
 
 static inline int is_white(uint8_t byte)

@@ -1,30 +1,7 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The records of one topic in memory: where each one is, which are live, and how they are read.
-
-Owns the indexes of a topic and the table of buffers in which frames lie. Opens no file, asks no
-clock and decides nothing: which record dies when, and what is written where, is the engine's.
-"""
-
-cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport UINT32_MAX, UINT64_MAX, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy, memset
-
-from everlog.native.frames cimport (
-    FrameBuffer, frame_hash, frame_payload, frame_view, frames_set_hash,
-)
-from everlog.native.record_batch cimport RecordBatch
-
-from typing import NamedTuple
-
-import numpy as np
-
-from everlog.errors import Corrupt
-from everlog.native.frames import hash_pointer
-
-frames_set_hash(<frame_hash><size_t>hash_pointer())
+# The records of one topic in memory: where each one is, which are live, and how they are read.
+#
+# Owns the indexes of a topic and the table of buffers in which frames lie. Opens no file, asks no
+# clock and decides nothing: which record dies when, and what is written where, is the engine's.
 
 cdef enum:
     KEPT_TEXT_CAPACITY = 2097152
@@ -66,6 +43,13 @@ cdef class Sources:
     Ids start at 1 and are used again after `remove`. A source may be unloaded (None): its id
     stays, reading stops at its records.
     """
+
+    cdef source_span *spans      # by id; place 0 stays unloaded
+    cdef Py_buffer **views       # by id; NULL = not loaded
+    cdef size_t count            # ids given out so far, and place 0
+    cdef size_t capacity
+    cdef list objects            # by id; the buffers as they were given
+    cdef list free_ids
 
     def __cinit__(self):
         self.objects = [REMOVED]
@@ -193,6 +177,10 @@ cdef class TopicLog:
     Seqs from `base_seq` to `next_seq - 1` have an entry. Used by one thread; only
     `copy_to_segment` may run in another one meanwhile.
     """
+
+    cdef log_index index
+    cdef tag_index *tags
+    cdef readonly uint64_t topic_id
 
     def __cinit__(self, uint64_t topic_id, uint64_t next_seq=1):
         if next_seq == 0 or next_seq > MAX_SEQ:

@@ -1,27 +1,7 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Frames of the topics plane: writing them into a growing buffer, reading and scanning them.
-
-Owns the buffer's memory and chooses the hash. Opens no file and knows no topic; which bytes mean
-what is said in frames.h.
-"""
-
-cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
-from cpython.memoryview cimport PyMemoryView_FromMemory
-from cpython.object cimport PyObject
-from libc.stdint cimport UINT16_MAX, UINT32_MAX, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
-from libc.string cimport memcpy
-
-from typing import NamedTuple
-
-import xxhash
-
-from everlog.errors import Corrupt
-from everlog.native import xxh3
-
+# Frames of the topics plane: writing them into a growing buffer, reading and scanning them.
+#
+# Owns the buffer's memory and chooses the hash. Opens no file and knows no topic; which bytes mean
+# what is said in frames.h.
 
 cdef extern from "Python.h":
     void Py_FatalError(const char *message) noexcept
@@ -125,19 +105,12 @@ cdef uint64_t hash_by_callback(const void *data, size_t length) noexcept with gi
     return digest
 
 
-def hash_pointer() -> int:
-    """Address of the hash in use, for `frames_set_hash` of another native module."""
-    if xxh3.address != 0:
-        return xxh3.address
-    return <size_t>&hash_by_callback
-
-
 def hash_source() -> str:
     """Where checksums come from: "xxhash wheel", or "python callback" where the wheel hides its function."""
     return "xxhash wheel" if xxh3.address != 0 else "python callback"
 
 
-frames_set_hash(<frame_hash><size_t>hash_pointer())
+frames_set_hash(<frame_hash><size_t>xxh3.address if xxh3.address != 0 else hash_by_callback)
 
 
 # --- Bytes in, answer out ---------------------------------------------------------------------------------
@@ -281,6 +254,18 @@ def read_segment_frame(buffer, size_t offset, *, bint verify=True):
         PyBuffer_Release(&view)
 
 
+cdef int read_log_frame_at(const uint8_t *at, size_t available, frame_view *frame, int verify) noexcept nogil:
+    return log_frame_read(at, available, frame, verify)
+
+
+cdef int read_segment_frame_at(const uint8_t *at, size_t available, frame_view *frame, int verify) noexcept nogil:
+    return segment_frame_read(at, available, frame, verify)
+
+
+cdef int check_json(const uint8_t *text, size_t length, uint32_t max_depth) noexcept nogil:
+    return json_check(text, length, max_depth)
+
+
 # --- Writing ----------------------------------------------------------------------------------------------
 
 
@@ -321,6 +306,11 @@ cdef class FrameBuffer:
     It exports a read-only view of the bytes it holds at that moment. While a view is out the
     memory stays where it is: appending within the capacity works, growing raises BufferError.
     """
+
+    cdef uint8_t *base
+    cdef size_t length
+    cdef size_t capacity
+    cdef Py_ssize_t exports
 
     def __cinit__(self, size_t capacity=0):
         if capacity > 0:

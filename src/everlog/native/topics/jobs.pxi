@@ -1,25 +1,9 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Jobs out of a topic's log: which come next, and how a worker gets them.
+# Jobs out of a topic's log: which come next, and how a worker gets them.
+#
+# Reads the index and the frames of a `TopicLog` and changes neither. Who holds which job is decided in
+# `topics.jobs`.
 
-Reads the index and the frames of a `TopicLog` and changes neither. Who holds which job is decided in
-`topics.jobs`.
-"""
-
-from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport free
-from libc.string cimport memset
-
-from everlog.native.frames cimport frame_hash, frames_set_hash
-from everlog.native.topic_log cimport (
-    RECORD_MISSING, RECORD_OK, Sources, TopicLog, log_index, log_index_next_live, render_request, text_buffer,
-)
-
-from everlog.native.frames import hash_pointer
-
-frames_set_hash(<frame_hash><size_t>hash_pointer())
-
-cdef extern from "render.h" nogil:
+cdef extern from "topics/render.h" nogil:
     cdef enum:
         RECORD_DELETED
 
@@ -31,9 +15,6 @@ cdef extern from "render.h" nogil:
 
     int render_job(const log_index *index, const render_request *request, const job_lease *job,
                    text_buffer *out, uint32_t *missing_source)
-
-cdef enum:
-    KEPT_TEXT_CAPACITY = 2097152
 
 cdef text_buffer job_text  # one for all, since the GIL is held meanwhile
 

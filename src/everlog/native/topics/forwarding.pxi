@@ -1,29 +1,7 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Copies records from the log of one topic into that of another, frame by frame, without Python objects.
-
-Owns the choice of records by tag and the new frames. Which topics, how much and when is the caller's;
-nothing here touches a file or a clock.
-"""
-
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcmp
-
-from everlog.native.frames cimport (
-    FRAME_BATCH_CONTINUES, FRAME_DURABLE, FRAME_HAS_META, FRAME_HAS_NODE, FRAME_HAS_TAG, FRAME_META_LEN_SIZE,
-    FRAME_OK, FRAME_TYPE_APPEND, FrameBuffer, frame_hash, frame_payload, frame_split, frame_view,
-    frames_set_hash, log_frame_read, log_frame_size, log_frame_write,
-)
-from everlog.native.topic_log cimport (
-    ENTRY_DEAD, ENTRY_HAS_META, ENTRY_HAS_NODE, ENTRY_HAS_TAG, ENTRY_IN_LOG, RECORD_OK, Sources, TopicLog,
-    log_entry, log_index_get, log_index_has, log_index_next_live, record_read,
-)
-
-from typing import NamedTuple
-
-from everlog.native.frames import hash_pointer
-
-frames_set_hash(<frame_hash><size_t>hash_pointer())
+# Copies records from the log of one topic into that of another, frame by frame, without Python objects.
+#
+# Owns the choice of records by tag and the new frames. Which topics, how much and when is the caller's;
+# nothing here touches a file or a clock.
 
 cdef enum:
     # A log frame is at most this much longer than the frame it is copied from.
