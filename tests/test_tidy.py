@@ -22,6 +22,8 @@ FOR_TESTS = ("everlog.fault_fs", "everlog.testing")
 NATIVE = ROOT / "src/everlog/native"
 MAX_FUNCTION_LINES = 70
 MAX_FILE_LINES = 800
+MAX_NATIVE_LINES = 14_000
+MAX_EXTENSIONS = 8
 
 CYTHON_FUNCTION = re.compile(r"^(\s*)(?:async\s+)?(?:def|cdef|cpdef)\s+(?!class\b)[^=]*?(\w+)\s*\(")
 CYTHON_IMPORT = re.compile(
@@ -169,6 +171,12 @@ def native_disk_access(source: str) -> list[str]:
     return [name for line in lines for name in NATIVE_DISK_CALL.findall(line)]
 
 
+def linked_twice(extensions: dict[str, list[str]]) -> list[str]:
+    """C sources that are part of more than one extension."""
+    linked = [source for sources in extensions.values() for source in sources]
+    return sorted({source for source in linked if linked.count(source) > 1})
+
+
 def dead_modules(modules: dict[str, str], entry_points: Iterable[str]) -> list[str]:
     """Modules that no entry point and no public package reaches, given module name -> source.
 
@@ -288,6 +296,23 @@ def test_every_native_source_is_built() -> None:
     built |= {source for sources in native_extensions().values() for source in sources}
     native = source_files(".pyx", ".c", folders=["src"])
     assert {str(path.relative_to(NATIVE)) for path in native} == built
+
+
+def test_native_code_is_small() -> None:
+    native = [path for path in source_files(*SOURCE_KINDS, folders=["src"]) if path.is_relative_to(NATIVE)]
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in native)
+    assert lines <= MAX_NATIVE_LINES
+
+
+def test_there_are_few_extensions_and_no_c_file_is_linked_twice() -> None:
+    extensions = native_extensions()
+    assert len(extensions) <= MAX_EXTENSIONS
+    assert linked_twice(extensions) == []
+
+
+def test_every_native_folder_says_what_it_is() -> None:
+    folders = {path.parent for path in source_files(".pyx", folders=["src"])}
+    assert [folder.name for folder in sorted(folders) if not (folder / "README.md").is_file()] == []
 
 
 # --- The checks can fail ---------------------------------------------------------------------------------
@@ -410,6 +435,11 @@ def test_a_module_that_nothing_reaches_is_reported() -> None:
     }
     assert dead_modules(modules, ["pack.command"]) == ["pack.also_dead", "pack.dead"]
     assert dead_modules(modules, []) == ["pack.also_dead", "pack.command", "pack.dead"]
+
+
+def test_a_c_file_in_two_extensions_is_reported() -> None:
+    assert linked_twice({"one": ["a.c", "b.c"], "other": ["c.c"]}) == []
+    assert linked_twice({"one": ["a.c", "b.c"], "other": ["b.c"]}) == ["b.c"]
 
 
 def test_files_are_found_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
