@@ -374,14 +374,15 @@ class FanOut:
         Watchers at the head share one batch; each of the others is delivered to on its own.
         """
         batch: Batch | None = None
-        shared_at: tuple[int, int, ReadOptions] | None = None
+        seq = epoch = -1
+        options: ReadOptions | None = None
         for number, watcher in enumerate(watchers, 1):
             cursor = watcher.at_head
             is_sent = False
             if cursor is not None and cursor.name == name:
-                position = (cursor.seq, cursor.epoch, watcher.options)
-                if position != shared_at:
-                    batch, shared_at = self._shared_batch(cursor, watcher.options), position
+                if cursor.seq != seq or cursor.epoch != epoch or watcher.options != options:
+                    seq, epoch, options = cursor.seq, cursor.epoch, watcher.options
+                    batch = self._shared_batch(cursor, options)
                 try:
                     is_sent = batch is not None and watcher.send_shared(batch)
                 except Exception as error:

@@ -269,13 +269,15 @@ class Stream(Channel):
         """Whether `write_chunk` may be used; an HTTP/1.0 client would not understand it."""
         return self._is_chunked
 
-    def write_chunk(self, chunk: bytes) -> bool:
-        """Send one piece that `as_chunk` has framed, which streams share, while the stream `is_writable`.
+    def write_chunk(self, chunk: bytes) -> bool | None:
+        """Send one piece that `as_chunk` has framed, which streams share, if the stream `is_writable`.
 
-        Returns whether the kernel has taken all of it.
+        Returns whether the kernel has taken all of it; None if the stream has no room and nothing was sent.
         """
         connection = self._connection
-        return connection is None or connection.write(chunk)
+        if connection is None or connection.is_write_paused or self._exchange.held is not None:
+            return None
+        return connection.write(chunk)
 
     def close(self) -> None:
         """End the response, and the connection once everything is out."""

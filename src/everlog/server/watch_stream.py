@@ -101,15 +101,17 @@ class WatchStream(Watcher):
 
     def send_shared(self, batch: Batch) -> bool:
         """Send the chunk that all streams at this cursor get; False if the client has no room."""
-        cursor, stream = self.at_head, self._stream
-        if cursor is None or not stream.is_writable:
+        cursor = self.at_head
+        if cursor is None:
             return False
-        before = (cursor.seq, cursor.epoch)
+        is_taken = self._stream.write_chunk(batch.sse_chunk)
+        if is_taken is None:
+            return False
+        if not is_taken:
+            self.at_head = None
+            self._unsent.setdefault(cursor, (cursor.seq, cursor.epoch))
         cursor.seq, cursor.head_seq = batch.to_seq, batch.head_seq
         self.output_s = self._routes.timers.time()
-        if not stream.write_chunk(batch.sse_chunk):
-            self.at_head = None
-            self._unsent.setdefault(cursor, before)
         return True
 
     def deliver(self) -> None:
