@@ -49,6 +49,15 @@ REGISTRY = re.compile(
     r"--(?:extra-)?index[-]url|--find[-]links|https?://[^\s\"'>]*(?:pypi|pythonhosted|artifactory|nexus|/simple)",
     re.IGNORECASE,
 )
+# Words that personify data or that only this project uses.
+BANNED_WORDS = re.compile(
+    r"\b(?:whoever|nobody|somebody|anybody|everybody|at ease|short way|long way|plain append|pass_on|has_news"
+    r"|bring_up|set_aside|hand_over|tell_kept|little_curl|settle_worker|met by little|dearer)\b",
+    re.IGNORECASE,
+)
+PROSE_KINDS = (*SOURCE_KINDS, ".md")
+# The list itself.
+WORDS_EXEMPT = ("tests/test_tidy.py",)
 
 
 # --- The files -------------------------------------------------------------------------------------------
@@ -177,6 +186,15 @@ def linked_twice(extensions: dict[str, list[str]]) -> list[str]:
     return sorted({source for source in linked if linked.count(source) > 1})
 
 
+def banned_words(text: str) -> list[str]:
+    """Lines with a word of BANNED_WORDS."""
+    return [
+        f"line {number}: {found[0]!r} is a banned word: {line.strip()}"
+        for number, line in enumerate(text.splitlines(), start=1)
+        if (found := BANNED_WORDS.search(line))
+    ]
+
+
 def dead_modules(modules: dict[str, str], entry_points: Iterable[str]) -> list[str]:
     """Modules that no entry point and no public package reaches, given module name -> source.
 
@@ -269,6 +287,12 @@ def test_no_disk_access_goes_around_fs() -> None:
             calls = check(path.read_text(encoding="utf-8"))
             found += [f"{name}: {call}" for call in calls if call not in OUTSIDE_FS.get(name, ())]
     assert found == []
+
+
+def test_no_file_uses_a_banned_word() -> None:
+    files = [path for path in repository_files(ROOT) if path.suffix in PROSE_KINDS]
+    exempt = {ROOT / name for name in WORDS_EXEMPT}
+    assert complaints_about([path for path in files if path not in exempt], banned_words) == []
 
 
 def test_constraints_hold_versions_and_no_addresses() -> None:
@@ -376,6 +400,15 @@ def test_a_native_file_that_starts_without_words_is_reported(bad: str) -> None:
 )
 def test_a_local_path_or_registry_is_reported(bad: str) -> None:
     assert local_traces(f"fine\n{bad}\n")[0].startswith("line 2: ")
+
+
+@pytest.mark.parametrize("bad", ["# Whoever asks", "if nobody waits:", "the short way", "row.pass_on(x)"])
+def test_a_banned_word_is_reported(bad: str) -> None:
+    assert banned_words(f"fine\n{bad}\n")[0].startswith("line 2: ")
+
+
+def test_words_that_only_contain_a_banned_one_pass() -> None:
+    assert banned_words("everybody_else = 1\nthe shortway house\n") == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How commands print: plain tables, safe words, human numbers, output that nobody takes."""
+"""How commands print: plain tables, safe words, human numbers, output that is not read."""
 
 import io
 import os

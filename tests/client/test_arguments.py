@@ -19,7 +19,7 @@ from everlog.testing import server
 from tests.support.client_faces import face
 
 NOWHERE = "http://127.0.0.1:1"
-"""Whoever sends anything there fails in another way."""
+"""A call that sends anything there fails in another way."""
 
 
 class Whole:

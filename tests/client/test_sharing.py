@@ -1,4 +1,4 @@
-"""Clients and producers across forks and event loops: nobody gets an answer to somebody else's question."""
+"""Clients and producers across forks and event loops: no caller gets the answer to another one's request."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_producer_in_a_forked_child_refuses_instead_of_waiting_for_ever(url: s
                 except Closed as error:
                     assert "after fork" in str(error)
                 else:
-                    raise AssertionError("took what nobody will send")
+                    raise AssertionError("received what is never sent")
             producer.close()  # what it holds is the parent's to deliver
 
         assert ended_well(in_a_child(use))

@@ -148,7 +148,7 @@ def test_a_lease_lives_as_long_as_its_handler_runs(plain: Client) -> None:
 
     with worker:
         wait_for(lambda: bool(deadlines))
-        # Long after the first lease would have ended, nobody else gets the job.
+        # Long after the first lease would have ended, no other worker gets the job.
         wait_for(lambda: time.time_ns() // 1_000_000 > deadlines[0] + 400)
         assert plain.claim("q", "other").claimed == []
         may_end.set()

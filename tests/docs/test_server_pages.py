@@ -38,7 +38,7 @@ def server_for(page: str, folder: Path) -> Iterator[ServerProcess]:
     with running_server(folder) as server:
         process = server.command.process
         (folder / "server.pid").write_text(f"{process.pid}\n")
-        # Who ends it by its number waits until the number is gone, and that needs somebody who takes note.
+        # Who ends it by its number waits until the number is gone, and that needs a parent that collects it.
         reaper = threading.Thread(target=process.wait)
         reaper.start()
         try:

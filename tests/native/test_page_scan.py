@@ -98,7 +98,7 @@ def test_text_that_is_cut_or_changed_is_left_alone_or_read_right(
     try:
         found = json.loads(text)["records"]
     except ValueError:
-        # What is behind the records was not looked at: whoever reads the rest meets the damage there.
+        # What is behind the records was not looked at: the reader of the rest meets the damage there.
         with pytest.raises(ValueError):
             json.loads(rest)
     else:

@@ -102,12 +102,12 @@ def test_an_error_is_left_to_the_transport() -> None:
     with tcp_pair() as pair:
         pair.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         pair.client.close()
-        pair.writer.write(b"to nobody")
+        pair.writer.write(b"to a closed peer")
         assert not pair.writer.is_direct
-        assert pair.transport.written == [b"to nobody"]
+        assert pair.transport.written == [b"to a closed peer"]
         pair.writer.write(b"and more")
         assert pair.transport.error is not None, "it met the same error"
-        assert pair.transport.written[1:] == [], "what comes behind it is for nobody"
+        assert pair.transport.written[1:] == [], "what comes behind it is dropped"
 
 
 def test_after_stop_direct_the_socket_is_not_written_to() -> None:

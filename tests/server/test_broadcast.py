@@ -373,7 +373,7 @@ def test_nothing_comes_behind_the_frame_that_ends_a_conversation(caplog: pytest.
         assert await client.closed() == 1002
 
     play(scenario)
-    assert caplog.records == [], "nobody has tried"
+    assert caplog.records == [], "no send was tried"
 
 
 def test_a_socket_of_a_slow_client_gets_every_record_in_order() -> None:

@@ -1,4 +1,4 @@
-"""Many watchers at once: shared rendering, and slow readers, syncs and cold segments that hold up nobody."""
+"""Many watchers at once: shared rendering; slow readers, syncs and cold segments hold up no other watcher."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_batch_is_rendered_once_for_all_watchers_at_its_cursor() -> None:
         (record,) = await other.take("record")
         assert record.text not in texts
         assert site.watch.fan_out.batches.rendered == before + 2
-        assert len(site.watch.fan_out.batches) == 0, "nobody is left who could share them"
+        assert len(site.watch.fan_out.batches) == 0, "no watcher is left that could share them"
 
     play(scenario)
 

@@ -1,4 +1,4 @@
-"""Broken requests against a real server, thousands of ways: refused or closed, and nobody else notices.
+"""Broken requests against a real server, thousands of ways: refused or closed, and no other client notices.
 
 Requests of every route are cut, spliced, flipped and blown up by a seeded generator. Whatever comes, the
 answer is no 5xx, the process keeps its size, and a well-behaved client beside it is served all the time.

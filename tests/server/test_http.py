@@ -332,10 +332,10 @@ def test_a_client_that_goes_is_told_of_once(loop: str, phase: str, sent: bytes, 
         await until(lambda: scene.server.connections == 0)
         assert len(application.gone) == expected
         for exchange in application.later:
-            exchange.respond(200, b"nobody listens")
+            exchange.respond(200, b"not received")
         for channel in application.channels():
             assert channel.is_closed
-            channel.write(b"nobody listens")
+            channel.write(b"not received")
             channel.close()
         await settle()
         assert len(application.gone) == expected

@@ -74,7 +74,7 @@ BAD_REQUESTS = {
 def test_a_bad_request_gets_a_400_and_nothing_more(loop: str, name: str) -> None:
     async def scenario(scene: EchoServer) -> None:
         peer = await scene.connect()
-        # What follows would be a fine request, for anybody who sees one there.
+        # What follows would be a fine request, for a parser that sees one there.
         await peer.send(BAD_REQUESTS[name] + request_bytes(b"/smuggled"))
         response = await peer.response()
         assert (response.status, response.headers[b"connection"]) == (400, b"close")

@@ -227,7 +227,7 @@ def test_a_refusal_among_requests_that_had_to_wait_is_read_over(loop: str) -> No
         for exchange in later:
             exchange.respond(200, b"")
         assert [(await peer.response()).status for _ in range(17)] == [200] * 16 + [400]
-        # Nobody has to read this before the client may stop.
+        # The client may stop before this is read.
         await peer.send(b"x" * 16 * 1024 * 1024)
         peer.end_sending()
         assert await peer.rest() == b""

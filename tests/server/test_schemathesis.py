@@ -110,7 +110,7 @@ def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def tame(case: Case[Any], data: st.DataObject) -> None:
-    """Aim at topics that exist, and let nobody wait."""
+    """Aim at topics that exist, and let no request wait."""
     parameters = case.path_parameters or {}
     if "topic" in parameters and data.draw(st.integers(0, 9)):
         # A stream of jobs that are really there has no end.

@@ -66,7 +66,7 @@ class HeldRecovery:
         def held(state: Progress) -> None:
             if not self.told.is_set():
                 self._act()
-                assert self.told.wait(PATIENCE_S), "nobody told the server to stop"
+                assert self.told.wait(PATIENCE_S), "the server was not told to stop"
             progress(state)
 
         return self._open(*arguments, progress=held, **more)

@@ -457,7 +457,7 @@ def test_a_topic_recreated_unnoticed_goes_on_with_a_tombstone() -> None:
         client = await site.follow({"a": {}})
         await client.take("record", "caught-up")
         site.delete("a")
-        site.append("a", 4)  # in the same turn: nobody has looked in between
+        site.append("a", 4)  # in the same turn: no read in between
         tombstone, record = await client.take("tombstone", "record")
         assert (tombstone.data["reason"], tombstone.data["gap_to"]) == ("recreated", 4)
         assert record.seqs == [1, 2, 3, 4]

@@ -160,7 +160,7 @@ def test_expiry_gives_the_job_to_a_waiting_worker_and_room_to_its_holder(shop: W
     assert holder.jobs(1) == [1]
     waiting = shop.worker("waiting", lease_ms=60_000).start()
     assert waiting.jobs(1) == [2]
-    # Its lease ends, nobody else has room: it gets the job again, as often as it lets it go.
+    # Its lease ends, no other worker has room: it gets the job again, each time it lets the lease end.
     job = holder.job()
     assert (job["$seq"], job["deliveries"]) == (1, 2)
 

@@ -122,7 +122,7 @@ class Lives:
                 self._compare_all()
                 if not self.machine.flaky.failures:
                     break
-                # What failed while copies were made was told to nobody, and may have stopped a shard.
+                # What failed while copies were made was not reported, and may have stopped a shard.
                 self._drop_engine()
                 self._calm()
                 self.how = "killed"

@@ -32,7 +32,7 @@ Copy = tuple[int, int]  # time, number
 
 
 class RoutedTruth:
-    """What was sent, what was acknowledged, and which copies somebody has seen."""
+    """What was sent, what was acknowledged, and which copies were read."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

@@ -1,7 +1,7 @@
 """Power loss while routers copy: what was synced stays, and every record is copied once, in order.
 
 The source and one destination are of class `fsync`, the other destination is `disk`: its newest copies may be
-lost with the power, but then they are made again, and no seq that somebody saw gets another record.
+lost with the power, but then they are made again, and no seq that was read gets another record.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def _existing(state: State) -> ModelTopic:
 
 @dataclass
 class Birth:
-    """One instance of a topic; its epoch is 0 as long as nobody has asked for it."""
+    """One instance of a topic; its epoch is 0 until it is asked for."""
 
     number: int = 0
     epoch: int = 0
@@ -329,7 +329,7 @@ class TopicTruth:
             self.last_epoch = self.now.epoch
 
     def _note_unsure(self, how: str) -> None:
-        """A record that is not there was deleted, or lost together with its deletion: nobody can tell."""
+        """A missing record was deleted, or lost together with its deletion; the two look alike."""
         if self.now is not None and self.now.deleted is not None and how != "clean":
             certain = set() if self._base is None else self._base.deleted or set()
             self.now.unsure |= self.now.deleted - certain

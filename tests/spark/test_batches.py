@@ -32,7 +32,7 @@ def test_a_process_with_too_many_open_files_fails_instead_of_waiting(tmp_path: P
     assert "has so many files open" in told and "up to 1023" in told
 
 
-def hand_over(spark: SparkSession, checkpoint: Path, take: Callable[[int], None]) -> None:
+def take_batches(spark: SparkSession, checkpoint: Path, take: Callable[[int], None]) -> None:
     """Run a query until it has caught up; `take` gets the number of each batch."""
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", "3").load()
     run_batches(rows, str(checkpoint), lambda _, batch: take(batch), follow=False)
@@ -51,7 +51,7 @@ def test_the_range_of_a_batch_is_on_disk_before_the_batch_is_handed_over(
     monkeypatch.setattr(os, "fsync", fsync)
     checkpoint = tmp_path / "checkpoint"
     seen: list[set[str]] = []
-    hand_over(spark, checkpoint, lambda _: seen.append(set(synced)))
+    take_batches(spark, checkpoint, lambda _: seen.append(set(synced)))
     offsets = checkpoint / "offsets"
     assert seen
     assert {str(offsets / "0"), str(offsets), str(checkpoint)} <= seen[0]
@@ -60,10 +60,10 @@ def test_the_range_of_a_batch_is_on_disk_before_the_batch_is_handed_over(
 def test_a_batch_whose_log_a_power_loss_has_emptied_comes_again(spark: SparkSession, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     taken: list[int] = []
-    hand_over(spark, checkpoint, taken.append)
+    take_batches(spark, checkpoint, taken.append)
     last = taken[-1]
     (checkpoint / "commits" / f"{last}").write_bytes(b"")
     (checkpoint / "offsets" / f"{last + 1}").write_bytes(b"")
     again: list[int] = []
-    hand_over(spark, checkpoint, again.append)
+    take_batches(spark, checkpoint, again.append)
     assert again[0] == last

@@ -107,7 +107,7 @@ def test_one_sync_serves_all_who_wait_and_tells_them_in_order(tmp_path: Path) ->
                 engine.poll()
                 assert fs.waiting.wait(60)
         engine.poll()
-        # The sync of the first is still running: nobody has been told anything, nothing can be read.
+        # The sync of the first is still running: no caller has been told anything, nothing can be read.
         assert told == []
         assert engine.state("x").head_seq == 0
         fs.open_gate.set()

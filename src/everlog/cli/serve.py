@@ -154,7 +154,7 @@ def _show_banner(server: TopicsServer) -> None:
     keys = (
         f"on, {counted(len(settings.api_keys), 'key')}"
         if settings.api_keys.enabled
-        else "OFF, anybody may do everything"
+        else "OFF, every client may do everything"
     )
     data = "in memory only, gone when it stops" if server.is_memory else os.path.abspath(settings.data_dir)
     fields = [("listens on", f"{url}/v0"), ("data", data)]

@@ -110,7 +110,7 @@ class SchedulerModel:
         return None
 
     def pass_time(self, now_ns: int) -> None:
-        """Windows end; and once in a tick everybody's band is computed anew, but not down."""
+        """Windows end; and once in a tick the band of every topic is computed anew, but not down."""
         for name, wait in self.waits.items():
             if wait.band is None and wait.ready_ns <= now_ns:
                 self.waits[name] = wait._replace(band=self._band(wait, now_ns))

@@ -58,7 +58,7 @@ class DeliveryHarness:
         return list(self.called)
 
     def press(self, samples: int = 20) -> None:
-        """Let pressure rise to the top: somebody is ready and is not served, and the loop is busy."""
+        """Let pressure rise to the top: a topic is ready and is not served, and the loop is busy."""
         stuck = Chore("stuck", -1000)
         self.engine.delivery.mark(stuck, 0)
         for _ in range(samples):
@@ -361,7 +361,7 @@ def test_a_lone_write_is_committed_at_once_under_pressure_too(disk_stage: Delive
     pair = [engine.append("t", [NewRecord(b"2")]).commit for _ in range(2)]
     disk_stage.poll()
     assert not any(commit.done for commit in pair)
-    assert not engine.holds_sync, "nor does it start sooner when nobody else is writing"
+    assert not engine.holds_sync, "nor does it start sooner without other writers"
     for _ in range(2):
         disk_stage.clock.advance_ns(10 * MS)
         disk_stage.poll()

@@ -85,7 +85,7 @@ def test_a_lasting_load_gives_the_pressure_of_the_formula(signals: Signals) -> N
         (Signals(ingest=FULL, elapsed_ns=1), 800),
         (Signals(depth=DEPTH_CEILING, busy_ns=1, elapsed_ns=1), 1000),
     ],
-    ids=["busy alone", "depth", "latency", "somebody waits", "a full queue", "depth and busy"],
+    ids=["busy alone", "depth", "latency", "a reader waits", "a full queue", "depth and busy"],
 )
 def test_a_busy_loop_alone_takes_no_rung_and_waiting_work_alone_not_all(
     signals: Signals, pressure: int

@@ -69,7 +69,7 @@ class ModelQueue:
             del self.jobs[min(self.jobs)]
 
     def delete(self, before_seq: int | None, tag: str | None, now_ms: int) -> int:
-        """Somebody deletes jobs, whoever holds them."""
+        """Jobs are deleted, leased or not."""
         self.sweep(now_ms)
         hit = [
             seq
@@ -109,7 +109,7 @@ class ModelQueue:
 
     @property
     def in_flight(self) -> int:
-        """Jobs that somebody holds."""
+        """Jobs that are leased."""
         return sum(job.lease is not None for job in self.jobs.values())
 
     @property

@@ -355,7 +355,7 @@ def test_no_waiter_waits_longer_than_the_window_for_an_idle_disk(
         assert now_ns <= start_ns <= now_ns + window.window_ns
         assert WINDOW_MIN_NS <= window.floor_ns <= window.window_ns <= WINDOW_MAX_NS
         if pause_ns > WINDOW_MAX_NS:
-            assert start_ns == now_ns, "a write after a pause waits for nobody"
+            assert start_ns == now_ns, "a write after a pause does not wait"
         window.started(start_ns, waiting)
         now_ns = start_ns + cost_ns
         window.finished(now_ns)

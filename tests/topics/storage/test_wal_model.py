@@ -91,7 +91,7 @@ class ShardMachine(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         self.bench.settle()
-        assert all(answer for _, answer in self.waiting), "somebody was never told"
+        assert all(answer for _, answer in self.waiting), "a waiter was never called"
 
     @rule(back=st.integers(0, 2))
     def trim(self, back: int) -> None:
@@ -132,7 +132,7 @@ class ShardMachine(RuleBasedStateMachine):
     def close(self) -> None:
         with contextlib.suppress(StorageFailed):
             self.bench.close()
-        assert all(answer for _, answer in self.waiting), "somebody was never told"
+        assert all(answer for _, answer in self.waiting), "a waiter was never called"
         # A power loss leaves descriptors of its life behind; they mean nothing after it.
         assert all(number < self.bench.first_number for number in self.bench.open_files())
         self.bench.lose_power()

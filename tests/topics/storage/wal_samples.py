@@ -293,7 +293,7 @@ class LogBench:
         self.check_disk(self.contents())
 
     def expect_read_only(self) -> None:
-        """Nothing is accepted any more, and whoever waits is told so."""
+        """Nothing is accepted any more, and all waiters are told so."""
         self.told.clear()
         assert isinstance(self.shard.read_only, ReadOnly)
         attempts: list[Callable[[], None]] = [

@@ -83,7 +83,7 @@ void queue_give_back(l3_orders *orders, uint32_t number);
 int queue_make_room(l3_orders *orders, l3_queue *queue);
 /* Positions that are taken, in order of arrival; returns how many. */
 size_t queue_positions(const l3_queue *queue, uint32_t *positions);
-/* Has every queue keep its sums from now on; before that, nobody may ask what is ahead of a position. */
+/* Has every queue keep its sums from now on; before that, what is ahead of a position must not be asked. */
 void orders_keep_sums(l3_orders *orders);
 /* Multiplies price and quantities; the caller made sure that they fit. */
 void queue_rescale(l3_queue *queue, uint64_t price_factor, uint64_t size_factor);

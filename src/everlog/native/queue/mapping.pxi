@@ -146,7 +146,7 @@ cdef class Mapping:
         with nogil:
             if madvise(self.base, self.length, advice) != 0:
                 # An older kernel: touch by hand. Writing back what was read changes nothing,
-                # and nobody else writes to a segment that is still being prepared.
+                # and no one else writes to a segment that is still being prepared.
                 offset = 0
                 while offset < self.length:
                     if advice == MADV_POPULATE_WRITE:

@@ -283,7 +283,7 @@ cdef class RingWriter(OneThread):
             try:
                 builder(view)
             finally:
-                with suppress(BufferError):  # somebody holds on to it: told below
+                with suppress(BufferError):  # a view of it is still held: reported below
                     view.release()
         finally:
             self.leave_call()

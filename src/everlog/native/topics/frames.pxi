@@ -365,7 +365,7 @@ cdef class FrameBuffer:
 
     @property
     def is_viewed(self) -> bool:
-        """Whether somebody holds a view, so that the memory must stay as it is."""
+        """Whether a view is held, so that the memory must stay as it is."""
         return self.exports > 0
 
     def append_control(self, uint8_t type, uint8_t flags, uint64_t topic_id, uint64_t seq, uint64_t ts,

@@ -7,7 +7,7 @@
 #include "log_index.h"
 #include "tag_index.h"
 
-typedef struct { /* one record; its texts belong to somebody else */
+typedef struct { /* one record; its texts belong to the caller */
     const uint8_t *data;
     const uint8_t *meta; /* NULL = none */
     const uint8_t *tag;

@@ -46,7 +46,7 @@ static void look_at(PyTypeObject *type)
 int record_fields(PyObject *record, PyObject **fields)
 {
     PyTypeObject *type = Py_TYPE(record);
-    /* 0 is the version of a type that was changed, or that nobody has looked at yet. */
+    /* 0 is the version of a type that was changed, or that was not looked at yet. */
     if (type != last_seen.type || type->tp_version_tag != last_seen.version || last_seen.version == 0)
         look_at(type);
     if (!last_seen.has_slots)
