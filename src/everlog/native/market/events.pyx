@@ -5,9 +5,9 @@ Owns nothing between two calls but the columns of a `RowParser`; its checks keep
 Reads no file and knows no venue: `everlog.market.venues` and `everlog.market.packing` do.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memchr
+from libc.string cimport memchr, memcpy
 
 import numpy as np
 
@@ -43,27 +43,10 @@ cdef extern from "market/csv_rows.h" nogil:
                    const csv_column *columns, uint64_t column_count, uint32_t *row_lines,
                    uint64_t capacity, csv_result *result)
 
-cdef extern from "market/event_packing.h" nogil:
-    ctypedef struct packing_levels:
-        const uint64_t *prices
-        const uint8_t *price_decimals
-        const uint64_t *sizes
-        const uint8_t *size_decimals
-        const uint8_t *sides
-        int64_t count
-    ctypedef struct packing_groups:
-        uint64_t *placed
-        int64_t *bids
-        uint8_t *price_scales
-        uint8_t *size_scales
-    void packing_place(packing_levels levels, const int64_t *starts, int64_t groups, int price_scale,
-                       int size_scale, packing_groups out)
-    void packing_write(const uint8_t *headers, uint64_t header_bytes, const uint8_t *bodies,
-                       uint64_t body_bytes, const uint8_t *levels, uint64_t level_bytes,
-                       const int64_t *counts, int64_t events, uint64_t length_at, uint8_t *out)
-
 cdef extern from "market/book_core.h" nogil:
     int LARGEST_SCALE
+    const uint64_t *TENS
+    bint __builtin_mul_overflow(uint64_t a, uint64_t b, uint64_t *product)
 
 cdef extern from "market/market_split.h" nogil:
     size_t SPLIT_TABLE_FULL
@@ -204,7 +187,19 @@ def count_lines(const uint8_t[::1] text not None) -> int:
 
 # --- Packing ----------------------------------------------------------------------------------------------
 
-cdef int64_t LENGTH_BYTES = sizeof(uint32_t)
+cdef enum:
+    BUY = 1
+    LENGTH_BYTES = 4
+
+
+cdef inline uint64_t at_scale(uint64_t value, int decimals, int scale) noexcept nogil:
+    """The value with as many decimals as the scale says; 2^64 - 1 if that leaves 64 bits."""
+    cdef uint64_t result
+    if decimals == scale:
+        return value
+    if decimals > scale:
+        return value // TENS[decimals - scale]
+    return UINT64_MAX if __builtin_mul_overflow(value, TENS[scale - decimals], &result) else result
 
 
 def place_levels(
@@ -227,9 +222,9 @@ def place_levels(
     in the group; a given one cuts further digits off. What leaves 64 bits becomes 2^64 - 1. Fills the last
     four arrays.
     """
-    cdef packing_levels levels
-    cdef packing_groups out
-    cdef int64_t count = prices.shape[0], groups = starts.shape[0], before = 0, at
+    cdef int64_t count = prices.shape[0], groups = starts.shape[0], before = 0, at, group, stop
+    cdef int64_t next_places[2]  # of asks, of bids
+    cdef uint8_t price_decimals_max, size_decimals_max
     if not (price_decimals.shape[0] == sizes.shape[0] == size_decimals.shape[0] == sides.shape[0] == count):
         raise ValueError("every column must have a value for each level")
     if placed.shape[0] != count or placed.shape[1] != 2:
@@ -250,13 +245,23 @@ def place_levels(
         price_scales[:] = <uint8_t>max(price_scale, 0)
         size_scales[:] = <uint8_t>max(size_scale, 0)
         return
-    levels.prices, levels.price_decimals = &prices[0], &price_decimals[0]
-    levels.sizes, levels.size_decimals = &sizes[0], &size_decimals[0]
-    levels.sides, levels.count = &sides[0], count
-    out.placed, out.bids = &placed[0, 0], &bids[0]
-    out.price_scales, out.size_scales = &price_scales[0], &size_scales[0]
     with nogil:
-        packing_place(levels, &starts[0], groups, price_scale, size_scale, out)
+        for group in range(groups):
+            stop = starts[group + 1] if group + 1 < groups else count
+            price_decimals_max = size_decimals_max = 0
+            bids[group] = 0
+            for at in range(starts[group], stop):
+                price_decimals_max = max(price_decimals_max, price_decimals[at])
+                size_decimals_max = max(size_decimals_max, size_decimals[at])
+                bids[group] += sides[at] == BUY
+            price_scales[group] = price_decimals_max if price_scale < 0 else <uint8_t>price_scale
+            size_scales[group] = size_decimals_max if size_scale < 0 else <uint8_t>size_scale
+            next_places[0], next_places[1] = starts[group] + bids[group], starts[group]
+            for at in range(starts[group], stop):
+                before = next_places[sides[at] == BUY]
+                next_places[sides[at] == BUY] += 1
+                placed[before, 0] = at_scale(prices[at], price_decimals[at], price_scales[group])
+                placed[before, 1] = at_scale(sizes[at], size_decimals[at], size_scales[group])
 
 
 def write_events(
@@ -268,7 +273,8 @@ def write_events(
     uint8_t[::1] into not None,
 ):
     """Write each event's header, body and levels one behind the other, its length into the header."""
-    cdef int64_t events = counts.shape[0], total = 0, at
+    cdef int64_t events = counts.shape[0], total = 0, at, event, rest
+    cdef uint32_t length
     cdef int64_t header_bytes = headers.shape[1], body_bytes = bodies.shape[1], level_bytes = levels.shape[1]
     if headers.shape[0] != events or bodies.shape[0] != events:
         raise ValueError("there must be a header, a body and a count for each event")
@@ -283,8 +289,17 @@ def write_events(
     if events == 0:
         return
     with nogil:
-        packing_write(&headers[0, 0], header_bytes, &bodies[0, 0], body_bytes,
-                      &levels[0, 0] if total else NULL, level_bytes, &counts[0], events, length_at, &into[0])
+        at, total = 0, 0
+        for event in range(events):
+            rest = counts[event] * level_bytes
+            length = <uint32_t>(header_bytes + body_bytes + rest)
+            memcpy(&into[at], &headers[event, 0], header_bytes)
+            memcpy(&into[at + length_at], &length, LENGTH_BYTES)
+            memcpy(&into[at + header_bytes], &bodies[event, 0], body_bytes)
+            if rest:
+                memcpy(&into[at + header_bytes + body_bytes], &levels[total, 0], rest)
+            at += length
+            total += counts[event]
 
 
 # --- Markets ----------------------------------------------------------------------------------------------
