@@ -23,7 +23,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Syncable(Protocol):
-    """A memory mapping that can be written back (`native.queue.Mapping`)."""
+    """A memory mapping that can be written back (`native.queue.ring.Mapping`)."""
 
     def msync(self, offset: int, length: int, wait: bool) -> None:
         """Write back the pages that hold `offset .. offset + length`."""

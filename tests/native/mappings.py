@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 
-from everlog.native.queue import Mapping, RingReader, RingWriter
+from everlog.native.queue.ring import Mapping, RingReader, RingWriter
 
 
 def map_bytes(content: bytes | bytearray, *, writable: bool = True) -> Mapping:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from everlog.native.queue import crc32, crc32_matches
+from everlog.native.queue.ring import crc32, crc32_matches
 
 WAYS = (None, 0, 1, 2)
 """The best one; by tables, by carry-less multiplication, by four of these at once."""

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from everlog.errors import PayloadTooLarge
-from everlog.native import queue as native
+from everlog.native.queue import ring as native
 from everlog.queue.seek_index import ENTRY_DTYPE
 from tests.native.mappings import attach_writer, bytes_of, map_bytes
 from tests.support import ring_twin

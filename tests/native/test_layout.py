@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from everlog.native import queue as native
+from everlog.native.queue import ring as native
 from everlog.queue import layout
 from tests.native.mappings import attach_reader, attach_writer, bytes_of, map_bytes
 from tests.support.processes import eventually

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from everlog.errors import Closed
-from everlog.native.queue import Mapping
+from everlog.native.queue.ring import Mapping
 from everlog.queue import Batch, MessageView
 from tests.native.mappings import map_bytes
 from tests.support.command_lines import assert_survives

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from everlog.errors import Unsupported
-from everlog.native import queue as native
-from everlog.native.queue import view_at
+from everlog.native.queue import ring as native
+from everlog.native.queue.ring import view_at
 from tests.native.mappings import attach_reader, attach_writer, bytes_of, map_bytes
 from tests.support.command_lines import assert_survives
 
@@ -180,8 +180,8 @@ PROBE = """
 import sys, os
 from array import array
 from everlog.errors import EverlogError
-from everlog.native import queue as native
-from everlog.native.queue import view_at
+from everlog.native.queue import ring as native
+from everlog.native.queue.ring import view_at
 fd = os.memfd_create("probe")
 os.ftruncate(fd, 8192)
 mapping = native.Mapping(fd, 8192, True)

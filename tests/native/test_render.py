@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everlog.errors import Corrupt
-from everlog.native.queue import Mapping
+from everlog.native.queue.ring import Mapping
 from everlog.native.topics.log import FrameBuffer, Rendered, Sources, TopicLog
 from tests.native.topic_log_twin import (
     APPEND,

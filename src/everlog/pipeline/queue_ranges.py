@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from everlog.clock import SystemClock
 from everlog.errors import QueueNotFound, SegmentMissing
 from everlog.fs import OsFs
-from everlog.native import queue as native
+from everlog.native.queue import ring as native
 from everlog.queue import Queue
 from everlog.queue.batch import Batch
 from everlog.queue.control import ControlBlock

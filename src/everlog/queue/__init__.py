@@ -6,7 +6,7 @@
 beside the writer, `inspect` and `doctor` what is seen from outside.
 """
 
-from everlog.native.queue import MessageView
+from everlog.native.queue.ring import MessageView
 from everlog.queue.batch import Batch
 from everlog.queue.config import WriterConfig
 from everlog.queue.fan_in import FanInReader

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from everlog.errors import Closed, Unsupported
-from everlog.native.queue import Mapping, MessageView, join_payloads, run_offsets, view_at
+from everlog.native.queue.ring import Mapping, MessageView, join_payloads, run_offsets, view_at
 from everlog.queue.layout import (
     HEADER_SIZE,
     MSG_COMMIT_LEN,

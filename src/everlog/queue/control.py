@@ -11,7 +11,7 @@ import struct
 from everlog.clock import Clock
 from everlog.errors import CorruptMetadata, QueueNotFound, UnsupportedVersion
 from everlog.fs import Fs
-from everlog.native import queue as native
+from everlog.native.queue import ring as native
 from everlog.queue import layout
 from everlog.queue.config import SEGMENT_SIZE_MAX
 from everlog.queue.layout import SEG_DATA_OFFSET

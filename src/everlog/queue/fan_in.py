@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 
 from everlog.errors import Unsupported
-from everlog.native.queue import MessageView, wait_any
+from everlog.native.queue.ring import MessageView, wait_any
 from everlog.queue.reader import QueueReader
 
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from everlog.clock import Clock, SystemClock
 from everlog.errors import Corrupt, CorruptMetadata, EverlogError, SegmentMissing, Unsupported
 from everlog.fs import Fs
-from everlog.native import queue as native
-from everlog.native.queue import MessageView, RingReader
+from everlog.native.queue import ring as native
+from everlog.native.queue.ring import MessageView, RingReader
 from everlog.queue import liveness
 from everlog.queue.batch import Batch
 from everlog.queue.control import ControlBlock

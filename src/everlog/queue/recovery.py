@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from everlog.errors import Corrupt, CorruptMetadata, UnsupportedVersion
 from everlog.fs import Fs
-from everlog.native import queue as native
+from everlog.native.queue import ring as native
 from everlog.queue import index_meta, layout
 from everlog.queue.control import ControlBlock
 from everlog.queue.layout import HEADER_SIZE, SEG_DATA_OFFSET

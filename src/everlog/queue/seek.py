@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from everlog.fs import Fs
-from everlog.native import queue as native
+from everlog.native.queue import ring as native
 from everlog.queue import layout, seek_index
 from everlog.queue.layout import SEG_DATA_OFFSET
 from everlog.queue.segment import list_segments, map_segment

@@ -13,7 +13,7 @@ from typing import Final
 
 from everlog.errors import Corrupt, UnsupportedVersion
 from everlog.fs import Fs
-from everlog.native import queue as native
+from everlog.native.queue import ring as native
 from everlog.queue import layout
 
 TEMP_SUFFIX = ".tmp"

@@ -21,8 +21,8 @@ import numpy as np
 from everlog.clock import SystemClock
 from everlog.errors import InvalidConfig, Io
 from everlog.fs import Fs
-from everlog.native import queue as native
-from everlog.native.queue import RingWriter
+from everlog.native.queue import ring as native
+from everlog.native.queue.ring import RingWriter
 from everlog.queue import layout, seek_index
 from everlog.queue.config import WriterConfig
 from everlog.queue.control import ControlBlock

@@ -19,7 +19,7 @@ import numpy as np
 from everlog.clock import AnchoredClock, Clock, SystemClock
 from everlog.errors import Closed, Corrupt, CorruptMetadata, QueueFull, SegmentNotPrepared, Unsupported
 from everlog.fs import Fs, sync_path
-from everlog.native.queue import RingWriter
+from everlog.native.queue.ring import RingWriter
 from everlog.queue import index_meta, layout, retention, seek_index
 from everlog.queue.config import WriterConfig
 from everlog.queue.control import ControlBlock

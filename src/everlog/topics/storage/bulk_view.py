@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from everlog.clock import Clock, SystemClock
 from everlog.errors import Corrupt, Io, TopicNotFound
 from everlog.fs import OsFs, read_file
-from everlog.native.queue import Mapping
+from everlog.native.queue.ring import Mapping
 from everlog.seq_ranges import Gap, SeqRange
 from everlog.topics.config import EngineSettings
 from everlog.topics.core import Core

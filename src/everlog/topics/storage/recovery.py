@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from everlog.api_types import Durability
 from everlog.errors import Corrupt, CorruptMetadata, Io
 from everlog.fs import opened, replace_file, sync_path
-from everlog.native.queue import Mapping
+from everlog.native.queue.ring import Mapping
 from everlog.native.topics.log import LogFrame, LogReplay, TopicLog
 from everlog.topics import catalogue
 from everlog.topics.commits import COMMITTED

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from everlog.errors import Corrupt, CorruptMetadata, Io
 from everlog.fs import Fs
-from everlog.native.queue import Mapping
+from everlog.native.queue.ring import Mapping
 from everlog.topics.storage import layout
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from everlog.clock import Clock
 from everlog.errors import BatchTooLarge, Closed, InvalidConfig, ReadOnly, StorageFailed
 from everlog.fs import Fs, create_directory
-from everlog.native.queue import Mapping
+from everlog.native.queue.ring import Mapping
 from everlog.native.topics.log import FrameBuffer, Sources
 from everlog.topics.storage.syncs import CommitWindow, SyncRunner
 from everlog.topics.storage.wal_files import (

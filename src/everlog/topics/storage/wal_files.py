@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from everlog.errors import CorruptMetadata
 from everlog.fs import Fs, opened
-from everlog.native.queue import Mapping
+from everlog.native.queue.ring import Mapping
 from everlog.native.topics.log import FrameBuffer
 from everlog.topics.storage import layout
 
