@@ -35,7 +35,7 @@ WHOLE_PROGRAM = {"queue.ring": ["-flto", "-O2"]}
 
 # Module name below everlog.native -> the plain C sources linked with it, below NATIVE.
 EXTENSIONS = {
-    "columns.frame_columns": ["columns/frame_columns.c", "columns/page_scan.c"],
+    "columns.frame_columns": [],
     "market.books": [
         "market/book_core.c",
         "market/book_ladder.c",
@@ -44,7 +44,7 @@ EXTENSIONS = {
         "market/l3_orders.c",
         "market/l3_state.c",
     ],
-    "market.events": ["market/csv_rows.c", "market/market_split.c"],
+    "market.events": ["market/csv_rows.c"],
     "queue.ring": ["queue/crc32.c", "queue/ring_core.c", "queue/ring_wait.c"],
     "topics.log": [
         "topics/frames.c",

@@ -10,23 +10,27 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memset
+from libc.string cimport memcmp, memcpy, memset
 
 from typing import NamedTuple
 
 import numpy as np
 
 from everlog.native.topics.log cimport (
-    JSON_SOUND, check_json, frame_view, read_log_frame_at, read_segment_frame_at,
+    FRAME_OK, FRAME_TYPE_APPEND, JSON_SOUND, check_json, frame_split, frame_view, read_log_frame_at,
+    read_segment_frame_at,
 )
 
-cdef extern from "columns/frame_columns.h" nogil:
-    cdef enum frame_text:
+cdef extern from "columns/page_scan.h" nogil:
+    enum:
         FRAME_TEXT_NODE
         FRAME_TEXT_TAG
         FRAME_TEXT_META
         FRAME_TEXT_DATA
         FRAME_TEXTS
+    ctypedef struct cursor:
+        const uint8_t *at
+        const uint8_t *end
     ctypedef struct frame_piece:
         const uint8_t *at
         uint32_t length
@@ -34,44 +38,14 @@ cdef extern from "columns/frame_columns.h" nogil:
         frame_piece texts[4]
         uint64_t seq
         uint64_t ts
-    ctypedef struct frame_filter:
-        uint64_t from_ts
-        uint64_t to_ts
-        const uint8_t *tag
-        size_t tag_len
-        int is_prefix
-    ctypedef int (*frame_reader)(const uint8_t *at, size_t available, frame_view *frame,
-                                 int verify) noexcept nogil
-    ctypedef struct frame_places:
-        const uint8_t *base
-        size_t length
-        const uint64_t *offsets
-        const uint64_t *seqs
-        size_t count
-        int in_log
-        frame_reader read
-    ctypedef struct frame_rows:
-        frame_row *rows
-        size_t count
-        size_t bytes[4]
-    size_t frame_columns_pick(frame_rows *rows, const frame_places *places, const frame_filter *filter)
-    void frame_columns_add(frame_rows *rows, const frame_filter *filter)
-    size_t frame_columns_copy_text(const frame_rows *rows, frame_text text, uint8_t *bytes, int32_t *ends,
-                                   uint8_t *valid)
-    void frame_columns_copy_numbers(const frame_rows *rows, int64_t *seqs, int64_t *times_us)
-
-cdef extern from "columns/page_scan.h" nogil:
-    ctypedef struct page_range:
-        uint64_t first
-        uint64_t end
-        size_t array_start
-        size_t array_end
-    int page_scan(frame_rows *rows, size_t capacity, const frame_filter *filter, const uint8_t *text,
-                  size_t length, page_range *range)
+    bint take(cursor *text, uint8_t byte)
+    bint page_find_records(cursor *text)
+    bint page_take_record(cursor *text, frame_row *row)
 
 cdef enum:
     # Deeper than a payload may be, with the page around it.
     PAGE_NESTING_MAX = 160
+    US_PER_MS = 1000
 
 cdef dict TEXTS = {
     "node": FRAME_TEXT_NODE, "tag": FRAME_TEXT_TAG, "meta": FRAME_TEXT_META, "data": FRAME_TEXT_DATA,
@@ -97,32 +71,34 @@ cdef class FrameColumns:
     `from_ts` and `to_ts` are times in ms, both included; `tag` None passes every record.
     """
 
-    cdef frame_rows rows
-    cdef size_t capacity
-    cdef frame_filter filter
+    cdef frame_row *rows
+    cdef size_t count, capacity
+    cdef size_t bytes[4]  # of each text in the rows
+    cdef uint64_t from_ts, to_ts
+    cdef const uint8_t *wanted_tag
+    cdef size_t wanted_len
+    cdef bint is_prefix
     cdef object tag
     cdef list views  # what picked rows point into
 
     def __cinit__(self, uint64_t from_ts, uint64_t to_ts, bytes tag, bint is_prefix):
         self.tag = tag
         self.views = []
-        self.filter.from_ts, self.filter.to_ts = from_ts, to_ts
+        self.from_ts, self.to_ts, self.is_prefix = from_ts, to_ts, is_prefix
         if tag is not None:
-            self.filter.tag = <const uint8_t *><const char *>tag
-            self.filter.tag_len = len(tag)
-        self.filter.is_prefix = is_prefix
+            self.wanted_tag, self.wanted_len = <const uint8_t *>PyBytes_AS_STRING(tag), len(tag)
 
     def __dealloc__(self):
-        free(self.rows.rows)
+        free(self.rows)
 
     def __len__(self) -> int:
         """Return how many rows were picked."""
-        return self.rows.count
+        return self.count
 
     @property
     def largest_bytes(self) -> int:
         """How many bytes the largest column of text has so far."""
-        return max(self.rows.bytes[text] for text in range(<int>FRAME_TEXTS))
+        return max(self.bytes[text] for text in range(FRAME_TEXTS))
 
     def pick(self, buffer, const uint64_t[::1] offsets not None, const uint64_t[::1] seqs not None,
              bint in_log) -> int:
@@ -131,22 +107,64 @@ cdef class FrameColumns:
         Returns how many of the places were sound; fewer than given means that the next one is damaged.
         """
         cdef _Held held
-        cdef frame_places places
-        cdef size_t sound
+        cdef size_t count = offsets.shape[0], sound = 0
         if offsets.shape[0] != seqs.shape[0]:
             raise ValueError(f"{offsets.shape[0]} offsets are given and {seqs.shape[0]} seqs")
-        if offsets.shape[0] == 0:
-            return 0
         held = _Held(buffer)
-        places.base, places.length = <const uint8_t *>held.view.buf, held.view.len
-        places.offsets, places.seqs, places.count = &offsets[0], &seqs[0], offsets.shape[0]
-        places.in_log = in_log
-        places.read = read_log_frame_at if in_log else read_segment_frame_at
-        self.reserve(self.rows.count + places.count)
+        self.reserve(self.count + count)
         self.views.append(held)
         with nogil:
-            sound = frame_columns_pick(&self.rows, &places, &self.filter)
+            while sound < count and self.read_frame(&held.view, offsets[sound], seqs[sound], in_log):
+                sound += 1
         return sound
+
+    cdef bint read_frame(self, const Py_buffer *view, uint64_t offset, uint64_t seq, bint in_log) noexcept nogil:
+        """Add the record of one frame if it passes; False if the frame is not there as it should be."""
+        cdef frame_view frame
+        cdef frame_row *row = &self.rows[self.count]
+        cdef const uint8_t *at
+        cdef size_t available
+        if offset >= <size_t>view.len:
+            return False
+        at, available = <const uint8_t *>view.buf + offset, <size_t>view.len - offset
+        if in_log:
+            if read_log_frame_at(at, available, &frame, 1) != FRAME_OK or frame.type != FRAME_TYPE_APPEND:
+                return False
+        elif read_segment_frame_at(at, available, &frame, 1) != FRAME_OK:
+            return False
+        if frame.seq != seq:
+            return False
+        # A mark without its flag in the index counts as deleted as well.
+        if not in_log and frame.deleted:
+            return True
+        if frame_split(&frame, &row.texts[FRAME_TEXT_META].at, &row.texts[FRAME_TEXT_META].length,
+                       &row.texts[FRAME_TEXT_DATA].at, &row.texts[FRAME_TEXT_DATA].length) != 0:
+            return False
+        row.texts[FRAME_TEXT_NODE].at = frame.node if frame.node_len else NULL
+        row.texts[FRAME_TEXT_NODE].length = frame.node_len
+        row.texts[FRAME_TEXT_TAG].at = frame.tag if frame.tag_len else NULL
+        row.texts[FRAME_TEXT_TAG].length = frame.tag_len
+        row.seq, row.ts = frame.seq, frame.ts
+        self.add_row()
+        return True
+
+    cdef void add_row(self) noexcept nogil:
+        """Add the row that lies behind the last one, unless it does not pass."""
+        cdef frame_row *row = &self.rows[self.count]
+        cdef frame_piece *tag = &row.texts[FRAME_TEXT_TAG]
+        cdef int text
+        if row.ts < self.from_ts or row.ts > self.to_ts:
+            return
+        if self.wanted_tag != NULL:
+            if tag.at == NULL or tag.length < self.wanted_len:
+                return
+            if not self.is_prefix and tag.length != self.wanted_len:
+                return
+            if memcmp(tag.at, self.wanted_tag, self.wanted_len) != 0:
+                return
+        for text in range(FRAME_TEXTS):
+            self.bytes[text] += row.texts[text].length
+        self.count += 1
 
     def pick_page(self, bytes page not None, uint64_t first, uint64_t end, size_t max_records):
         """Add the records of a page whose seqs lie from `first` up to, but not including, `end`, and that pass.
@@ -154,83 +172,106 @@ cdef class FrameColumns:
         Returns the page without its records; None, with nothing added, if the page is not plain or has more
         than `max_records`: the full decoder has to look at it.
         """
-        cdef page_range range
-        cdef const uint8_t *text = <const uint8_t *>PyBytes_AS_STRING(page)
-        cdef size_t length = PyBytes_GET_SIZE(page)
-        cdef int is_plain
-        range.first, range.end = first, end
-        self.reserve(self.rows.count + max_records)
+        cdef const uint8_t *start = <const uint8_t *>PyBytes_AS_STRING(page)
+        cdef size_t length = PyBytes_GET_SIZE(page), before = self.count, array_start = 0
+        cdef cursor text
+        cdef bint is_plain
+        text.at, text.end = start, start + length
+        self.reserve(before + max_records)
         with nogil:
-            is_plain = check_json(text, length, PAGE_NESTING_MAX) == JSON_SOUND and page_scan(
-                &self.rows, self.rows.count + max_records, &self.filter, text, length, &range)
+            is_plain = check_json(start, length, PAGE_NESTING_MAX) == JSON_SOUND and page_find_records(&text)
+            array_start = text.at - start
+            is_plain = is_plain and self.take_records(&text, before + max_records, first, end)
         if not is_plain:
+            self.keep_first(before)
             return None
         self.views.append(page)
-        return page[: range.array_start] + b"[]" + page[range.array_end :]
+        return page[:array_start] + b"[]" + page[text.at - start :]
+
+    cdef bint take_records(self, cursor *text, size_t capacity, uint64_t first, uint64_t end) noexcept nogil:
+        cdef frame_row *row
+        cdef bint more = take(text, b"[")
+        while more:
+            row = &self.rows[self.count]
+            if self.count == capacity or not take(text, b"{") or not page_take_record(text, row):
+                return False
+            if first <= row.seq < end:
+                self.add_row()
+            more = take(text, b",")
+        return take(text, b"]")
 
     def keep_first(self, size_t count) -> None:
         """Forget all rows but the first so many."""
         cdef int text
-        while self.rows.count > count:
-            self.rows.count -= 1
-            for text in range(<int>FRAME_TEXTS):
-                self.rows.bytes[text] -= self.rows.rows[self.rows.count].texts[text].length
+        while self.count > count:
+            self.count -= 1
+            for text in range(FRAME_TEXTS):
+                self.bytes[text] -= self.rows[self.count].texts[text].length
 
     def add(self, uint64_t seq, uint64_t ts, bytes node, bytes tag, bytes meta, bytes data not None) -> None:
         """Add one record, unless it does not pass; None is a text that it does not have."""
         cdef frame_row *row
         cdef int which = 0
-        self.reserve(self.rows.count + 1)
-        row = &self.rows.rows[self.rows.count]
+        self.reserve(self.count + 1)
+        row = &self.rows[self.count]
         row.seq, row.ts = seq, ts
         for text in (node, tag, meta, data):
             row.texts[which].at = NULL if text is None else <const uint8_t *>PyBytes_AS_STRING(text)
             row.texts[which].length = 0 if text is None else <uint32_t>PyBytes_GET_SIZE(text)
             which += 1
         self.views.append((node, tag, meta, data))
-        frame_columns_add(&self.rows, &self.filter)
+        self.add_row()
 
     cdef int reserve(self, size_t count) except -1:
         cdef void *rows
         if count > self.capacity:
-            rows = realloc(self.rows.rows, count * sizeof(frame_row))
+            rows = realloc(self.rows, count * sizeof(frame_row))
             if rows == NULL:
                 raise MemoryError(f"no memory for {count} rows")
-            self.rows.rows = <frame_row *>rows
+            self.rows = <frame_row *>rows
             self.capacity = count
         return 0
 
     def numbers(self):
         """Return the seqs, and the times in microseconds, as arrays of int64."""
-        cdef int64_t[::1] seq_view, time_view
-        seqs = np.empty(self.rows.count, np.int64)
-        times_us = np.empty(self.rows.count, np.int64)
-        if self.rows.count:
-            seq_view, time_view = seqs, times_us
-            frame_columns_copy_numbers(&self.rows, &seq_view[0], &time_view[0])
+        cdef size_t row
+        seqs, times_us = np.empty(self.count, np.int64), np.empty(self.count, np.int64)
+        cdef int64_t[::1] seq_view = seqs, time_view = times_us
+        for row in range(self.count):
+            seq_view[row] = <int64_t>self.rows[row].seq
+            time_view[row] = <int64_t>self.rows[row].ts * US_PER_MS
         return seqs, times_us
 
     def text(self, str name not None):
         """Return one of the columns node, tag, meta and data."""
-        cdef frame_text which = TEXTS[name]
-        cdef size_t absent
-        cdef int32_t[::1] end_view
-        cdef uint8_t[::1] byte_view, valid_view
-        if self.rows.bytes[<int>which] > INT32_MAX:
-            raise ValueError(f"{self.rows.bytes[<int>which]} bytes are more than one column of text holds")
+        cdef int which = TEXTS[name]
+        cdef size_t row, end = 0, absent = 0
+        cdef const frame_piece *piece
+        if self.bytes[which] > INT32_MAX:
+            raise ValueError(f"{self.bytes[which]} bytes are more than one column of text holds")
         # One byte more than needed: an empty array has no address.
-        data = np.empty(self.rows.bytes[<int>which] + 1, np.uint8)
-        ends = np.empty(self.rows.count + 1, np.int32)
-        valid = np.empty(self.rows.count // 8 + 1, np.uint8)
-        byte_view, end_view, valid_view = data, ends, valid
+        data = np.empty(self.bytes[which] + 1, np.uint8)
+        ends = np.empty(self.count + 1, np.int32)
+        valid = np.zeros(self.count // 8 + 1, np.uint8)
+        cdef uint8_t[::1] byte_view = data, valid_view = valid
+        cdef int32_t[::1] end_view = ends
+        end_view[0] = 0
         with nogil:
-            absent = frame_columns_copy_text(&self.rows, which, &byte_view[0], &end_view[0], &valid_view[0])
-        return TextColumn(data[: self.rows.bytes[<int>which]], ends, valid if absent else None, absent)
+            for row in range(self.count):
+                piece = &self.rows[row].texts[which]
+                if piece.at == NULL:
+                    absent += 1
+                else:
+                    memcpy(&byte_view[end], piece.at, piece.length)
+                    end += piece.length
+                    valid_view[row >> 3] |= 1 << (row & 7)
+                end_view[row + 1] = <int32_t>end
+        return TextColumn(data[: self.bytes[which]], ends, valid if absent else None, absent)
 
     def clear(self) -> None:
         """Forget the rows, and release the buffers."""
-        self.rows.count = 0
-        memset(self.rows.bytes, 0, sizeof(self.rows.bytes))
+        self.count = 0
+        memset(self.bytes, 0, sizeof(self.bytes))
         self.views.clear()
 
 

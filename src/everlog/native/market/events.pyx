@@ -5,7 +5,7 @@ Owns nothing between two calls but the columns of a `RowParser`; its checks keep
 Reads no file and knows no venue: `everlog.market.venues` and `everlog.market.packing` do.
 """
 
-from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memchr, memcpy
 
@@ -46,32 +46,21 @@ cdef extern from "market/csv_rows.h" nogil:
 cdef extern from "market/book_core.h" nogil:
     int LARGEST_SCALE
     const uint64_t *TENS
+    enum:
+        BOOK_OK
+        EVENT_SNAPSHOT
+        EVENT_HEARTBEAT
+        MODE_L3
+    ctypedef struct book_header:
+        uint16_t venue_id
+        uint32_t market_id
+        uint32_t stream_id
+        uint64_t seq
+        uint8_t event_type
+        uint8_t book_mode
+    int read_header(const uint8_t *payload, size_t length, book_header *header)
     bint __builtin_mul_overflow(uint64_t a, uint64_t b, uint64_t *product)
-
-cdef extern from "market/market_split.h" nogil:
-    size_t SPLIT_TABLE_FULL
-    ctypedef struct channel_gap:
-        uint64_t event
-    ctypedef struct market_split:
-        uint32_t *slots
-        uint64_t *keys
-        uint64_t *ends
-        uint64_t *order
-        uint64_t *channels
-        uint64_t *first_events
-        uint64_t *firsts
-        uint64_t *lasts
-        channel_gap *gaps
-        uint32_t *tables
-        size_t table_size
-        size_t market_count
-        size_t channel_count
-        size_t gap_count
-    size_t c_split "split_markets"(market_split *split, const uint8_t *buffer, size_t buffer_len,
-                                   const uint64_t *offsets, const uint64_t *lengths, size_t count)
-
-cdef enum:
-    FIRST_TABLE_SLOTS = 4096 # enough for most batches, and small enough for the nearest cache
+    void __builtin_prefetch(const void *address)
 
 # --- Rows of text -----------------------------------------------------------------------------------------
 
@@ -304,6 +293,99 @@ def write_events(
 
 # --- Markets ----------------------------------------------------------------------------------------------
 
+cdef enum:
+    FIRST_TABLE_SLOTS = 4096 # enough for most batches, and small enough for the nearest cache
+    HEADERS_AHEAD = 16       # events ahead of which a header is asked for
+
+cdef extern from *:
+    """
+    #define EMPTY UINT32_MAX
+    #define TABLE_FULL SIZE_MAX
+    """
+    uint32_t EMPTY
+    size_t TABLE_FULL
+
+
+cdef struct KeyTable:
+    uint32_t *slots  # numbers of keys by hash, EMPTY where there is none
+    size_t size      # a power of two
+    uint64_t *keys   # by number
+    size_t count
+
+
+cdef struct MarketSplit:  # every array has room for as many as there are events
+    KeyTable markets        # venue_id << 32 | market_id
+    KeyTable channels       # venue_id << 32 | stream_id of those with numbers
+    uint64_t *ends          # how many events each market has; after the sort, where they end
+    uint64_t *first_events  # of each channel: its first numbered event, then its first and last number
+    uint64_t *firsts
+    uint64_t *lasts
+    size_t gap_count
+
+
+cdef inline uint32_t number_of(KeyTable *table, uint64_t key) noexcept nogil:
+    """The number of a key, which is given one if it is new."""
+    cdef size_t place = (key * <uint64_t>0x9E3779B97F4A7C15) >> 32 & (table.size - 1)
+    while table.slots[place] != EMPTY and table.keys[table.slots[place]] != key:
+        place = (place + 1) & (table.size - 1)
+    if table.slots[place] == EMPTY:
+        table.keys[table.count] = key
+        table.slots[place] = <uint32_t>table.count
+        table.count += 1
+    return table.slots[place]
+
+
+cdef inline uint32_t check_number(MarketSplit *split, const book_header *header, size_t event, uint32_t channel,
+                                  uint64_t[:, ::1] gaps) noexcept nogil:
+    """Look at the number of an order-by-order event and return its channel; `channel` is the one before."""
+    cdef uint64_t key = <uint64_t>header.venue_id << 32 | header.stream_id
+    cdef size_t known = split.channels.count
+    if channel == EMPTY or split.channels.keys[channel] != key:
+        channel = number_of(&split.channels, key)
+    if split.channels.count != known:
+        split.first_events[channel], split.firsts[channel] = event, header.seq
+    elif header.seq != split.lasts[channel] + 1:
+        gaps[split.gap_count, 0], gaps[split.gap_count, 1] = event, channel
+        gaps[split.gap_count, 2], gaps[split.gap_count, 3] = split.lasts[channel], header.seq
+        split.gap_count += 1
+    split.lasts[channel] = header.seq
+    return channel
+
+
+cdef size_t read_headers(MarketSplit *split, const uint8_t[::1] buffer, const uint64_t[::1] offsets,
+                         const uint64_t[::1] lengths, uint32_t[::1] slots, uint64_t[:, ::1] gaps) noexcept nogil:
+    """Number the markets, `slots` of the events, and the channels.
+
+    Returns the first event whose header breaks the protocol, their number if none does, or TABLE_FULL if tables
+    of this size do not hold the keys. Twice the number of events is enough.
+    """
+    cdef size_t count = offsets.shape[0], size = buffer.shape[0], event, known
+    cdef uint32_t market = EMPTY, channel = EMPTY
+    cdef uint64_t key
+    cdef book_header header
+    for event in range(count):
+        if offsets[event] > size or lengths[event] > size - offsets[event]:
+            return event
+        if event + HEADERS_AHEAD < count and offsets[event + HEADERS_AHEAD] < size:
+            __builtin_prefetch(&buffer[offsets[event + HEADERS_AHEAD]])
+        if read_header(&buffer[offsets[event]], lengths[event], &header) != BOOK_OK:
+            return event
+        if not EVENT_SNAPSHOT <= header.event_type <= EVENT_HEARTBEAT:
+            return event
+        key = <uint64_t>header.venue_id << 32 | header.market_id
+        if market == EMPTY or split.markets.keys[market] != key:
+            known = split.markets.count
+            market = number_of(&split.markets, key)
+            if split.markets.count != known:
+                split.ends[market] = 0
+        if split.markets.count + split.channels.count > split.markets.size // 2:
+            return TABLE_FULL
+        slots[event] = market
+        split.ends[market] += 1
+        if header.book_mode == MODE_L3 and header.seq != 0:
+            channel = check_number(split, &header, event, channel, gaps)
+    return count
+
 
 def split_markets(const uint8_t[::1] buffer, const uint64_t[::1] offsets, const uint64_t[::1] lengths):
     """Sort events by market; other threads run meanwhile.
@@ -312,29 +394,35 @@ def split_markets(const uint8_t[::1] buffer, const uint64_t[::1] offsets, const 
     order of the events, where each market's end in it; keys of the channels, their first numbered events, the
     numbers of these, their last numbers; and gaps as rows of event, channel, number seen, number found.
     """
-    cdef size_t count = offsets.shape[0], size = FIRST_TABLE_SLOTS, bad = SPLIT_TABLE_FULL
-    cdef market_split split
+    cdef size_t count = offsets.shape[0], size = FIRST_TABLE_SLOTS, bad = TABLE_FULL, before = 0, at
+    cdef MarketSplit split
     if <size_t>lengths.shape[0] != count:
         raise ValueError(f"there are {count} offsets and {lengths.shape[0]} lengths; one each is needed")
     # One row more than there are events, so that there is a first byte even of none.
     words, gaps = np.empty((7, count + 1), np.uint64), np.empty((count + 1, 4), np.uint64)
     cdef uint64_t[:, ::1] word_rows = words, gap_rows = gaps
+    cdef uint64_t[::1] order = words[2]
     cdef uint32_t[::1] slots = np.empty(count + 1, np.uint32), tables
-    split.keys, split.ends, split.order = &word_rows[0, 0], &word_rows[1, 0], &word_rows[2, 0]
-    split.channels, split.first_events = &word_rows[3, 0], &word_rows[4, 0]
+    split.markets.keys, split.ends = &word_rows[0, 0], &word_rows[1, 0]
+    split.channels.keys, split.first_events = &word_rows[3, 0], &word_rows[4, 0]
     split.firsts, split.lasts = &word_rows[5, 0], &word_rows[6, 0]
-    split.slots, split.gaps = &slots[0], <channel_gap *>&gap_rows[0, 0]
-    split.market_count = split.channel_count = split.gap_count = 0
-    if count == 0:
-        bad = 0
-    while bad == SPLIT_TABLE_FULL:
-        tables = np.empty(2 * size, np.uint32)
-        split.tables, split.table_size = &tables[0], size
+    while bad == TABLE_FULL:
+        tables = np.full(2 * size, EMPTY, np.uint32)
+        split.markets.slots, split.channels.slots = &tables[0], &tables[size]
+        split.markets.size = split.channels.size = size
+        split.markets.count = split.channels.count = split.gap_count = 0
         with nogil:
-            bad = c_split(&split, &buffer[0] if buffer.shape[0] else NULL, buffer.shape[0], &offsets[0],
-                          &lengths[0], count)
+            bad = read_headers(&split, buffer, offsets, lengths, slots, gap_rows)
         size *= 4
-    markets, channels = split.market_count, split.channel_count
+    markets, channels = split.markets.count, split.channels.count
+    if bad == count:
+        with nogil:
+            for at in range(split.markets.count):
+                before += split.ends[at]
+                split.ends[at] = before - split.ends[at]
+            for at in range(count):
+                order[split.ends[slots[at]]] = at
+                split.ends[slots[at]] += 1
     return (
         bad, words[0, :markets], words[2, :count].view(np.intp), words[1, :markets].view(np.intp),
         words[3, :channels], words[4, :channels], words[5, :channels], words[6, :channels],
