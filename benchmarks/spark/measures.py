@@ -291,7 +291,7 @@ def _kernel_events_per_s(path: str, markets: int) -> float:
     third of its rate, or nothing if the system happens to have large pages; and what is given back keeps the
     system busy when the next tasks run.
     """
-    held = queue_ranges.bounds(path).records // markets
+    held = queue_ranges.bounds(path).size // markets
     events, memory = np.empty(held, L3_RECORD), ResultMemory()
     filled, taken_s, count = 0, 0.0, 0
     for some in Replay(path).types(TypeId.BOOK_EVENT).batches():

@@ -115,7 +115,7 @@ def test_books_in_quarantine_wait_for_a_whole_book() -> None:
 
 
 def test_bytes_that_are_no_state_are_refused() -> None:
-    with pytest.raises(Corrupt, match="no state of books"):
+    with pytest.raises(Corrupt, match="not a saved state of books"):
         load_books(b"\xc1")
     with pytest.raises(UnsupportedVersion, match="version 9"):
         load_books(msgspec.msgpack.encode({"version": 9, "books": [], "channels": []}))
