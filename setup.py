@@ -44,7 +44,7 @@ EXTENSIONS = {
         "market/l3_orders.c",
         "market/l3_state.c",
     ],
-    "market.events": ["market/csv_rows.c"],
+    "market.events": [],
     "queue.ring": ["queue/crc32.c", "queue/ring_core.c", "queue/ring_wait.c"],
     "topics.log": [
         "topics/frames.c",

@@ -168,7 +168,7 @@ class CsvReader:
     def _parse_rest(self, parser: native.RowParser, columns: Sequence[Column]) -> Iterator[RowBlock]:
         """Yield the rows of the whole lines read so far, and keep what is left."""
         text, first_line = memoryview(self._rest), self._line
-        capacity = native.count_lines(text)
+        capacity = self._rest.count(b"\n")
         values = [np.empty(capacity, dtype=np.uint64) for _ in columns]
         extras = [np.empty(capacity, dtype=np.uint8) for _ in columns]
         row_lines: NDArray[np.uint32] = np.empty(capacity, dtype=np.uint32)

@@ -23,11 +23,7 @@ from everlog.native.topics.log cimport (
 
 cdef extern from "columns/page_scan.h" nogil:
     enum:
-        FRAME_TEXT_NODE
-        FRAME_TEXT_TAG
-        FRAME_TEXT_META
-        FRAME_TEXT_DATA
-        FRAME_TEXTS
+        FRAME_TEXT_NODE, FRAME_TEXT_TAG, FRAME_TEXT_META, FRAME_TEXT_DATA, FRAME_TEXTS
     ctypedef struct cursor:
         const uint8_t *at
         const uint8_t *end
@@ -36,8 +32,7 @@ cdef extern from "columns/page_scan.h" nogil:
         uint32_t length
     ctypedef struct frame_row:
         frame_piece texts[4]
-        uint64_t seq
-        uint64_t ts
+        uint64_t seq, ts
     bint take(cursor *text, uint8_t byte)
     bint page_find_records(cursor *text)
     bint page_take_record(cursor *text, frame_row *row)
@@ -216,7 +211,7 @@ cdef class FrameColumns:
         row = &self.rows[self.count]
         row.seq, row.ts = seq, ts
         for text in (node, tag, meta, data):
-            row.texts[which].at = NULL if text is None else <const uint8_t *>PyBytes_AS_STRING(text)
+            row.texts[which].at = NULL if text is None else <uint8_t *>PyBytes_AS_STRING(text)
             row.texts[which].length = 0 if text is None else <uint32_t>PyBytes_GET_SIZE(text)
             which += 1
         self.views.append((node, tag, meta, data))

@@ -37,12 +37,30 @@ int core_note_gap(book_core *core, uint64_t seen, uint64_t found, uint64_t index
     return BOOK_OK;
 }
 
+int core_raise_scales(book_core *core, uint8_t price_scale, uint8_t size_scale)
+{
+    if (price_scale > LARGEST_SCALE || size_scale > LARGEST_SCALE)
+        return BOOK_BAD_SCALE;
+    if (core->has_scale) {
+        const uint8_t *scales = core->scales;
+        price_scale = price_scale > scales[0] ? price_scale : scales[0];
+        size_scale = size_scale > scales[1] ? size_scale : scales[1];
+        int status = core->kind->rescale(core, TENS[price_scale - scales[0]], TENS[size_scale - scales[1]]);
+        if (status != BOOK_OK)
+            return status;
+    }
+    core->scales[0] = price_scale;
+    core->scales[1] = size_scale;
+    core->has_scale = 1;
+    return BOOK_OK;
+}
+
 int core_adopt_scales(book_core *core, uint8_t price_scale, uint8_t size_scale, uint64_t index,
                       book_output *output)
 {
     if (core->has_scale && price_scale <= core->scales[0] && size_scale <= core->scales[1])
         return BOOK_OK;
-    int status = core->kind->raise_scales(core, price_scale, size_scale);
+    int status = core_raise_scales(core, price_scale, size_scale);
     if (status == BOOK_OK && output != NULL)
         status = report_add(&output->scales, (report_row){index, core->scales[0], core->scales[1], 0, 0});
     return status;

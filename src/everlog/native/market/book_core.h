@@ -89,25 +89,10 @@ _Static_assert(sizeof(book_top) == 32, "top of book");
 _Static_assert(sizeof(report_row) == 40, "row of a report");
 
 static const uint64_t TENS[LARGEST_SCALE + 1] = {
-    1u,
-    10u,
-    100u,
-    1000u,
-    10000u,
-    100000u,
-    1000000u,
-    10000000u,
-    100000000u,
-    1000000000u,
-    10000000000u,
-    100000000000u,
-    1000000000000u,
-    10000000000000u,
-    100000000000000u,
-    1000000000000000u,
-    10000000000000000u,
-    100000000000000000u,
-    1000000000000000000u,
+    1u, 10u, 100u, 1000u, 10000u, 100000u, 1000000u,
+    10000000u, 100000000u, 1000000000u, 10000000000u, 100000000000u,
+    1000000000000u, 10000000000000u, 100000000000000u, 1000000000000000u,
+    10000000000000000u, 100000000000000000u, 1000000000000000000u,
 };
 
 /* --- The state of a book ------------------------------------------------------------------------------- */
@@ -122,7 +107,8 @@ typedef struct { /* what L2 and L3 do differently; a book is given by its first 
     /* The best levels of a side (0 = bids, 1 = asks); `orders` gets their order counts (L3) or is NULL. */
     size_t (*depth)(const book_core *core, unsigned side, book_level *levels, uint32_t *orders, size_t wanted,
                     uint64_t *scratch);
-    int (*raise_scales)(book_core *core, uint8_t price_scale, uint8_t size_scale);
+    /* Multiplies all prices and sizes; nothing is changed if a product does not fit. */
+    int (*rescale)(book_core *core, uint64_t price_factor, uint64_t size_factor);
     void (*clear)(book_core *core);
 } book_kind;
 
@@ -143,7 +129,8 @@ void core_free(book_core *core);
 void core_clear(book_core *core);
 /* Reports a gap; an error only under GAP_PANIC. */
 int core_note_gap(book_core *core, uint64_t seen, uint64_t found, uint64_t index, book_output *output);
-/* Brings the book to at least these scales, and reports it if they rise. */
+/* Brings the book to at least these scales; `core_adopt_scales` also reports it if they rise. */
+int core_raise_scales(book_core *core, uint8_t price_scale, uint8_t size_scale);
 int core_adopt_scales(book_core *core, uint8_t price_scale, uint8_t size_scale, uint64_t index,
                       book_output *output);
 /* Applies payloads that lie in one buffer; returns how many, and why it stopped in `error`. */

@@ -35,7 +35,6 @@ enum { /* what functions of the books return; negative ones are errors */
     BOOK_UNKNOWN_ORDER = -14,
     BOOK_DUPLICATE_ORDER = -15,
     BOOK_OVERFLOW = -16,
-    BOOK_BAD_MARKET = -17,
 };
 
 typedef struct far_chunk far_chunk;

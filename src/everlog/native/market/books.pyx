@@ -12,38 +12,29 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
-from everlog.errors import ConcurrentUse, InvalidConfig
-from everlog.native.market.book_errors import book_error
+from everlog.errors import (
+    BookGap, ConcurrentUse, Corrupt, InvalidConfig, LimitReached, Unsupported, UnsupportedVersion,
+)
 
 
 cdef extern from "market/book_core.h" nogil:
     enum:
-        BOOK_OK
-        BOOK_TOO_MANY_LEVELS
-        BOOK_GAP
-        BOOK_BAD_VERSION
-        GAP_UNCHECKED
+        BOOK_OK, BOOK_TOO_MANY_LEVELS, BOOK_SCALE_OVERFLOW, BOOK_BAD_SCALE, BOOK_BAD_SIDE, BOOK_GAP
+        BOOK_SHORT_RECORD, BOOK_BAD_VERSION, BOOK_BAD_MODE, BOOK_BAD_TYPE, BOOK_DELTA, BOOK_TOO_MANY_ORDERS
+        BOOK_ZERO_ID, BOOK_UNKNOWN_ORDER, BOOK_DUPLICATE_ORDER, BOOK_OVERFLOW, GAP_UNCHECKED
     ctypedef struct book_level:
-        uint64_t price
-        uint64_t size
+        uint64_t price, size
     ctypedef struct book_top:
-        uint64_t bid_price
-        uint64_t bid_size
-        uint64_t ask_price
-        uint64_t ask_size
+        uint64_t bid_price, bid_size, ask_price, ask_size
     ctypedef struct book_queue_place:
-        uint64_t orders_ahead
-        uint64_t size_ahead
+        uint64_t orders_ahead, size_ahead
     ctypedef struct report_row:
         uint64_t index
     ctypedef struct report:
         report_row *rows
         size_t count
     ctypedef struct book_output:
-        size_t every
-        size_t since
-        size_t rows
-        size_t room
+        size_t every, since, rows, room
         book_top *tops
         size_t depth
         book_level *bids
@@ -53,15 +44,10 @@ cdef extern from "market/book_core.h" nogil:
         uint64_t *scratch
         book_queue_place *places
         uint8_t *statuses
-        int want_drift
-        int want_trades
-        report gaps
-        report drifts
-        report scales
-        report trades
+        int want_drift, want_trades
+        report gaps, drifts, scales, trades
     ctypedef struct ladder:
-        size_t count
-        size_t max_levels
+        size_t count, max_levels
     ctypedef struct book_core
     ctypedef struct book_kind:
         int (*apply)(book_core *core, const uint8_t *payload, size_t length, uint64_t index, book_output *output,
@@ -69,21 +55,16 @@ cdef extern from "market/book_core.h" nogil:
         book_top (*top)(const book_core *core) noexcept nogil
         size_t (*depth)(const book_core *core, unsigned side, book_level *levels, uint32_t *orders,
                         size_t wanted, uint64_t *scratch) noexcept nogil
-        int (*raise_scales)(book_core *core, uint8_t price_scale, uint8_t size_scale) noexcept nogil
         void (*clear)(book_core *core) noexcept nogil
     ctypedef struct book_core:
         ladder sides[2]
         const book_kind *kind
         uint8_t scales[2]
-        uint8_t gap_policy
-        uint8_t quarantined
-        uint64_t last_seq
-        uint64_t last_exchange_ts_ns
-        uint64_t last_ingest_ts_ns
-        uint64_t gap_seen
-        uint64_t gap_found
+        uint8_t gap_policy, quarantined
+        uint64_t last_seq, last_exchange_ts_ns, last_ingest_ts_ns, gap_seen, gap_found
     uint64_t ladder_get(const ladder *side, uint64_t key)
     void core_free(book_core *core)
+    int core_raise_scales(book_core *core, uint8_t price_scale, uint8_t size_scale)
     size_t core_apply_scattered(book_core *core, const uint8_t *buffer, size_t buffer_len,
                                 const uint64_t *offsets, const uint64_t *lengths, size_t count,
                                 book_output *output, int *error)
@@ -93,8 +74,7 @@ cdef extern from "market/book_core.h" nogil:
 cdef extern from "market/l2_book.h" nogil:
     ctypedef struct l2_book:
         book_core core
-        uint8_t after_snapshot
-        uint8_t has_update_id
+        uint8_t after_snapshot, has_update_id
         uint64_t last_update_id
     void l2_init(l2_book *book, size_t max_levels, uint64_t max_window, int gap_policy)
     size_t l2_apply_updates(l2_book *book, const uint8_t *updates, ptrdiff_t stride, size_t count,
@@ -110,8 +90,7 @@ cdef extern from "market/l3_book.h" nogil:
         uint64_t price
         uint32_t count
         uint64_t *quantities
-        uint8_t side
-        uint8_t on_ladder
+        uint8_t side, on_ladder
     ctypedef struct l3_entry:
         uint64_t where
     ctypedef struct l3_orders:
@@ -143,6 +122,27 @@ cdef extern from "market/l3_book.h" nogil:
 
 cdef enum:
     ORDER_BYTES = 128
+
+cdef dict ERRORS = {  # what the numbers of errors mean for an event
+    BOOK_BAD_SIDE: (Corrupt, "its side is neither 1 (buy) nor 2 (sell)"),
+    BOOK_SHORT_RECORD: (Corrupt, "its length is not what its header says"),
+    BOOK_BAD_TYPE: (Corrupt, "its event type is unknown"),
+    BOOK_ZERO_ID: (Corrupt, "it adds an order with id 0"),
+    BOOK_UNKNOWN_ORDER: (
+        Corrupt, "it names an order that is not in the book; open the book with unknown_orders='skip' to go on"
+    ),
+    BOOK_DUPLICATE_ORDER: (
+        Corrupt, "it adds an order whose id is in the book already; open the book with unknown_orders='skip' "
+        "to let the new one stand for the old one"
+    ),
+    BOOK_OVERFLOW: (Corrupt, "the sizes of its level add up to more than 64 bits"),
+    BOOK_SCALE_OVERFLOW: (
+        Unsupported, "at the book's scale a number needs more than 64 bits; use smaller scales"
+    ),
+    BOOK_BAD_SCALE: (Unsupported, "a scale is larger than 18"),
+    BOOK_BAD_MODE: (Unsupported, "its book mode or byte order is not the one this book applies"),
+    BOOK_DELTA: (Unsupported, "it is a DELTA diff, and only ABSOLUTE diffs are defined"),
+}
 
 
 cdef class BookOutput:
@@ -248,15 +248,31 @@ cdef class BookKernel:
 
     cdef int fail(self, int error, size_t index, const uint8_t *payload, size_t length) except -1:
         """Raise what an error number means for the event whose payload is given (it may be NULL)."""
-        cdef uint64_t found = self.core.gap_found
+        cdef uint64_t seen = self.core.gap_seen, found = self.core.gap_found
+        cdef size_t max_levels = self.core.sides[0].max_levels
         cdef uint16_t version = 0
-        cdef size_t limit = self.max_orders
-        if error == BOOK_BAD_VERSION and length >= 2:
-            memcpy(&version, payload, 2)
-            found = version
+        event = f"event {index} was not applied: "
+        if error in ERRORS:
+            kind, text = ERRORS[error]
+            raise kind(event + text)
         if error == BOOK_TOO_MANY_LEVELS:
-            limit = self.core.sides[0].max_levels
-        raise book_error(error, index, self.core.gap_seen, found, limit)
+            text = f"{event}the book has as many levels a side as it may ({max_levels}); raise max_levels"
+            raise LimitReached(text, "max_levels", max_levels)
+        if error == BOOK_TOO_MANY_ORDERS:
+            text = f"{event}the book has as many orders as it may ({self.max_orders}); raise max_orders"
+            raise LimitReached(text, "max_orders", self.max_orders)
+        if error == BOOK_GAP:
+            raise BookGap(
+                f"{event}number {found} follows {seen}, so something between was lost; rebuild the book from a "
+                "snapshot, or choose gap policy quarantine or ignore",
+                seen,
+                found,
+            )
+        if error == BOOK_BAD_VERSION:
+            if length >= 2:
+                memcpy(&version, payload, 2)
+            raise UnsupportedVersion(f"{event}its schema version is {version}, this build reads 3", version)
+        raise MemoryError(f"{event}no memory for the book")
 
     cdef int apply_payload(self, object payload) except -1:
         """Apply one book event; returns what became of it."""
@@ -338,7 +354,7 @@ cdef class BookKernel:
 
     def _raise_scales(self, uint8_t price_scale, uint8_t size_scale):
         self.check_idle()
-        error = self.core.kind.raise_scales(self.core, price_scale, size_scale)
+        error = core_raise_scales(self.core, price_scale, size_scale)
         if error != BOOK_OK:
             self.fail(error, 0, NULL, 0)
 

@@ -30,7 +30,6 @@ class RowParser:
         row_lines: NDArray[np.uint32],
     ) -> tuple[int, int, int, int, int]: ...
 
-def count_lines(text: Buffer) -> int: ...
 def place_levels(
     prices: NDArray[np.uint64],
     price_decimals: NDArray[np.uint8],

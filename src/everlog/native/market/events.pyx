@@ -7,19 +7,13 @@ Reads no file and knows no venue: `everlog.market.venues` and `everlog.market.pa
 
 from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memchr, memcpy
+from libc.string cimport memcpy
 
 import numpy as np
 
 cdef extern from "market/csv_rows.h" nogil:
     ctypedef enum csv_kind:
-        CSV_UNSIGNED
-        CSV_SIGNED
-        CSV_DECIMAL
-        CSV_FIXED
-        CSV_CHOICE
-        CSV_IDENTIFIER
-        CSV_HASH
+        CSV_UNSIGNED, CSV_SIGNED, CSV_DECIMAL, CSV_FIXED, CSV_CHOICE, CSV_IDENTIFIER, CSV_HASH
     ctypedef struct csv_choice:
         const char *text
         uint64_t length
@@ -27,17 +21,13 @@ cdef extern from "market/csv_rows.h" nogil:
     ctypedef struct csv_column:
         uint64_t field
         csv_kind kind
-        int scale
-        int negative_is_zero
+        int scale, negative_is_zero
         const csv_choice *choices
         uint64_t choice_count
         uint64_t *values
         uint8_t *extras
     ctypedef struct csv_result:
-        uint64_t rows
-        uint64_t consumed
-        uint64_t lines
-        uint64_t field
+        uint64_t rows, consumed, lines, field
         int problem
     void csv_parse(const char *text, uint64_t length, char delimiter, uint64_t field_count,
                    const csv_column *columns, uint64_t column_count, uint32_t *row_lines,
@@ -47,17 +37,12 @@ cdef extern from "market/book_core.h" nogil:
     int LARGEST_SCALE
     const uint64_t *TENS
     enum:
-        BOOK_OK
-        EVENT_SNAPSHOT
-        EVENT_HEARTBEAT
-        MODE_L3
+        BOOK_OK, EVENT_SNAPSHOT, EVENT_HEARTBEAT, MODE_L3
     ctypedef struct book_header:
         uint16_t venue_id
-        uint32_t market_id
-        uint32_t stream_id
+        uint32_t market_id, stream_id
         uint64_t seq
-        uint8_t event_type
-        uint8_t book_mode
+        uint8_t event_type, book_mode
     int read_header(const uint8_t *payload, size_t length, book_header *header)
     bint __builtin_mul_overflow(uint64_t a, uint64_t b, uint64_t *product)
     void __builtin_prefetch(const void *address)
@@ -153,25 +138,6 @@ cdef class RowParser:
             csv_parse(<const char *>&text[0], text.shape[0], self.delimiter, self.field_count,
                       self.columns, self.column_count, &row_lines[0], capacity, &result)
         return result.rows, result.consumed, result.lines, result.problem, result.field
-
-
-def count_lines(const uint8_t[::1] text not None) -> int:
-    """Return the number of line feeds."""
-    cdef uint64_t count = 0
-    cdef const uint8_t *at
-    cdef const uint8_t *end
-    if text.shape[0] == 0:
-        return 0
-    at = &text[0]
-    end = at + text.shape[0]
-    with nogil:
-        while at < end:
-            at = <const uint8_t *>memchr(at, b'\n', end - at)
-            if at == NULL:
-                break
-            count += 1
-            at += 1
-    return count
 
 
 # --- Packing ----------------------------------------------------------------------------------------------

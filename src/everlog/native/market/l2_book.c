@@ -18,7 +18,7 @@ static void clear(book_core *core)
 /* Multiplies every level of a side; nothing is changed if a product does not fit. */
 static int rescale_side(ladder *side, uint64_t mask, uint64_t price_factor, uint64_t size_factor)
 {
-    if (side->count == 0)
+    if (side->count == 0 || (price_factor | size_factor) == 1)
         return BOOK_OK;
     uint64_t *keys = malloc(2 * side->count * sizeof *keys);
     if (keys == NULL)
@@ -39,29 +39,12 @@ static int rescale_side(ladder *side, uint64_t mask, uint64_t price_factor, uint
     return status;
 }
 
-static uint64_t raising_factor(uint8_t from, uint8_t to)
+static int rescale(book_core *core, uint64_t price_factor, uint64_t size_factor)
 {
-    return to > from ? TENS[to - from] : 1;
-}
-
-/* Brings stored levels to at least these scales. */
-static int raise_scales(book_core *core, uint8_t price_scale, uint8_t size_scale)
-{
-    if (price_scale > LARGEST_SCALE || size_scale > LARGEST_SCALE)
-        return BOOK_BAD_SCALE;
-    uint64_t price_factor = raising_factor(core->scales[0], price_scale);
-    uint64_t size_factor = raising_factor(core->scales[1], size_scale);
-    for (unsigned side = 0; side < 2 && core->has_scale && price_factor * size_factor != 1; side++) {
-        int status = rescale_side(&core->sides[side], side_mask(side), price_factor, size_factor);
-        if (status != BOOK_OK)
-            return status;
-    }
-    if (!core->has_scale || price_scale > core->scales[0])
-        core->scales[0] = price_scale;
-    if (!core->has_scale || size_scale > core->scales[1])
-        core->scales[1] = size_scale;
-    core->has_scale = 1;
-    return BOOK_OK;
+    int status = BOOK_OK;
+    for (unsigned side = 0; side < 2 && status == BOOK_OK; side++)
+        status = rescale_side(&core->sides[side], side_mask(side), price_factor, size_factor);
+    return status;
 }
 
 typedef struct { /* how an event's numbers become the book's */
@@ -284,7 +267,7 @@ static size_t depth(const book_core *core, unsigned side, book_level *levels, ui
     return found;
 }
 
-static const book_kind L2 = {apply, top, depth, raise_scales, clear};
+static const book_kind L2 = {apply, top, depth, rescale, clear};
 
 void l2_init(l2_book *book, size_t max_levels, uint64_t max_window, int gap_policy)
 {

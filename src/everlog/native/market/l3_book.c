@@ -434,7 +434,7 @@ static book_top top(const book_core *core)
     return l3_top((const l3_book *)core);
 }
 
-static const book_kind L3 = {apply, top, l3_depth, l3_raise_scales, clear};
+static const book_kind L3 = {apply, top, l3_depth, l3_rescale, clear};
 
 int l3_init(l3_book *book, size_t max_orders, size_t max_levels, uint64_t max_window, int gap_policy,
             int unknown_policy)

@@ -60,7 +60,7 @@ int l3_restore(l3_book *book, const l3_order_row *row);
 /* All orders: bids from the best, then asks, each price in order of arrival, then those off the ladder. */
 int l3_rows(const l3_book *book, l3_order_row *rows);
 /* For the table of what L3 books do. */
-int l3_raise_scales(book_core *core, uint8_t price_scale, uint8_t size_scale);
+int l3_rescale(book_core *core, uint64_t price_factor, uint64_t size_factor);
 size_t l3_depth(const book_core *core, unsigned side, book_level *levels, uint32_t *orders, size_t wanted,
                 uint64_t *scratch);
 /* The queue of a price (side 0 = bids, 1 = asks), NULL if there is none. */

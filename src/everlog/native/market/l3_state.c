@@ -32,31 +32,17 @@ static int rescale_side(ladder *side, unsigned number, uint64_t price_factor)
     return status;
 }
 
-int l3_raise_scales(book_core *core, uint8_t price_scale, uint8_t size_scale)
+int l3_rescale(book_core *core, uint64_t price_factor, uint64_t size_factor)
 {
     l3_book *book = (l3_book *)core;
-    if (price_scale > LARGEST_SCALE || size_scale > LARGEST_SCALE)
-        return BOOK_BAD_SCALE;
-    int has_scale = core->has_scale;
-    uint8_t new_price = has_scale && core->scales[0] > price_scale ? core->scales[0] : price_scale;
-    uint8_t new_size = has_scale && core->scales[1] > size_scale ? core->scales[1] : size_scale;
-    if (has_scale && book->orders.count != 0) {
-        uint64_t price_factor = TENS[new_price - core->scales[0]];
-        uint64_t size_factor = TENS[new_size - core->scales[1]];
-        int status = check_rescaled(book, price_factor, size_factor);
-        for (unsigned side = 1; side <= 2 && status == BOOK_OK; side++)
-            status = rescale_side(levels_of(book, side), side, price_factor);
-        if (status != BOOK_OK)
-            return status;
-        for (uint32_t number = 0; number < book->orders.queues_used; number++) {
-            if (book->orders.queues[number].count != 0)
-                queue_rescale(&book->orders.queues[number], price_factor, size_factor);
-        }
+    int status = check_rescaled(book, price_factor, size_factor);
+    for (unsigned side = 1; side <= 2 && status == BOOK_OK; side++)
+        status = rescale_side(levels_of(book, side), side, price_factor);
+    for (uint32_t number = 0; number < book->orders.queues_used && status == BOOK_OK; number++) {
+        if (book->orders.queues[number].count != 0)
+            queue_rescale(&book->orders.queues[number], price_factor, size_factor);
     }
-    core->scales[0] = new_price;
-    core->scales[1] = new_size;
-    core->has_scale = 1;
-    return BOOK_OK;
+    return status;
 }
 
 /* --- Levels and orders -------------------------------------------------------------------------------- */
