@@ -17,8 +17,9 @@ import numpy as np
 from benchmarks.engine import samples
 from benchmarks.engine.engines import OPEN_ENDED, TOPIC, with_topic
 from benchmarks.queue.stats import MIB, NS_PER_S, percentile_us, rate_per_s
-from everlog.native.topics.log import FrameBuffer, TopicLog, scan_log_frames
+from everlog.native.topics.log import FrameBuffer, RecordBatch, TopicLog, scan_log_frames
 from everlog.topics import Durability, Engine
+from everlog.topics.records import NewRecord
 
 Numbers = dict[str, float]
 Cores = tuple[int, ...]
@@ -138,11 +139,12 @@ def kernels(scan_bytes: int) -> Iterator[Callable[[], Numbers]]:
 
 def _encode(payloads: list[bytes]) -> float:
     buffer = FrameBuffer()
+    batch = RecordBatch([NewRecord(payload) for payload in payloads])
     frames = 0
     started_ns = time.perf_counter_ns()
     while (elapsed_ns := time.perf_counter_ns() - started_ns) < KERNEL_TIME_NS:
         buffer.clear()
-        buffer.append_records(1, frames + 1, 1, payloads)
+        TopicLog(1).append(buffer, 1, 0, batch, 1, 0, None, False)
         frames += len(payloads)
     if scan_log_frames(buffer).frames != len(payloads):
         raise samples.WrongRecord("the frames that were encoded last cannot be read")
@@ -151,10 +153,9 @@ def _encode(payloads: list[bytes]) -> float:
 
 def _frames(payloads: list[bytes], size: int) -> FrameBuffer:
     buffer = FrameBuffer(size)
-    frames = 0
+    batch = RecordBatch([NewRecord(payload) for payload in payloads])
     while len(buffer) < size:
-        buffer.append_records(1, frames + 1, 1, payloads)
-        frames += len(payloads)
+        TopicLog(1).append(buffer, 1, 0, batch, 1, 0, None, False)
     return buffer
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from everlog.native.columns.frame_columns import FrameColumns, TextColumn
 from everlog.native.topics.log import FrameBuffer
 from everlog.topics.storage import layout
+from tests.native.frame_twin import Parts, segment_frame
 
 U64_MAX = 2**64 - 1
 ALL = (0, U64_MAX, None, False)
@@ -56,7 +57,9 @@ def write(rows: list[Row], in_log: bool) -> tuple[FrameBuffer, NDArray[np.uint64
         if in_log:
             frames.append_log(layout.TYPE_APPEND, flags, 7, seq, row.ts, *texts)
         else:
-            frames.append_segment(flags, seq, row.ts, *texts, deleted=row.deleted)
+            frames.append_bytes(
+                segment_frame(Parts(layout.TYPE_APPEND, flags, 0, seq, row.ts, *texts, row.deleted))
+            )
     return frames, np.array(offsets, np.uint64), np.arange(1, len(rows) + 1, dtype=np.uint64)
 
 

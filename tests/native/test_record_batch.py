@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everlog.client.producer import MAX_META_KEYS
 from everlog.errors import EverlogError, InvalidRecord, RecordTooLarge
-from everlog.native.topics.log import LIMITS, FrameBuffer, RecordBatch, TopicLog, read_log_frame
+from everlog.native.topics.log import FrameBuffer, RecordBatch, TopicLog, read_log_frame
 from everlog.topics.records import NewRecord as EngineRecord
 from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES
 from tests.native.topic_log_twin import HAS_META, HAS_NODE, HAS_TAG, NewRecord, blob
@@ -93,7 +94,7 @@ def test_a_bad_record_is_named_and_nothing_changes(bad: Any, error: type[Everlog
 )
 def test_records_at_the_limits_are_taken(good: NewRecord) -> None:
     log, buffer = TopicLog(1), FrameBuffer()
-    bound = TopicLog.append_upper_bound([good], None)
+    bound = RecordBatch([good]).frame_bytes
     size = log.append(buffer, 1, 0, [good], 5, 0, None, False)
     assert len(buffer) <= bound
     frame = read_log_frame(buffer, 0)
@@ -115,7 +116,6 @@ def test_a_batch_is_checked_once_and_appended_later() -> None:
     records = [NewRecord(bytearray(b"[ 1 ]")), NewRecord(b"2", "t" * 100, "own")]
     batch = RecordBatch(records, "batch")
     assert len(batch) == batch.count == 2
-    assert batch.frame_bytes == TopicLog.append_upper_bound(records, "batch")
     # The texts stay, whatever becomes of the records and the list.
     records[1].tag = records[1].node = records[1].data = None
     records.clear()
@@ -137,7 +137,7 @@ def test_an_empty_batch_changes_nothing() -> None:
     log, buffer = TopicLog(1), FrameBuffer()
     assert log.append(buffer, 1, 0, [], 5, 0, None, False) == 0
     assert (len(buffer), log.next_seq) == (0, 1)
-    assert TopicLog.append_upper_bound([], None) == 0
+    assert RecordBatch([]).frame_bytes == 0
 
 
 def test_a_record_whose_attributes_run_code_cannot_break_the_batch() -> None:
@@ -175,7 +175,7 @@ VALUES = st.sampled_from(
 def test_keys_of_meta_are_counted_at_the_top_only(count: int, values: list[Any], spread: bool) -> None:
     meta = {f'key,{number}"': values[number % len(values)] for number in range(count)}
     text = json.dumps(meta, indent=2 if spread else None).encode()
-    if len(meta) <= LIMITS["MAX_META_KEYS"]:
+    if len(meta) <= MAX_META_KEYS:
         assert RecordBatch([NewRecord(b"1", meta=text)]).count == 1
     else:
         with pytest.raises(InvalidRecord, match=f"meta has {len(meta)} keys"):

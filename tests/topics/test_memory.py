@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from everlog.native.topics.log import FrameBuffer, Sources, TopicLog
+from everlog.native.topics.log import FrameBuffer, RecordBatch, Sources, TopicLog
 from everlog.topics.memory import CHUNK_BYTES_MAX, MemoryChunks, SpareChunks
 from tests.support.engines import EngineHarness, sized
 
@@ -14,7 +14,7 @@ from tests.support.engines import EngineHarness, sized
 def store(log: TopicLog, chunks: MemoryChunks, *sizes: int) -> int:
     """Append a batch of records with so many bytes each to the chunks; return its source."""
     records = [sized(size) for size in sizes]
-    chunk = chunks.chunk_for(TopicLog.append_upper_bound(records, None))
+    chunk = chunks.chunk_for(RecordBatch(records).frame_bytes)
     log.append(chunk.buffer, chunk.source, 0, records, 1, 0, None, False)
     chunks.publish(chunk, log.next_seq - 1)
     return chunk.source

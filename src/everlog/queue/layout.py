@@ -45,8 +45,7 @@ Seek index: header 80 bytes, then entries of 24 bytes (seq, timestamp_ns, offset
      24 u64 segment_size   32 u32 data_offset   36 u32 entry_stride   40 u64 min_seq
      48 u64 max_seq   56 u64 min_ts_ns   64 u64 max_ts_ns   72 u64 entry_count
 
-The C core repeats the hot offsets in `native/queue/ring_core.h`; `native.queue.ring.LAYOUT` exports them
-and a test compares the two.
+The C core repeats the hot offsets in `native/queue/ring_core.h`; a test compares the two.
 """
 
 from __future__ import annotations

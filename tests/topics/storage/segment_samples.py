@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from everlog.errors import Io
 from everlog.fault_fs import FaultFs, PowerLoss
 from everlog.fs import Fs
-from everlog.native.topics.log import FrameBuffer, read_segment_frame
+from everlog.native.topics.log import read_segment_frame
 from everlog.topics.storage import layout
 from everlog.topics.storage.segment_loading import LoadedSegments, index_entries, load_segments
 from everlog.topics.storage.segment_store import SegmentPart, SegmentStore
 from everlog.topics.storage.segments import AppendPlan, SegmentLimits, SegmentSet, write_piece
 from everlog.topics.storage.tier import TopicTier
+from tests.native.frame_twin import Parts, segment_frame
 from tests.support.files import UnsyncedFs
 
 TOPIC_ID = 10
@@ -42,16 +43,19 @@ def segment_bytes(
     first_seq: int, records: list[bytes | None], data_offset: int = 0, *, tag: bytes = b""
 ) -> tuple[bytes, bytes]:
     """Data and index of records as they lie in a segment from `data_offset` on."""
-    data = FrameBuffer()
-    index = bytearray()
+    data, index = bytearray(), bytearray()
     for seq, record in enumerate(records, start=first_seq):
         offset = data_offset + len(data)
         flags, size = layout.INDEX_FLAG_DELETED, 0
         if record is not None:
             flags = layout.FLAG_HAS_TAG if tag else 0
-            size = data.append_segment(flags, seq, time_of(seq), b"", tag, record)
+            frame = segment_frame(
+                Parts(layout.TYPE_APPEND, flags, 0, seq, time_of(seq), b"", tag, record, False)
+            )
+            size = len(frame)
+            data += frame
         index += layout.INDEX_ENTRY.pack(offset, size, time_of(seq), flags)
-    return data.tobytes(), bytes(index)
+    return bytes(data), bytes(index)
 
 
 def sample_records(first_seq: int, count: int) -> list[bytes | None]:

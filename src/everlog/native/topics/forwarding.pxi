@@ -8,27 +8,6 @@ cdef enum:
     FRAME_GROWTH = 16
 
 
-class Selection(NamedTuple):
-    """Records to copy: `runs` of first seq and length, and behind which seq the look stopped."""
-
-    runs: list
-    next_seq: int
-    records: int
-    payload: int
-    frame_bytes: int
-    missing_source: int
-    corrupt_seq: int
-
-
-class Copied(NamedTuple):
-    """How many records were copied; if not all, either a source is not loaded or a frame is corrupt."""
-
-    records: int
-    payload: int
-    missing_source: int
-    corrupt_seq: int
-
-
 cdef bint tag_matches(const frame_view *frame, bytes tag, bint prefix) noexcept:
     cdef size_t length = PyBytes_GET_SIZE(tag)
     if frame.tag_len == 0 or frame.tag_len < length or (not prefix and frame.tag_len != length):

@@ -24,71 +24,6 @@ cdef enum:
     SMALLEST_CAPACITY = 4096
     KEPT_CAPACITY = 1048576
 
-LAYOUT = {
-    "LOG_TYPE": LOG_AT_TYPE,
-    "LOG_FLAGS": LOG_AT_FLAGS,
-    "LOG_TOPIC_ID": LOG_AT_TOPIC_ID,
-    "LOG_SEQ": LOG_AT_SEQ,
-    "LOG_TS": LOG_AT_TS,
-    "LOG_NODE_LEN": LOG_AT_NODE_LEN,
-    "LOG_TAG_LEN": LOG_AT_TAG_LEN,
-    "LOG_DATA_LEN": LOG_AT_DATA_LEN,
-    "LOG_HEADER_SIZE": LOG_HEADER_SIZE,
-    "LOG_TRAILER_SIZE": LOG_TRAILER_SIZE,
-    "SEGMENT_FLAGS": SEGMENT_AT_FLAGS,
-    "SEGMENT_SEQ": SEGMENT_AT_SEQ,
-    "SEGMENT_TS": SEGMENT_AT_TS,
-    "SEGMENT_NODE_LEN": SEGMENT_AT_NODE_LEN,
-    "SEGMENT_TAG_LEN": SEGMENT_AT_TAG_LEN,
-    "SEGMENT_DATA_LEN": SEGMENT_AT_DATA_LEN,
-    "SEGMENT_HEADER_SIZE": SEGMENT_HEADER_SIZE,
-    "SEGMENT_TRAILER_SIZE": SEGMENT_TRAILER_SIZE,
-    "SEGMENT_DELETED": SEGMENT_DELETED,
-    "META_LEN_SIZE": FRAME_META_LEN_SIZE,
-    "FLAG_HAS_TAG": FRAME_HAS_TAG,
-    "FLAG_HAS_NODE": FRAME_HAS_NODE,
-    "FLAG_DURABLE": FRAME_DURABLE,
-    "FLAG_HAS_META": FRAME_HAS_META,
-    "FLAG_BATCH_CONTINUES": FRAME_BATCH_CONTINUES,
-    "TYPE_APPEND": FRAME_TYPE_APPEND,
-}
-
-
-class LogFrame(NamedTuple):
-    """One frame of the log, its parts copied out."""
-
-    size: int
-    type: int
-    flags: int
-    topic_id: int
-    seq: int
-    ts: int
-    node: bytes
-    tag: bytes
-    data: bytes
-
-
-class SegmentFrame(NamedTuple):
-    """One record of a segment, its parts copied out."""
-
-    size: int
-    flags: int
-    seq: int
-    ts: int
-    node: bytes
-    tag: bytes
-    data: bytes
-    deleted: bool
-
-
-class FrameScan(NamedTuple):
-    """A walk over frames: how many are sound, where it stopped and why ("end", "torn", "corrupt")."""
-
-    frames: int
-    end: int
-    outcome: str
-
-
 # --- The hash ---------------------------------------------------------------------------------------------
 
 
@@ -122,30 +57,6 @@ def checksum(data) -> int:
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
         return frames_checksum(view.buf, view.len)
-    finally:
-        PyBuffer_Release(&view)
-
-
-def compact_json(text) -> bytes:
-    """Return JSON text without the white space between its tokens; strings stay as they are."""
-    cdef Py_buffer view
-    cdef bytes compact
-    cdef size_t length
-    PyObject_GetBuffer(text, &view, PyBUF_SIMPLE)
-    try:
-        compact = PyBytes_FromStringAndSize(NULL, view.len)
-        length = json_compact(<uint8_t *>PyBytes_AS_STRING(compact), <const uint8_t *>view.buf, view.len)
-    finally:
-        PyBuffer_Release(&view)
-    return compact if length == <size_t>len(compact) else compact[:length]
-
-
-def is_utf8(text) -> bool:
-    """Whether a buffer holds well-formed UTF-8."""
-    cdef Py_buffer view
-    PyObject_GetBuffer(text, &view, PyBUF_SIMPLE)
-    try:
-        return utf8_valid(<const uint8_t *>view.buf, view.len) != 0
     finally:
         PyBuffer_Release(&view)
 
@@ -222,6 +133,14 @@ cdef bytes copy_part(const uint8_t *part, size_t length):
     return PyBytes_FromStringAndSize(<const char *>part, length)
 
 
+cdef object copy_log_frame(const frame_view *frame):
+    return LogFrame(
+        frame.size, frame.type, frame.flags, frame.topic_id, frame.seq, frame.ts,
+        copy_part(frame.node, frame.node_len), copy_part(frame.tag, frame.tag_len),
+        copy_part(frame.data, frame.data_len),
+    )
+
+
 def read_log_frame(buffer, size_t offset, *, bint verify=True):
     """Return the log frame at `offset`; raises Corrupt if there is no sound one."""
     cdef Py_buffer view
@@ -229,11 +148,7 @@ def read_log_frame(buffer, size_t offset, *, bint verify=True):
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
     try:
         read_frame(log_frame_read, "log", &view, offset, verify, &frame)
-        return LogFrame(
-            frame.size, frame.type, frame.flags, frame.topic_id, frame.seq, frame.ts,
-            copy_part(frame.node, frame.node_len), copy_part(frame.tag, frame.tag_len),
-            copy_part(frame.data, frame.data_len),
-        )
+        return copy_log_frame(&frame)
     finally:
         PyBuffer_Release(&view)
 
@@ -269,27 +184,18 @@ cdef int check_json(const uint8_t *text, size_t length, uint32_t max_depth) noex
 # --- Writing ----------------------------------------------------------------------------------------------
 
 
-cdef int check_frame_size(size_t size) except -1:
-    if size > UINT32_MAX:
-        raise ValueError(f"a frame of {size} bytes cannot be written; the largest has {UINT32_MAX}")
-    return 0
-
-
-cdef void set_part(const uint8_t **part, bytes source) noexcept:
-    part[0] = <const uint8_t *>PyBytes_AS_STRING(source)
-
-
 cdef int describe(frame_view *frame, size_t size, uint8_t flags, uint64_t seq, uint64_t ts,
                   bytes node, bytes tag, bytes data) except -1:
     cdef const uint8_t *unused
     cdef uint32_t unused_len
-    check_frame_size(size)
+    if size > UINT32_MAX:
+        raise ValueError(f"a frame of {size} bytes cannot be written; the largest has {UINT32_MAX}")
     for name, part in (("node", node), ("tag", tag)):
         if len(part) > UINT16_MAX:
             raise ValueError(f"a {name} of {len(part)} bytes cannot be written; the longest has {UINT16_MAX}")
-    set_part(&frame.node, node)
-    set_part(&frame.tag, tag)
-    set_part(&frame.data, data)
+    frame.node = <const uint8_t *>PyBytes_AS_STRING(node)
+    frame.tag = <const uint8_t *>PyBytes_AS_STRING(tag)
+    frame.data = <const uint8_t *>PyBytes_AS_STRING(data)
     frame.node_len, frame.tag_len, frame.data_len = len(node), len(tag), len(data)
     frame.flags, frame.seq, frame.ts = flags, seq, ts
     frame.deleted = 0
@@ -384,48 +290,6 @@ cdef class FrameBuffer:
         self.room(size)
         self.length += log_frame_write(self.base + self.length, &frame, NULL, 0)
         return size
-
-    def append_segment(self, uint8_t flags, uint64_t seq, uint64_t ts, bytes node not None,
-                       bytes tag not None, bytes data not None, *, bint deleted=False) -> int:
-        """Append a segment frame of these parts, as they are; returns its size."""
-        cdef frame_view frame
-        cdef size_t body = <size_t>len(node) + len(tag) + len(data)
-        cdef size_t size = SEGMENT_HEADER_SIZE + body + SEGMENT_TRAILER_SIZE
-        describe(&frame, size, flags, seq, ts, node, tag, data)
-        frame.deleted = deleted
-        self.room(size)
-        self.length += segment_frame_write(self.base + self.length, &frame)
-        return size
-
-    def append_records(self, uint64_t topic_id, uint64_t first_seq, uint64_t ts,
-                       list payloads not None) -> int:
-        """Append one Append frame per payload, without node, tag and meta; returns the bytes added.
-
-        The payloads are taken as they are (compact JSON text) and get the seqs from `first_seq` on.
-        """
-        cdef frame_view frame
-        cdef size_t total = 0, size
-        cdef PyObject *payload
-        cdef Py_ssize_t place
-        for place in range(PyList_GET_SIZE(payloads)):
-            payload = PyList_GET_ITEM(payloads, place)
-            if not PyBytes_CheckExact(<object>payload):
-                raise TypeError(f"payload {place} is no bytes object")
-            size = log_frame_size(0, 0, PyBytes_GET_SIZE(<object>payload))
-            check_frame_size(size)
-            total += size
-        self.room(total)
-        frame.type, frame.flags = FRAME_TYPE_APPEND, 0
-        frame.topic_id, frame.seq, frame.ts = topic_id, first_seq, ts
-        frame.node = frame.tag = NULL
-        frame.node_len = frame.tag_len = 0
-        for place in range(PyList_GET_SIZE(payloads)):
-            payload = PyList_GET_ITEM(payloads, place)
-            frame.data = <const uint8_t *>PyBytes_AS_STRING(<object>payload)
-            frame.data_len = PyBytes_GET_SIZE(<object>payload)
-            self.length += log_frame_write(self.base + self.length, &frame, NULL, 0)
-            frame.seq += 1
-        return total
 
     def append_bytes(self, data) -> None:
         """Append the bytes of a buffer as they are."""

@@ -4,29 +4,11 @@
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef extern from "topics/frames.h" nogil:
-    uint32_t LOG_HEADER_SIZE, LOG_TRAILER_SIZE
-    uint32_t SEGMENT_HEADER_SIZE, SEGMENT_TRAILER_SIZE
-    uint32_t SEGMENT_DELETED, FRAME_META_LEN_SIZE
+    uint32_t FRAME_META_LEN_SIZE
 
-    cdef enum:
-        LOG_AT_TYPE
-        LOG_AT_FLAGS
-        LOG_AT_TOPIC_ID
-        LOG_AT_SEQ
-        LOG_AT_TS
-        LOG_AT_NODE_LEN
-        LOG_AT_TAG_LEN
-        LOG_AT_DATA_LEN
-        SEGMENT_AT_FLAGS
-        SEGMENT_AT_SEQ
-        SEGMENT_AT_TS
-        SEGMENT_AT_NODE_LEN
-        SEGMENT_AT_TAG_LEN
-        SEGMENT_AT_DATA_LEN
     cdef enum:
         FRAME_HAS_TAG
         FRAME_HAS_NODE
-        FRAME_DURABLE
         FRAME_HAS_META
         FRAME_BATCH_CONTINUES
     cdef enum:
@@ -60,13 +42,10 @@ cdef extern from "topics/frames.h" nogil:
     void frames_set_hash(frame_hash hash)
     uint64_t frames_checksum(const void *data, size_t length)
     size_t log_frame_size(size_t node_len, size_t tag_len, size_t data_len)
-    size_t segment_frame_size(const frame_view *frame)
     uint32_t frame_payload(uint32_t data_len, uint8_t flags)
     size_t log_frame_write(uint8_t *out, const frame_view *frame, const uint8_t *meta, uint32_t meta_len)
     int log_frame_read(const uint8_t *at, size_t available, frame_view *frame, int verify)
-    size_t segment_frame_write(uint8_t *out, const frame_view *frame)
     int segment_frame_read(const uint8_t *at, size_t available, frame_view *frame, int verify)
-    void frames_prefetch(const uint8_t *at)
     void log_frames_scan(const uint8_t *base, size_t length, size_t start, int verify, frame_scan *result)
     void segment_frames_scan(const uint8_t *base, size_t length, size_t start, int verify, frame_scan *result)
     int frame_split(const frame_view *frame, const uint8_t **meta, uint32_t *meta_len, const uint8_t **text,

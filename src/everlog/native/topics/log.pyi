@@ -1,44 +1,21 @@
 """Types of the native module of topics in memory."""
 
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
-LAYOUT: Final[dict[str, int]]
-
-class LogFrame(NamedTuple):
-    size: int
-    type: int
-    flags: int
-    topic_id: int
-    seq: int
-    ts: int
-    node: bytes
-    tag: bytes
-    data: bytes
-
-class SegmentFrame(NamedTuple):
-    size: int
-    flags: int
-    seq: int
-    ts: int
-    node: bytes
-    tag: bytes
-    data: bytes
-    deleted: bool
-
-class FrameScan(NamedTuple):
-    frames: int
-    end: int
-    outcome: Literal["end", "torn", "corrupt"]
+from everlog.native.topics.results import Copied as Copied
+from everlog.native.topics.results import FrameScan as FrameScan
+from everlog.native.topics.results import LogFrame as LogFrame
+from everlog.native.topics.results import Rendered as Rendered
+from everlog.native.topics.results import SegmentFrame as SegmentFrame
+from everlog.native.topics.results import Selection as Selection
 
 def hash_source() -> Literal["xxhash wheel", "python callback"]: ...
 def checksum(data: Buffer) -> int: ...
-def compact_json(text: Buffer) -> bytes: ...
 def json_fault(text: Buffer, max_depth: int) -> str | None: ...
-def is_utf8(text: Buffer) -> bool: ...
 def scan_log_frames(buffer: Buffer, start: int = 0, *, verify: bool = True) -> FrameScan: ...
 def scan_segment_frames(buffer: Buffer, start: int = 0, *, verify: bool = True) -> FrameScan: ...
 def read_log_frame(buffer: Buffer, offset: int, *, verify: bool = True) -> LogFrame: ...
@@ -63,24 +40,10 @@ class FrameBuffer:
         tag: bytes,
         data: bytes,
     ) -> int: ...
-    def append_segment(
-        self,
-        flags: int,
-        seq: int,
-        ts: int,
-        node: bytes,
-        tag: bytes,
-        data: bytes,
-        *,
-        deleted: bool = False,
-    ) -> int: ...
-    def append_records(self, topic_id: int, first_seq: int, ts: int, payloads: list[bytes]) -> int: ...
     def append_bytes(self, data: Buffer) -> None: ...
     def truncate(self, length: int) -> None: ...
     def clear(self) -> None: ...
     def tobytes(self) -> bytes: ...
-
-LIMITS: Final[dict[str, int]]
 
 class RecordBatch:
     count: int
@@ -91,14 +54,6 @@ class RecordBatch:
 def scan_append(body: bytes, max_nesting: int) -> tuple[RecordBatch, str | None, bool | None] | None: ...
 
 PLACE: Final[np.dtype[Any]]
-
-class Rendered(NamedTuple):
-    json: bytes
-    next_from_seq: int
-    delivered: int
-    scanned: int
-    missing_source: int
-    corrupt_seq: int
 
 class Sources:
     def __init__(self) -> None: ...
@@ -140,8 +95,6 @@ class TopicLog:
         batch_node: str | None,
         continues: bool,
     ) -> int: ...
-    @staticmethod
-    def append_upper_bound(records: list[Any], batch_node: str | None) -> int: ...
     def pop(
         self, buffer: FrameBuffer | None, source_offset: int, count: int, last_ts: int | None = None
     ) -> None: ...
@@ -164,7 +117,6 @@ class TopicLog:
     def last_live_below(self, seq: int) -> int: ...
     def dead_seqs(self, first_seq: int, last_seq: int) -> NDArray[np.uint64]: ...
     def kill(self, seqs: NDArray[np.uint64]) -> tuple[int, int]: ...
-    def sweep_tags(self, steps: int) -> int: ...
     def find_tag(self, tag: bytes, prefix: bool, before_seq: int) -> NDArray[np.uint64]: ...
     def is_live(self, seq: int) -> bool: ...
     def place(self, seq: int) -> tuple[int, int, int, bool]: ...
@@ -188,21 +140,6 @@ class TopicLog:
         include_meta: bool,
         include_data: bool,
     ) -> Rendered: ...
-
-class Selection(NamedTuple):
-    runs: list[tuple[int, int]]
-    next_seq: int
-    records: int
-    payload: int
-    frame_bytes: int
-    missing_source: int
-    corrupt_seq: int
-
-class Copied(NamedTuple):
-    records: int
-    payload: int
-    missing_source: int
-    corrupt_seq: int
 
 def select_records(
     sources: Sources,

@@ -9,7 +9,7 @@ is linked once.
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.list cimport PyList_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -17,13 +17,12 @@ from libc.stdint cimport UINT16_MAX, UINT32_MAX, UINT64_MAX, uint8_t, uint16_t, 
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-from typing import NamedTuple
-
 import numpy as np
 import xxhash
 
 from everlog.errors import Corrupt, InvalidRecord, RecordTooLarge
 from everlog.native.topics import xxh3
+from everlog.native.topics.results import Copied, FrameScan, LogFrame, Rendered, SegmentFrame, Selection
 
 cdef extern from "topics/log_index.h" nogil:
     uint64_t MAX_HOLES, MAX_SEQ

@@ -78,12 +78,7 @@ cdef class LogReplay:
                 log_frame_read(self.base + self.at, self.length - self.at, &frame, 0)
             if frame.type != FRAME_TYPE_APPEND:
                 self.at += frame.size
-                return LogFrame(
-                    frame.size, frame.type, frame.flags, frame.topic_id, frame.seq, frame.ts,
-                    PyBytes_FromStringAndSize(<const char *>frame.node, frame.node_len),
-                    PyBytes_FromStringAndSize(<const char *>frame.tag, frame.tag_len),
-                    PyBytes_FromStringAndSize(<const char *>frame.data, frame.data_len),
-                )
+                return copy_log_frame(&frame)
             if self.apply(&frame) != 0:
                 self.state = FRAME_CORRUPT
                 break

@@ -34,15 +34,6 @@ cdef enum:
     MAX_META_KEYS = 64
     MAX_PAYLOAD_BYTES = 1048576
 
-LIMITS = {
-    "MAX_TAG_BYTES": MAX_TAG_BYTES,
-    "MAX_NODE_BYTES": MAX_NODE_BYTES,
-    "MAX_META_BYTES": MAX_META_BYTES,
-    "MAX_META_KEYS": MAX_META_KEYS,
-    "MAX_PAYLOAD_BYTES": MAX_PAYLOAD_BYTES,
-}
-
-
 cdef inline bint is_white(uint8_t byte) noexcept nogil:
     return byte == b' ' or byte == b'\n' or byte == b'\r' or byte == b'\t'
 

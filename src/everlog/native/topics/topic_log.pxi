@@ -18,17 +18,6 @@ cdef packed struct place_row:  # a row of PLACE
     uint8_t in_log
 
 
-class Rendered(NamedTuple):
-    """One read: the records as a JSON array, how far it came and why it stopped there."""
-
-    json: bytes
-    next_from_seq: int
-    delivered: int
-    scanned: int
-    missing_source: int
-    corrupt_seq: int
-
-
 cdef object REMOVED = object()
 cdef text_buffer rendered_text  # one for all reads, since the GIL is held meanwhile
 
@@ -304,14 +293,6 @@ cdef class TopicLog:
         buffer.length += result.frame_bytes
         return result.payload
 
-    @staticmethod
-    def append_upper_bound(list records not None, str batch_node) -> int:
-        """Return how many bytes the frames of these records can need, which are checked for that.
-
-        To check them only once, make a RecordBatch, ask its `frame_bytes` and append it.
-        """
-        return RecordBatch(records, batch_node).frame_bytes
-
     def pop(self, FrameBuffer buffer, uint64_t source_offset, uint64_t count, last_ts=None) -> None:
         """Take back the newest `count` records, which were refused or whose frames could not be written.
 
@@ -385,8 +366,9 @@ cdef class TopicLog:
     def load_frames(self, uint64_t first_seq, uint64_t count, const uint8_t[::1] data) -> int:
         """Read payload and tag of the live entries that need it from the frames of their segment.
 
-        A record that is marked as deleted there is dead. Checksums are left to the reader. Returns the first seq whose frame is not what the index
-        says, 0 if there is none; such a record keeps its entry and counts as empty.
+        A record that is marked as deleted there is dead. Checksums are left to the reader. Returns the first
+        seq whose frame is not what the index says, 0 if there is none; such a record keeps its entry and
+        counts as empty.
         """
         cdef uint64_t seq, end = min(first_seq + count, self.index.next_seq), damaged = 0
         cdef log_entry entry
@@ -512,10 +494,7 @@ cdef class TopicLog:
 
     def kill_below(self, uint64_t before_seq) -> tuple[int, int]:
         """Mark every live record below `before_seq` dead; returns (count, payload)."""
-        cdef uint64_t count = 0, payload = 0
-        log_index_kill_range(&self.index, self.index.first_live, before_seq, &count, &payload)
-        tag_index_sweep(self.tags, &self.index, SWEEP_STEPS)
-        return count, payload
+        return self.kill_range(self.index.first_live, before_seq)
 
     def kill_range(self, uint64_t first_seq, uint64_t end_seq) -> tuple[int, int]:
         """Mark every live record from `first_seq` up to before `end_seq` dead; returns (count, payload)."""
@@ -569,13 +548,6 @@ cdef class TopicLog:
                 payload += killed
         tag_index_sweep(self.tags, &self.index, SWEEP_STEPS)
         return count, payload
-
-    def sweep_tags(self, uint64_t steps) -> int:
-        """Drop dead tags, looking at up to `steps`; returns how many more there are than live records.
-
-        Writes and deletes do this on the way. For idle time after a large delete.
-        """
-        return tag_index_sweep(self.tags, &self.index, steps)
 
     def find_tag(self, bytes tag not None, bint prefix, uint64_t before_seq):
         """Return the live seqs below `before_seq` with this tag, or one that starts with it; ascending."""

@@ -47,8 +47,7 @@ Snapshot file: header of 20 bytes, payload, checksum::
      | "EVLGSNAP" | version | payload_len | payload   | xxh3 of payload    |
      +------------+---------+-------------+-----------+--------------------+
 
-The C core repeats the frames in `native/topics/frames.h`; `native.topics.log.LAYOUT` exports its numbers and
-a test compares the two.
+The C core repeats the frames in `native/topics/frames.h`; a test compares the two.
 """
 
 from __future__ import annotations
