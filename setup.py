@@ -36,14 +36,7 @@ WHOLE_PROGRAM = {"queue.ring": ["-flto", "-O2"]}
 # Module name below everlog.native -> the plain C sources linked with it, below NATIVE.
 EXTENSIONS = {
     "columns.frame_columns": [],
-    "market.books": [
-        "market/book_core.c",
-        "market/book_ladder.c",
-        "market/l2_book.c",
-        "market/l3_book.c",
-        "market/l3_orders.c",
-        "market/l3_state.c",
-    ],
+    "market.books": [],
     "market.events": [],
     "queue.ring": ["queue/crc32.c", "queue/ring_core.c", "queue/ring_wait.c"],
     "topics.log": [

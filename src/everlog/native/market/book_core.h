@@ -1,14 +1,8 @@
-/* What L2 and L3 books share: the protocol's header, the state of a book, and what is written about events.
+/* What L2 and L3 books share: the state of a book, and what is written about events.
  *
- * Owns the structs shared with NumPy dtypes (market/protocol.py, market/books.py); their sizes are asserted
- * here and there. Structs of payloads are packed: they are read where they lie, aligned or not. */
+ * Owns the structs shared with NumPy dtypes (market/books.py); their sizes are asserted here and there. */
 #ifndef EVERLOG_BOOK_CORE_H
 #define EVERLOG_BOOK_CORE_H
-
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -16,13 +10,8 @@
 
 #include "book_ladder.h"
 
-#define PROTOCOL_VERSION 3u
-#define LARGEST_SCALE 18
 #define STREAM_ALIGNMENT 64u /* a line of cache */
 
-enum { EVENT_SNAPSHOT = 1, EVENT_DIFF = 2, EVENT_RESET = 3, EVENT_HEARTBEAT = 4 };
-enum { MODE_L2 = 0, MODE_L3 = 1 };
-enum { FLAG_DELTA = 2 };
 enum { GAP_PANIC = 0, GAP_QUARANTINE = 1, GAP_IGNORE = 2, GAP_UNCHECKED = 3 /* the caller checks */ };
 enum { /* what became of one event */
     EVENT_APPLIED = 0,
@@ -30,18 +19,6 @@ enum { /* what became of one event */
     EVENT_STALE = 2,       /* skipped: older than the snapshot before it */
     EVENT_UNKNOWN_ORDER = 3,
 };
-
-typedef struct __attribute__((packed, may_alias)) {
-    uint16_t schema_version, reserved0;
-    uint32_t record_len;
-    uint8_t endianness, reserved1;
-    uint16_t venue_id;
-    uint32_t market_id, stream_id, reserved2;
-    uint64_t ingest_ts_ns, exchange_ts_ns, seq, native_seq;
-    uint8_t event_type, book_mode;
-    uint16_t flags;
-    uint32_t reserved3;
-} book_header;
 
 typedef struct {
     uint64_t price, size;
@@ -83,17 +60,9 @@ typedef struct { /* what a caller wants to know of an array; NULL pointers and 0
     report trades; /* first: taken from the bid order, second: from the ask order; then price and size */
 } book_output;
 
-_Static_assert(sizeof(book_header) == 64, "BookEventHeader");
 _Static_assert(sizeof(book_level) == 16, "Level");
 _Static_assert(sizeof(book_top) == 32, "top of book");
 _Static_assert(sizeof(report_row) == 40, "row of a report");
-
-static const uint64_t TENS[LARGEST_SCALE + 1] = {
-    1u, 10u, 100u, 1000u, 10000u, 100000u, 1000000u,
-    10000000u, 100000000u, 1000000000u, 10000000000u, 100000000000u,
-    1000000000000u, 10000000000000u, 100000000000000u, 1000000000000000u,
-    10000000000000000u, 100000000000000000u, 1000000000000000000u,
-};
 
 /* --- The state of a book ------------------------------------------------------------------------------- */
 
@@ -107,7 +76,7 @@ typedef struct { /* what L2 and L3 do differently; a book is given by its first 
     /* The best levels of a side (0 = bids, 1 = asks); `orders` gets their order counts (L3) or is NULL. */
     size_t (*depth)(const book_core *core, unsigned side, book_level *levels, uint32_t *orders, size_t wanted,
                     uint64_t *scratch);
-    /* Multiplies all prices and sizes; nothing is changed if a product does not fit. */
+    /* Multiplies all prices and sizes; an error if a product does not fit. */
     int (*rescale)(book_core *core, uint64_t price_factor, uint64_t size_factor);
     void (*clear)(book_core *core);
 } book_kind;
@@ -122,25 +91,142 @@ struct book_core {
     uint64_t gap_seen, gap_found; /* of the last gap: the number before it, the number after it */
 };
 
-void core_init(book_core *core, const book_kind *kind, size_t max_levels, uint64_t max_window,
-               int gap_policy);
-void core_free(book_core *core);
+static int report_add(report *into, report_row row)
+{
+    if (into->count == into->capacity) {
+        size_t capacity = into->capacity ? 2 * into->capacity : 16;
+        report_row *rows = realloc(into->rows, capacity * sizeof *rows);
+        if (rows == NULL)
+            return BOOK_NO_MEMORY;
+        into->rows = rows;
+        into->capacity = capacity;
+    }
+    into->rows[into->count++] = row;
+    return BOOK_OK;
+}
+
+static void output_free_reports(book_output *output)
+{
+    report *reports[] = {&output->gaps, &output->drifts, &output->scales, &output->trades};
+    for (size_t at = 0; at < sizeof reports / sizeof *reports; at++) {
+        free(reports[at]->rows);
+        memset(reports[at], 0, sizeof *reports[at]);
+    }
+}
+
+static void core_init(book_core *core, const book_kind *kind, size_t max_levels, uint64_t max_window,
+                      int gap_policy)
+{
+    memset(core, 0, sizeof *core);
+    core->kind = kind;
+    core->gap_policy = (uint8_t)gap_policy;
+    ladder_init(&core->sides[0], max_levels, max_window);
+    ladder_init(&core->sides[1], max_levels, max_window);
+}
+
+static void core_free(book_core *core)
+{
+    ladder_free(&core->sides[0]);
+    ladder_free(&core->sides[1]);
+}
+
 /* Removes every level. */
-void core_clear(book_core *core);
+static void core_clear(book_core *core)
+{
+    ladder_clear(&core->sides[0]);
+    ladder_clear(&core->sides[1]);
+}
+
+static inline uint64_t side_mask(unsigned side) /* 0 = bids, 1 = asks */
+{
+    return (uint64_t)side - 1; /* without a branch: which side comes next is random */
+}
+
+/* Multiplies every level of a side; nothing is changed if a product does not fit. */
+static int core_rescale_side(book_core *core, unsigned number, uint64_t price_factor, uint64_t value_factor)
+{
+    ladder *side = &core->sides[number];
+    uint64_t mask = side_mask(number);
+    if (side->count == 0 || (price_factor | value_factor) == 1)
+        return BOOK_OK;
+    uint64_t *keys = malloc(2 * side->count * sizeof *keys);
+    if (keys == NULL)
+        return BOOK_NO_MEMORY;
+    uint64_t *values = keys + side->count;
+    size_t count = ladder_first(side, keys, values, side->count);
+    int status = BOOK_OK;
+    for (size_t at = 0; at < count && status == BOOK_OK; at++) {
+        uint64_t price;
+        if (__builtin_mul_overflow(keys[at] ^ mask, price_factor, &price) ||
+            __builtin_mul_overflow(values[at], value_factor, &values[at]))
+            status = BOOK_SCALE_OVERFLOW;
+        keys[at] = price ^ mask;
+    }
+    if (status == BOOK_OK)
+        status = ladder_replace(side, keys, values, count);
+    free(keys);
+    return status;
+}
+
 /* Reports a gap; an error only under GAP_PANIC. */
-int core_note_gap(book_core *core, uint64_t seen, uint64_t found, uint64_t index, book_output *output);
+static int core_note_gap(book_core *core, uint64_t seen, uint64_t found, uint64_t index, book_output *output)
+{
+    core->gap_seen = seen;
+    core->gap_found = found;
+    if (output != NULL && report_add(&output->gaps, (report_row){index, seen, found, 0, 0}) != BOOK_OK)
+        return BOOK_NO_MEMORY;
+    if (core->gap_policy == GAP_PANIC)
+        return BOOK_GAP;
+    if (core->gap_policy == GAP_QUARANTINE)
+        core->quarantined = 1;
+    return BOOK_OK;
+}
+
 /* Brings the book to at least these scales; `core_adopt_scales` also reports it if they rise. */
-int core_raise_scales(book_core *core, uint8_t price_scale, uint8_t size_scale);
-int core_adopt_scales(book_core *core, uint8_t price_scale, uint8_t size_scale, uint64_t index,
-                      book_output *output);
-/* Applies payloads that lie in one buffer; returns how many, and why it stopped in `error`. */
-size_t core_apply_scattered(book_core *core, const uint8_t *buffer, size_t buffer_len,
-                            const uint64_t *offsets, const uint64_t *lengths, size_t count,
-                            book_output *output, int *error);
+static int core_raise_scales(book_core *core, uint8_t price_scale, uint8_t size_scale)
+{
+    if (price_scale > LARGEST_SCALE || size_scale > LARGEST_SCALE)
+        return BOOK_BAD_SCALE;
+    if (core->has_scale) {
+        const uint8_t *scales = core->scales;
+        price_scale = price_scale > scales[0] ? price_scale : scales[0];
+        size_scale = size_scale > scales[1] ? size_scale : scales[1];
+        int status = core->kind->rescale(core, TENS[price_scale - scales[0]], TENS[size_scale - scales[1]]);
+        if (status != BOOK_OK)
+            return status;
+    }
+    core->scales[0] = price_scale;
+    core->scales[1] = size_scale;
+    core->has_scale = 1;
+    return BOOK_OK;
+}
+
+static int core_adopt_scales(book_core *core, uint8_t price_scale, uint8_t size_scale, uint64_t index,
+                             book_output *output)
+{
+    if (core->has_scale && price_scale <= core->scales[0] && size_scale <= core->scales[1])
+        return BOOK_OK;
+    int status = core_raise_scales(core, price_scale, size_scale);
+    if (status == BOOK_OK && output != NULL)
+        status = report_add(&output->scales, (report_row){index, core->scales[0], core->scales[1], 0, 0});
+    return status;
+}
+
 /* Writes the top and the levels that are wanted. */
-void core_write_row(const book_core *core, book_output *output);
-int report_add(report *into, report_row row);
-void output_free_reports(book_output *output);
+static void core_write_row(const book_core *core, book_output *output)
+{
+    size_t at = output->rows * output->depth;
+    if (output->tops != NULL)
+        output->tops[output->rows] = core->kind->top(core);
+    if (output->depth != 0) {
+        uint32_t *bid_orders = output->bid_orders == NULL ? NULL : output->bid_orders + at;
+        uint32_t *ask_orders = output->ask_orders == NULL ? NULL : output->ask_orders + at;
+        core->kind->depth(core, 0, output->bids + at, bid_orders, output->depth, output->scratch);
+        core->kind->depth(core, 1, output->asks + at, ask_orders, output->depth, output->scratch);
+    }
+    output->rows++;
+    output->since = 0;
+}
 
 /* Notes the outcome of an event, and writes a row if one is due. */
 static inline void core_finish_event(const book_core *core, size_t index, uint8_t status, book_output *output)
@@ -151,30 +237,29 @@ static inline void core_finish_event(const book_core *core, size_t index, uint8_
         core_write_row(core, output);
 }
 
+/* Applies payloads that lie in one buffer; returns how many, and why it stopped in `error`. */
+static size_t core_apply_scattered(book_core *core, const uint8_t *buffer, size_t buffer_len,
+                                   const uint64_t *offsets, const uint64_t *lengths, size_t count,
+                                   book_output *output, int *error)
+{
+    size_t done = 0;
+    for (*error = BOOK_OK; done < count; done++) {
+        uint8_t status;
+        if (offsets[done] > buffer_len || lengths[done] > buffer_len - offsets[done])
+            *error = BOOK_SHORT_RECORD;
+        else
+            *error = core->kind->apply(core, buffer + offsets[done], lengths[done], done, output, &status);
+        if (*error != BOOK_OK)
+            break;
+        core_finish_event(core, done, status, output);
+    }
+    return done;
+}
+
 static inline void core_note_times(book_core *core, const book_header *header)
 {
     core->last_exchange_ts_ns = header->exchange_ts_ns;
     core->last_ingest_ts_ns = header->ingest_ts_ns;
-}
-
-/* --- Headers ------------------------------------------------------------------------------------------- */
-
-/* The first eight bytes of a header without the reserved ones: version and length. */
-#define START_BITS 0xFFFFFFFF0000FFFFu
-
-/* Checks what all book events have in common. */
-static inline int read_header(const uint8_t *payload, size_t length, book_header *header)
-{
-    if (length < sizeof *header)
-        return BOOK_SHORT_RECORD;
-    memcpy(header, payload, sizeof *header);
-    if (header->schema_version != PROTOCOL_VERSION)
-        return BOOK_BAD_VERSION;
-    if (header->record_len != length)
-        return BOOK_SHORT_RECORD;
-    if (header->endianness != 0 || header->book_mode > MODE_L3)
-        return BOOK_BAD_MODE;
-    return BOOK_OK;
 }
 
 /* --- Output -------------------------------------------------------------------------------------------- */
@@ -215,11 +300,6 @@ static inline void end_stream(void)
 #ifdef __SSE2__
     _mm_sfence();
 #endif
-}
-
-static inline uint64_t side_mask(unsigned side) /* 0 = bids, 1 = asks */
-{
-    return (uint64_t)side - 1; /* without a branch: which side comes next is random */
 }
 
 #endif

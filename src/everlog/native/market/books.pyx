@@ -77,13 +77,14 @@ cdef extern from "market/l2_book.h" nogil:
         uint8_t after_snapshot, has_update_id
         uint64_t last_update_id
     void l2_init(l2_book *book, size_t max_levels, uint64_t max_window, int gap_policy)
-    size_t l2_apply_updates(l2_book *book, const uint8_t *updates, ptrdiff_t stride, size_t count,
-                            book_output *output, int *error)
+    ctypedef struct l2_update:
+        uint64_t price
+    size_t l2_apply_updates(l2_book *book, const l2_update *updates, size_t count, book_output *output, int *error)
     int l2_set(l2_book *book, unsigned side, uint64_t price, uint64_t size)
-    book_top l2_top(const l2_book *book)
+    book_top l2_top(const book_core *core)
 
 
-cdef extern from "market/l3_book.h" nogil:
+cdef extern from "market/l3_array.h" nogil:
     ctypedef struct l3_detail:
         uint64_t id
     ctypedef struct l3_queue:
@@ -116,7 +117,6 @@ cdef extern from "market/l3_book.h" nogil:
                             book_output *output, int *error)
     int l3_restore(l3_book *book, const l3_order_row *row)
     int l3_rows(const l3_book *book, l3_order_row *rows)
-    const l3_queue *l3_queue_at(const l3_book *book, unsigned side, uint64_t price)
     book_queue_place l3_place(l3_book *book, uint64_t where)
 
 
@@ -457,7 +457,7 @@ cdef class L2Kernel(BookKernel):
         """Set one level as `update` does; returns what `top` returns after it."""
         cdef book_top best
         self.set_level(side, price, size)
-        best = l2_top(&self.book)
+        best = l2_top(self.core)
         return shown_top(self, &best)
 
     def _apply_updates(self, const uint8_t[::1] updates, size_t count, BookOutput into):
@@ -468,7 +468,7 @@ cdef class L2Kernel(BookKernel):
         self.check_idle()
         self.busy = True
         with nogil:
-            done = l2_apply_updates(&self.book, &updates[0], 24, count, &into.output, &error)
+            done = l2_apply_updates(&self.book, <const l2_update *>&updates[0], count, &into.output, &error)
         self.busy = False
         if error != BOOK_OK:
             self.fail(error, done, NULL, 0)
@@ -561,10 +561,12 @@ cdef class L3Kernel(BookKernel):
         """Ids of the orders of one price, oldest first."""
         cdef const l3_queue *queue
         cdef uint32_t *positions
+        cdef uint64_t number
         self.check_idle()
-        queue = l3_queue_at(&self.book, side, price)
-        if queue == NULL:
+        number = ladder_get(&self.core.sides[side], price if side == 1 else ~price)
+        if number == 0:
             return []
+        queue = &self.book.orders.queues[number - 1]
         positions = <uint32_t *>malloc(queue.count * sizeof(uint32_t))
         if positions == NULL:
             raise MemoryError("no memory for the orders of one price")

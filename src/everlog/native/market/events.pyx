@@ -33,7 +33,7 @@ cdef extern from "market/csv_rows.h" nogil:
                    const csv_column *columns, uint64_t column_count, uint32_t *row_lines,
                    uint64_t capacity, csv_result *result)
 
-cdef extern from "market/book_core.h" nogil:
+cdef extern from "market/book_protocol.h" nogil:
     int LARGEST_SCALE
     const uint64_t *TENS
     enum:
