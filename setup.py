@@ -41,10 +41,7 @@ EXTENSIONS = {
     "queue.ring": ["queue/crc32.c", "queue/ring_core.c", "queue/ring_wait.c"],
     "topics.log": [
         "topics/frames.c",
-        "topics/log_append.c",
         "topics/log_index.c",
-        "topics/record_fields.c",
-        "topics/record_scan.c",
         "topics/render.c",
         "topics/tag_index.c",
     ],

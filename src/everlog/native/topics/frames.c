@@ -71,25 +71,22 @@ static inline void put_checksum(uint8_t *out, uint8_t *end)
     store_u64(end, hash_of(out + FRAME_LEN_SIZE, (size_t)(end - out) - FRAME_LEN_SIZE));
 }
 
-void log_frame_close(uint8_t *out, uint8_t *end, const log_head *head)
+void log_frame_close(uint8_t *out, uint8_t *end, const frame_view *frame)
 {
     store_u32(out, (uint32_t)(end - out) + LOG_TRAILER_SIZE - FRAME_LEN_SIZE);
-    out[LOG_AT_TYPE] = head->type;
-    out[LOG_AT_FLAGS] = head->flags;
-    store_u64(out + LOG_AT_TOPIC_ID, head->topic_id);
-    store_u64(out + LOG_AT_SEQ, head->seq);
-    store_u64(out + LOG_AT_TS, head->ts);
-    store_u16(out + LOG_AT_NODE_LEN, head->node_len);
-    store_u16(out + LOG_AT_TAG_LEN, head->tag_len);
-    store_u32(out + LOG_AT_DATA_LEN, head->data_len);
+    out[LOG_AT_TYPE] = frame->type;
+    out[LOG_AT_FLAGS] = frame->flags;
+    store_u64(out + LOG_AT_TOPIC_ID, frame->topic_id);
+    store_u64(out + LOG_AT_SEQ, frame->seq);
+    store_u64(out + LOG_AT_TS, frame->ts);
+    store_u16(out + LOG_AT_NODE_LEN, frame->node_len);
+    store_u16(out + LOG_AT_TAG_LEN, frame->tag_len);
+    store_u32(out + LOG_AT_DATA_LEN, frame->data_len);
     put_checksum(out, end);
 }
 
 size_t log_frame_write(uint8_t *out, const frame_view *frame, const uint8_t *meta, uint32_t meta_len)
 {
-    const log_head head = {.topic_id = frame->topic_id, .seq = frame->seq, .ts = frame->ts,
-                           .data_len = frame->data_len, .node_len = frame->node_len,
-                           .tag_len = frame->tag_len, .type = frame->type, .flags = frame->flags};
     uint32_t text_len = frame->data_len;
     uint8_t *end = put_bytes(out + LOG_HEADER_SIZE, frame->node, frame->node_len);
     end = put_bytes(end, frame->tag, frame->tag_len);
@@ -99,7 +96,7 @@ size_t log_frame_write(uint8_t *out, const frame_view *frame, const uint8_t *met
         text_len -= FRAME_META_LEN_SIZE + meta_len;
     }
     end = put_bytes(end, frame->data, text_len);
-    log_frame_close(out, end, &head);
+    log_frame_close(out, end, frame);
     return (size_t)(end - out) + LOG_TRAILER_SIZE;
 }
 
@@ -251,6 +248,13 @@ static inline int is_white(uint8_t byte)
     return byte == ' ' || byte == '\n' || byte == '\r' || byte == '\t';
 }
 
+static const uint8_t *skip_white(const uint8_t *at, const uint8_t *end)
+{
+    while (at < end && is_white(*at))
+        at++;
+    return at;
+}
+
 typedef uint8_t byte_vector __attribute__((vector_size(16)));
 
 static inline int any_bit(byte_vector bytes, uint64_t bits)
@@ -324,16 +328,41 @@ size_t json_compact(uint8_t *out, const uint8_t *text, size_t length)
             at = skip_string(at + 1, end);
         } else if (is_white(*at)) {
             out_end = put_bytes(out_end, kept, (size_t)(at - kept));
-            do
-                at++;
-            while (at < end && is_white(*at));
-            kept = at;
+            at = kept = skip_white(at, end);
         } else {
             at++;
         }
     }
     out_end = put_bytes(out_end, kept, (size_t)(end - kept));
     return (size_t)(out_end - out);
+}
+
+int json_is_blank(const uint8_t *text, size_t length)
+{
+    return skip_white(text, text + length) == text + length;
+}
+
+int64_t json_key_count(const uint8_t *text, size_t length)
+{
+    const uint8_t *end = text + length, *at = skip_white(text, end);
+    int64_t commas = 0, depth = 0;
+    if (at >= end || *at != '{')
+        return -1;
+    at = skip_white(at + 1, end);
+    if (at < end && *at == '}')
+        return 0;
+    while (at < end) {
+        uint8_t byte = *at++;
+        if (byte == '"')
+            at = skip_string(at, end);
+        else if (byte == '{' || byte == '[')
+            depth++;
+        else if (byte == '}' || byte == ']')
+            depth--;
+        else if (byte == ',' && depth == 0)
+            commas++;
+    }
+    return commas + 1;
 }
 
 static inline int is_continuation(uint8_t byte)

@@ -106,19 +106,9 @@ static inline uint32_t frame_payload(uint32_t data_len, uint8_t flags)
     return data_len - ((flags & FRAME_HAS_META) ? FRAME_META_LEN_SIZE : 0u);
 }
 
-typedef struct { /* the header of a log frame, without its length */
-    uint64_t topic_id;
-    uint64_t seq;
-    uint64_t ts;
-    uint32_t data_len;
-    uint16_t node_len;
-    uint16_t tag_len;
-    uint8_t type;
-    uint8_t flags;
-} log_head;
-
-/* Finish the log frame at `out` whose node, tag and data are in place and end at `end`: header and checksum. */
-void log_frame_close(uint8_t *out, uint8_t *end, const log_head *head);
+/* Finish the log frame at `out` whose node, tag and data are in place and end at `end`: write its checksum and
+ * its header, which has the numbers of `frame`. */
+void log_frame_close(uint8_t *out, uint8_t *end, const frame_view *frame);
 
 /* Write the log frame that `frame` describes (its `size` and `deleted` are not read); `meta` may be
  * NULL, otherwise `frame->data` is the data text alone, `frame->data_len` still the whole and
@@ -206,6 +196,12 @@ enum { /* what `json_check` finds */
 /* Look for what a JSON parser lets pass but no record may hold: bytes that are no UTF-8, nesting beyond
  * `max_depth`, escapes of half a surrogate pair. Says nothing about the syntax otherwise. */
 int json_check(const uint8_t *text, size_t length, uint32_t max_depth);
+
+/* Top-level keys of a JSON object, by its commas; -1 if the text is no object. */
+int64_t json_key_count(const uint8_t *text, size_t length);
+
+/* Whether a text has nothing but white space. */
+int json_is_blank(const uint8_t *text, size_t length);
 
 /* Whether `text` is UTF-8 (no overlong forms, no surrogates, at most U+10FFFF). */
 int utf8_valid(const uint8_t *text, size_t length);

@@ -1,7 +1,7 @@
 # cython: language_level=3
 """Frames of the topics plane for other native modules: what they look like, and functions that read them."""
 
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef extern from "topics/frames.h" nogil:
     uint32_t FRAME_META_LEN_SIZE
@@ -55,6 +55,8 @@ cdef extern from "topics/frames.h" nogil:
         TEXT_HAS_HIGH
     int text_survey(const uint8_t *text, size_t length)
     size_t json_compact(uint8_t *out, const uint8_t *text, size_t length)
+    int64_t json_key_count(const uint8_t *text, size_t length)
+    bint json_is_blank(const uint8_t *text, size_t length)
     int utf8_valid(const uint8_t *text, size_t length)
     int JSON_SOUND, JSON_NOT_UTF8, JSON_TOO_DEEP, JSON_LONE_SURROGATE
     int json_check(const uint8_t *text, size_t length, uint32_t max_depth)

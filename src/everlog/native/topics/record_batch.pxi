@@ -34,46 +34,6 @@ cdef enum:
     MAX_META_KEYS = 64
     MAX_PAYLOAD_BYTES = 1048576
 
-cdef inline bint is_white(uint8_t byte) noexcept nogil:
-    return byte == b' ' or byte == b'\n' or byte == b'\r' or byte == b'\t'
-
-
-cdef size_t skip_white(const uint8_t *text, size_t length, size_t at) noexcept nogil:
-    while at < length and is_white(text[at]):
-        at += 1
-    return at
-
-
-cdef size_t skip_string(const uint8_t *text, size_t length, size_t at) noexcept nogil:
-    """Where the string whose first character is at `at` has ended."""
-    while at < length and text[at] != b'"':
-        at += 2 if text[at] == b'\\' else 1
-    return at + 1
-
-
-cdef Py_ssize_t count_keys(const uint8_t *text, size_t length) noexcept nogil:
-    """Top-level keys of a JSON object, by its commas; -1 if the text is no object."""
-    cdef size_t at = skip_white(text, length, 0)
-    cdef Py_ssize_t commas = 0, depth = 0
-    if at >= length or text[at] != b'{':
-        return -1
-    at = skip_white(text, length, at + 1)
-    if at < length and text[at] == b'}':
-        return 0
-    while at < length:
-        if text[at] == b'"':
-            at = skip_string(text, length, at + 1)
-            continue
-        if text[at] == b'{' or text[at] == b'[':
-            depth += 1
-        elif text[at] == b'}' or text[at] == b']':
-            depth -= 1
-        elif text[at] == b',' and depth == 0:
-            commas += 1
-        at += 1
-    return commas + 1
-
-
 cdef size_t compact_length(const uint8_t *text, size_t length) except? 0:
     """Length without insignificant white space; only texts beyond a limit are worth this copy."""
     cdef uint8_t *copy = <uint8_t *>malloc(length + 1)
@@ -102,7 +62,7 @@ cdef int take_name(Py_ssize_t place, str what, object value, Py_ssize_t limit, c
 
 
 cdef int check_meta(Py_ssize_t place, const uint8_t *text, size_t length, int found) except -1:
-    cdef Py_ssize_t keys = count_keys(text, length)
+    cdef int64_t keys = json_key_count(text, length)
     if keys < 0:
         raise InvalidRecord(f"record {place}: meta must be a JSON object")
     if keys > MAX_META_KEYS:
@@ -115,7 +75,7 @@ cdef int check_meta(Py_ssize_t place, const uint8_t *text, size_t length, int fo
 
 
 cdef int check_data(Py_ssize_t place, const uint8_t *text, size_t length, int found) except -1:
-    if length == 0 or (found & TEXT_HAS_LOW and skip_white(text, length, 0) == length):
+    if length == 0 or (found & TEXT_HAS_LOW and json_is_blank(text, length)):
         raise InvalidRecord(
             f"record {place}: data is empty; it must be JSON text, null if there is nothing to say")
     if found & TEXT_HAS_HIGH and not utf8_valid(text, length):
@@ -207,11 +167,11 @@ cdef class RecordBatch:
         cdef int found = text_survey(record.data, record.data_len)
         cdef size_t text = <size_t>record.data_len + record.meta_len
         cdef size_t meta_len_size = 0
-        cdef Py_ssize_t keys
+        cdef int64_t keys
         if record.meta != NULL:
             meta_len_size = FRAME_META_LEN_SIZE
             found |= text_survey(record.meta, record.meta_len)
-            keys = count_keys(record.meta, record.meta_len)
+            keys = json_key_count(record.meta, record.meta_len)
             if not 0 <= keys <= MAX_META_KEYS or record.meta_len > MAX_META_BYTES:
                 return False
         record.is_compact = not found & TEXT_HAS_LOW
