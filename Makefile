@@ -47,6 +47,7 @@ test: lint docs wheel ## Everything a change must pass: lint, docs, packaging, a
 lint: setup ## Style, formatting, types and import layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(wildcard src/everlog/native/*/*.[ch])
 	$(BIN)/mypy --strict src tools
 	$(BIN)/lint-imports
 

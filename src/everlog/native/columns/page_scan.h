@@ -1,8 +1,8 @@
 /* The records in a page of a topic, found in one pass over its JSON text.
  *
  * Owns which pages are plain: what a server of ours sends, {"topic":...,"records":[{"$seq":1,"$ts":...,
- * "data":...}],...}, with "$node", "$tag" and "meta" at most and no escapes in names. Anything else is left to the
- * full decoder. The text must have passed `json_check`. Included by frame_columns.pyx only. */
+ * "data":...}],...}, with "$node", "$tag" and "meta" at most and no escapes in names. Anything else is left
+ * to the full decoder. The text must have passed `json_check`. Included by frame_columns.pyx only. */
 #ifndef EVERLOG_PAGE_SCAN_H
 #define EVERLOG_PAGE_SCAN_H
 

@@ -14,10 +14,10 @@
 
 enum { GAP_PANIC = 0, GAP_QUARANTINE = 1, GAP_IGNORE = 2, GAP_UNCHECKED = 3 /* the caller checks */ };
 enum { /* what became of one event */
-    EVENT_APPLIED = 0,
-    EVENT_QUARANTINED = 1, /* skipped: a gap came before and no snapshot since */
-    EVENT_STALE = 2,       /* skipped: older than the snapshot before it */
-    EVENT_UNKNOWN_ORDER = 3,
+       EVENT_APPLIED = 0,
+       EVENT_QUARANTINED = 1, /* skipped: a gap came before and no snapshot since */
+       EVENT_STALE = 2,       /* skipped: older than the snapshot before it */
+       EVENT_UNKNOWN_ORDER = 3,
 };
 
 typedef struct {
@@ -41,18 +41,18 @@ typedef struct {
     size_t count, capacity;
 } report;
 
-typedef struct { /* what a caller wants to know of an array; NULL pointers and 0 = not wanted */
+typedef struct {  /* what a caller wants to know of an array; NULL pointers and 0 = not wanted */
     size_t every; /* a row of output after this many events; 0 = never */
     size_t since; /* events since the last row */
     size_t rows;  /* written */
     size_t room;  /* rows that the arrays hold */
     book_top *tops;
     size_t depth;
-    book_level *bids, *asks; /* `depth` levels a row */
+    book_level *bids, *asks;           /* `depth` levels a row */
     uint32_t *bid_orders, *ask_orders; /* how many orders each of these levels has (L3) */
-    uint64_t *scratch;       /* 2 * depth */
-    book_queue_place *places; /* one per event (L3) */
-    uint8_t *statuses;       /* one per event */
+    uint64_t *scratch;                 /* 2 * depth */
+    book_queue_place *places;          /* one per event (L3) */
+    uint8_t *statuses;                 /* one per event */
     int want_drift, want_trades;
     report gaps;   /* first: last number seen, second: number found */
     report drifts; /* first: levels in the snapshot only, second: in the book only, third: other size */
@@ -264,7 +264,8 @@ static inline void core_note_times(book_core *core, const book_header *header)
 
 /* --- Output -------------------------------------------------------------------------------------------- */
 
-/* Results of at least this many bytes do not stay in the caches near the core beside a book and its events. */
+/* Results of at least this many bytes do not stay in the caches near the core beside a book and its events.
+ */
 #define STREAMED_BYTES ((size_t)1 << 20)
 
 /* Whether rows from here on are to be written past the caches: there is too much to find it there later, and

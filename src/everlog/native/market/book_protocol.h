@@ -1,5 +1,5 @@
-/* The header of book events, and the numbers of errors. Shared with NumPy dtypes (market/protocol.py). Structs of
- * payloads are packed: they are read where they lie, aligned or not. */
+/* The header of book events, and the numbers of errors. Shared with NumPy dtypes (market/protocol.py).
+ * Structs of payloads are packed: they are read where they lie, aligned or not. */
 #ifndef EVERLOG_BOOK_PROTOCOL_H
 #define EVERLOG_BOOK_PROTOCOL_H
 
@@ -8,30 +8,30 @@
 #include <string.h>
 
 #define PROTOCOL_VERSION 3u
-#define LARGEST_SCALE 18
+#define LARGEST_SCALE    18
 
 enum { EVENT_SNAPSHOT = 1, EVENT_DIFF = 2, EVENT_RESET = 3, EVENT_HEARTBEAT = 4 };
 enum { MODE_L2 = 0, MODE_L3 = 1 };
 enum { FLAG_DELTA = 2 };
 
 enum { /* what functions of the books return; negative ones are errors */
-    BOOK_OK = 0,
-    BOOK_NO_MEMORY = -1,
-    BOOK_TOO_MANY_LEVELS = -2,
-    BOOK_SCALE_OVERFLOW = -3,
-    BOOK_BAD_SCALE = -4,
-    BOOK_BAD_SIDE = -5,
-    BOOK_GAP = -6,
-    BOOK_SHORT_RECORD = -7,
-    BOOK_BAD_VERSION = -8,
-    BOOK_BAD_MODE = -9,
-    BOOK_BAD_TYPE = -10,
-    BOOK_DELTA = -11,
-    BOOK_TOO_MANY_ORDERS = -12,
-    BOOK_ZERO_ID = -13,
-    BOOK_UNKNOWN_ORDER = -14,
-    BOOK_DUPLICATE_ORDER = -15,
-    BOOK_OVERFLOW = -16,
+       BOOK_OK = 0,
+       BOOK_NO_MEMORY = -1,
+       BOOK_TOO_MANY_LEVELS = -2,
+       BOOK_SCALE_OVERFLOW = -3,
+       BOOK_BAD_SCALE = -4,
+       BOOK_BAD_SIDE = -5,
+       BOOK_GAP = -6,
+       BOOK_SHORT_RECORD = -7,
+       BOOK_BAD_VERSION = -8,
+       BOOK_BAD_MODE = -9,
+       BOOK_BAD_TYPE = -10,
+       BOOK_DELTA = -11,
+       BOOK_TOO_MANY_ORDERS = -12,
+       BOOK_ZERO_ID = -13,
+       BOOK_UNKNOWN_ORDER = -14,
+       BOOK_DUPLICATE_ORDER = -15,
+       BOOK_OVERFLOW = -16,
 };
 
 typedef struct __attribute__((packed, may_alias)) {
@@ -49,10 +49,25 @@ typedef struct __attribute__((packed, may_alias)) {
 _Static_assert(sizeof(book_header) == 64, "BookEventHeader");
 
 static const uint64_t TENS[LARGEST_SCALE + 1] = {
-    1u, 10u, 100u, 1000u, 10000u, 100000u, 1000000u,
-    10000000u, 100000000u, 1000000000u, 10000000000u, 100000000000u,
-    1000000000000u, 10000000000000u, 100000000000000u, 1000000000000000u,
-    10000000000000000u, 100000000000000000u, 1000000000000000000u,
+    1u,
+    10u,
+    100u,
+    1000u,
+    10000u,
+    100000u,
+    1000000u,
+    10000000u,
+    100000000u,
+    1000000000u,
+    10000000000u,
+    100000000000u,
+    1000000000000u,
+    10000000000000u,
+    100000000000000u,
+    1000000000000000u,
+    10000000000000000u,
+    100000000000000000u,
+    1000000000000000000u,
 };
 
 /* Checks what all book events have in common. */

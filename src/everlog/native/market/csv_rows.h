@@ -1,5 +1,5 @@
-/* Rows of delimited text to columns of integers in one pass over the bytes: find the line, cut it into fields,
- * convert the wanted ones. Knows no file and no venue. Included by events.pyx only. */
+/* Rows of delimited text to columns of integers in one pass over the bytes: find the line, cut it into
+ * fields, convert the wanted ones. Knows no file and no venue. Included by events.pyx only. */
 #ifndef EVERLOG_CSV_ROWS_H
 #define EVERLOG_CSV_ROWS_H
 
@@ -7,10 +7,10 @@
 #include <string.h>
 
 #define CSV_MAX_DECIMALS 18
-#define FNV_BASIS 0xCBF29CE484222325ull
-#define FNV_PRIME 0x100000001B3ull
-#define EXPONENT_MAX 64    /* beyond it every value is 0 or too large */
-#define DIGITS_THAT_FIT 19 /* 10^19 is less than 2^64 */
+#define FNV_BASIS        0xCBF29CE484222325ull
+#define FNV_PRIME        0x100000001B3ull
+#define EXPONENT_MAX     64 /* beyond it every value is 0 or too large */
+#define DIGITS_THAT_FIT  19 /* 10^19 is less than 2^64 */
 
 typedef enum {
     CSV_UNSIGNED = 0,   /* digits -> u64 */
@@ -102,7 +102,8 @@ static inline int append_digit(uint64_t *value, unsigned digit)
     return 1;
 }
 
-/* So few digits that they fit into 64 bits whatever they are: no look at each of them. 0 for anything else. */
+/* So few digits that they fit into 64 bits whatever they are: no look at each of them. 0 for anything else.
+ */
 static inline int short_digits(const char *at, const char *end, uint64_t *value)
 {
     uint64_t number = 0;
@@ -402,8 +403,8 @@ static void csv_parse(const char *text, uint64_t length, char delimiter, uint64_
             break;
         span line = trimmed(at, stop);
         if (line.start < line.end) {
-            result->problem = parse_line(line, delimiter, field_count, columns, column_count,
-                                         result->rows, &result->field);
+            result->problem =
+                parse_line(line, delimiter, field_count, columns, column_count, result->rows, &result->field);
             if (result->problem != CSV_OK)
                 break;
             row_lines[result->rows++] = (uint32_t)result->lines;

@@ -8,9 +8,9 @@
 
 #include "book_core.h"
 
-#define PREFETCH_AHEAD 12u
+#define PREFETCH_AHEAD  12u
 #define PREFETCH_LEVELS 16384u /* a smaller book is in the cache anyway */
-#define RUN_UPDATES 4096u      /* after this many the size of the book is looked at again */
+#define RUN_UPDATES     4096u  /* after this many the size of the book is looked at again */
 
 typedef struct {
     uint64_t first_update_id, last_update_id, previous_update_id;
@@ -191,7 +191,8 @@ static int follows(const l2_book *book, const l2_diff *diff)
 }
 
 /* Says in `status` whether the diff is to be skipped; an error only under GAP_PANIC. */
-static int l2_check_gap(l2_book *book, const l2_diff *diff, uint64_t index, book_output *output, uint8_t *status)
+static int l2_check_gap(l2_book *book, const l2_diff *diff, uint64_t index, book_output *output,
+                        uint8_t *status)
 {
     if (!follows(book, diff)) {
         if (book->after_snapshot && diff->last_update_id <= book->last_update_id) {
@@ -238,8 +239,8 @@ static int apply_diff(l2_book *book, const book_header *header, const uint8_t *b
     return status;
 }
 
-static int l2_apply(book_core *core, const uint8_t *payload, size_t length, uint64_t index, book_output *output,
-                    uint8_t *status)
+static int l2_apply(book_core *core, const uint8_t *payload, size_t length, uint64_t index,
+                    book_output *output, uint8_t *status)
 {
     l2_book *book = (l2_book *)core;
     book_header header;
@@ -274,8 +275,8 @@ static int l2_apply(book_core *core, const uint8_t *payload, size_t length, uint
 
 /* --- Arrays ------------------------------------------------------------------------------------------- */
 
-static size_t l2_depth(const book_core *core, unsigned side, book_level *levels, uint32_t *orders, size_t wanted,
-                       uint64_t *scratch)
+static size_t l2_depth(const book_core *core, unsigned side, book_level *levels, uint32_t *orders,
+                       size_t wanted, uint64_t *scratch)
 {
     (void)orders;
     size_t found = ladder_first(&core->sides[side], scratch, scratch + wanted, wanted);
@@ -307,7 +308,8 @@ static inline void prefetch_update(const l2_book *book, const l2_update *update)
 /* Compiled for the usual output, `tops` after every update, and (NULL) for any other. */
 static inline __attribute__((always_inline)) size_t l2_apply_run(l2_book *book, const l2_update *updates,
                                                                  size_t count, book_top *tops,
-                                                                 book_output *output, int prefetch, int *error)
+                                                                 book_output *output, int prefetch,
+                                                                 int *error)
 {
     for (size_t done = 0; done < count; done++) {
         const l2_update *update = &updates[done];

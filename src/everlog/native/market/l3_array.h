@@ -1,16 +1,17 @@
-/* Whole arrays of order-by-order events into an L3 book: what is to come is looked up ahead, and the usual event
- * takes no check that is not needed. */
+/* Whole arrays of order-by-order events into an L3 book: what is to come is looked up ahead, and the usual
+ * event takes no check that is not needed. */
 #ifndef EVERLOG_L3_ARRAY_H
 #define EVERLOG_L3_ARRAY_H
 
 #include "l3_book.h"
 
-#define LARGE_BOOK 32768u /* orders; the queues of a smaller book are in a near cache */
-#define BLOCK 8u        /* events that are looked at together */
-#define HASHES 64u       /* those of three blocks, at the event's number modulo this */
-#define INPUT_AHEAD 48u  /* events ahead of which the event itself is asked for */
+#define LARGE_BOOK  32768u /* orders; the queues of a smaller book are in a near cache */
+#define BLOCK       8u     /* events that are looked at together */
+#define HASHES      64u    /* those of three blocks, at the event's number modulo this */
+#define INPUT_AHEAD 48u    /* events ahead of which the event itself is asked for */
 
-/* As core_finish_event, with the top alone written here: the call of `top` would cost a tenth of the event. */
+/* As core_finish_event, with the top alone written here: the call of `top` would cost a tenth of the event.
+ */
 static inline void finish_event(const l3_book *book, size_t index, uint8_t status, book_output *output)
 {
     if (output->depth != 0 || output->tops == NULL || output->since + 1 != output->every) {
@@ -243,10 +244,10 @@ HOT size_t apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride
     return done;
 }
 
-/* Applies those from `from`, a multiple of 8, to `end` of payloads of 128 bytes, `stride` bytes from one to the
- * next; returns where it stopped. */
-static size_t l3_apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t from, size_t end,
-                               book_output *output, int *error)
+/* Applies those from `from`, a multiple of 8, to `end` of payloads of 128 bytes, `stride` bytes from one to
+ * the next; returns where it stopped. */
+static size_t l3_apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t from,
+                               size_t end, book_output *output, int *error)
 {
     *error = BOOK_OK;
     if (output->places != NULL)

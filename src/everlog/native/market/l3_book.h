@@ -103,8 +103,8 @@ static int l3_rescale(book_core *core, uint64_t price_factor, uint64_t size_fact
 
 /* --- Levels and orders -------------------------------------------------------------------------------- */
 
-static size_t l3_depth(const book_core *core, unsigned side, book_level *levels, uint32_t *orders, size_t wanted,
-                       uint64_t *scratch)
+static size_t l3_depth(const book_core *core, unsigned side, book_level *levels, uint32_t *orders,
+                       size_t wanted, uint64_t *scratch)
 {
     const l3_queue *queues = ((const l3_book *)core)->orders.queues;
     size_t found = ladder_first(&core->sides[side], scratch, scratch + wanted, wanted);
@@ -196,8 +196,8 @@ static __attribute__((noinline)) int begin_queue(l3_book *book, const new_order 
         return BOOK_NO_MEMORY;
     int status = BOOK_OK;
     if (on_ladder)
-        status = ladder_set(levels_of(book, order->side), key_of(order->price, order->side),
-                            (uint64_t)number + 1);
+        status =
+            ladder_set(levels_of(book, order->side), key_of(order->price, order->side), (uint64_t)number + 1);
     if (status != BOOK_OK) {
         queue_give_back(&book->orders, number);
         return status;
@@ -272,7 +272,7 @@ typedef struct {
     uint64_t price, quantity; /* of the event, at the book's scales */
     uint64_t ts_ns;
     uint64_t index;
-    uint32_t hash; /* of the event's order_id */
+    uint32_t hash;           /* of the event's order_id */
     book_output *output;     /* NULL: nothing wanted */
     book_queue_place *place; /* NULL: not wanted */
     uint8_t status;
@@ -337,8 +337,8 @@ HOT int add_order(l3_book *book, l3_step *step)
         result = orders_make_room(&book->orders, id, &place);
     if (result != BOOK_OK)
         return result;
-    new_order order = {step->price, step->quantity, event->side,
-                       {id, step->ts_ns, event->flags, event->ord_type, {0}}};
+    new_order order = {
+        step->price, step->quantity, event->side, {id, step->ts_ns, event->flags, event->ord_type, {0}}};
     int on_ladder = belongs_on_ladder(&order);
     if (__builtin_expect(on_ladder, 1)) {
         result = enqueue(book, &order, &where);
@@ -551,8 +551,8 @@ static int check_record(const book_header *header, size_t length)
     return header->record_len != length || length != sizeof(l3_record) ? BOOK_SHORT_RECORD : BOOK_OK;
 }
 
-static int l3_apply(book_core *core, const uint8_t *payload, size_t length, uint64_t index, book_output *output,
-                    uint8_t *status)
+static int l3_apply(book_core *core, const uint8_t *payload, size_t length, uint64_t index,
+                    book_output *output, uint8_t *status)
 {
     l3_book *book = (l3_book *)core;
     const l3_record *record = (const l3_record *)payload;

@@ -13,14 +13,14 @@
 
 #include "book_ladder.h"
 
-#define NO_QUEUE UINT32_MAX
+#define NO_QUEUE             UINT32_MAX
 #define SMALLEST_QUEUE_SHIFT 3u
-#define QUEUE_SHIFTS 32u
-#define FIRST_TABLE 1024u
-#define FIRST_QUEUES 16u
-#define LINE_BYTES 64u
-#define HUGE_PAGE_BYTES ((size_t)1 << 21)
-#define FIRST_CHUNK_BYTES ((size_t)1 << 12)
+#define QUEUE_SHIFTS         32u
+#define FIRST_TABLE          1024u
+#define FIRST_QUEUES         16u
+#define LINE_BYTES           64u
+#define HUGE_PAGE_BYTES      ((size_t)1 << 21)
+#define FIRST_CHUNK_BYTES    ((size_t)1 << 12)
 #define READ_BEHIND 72u /* seven pairs from the first sum of 64, in a queue that has only one of each sum */
 
 typedef uint64_t sum_pair __attribute__((vector_size(16))); /* quantity, orders */
@@ -66,9 +66,9 @@ typedef struct queue_chunk { /* from which blocks are cut; they follow on the ne
 
 typedef struct {
     l3_entry *table;
-    uint64_t mask; /* entries - 1 */
+    uint64_t mask;       /* entries - 1 */
     uint32_t hash_shift; /* bits of a hash that do not count */
-    size_t count, room; /* orders; how many there may be before orders_make_room must look */
+    size_t count, room;  /* orders; how many there may be before orders_make_room must look */
     size_t max_orders;
     int has_sums; /* places have been asked for, so the queues keep their sums */
     l3_queue *queues;

@@ -69,15 +69,16 @@ static inline uint32_t load_commit(const ring_message *message)
 /* Records lie one after the other, so the lines needed next are known long before. But close to
  * the head those lines are the ones the writer is about to fill, and fetching them would take
  * them away from it: only a reader that is behind may fetch ahead. */
-#define READ_AHEAD 2048
+#define READ_AHEAD       2048
 #define READ_AHEAD_AFTER 16
-#define WRITE_AHEAD 512
+#define WRITE_AHEAD      512
 
 static inline void read_ahead(const uint8_t *segment, uint64_t offset)
 {
     __builtin_prefetch(segment + offset + READ_AHEAD);
     __builtin_prefetch(segment + offset + READ_AHEAD + 64);
-    __builtin_prefetch(segment + offset + READ_AHEAD + 128); /* the last line of an order; a hint for others */
+    __builtin_prefetch(segment + offset + READ_AHEAD +
+                       128); /* the last line of an order; a hint for others */
 }
 
 static inline int header_fits(uint64_t offset, uint64_t segment_size)
@@ -100,14 +101,12 @@ static inline void index_record(ring_writer *w, uint64_t timestamp_ns)
     if (w->until_entry-- == 0) {
         w->until_entry = w->entry_stride - 1;
         if (w->entry_count < w->entry_capacity)
-            w->entries[w->entry_count++] =
-                (ring_index_entry){w->next_seq, timestamp_ns, w->offset};
+            w->entries[w->entry_count++] = (ring_index_entry){w->next_seq, timestamp_ns, w->offset};
     }
 }
 
 /* Commit the record whose payload already lies at the writer's offset. */
-static inline void commit_record(ring_writer *w, uint16_t type_id, uint64_t length,
-                                 uint64_t timestamp_ns)
+static inline void commit_record(ring_writer *w, uint16_t type_id, uint64_t length, uint64_t timestamp_ns)
 {
     ring_message *message = message_at(w->segment, w->offset);
     uint64_t end = w->offset + ring_record_size(length);
@@ -139,8 +138,7 @@ static inline int has_room(ring_writer *w, uint64_t length)
 }
 
 /* Returns 0, and changes nothing, when the record does not fit below the limit. */
-int ring_append(ring_writer *w, uint16_t type_id, const void *payload, uint64_t length,
-                uint64_t timestamp_ns)
+int ring_append(ring_writer *w, uint16_t type_id, const void *payload, uint64_t length, uint64_t timestamp_ns)
 {
     if (!has_room(w, length))
         return 0;
@@ -150,9 +148,9 @@ int ring_append(ring_writer *w, uint16_t type_id, const void *payload, uint64_t 
 }
 
 /* Append items of one size until all are in or the limit is reached; returns how many are in. */
-uint64_t ring_append_array(ring_writer *w, uint16_t type_id, const uint8_t *items,
-                           uint64_t item_size, int64_t item_stride, uint64_t count,
-                           const uint8_t *timestamps, int64_t timestamp_stride)
+uint64_t ring_append_array(ring_writer *w, uint16_t type_id, const uint8_t *items, uint64_t item_size,
+                           int64_t item_stride, uint64_t count, const uint8_t *timestamps,
+                           int64_t timestamp_stride)
 {
     uint64_t done = 0;
     for (; done < count && has_room(w, item_size); done++) {
@@ -171,8 +169,7 @@ uint64_t ring_append_array(ring_writer *w, uint16_t type_id, const uint8_t *item
  * A type_step of 0 gives all of them the first type; starts and flags may be NULL. */
 uint64_t ring_append_packed(ring_writer *w, const uint16_t *type_ids, int64_t type_step,
                             const uint8_t *payloads, const uint64_t *starts, const uint64_t *ends,
-                            uint64_t first, uint64_t count, const uint64_t *timestamps,
-                            const uint16_t *flags)
+                            uint64_t first, uint64_t count, const uint64_t *timestamps, const uint16_t *flags)
 {
     uint64_t item = first;
     for (; item < count; item++) {
@@ -210,8 +207,7 @@ void ring_pad(uint8_t *segment, uint64_t segment_size, uint64_t offset)
     /* A torn record may stand here, with readers looking at it: take it back first. */
     atomic_store_explicit(&message->commit_len, 0, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
-    memset((uint8_t *)message + sizeof message->commit_len, 0,
-           RING_HEADER_SIZE - sizeof message->commit_len);
+    memset((uint8_t *)message + sizeof message->commit_len, 0, RING_HEADER_SIZE - sizeof message->commit_len);
     memset((uint8_t *)message + RING_HEADER_SIZE, 0, length);
     message->version = RING_MSG_VERSION;
     message->type_id = RING_PAD_TYPE;
@@ -248,8 +244,7 @@ static ring_status leave_or_stay(ring_reader *r)
     if (!(atomic_load_explicit(&header->flags, memory_order_acquire) & RING_FLAG_SEALED))
         return RING_EMPTY;
     /* The last records and the seal may both have landed since the first look. */
-    if (header_fits(r->offset, r->segment_size) &&
-        load_commit(const_message_at(r->segment, r->offset)) != 0)
+    if (header_fits(r->offset, r->segment_size) && load_commit(const_message_at(r->segment, r->offset)) != 0)
         return RING_RECORD;
     return RING_NEXT_SEGMENT;
 }
@@ -302,8 +297,8 @@ ring_status ring_step(ring_reader *r, const ring_message **out)
     return RING_RECORD;
 }
 
-/* Up to this many records are looked at before their sums are: enough for one sum over all of them to pay, and
- * few enough that memory is asked for the next ones while these are summed. */
+/* Up to this many records are looked at before their sums are: enough for one sum over all of them to pay,
+ * and few enough that memory is asked for the next ones while these are summed. */
 #define CHUNK_RECORDS 8
 
 /* How many records from `offset` on, at most `max`, are like the first: of its length, type and version. It
@@ -381,8 +376,8 @@ ring_status ring_take_run(ring_reader *r, uint64_t max, int verify, ring_run *ru
 }
 
 /* Where each of `count` records starts; returns how many there really are. */
-uint64_t ring_run_offsets(const uint8_t *segment, uint64_t segment_size, uint64_t start,
-                          uint64_t count, uint64_t *offsets)
+uint64_t ring_run_offsets(const uint8_t *segment, uint64_t segment_size, uint64_t start, uint64_t count,
+                          uint64_t *offsets)
 {
     for (uint64_t i = 0; i < count; i++) {
         uint32_t commit = 0;
@@ -432,8 +427,8 @@ static void count_sound(ring_scan *result, const ring_message *message)
 
 /* Walk committed records from `start`. A run of unsound records counts as damage only if
  * something sound follows; at the very end it is the torn tail of a crash (end > good_end). */
-void ring_scan_segment(const uint8_t *segment, uint64_t segment_size, uint64_t start,
-                       int verify, ring_scan *result)
+void ring_scan_segment(const uint8_t *segment, uint64_t segment_size, uint64_t start, int verify,
+                       ring_scan *result)
 {
     uint64_t offset = start, unsound = 0, first_unsound = 0;
     *result = (ring_scan){.end = start, .good_end = start};
@@ -465,8 +460,8 @@ void ring_scan_segment(const uint8_t *segment, uint64_t segment_size, uint64_t s
     result->end = offset;
 }
 
-uint64_t ring_find(const uint8_t *segment, uint64_t segment_size, uint64_t start,
-                   uint64_t target, int by_timestamp)
+uint64_t ring_find(const uint8_t *segment, uint64_t segment_size, uint64_t start, uint64_t target,
+                   int by_timestamp)
 {
     for (uint64_t offset = start; header_fits(offset, segment_size);) {
         const ring_message *message = const_message_at(segment, offset);

@@ -9,15 +9,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RING_ALIGN 64u
-#define RING_HEADER_SIZE 64u
-#define RING_DATA_OFFSET 64u
-#define RING_MAX_PAYLOAD 0xFFFFFFFEull
-#define RING_PAD_TYPE 0xFFFFu
-#define RING_MSG_VERSION 1u
-#define RING_FLAG_SEALED 1u
+#define RING_ALIGN         64u
+#define RING_HEADER_SIZE   64u
+#define RING_DATA_OFFSET   64u
+#define RING_MAX_PAYLOAD   0xFFFFFFFEull
+#define RING_PAD_TYPE      0xFFFFu
+#define RING_MSG_VERSION   1u
+#define RING_FLAG_SEALED   1u
 #define RING_WAIT_SLICE_NS 1000000000ll /* no futex sleep is longer */
-#define RING_WAITV_MAX 128              /* the kernel's limit for futex_waitv */
+#define RING_WAITV_MAX     128          /* the kernel's limit for futex_waitv */
 
 typedef struct {
     _Atomic uint32_t commit_len;
@@ -113,15 +113,15 @@ typedef struct {
 } ring_run;
 
 typedef struct {
-    uint64_t end;          /* where the scan stopped: first offset that is no committed record */
-    uint64_t good_end;     /* end of the last record that is sound, or the start of the scan */
-    uint64_t records;      /* sound records, padding excluded */
+    uint64_t end;      /* where the scan stopped: first offset that is no committed record */
+    uint64_t good_end; /* end of the last record that is sound, or the start of the scan */
+    uint64_t records;  /* sound records, padding excluded */
     uint64_t first_seq, last_seq, min_ts_ns, max_ts_ns; /* of sound records, if any */
-    uint64_t last;         /* offset of the last of them */
-    uint64_t bad;          /* unsound records that sound ones follow */
-    uint64_t first_bad;    /* offset of the first of them */
-    uint64_t foreign;      /* offset of a sound record of another version, 0 if none */
-    int padded;            /* the scan ended after a padding record */
+    uint64_t last;                                      /* offset of the last of them */
+    uint64_t bad;                                       /* unsound records that sound ones follow */
+    uint64_t first_bad;                                 /* offset of the first of them */
+    uint64_t foreign; /* offset of a sound record of another version, 0 if none */
+    int padded;       /* the scan ended after a padding record */
 } ring_scan;
 
 typedef enum { RING_BUSY_SPIN = 0, RING_SPIN_THEN_PARK = 1, RING_SLEEP = 2 } ring_wait_kind;
@@ -152,9 +152,9 @@ uint64_t ring_append_packed(ring_writer *w, const uint16_t *type_ids, int64_t ty
                             const uint8_t *payloads, const uint64_t *starts, const uint64_t *ends,
                             uint64_t first, uint64_t count, const uint64_t *timestamps,
                             const uint16_t *flags);
-uint64_t ring_append_array(ring_writer *w, uint16_t type_id, const uint8_t *items,
-                           uint64_t item_size, int64_t item_stride, uint64_t count,
-                           const uint8_t *timestamps, int64_t timestamp_stride);
+uint64_t ring_append_array(ring_writer *w, uint16_t type_id, const uint8_t *items, uint64_t item_size,
+                           int64_t item_stride, uint64_t count, const uint8_t *timestamps,
+                           int64_t timestamp_stride);
 void ring_publish(ring_writer *w, uint16_t type_id, uint64_t length, uint64_t timestamp_ns);
 void ring_announce(ring_writer *w, uint64_t heartbeat_ns);
 void ring_pad(uint8_t *segment, uint64_t segment_size, uint64_t offset);
@@ -168,8 +168,8 @@ ring_status ring_peek(ring_reader *r);
 ring_status ring_step(ring_reader *r, const ring_message **message);
 ring_status ring_take_run(ring_reader *r, uint64_t max, int verify, ring_run *run);
 void ring_read_head(ring_control *control, uint32_t *segment_id, uint64_t *offset);
-uint64_t ring_run_offsets(const uint8_t *segment, uint64_t segment_size, uint64_t start,
-                          uint64_t count, uint64_t *offsets);
+uint64_t ring_run_offsets(const uint8_t *segment, uint64_t segment_size, uint64_t start, uint64_t count,
+                          uint64_t *offsets);
 
 /* Returns 1 when something may be readable, 0 on timeout, -1 when a signal came in. */
 int ring_wait(ring_reader *r, const ring_wait_strategy *strategy, int64_t timeout_ns);
@@ -177,10 +177,10 @@ int ring_wait_any(ring_reader **readers, size_t count, const ring_wait_strategy 
                   int64_t timeout_ns);
 
 /* Scans. */
-void ring_scan_segment(const uint8_t *segment, uint64_t segment_size, uint64_t start,
-                       int verify, ring_scan *result);
+void ring_scan_segment(const uint8_t *segment, uint64_t segment_size, uint64_t start, int verify,
+                       ring_scan *result);
 /* Offset of the first record with seq (or timestamp) >= target from `start` on; 0 if none. */
-uint64_t ring_find(const uint8_t *segment, uint64_t segment_size, uint64_t start,
-                   uint64_t target, int by_timestamp);
+uint64_t ring_find(const uint8_t *segment, uint64_t segment_size, uint64_t start, uint64_t target,
+                   int by_timestamp);
 
 #endif

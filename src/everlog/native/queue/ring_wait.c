@@ -17,8 +17,8 @@
 #define SYS_futex_waitv 449
 #endif
 
-#define NS_PER_S 1000000000ll
-#define FALLBACK_SLEEP_NS 100000ll
+#define NS_PER_S             1000000000ll
+#define FALLBACK_SLEEP_NS    100000ll
 #define SPINS_PER_CLOCK_READ 64
 
 /* Our own names: kernel headers older than futex_waitv lack them. */
@@ -73,8 +73,7 @@ static inline int ready(ring_reader *r)
     }
     ring_segment *header = (ring_segment *)(void *)(uintptr_t)r->segment;
     return (atomic_load_explicit(&header->flags, memory_order_acquire) & RING_FLAG_SEALED) &&
-           atomic_load_explicit(&r->control->current_segment, memory_order_acquire) >
-               r->segment_id;
+           atomic_load_explicit(&r->control->current_segment, memory_order_acquire) > r->segment_id;
 }
 
 static int any_ready(ring_reader **readers, size_t count)
@@ -120,9 +119,9 @@ static void leave_waiting(ring_reader *r, uint64_t epoch)
     if (atomic_load_explicit(&r->control->writer_epoch, memory_order_acquire) != epoch)
         return;
     uint32_t count = atomic_load_explicit(&r->control->waiters_pending, memory_order_relaxed);
-    while (count > 0 && !atomic_compare_exchange_weak_explicit(
-                            &r->control->waiters_pending, &count, count - 1, memory_order_relaxed,
-                            memory_order_relaxed)) {
+    while (count > 0 &&
+           !atomic_compare_exchange_weak_explicit(&r->control->waiters_pending, &count, count - 1,
+                                                  memory_order_relaxed, memory_order_relaxed)) {
     }
 }
 
@@ -130,8 +129,7 @@ static void leave_waiting(ring_reader *r, uint64_t epoch)
 static int sleep_on_one(ring_reader *r, uint32_t sampled, int64_t until_ns)
 {
     struct timespec timeout = timespec_of(until_ns - ring_monotonic_ns());
-    long result =
-        syscall(SYS_futex, &r->control->notify_seq, FUTEX_WAIT, sampled, &timeout, NULL, 0);
+    long result = syscall(SYS_futex, &r->control->notify_seq, FUTEX_WAIT, sampled, &timeout, NULL, 0);
     return result != 0 && errno == EINTR ? -1 : 0;
 }
 
@@ -141,8 +139,7 @@ static int nap(int64_t ns)
     return nanosleep(&duration, NULL) != 0 && errno == EINTR ? -1 : 0;
 }
 
-static int sleep_on_many(ring_reader **readers, size_t count, const uint32_t *sampled,
-                         int64_t until_ns)
+static int sleep_on_many(ring_reader **readers, size_t count, const uint32_t *sampled, int64_t until_ns)
 {
     struct waitv_entry entries[RING_WAITV_MAX];
     for (size_t i = 0; i < count; i++)
@@ -152,8 +149,7 @@ static int sleep_on_many(ring_reader **readers, size_t count, const uint32_t *sa
             .flags = WAITV_SIZE_U32,
         };
     struct timespec until = timespec_of(until_ns); /* absolute, on the monotonic clock */
-    long result =
-        syscall(SYS_futex_waitv, entries, (unsigned)count, 0, &until, CLOCK_MONOTONIC);
+    long result = syscall(SYS_futex_waitv, entries, (unsigned)count, 0, &until, CLOCK_MONOTONIC);
     if (result < 0 && errno == EINTR)
         return -1;
     if (result < 0 && errno == ENOSYS)
@@ -169,8 +165,7 @@ static int park(ring_reader **readers, size_t count, int64_t until_ns)
     for (size_t i = 0; i < count; i++)
         epochs[i] = enter_waiting(readers[i]);
     for (size_t i = 0; i < count; i++) /* R2, before R3 */
-        sampled[i] =
-            atomic_load_explicit(&readers[i]->control->notify_seq, memory_order_acquire);
+        sampled[i] = atomic_load_explicit(&readers[i]->control->notify_seq, memory_order_acquire);
     if (!any_ready(readers, count))
         interrupted = count == 1 ? sleep_on_one(readers[0], sampled[0], until_ns)
                                  : sleep_on_many(readers, count, sampled, until_ns);
@@ -179,8 +174,7 @@ static int park(ring_reader **readers, size_t count, int64_t until_ns)
     return interrupted;
 }
 
-int ring_wait_any(ring_reader **readers, size_t count, const ring_wait_strategy *strategy,
-                  int64_t timeout_ns)
+int ring_wait_any(ring_reader **readers, size_t count, const ring_wait_strategy *strategy, int64_t timeout_ns)
 {
     int64_t now_ns = ring_monotonic_ns();
     int64_t until_ns = now_ns + (timeout_ns < RING_WAIT_SLICE_NS ? timeout_ns : RING_WAIT_SLICE_NS);
@@ -196,8 +190,8 @@ int ring_wait_any(ring_reader **readers, size_t count, const ring_wait_strategy 
     int64_t nap_ns = strategy->kind == RING_SLEEP ? strategy->sleep_ns : FALLBACK_SLEEP_NS;
     while ((now_ns = ring_monotonic_ns()) < until_ns) {
         int64_t rest_ns = until_ns - now_ns;
-        int interrupted = can_park ? park(readers, count, until_ns)
-                                   : nap(nap_ns < rest_ns ? nap_ns : rest_ns);
+        int interrupted =
+            can_park ? park(readers, count, until_ns) : nap(nap_ns < rest_ns ? nap_ns : rest_ns);
         if (any_ready(readers, count))
             return 1;
         if (interrupted)

@@ -25,45 +25,45 @@
 #include <stdint.h>
 #include <string.h>
 
-#define LOG_HEADER_SIZE 38u
-#define LOG_TRAILER_SIZE 8u
-#define SEGMENT_HEADER_SIZE 29u
+#define LOG_HEADER_SIZE      38u
+#define LOG_TRAILER_SIZE     8u
+#define SEGMENT_HEADER_SIZE  29u
 #define SEGMENT_TRAILER_SIZE 9u
-#define SEGMENT_DELETED 0xD5u
-#define FRAME_META_LEN_SIZE 4u
+#define SEGMENT_DELETED      0xD5u
+#define FRAME_META_LEN_SIZE  4u
 
 enum { /* where a field starts; frame_len is at 0 */
-    LOG_AT_TYPE = 4,
-    LOG_AT_FLAGS = 5,
-    LOG_AT_TOPIC_ID = 6,
-    LOG_AT_SEQ = 14,
-    LOG_AT_TS = 22,
-    LOG_AT_NODE_LEN = 30,
-    LOG_AT_TAG_LEN = 32,
-    LOG_AT_DATA_LEN = 34,
-    SEGMENT_AT_FLAGS = 4,
-    SEGMENT_AT_SEQ = 5,
-    SEGMENT_AT_TS = 13,
-    SEGMENT_AT_NODE_LEN = 21,
-    SEGMENT_AT_TAG_LEN = 23,
-    SEGMENT_AT_DATA_LEN = 25,
+       LOG_AT_TYPE = 4,
+       LOG_AT_FLAGS = 5,
+       LOG_AT_TOPIC_ID = 6,
+       LOG_AT_SEQ = 14,
+       LOG_AT_TS = 22,
+       LOG_AT_NODE_LEN = 30,
+       LOG_AT_TAG_LEN = 32,
+       LOG_AT_DATA_LEN = 34,
+       SEGMENT_AT_FLAGS = 4,
+       SEGMENT_AT_SEQ = 5,
+       SEGMENT_AT_TS = 13,
+       SEGMENT_AT_NODE_LEN = 21,
+       SEGMENT_AT_TAG_LEN = 23,
+       SEGMENT_AT_DATA_LEN = 25,
 };
 
 enum { /* flags; the first three are the format's, the others ours */
-    FRAME_HAS_TAG = 1,
-    FRAME_HAS_NODE = 2,
-    FRAME_DURABLE = 4,
-    FRAME_HAS_META = 8,
-    FRAME_BATCH_CONTINUES = 16, /* the next frame belongs to the same all-or-nothing batch */
+       FRAME_HAS_TAG = 1,
+       FRAME_HAS_NODE = 2,
+       FRAME_DURABLE = 4,
+       FRAME_HAS_META = 8,
+       FRAME_BATCH_CONTINUES = 16, /* the next frame belongs to the same all-or-nothing batch */
 };
 
 enum { FRAME_TYPE_APPEND = 1 };
 
 enum { /* outcome of reading one frame */
-    FRAME_OK = 0,
-    FRAME_END = 1,     /* frame_len is zero or fewer than 4 bytes are left: nothing was written here */
-    FRAME_TORN = 2,    /* the frame reaches beyond the bytes there are */
-    FRAME_CORRUPT = 3, /* impossible lengths, a wrong checksum or an unknown deletion mark */
+       FRAME_OK = 0,
+       FRAME_END = 1,     /* frame_len is zero or fewer than 4 bytes are left: nothing was written here */
+       FRAME_TORN = 2,    /* the frame reaches beyond the bytes there are */
+       FRAME_CORRUPT = 3, /* impossible lengths, a wrong checksum or an unknown deletion mark */
 };
 
 typedef struct {
@@ -106,8 +106,8 @@ static inline uint32_t frame_payload(uint32_t data_len, uint8_t flags)
     return data_len - ((flags & FRAME_HAS_META) ? FRAME_META_LEN_SIZE : 0u);
 }
 
-/* Finish the log frame at `out` whose node, tag and data are in place and end at `end`: write its checksum and
- * its header, which has the numbers of `frame`. */
+/* Finish the log frame at `out` whose node, tag and data are in place and end at `end`: write its checksum
+ * and its header, which has the numbers of `frame`. */
 void log_frame_close(uint8_t *out, uint8_t *end, const frame_view *frame);
 
 /* Write the log frame that `frame` describes (its `size` and `deleted` are not read); `meta` may be
@@ -134,7 +134,7 @@ static inline void frames_prefetch(const uint8_t *at)
     __builtin_prefetch((const void *)(ahead + 64));
 }
 
-typedef struct { /* what a walk over frames found */
+typedef struct {     /* what a walk over frames found */
     uint64_t frames; /* sound ones */
     size_t end;      /* offset behind the last sound frame */
     int outcome;     /* why it stopped there: FRAME_END, FRAME_TORN or FRAME_CORRUPT */
@@ -152,8 +152,8 @@ static inline uint32_t load_u32(const uint8_t *at)
 }
 
 /* Split `data` into meta (may be absent: NULL, 0) and data text. Returns 0, or -1 if lengths lie. */
-static inline int frame_split(const frame_view *frame, const uint8_t **meta, uint32_t *meta_len, const uint8_t **text,
-                uint32_t *text_len)
+static inline int frame_split(const frame_view *frame, const uint8_t **meta, uint32_t *meta_len,
+                              const uint8_t **text, uint32_t *text_len)
 {
     *meta = NULL;
     *meta_len = 0;
@@ -174,9 +174,9 @@ static inline int frame_split(const frame_view *frame, const uint8_t **meta, uin
     return 0;
 }
 
-enum { /* what `text_survey` finds; neither is proof of anything */
-    TEXT_HAS_LOW = 1,  /* a byte up to the blank: white space, or a control character */
-    TEXT_HAS_HIGH = 2, /* a byte beyond ASCII */
+enum {                    /* what `text_survey` finds; neither is proof of anything */
+       TEXT_HAS_LOW = 1,  /* a byte up to the blank: white space, or a control character */
+       TEXT_HAS_HIGH = 2, /* a byte beyond ASCII */
 };
 
 /* One quick pass over a text: which of the slow ones it needs. */
@@ -187,10 +187,10 @@ int text_survey(const uint8_t *text, size_t length);
 size_t json_compact(uint8_t *out, const uint8_t *text, size_t length);
 
 enum { /* what `json_check` finds */
-    JSON_SOUND = 0,
-    JSON_NOT_UTF8 = 1,
-    JSON_TOO_DEEP = 2,
-    JSON_LONE_SURROGATE = 3,
+       JSON_SOUND = 0,
+       JSON_NOT_UTF8 = 1,
+       JSON_TOO_DEEP = 2,
+       JSON_LONE_SURROGATE = 3,
 };
 
 /* Look for what a JSON parser lets pass but no record may hold: bytes that are no UTF-8, nesting beyond

@@ -1,8 +1,8 @@
 /* Stepping through JSON text of a known shape: what other scanners are made of.
  *
- * Every `take_*` moves the cursor behind what it takes and returns 0, with the cursor anywhere, if something else
- * is there. Strict where the full decoder is strict, and stricter in places: whatever is not taken here is left to
- * that decoder. Nesting is not bounded: the text must have passed `json_check`. */
+ * Every `take_*` moves the cursor behind what it takes and returns 0, with the cursor anywhere, if something
+ * else is there. Strict where the full decoder is strict, and stricter in places: whatever is not taken here
+ * is left to that decoder. Nesting is not bounded: the text must have passed `json_check`. */
 #ifndef EVERLOG_JSON_CURSOR_H
 #define EVERLOG_JSON_CURSOR_H
 

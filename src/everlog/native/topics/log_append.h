@@ -26,8 +26,8 @@ typedef struct { /* what the frames of one batch have in common, and where they 
     uint64_t topic_id;
     uint64_t ts;
     uint32_t source;
-    uint32_t offset; /* of the first frame in its source */
-    uint8_t flags;   /* of every frame */
+    uint32_t offset;   /* of the first frame in its source */
+    uint8_t flags;     /* of every frame */
     uint8_t continues; /* the last frame carries BATCH_CONTINUES like all others */
 } append_target;
 
@@ -89,9 +89,14 @@ static uint8_t *append_run(log_index *index, const batch_record *records, size_t
         const batch_record *record = &records[place];
         const uint8_t frame_flags = flags | own_flags(record);
         uint8_t *end, *data = put_body(out + LOG_HEADER_SIZE, record, &end);
-        const frame_view frame = {.topic_id = target->topic_id, .seq = first_seq + place, .ts = target->ts,
-                                  .data_len = (uint32_t)(end - data), .node_len = record->node_len,
-                                  .tag_len = record->tag_len, .type = FRAME_TYPE_APPEND, .flags = frame_flags};
+        const frame_view frame = {.topic_id = target->topic_id,
+                                  .seq = first_seq + place,
+                                  .ts = target->ts,
+                                  .data_len = (uint32_t)(end - data),
+                                  .node_len = record->node_len,
+                                  .tag_len = record->tag_len,
+                                  .type = FRAME_TYPE_APPEND,
+                                  .flags = frame_flags};
         log_frame_close(out, end, &frame);
         block->ts[slot + place] = target->ts;
         block->tag_prev[slot + place] = 0;
@@ -160,8 +165,8 @@ static int log_append(log_index *index, tag_index *tags, const batch_record *rec
         remove_newest(index, tags, records, count, tagged);
         return -1;
     }
-    *result = (append_result){.frame_bytes = (size_t)(out - start),
-                              .payload = index->live_bytes - bytes_before};
+    *result =
+        (append_result){.frame_bytes = (size_t)(out - start), .payload = index->live_bytes - bytes_before};
     return 0;
 }
 

@@ -6,13 +6,13 @@
 
 #define ENTRY_BYTES (2 * sizeof(uint64_t) + 4 * sizeof(uint32_t) + 1)
 /* A block of which less than one in SPARSE is in use is worth copying to a smaller one. */
-#define SPARSE 4u
+#define SPARSE    4u
 #define DEAD_WORD (0x0101010101010101u * ENTRY_DEAD)
 
 void log_index_init(log_index *index, uint64_t next_seq)
 {
-    *index = (log_index){.blocks_seq = next_seq, .base_seq = next_seq, .next_seq = next_seq,
-                         .first_live = next_seq};
+    *index = (log_index){
+        .blocks_seq = next_seq, .base_seq = next_seq, .next_seq = next_seq, .first_live = next_seq};
 }
 
 static size_t block_bytes(size_t capacity)
@@ -279,8 +279,8 @@ uint64_t log_index_next_live(const log_index *index, uint64_t from, uint64_t end
         for (size_t at = slot; at < stop; at++) {
             uint64_t word;
             /* Eight dead ones at a time: a front that was deleted out of order can be long. */
-            while (stop - at >= sizeof word && (memcpy(&word, block->flags + at, sizeof word),
-                                                (word & DEAD_WORD) == DEAD_WORD))
+            while (stop - at >= sizeof word &&
+                   (memcpy(&word, block->flags + at, sizeof word), (word & DEAD_WORD) == DEAD_WORD))
                 at += sizeof word;
             if (at == stop)
                 break;

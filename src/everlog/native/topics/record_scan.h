@@ -1,7 +1,8 @@
 /* The fields of an append's body, found in one pass over its text.
  *
- * Owns which bodies are scanned: {"records":[{"data":...}]} with "tag", "node" and "meta" in records, and "node",
- * "idempotency_key" and "create" beside them. Any other body, right or wrong, is left to the full decoder. */
+ * Owns which bodies are scanned: {"records":[{"data":...}]} with "tag", "node" and "meta" in records, and
+ * "node", "idempotency_key" and "create" beside them. Any other body, right or wrong, is left to the full
+ * decoder. */
 #ifndef EVERLOG_RECORD_SCAN_H
 #define EVERLOG_RECORD_SCAN_H
 
@@ -10,7 +11,7 @@
 
 enum { CREATE_ABSENT = -1 };
 
-typedef struct { /* what a body has beside its records */
+typedef struct {          /* what a body has beside its records */
     span idempotency_key; /* without escapes; base is NULL if absent or null */
     int create;           /* 0, 1 or CREATE_ABSENT */
 } append_options;
@@ -53,10 +54,14 @@ static int take_record(cursor *text, batch_record *record)
         return 0;
     if (meta.base != NULL && is_null(&meta))
         meta = (span){NULL, 0};
-    *record = (batch_record){.data = data.base, .data_len = (uint32_t)data.length,
-                             .meta = meta.base, .meta_len = (uint32_t)meta.length,
-                             .tag = tag.base, .tag_len = (uint16_t)tag.length,
-                             .node = node.base, .node_len = (uint16_t)node.length};
+    *record = (batch_record){.data = data.base,
+                             .data_len = (uint32_t)data.length,
+                             .meta = meta.base,
+                             .meta_len = (uint32_t)meta.length,
+                             .tag = tag.base,
+                             .tag_len = (uint16_t)tag.length,
+                             .node = node.base,
+                             .node_len = (uint16_t)node.length};
     return 1;
 }
 
@@ -86,7 +91,8 @@ static int take_create(cursor *text, int *create)
 }
 
 /* The members of the body behind its bracket. Returns the number of records. */
-static size_t take_body(cursor *text, batch_record *records, size_t capacity, span *node, append_options *options)
+static size_t take_body(cursor *text, batch_record *records, size_t capacity, span *node,
+                        append_options *options)
 {
     enum { RECORDS = 1, NODE = 2, KEY = 4, CREATE = 8 };
     span key;
@@ -118,9 +124,9 @@ static size_t take_body(cursor *text, batch_record *records, size_t capacity, sp
 }
 
 /* Fill `records` with the texts of the body. Returns how many there are; 0 if the body is not scanned, is no
- * JSON, or has more than `capacity`. The text must have passed `json_check`, which bounds its nesting. Records
- * without a node get the one of the batch; lengths are not checked against any limit but that of the field:
- * a name that does not fit leaves the body to the full decoder. */
+ * JSON, or has more than `capacity`. The text must have passed `json_check`, which bounds its nesting.
+ * Records without a node get the one of the batch; lengths are not checked against any limit but that of the
+ * field: a name that does not fit leaves the body to the full decoder. */
 static size_t append_scan(const uint8_t *base, size_t length, batch_record *records, size_t capacity,
                           append_options *options)
 {

@@ -10,16 +10,16 @@
 
 #define INDEX_ENTRY_SIZE 20u /* offset u32, size u32, ts u64, flags u8, three zero bytes */
 
-typedef struct { /* a buffer in which frames lie */
+typedef struct {         /* a buffer in which frames lie */
     const uint8_t *base; /* NULL = not loaded */
     size_t length;
 } source_span;
 
 enum { /* outcome of reading the frame of an entry */
-    RECORD_OK = 0,
-    RECORD_MISSING = 1, /* its source is not loaded */
-    RECORD_CORRUPT = 2, /* there is no sound frame of this record */
-    RECORD_DELETED = 3, /* render_job: marked in its segment, or dead in the index */
+       RECORD_OK = 0,
+       RECORD_MISSING = 1, /* its source is not loaded */
+       RECORD_CORRUPT = 2, /* there is no sound frame of this record */
+       RECORD_DELETED = 3, /* render_job: marked in its segment, or dead in the index */
 };
 
 typedef struct {
@@ -27,7 +27,7 @@ typedef struct {
     size_t length;
 } byte_text;
 
-typedef struct { /* one read */
+typedef struct {                /* one read */
     const source_span *sources; /* by id */
     size_t source_count;
     const byte_text *nodes; /* records of these are left out */
@@ -43,8 +43,8 @@ typedef struct { /* one read */
 typedef struct {
     uint64_t next_from_seq; /* last seq passed, delivered or not */
     uint64_t delivered;
-    uint64_t scanned; /* live records looked at */
-    uint64_t corrupt_seq; /* stopped before it; 0 = none */
+    uint64_t scanned;        /* live records looked at */
+    uint64_t corrupt_seq;    /* stopped before it; 0 = none */
     uint32_t missing_source; /* stopped before a record in it; 0 = none */
 } render_result;
 
