@@ -13,11 +13,12 @@
 #define STREAM_ALIGNMENT 64u /* a line of cache */
 
 enum { GAP_PANIC = 0, GAP_QUARANTINE = 1, GAP_IGNORE = 2, GAP_UNCHECKED = 3 /* the caller checks */ };
-enum { /* what became of one event */
-       EVENT_APPLIED = 0,
-       EVENT_QUARANTINED = 1, /* skipped: a gap came before and no snapshot since */
-       EVENT_STALE = 2,       /* skipped: older than the snapshot before it */
-       EVENT_UNKNOWN_ORDER = 3,
+/* what became of one event */
+enum {
+    EVENT_APPLIED = 0,
+    EVENT_QUARANTINED = 1, /* skipped: a gap came before and no snapshot since */
+    EVENT_STALE = 2,       /* skipped: older than the snapshot before it */
+    EVENT_UNKNOWN_ORDER = 3,
 };
 
 typedef struct {

@@ -14,14 +14,14 @@
 
 #include "book_protocol.h"
 
-#define BITMAP_FLOORS    4u
+#define BITMAP_FLOORS 4u
 #define MAX_WINDOW_TICKS ((uint64_t)1 << 24) /* what four floors of bitmaps of 64 can cover */
-#define NO_KEY           UINT64_MAX          /* best_key of an empty ladder; also a possible key */
+#define NO_KEY UINT64_MAX                    /* best_key of an empty ladder; also a possible key */
 #define FAR_CHUNK_LEVELS 256u
-#define FAR_CHUNK_SMALL  64u /* a chunk below this is joined with its follower if half a chunk holds both */
-#define SMALLEST_WINDOW  1024u
-#define FIRST_PATIENCE   16u
-#define NEAR_LEVELS      64u /* neighbours that decide the tick if all levels together cannot */
+#define FAR_CHUNK_SMALL 64u /* a chunk below this is joined with its follower if half a chunk holds both */
+#define SMALLEST_WINDOW 1024u
+#define FIRST_PATIENCE 16u
+#define NEAR_LEVELS 64u /* neighbours that decide the tick if all levels together cannot */
 
 typedef struct {
     uint32_t count;

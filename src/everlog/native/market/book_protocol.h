@@ -8,30 +8,31 @@
 #include <string.h>
 
 #define PROTOCOL_VERSION 3u
-#define LARGEST_SCALE    18
+#define LARGEST_SCALE 18
 
 enum { EVENT_SNAPSHOT = 1, EVENT_DIFF = 2, EVENT_RESET = 3, EVENT_HEARTBEAT = 4 };
 enum { MODE_L2 = 0, MODE_L3 = 1 };
 enum { FLAG_DELTA = 2 };
 
-enum { /* what functions of the books return; negative ones are errors */
-       BOOK_OK = 0,
-       BOOK_NO_MEMORY = -1,
-       BOOK_TOO_MANY_LEVELS = -2,
-       BOOK_SCALE_OVERFLOW = -3,
-       BOOK_BAD_SCALE = -4,
-       BOOK_BAD_SIDE = -5,
-       BOOK_GAP = -6,
-       BOOK_SHORT_RECORD = -7,
-       BOOK_BAD_VERSION = -8,
-       BOOK_BAD_MODE = -9,
-       BOOK_BAD_TYPE = -10,
-       BOOK_DELTA = -11,
-       BOOK_TOO_MANY_ORDERS = -12,
-       BOOK_ZERO_ID = -13,
-       BOOK_UNKNOWN_ORDER = -14,
-       BOOK_DUPLICATE_ORDER = -15,
-       BOOK_OVERFLOW = -16,
+/* what functions of the books return; negative ones are errors */
+enum {
+    BOOK_OK = 0,
+    BOOK_NO_MEMORY = -1,
+    BOOK_TOO_MANY_LEVELS = -2,
+    BOOK_SCALE_OVERFLOW = -3,
+    BOOK_BAD_SCALE = -4,
+    BOOK_BAD_SIDE = -5,
+    BOOK_GAP = -6,
+    BOOK_SHORT_RECORD = -7,
+    BOOK_BAD_VERSION = -8,
+    BOOK_BAD_MODE = -9,
+    BOOK_BAD_TYPE = -10,
+    BOOK_DELTA = -11,
+    BOOK_TOO_MANY_ORDERS = -12,
+    BOOK_ZERO_ID = -13,
+    BOOK_UNKNOWN_ORDER = -14,
+    BOOK_DUPLICATE_ORDER = -15,
+    BOOK_OVERFLOW = -16,
 };
 
 typedef struct __attribute__((packed, may_alias)) {

@@ -7,10 +7,10 @@
 #include <string.h>
 
 #define CSV_MAX_DECIMALS 18
-#define FNV_BASIS        0xCBF29CE484222325ull
-#define FNV_PRIME        0x100000001B3ull
-#define EXPONENT_MAX     64 /* beyond it every value is 0 or too large */
-#define DIGITS_THAT_FIT  19 /* 10^19 is less than 2^64 */
+#define FNV_BASIS 0xCBF29CE484222325ull
+#define FNV_PRIME 0x100000001B3ull
+#define EXPONENT_MAX 64    /* beyond it every value is 0 or too large */
+#define DIGITS_THAT_FIT 19 /* 10^19 is less than 2^64 */
 
 typedef enum {
     CSV_UNSIGNED = 0,   /* digits -> u64 */

@@ -8,9 +8,9 @@
 
 #include "book_core.h"
 
-#define PREFETCH_AHEAD  12u
+#define PREFETCH_AHEAD 12u
 #define PREFETCH_LEVELS 16384u /* a smaller book is in the cache anyway */
-#define RUN_UPDATES     4096u  /* after this many the size of the book is looked at again */
+#define RUN_UPDATES 4096u      /* after this many the size of the book is looked at again */
 
 typedef struct {
     uint64_t first_update_id, last_update_id, previous_update_id;

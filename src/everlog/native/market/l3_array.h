@@ -5,10 +5,10 @@
 
 #include "l3_book.h"
 
-#define LARGE_BOOK  32768u /* orders; the queues of a smaller book are in a near cache */
-#define BLOCK       8u     /* events that are looked at together */
-#define HASHES      64u    /* those of three blocks, at the event's number modulo this */
-#define INPUT_AHEAD 48u    /* events ahead of which the event itself is asked for */
+#define LARGE_BOOK 32768u /* orders; the queues of a smaller book are in a near cache */
+#define BLOCK 8u          /* events that are looked at together */
+#define HASHES 64u        /* those of three blocks, at the event's number modulo this */
+#define INPUT_AHEAD 48u   /* events ahead of which the event itself is asked for */
 
 /* As core_finish_event, with the top alone written here: the call of `top` would cost a tenth of the event.
  */

@@ -13,14 +13,14 @@
 
 #include "book_ladder.h"
 
-#define NO_QUEUE             UINT32_MAX
+#define NO_QUEUE UINT32_MAX
 #define SMALLEST_QUEUE_SHIFT 3u
-#define QUEUE_SHIFTS         32u
-#define FIRST_TABLE          1024u
-#define FIRST_QUEUES         16u
-#define LINE_BYTES           64u
-#define HUGE_PAGE_BYTES      ((size_t)1 << 21)
-#define FIRST_CHUNK_BYTES    ((size_t)1 << 12)
+#define QUEUE_SHIFTS 32u
+#define FIRST_TABLE 1024u
+#define FIRST_QUEUES 16u
+#define LINE_BYTES 64u
+#define HUGE_PAGE_BYTES ((size_t)1 << 21)
+#define FIRST_CHUNK_BYTES ((size_t)1 << 12)
 #define READ_BEHIND 72u /* seven pairs from the first sum of 64, in a queue that has only one of each sum */
 
 typedef uint64_t sum_pair __attribute__((vector_size(16))); /* quantity, orders */

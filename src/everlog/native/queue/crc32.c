@@ -6,7 +6,7 @@
 #include <string.h>
 
 #define POLYNOMIAL 0xEDB88320u
-#define SLICES     8
+#define SLICES 8
 
 static uint32_t slice_table[SLICES][256];
 
@@ -53,7 +53,7 @@ static int best_way;
 #define FOLD_48_BYTES _mm_set_epi64x(0x174359406, 0x03db1ecdc)
 #define FOLD_32_BYTES _mm_set_epi64x(0x15a546366, 0x0f1da05aa)
 #define FOLD_16_BYTES _mm_set_epi64x(0x0ccaa009e, 0x1751997d0)
-#define FOLD_8_BYTES  _mm_set_epi64x(0, 0x163cd6124)
+#define FOLD_8_BYTES _mm_set_epi64x(0, 0x163cd6124)
 /* Barrett reduction: the quotient x^64 / P and P itself. */
 #define BARRETT _mm_set_epi64x(0x1f7011641, 0x1db710641)
 

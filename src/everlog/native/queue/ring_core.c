@@ -69,9 +69,9 @@ static inline uint32_t load_commit(const ring_message *message)
 /* Records lie one after the other, so the lines needed next are known long before. But close to
  * the head those lines are the ones the writer is about to fill, and fetching them would take
  * them away from it: only a reader that is behind may fetch ahead. */
-#define READ_AHEAD       2048
+#define READ_AHEAD 2048
 #define READ_AHEAD_AFTER 16
-#define WRITE_AHEAD      512
+#define WRITE_AHEAD 512
 
 static inline void read_ahead(const uint8_t *segment, uint64_t offset)
 {

@@ -9,15 +9,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RING_ALIGN         64u
-#define RING_HEADER_SIZE   64u
-#define RING_DATA_OFFSET   64u
-#define RING_MAX_PAYLOAD   0xFFFFFFFEull
-#define RING_PAD_TYPE      0xFFFFu
-#define RING_MSG_VERSION   1u
-#define RING_FLAG_SEALED   1u
+#define RING_ALIGN 64u
+#define RING_HEADER_SIZE 64u
+#define RING_DATA_OFFSET 64u
+#define RING_MAX_PAYLOAD 0xFFFFFFFEull
+#define RING_PAD_TYPE 0xFFFFu
+#define RING_MSG_VERSION 1u
+#define RING_FLAG_SEALED 1u
 #define RING_WAIT_SLICE_NS 1000000000ll /* no futex sleep is longer */
-#define RING_WAITV_MAX     128          /* the kernel's limit for futex_waitv */
+#define RING_WAITV_MAX 128              /* the kernel's limit for futex_waitv */
 
 typedef struct {
     _Atomic uint32_t commit_len;

@@ -17,8 +17,8 @@
 #define SYS_futex_waitv 449
 #endif
 
-#define NS_PER_S             1000000000ll
-#define FALLBACK_SLEEP_NS    100000ll
+#define NS_PER_S 1000000000ll
+#define FALLBACK_SLEEP_NS 100000ll
 #define SPINS_PER_CLOCK_READ 64
 
 /* Our own names: kernel headers older than futex_waitv lack them. */

@@ -12,9 +12,9 @@ _Static_assert(LOG_AT_DATA_LEN + 4 == LOG_HEADER_SIZE, "the log header ends afte
 _Static_assert(SEGMENT_AT_DATA_LEN + 4 == SEGMENT_HEADER_SIZE, "the segment header ends after data_len");
 
 #define FRAME_LEN_SIZE 4u
-#define CHECKSUM_SIZE  8u
+#define CHECKSUM_SIZE 8u
 #define REPEATED(byte) (0x0101010101010101u * (byte))
-#define HIGH_BITS      REPEATED(0x80u)
+#define HIGH_BITS REPEATED(0x80u)
 
 static frame_hash hash_of;
 

@@ -25,45 +25,48 @@
 #include <stdint.h>
 #include <string.h>
 
-#define LOG_HEADER_SIZE      38u
-#define LOG_TRAILER_SIZE     8u
-#define SEGMENT_HEADER_SIZE  29u
+#define LOG_HEADER_SIZE 38u
+#define LOG_TRAILER_SIZE 8u
+#define SEGMENT_HEADER_SIZE 29u
 #define SEGMENT_TRAILER_SIZE 9u
-#define SEGMENT_DELETED      0xD5u
-#define FRAME_META_LEN_SIZE  4u
+#define SEGMENT_DELETED 0xD5u
+#define FRAME_META_LEN_SIZE 4u
 
-enum { /* where a field starts; frame_len is at 0 */
-       LOG_AT_TYPE = 4,
-       LOG_AT_FLAGS = 5,
-       LOG_AT_TOPIC_ID = 6,
-       LOG_AT_SEQ = 14,
-       LOG_AT_TS = 22,
-       LOG_AT_NODE_LEN = 30,
-       LOG_AT_TAG_LEN = 32,
-       LOG_AT_DATA_LEN = 34,
-       SEGMENT_AT_FLAGS = 4,
-       SEGMENT_AT_SEQ = 5,
-       SEGMENT_AT_TS = 13,
-       SEGMENT_AT_NODE_LEN = 21,
-       SEGMENT_AT_TAG_LEN = 23,
-       SEGMENT_AT_DATA_LEN = 25,
+/* where a field starts; frame_len is at 0 */
+enum {
+    LOG_AT_TYPE = 4,
+    LOG_AT_FLAGS = 5,
+    LOG_AT_TOPIC_ID = 6,
+    LOG_AT_SEQ = 14,
+    LOG_AT_TS = 22,
+    LOG_AT_NODE_LEN = 30,
+    LOG_AT_TAG_LEN = 32,
+    LOG_AT_DATA_LEN = 34,
+    SEGMENT_AT_FLAGS = 4,
+    SEGMENT_AT_SEQ = 5,
+    SEGMENT_AT_TS = 13,
+    SEGMENT_AT_NODE_LEN = 21,
+    SEGMENT_AT_TAG_LEN = 23,
+    SEGMENT_AT_DATA_LEN = 25,
 };
 
-enum { /* flags; the first three are the format's, the others ours */
-       FRAME_HAS_TAG = 1,
-       FRAME_HAS_NODE = 2,
-       FRAME_DURABLE = 4,
-       FRAME_HAS_META = 8,
-       FRAME_BATCH_CONTINUES = 16, /* the next frame belongs to the same all-or-nothing batch */
+/* flags; the first three are the format's, the others ours */
+enum {
+    FRAME_HAS_TAG = 1,
+    FRAME_HAS_NODE = 2,
+    FRAME_DURABLE = 4,
+    FRAME_HAS_META = 8,
+    FRAME_BATCH_CONTINUES = 16, /* the next frame belongs to the same all-or-nothing batch */
 };
 
 enum { FRAME_TYPE_APPEND = 1 };
 
-enum { /* outcome of reading one frame */
-       FRAME_OK = 0,
-       FRAME_END = 1,     /* frame_len is zero or fewer than 4 bytes are left: nothing was written here */
-       FRAME_TORN = 2,    /* the frame reaches beyond the bytes there are */
-       FRAME_CORRUPT = 3, /* impossible lengths, a wrong checksum or an unknown deletion mark */
+/* outcome of reading one frame */
+enum {
+    FRAME_OK = 0,
+    FRAME_END = 1,     /* frame_len is zero or fewer than 4 bytes are left: nothing was written here */
+    FRAME_TORN = 2,    /* the frame reaches beyond the bytes there are */
+    FRAME_CORRUPT = 3, /* impossible lengths, a wrong checksum or an unknown deletion mark */
 };
 
 typedef struct {
@@ -186,11 +189,12 @@ int text_survey(const uint8_t *text, size_t length);
  * length written. Text without any is copied in one piece. */
 size_t json_compact(uint8_t *out, const uint8_t *text, size_t length);
 
-enum { /* what `json_check` finds */
-       JSON_SOUND = 0,
-       JSON_NOT_UTF8 = 1,
-       JSON_TOO_DEEP = 2,
-       JSON_LONE_SURROGATE = 3,
+/* what `json_check` finds */
+enum {
+    JSON_SOUND = 0,
+    JSON_NOT_UTF8 = 1,
+    JSON_TOO_DEEP = 2,
+    JSON_LONE_SURROGATE = 3,
 };
 
 /* Look for what a JSON parser lets pass but no record may hold: bytes that are no UTF-8, nesting beyond

@@ -6,7 +6,7 @@
 
 #define ENTRY_BYTES (2 * sizeof(uint64_t) + 4 * sizeof(uint32_t) + 1)
 /* A block of which less than one in SPARSE is in use is worth copying to a smaller one. */
-#define SPARSE    4u
+#define SPARSE 4u
 #define DEAD_WORD (0x0101010101010101u * ENTRY_DEAD)
 
 void log_index_init(log_index *index, uint64_t next_seq)

@@ -10,20 +10,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define BLOCK_SHIFT         12u
-#define BLOCK_ENTRIES       (1u << BLOCK_SHIFT)
+#define BLOCK_SHIFT 12u
+#define BLOCK_ENTRIES (1u << BLOCK_SHIFT)
 #define BLOCK_FIRST_ENTRIES 16u
 /* More seqs without a record in a row are a damaged number, not a topic. */
 #define MAX_HOLES ((uint64_t)1 << 26)
-#define MAX_SEQ   (UINT64_MAX >> 1)
+#define MAX_SEQ (UINT64_MAX >> 1)
 
-enum { /* flags of an entry; TAG, NODE and META equal the frame's */
-       ENTRY_HAS_TAG = 1,
-       ENTRY_HAS_NODE = 2,
-       ENTRY_HAS_META = 8,
-       ENTRY_IN_LOG = 32,           /* the frame at its place is a log frame, otherwise a segment frame */
-       ENTRY_DEAD = 64,             /* deleted, evicted, expired or a hole */
-       ENTRY_PAYLOAD_UNKNOWN = 128, /* counts as 0 until the frame has been looked at */
+/* flags of an entry; TAG, NODE and META equal the frame's */
+enum {
+    ENTRY_HAS_TAG = 1,
+    ENTRY_HAS_NODE = 2,
+    ENTRY_HAS_META = 8,
+    ENTRY_IN_LOG = 32,           /* the frame at its place is a log frame, otherwise a segment frame */
+    ENTRY_DEAD = 64,             /* deleted, evicted, expired or a hole */
+    ENTRY_PAYLOAD_UNKNOWN = 128, /* counts as 0 until the frame has been looked at */
 };
 
 typedef struct {

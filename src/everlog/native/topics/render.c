@@ -6,15 +6,15 @@
 
 #define LONGEST_NUMBER 20u /* digits of a u64 */
 #define LONGEST_ESCAPE 6u  /* \u00XX */
-#define ALL_KEYS       "{\"$seq\":,\"$ts\":,\"$node\":\"\",\"$tag\":\"\",\"meta\":,\"data\":},"
-#define FIXED_TEXT     (sizeof ALL_KEYS + 2 * LONGEST_NUMBER) /* everything but the four texts */
+#define ALL_KEYS "{\"$seq\":,\"$ts\":,\"$node\":\"\",\"$tag\":\"\",\"meta\":,\"data\":},"
+#define FIXED_TEXT (sizeof ALL_KEYS + 2 * LONGEST_NUMBER) /* everything but the four texts */
 #define ALL_JOB_KEYS                                                                                         \
     "{\"$seq\":,\"lease_id\":\"lease_\",\"deadline\":,\"$ts\":,\"$tag\":\"\",\"deliveries\":,\"data\":,"     \
     "\"meta\":}"
 #define JOB_FIXED_TEXT (sizeof ALL_JOB_KEYS + 5 * LONGEST_NUMBER)
 #define FIRST_CAPACITY 4096u
 
-#define KEPT_FLAGS             (ENTRY_HAS_TAG | ENTRY_HAS_NODE | ENTRY_HAS_META)
+#define KEPT_FLAGS (ENTRY_HAS_TAG | ENTRY_HAS_NODE | ENTRY_HAS_META)
 #define PUT_LITERAL(out, text) put_bytes((out), (const uint8_t *)(text), sizeof(text) - 1)
 
 _Static_assert((int)ENTRY_HAS_TAG == (int)FRAME_HAS_TAG && (int)ENTRY_HAS_NODE == (int)FRAME_HAS_NODE &&

@@ -15,11 +15,12 @@ typedef struct {         /* a buffer in which frames lie */
     size_t length;
 } source_span;
 
-enum { /* outcome of reading the frame of an entry */
-       RECORD_OK = 0,
-       RECORD_MISSING = 1, /* its source is not loaded */
-       RECORD_CORRUPT = 2, /* there is no sound frame of this record */
-       RECORD_DELETED = 3, /* render_job: marked in its segment, or dead in the index */
+/* outcome of reading the frame of an entry */
+enum {
+    RECORD_OK = 0,
+    RECORD_MISSING = 1, /* its source is not loaded */
+    RECORD_CORRUPT = 2, /* there is no sound frame of this record */
+    RECORD_DELETED = 3, /* render_job: marked in its segment, or dead in the index */
 };
 
 typedef struct {

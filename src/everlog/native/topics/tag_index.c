@@ -9,12 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DIRECT            256u /* a node of this capacity has one child per byte value and no keys */
-#define LARGEST_SEARCHED  64u  /* capacity of the largest node whose keys are searched */
-#define SMALLEST          2u
-#define SWEEP_PER_NEW_TAG 4u  /* more than one, so that sweeping overtakes inserting */
-#define SWEEP_SLACK       64u /* dead tags that are not worth looking for */
-#define REPEATED(byte)    (0x0101010101010101u * (byte))
+#define DIRECT 256u          /* a node of this capacity has one child per byte value and no keys */
+#define LARGEST_SEARCHED 64u /* capacity of the largest node whose keys are searched */
+#define SMALLEST 2u
+#define SWEEP_PER_NEW_TAG 4u /* more than one, so that sweeping overtakes inserting */
+#define SWEEP_SLACK 64u      /* dead tags that are not worth looking for */
+#define REPEATED(byte) (0x0101010101010101u * (byte))
 
 typedef struct tag_leaf tag_leaf;
 struct tag_leaf {
