@@ -26,7 +26,7 @@ from everlog.server.settings import ServerSettings
 from everlog.server.socket_session import SocketSession, WebSocketRoutes
 from everlog.server.sse import read_event_id
 from everlog.server.topic_routes import TopicRoutes
-from everlog.server.watch_stream import SlowLimits, WatchRoutes
+from everlog.server.watch_stream import WatchRoutes
 from everlog.topics import Engine, EngineSettings, NewRecord
 from everlog.topics.storage.syncs import Done, InlineSyncs, Job
 from tests.support.files import UnsyncedFs
@@ -336,15 +336,13 @@ class WebSocketClient:
 class WatchServer:
     """A server with its engine, event streams and WebSockets, and what a test does with them."""
 
-    def __init__(
-        self, settings: ServerSettings, engine: Engine, limits: SlowLimits | None, clock: Clock
-    ) -> None:
+    def __init__(self, settings: ServerSettings, engine: Engine, clock: Clock) -> None:
         self.clock = clock
         self.timers = ManualTimers()
         self.engine = engine
         self.app = App(settings, asyncio.get_running_loop(), self.clock.monotonic_ns)
         self.app.engine = engine
-        self.watch = WatchRoutes(self.app, timers=self.timers, limits=limits)
+        self.watch = WatchRoutes(self.app, timers=self.timers)
         self.sockets = WebSocketRoutes(self.app, slots=self.watch.slots, fan_out=self.watch.fan_out)
         self.http = HttpServer(self.app)
         self.address = ("", 0)
@@ -443,11 +441,9 @@ class WatchServer:
 
 
 @asynccontextmanager
-async def serving(
-    settings: ServerSettings, engine: Engine, limits: SlowLimits | None, clock: Clock
-) -> AsyncIterator[WatchServer]:
+async def serving(settings: ServerSettings, engine: Engine, clock: Clock) -> AsyncIterator[WatchServer]:
     """Serve while the block runs; in the end nothing of it may be left."""
-    server = WatchServer(settings, engine, limits, clock)
+    server = WatchServer(settings, engine, clock)
     server.address = await server.http.start("127.0.0.1", 0)
     try:
         yield server
@@ -469,14 +465,13 @@ def play(
     *,
     settings: ServerSettings | None = None,
     engine: Callable[[], Engine] = lambda: Engine.open(None),
-    limits: SlowLimits | None = None,
     clock: Clock | None = None,
     loop: str = "uvloop",
 ) -> None:
     """Run a scenario against a server of its own; sessions age by `clock`."""
 
     async def run() -> None:
-        async with serving(settings or ServerSettings(), engine(), limits, clock or SystemClock()) as server:
+        async with serving(settings or ServerSettings(), engine(), clock or SystemClock()) as server:
             await scenario(server)
 
     run_on(loop, run())

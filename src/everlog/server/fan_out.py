@@ -25,7 +25,7 @@ from everlog.server.errors import ApiError
 from everlog.server.http_exchange import as_chunk
 from everlog.server.sse import end_with_id, record_lines
 from everlog.server.websocket import push_frame
-from everlog.topics import Commit, Diff, Discard, Engine, Tombstone, TopicConfig
+from everlog.topics import Commit, Diff, Engine, Tombstone
 from everlog.topics.config import (
     READ_BYTES_DEFAULT,
     READ_BYTES_MAX,
@@ -70,9 +70,7 @@ class WatchCursor:
         "is_live",
         "name",
         "seq",
-        "skips",
         "topic",
-        "was_live",
     )
 
     def __init__(self, name: str, seq: int, epoch: int, head_seq: int) -> None:
@@ -87,11 +85,8 @@ class WatchCursor:
         """Nothing of the topic was sent on this connection yet."""
         self.is_live = False
         """Everything up to the head was sent."""
-        self.was_live = False
         self.is_gone = False
         """The topic is deleted."""
-        self.skips = False
-        """Its watcher was too slow for too long."""
         self.burst = 0
 
 
@@ -103,8 +98,6 @@ class Version(NamedTuple):
     evict_floor: int
     live_count: int
     dedupes_nodes: bool
-    loss: str | None
-    """Why records of this topic can be lost, as a tombstone would say it; None if they cannot."""
 
 
 class Batch:
@@ -119,12 +112,10 @@ class Batch:
         "_message",
         "caught_up",
         "commit",
-        "earliest_seq",
         "epoch",
         "head_seq",
         "is_incomplete",
         "lines",
-        "loss",
         "name",
         "start_seq",
         "to_seq",
@@ -135,7 +126,6 @@ class Batch:
         tombstone: Tombstone | None = diff.tombstone
         self.name = name
         self.epoch = version.epoch
-        self.loss = version.loss
         self.tombstone = tombstone
         self.commit = commit
         self.is_incomplete = diff.incomplete
@@ -143,7 +133,6 @@ class Batch:
         self.start_seq = from_seq if tombstone is None else tombstone.earliest_seq - 1
         self.to_seq = diff.next_from_seq
         self.head_seq = diff.head_seq
-        self.earliest_seq = diff.earliest_seq
         self.caught_up = diff.caught_up
         self.lines = b""
         self._frame = self._chunk = self._message = b""
@@ -468,7 +457,6 @@ class FanOut:
                 state.evict_floor,
                 state.count,
                 state.config.dedupe_node,
-                _loss(state.config),
             )
         self._versions[name] = version
         return version
@@ -524,13 +512,6 @@ def options_of(body: ReaderBody, *, is_strong: bool = False) -> ReadOptions:
         include_data=body.include_data,
         is_strong=is_strong,
     )
-
-
-def _loss(config: TopicConfig) -> str | None:
-    """Why records of a topic may be evicted, as a tombstone says it; None if they are not."""
-    by_cap = config.discard is Discard.OLD and bool(config.cap_records or config.cap_bytes)
-    by_age = config.ttl_ms > 0
-    return "mixed" if by_cap and by_age else "cap" if by_cap else "ttl" if by_age else None
 
 
 def _both(first: Commit, second: Commit) -> Commit:

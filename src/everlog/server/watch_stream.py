@@ -7,7 +7,7 @@ Broadcasts and shared batches are in `fan_out`, the text of frames in `sse`.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from everlog.errors import Closed, EverlogError
 from everlog.server import sse
@@ -21,19 +21,12 @@ from everlog.server.watch_sessions import Session, WatchSessions
 
 # Frames of one topic that may be sent before those of another one with a backlog.
 BURST_FRAMES: Final = 64
+CLOSE_AFTER_S: Final = 30.0
+"""A stream whose client takes nothing for so long ends; its session can be resumed.
 
-
-class SlowLimits(NamedTuple):
-    """What happens to a client whose connection takes nothing more, and when.
-
-    The buffer of a connection counts as full at the limit of the HTTP layer (64 KiB), which is less than 1024
-    frames, since each has 64 bytes or more.
-    """
-
-    skip_after_s: float = 5.0
-    """A topic with eviction is resumed at its head, with a tombstone for what was skipped."""
-    close_after_s: float = 30.0
-    """The stream ends; its session can be resumed."""
+The buffer of a connection counts as full at the limit of the HTTP layer (64 KiB), which is less than 1024
+frames, since each has 64 bytes or more.
+"""
 
 
 class WatchStream(Watcher):
@@ -42,7 +35,6 @@ class WatchStream(Watcher):
     __slots__ = (
         "_cursors",
         "_dirty",
-        "_full_since_s",
         "_full_timer",
         "_heartbeat",
         "_is_over",
@@ -70,7 +62,6 @@ class WatchStream(Watcher):
         self._sole = next(iter(self._cursors.values())) if is_sole else None
         # Position and epoch of cursors before the first frame that the kernel has not taken.
         self._unsent: dict[WatchCursor, tuple[int, int]] = {}
-        self._full_since_s: float | None = None
         self._full_timer: Timer | None = None
         self._heartbeat: Heartbeat | None = None
         self._is_over = False
@@ -148,7 +139,7 @@ class WatchStream(Watcher):
             cursor is not None
             and cursor.is_live
             and cursor.held is None
-            and not (cursor.skips or self._dirty or self._unsent or self._is_over)
+            and not (self._dirty or self._unsent or self._is_over)
         ):
             self.at_head = cursor
 
@@ -172,16 +163,11 @@ class WatchStream(Watcher):
         """Send what was read and move the cursor."""
         was_held, cursor.held = cursor.held is not None, None
         before = (cursor.seq, cursor.epoch)
-        if cursor.skips and batch.loss and batch.epoch == cursor.epoch and batch.head_seq > cursor.seq:
-            frames = self._skip(cursor, batch, batch.loss)
-            is_caught_up = True
-        else:
-            frames = self._lost(cursor, batch) + self._records(cursor, batch)
-            is_caught_up = batch.caught_up
-        cursor.is_first = cursor.skips = False
+        frames = self._lost(cursor, batch) + self._records(cursor, batch)
+        cursor.is_first = False
         cursor.epoch = batch.epoch
         cursor.head_seq = batch.head_seq
-        frames += self._after_read(cursor, is_caught_up)
+        frames += self._after_read(cursor, batch.caught_up)
         if was_held:
             self._dirty[cursor.name] = None  # changes meanwhile were not noted
         self._write(frames)
@@ -214,17 +200,6 @@ class WatchStream(Watcher):
             return b""
         return batch.sse_frame if len(self._cursors) == 1 else batch.lines + self._end()
 
-    def _skip(self, cursor: WatchCursor, batch: Batch, reason: str) -> bytes:
-        """Go to the head of a topic with eviction; the tombstone says what was skipped."""
-        gap_from = cursor.seq + 1
-        cursor.seq = batch.head_seq
-        return (
-            sse.tombstone_lines(
-                cursor.topic, reason, gap_from, batch.head_seq, batch.earliest_seq, batch.head_seq
-            )
-            + self._end()
-        )
-
     def _after_read(self, cursor: WatchCursor, is_caught_up: bool) -> bytes:
         """Decide whether the topic is read again; return the frame that says its backlog is over."""
         if not is_caught_up:
@@ -239,7 +214,7 @@ class WatchStream(Watcher):
         cursor.burst = 0
         if cursor.is_live:
             return b""
-        cursor.is_live = cursor.was_live = True
+        cursor.is_live = True
         return sse.caught_up_lines(cursor.topic, cursor.head_seq) + self._end()
 
     def _send_deleted(self, cursor: WatchCursor) -> None:
@@ -283,24 +258,15 @@ class WatchStream(Watcher):
             self._write(sse.HEARTBEAT)
 
     def _note_full(self) -> None:
-        """Note since when the client has no room; after a limit the stream ends."""
-        if self._full_since_s is None:
-            timers, limits = self._routes.timers, self._routes.limits
-            self._full_since_s = timers.time()
-            self._full_timer = timers.call_later(limits.close_after_s, self._give_up)
+        """The client has no room; if that lasts, the stream ends."""
+        if self._full_timer is None:
+            self._full_timer = self._routes.timers.call_later(CLOSE_AFTER_S, self._give_up)
 
     def _writable(self) -> None:
         """The client has room again."""
-        timers, full_since_s = self._routes.timers, self._full_since_s
-        if full_since_s is not None:
-            self._full_since_s = None
-            if self._full_timer is not None:
-                self._full_timer.cancel()
-            if timers.time() - full_since_s >= self._routes.limits.skip_after_s:
-                self.at_head = None
-                for cursor in self._cursors.values():
-                    # A client that reads history was never live, and gets all of it.
-                    cursor.skips = cursor.was_live
+        if self._full_timer is not None:
+            self._full_timer.cancel()
+            self._full_timer = None
         self._routes.fan_out.serve_soon(self)
 
     def _give_up(self) -> None:
@@ -344,7 +310,7 @@ class WatchStream(Watcher):
         self.save_positions()
         self._is_over = True
         self.at_head = None
-        if self._full_since_s is not None:
+        if self._full_timer is not None:
             self._rewind_session()
         for timer in (self._heartbeat, self._full_timer):
             if timer is not None:
@@ -365,12 +331,10 @@ class WatchRoutes:
         *,
         slots: StreamSlots | None = None,
         timers: Timers | None = None,
-        limits: SlowLimits | None = None,
     ) -> None:
         self.app = app
         self.slots = slots or StreamSlots(app.settings)
         self.timers: Timers = timers or app.loop
-        self.limits = limits or SlowLimits()
         self.sessions = WatchSessions(app)
         self.fan_out = FanOut(app)
         self.streams: set[WatchStream] = set()
