@@ -191,6 +191,10 @@ class TopicNotFound(EverlogError):
 
     code = "topic_not_found"
 
+    def __init__(self, message: str, topic: str = "") -> None:
+        super().__init__(message)
+        self.topic = topic
+
 
 class NotAQueue(EverlogError):
     """The topic is a log; only a topic of type `queue` has jobs to claim."""

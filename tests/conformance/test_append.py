@@ -292,6 +292,14 @@ def test_a_rejecting_topic_that_is_full_answers_422(api: Api) -> None:
     assert taken(api.append("t"))["seqs"] == [4]
 
 
+def test_a_full_topic_reports_what_is_stored_without_the_refused_batch(api: Api) -> None:
+    api.put("t", discard="reject", cap_records=3)
+    api.fill("t", 1, 22)
+    refused = api.append("t", [{"data": 3}, {"data": 4}])
+    assert_error(refused, 422, "topic_full")
+    assert "holds 2 records with 3 bytes" in refused.json["error"]["message"]
+
+
 def test_a_rejecting_topic_counts_bytes_too(api: Api) -> None:
     api.put("t", discard="reject", cap_bytes=10)
     api.fill("t", "12345678")

@@ -108,7 +108,7 @@ def test_a_bad_router_name_is_refused(api: Api, name: str) -> None:
 
 
 def test_an_absent_destination_may_be_required(api: Api) -> None:
-    assert_error(api.put_router("r", "a", "b", create_dest=False), 404, "topic_not_found")
+    assert_error(api.put_router("r", "a", "b", create_dest=False), 404, "topic_not_found", topic="b")
     assert taken(api.topics())["topics"] == []
     api.fill("b", 1)
     assert taken(api.put_router("r", "a", "b", create_dest=False), 201)["created"] is True

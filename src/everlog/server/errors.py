@@ -63,7 +63,6 @@ def invalid(message: str, **detail: Any) -> ApiError:
 _STATUS: Final[dict[type[EverlogError], int]] = {
     BatchTooLarge: 400,
     RecordTooLarge: 400,
-    TopicNotFound: 404,
     TopicIncompatible: 409,
     TopicNotEmpty: 409,
     NotAQueue: 409,
@@ -85,6 +84,8 @@ def from_engine(error: EverlogError, topic: str | None) -> ApiError:
     if isinstance(error, TopicIncompatible):
         detail = {"existing_type": error.existing, "requested_type": error.requested}
         return ApiError(409, error.code, message, detail)
+    if isinstance(error, TopicNotFound):
+        return ApiError(404, error.code, message, {"topic": error.topic or topic})
     status = _STATUS.get(type(error))
     if status is not None:
         about = {"topic": topic} if topic is not None and status != 400 else None

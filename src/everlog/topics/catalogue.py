@@ -40,7 +40,7 @@ def find(core: Core, name: str) -> Topic:
     """Return the topic; `TopicNotFound` if there is none."""
     topic = core.topics.get(name)
     if topic is None:
-        raise TopicNotFound(f"there is no topic {name!r}; create it or check the name")
+        raise TopicNotFound(f"there is no topic {name!r}; create it or check the name", name)
     return topic
 
 
@@ -48,7 +48,7 @@ def new_topic(core: Core, name: str, create: bool | None, config: TopicConfig | 
     """Make a topic for a write to an absent name; not in the table until its frame is gathered."""
     config = config or TopicConfig()
     if not (config.auto_create if create is None else create):
-        raise TopicNotFound(f"there is no topic {name!r}, and this write may not create it")
+        raise TopicNotFound(f"there is no topic {name!r}, and this write may not create it", name)
     check_topic_name(name)
     resolved = config.resolved(name)
     limit = core.settings.max_topics

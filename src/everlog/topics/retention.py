@@ -77,9 +77,9 @@ def check_room(topic: Topic, count: int, size: int) -> None:
         config.cap_bytes and log.live_bytes > config.cap_bytes
     ):
         raise TopicFull(
-            f"topic {topic.name!r} is full: {topic.count} records with {topic.bytes} bytes, capped at "
-            f"{config.cap_records} records and {config.cap_bytes} bytes (0 = none); delete records or retry "
-            f"later"
+            f"topic {topic.name!r} is full: it holds {log.live_count - count} records with "
+            f"{log.live_bytes - size} bytes, capped at {config.cap_records} records and "
+            f"{config.cap_bytes} bytes (0 = none); delete records or retry later"
         )
 
 

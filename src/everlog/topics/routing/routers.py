@@ -113,7 +113,9 @@ def _check_limits(core: Core, config: RouterConfig) -> None:
             limit,
         )
     if not config.create_dest and config.dest not in core.topics:
-        raise TopicNotFound(f"there is no topic {config.dest!r}, and this router may not create it")
+        raise TopicNotFound(
+            f"there is no topic {config.dest!r}, and this router may not create it", config.dest
+        )
     missing = sum(name not in core.topics for name in (config.source, config.dest))
     if core.settings.max_topics and len(core.topics) + missing > core.settings.max_topics:
         raise LimitReached(
