@@ -389,20 +389,20 @@ class Claimed(Answer, frozen=True):
 
 
 class Acked(Answer, frozen=True):
-    """Jobs are done and deleted; `skipped` were not leased by this worker, or no longer."""
+    """So many jobs are done and deleted; `skipped` were not leased by this worker, or no longer."""
 
     topic: str
-    acked: list[int]
+    acked: int
     skipped: list[int]
     ready: int
     in_flight: int
 
 
 class Nacked(Answer, frozen=True):
-    """Jobs were returned to the job queue; `skipped` were not leased by this worker, or no longer."""
+    """So many jobs were returned to the job queue; `skipped` were not leased by this worker, or no longer."""
 
     topic: str
-    nacked: list[int]
+    nacked: int
     skipped: list[int]
     ready: int
     in_flight: int
@@ -412,7 +412,7 @@ class Extended(Answer, frozen=True):
     """Leases were extended, with the new deadline by seq; `skipped` were not leased by this worker."""
 
     topic: str
-    extended: list[int]
+    extended: int
     skipped: list[int]
     deadlines: dict[int, int]
 

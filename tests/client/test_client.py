@@ -312,9 +312,9 @@ def test_jobs_are_claimed_extended_given_back_and_done(client: Any) -> None:
     first, second = client.claim("q", "w", 5).claimed
     assert (first.data, first.deliveries, second.seq) == ("x", 1, 2)
     extended = client.extend("q", "w", [1, 7], 60_000, lease_ids=[first.lease_id, ""])
-    assert (extended.extended, extended.skipped, list(extended.deadlines)) == ([1], [7], [1])
-    assert client.nack("q", "w", [2]).nacked == [2]
-    assert client.ack("q", "w", [1], lease_ids=[first.lease_id]).acked == [1]
+    assert (extended.extended, extended.skipped, list(extended.deadlines)) == (1, [7], [1])
+    assert client.nack("q", "w", [2]).nacked == 1
+    assert client.ack("q", "w", [1], lease_ids=[first.lease_id]).acked == 1
     assert client.claim("q", "w").claimed[0].deliveries == 2
     counts = client.topic("q").queue
     assert (counts.ready, counts.in_flight) == (0, 1)

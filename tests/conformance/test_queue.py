@@ -215,7 +215,7 @@ def test_an_ack_deletes_the_jobs(api: Api, queue: str) -> None:
     taken(api.claim(queue, max=2))
     answer = settle(api, "ack", queue, [2])
     assert set(answer) == {"topic", "acked", "skipped", "ready", "in_flight", "performance"}
-    assert (answer["acked"], answer["skipped"], answer["ready"], answer["in_flight"]) == ([2], [], 1, 1)
+    assert (answer["acked"], answer["skipped"], answer["ready"], answer["in_flight"]) == (1, [], 1, 1)
     assert "fsync_ms" not in answer["performance"]
     assert api.seqs(queue) == [1, 3]
     assert settle(api, "ack", queue, [2])["skipped"] == [2]
@@ -234,7 +234,7 @@ def test_a_nack_gives_jobs_back_at_once_or_later(server: RunningServer, api: Api
     taken(api.claim(queue, max=3))
     answer = settle(api, "nack", queue, [1])
     assert set(answer) == {"topic", "nacked", "skipped", "ready", "in_flight", "performance"}
-    assert (answer["nacked"], answer["ready"], answer["in_flight"]) == ([1], 1, 2)
+    assert (answer["nacked"], answer["ready"], answer["in_flight"]) == (1, 1, 2)
     answer = settle(api, "nack", queue, [2], delay_ms=500)
     assert (answer["ready"], answer["in_flight"]) == (1, 1)
     assert taken(api.state(queue))["count"] == 3
@@ -262,7 +262,7 @@ def test_an_extended_lease_has_its_new_deadline_and_is_no_delivery(server: Runni
     answer = settle(api, "extend", "q", [1, 9], lease_ms=5000)
     now_ms = server.clock.wall_ns() // 1_000_000
     assert set(answer) == {"topic", "extended", "skipped", "deadlines", "performance"}
-    assert (answer["extended"], answer["skipped"], answer["deadlines"]) == ([1], [9], {"1": now_ms + 5000})
+    assert (answer["extended"], answer["skipped"], answer["deadlines"]) == (1, [9], {"1": now_ms + 5000})
     server.clock.advance_ms(4900)
     assert settle(api, "extend", "q", [1], lease_ms=1)["deadlines"] == {"1": now_ms + 4900 + 100}
     server.clock.advance_ms(101)
@@ -279,12 +279,19 @@ def test_only_the_holder_settles_and_the_others_are_skipped_in_order(api: Api, q
     taken(api.claim(queue, node="other"))
     answer = settle(api, verb, queue, [9, 3, 1, 0])
     done = {"ack": "acked", "nack": "nacked", "extend": "extended"}[verb]
-    assert (answer[done], answer["skipped"]) == ([1], [9, 3, 0])
+    assert (answer[done], answer["skipped"]) == (1, [9, 3, 0])
 
 
 @pytest.mark.parametrize("verb", SETTLING)
 def test_no_seqs_are_no_error(api: Api, queue: str, verb: str) -> None:
     assert settle(api, verb, queue, [])["skipped"] == []
+
+
+@pytest.mark.parametrize(("verb", "field"), [("ack", "acked"), ("nack", "nacked"), ("extend", "extended")])
+def test_a_settlement_answers_with_a_count(api: Api, queue: str, verb: str, field: str) -> None:
+    taken(api.claim(queue, max=3))
+    assert settle(api, verb, queue, [])[field] == 0
+    assert settle(api, verb, queue, [1, 2, 3, 9])[field] == 3
 
 
 @pytest.mark.parametrize("verb", SETTLING)
@@ -335,7 +342,7 @@ def test_a_fence_lets_only_the_current_lease_through(
 
 def test_an_empty_fence_is_none(api: Api, queue: str) -> None:
     taken(api.claim(queue, max=2))
-    assert settle(api, "ack", queue, [1, 2], lease_ids=["", "lease_1"])["acked"] == [1]
+    assert settle(api, "ack", queue, [1, 2], lease_ids=["", "lease_1"])["skipped"] == [2]
 
 
 # --- Dead letters -----------------------------------------------------------------------------------------
@@ -540,7 +547,7 @@ def test_leases_end_with_the_server_unless_they_are_durable(restarted: Callable[
         assert (again["$seq"], again["deliveries"]) == (1, 1)
         assert again["lease_id"] != lost["lease_id"]
         assert jobs_of(api.claim("kept", max=2))[0]["deliveries"] == 2
-        assert settle(api, "ack", "kept", [1], lease_ids=[kept["lease_id"]])["acked"] == [1]
+        assert settle(api, "ack", "kept", [1], lease_ids=[kept["lease_id"]])["acked"] == 1
     finally:
         second.stop()
 

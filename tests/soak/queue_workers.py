@@ -97,8 +97,7 @@ class _Worker:
         self._note(ACKING, [job["data"]["id"] for job in jobs], time.monotonic_ns())
         answer = self._post("ack", body)
         if answer is not None:
-            acked = set(answer["acked"])
-            done = [job["data"]["id"] for job in jobs if job["$seq"] in acked]
+            done = [job["data"]["id"] for job in jobs if job["$seq"] not in answer["skipped"]]
             self._note(ACKED, done, time.monotonic_ns())
         return True
 

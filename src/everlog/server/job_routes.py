@@ -178,10 +178,10 @@ class JobRoutes:
             raise ApiError(400, error.code, str(error), detail) from None
 
     def _settled_answer(self, call: Call, settled: Settled, verb: bytes, times: bytes = b"") -> bytes:
-        return b'{"topic":%b,"%b":%b,"skipped":%b,"ready":%d,"in_flight":%d,"performance":%b}' % (
+        return b'{"topic":%b,"%b":%d,"skipped":%b,"ready":%d,"in_flight":%d,"performance":%b}' % (
             _json.encode(call.name),
             verb,
-            _json.encode(settled.done),
+            len(settled.done),
             _json.encode(settled.skipped),
             settled.ready,
             settled.in_flight,
@@ -202,9 +202,9 @@ class JobRoutes:
 
     def _extend_answer(self, call: Call, settled: Settled) -> tuple[bytes, int]:
         deadlines = {str(seq): settled.deadline_ms for seq in settled.done}
-        answer = b'{"topic":%b,"extended":%b,"skipped":%b,"deadlines":%b,"performance":%b}' % (
+        answer = b'{"topic":%b,"extended":%d,"skipped":%b,"deadlines":%b,"performance":%b}' % (
             _json.encode(call.name),
-            _json.encode(settled.done),
+            len(settled.done),
             _json.encode(settled.skipped),
             _json.encode(deadlines),
             self.app.performance(call),
