@@ -6,7 +6,6 @@ Owns the rows that are picked and the memory of finished columns. Opens no file 
 """
 
 cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
@@ -95,37 +94,36 @@ cdef class FrameColumns:
         """How many bytes the largest column of text has so far."""
         return max(self.bytes[text] for text in range(FRAME_TEXTS))
 
-    def pick(self, buffer, const uint64_t[::1] offsets not None, const uint64_t[::1] seqs not None,
-             bint in_log) -> int:
+    def pick(self, const uint8_t[::1] buffer not None, const uint64_t[::1] offsets not None,
+             const uint64_t[::1] seqs not None, bint in_log) -> int:
         """Add the records at these offsets that pass; `buffer` must not change before `clear`.
 
         Returns how many of the places were sound; fewer than given means that the next one is damaged.
         """
-        cdef _Held held
         cdef size_t count = offsets.shape[0], sound = 0
         if offsets.shape[0] != seqs.shape[0]:
             raise ValueError(f"{offsets.shape[0]} offsets are given and {seqs.shape[0]} seqs")
-        held = _Held(buffer)
         self.reserve(self.count + count)
-        self.views.append(held)
+        self.views.append(buffer)
         with nogil:
-            while sound < count and self.read_frame(&held.view, offsets[sound], seqs[sound], in_log):
+            while sound < count and self.read_frame(buffer, offsets[sound], seqs[sound], in_log):
                 sound += 1
         return sound
 
-    cdef bint read_frame(self, const Py_buffer *view, uint64_t offset, uint64_t seq, bint in_log) noexcept nogil:
+    cdef bint read_frame(self, const uint8_t[::1] buffer, uint64_t offset, uint64_t seq,
+                         bint in_log) noexcept nogil:
         """Add the record of one frame if it passes; False if the frame is not there as it should be."""
         cdef frame_view frame
         cdef frame_row *row = &self.rows[self.count]
         cdef const uint8_t *at
-        cdef size_t available
-        if offset >= <size_t>view.len:
+        cdef size_t length = buffer.shape[0]
+        if offset >= length:
             return False
-        at, available = <const uint8_t *>view.buf + offset, <size_t>view.len - offset
+        at = &buffer[0] + offset
         if in_log:
-            if read_log_frame_at(at, available, &frame, 1) != FRAME_OK or frame.type != FRAME_TYPE_APPEND:
+            if read_log_frame_at(at, length - offset, &frame, 1) != FRAME_OK or frame.type != FRAME_TYPE_APPEND:
                 return False
-        elif read_segment_frame_at(at, available, &frame, 1) != FRAME_OK:
+        elif read_segment_frame_at(at, length - offset, &frame, 1) != FRAME_OK:
             return False
         if frame.seq != seq:
             return False
@@ -268,19 +266,3 @@ cdef class FrameColumns:
         self.count = 0
         memset(self.bytes, 0, sizeof(self.bytes))
         self.views.clear()
-
-
-@cython.final
-cdef class _Held:
-    """Keeps a buffer alive and in place."""
-
-    cdef Py_buffer view
-    cdef bint is_held
-
-    def __cinit__(self, buffer):
-        PyObject_GetBuffer(buffer, &self.view, PyBUF_SIMPLE)
-        self.is_held = True
-
-    def __dealloc__(self):
-        if self.is_held:
-            PyBuffer_Release(&self.view)

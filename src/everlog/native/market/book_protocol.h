@@ -49,27 +49,25 @@ typedef struct __attribute__((packed, may_alias)) {
 
 _Static_assert(sizeof(book_header) == 64, "BookEventHeader");
 
-static const uint64_t TENS[LARGEST_SCALE + 1] = {
-    1u,
-    10u,
-    100u,
-    1000u,
-    10000u,
-    100000u,
-    1000000u,
-    10000000u,
-    100000000u,
-    1000000000u,
-    10000000000u,
-    100000000000u,
-    1000000000000u,
-    10000000000000u,
-    100000000000000u,
-    1000000000000000u,
-    10000000000000000u,
-    100000000000000000u,
-    1000000000000000000u,
-};
+static const uint64_t TENS[LARGEST_SCALE + 1] = {1u,
+                                                 10u,
+                                                 100u,
+                                                 1000u,
+                                                 10000u,
+                                                 100000u,
+                                                 1000000u,
+                                                 10000000u,
+                                                 100000000u,
+                                                 1000000000u,
+                                                 10000000000u,
+                                                 100000000000u,
+                                                 1000000000000u,
+                                                 10000000000000u,
+                                                 100000000000000u,
+                                                 1000000000000000u,
+                                                 10000000000000000u,
+                                                 100000000000000000u,
+                                                 1000000000000000000u};
 
 /* Checks what all book events have in common. */
 static inline int read_header(const uint8_t *payload, size_t length, book_header *header)

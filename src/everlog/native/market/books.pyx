@@ -113,7 +113,7 @@ cdef extern from "market/l3_array.h" nogil:
     int l3_init(l3_book *book, size_t max_orders, size_t max_levels, uint64_t max_window, int gap_policy,
                 int unknown_policy)
     void l3_free(l3_book *book)
-    size_t l3_apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t start, size_t end,
+    size_t l3_apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t count,
                             book_output *output, int *error)
     int l3_restore(l3_book *book, const l3_order_row *row)
     int l3_rows(const l3_book *book, l3_order_row *rows)
@@ -529,7 +529,7 @@ cdef class L3Kernel(BookKernel):
         self.check_idle()
         self.busy = True
         with nogil:
-            done = l3_apply_records(&self.book, records, stride, 0, count, &into.output, &error)
+            done = l3_apply_records(&self.book, records, stride, count, &into.output, &error)
         self.busy = False
         if error != BOOK_OK:
             self.fail(error, done, records + <ptrdiff_t>done * stride, ORDER_BYTES)

@@ -157,7 +157,6 @@ _Static_assert(BLOCK * sizeof(book_queue_place) % STREAM_ALIGNMENT == 0, "blocks
 typedef struct {
     const uint8_t *records;
     ptrdiff_t stride;
-    size_t count;
     uint32_t hashes[HASHES];
     plain_record plain;
     staged_rows rows;
@@ -219,16 +218,15 @@ HOT void copy_block(const staged_rows *staged, book_output *output, size_t first
 }
 
 /* Compiled once for each kind of output. */
-HOT size_t apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t from, size_t count,
+HOT size_t apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t count,
                          book_output *output, output_kind kind, int *error)
 {
-    size_t done = from;
-    l3_array array = {.records = records, .stride = stride, .count = count, .plain = plain_of(book)};
+    size_t done = 0;
+    l3_array array = {.records = records, .stride = stride, .plain = plain_of(book)};
     int streamed = kind != ANY_OUTPUT && is_streamed(output->tops, output->room * sizeof *output->tops) &&
                    (kind == TOPS || is_streamed(output->places, STREAMED_BYTES));
-    look_up(book, records, stride, from, smaller(from + BLOCK, count), array.hashes);
-    look_up(book, records, stride, smaller(from + BLOCK, count), smaller(from + 2 * BLOCK, count),
-            array.hashes);
+    look_up(book, records, stride, 0, smaller(BLOCK, count), array.hashes);
+    look_up(book, records, stride, smaller(BLOCK, count), smaller(2 * BLOCK, count), array.hashes);
     while (done < count && *error == BOOK_OK) {
         size_t first = done, end = smaller(done + BLOCK, count);
         look_up(book, records, stride, smaller(end + BLOCK, count), smaller(end + 2 * BLOCK, count),
@@ -244,21 +242,20 @@ HOT size_t apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride
     return done;
 }
 
-/* Applies those from `from`, a multiple of 8, to `end` of payloads of 128 bytes, `stride` bytes from one to
- * the next; returns where it stopped. */
-static size_t l3_apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t from,
-                               size_t end, book_output *output, int *error)
+/* Applies `count` payloads of 128 bytes, `stride` bytes from one to the next; returns where it stopped. */
+static size_t l3_apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t count,
+                               book_output *output, int *error)
 {
     *error = BOOK_OK;
     if (output->places != NULL)
         orders_keep_sums(&book->orders);
     switch (kind_of(output)) {
     case TOPS:
-        return output->rows = apply_records(book, records, stride, from, end, output, TOPS, error);
+        return output->rows = apply_records(book, records, stride, count, output, TOPS, error);
     case TOPS_AND_PLACES:
-        return output->rows = apply_records(book, records, stride, from, end, output, TOPS_AND_PLACES, error);
+        return output->rows = apply_records(book, records, stride, count, output, TOPS_AND_PLACES, error);
     default:
-        return apply_records(book, records, stride, from, end, output, ANY_OUTPUT, error);
+        return apply_records(book, records, stride, count, output, ANY_OUTPUT, error);
     }
 }
 
