@@ -22,7 +22,7 @@ FOR_TESTS = ("everlog.fault_fs", "everlog.testing")
 NATIVE = ROOT / "src/everlog/native"
 MAX_FUNCTION_LINES = 70
 MAX_FILE_LINES = 800
-MAX_NATIVE_LINES = 13_150
+MAX_NATIVE_LINES = 13_000
 MAX_EXTENSIONS = 8
 
 CYTHON_FUNCTION = re.compile(r"^(\s*)(?:async\s+)?(?:def|cdef|cpdef)\s+(?!class\b)[^=]*?(\w+)\s*\(")

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from xxhash import xxh3_64_intdigest
+
 from everlog.api_types import Durability
 from everlog.clock import Clock
 from everlog.errors import LimitReached, ReadOnly
 from everlog.fs import Fs
-from everlog.native.topics.log import FrameBuffer, Sources, checksum
+from everlog.native.topics.log import FrameBuffer, Sources
 from everlog.topics.commits import COMMITTED, ChangeEntry, Commit, ShardCommits, nothing
 from everlog.topics.config import EngineSettings
 from everlog.topics.delivery.delivery import Delivery
@@ -69,7 +71,7 @@ class Core:
 
     def shard_of(self, topic_id: int, shards: int) -> int:
         """Which of `shards` shards a topic writes to."""
-        return checksum(topic_id.to_bytes(8, "little")) % shards if shards else 0
+        return xxh3_64_intdigest(topic_id.to_bytes(8, "little")) % shards if shards else 0
 
     def take_file_number(self) -> int:
         """A number for a new log file; never the same twice in the life of a data directory."""

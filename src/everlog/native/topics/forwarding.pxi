@@ -15,23 +15,8 @@ cdef bint tag_matches(const frame_view *frame, bytes tag, bint prefix) noexcept:
     return length == 0 or memcmp(frame.tag, PyBytes_AS_STRING(tag), length) == 0
 
 
-cdef int read_at(Sources sources, TopicLog log, uint64_t seq, log_entry *entry, frame_view *frame,
-                 uint32_t *missing_source) noexcept:
-    """0 if the record was read; -1 if its source is not loaded (which one), -2 if it is corrupt or a hole."""
-    missing_source[0] = 0
-    if not log_index_has(&log.index, seq):
-        return -2
-    log_index_get(&log.index, seq, entry)
-    if entry.source == 0 or entry.source >= sources.count:
-        return -2
-    if sources.spans[entry.source].base == NULL:
-        missing_source[0] = entry.source
-        return -1
-    # What lies in the log was verified when it was read there, or written by this process.
-    if record_read(&sources.spans[entry.source], entry, log.topic_id, seq,
-                   not entry.flags & ENTRY_IN_LOG, frame) != RECORD_OK:
-        return -2
-    return 0
+cdef int read_at(Sources sources, TopicLog log, uint64_t seq, log_entry *entry, frame_view *frame) noexcept:
+    return record_at(&log.index, sources.spans, sources.count, log.topic_id, seq, entry, frame)
 
 
 def select_records(Sources sources not None, TopicLog log not None, uint64_t first_seq, uint64_t end_seq,
@@ -58,9 +43,12 @@ def select_records(Sources sources not None, TopicLog log not None, uint64_t fir
             seq = log_index_next_live(&log.index, seq + 1, end_seq)
             continue
         else:
-            outcome = read_at(sources, log, seq, &entry, &frame, &missing_source)
-            if outcome != 0:
-                corrupt_seq = seq if outcome == -2 else 0
+            outcome = read_at(sources, log, seq, &entry, &frame)
+            if outcome == RECORD_MISSING:
+                missing_source = entry.source
+            elif outcome != RECORD_OK:
+                corrupt_seq = seq
+            if outcome != RECORD_OK:
                 break
             if not tag_matches(&frame, tag, prefix):
                 seq = log_index_next_live(&log.index, seq + 1, end_seq)
@@ -132,7 +120,6 @@ def copy_records(Sources sources not None, TopicLog log not None, list runs not 
     has it. Stops early at a record that cannot be read.
     """
     cdef uint64_t first_seq, length, seq, count = 0, payload = 0, total = 0
-    cdef uint32_t missing_source = 0
     cdef int outcome
     cdef uint8_t own_flags
     cdef log_entry entry
@@ -143,9 +130,11 @@ def copy_records(Sources sources not None, TopicLog log not None, list runs not 
         total += length
     for first_seq, length in runs:
         for seq in range(first_seq, first_seq + length):
-            outcome = read_at(sources, log, seq, &entry, &frame, &missing_source)
-            if outcome != 0:
-                return Copied(count, payload, missing_source, seq if outcome == -2 else 0)
+            outcome = read_at(sources, log, seq, &entry, &frame)
+            if outcome == RECORD_MISSING:
+                return Copied(count, payload, entry.source, 0)
+            if outcome != RECORD_OK:
+                return Copied(count, payload, 0, seq)
             own_flags = flags if count + 1 < total else flags & ~FRAME_BATCH_CONTINUES
             payload += copy_one(dest, out, out_source, out_offset, ts, own_flags, keep_node, keep_tag,
                                 None if metas is None else metas[count], &frame)
@@ -161,7 +150,6 @@ def move_records(Sources sources not None, TopicLog log not None, uint64_t first
     behind the last one that was moved.
     """
     cdef uint64_t seq = first_seq
-    cdef uint32_t missing_source
     cdef log_entry entry
     cdef frame_view frame
     if dest.index.next_seq != first_seq:
@@ -170,7 +158,7 @@ def move_records(Sources sources not None, TopicLog log not None, uint64_t first
         log_index_get(&log.index, seq, &entry)
         if entry.flags & ENTRY_DEAD:
             break
-        if read_at(sources, log, seq, &entry, &frame, &missing_source) != 0:
+        if read_at(sources, log, seq, &entry, &frame) != RECORD_OK:
             raise ValueError(f"the frame of seq {seq} cannot be read although it was just replayed")
         entry.tag_prev = 0
         dest.push(&entry, frame.tag, frame.tag_len)
@@ -185,12 +173,12 @@ def next_live(TopicLog log not None, uint64_t first_seq) -> int:
 
 def meta_of(Sources sources not None, TopicLog log not None, uint64_t seq):
     """Return the meta text of a record, None if it has none or cannot be read."""
-    cdef uint32_t missing_source, meta_len, text_len
+    cdef uint32_t meta_len, text_len
     cdef const uint8_t *meta
     cdef const uint8_t *text
     cdef log_entry entry
     cdef frame_view frame
-    if read_at(sources, log, seq, &entry, &frame, &missing_source) != 0:
+    if read_at(sources, log, seq, &entry, &frame) != RECORD_OK:
         return None
     if not frame.flags & FRAME_HAS_META or frame_split(&frame, &meta, &meta_len, &text, &text_len) != 0:
         return None

@@ -23,11 +23,6 @@ void frames_set_hash(frame_hash hash)
     hash_of = hash;
 }
 
-uint64_t frames_checksum(const void *data, size_t length)
-{
-    return hash_of(data, length);
-}
-
 static inline uint16_t load_u16(const uint8_t *at)
 {
     uint16_t value;

@@ -90,9 +90,6 @@ typedef uint64_t (*frame_hash)(const void *data, size_t length);
 /* Which XXH3-64 to use; must be set before any other call. Every linked copy has its own. */
 void frames_set_hash(frame_hash hash);
 
-/* XXH3-64 as it stands in a frame, of any bytes. */
-uint64_t frames_checksum(const void *data, size_t length);
-
 static inline size_t log_frame_size(size_t node_len, size_t tag_len, size_t data_len)
 {
     return LOG_HEADER_SIZE + node_len + tag_len + data_len + LOG_TRAILER_SIZE;

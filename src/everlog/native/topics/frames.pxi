@@ -40,25 +40,10 @@ cdef uint64_t hash_by_callback(const void *data, size_t length) noexcept with gi
     return digest
 
 
-def hash_source() -> str:
-    """Where checksums come from: "xxhash wheel", or "python callback" where the wheel hides its function."""
-    return "xxhash wheel" if xxh3.address != 0 else "python callback"
-
-
 frames_set_hash(<frame_hash><size_t>xxh3.address if xxh3.address != 0 else hash_by_callback)
 
 
 # --- Bytes in, answer out ---------------------------------------------------------------------------------
-
-
-def checksum(data) -> int:
-    """XXH3-64 of a buffer, as stored in frames."""
-    cdef Py_buffer view
-    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-    try:
-        return frames_checksum(view.buf, view.len)
-    finally:
-        PyBuffer_Release(&view)
 
 
 def json_fault(text, uint32_t max_depth) -> str | None:
@@ -89,36 +74,32 @@ ctypedef int (*read_kernel)(const uint8_t *at, size_t available, frame_view *fra
 cdef dict OUTCOMES = {FRAME_END: "end", FRAME_TORN: "torn", FRAME_CORRUPT: "corrupt"}
 
 
-cdef object scan_frames(scan_kernel kernel, object buffer, size_t start, bint verify):
-    cdef Py_buffer view
+cdef object scan_frames(scan_kernel kernel, const uint8_t[::1] buffer, size_t start, bint verify):
+    cdef size_t length = buffer.shape[0]
     cdef frame_scan result
-    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
-    try:
-        if start > <size_t>view.len:
-            raise IndexError(f"a scan cannot start at offset {start} of {view.len} bytes")
-        with nogil:
-            kernel(<const uint8_t *>view.buf, view.len, start, verify, &result)
-    finally:
-        PyBuffer_Release(&view)
+    if start > length:
+        raise IndexError(f"a scan cannot start at offset {start} of {length} bytes")
+    with nogil:
+        kernel(&buffer[0], length, start, verify, &result)
     return FrameScan(result.frames, result.end, OUTCOMES[result.outcome])
 
 
-def scan_log_frames(buffer, size_t start=0, *, bint verify=True):
+def scan_log_frames(const uint8_t[::1] buffer not None, size_t start=0, *, bint verify=True):
     """Walk log frames from `start` until one cannot be read; the GIL is released meanwhile."""
     return scan_frames(log_frames_scan, buffer, start, verify)
 
 
-def scan_segment_frames(buffer, size_t start=0, *, bint verify=True):
+def scan_segment_frames(const uint8_t[::1] buffer not None, size_t start=0, *, bint verify=True):
     """Walk segment frames from `start` until one cannot be read; the GIL is released meanwhile."""
     return scan_frames(segment_frames_scan, buffer, start, verify)
 
 
-cdef int read_frame(read_kernel kernel, str kind, Py_buffer *view, size_t offset, bint verify,
+cdef int read_frame(read_kernel kernel, str kind, const uint8_t[::1] buffer, size_t offset, bint verify,
                     frame_view *frame) except -1:
-    cdef size_t length = view.len
+    cdef size_t length = buffer.shape[0]
     cdef int outcome = FRAME_TORN
     if offset <= length:
-        outcome = kernel(<const uint8_t *>view.buf + offset, length - offset, frame, verify)
+        outcome = kernel(&buffer[0] + offset, length - offset, frame, verify)
     if outcome == FRAME_OK:
         return 0
     where = f"no {kind} frame can be read at offset {offset} of {length} bytes: "
@@ -141,32 +122,22 @@ cdef object copy_log_frame(const frame_view *frame):
     )
 
 
-def read_log_frame(buffer, size_t offset, *, bint verify=True):
+def read_log_frame(const uint8_t[::1] buffer not None, size_t offset, *, bint verify=True):
     """Return the log frame at `offset`; raises Corrupt if there is no sound one."""
-    cdef Py_buffer view
     cdef frame_view frame
-    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
-    try:
-        read_frame(log_frame_read, "log", &view, offset, verify, &frame)
-        return copy_log_frame(&frame)
-    finally:
-        PyBuffer_Release(&view)
+    read_frame(log_frame_read, "log", buffer, offset, verify, &frame)
+    return copy_log_frame(&frame)
 
 
-def read_segment_frame(buffer, size_t offset, *, bint verify=True):
+def read_segment_frame(const uint8_t[::1] buffer not None, size_t offset, *, bint verify=True):
     """Return the segment frame at `offset`; raises Corrupt if there is no sound one."""
-    cdef Py_buffer view
     cdef frame_view frame
-    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
-    try:
-        read_frame(segment_frame_read, "segment", &view, offset, verify, &frame)
-        return SegmentFrame(
-            frame.size, frame.flags, frame.seq, frame.ts,
-            copy_part(frame.node, frame.node_len), copy_part(frame.tag, frame.tag_len),
-            copy_part(frame.data, frame.data_len), frame.deleted != 0,
-        )
-    finally:
-        PyBuffer_Release(&view)
+    read_frame(segment_frame_read, "segment", buffer, offset, verify, &frame)
+    return SegmentFrame(
+        frame.size, frame.flags, frame.seq, frame.ts,
+        copy_part(frame.node, frame.node_len), copy_part(frame.tag, frame.tag_len),
+        copy_part(frame.data, frame.data_len), frame.deleted != 0,
+    )
 
 
 cdef int read_log_frame_at(const uint8_t *at, size_t available, frame_view *frame, int verify) noexcept nogil:
@@ -182,26 +153,6 @@ cdef int check_json(const uint8_t *text, size_t length, uint32_t max_depth) noex
 
 
 # --- Writing ----------------------------------------------------------------------------------------------
-
-
-cdef int describe(frame_view *frame, size_t size, uint8_t flags, uint64_t seq, uint64_t ts,
-                  bytes node, bytes tag, bytes data) except -1:
-    cdef const uint8_t *unused
-    cdef uint32_t unused_len
-    if size > UINT32_MAX:
-        raise ValueError(f"a frame of {size} bytes cannot be written; the largest has {UINT32_MAX}")
-    for name, part in (("node", node), ("tag", tag)):
-        if len(part) > UINT16_MAX:
-            raise ValueError(f"a {name} of {len(part)} bytes cannot be written; the longest has {UINT16_MAX}")
-    frame.node = <const uint8_t *>PyBytes_AS_STRING(node)
-    frame.tag = <const uint8_t *>PyBytes_AS_STRING(tag)
-    frame.data = <const uint8_t *>PyBytes_AS_STRING(data)
-    frame.node_len, frame.tag_len, frame.data_len = len(node), len(tag), len(data)
-    frame.flags, frame.seq, frame.ts = flags, seq, ts
-    frame.deleted = 0
-    if frame_split(frame, &unused, &unused_len, &unused, &unused_len) != 0:
-        raise ValueError(f"flags {flags} promise a meta part, which {len(data)} bytes of data do not hold")
-    return 0
 
 
 @cython.final
@@ -283,25 +234,32 @@ cdef class FrameBuffer:
                    bytes node not None, bytes tag not None, bytes data not None) -> int:
         """Append a log frame of these parts, as they are; returns its size."""
         cdef frame_view frame
+        cdef const uint8_t *unused
+        cdef uint32_t unused_len
         cdef size_t size = log_frame_size(len(node), len(tag), len(data))
-        frame.type = type
-        frame.topic_id = topic_id
-        describe(&frame, size, flags, seq, ts, node, tag, data)
+        if size > UINT32_MAX:
+            raise ValueError(f"a frame of {size} bytes cannot be written; the largest has {UINT32_MAX}")
+        for name, part in (("node", node), ("tag", tag)):
+            if len(part) > UINT16_MAX:
+                raise ValueError(f"a {name} of {len(part)} bytes cannot be written; the longest has {UINT16_MAX}")
+        frame.type, frame.flags, frame.topic_id, frame.seq, frame.ts = type, flags, topic_id, seq, ts
+        frame.node = <const uint8_t *>PyBytes_AS_STRING(node)
+        frame.tag = <const uint8_t *>PyBytes_AS_STRING(tag)
+        frame.data = <const uint8_t *>PyBytes_AS_STRING(data)
+        frame.node_len, frame.tag_len, frame.data_len = len(node), len(tag), len(data)
+        if frame_split(&frame, &unused, &unused_len, &unused, &unused_len) != 0:
+            raise ValueError(f"flags {flags} promise a meta part, which {len(data)} bytes of data do not hold")
         self.room(size)
         self.length += log_frame_write(self.base + self.length, &frame, NULL, 0)
         return size
 
-    def append_bytes(self, data) -> None:
-        """Append the bytes of a buffer as they are."""
-        cdef Py_buffer view
-        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-        try:
-            self.room(view.len)
-            if view.len > 0:
-                memcpy(self.base + self.length, view.buf, view.len)
-                self.length += view.len
-        finally:
-            PyBuffer_Release(&view)
+    def append_bytes(self, const uint8_t[::1] data not None) -> None:
+        """Append bytes as they are."""
+        cdef size_t length = data.shape[0]
+        if length > 0:
+            self.room(length)
+            memcpy(self.base + self.length, &data[0], length)
+            self.length += length
 
     def truncate(self, size_t length) -> None:
         """Drop everything from `length` on; views taken before show what is appended there later."""

@@ -18,11 +18,10 @@ cdef extern from "topics/render.h" nogil:
 
 cdef text_buffer job_text  # one for all, since the GIL is held meanwhile
 
-DONE = 0
-MISSING = 1
-CORRUPT = 2
-DELETED = 3
-FULL = 4
+cdef enum:
+    JOBS_FULL = 4
+
+DONE, MISSING, CORRUPT, DELETED, FULL = RECORD_OK, RECORD_MISSING, RECORD_CORRUPT, RECORD_DELETED, JOBS_FULL
 
 
 def live_seqs(TopicLog log not None, uint64_t first_seq, uint64_t last_seq, Py_ssize_t limit) -> list[int]:
@@ -68,7 +67,7 @@ def render_jobs(TopicLog log not None, Sources sources not None, list seqs not N
             break
         size += job_text.length
         if size > max_bytes and texts:
-            outcome = FULL
+            outcome = JOBS_FULL
             break
         texts.append(PyBytes_FromStringAndSize(<const char *>job_text.base, job_text.length))
     if job_text.capacity > KEPT_TEXT_CAPACITY:

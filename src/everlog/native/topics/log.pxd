@@ -40,7 +40,6 @@ cdef extern from "topics/frames.h" nogil:
     ctypedef uint64_t (*frame_hash)(const void *data, size_t length) noexcept nogil
 
     void frames_set_hash(frame_hash hash)
-    uint64_t frames_checksum(const void *data, size_t length)
     size_t log_frame_size(size_t node_len, size_t tag_len, size_t data_len)
     uint32_t frame_payload(uint32_t data_len, uint8_t flags)
     size_t log_frame_write(uint8_t *out, const frame_view *frame, const uint8_t *meta, uint32_t meta_len)
@@ -58,7 +57,7 @@ cdef extern from "topics/frames.h" nogil:
     int64_t json_key_count(const uint8_t *text, size_t length)
     bint json_is_blank(const uint8_t *text, size_t length)
     int utf8_valid(const uint8_t *text, size_t length)
-    int JSON_SOUND, JSON_NOT_UTF8, JSON_TOO_DEEP, JSON_LONE_SURROGATE
+    int JSON_SOUND, JSON_NOT_UTF8, JSON_TOO_DEEP
     int json_check(const uint8_t *text, size_t length, uint32_t max_depth)
 
 

@@ -1,6 +1,6 @@
 """Types of the native module of topics in memory."""
 
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,6 @@ from everlog.native.topics.results import Rendered as Rendered
 from everlog.native.topics.results import SegmentFrame as SegmentFrame
 from everlog.native.topics.results import Selection as Selection
 
-def hash_source() -> Literal["xxhash wheel", "python callback"]: ...
-def checksum(data: Buffer) -> int: ...
 def json_fault(text: Buffer, max_depth: int) -> str | None: ...
 def scan_log_frames(buffer: Buffer, start: int = 0, *, verify: bool = True) -> FrameScan: ...
 def scan_segment_frames(buffer: Buffer, start: int = 0, *, verify: bool = True) -> FrameScan: ...

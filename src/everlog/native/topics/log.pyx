@@ -2,7 +2,7 @@
 """The records of topics in memory: frames, batches, the log of one topic with its indexes, and their rendering.
 
 Owns the memory of frames and indexes. Opens no file, reads no clock and decides nothing: which record dies when,
-what is visible and what is written where is up to `everlog.topics`. One module in seven parts, so that each C file
+what is visible and what is written where is up to `everlog.topics`. One module in six parts, so that each C file
 is linked once.
 """
 
@@ -58,8 +58,7 @@ cdef extern from "topics/log_index.h" nogil:
     void log_index_pop(log_index *index, uint64_t count)
     void log_index_get(const log_index *index, uint64_t seq, log_entry *out)
     void log_index_sizes(const log_index *index, uint64_t first_seq, uint64_t count, uint32_t *out)
-    void log_index_set_place(log_index *index, uint64_t seq, uint32_t source, uint32_t offset, uint32_t size,
-                             int in_log)
+    void log_index_set_place(log_index *index, uint64_t seq, uint32_t source, uint32_t offset, uint32_t size)
     void log_index_set_payload(log_index *index, uint64_t seq, uint32_t payload)
     uint64_t log_index_kill(log_index *index, uint64_t seq)
     void log_index_kill_range(log_index *index, uint64_t begin, uint64_t to, uint64_t *count, uint64_t *bytes)
@@ -154,6 +153,8 @@ cdef extern from "topics/render.h" nogil:
 
     int record_read(const source_span *source, const log_entry *entry, uint64_t topic_id, uint64_t seq,
                     int verify, frame_view *frame)
+    int record_at(const log_index *index, const source_span *sources, size_t source_count, uint64_t topic_id,
+                  uint64_t seq, log_entry *entry, frame_view *frame)
     int render_records(const log_index *index, const render_request *request, text_buffer *out,
                        render_result *result)
     size_t segment_size_of(const log_entry *entry)
@@ -167,4 +168,3 @@ include "topic_log.pxi"
 include "forwarding.pxi"
 include "jobs.pxi"
 include "log_replay.pxi"
-include "append_answer.pxi"

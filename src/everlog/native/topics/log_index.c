@@ -239,15 +239,14 @@ void log_index_sizes(const log_index *index, uint64_t first_seq, uint64_t count,
     }
 }
 
-void log_index_set_place(log_index *index, uint64_t seq, uint32_t source, uint32_t offset, uint32_t size,
-                         int in_log)
+void log_index_set_place(log_index *index, uint64_t seq, uint32_t source, uint32_t offset, uint32_t size)
 {
     log_block *block = log_index_block(index, seq);
     size_t slot = log_index_slot(index, seq);
     block->source[slot] = source;
     block->offset[slot] = offset;
     block->size[slot] = size;
-    block->flags[slot] = (uint8_t)((block->flags[slot] & ~ENTRY_IN_LOG) | (in_log ? ENTRY_IN_LOG : 0));
+    block->flags[slot] &= (uint8_t)~ENTRY_IN_LOG;
 }
 
 void log_index_set_payload(log_index *index, uint64_t seq, uint32_t payload)

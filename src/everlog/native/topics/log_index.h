@@ -81,8 +81,8 @@ void log_index_pop(log_index *index, uint64_t count);
 void log_index_get(const log_index *index, uint64_t seq, log_entry *out);
 /* The sizes of `count` entries from `first_seq` on; all of them must be there. */
 void log_index_sizes(const log_index *index, uint64_t first_seq, uint64_t count, uint32_t *out);
-void log_index_set_place(log_index *index, uint64_t seq, uint32_t source, uint32_t offset, uint32_t size,
-                         int in_log);
+/* The frame is a segment frame at this place from now on. */
+void log_index_set_place(log_index *index, uint64_t seq, uint32_t source, uint32_t offset, uint32_t size);
 /* The payload of an entry that was pushed with ENTRY_PAYLOAD_UNKNOWN. */
 void log_index_set_payload(log_index *index, uint64_t seq, uint32_t payload);
 void log_index_set_tag_prev(log_index *index, uint64_t seq, uint64_t tag_prev);

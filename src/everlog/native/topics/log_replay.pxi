@@ -17,8 +17,7 @@ cdef class LogReplay:
     "end", "torn" (cut in the middle of a frame or batch) or "corrupt"; "running" before that.
     """
 
-    cdef Py_buffer view
-    cdef bint has_view
+    cdef const uint8_t[::1] buffer
     cdef const uint8_t *base
     cdef size_t length
     cdef size_t at               # behind the last frame that was taken
@@ -32,11 +31,8 @@ cdef class LogReplay:
     cdef uint64_t known_ids[KNOWN_LOGS]
     cdef void *known_logs[KNOWN_LOGS]
 
-    def __cinit__(self, buffer, size_t start, uint32_t source, dict logs not None):
-        PyObject_GetBuffer(buffer, &self.view, PyBUF_SIMPLE)
-        self.has_view = True
-        self.base = <const uint8_t *>self.view.buf
-        self.length = self.view.len
+    def __cinit__(self, const uint8_t[::1] buffer not None, size_t start, uint32_t source, dict logs not None):
+        self.buffer, self.base, self.length = buffer, &buffer[0], buffer.shape[0]
         if start > self.length:
             raise ValueError(f"a replay cannot start at offset {start} of {self.length} bytes")
         if self.length > UINT32_MAX:
@@ -47,10 +43,6 @@ cdef class LogReplay:
         self.logs = logs
         self.gaps = []
         self.state = FRAME_OK
-
-    def __dealloc__(self):
-        if self.has_view:
-            PyBuffer_Release(&self.view)
 
     @property
     def position(self) -> int:

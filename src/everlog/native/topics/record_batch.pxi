@@ -1,20 +1,11 @@
 # A batch of records to append, checked in full before anything is written.
 #
 # Owns the limits of a record and keeps the texts alive until the batch has been framed. Writes no
-# frame and knows no topic.
+# frame and knows no topic. The text of the answer to an append stands here too.
 
 cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
     object PyUnicode_DecodeUTF8(const char *text, Py_ssize_t size, const char *errors)
-
-cdef extern from "topics/record_fields.h":
-    cdef enum:
-        FIELD_DATA
-        FIELD_META
-        FIELD_TAG
-        FIELD_NODE
-        FIELD_COUNT
-    int record_fields(PyObject *record, PyObject **fields) noexcept
 
 cdef extern from "topics/record_scan.h" nogil:
     ctypedef struct span:
@@ -94,12 +85,13 @@ cdef int check_size(Py_ssize_t place, const batch_record *record) except -1:
     return 0
 
 
-cdef size_t RECORD_BYTES = sizeof(batch_record) + FIELD_COUNT * sizeof(PyObject *)
 cdef enum:
+    OWNERS_PER_RECORD = 4  # data, meta, tag and node
     # Memory that is kept for the next batch: of about 1600 records. One batch follows the other, and what
     # malloc gets back from the end of its heap it may return to the system, page by page.
     SPARE_BYTES = 131072
 
+cdef size_t RECORD_BYTES = sizeof(batch_record) + OWNERS_PER_RECORD * sizeof(PyObject *)
 cdef void *spare_memory  # for SPARE_BYTES, or NULL while a batch uses it; the GIL guards it
 cdef list NO_RECORDS = []
 
@@ -125,7 +117,6 @@ cdef class RecordBatch:
 
     def __cinit__(self, list records not None, str node=None):
         cdef Py_ssize_t place, count = PyList_GET_SIZE(records)
-        cdef PyObject *fields[FIELD_COUNT]
         cdef const uint8_t *node_text = NULL
         cdef uint16_t node_len = 0
         cdef object record
@@ -139,11 +130,7 @@ cdef class RecordBatch:
                 raise InvalidRecord(f"record {place}: the list of records changed while it was read")
             record = records[place]
             self.records[place].node, self.records[place].node_len = node_text, node_len
-            if record_fields(<PyObject *>record, fields):
-                self.take(place, <object>fields[FIELD_DATA], <object>fields[FIELD_META],
-                          <object>fields[FIELD_TAG], <object>fields[FIELD_NODE])
-            else:
-                self.take(place, record.data, record.meta, record.tag, record.node)
+            self.take(place, record.data, record.meta, record.tag, record.node)
         self.count = count
 
     def __dealloc__(self):
@@ -306,3 +293,39 @@ def scan_append(bytes body not None, uint32_t max_nesting):
     if options.idempotency_key.base != NULL:
         key = PyUnicode_DecodeUTF8(<const char *>options.idempotency_key.base, options.idempotency_key.length, NULL)
     return batch, key, None if options.create == CREATE_ABSENT else options.create != 0
+
+
+cdef enum:  # how an answer shows the seqs
+    OMITTED, LISTED, NULLED
+
+SEQS_OMITTED, SEQS_LISTED, SEQS_NULL = OMITTED, LISTED, NULLED
+
+
+cdef str in_ms(uint64_t time_ns):
+    """A time in milliseconds with three digits behind the point."""
+    cdef uint64_t time_us = time_ns // 1000
+    return f"{time_us // 1000}.{time_us % 1000:03d}"
+
+
+def render_fields(str topic not None, uint64_t first_seq, uint64_t last_seq, int seqs, uint64_t head_seq, bint created,
+                  bint deduped, uint64_t waited_ns, uint64_t synced_ns, bytes more not None) -> bytes:
+    """The fields of the answer to an append, without braces, and with the seqs listed, null or omitted.
+
+    A topic's name stands for itself in JSON: no character of it needs an escape. `more` comes last inside of
+    `performance` and begins with a comma, or is empty.
+    """
+    cdef uint64_t place, count = last_seq - first_seq + 1
+    cdef str listed = ""
+    if last_seq < first_seq:
+        raise ValueError(f"the seqs {first_seq} to {last_seq} are none")
+    if seqs == LISTED:
+        listed = ",".join([f"{first_seq + place}" for place in range(count)])
+        listed = f',"seqs":[{listed}]'
+    elif seqs == NULLED:
+        listed = ',"seqs":null'
+    return (
+        f'"topic":"{topic}","first_seq":{first_seq},"last_seq":{last_seq}{listed},"head_seq":{head_seq},'
+        f'"count":{count},"created":{"true" if created else "false"},"deduped":{"true" if deduped else "false"},'
+        f'"performance":{{"server_total_ms":{in_ms(waited_ns)},'
+        f'"wal_append_ms":{in_ms(waited_ns - min(waited_ns, synced_ns))},"fsync_ms":{in_ms(synced_ns)}'
+    ).encode() + more + b"}"

@@ -33,7 +33,7 @@ int record_read(const source_span *source, const log_entry *entry, uint64_t topi
 {
     int in_log = entry->flags & ENTRY_IN_LOG;
     int outcome;
-    if (source == NULL || source->base == NULL)
+    if (source->base == NULL)
         return RECORD_MISSING;
     if (entry->offset > source->length || entry->size > source->length - entry->offset)
         return RECORD_CORRUPT;
@@ -48,6 +48,17 @@ int record_read(const source_span *source, const log_entry *entry, uint64_t topi
     if (entry->flags & ENTRY_PAYLOAD_UNKNOWN)
         return RECORD_OK;
     return frame_payload(frame->data_len, frame->flags) == entry->payload ? RECORD_OK : RECORD_CORRUPT;
+}
+
+int record_at(const log_index *index, const source_span *sources, size_t source_count, uint64_t topic_id,
+              uint64_t seq, log_entry *entry, frame_view *frame)
+{
+    if (!log_index_has(index, seq))
+        return RECORD_CORRUPT;
+    log_index_get(index, seq, entry);
+    if (entry->source == 0 || entry->source >= source_count)
+        return RECORD_CORRUPT;
+    return record_read(&sources[entry->source], entry, topic_id, seq, !(entry->flags & ENTRY_IN_LOG), frame);
 }
 
 /* --- JSON -------------------------------------------------------------------------------------------- */
@@ -169,11 +180,8 @@ static int render_one(const log_index *index, const render_request *request, uin
 {
     log_entry entry;
     frame_view frame;
-    log_index_get(index, seq, &entry);
-    const source_span *source = entry.source < request->source_count ? &request->sources[entry.source] : NULL;
-    /* Log frames were made by this process or verified when it started; segments may be years old. */
-    int verify = !(entry.flags & ENTRY_IN_LOG);
-    int outcome = record_read(source, &entry, request->topic_id, seq, verify, &frame);
+    int outcome =
+        record_at(index, request->sources, request->source_count, request->topic_id, seq, &entry, &frame);
     if (outcome == RECORD_MISSING) {
         result->missing_source = entry.source;
         return 0;
@@ -287,10 +295,8 @@ int render_job(const log_index *index, const render_request *request, const job_
     out->length = 0;
     if (!log_index_is_live(index, job->seq))
         return RECORD_DELETED;
-    log_index_get(index, job->seq, &entry);
-    const source_span *source = entry.source < request->source_count ? &request->sources[entry.source] : NULL;
-    int verify = !(entry.flags & ENTRY_IN_LOG);
-    int outcome = record_read(source, &entry, request->topic_id, job->seq, verify, &frame);
+    int outcome = record_at(index, request->sources, request->source_count, request->topic_id, job->seq,
+                            &entry, &frame);
     if (outcome == RECORD_MISSING)
         *missing_source = entry.source;
     if (outcome != RECORD_OK)

@@ -54,9 +54,15 @@ typedef struct {
     size_t length, capacity;
 } text_buffer;
 
-/* Read the frame that `entry` says is the one of `seq`, in a source that may be NULL. */
+/* Read the frame that `entry` says is the one of `seq`. */
 int record_read(const source_span *source, const log_entry *entry, uint64_t topic_id, uint64_t seq,
                 int verify, frame_view *frame);
+
+/* Read the record `seq` and its entry. Segments are verified, since they may be years old; log frames were
+ * made by this process or verified when it started. Returns RECORD_*; `entry->source` is the one that is
+ * missing. */
+int record_at(const log_index *index, const source_span *sources, size_t source_count, uint64_t topic_id,
+              uint64_t seq, log_entry *entry, frame_view *frame);
 
 /* Write the records as a JSON array into `out`, from its start. Returns 0, or -1 without memory. */
 int render_records(const log_index *index, const render_request *request, text_buffer *out,

@@ -265,17 +265,7 @@ cdef class TopicLog:
         `source`. All frames but the last carry BATCH_CONTINUES, the last too if `continues`. Nothing
         has changed if this raises.
         """
-        cdef RecordBatch batch
-        if isinstance(records, RecordBatch):
-            batch = records
-        else:
-            batch = RecordBatch(records, batch_node)
-        return self.append_batch(buffer, source, source_offset, batch, ts, frame_flags, continues)
-
-    cdef uint64_t append_batch(self, FrameBuffer buffer, uint32_t source, uint64_t source_offset,
-                               RecordBatch batch, uint64_t ts, uint8_t frame_flags,
-                               bint continues) except? 0:
-        """See `append`."""
+        cdef RecordBatch batch = records if isinstance(records, RecordBatch) else RecordBatch(records, batch_node)
         cdef append_target target
         cdef append_result result
         cdef uint64_t offset = source_offset + buffer.length
@@ -488,7 +478,7 @@ cdef class TopicLog:
             seq = first_seq + place
             if log_index_has(&self.index, seq):
                 index_entry_read(&entries[place * INDEX_ENTRY_SIZE], source, &entry)
-                log_index_set_place(&self.index, seq, entry.source, entry.offset, entry.size, 0)
+                log_index_set_place(&self.index, seq, entry.source, entry.offset, entry.size)
 
     # --- Life and death ---
 

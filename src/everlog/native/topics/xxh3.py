@@ -1,7 +1,7 @@
 """Where XXH3-64 lies in memory: the function of the xxhash wheel, for C code to call directly.
 
 Owns the search and the self-test; hashes nothing itself and knows no frame. Python code that wants
-a hash calls `xxhash` or `everlog.native.topics.log.checksum`.
+a hash calls `xxhash`.
 """
 
 from __future__ import annotations

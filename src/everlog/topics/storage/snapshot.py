@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from xxhash import xxh3_64_intdigest
+
 from everlog.errors import CorruptMetadata, Io, UnsupportedVersion
 from everlog.fs import Fs, read_file, replace_file
-from everlog.native.topics import log as frames
 from everlog.topics.storage import layout
 
 
@@ -37,7 +38,7 @@ def write(fs: Fs, meta_dir: str, number: int, payload: bytes) -> str:
     """Durably write snapshot `number`, which must be higher than all before; returns its path."""
     path = os.path.join(meta_dir, layout.SNAPSHOT_FILE.name(number))
     header = layout.SNAPSHOT_HEADER.pack(layout.SNAPSHOT_MAGIC, layout.SNAPSHOT_VERSION, len(payload))
-    checksum = layout.CHECKSUM.pack(frames.checksum(payload))
+    checksum = layout.CHECKSUM.pack(xxh3_64_intdigest(payload))
     with _reported("write the snapshot", path, "the older one stays in force; check the disk"):
         replace_file(fs, path, b"".join((header, payload, checksum)))
     return path
@@ -120,7 +121,7 @@ def damage(path: str, content: bytes) -> str | None:
         return f"its header promises {payload_len} bytes of payload, but there are {len(content) - around}"
     payload = memoryview(content)[layout.SNAPSHOT_HEADER_SIZE : -layout.SNAPSHOT_TRAILER_SIZE]
     (stored,) = layout.CHECKSUM.unpack(content[-layout.SNAPSHOT_TRAILER_SIZE :])
-    if stored != frames.checksum(payload):
+    if stored != xxh3_64_intdigest(payload):
         return "its payload does not match its checksum"
     return None
 
