@@ -163,9 +163,9 @@ class Relay:
             with self._lock:
                 self._open += [client, server]
             for source, target, kept in ((client, server, self.received), (server, client, None)):
-                threading.Thread(target=self._pass_on, args=(source, target, kept), daemon=True).start()
+                threading.Thread(target=self._forward, args=(source, target, kept), daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, target: socket.socket, kept: list[bytes] | None) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket, kept: list[bytes] | None) -> None:
         try:
             while data := source.recv(65536):
                 if kept is not None:

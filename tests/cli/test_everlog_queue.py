@@ -228,7 +228,7 @@ def test_doctor_shows_the_range_of_deletable_segments(queue: Path) -> None:
     assert result["retention_candidates"] == {"count": 2, "first": 0, "last": 1}
 
 
-def test_doctor_with_check_tells_by_its_exit_code_whether_somebody_should_act(queue: Path) -> None:
+def test_doctor_with_check_says_by_its_exit_code_whether_to_act(queue: Path) -> None:
     everlog_queue("doctor", "--check", queue.parent, code=0)  # a stale lock is only good to know
     long_ago = TestClock(SystemClock().wall_ns() - 100 * NS_PER_S)
     Queue.open_subscriber(queue, "gone", clock=long_ago).close()

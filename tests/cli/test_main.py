@@ -73,7 +73,7 @@ def written_to(output: IO[bytes] | None, *words: object, **more: Any) -> tuple[i
 
 
 @pytest.mark.parametrize("words", [("--help",), ("queue", "--help"), ("topic", "ls", "--help")])
-def test_help_that_nobody_reads_to_its_end_is_no_error(words: tuple[str, ...]) -> None:
+def test_help_that_is_not_read_to_its_end_is_no_error(words: tuple[str, ...]) -> None:
     ours, theirs = os.pipe()
     os.close(ours)
     with os.fdopen(theirs, "wb") as closed:
@@ -89,5 +89,5 @@ def test_a_full_disk_behind_the_output_is_told_in_one_line(words: tuple[str, ...
     assert told.count("\n") == 1
 
 
-def test_closed_output_is_nobody_who_reads(tmp_path: Path) -> None:
+def test_closed_output_counts_as_a_reader_that_has_gone(tmp_path: Path) -> None:
     assert written_to(None, "queue", "ls", cwd=tmp_path, preexec_fn=lambda: os.close(1)) == (0, "")

@@ -134,7 +134,7 @@ def test_everything_is_written_to_a_slow_reader_even_after_a_signal(monkeypatch:
     assert received.decode() == text
 
 
-def test_output_that_nobody_takes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_that_is_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = os.pipe()
     asked = []
 

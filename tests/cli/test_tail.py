@@ -123,7 +123,7 @@ def test_a_reader_of_the_output_that_has_seen_enough_ends_it_silently(tmp_path: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_even_while_nobody_takes_its_output(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_it_even_while_its_output_is_not_read(tmp_path: Path, number: signal.Signals) -> None:
     with Queue.open_publisher(tmp_path, segment_size=1 << 20, retention=False) as writer:
         for _ in range(300):
             writer.append(1, bytes(1000))

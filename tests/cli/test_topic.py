@@ -117,7 +117,7 @@ def test_records_are_deleted_by_seq_and_by_tag(topic: TopicCommands) -> None:
     assert "--before, --match" in topic.run("delete", "cut", code=2)[1]
 
 
-def test_a_topic_is_removed_without_a_question_where_nobody_can_answer(topic: TopicCommands) -> None:
+def test_a_topic_is_removed_without_a_question_where_there_is_no_terminal(topic: TopicCommands) -> None:
     append(topic, "gone", 1)
     error = topic.error("rm", "gone", "--if-empty")
     assert (error["code"], error["detail"]) == ("topic_not_empty", {"topic": "gone", "count": 1})

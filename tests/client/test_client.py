@@ -226,9 +226,9 @@ def test_a_watch_tells_what_there_is_what_comes_and_the_end(client: Any, plain: 
     assert sorted(event.topic for event in seen if isinstance(event, CaughtUp)) == ["a", "b"]
     assert [event.records[0].data for event in seen if isinstance(event, Records)] == [2]
     plain.append("b", 4, tag="eu")
-    news = next(events)
-    assert (news.topic, news.from_seq, news.to_seq) == ("b", 1, 2)
-    assert (news.records[0].data, news.records[0].tag) == (4, "eu")
+    event = next(events)
+    assert (event.topic, event.from_seq, event.to_seq) == ("b", 1, 2)
+    assert (event.records[0].data, event.records[0].tag) == (4, "eu")
     plain.delete_topic("a")
     plain.delete_topic("b")
     assert sorted((type(event), event.topic) for event in events) == [(TopicGone, "a"), (TopicGone, "b")]

@@ -160,7 +160,7 @@ def test_a_batch_that_is_refused_stops_the_producer_and_is_told_by_every_call() 
             producer.close()
 
 
-def test_a_failure_is_told_at_the_end_of_the_block_if_nobody_asked_before() -> None:
+def test_a_failure_is_raised_at_the_end_of_the_block_unless_it_was_raised_before() -> None:
     with (
         ScriptedServer([NOT_FOUND, FULL]) as scripted,
         pytest.raises(ProducerFailed),

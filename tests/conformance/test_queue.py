@@ -198,7 +198,7 @@ def test_a_lease_holds_up_to_its_deadline_and_no_longer(server: RunningServer, a
 
 
 @pytest.mark.parametrize("verb", SETTLING)
-def test_a_settlement_after_expiry_is_skipped_even_if_nobody_claimed(
+def test_a_settlement_after_expiry_is_skipped_even_without_another_claim(
     server: RunningServer, api: Api, verb: str
 ) -> None:
     made(api, 1, lease_ms=1000)

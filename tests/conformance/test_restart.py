@@ -202,7 +202,7 @@ def test_a_stop_does_not_wait_for_a_client_that_stopped_in_the_middle(tmp_path: 
         assert again.api().values("t") == [1]
 
 
-def test_after_a_stop_nobody_is_listening(server: RunningServer) -> None:
+def test_after_a_stop_nothing_listens(server: RunningServer) -> None:
     address = server.server.address
     server.stop()
     with pytest.raises(ConnectionRefusedError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 from enum import StrEnum
 from pathlib import Path
@@ -42,6 +43,11 @@ def shown(default: Any) -> str:
     return f"`{(default.value if isinstance(default, StrEnum) else default)!r}`"
 
 
+def in_json(default: Any) -> str:
+    """A default as the reference writes it: as JSON, without the quotes of a text."""
+    return "unset" if default is None else "`" + json.dumps(default).strip('"') + "`"
+
+
 def test_every_snippet_of_the_guide_runs_and_gives_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,9 +55,10 @@ def test_every_snippet_of_the_guide_runs_and_gives_what_it_says(
     assert run_page(GUIDE, tmp_path) >= 9
 
 
-def test_the_reference_lists_every_field_of_a_topic() -> None:
-    rows = rows_of(section(SETTINGS, "Topics"))
-    assert [name for name, _ in rows] == [field.name for field in msgspec.structs.fields(TopicConfig)]
+def test_the_reference_lists_every_field_of_a_topic_with_its_default() -> None:
+    fields = msgspec.structs.fields(TopicConfig)
+    wanted = [(field.name, in_json(field.default)) for field in fields]
+    assert rows_of(section(SETTINGS, "Topics")) == wanted
 
 
 def test_the_guide_lists_every_setting_of_the_engine_with_its_default() -> None:

@@ -67,4 +67,4 @@ def test_every_name_of_code_that_a_page_mentions_is_there(page: Path) -> None:
 def test_the_pages_are_found_and_a_wrong_name_would_be_noticed() -> None:
     assert len(PAGES) > 10
     assert "copy_to_segment" in words_of_the_code()
-    assert "a_name_that_" + "nobody_uses" not in words_of_the_code()
+    assert "a_name_that_" + "is_not_used" not in words_of_the_code()

@@ -81,7 +81,7 @@ def test_a_childs_use_of_its_parents_reader_is_refused_and_changes_nothing(tmp_p
 
 
 def test_closing_in_a_child_takes_nothing_from_the_parent(tmp_path: Path) -> None:
-    """Whether `close` is refused or lets go of the child's share, the parent goes on."""
+    """Whether `close` is refused or releases the child's share, the parent goes on."""
 
     def close_both() -> None:
         for thing in (writer, reader):

@@ -218,14 +218,14 @@ def test_a_large_random_book_agrees_with_the_plain_one() -> None:
 @settings(max_examples=80)
 def test_whatever_is_asked_for_and_one_by_one_the_events_do_the_same(events: list[L3Row]) -> None:
     records, twin = l3_records(events), L3Twin()
-    wishes = (Outputs(), Outputs(places=True), Outputs(places=True, statuses=True), Outputs(trades=True))
-    books = [L3Book(unknown_orders="skip") for _ in wishes]
-    results = [book.apply_array(records, want) for book, want in zip(books, wishes, strict=True)]
+    outputs = (Outputs(), Outputs(places=True), Outputs(places=True, statuses=True), Outputs(trades=True))
+    books = [L3Book(unknown_orders="skip") for _ in outputs]
+    results = [book.apply_array(records, want) for book, want in zip(books, outputs, strict=True)]
     single = L3Book(unknown_orders="skip")
     for number, record in enumerate(records):
         twin.apply(record)
         tops = [result.top[number].item() for result in results if result.top is not None]
-        assert tops == [twin.top()] * len(wishes)
+        assert tops == [twin.top()] * len(outputs)
         assert single.apply_and_top(record.tobytes()) == twin.top()
     assert_equal_books(single, twin)
     assert {book.book_hash() for book in books} == {single.book_hash()}

@@ -83,7 +83,7 @@ def test_a_slice_of_an_array_holds_the_mapping_too(queue: Path) -> None:
     assert part.tolist() == [4, 3, 2, 1]
 
 
-def test_nothing_stays_mapped_once_nobody_looks(queue: Path) -> None:
+def test_nothing_stays_mapped_once_it_is_not_referenced(queue: Path) -> None:
     views, batch = take_views(queue), take_batch(queue)
     array = batch.seq
     assert mappings_of(queue) > 0

@@ -96,7 +96,7 @@ class Life:
 
 @pytest.fixture(autouse=True)
 def _quiet_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker whose machine has lost power dies of it, which is no news."""
+    """A worker whose machine has lost power dies of it, as expected."""
     original = threading.excepthook
 
     def hook(arguments: threading.ExceptHookArgs) -> None:

@@ -328,7 +328,7 @@ def test_a_worker_that_dies_does_not_hold_up_the_writer_for_ever(
             building.set()
             raise MemoryError("no memory for the worker")
 
-    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)  # its death is no news
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)  # its death is expected
     writer = open_writer(tmp_path / "q", fs=hooked_fs(before), retention=False)
     outcome: list[int] = []
 

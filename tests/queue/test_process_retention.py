@@ -73,11 +73,11 @@ class Retaining:
 
 @contextmanager
 def retaining(queue: Path, **settings: Any) -> Iterator[Retaining]:
-    world = Retaining(queue, **settings)
+    retention = Retaining(queue, **settings)
     try:
-        yield world
+        yield retention
     finally:
-        world.writer.close()
+        retention.writer.close()
 
 
 def ask(child: Child, request: str) -> Any:
@@ -92,69 +92,69 @@ def open_reader(queue: Path, name: str, start: str = "resume-strict") -> Child:
 
 
 def test_a_killed_reader_holds_back_deletion_for_its_time_to_live_and_no_longer(tmp_path: Path) -> None:
-    with retaining(tmp_path / "queue") as world:
-        world.append(5)
-        with open_reader(world.queue, "mortal") as reader:
+    with retaining(tmp_path / "queue") as retention:
+        retention.append(5)
+        with open_reader(retention.queue, "mortal") as reader:
             assert ask(reader, "read") == [0, 1, 2, 3, 4]
             assert ask(reader, "commit") == (4, 960)
             reader.kill()
-        world.append(5)
-        world.settle()
-        assert world.oldest == 4
-        world.advance_s(TTL_S)
-        world.settle()
-        assert world.oldest == 4
-        world.advance_s(0.001)
-        world.settle()
-        assert world.oldest > 4
+        retention.append(5)
+        retention.settle()
+        assert retention.oldest == 4
+        retention.advance_s(TTL_S)
+        retention.settle()
+        assert retention.oldest == 4
+        retention.advance_s(0.001)
+        retention.settle()
+        assert retention.oldest > 4
         with pytest.raises(Exception, match="reader segment missing"):
-            Queue.open_subscriber(world.queue, "mortal")
+            Queue.open_subscriber(retention.queue, "mortal")
 
 
 def test_a_live_reader_that_gives_signs_of_life_holds_back_deletion_for_ever(tmp_path: Path) -> None:
-    with retaining(tmp_path / "queue") as world:
-        world.append(5)
-        with open_reader(world.queue, "alive") as reader, open_reader(world.queue, "other") as other:
+    with retaining(tmp_path / "queue") as retention:
+        retention.append(5)
+        with open_reader(retention.queue, "alive") as reader, open_reader(retention.queue, "other") as other:
             for _ in range(4):
-                world.advance_s(TTL_S * 0.9)
+                retention.advance_s(TTL_S * 0.9)
                 ask(reader, "heartbeat")
                 ask(other, "read")
                 ask(other, "commit")
-                world.settle()
-                assert world.oldest == 0
-            assert ask(reader, "read") == list(range(world.writer.next_seq))
+                retention.settle()
+                assert retention.oldest == 0
+            assert ask(reader, "read") == list(range(retention.writer.next_seq))
 
 
 def test_a_reader_that_reads_slowly_and_commits_nothing_is_alive(tmp_path: Path) -> None:
-    with retaining(tmp_path / "queue") as world:
-        world.append(40)
-        with Queue.open_subscriber(world.queue, "slow", clock=world.clock) as reader:
+    with retaining(tmp_path / "queue") as retention:
+        retention.append(40)
+        with Queue.open_subscriber(retention.queue, "slow", clock=retention.clock) as reader:
             for seq in range(40):
-                world.advance_s(2)
-                world.settle()
+                retention.advance_s(2)
+                retention.settle()
                 assert reader.next().seq == seq
 
 
 def test_a_reader_that_lags_too_far_behind_is_not_waited_for(tmp_path: Path) -> None:
     with (
-        retaining(tmp_path / "queue", max_reader_lag_bytes=8 * SEGMENT) as world,
-        open_reader(world.queue, "lagging") as lagging,
-        open_reader(world.queue, "prompt") as prompt,
+        retaining(tmp_path / "queue", max_reader_lag_bytes=8 * SEGMENT) as retention,
+        open_reader(retention.queue, "lagging") as lagging,
+        open_reader(retention.queue, "prompt") as prompt,
     ):
-        world.append(6)
-        world.settle()
-        assert world.oldest == 0
+        retention.append(6)
+        retention.settle()
+        assert retention.oldest == 0
         assert ask(lagging, "read") == ask(prompt, "read") == list(range(8))
         assert ask(lagging, "commit") == (7, 960)
         for _ in range(5):
-            world.settle()
+            retention.settle()
             ask(prompt, "read")
             ask(prompt, "commit")
-        world.settle()
+        retention.settle()
         # Both were in segment 7; only the prompt one still counts.
-        assert world.oldest > 10
+        assert retention.oldest > 10
         assert ask(lagging, "read") == "segment_missing"
-        assert ask(prompt, "read") == [world.writer.next_seq - 2, world.writer.next_seq - 1]
+        assert ask(prompt, "read") == [retention.writer.next_seq - 2, retention.writer.next_seq - 1]
 
 
 @pytest.mark.parametrize(
@@ -163,19 +163,19 @@ def test_a_reader_that_lags_too_far_behind_is_not_waited_for(tmp_path: Path) -> 
 def test_a_legacy_reader_never_expires_and_resumes_where_it_stood(
     tmp_path: Path, meta: bytes, segment: int
 ) -> None:
-    with retaining(tmp_path / "queue") as world:
-        world.append(10)
-        with open_reader(world.queue, "today") as today:
+    with retaining(tmp_path / "queue") as retention:
+        retention.append(10)
+        with open_reader(retention.queue, "today") as today:
             ask(today, "read")
             ask(today, "commit")
-            (world.queue / "readers" / "old.meta").write_bytes(meta)
-            world.settle()
-            assert world.oldest == segment
-            world.advance_s(1000 * TTL_S)
-            world.settle()
-            assert world.oldest == segment
-        with open_reader(world.queue, "old") as old:
-            assert ask(old, "read") == list(range(segment, world.writer.next_seq))
+            (retention.queue / "readers" / "old.meta").write_bytes(meta)
+            retention.settle()
+            assert retention.oldest == segment
+            retention.advance_s(1000 * TTL_S)
+            retention.settle()
+            assert retention.oldest == segment
+        with open_reader(retention.queue, "old") as old:
+            assert ask(old, "read") == list(range(segment, retention.writer.next_seq))
             ask(old, "commit")
-            world.settle()
-            assert world.oldest > segment
+            retention.settle()
+            assert retention.oldest > segment

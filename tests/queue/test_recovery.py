@@ -58,7 +58,7 @@ def seqs(path: Path) -> list[int]:
 
 
 def check(path: Path, writer: QueueWriter, place: tuple[int, int], next_seq: int = COUNT) -> None:
-    """The writer stands there, says so to the world, goes on counting, and nothing is missing."""
+    """The writer stands there, goes on counting, and nothing is missing."""
     assert (writer.segment_id, writer.offset, writer.next_seq) == (*place, next_seq)
     assert (control_u32(path, CURRENT_SEGMENT), control_u64(path, WRITE_OFFSET)) == place
     assert writer.append(1, b"next") == next_seq
@@ -344,7 +344,7 @@ def test_step_6_records_hidden_by_a_stale_control_block_are_kept(killed: Path, k
 
 
 def test_step_6_a_segment_with_room_before_a_hidden_one_is_padded_and_sealed(killed: Path) -> None:
-    """A power loss has taken the end of segment 1 and the news of segment 2."""
+    """A power loss has taken the end of segment 1 and the announcement of segment 2."""
     head_of(killed, 1, 64)
     end = 64 + 4 * 128
     overwrite(segment_file(killed, 1), 12, bytes(4))

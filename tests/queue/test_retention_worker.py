@@ -24,7 +24,7 @@ from tests.support.queues import SMALL, kill_image, open_reader, open_writer, re
 PER_SEGMENT = 7
 
 
-class Scene:
+class RetentionHarness:
     """A writer and the clock it runs by; the worker runs when time moves."""
 
     def __init__(self, path: Path, **settings: Any) -> None:
@@ -62,145 +62,145 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Any:
-    made = Scene(tmp_path / "q")
+def harness(tmp_path: Path) -> Any:
+    made = RetentionHarness(tmp_path / "q")
     yield made
     made.writer.close()
 
 
-def test_without_a_readers_directory_nothing_is_deleted(scene: Scene) -> None:
-    scene.fill(5)
-    scene.passes()
-    assert scene.kept() == [0, 1, 2, 3, 4, 5]
+def test_without_a_readers_directory_nothing_is_deleted(harness: RetentionHarness) -> None:
+    harness.fill(5)
+    harness.passes()
+    assert harness.kept() == [0, 1, 2, 3, 4, 5]
 
 
-def test_what_every_reader_has_committed_is_deleted(scene: Scene) -> None:
+def test_what_every_reader_has_committed_is_deleted(harness: RetentionHarness) -> None:
     with (
-        open_reader(scene.path, "slow", clock=scene.clock) as slow,
-        open_reader(scene.path, "fast", clock=scene.clock) as fast,
+        open_reader(harness.path, "slow", clock=harness.clock) as slow,
+        open_reader(harness.path, "fast", clock=harness.clock) as fast,
     ):
-        scene.fill(5)
+        harness.fill(5)
         fast.drain(1000)
         fast.commit()
-        scene.passes()
-        assert scene.kept() == [0, 1, 2, 3, 4, 5], "the slow one still needs it"
+        harness.passes()
+        assert harness.kept() == [0, 1, 2, 3, 4, 5], "the slow one still needs it"
         slow.drain(2 * PER_SEGMENT + 1)
-        scene.passes()
-        assert scene.kept() == [0, 1, 2, 3, 4, 5], "reading is not committing"
+        harness.passes()
+        assert harness.kept() == [0, 1, 2, 3, 4, 5], "reading is not committing"
         slow.commit()
-        scene.passes()
-        assert scene.kept() == [2, 3, 4, 5]
+        harness.passes()
+        assert harness.kept() == [2, 3, 4, 5]
         assert [message.seq for message in slow.drain(1000)] == list(range(15, 36))
 
 
-def test_the_index_is_deleted_with_its_segment(scene: Scene) -> None:
-    with open_reader(scene.path, clock=scene.clock) as reader:
-        scene.fill(3)
-        assert (scene.path / "000000000.idx").exists()
+def test_the_index_is_deleted_with_its_segment(harness: RetentionHarness) -> None:
+    with open_reader(harness.path, clock=harness.clock) as reader:
+        harness.fill(3)
+        assert (harness.path / "000000000.idx").exists()
         reader.drain(1000)
         reader.commit()
-        scene.passes()
-    assert sorted(path.name for path in scene.path.glob("*.idx")) == []
-    assert scene.kept() == [3]
+        harness.passes()
+    assert sorted(path.name for path in harness.path.glob("*.idx")) == []
+    assert harness.kept() == [3]
 
 
-def test_the_head_is_never_deleted(scene: Scene) -> None:
-    with open_reader(scene.path, clock=scene.clock) as reader:
-        scene.fill(2)
+def test_the_head_is_never_deleted(harness: RetentionHarness) -> None:
+    with open_reader(harness.path, clock=harness.clock) as reader:
+        harness.fill(2)
         reader.drain(1000)
         reader.commit()
-        scene.clock.advance_ns(3600 * NS_PER_S)
-        scene.passes()
-        assert scene.kept() == [2]
+        harness.clock.advance_ns(3600 * NS_PER_S)
+        harness.passes()
+        assert harness.kept() == [2]
 
 
-def test_a_dead_reader_holds_nothing_back_after_its_ttl(scene: Scene) -> None:
-    open_reader(scene.path, clock=scene.clock).close()
-    scene.fill(3)
-    scene.passes()
-    assert scene.kept() == [0, 1, 2, 3]
-    scene.clock.advance_ns(30 * NS_PER_S)
-    scene.passes()
-    assert scene.kept() == [0, 1, 2, 3], "exactly the TTL still counts"
-    scene.clock.advance_ns(NS_PER_S)
-    scene.passes()
-    assert scene.kept() == [3], "without a counting reader all below the head goes"
+def test_a_dead_reader_holds_nothing_back_after_its_ttl(harness: RetentionHarness) -> None:
+    open_reader(harness.path, clock=harness.clock).close()
+    harness.fill(3)
+    harness.passes()
+    assert harness.kept() == [0, 1, 2, 3]
+    harness.clock.advance_ns(30 * NS_PER_S)
+    harness.passes()
+    assert harness.kept() == [0, 1, 2, 3], "exactly the TTL still counts"
+    harness.clock.advance_ns(NS_PER_S)
+    harness.passes()
+    assert harness.kept() == [3], "without a counting reader all below the head goes"
 
 
-def test_a_reader_with_heartbeats_holds_its_segments_for_ever(scene: Scene) -> None:
-    with open_reader(scene.path, clock=scene.clock) as reader:
-        scene.fill(3)
+def test_a_reader_with_heartbeats_holds_its_segments_for_ever(harness: RetentionHarness) -> None:
+    with open_reader(harness.path, clock=harness.clock) as reader:
+        harness.fill(3)
         for _ in range(5):
-            scene.clock.advance_ns(25 * NS_PER_S)
+            harness.clock.advance_ns(25 * NS_PER_S)
             reader.heartbeat()
-            scene.passes()
-        assert scene.kept() == [0, 1, 2, 3]
+            harness.passes()
+        assert harness.kept() == [0, 1, 2, 3]
         assert len(reader.drain(1000)) == 3 * PER_SEGMENT + 1
 
 
 @pytest.mark.parametrize("jump_s", [10**6, -(10**6)])
-def test_a_jump_of_the_wall_clock_kills_no_reader(scene: Scene, jump_s: int) -> None:
-    with open_reader(scene.path, clock=scene.clock):
-        scene.fill(3)
-        scene.passes()
-        scene.clock.set_wall_ns(scene.clock.wall_ns() + jump_s * NS_PER_S)
-        scene.passes()
-        assert scene.kept() == [0, 1, 2, 3]
+def test_a_jump_of_the_wall_clock_kills_no_reader(harness: RetentionHarness, jump_s: int) -> None:
+    with open_reader(harness.path, clock=harness.clock):
+        harness.fill(3)
+        harness.passes()
+        harness.clock.set_wall_ns(harness.clock.wall_ns() + jump_s * NS_PER_S)
+        harness.passes()
+        assert harness.kept() == [0, 1, 2, 3]
 
 
-def test_a_legacy_reader_never_expires(scene: Scene) -> None:
-    scene.fill(3)
-    register(scene.path, "old", struct.pack("<QQ", 1, 64))
-    scene.clock.advance_ns(10**6 * NS_PER_S)
-    scene.passes()
-    assert scene.kept() == [1, 2, 3]
-    register(scene.path, "older", struct.pack("<Q", 64))
-    (scene.path / "readers/old.meta").unlink()
-    scene.passes()
-    assert scene.kept() == [1, 2, 3]
+def test_a_legacy_reader_never_expires(harness: RetentionHarness) -> None:
+    harness.fill(3)
+    register(harness.path, "old", struct.pack("<QQ", 1, 64))
+    harness.clock.advance_ns(10**6 * NS_PER_S)
+    harness.passes()
+    assert harness.kept() == [1, 2, 3]
+    register(harness.path, "older", struct.pack("<Q", 64))
+    (harness.path / "readers/old.meta").unlink()
+    harness.passes()
+    assert harness.kept() == [1, 2, 3]
 
 
 def test_a_reader_too_far_behind_holds_nothing_back(tmp_path: Path) -> None:
-    scene = Scene(tmp_path / "q", max_reader_lag_bytes=2 * SMALL)
-    with scene.writer, open_reader(scene.path, clock=scene.clock) as reader:
-        scene.fill(1)
-        scene.passes()
-        assert scene.kept() == [0, 1]
-        scene.writer.append_many(1, [b"x"] * (PER_SEGMENT - 1))
-        assert scene.writer.segment_id * SMALL + scene.writer.offset - 64 <= 2 * SMALL
-        scene.passes()
-        assert scene.kept() == [0, 1]
-        scene.fill(1)
-        scene.passes()
-        assert scene.kept() == [3] or scene.kept() == [2, 3]
+    harness = RetentionHarness(tmp_path / "q", max_reader_lag_bytes=2 * SMALL)
+    with harness.writer, open_reader(harness.path, clock=harness.clock) as reader:
+        harness.fill(1)
+        harness.passes()
+        assert harness.kept() == [0, 1]
+        harness.writer.append_many(1, [b"x"] * (PER_SEGMENT - 1))
+        assert harness.writer.segment_id * SMALL + harness.writer.offset - 64 <= 2 * SMALL
+        harness.passes()
+        assert harness.kept() == [0, 1]
+        harness.fill(1)
+        harness.passes()
+        assert harness.kept() == [3] or harness.kept() == [2, 3]
         assert reader.detect_disconnect() is not None
 
 
-def test_a_corrupt_meta_aborts_the_pass_and_is_counted(scene: Scene) -> None:
-    with open_reader(scene.path, clock=scene.clock) as reader:
-        scene.fill(3)
+def test_a_corrupt_meta_aborts_the_pass_and_is_counted(harness: RetentionHarness) -> None:
+    with open_reader(harness.path, clock=harness.clock) as reader:
+        harness.fill(3)
         reader.drain(1000)
-        (scene.path / "readers/hurt.meta").write_bytes(b"\xff" * 80)
+        (harness.path / "readers/hurt.meta").write_bytes(b"\xff" * 80)
         reader.commit()
-        scene.passes()
-        assert scene.writer.metrics.retention_errors > 0
-        assert scene.kept() == [0, 1, 2, 3]
-        (scene.path / "readers/hurt.meta").unlink()
-        scene.passes()
-        assert scene.kept() == [3]
+        harness.passes()
+        assert harness.writer.metrics.retention_errors > 0
+        assert harness.kept() == [0, 1, 2, 3]
+        (harness.path / "readers/hurt.meta").unlink()
+        harness.passes()
+        assert harness.kept() == [3]
 
 
 def pass_with_failures(tmp_path: Path, operation: str, path: str, times: int) -> tuple[int, list[int]]:
     """Let calls fail while all of four segments but the head may go; return the errors, and what is kept."""
     fs = FaultFs(tmp_path, inner=UnsyncedFs())
-    scene = Scene(tmp_path / "q", fs=fs)
-    with scene.writer, open_reader(scene.path, clock=scene.clock) as reader:
-        scene.fill(3)
+    harness = RetentionHarness(tmp_path / "q", fs=fs)
+    with harness.writer, open_reader(harness.path, clock=harness.clock) as reader:
+        harness.fill(3)
         reader.drain(1000)
         fs.fail_when(operation, errno.EIO, path=path, times=times)
         reader.commit()
-        scene.passes()
-        return scene.writer.metrics.retention_errors, scene.kept()
+        harness.passes()
+        return harness.writer.metrics.retention_errors, harness.kept()
 
 
 def test_a_file_that_cannot_be_deleted_is_counted_and_tried_again(tmp_path: Path) -> None:
@@ -234,45 +234,45 @@ def test_a_writer_that_looks_for_room_does_not_wait_for_the_disk_of_a_pass(tmp_p
 
 def test_many_segments_go_in_small_batches(tmp_path: Path) -> None:
     fs = FaultFs(tmp_path, inner=UnsyncedFs())
-    scene = Scene(tmp_path / "q", fs=fs)
-    with scene.writer, open_reader(scene.path, clock=scene.clock) as reader:
-        scene.fill(50)
+    harness = RetentionHarness(tmp_path / "q", fs=fs)
+    with harness.writer, open_reader(harness.path, clock=harness.clock) as reader:
+        harness.fill(50)
         reader.drain(1000)
         reader.commit()
-        eventually("all to go", lambda: scene.passes(1) or scene.kept() == [50])
+        eventually("all to go", lambda: harness.passes(1) or harness.kept() == [50])
     names = [call.name for call in fs.log if call.name == "listdir" or call.path.endswith(".q")]
     runs = "".join("u" if name == "unlink" else " " for name in names).split()
     assert max(len(run) for run in runs) <= 16
 
 
 def test_with_retention_off_nothing_is_deleted(tmp_path: Path) -> None:
-    scene = Scene(tmp_path / "q", retention=False)
-    with scene.writer, open_reader(scene.path, clock=scene.clock) as reader:
-        scene.fill(3)
+    harness = RetentionHarness(tmp_path / "q", retention=False)
+    with harness.writer, open_reader(harness.path, clock=harness.clock) as reader:
+        harness.fill(3)
         reader.drain(1000)
         reader.commit()
-        scene.clock.advance_ns(1000 * NS_PER_S)
-        scene.passes()
-        assert scene.kept() == [0, 1, 2, 3]
+        harness.clock.advance_ns(1000 * NS_PER_S)
+        harness.passes()
+        assert harness.kept() == [0, 1, 2, 3]
 
 
 def test_the_newest_record_stays_so_that_seq_can_continue(tmp_path: Path) -> None:
     """The head is empty and everything was read: the segment before it holds the last seq."""
 
-    scene = Scene(tmp_path / "q")
-    with scene.writer, open_reader(scene.path, clock=scene.clock) as reader:
-        scene.writer.append_many(1, [b"x"] * 2 * PER_SEGMENT)
-        scene.passes()
+    harness = RetentionHarness(tmp_path / "q")
+    with harness.writer, open_reader(harness.path, clock=harness.clock) as reader:
+        harness.writer.append_many(1, [b"x"] * 2 * PER_SEGMENT)
+        harness.passes()
         with pytest.raises(LookupError):
-            scene.writer.append_in_place(1, SMALL - 128, failing_builder)
-        assert (scene.writer.segment_id, scene.writer.offset) == (2, 64)
+            harness.writer.append_in_place(1, SMALL - 128, failing_builder)
+        assert (harness.writer.segment_id, harness.writer.offset) == (2, 64)
         reader.drain(1000)
         reader.next()
         reader.commit()
         assert reader.committed_position == (2, 64)
-        scene.passes()
-        assert scene.kept() == [1, 2]
-        image = kill_image(scene.path, tmp_path / "image")
+        harness.passes()
+        assert harness.kept() == [1, 2]
+        image = kill_image(harness.path, tmp_path / "image")
     with open_writer(image) as writer:
         assert writer.next_seq == 2 * PER_SEGMENT
         writer.append(1, b"next")
@@ -288,12 +288,12 @@ def test_the_rule_holds_across_a_restart(tmp_path: Path) -> None:
         reader.drain(10)
         reader.commit()
     for _ in range(3):
-        scene = Scene(tmp_path / "q")
-        with scene.writer:
-            scene.clock.advance_ns(1000 * NS_PER_S)
-            scene.passes()
-            assert scene.writer.next_seq == 2
-            assert 1 in scene.kept()
+        harness = RetentionHarness(tmp_path / "q")
+        with harness.writer:
+            harness.clock.advance_ns(1000 * NS_PER_S)
+            harness.passes()
+            assert harness.writer.next_seq == 2
+            assert 1 in harness.kept()
 
 
 def test_segments_of_earlier_writers_are_deleted_too(tmp_path: Path) -> None:
@@ -302,18 +302,18 @@ def test_segments_of_earlier_writers_are_deleted_too(tmp_path: Path) -> None:
     with open_reader(tmp_path / "q") as reader:
         reader.drain(29)
         reader.commit()
-    scene = Scene(tmp_path / "q")
-    with scene.writer:
-        scene.passes()
-        assert scene.kept() == [4]
+    harness = RetentionHarness(tmp_path / "q")
+    with harness.writer:
+        harness.passes()
+        assert harness.kept() == [4]
 
 
-def test_a_position_that_was_never_stored_holds_back_everything(scene: Scene) -> None:
-    scene.fill(3)
-    register(scene.path, "new", bytes(80))
-    scene.clock.advance_ns(1000 * NS_PER_S)
-    scene.passes()
-    assert scene.kept() == [0, 1, 2, 3]
+def test_a_position_that_was_never_stored_holds_back_everything(harness: RetentionHarness) -> None:
+    harness.fill(3)
+    register(harness.path, "new", bytes(80))
+    harness.clock.advance_ns(1000 * NS_PER_S)
+    harness.passes()
+    assert harness.kept() == [0, 1, 2, 3]
 
 
 def test_retention_runs_by_itself_in_real_time(tmp_path: Path) -> None:
@@ -328,17 +328,17 @@ def test_retention_runs_by_itself_in_real_time(tmp_path: Path) -> None:
         assert writer.metrics.retention_errors == 0
 
 
-def test_reading_ahead_and_seeking_free_nothing(scene: Scene) -> None:
+def test_reading_ahead_and_seeking_free_nothing(harness: RetentionHarness) -> None:
     """Heartbeats write the committed position, never one reached by seek or read-ahead."""
-    with open_reader(scene.path, clock=scene.clock) as reader:
-        scene.fill(3)
+    with open_reader(harness.path, clock=harness.clock) as reader:
+        harness.fill(3)
         reader.drain(1000)
         reader.seek_seq(20)
         for _ in range(3):
-            scene.clock.advance_ns(2 * NS_PER_S)
+            harness.clock.advance_ns(2 * NS_PER_S)
             reader.heartbeat()
-            scene.passes()
-        assert scene.kept() == [0, 1, 2, 3]
+            harness.passes()
+        assert harness.kept() == [0, 1, 2, 3]
 
 
 def test_the_worker_never_uses_a_descriptor_that_a_roll_has_closed(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ class FakeExchange:
             self.on_gone()
 
 
-class Scene:
+class AppHarness:
     """An application with an engine, on the running loop."""
 
     def __init__(self, folder: Path | None, **settings: Any) -> None:
@@ -102,18 +102,20 @@ class Scene:
         return sum(self.app._in_flight.values())
 
 
-def play(scenario: Callable[[Scene], Awaitable[None]], folder: Path | None = None, **settings: Any) -> None:
+def play(
+    scenario: Callable[[AppHarness], Awaitable[None]], folder: Path | None = None, **settings: Any
+) -> None:
     """Run a scenario, in memory unless it has a folder; whatever the loop complains about fails the test."""
     complaints: list[dict[str, Any]] = []
 
     async def run() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        scene = Scene(folder, **settings)
+        harness = AppHarness(folder, **settings)
         try:
-            await asyncio.wait_for(scenario(scene), 20)
+            await asyncio.wait_for(scenario(harness), 20)
         finally:
-            scene.app.stop_turning()
-            scene.engine.close()
+            harness.app.stop_turning()
+            harness.engine.close()
 
     asyncio.run(run())
     assert complaints == []
@@ -123,42 +125,42 @@ def play(scenario: Callable[[Scene], Awaitable[None]], folder: Path | None = Non
 
 
 def test_a_client_that_leaves_while_its_write_is_pending_frees_its_slot_once(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.asked("PUT", "/v0/topics/t", b'{"durability":"fsync"}', "k")
-        exchange = scene.ask("POST", "/v0/topics/t", APPEND, "k")
-        assert (exchange.status, scene.in_flight) == (0, 1)
+    async def scenario(harness: AppHarness) -> None:
+        await harness.asked("PUT", "/v0/topics/t", b'{"durability":"fsync"}', "k")
+        exchange = harness.ask("POST", "/v0/topics/t", APPEND, "k")
+        assert (exchange.status, harness.in_flight) == (0, 1)
         exchange.go_away()
-        assert scene.in_flight == 0
-        while scene.engine.state("t").head_seq == 0:
+        assert harness.in_flight == 0
+        while harness.engine.state("t").head_seq == 0:
             await asyncio.sleep(0.001)
-        assert (exchange.status, scene.in_flight) == (0, 0)
+        assert (exchange.status, harness.in_flight) == (0, 0)
 
     play(scenario, tmp_path, keys="k", max_inflight_per_key=1)
 
 
 def test_a_parked_reader_that_leaves_is_forgotten_and_frees_its_slot() -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.asked("PUT", "/v0/topics/t", b"{}", "k")
-        exchange = scene.ask("POST", "/v0/topics/t/diff", b'{"wait_ms":20000}', "k")
-        assert (scene.in_flight, len(scene.app.parked)) == (1, 1)
+    async def scenario(harness: AppHarness) -> None:
+        await harness.asked("PUT", "/v0/topics/t", b"{}", "k")
+        exchange = harness.ask("POST", "/v0/topics/t/diff", b'{"wait_ms":20000}', "k")
+        assert (harness.in_flight, len(harness.app.parked)) == (1, 1)
         exchange.go_away()
-        assert (scene.in_flight, len(scene.app.parked)) == (0, 0)
-        await scene.asked("POST", "/v0/topics/t", APPEND, "k")
-        assert (exchange.status, scene.in_flight) == (0, 0)
+        assert (harness.in_flight, len(harness.app.parked)) == (0, 0)
+        await harness.asked("POST", "/v0/topics/t", APPEND, "k")
+        assert (exchange.status, harness.in_flight) == (0, 0)
 
     play(scenario, keys="k")
 
 
 def test_a_failing_handler_frees_its_slot_and_is_500(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(harness: AppHarness) -> None:
         def broken(_: Call) -> None:
             raise LookupError("on purpose")
 
-        scene.app.routes["GET", "/v0/topics"].handler = broken
-        exchange = await scene.asked("GET", "/v0/topics", b"", "k")
+        harness.app.routes["GET", "/v0/topics"].handler = broken
+        exchange = await harness.asked("GET", "/v0/topics", b"", "k")
         assert (exchange.status, exchange.json["error"]["code"]) == (500, "internal")
         assert "on purpose" not in exchange.json["error"]["message"]
-        assert scene.in_flight == 0
+        assert harness.in_flight == 0
 
     play(scenario, keys="k")
     assert "on purpose" in caplog.text
@@ -169,10 +171,10 @@ def test_a_failing_handler_frees_its_slot_and_is_500(caplog: pytest.LogCaptureFi
 
 @pytest.mark.parametrize("error", [StorageFailed("disk full"), ReadOnly("a sync failed")])
 def test_a_write_that_could_not_be_kept_is_500(error: StorageFailed) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(harness: AppHarness) -> None:
         exchange = FakeExchange("POST", "/v0/topics/t", APPEND)
         commit = Commit()
-        scene.app.answer_when(Call(exchange, 0), commit, lambda: (b"{}", 200))  # type: ignore[arg-type]
+        harness.app.answer_when(Call(exchange, 0), commit, lambda: (b"{}", 200))  # type: ignore[arg-type]
         assert exchange.status == 0
         commit.finish(error)
         assert (exchange.status, exchange.json["error"]["code"]) == (500, "internal")
@@ -181,15 +183,15 @@ def test_a_write_that_could_not_be_kept_is_500(error: StorageFailed) -> None:
 
 
 def test_who_finishes_a_commit_never_hears_of_an_answer_that_failed(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(harness: AppHarness) -> None:
         first, second = FakeExchange("GET", "/"), FakeExchange("GET", "/")
         commit = Commit()
 
         def broken() -> tuple[bytes, int]:
             raise LookupError("on purpose")
 
-        scene.app.answer_when(Call(first, 0), commit, broken)  # type: ignore[arg-type]
-        scene.app.answer_when(Call(second, 0), commit, lambda: (b"{}", 201))  # type: ignore[arg-type]
+        harness.app.answer_when(Call(first, 0), commit, broken)  # type: ignore[arg-type]
+        harness.app.answer_when(Call(second, 0), commit, lambda: (b"{}", 201))  # type: ignore[arg-type]
         commit.finish()
         assert (first.status, second.status) == (500, 201)
 
@@ -198,9 +200,9 @@ def test_who_finishes_a_commit_never_hears_of_an_answer_that_failed(caplog: pyte
 
 
 def test_a_server_that_stops_with_a_write_pending_still_closes_its_engine(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.asked("PUT", "/v0/topics/t", b'{"durability":"fsync"}')
-        exchange = scene.ask("POST", "/v0/topics/t", APPEND)
+    async def scenario(harness: AppHarness) -> None:
+        await harness.asked("PUT", "/v0/topics/t", b'{"durability":"fsync"}')
+        exchange = harness.ask("POST", "/v0/topics/t", APPEND)
         exchange.go_away()
 
     play(scenario, tmp_path)
@@ -233,16 +235,16 @@ def test_several_commits_together_fail_with_the_first_that_fails() -> None:
 
 
 def test_a_list_waits_until_the_evictions_it_shows_are_kept(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.asked("PUT", "/v0/topics/t", b'{"durability":"fsync"}')
-        await scene.asked("POST", "/v0/topics/t", APPEND)
-        while scene.engine._core.now_ms() <= (scene.engine.state("t").last_write_ts or 0) + 2:
+    async def scenario(harness: AppHarness) -> None:
+        await harness.asked("PUT", "/v0/topics/t", b'{"durability":"fsync"}')
+        await harness.asked("POST", "/v0/topics/t", APPEND)
+        while harness.engine._core.now_ms() <= (harness.engine.state("t").last_write_ts or 0) + 2:
             await asyncio.sleep(0.001)
         # The time to live is set behind the log's back, so that the list is the first to notice.
-        scene.engine._core.topics["t"].config = TopicConfig(ttl_ms=1).resolved("t")
-        exchange = scene.ask("GET", "/v0/topics")
+        harness.engine._core.topics["t"].config = TopicConfig(ttl_ms=1).resolved("t")
+        exchange = harness.ask("GET", "/v0/topics")
         assert exchange.status == 0
-        await scene.answered(exchange)
+        await harness.answered(exchange)
         assert exchange.json["topics"][0]["count"] == 0
 
     play(scenario, tmp_path)
@@ -252,13 +254,13 @@ def test_a_list_waits_until_the_evictions_it_shows_are_kept(tmp_path: Path) -> N
 
 
 def test_all_writes_of_one_turn_are_written_together(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.asked("PUT", "/v0/topics/t", b'{"durability":"memory"}')
-        before = scene.engine.counts().wal.batches
-        exchanges = [scene.ask("POST", "/v0/topics/t", APPEND) for _ in range(10)]
+    async def scenario(harness: AppHarness) -> None:
+        await harness.asked("PUT", "/v0/topics/t", b'{"durability":"memory"}')
+        before = harness.engine.counts().wal.batches
+        exchanges = [harness.ask("POST", "/v0/topics/t", APPEND) for _ in range(10)]
         for exchange in exchanges:
-            await scene.answered(exchange)
-        assert scene.engine.counts().wal.batches == before + 1
+            await harness.answered(exchange)
+        assert harness.engine.counts().wal.batches == before + 1
         assert [exchange.json["first_seq"] for exchange in exchanges] == list(range(1, 11))
 
     play(scenario, tmp_path)
@@ -267,9 +269,9 @@ def test_all_writes_of_one_turn_are_written_together(tmp_path: Path) -> None:
 def test_turns_go_on_after_one_that_failed(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.asked("PUT", "/v0/topics/t", b'{"durability":"fsync"}')
-        poll = scene.engine.poll
+    async def scenario(harness: AppHarness) -> None:
+        await harness.asked("PUT", "/v0/topics/t", b'{"durability":"fsync"}')
+        poll = harness.engine.poll
         failures = iter([StorageFailed("on purpose"), LookupError("on purpose")])
 
         def failing(*_: object) -> None:
@@ -277,8 +279,8 @@ def test_turns_go_on_after_one_that_failed(
                 raise failure
             poll()
 
-        monkeypatch.setattr(scene.engine, "poll", failing)
-        exchange = await scene.asked("POST", "/v0/topics/t", APPEND)
+        monkeypatch.setattr(harness.engine, "poll", failing)
+        exchange = await harness.asked("POST", "/v0/topics/t", APPEND)
         assert exchange.status == 200
 
     play(scenario, tmp_path)
@@ -289,16 +291,16 @@ def test_turns_go_on_after_one_that_failed(
 
 
 def test_draining_answers_parked_readers_at_once_and_refuses_what_comes_after() -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.asked("PUT", "/v0/topics/t", b"{}")
-        parked = [scene.ask("POST", "/v0/topics/t/diff", b'{"wait_ms":20000}') for _ in range(3)]
-        scene.app.drain()
+    async def scenario(harness: AppHarness) -> None:
+        await harness.asked("PUT", "/v0/topics/t", b"{}")
+        parked = [harness.ask("POST", "/v0/topics/t/diff", b'{"wait_ms":20000}') for _ in range(3)]
+        harness.app.drain()
         for exchange in parked:
             assert (exchange.status, exchange.json["records"]) == (200, [])
-        late = scene.ask("POST", "/v0/topics/t/diff", b'{"wait_ms":20000}')
+        late = harness.ask("POST", "/v0/topics/t/diff", b'{"wait_ms":20000}')
         assert (late.status, late.json["error"]["code"]) == (503, "shutting_down")
-        assert scene.ask("GET", "/v0/ready").status == 503
-        assert scene.ask("GET", "/v0/health").status == 200
+        assert harness.ask("GET", "/v0/ready").status == 503
+        assert harness.ask("GET", "/v0/health").status == 200
 
     play(scenario)
 
@@ -319,16 +321,16 @@ def test_draining_answers_parked_readers_at_once_and_refuses_what_comes_after() 
 def test_a_long_body_without_a_key_is_refused_before_it_is_read(
     headers: dict[bytes, bytes], early: bool
 ) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def scenario(harness: AppHarness) -> None:
         request = Request(Target("POST", b"/v0/topics/t", b""), headers, "test")
-        refused = scene.app.check_head(request)
+        refused = harness.app.check_head(request)
         assert (refused is not None) == early
         if refused is not None:
             assert refused[0] == 401
             assert refused[2] == ((b"WWW-Authenticate", b"Bearer"),)
             assert json.loads(refused[1])["error"]["code"] == "unauthorized"
         request.headers[b"authorization"] = b"Bearer k"
-        assert scene.app.check_head(request) is None
+        assert harness.app.check_head(request) is None
 
     play(scenario, keys="k")
 

@@ -39,17 +39,17 @@ class HurriedClock(SystemClock):
         return super().monotonic_ns() + self._ahead_ns
 
 
-def connections_of(site: WatchServer) -> list[HttpConnection]:
+def connections_of(server: WatchServer) -> list[HttpConnection]:
     """All connections of the server."""
-    return list(site.http._connections)
+    return list(server.http._connections)
 
 
-async def live_clients(site: WatchServer, count: int, receive_buffer_bytes: int = 0) -> list[SseClient]:
+async def live_clients(server: WatchServer, count: int, receive_buffer_bytes: int = 0) -> list[SseClient]:
     """So many watchers of topic `a` that are at the head."""
     clients = []
     for _ in range(count):
-        wid = await site.session({"a": {"tail": True}})
-        client = await site.open(wid, receive_buffer_bytes=receive_buffer_bytes)
+        wid = await server.session({"a": {"tail": True}})
+        client = await server.open(wid, receive_buffer_bytes=receive_buffer_bytes)
         await client.take("caught-up")
         clients.append(client)
     return clients
@@ -72,36 +72,36 @@ def count_deliveries(
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_watchers_at_the_head_share_a_batch(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(site: WatchServer) -> None:
-        await site.put("a")
-        clients = await live_clients(site, 20)
+    async def scenario(server: WatchServer) -> None:
+        await server.put("a")
+        clients = await live_clients(server, 20)
         delivered = count_deliveries(monkeypatch)
         for seq in (1, 2):
-            site.append("a")
+            server.append("a")
             frames = [(await client.take("record"))[0] for client in clients]
             assert len({frame.text for frame in frames}) == 1
             assert (frames[0].seqs, frames[0].id) == ([seq], {"a": seq})
         assert delivered == []
         # Only one of the two loops has transports whose sockets may be written to directly.
-        watching = [connection for connection in connections_of(site) if connection._exchanges]
+        watching = [connection for connection in connections_of(server) if connection._exchanges]
         assert {connection.is_direct for connection in watching} == {loop == "uvloop"}
 
     play(scenario, loop=loop)
 
 
 def test_others_are_asked_and_get_what_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(site: WatchServer) -> None:
-        await site.put("a")
-        await site.put("b")
-        first, last = await live_clients(site, 1), await live_clients(site, 1)
-        both = await site.follow({"a": {"tail": True}, "b": {"tail": True}})
+    async def scenario(server: WatchServer) -> None:
+        await server.put("a")
+        await server.put("b")
+        first, last = await live_clients(server, 1), await live_clients(server, 1)
+        both = await server.follow({"a": {"tail": True}, "b": {"tail": True}})
         await both.take("caught-up", "caught-up")
-        bare = await site.follow({"a": {"tail": True}}, include_data=False, node="me")
+        bare = await server.follow({"a": {"tail": True}}, include_data=False, node="me")
         await bare.take("caught-up")
         delivered = count_deliveries(monkeypatch)
-        site.append("a", node="me")
+        server.append("a", node="me")
         assert (await both.take("record"))[0].id == {"a": 1, "b": 0}
-        site.append("a")
+        server.append("a")
         for client in (*first, *last):
             assert [frame.seqs for frame in await client.take("record", "record")] == [[1], [2]]
         (frame,) = await bare.take("record")
@@ -134,17 +134,17 @@ STEPS = st.lists(
 @settings(max_examples=15, deadline=None)
 @given(steps=STEPS)
 def test_readers_of_any_speed_get_every_record_once_and_in_order(steps: list[tuple[str, int, int]]) -> None:
-    async def scenario(site: WatchServer) -> None:
-        await site.put("a")
-        clients = await live_clients(site, 4, TINY_BYTES)
-        for connection in connections_of(site):
+    async def scenario(server: WatchServer) -> None:
+        await server.put("a")
+        clients = await live_clients(server, 4, TINY_BYTES)
+        for connection in connections_of(server):
             accepted = connection.transport.get_extra_info("socket")
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, TINY_BYTES)
         taken: list[list[Frame]] = [[] for _ in clients]
         head_seq = 0
         for kind, number, size in steps:
             if kind == "append":
-                site.append("a", number, data=b'"%b"' % (b"x" * size))
+                server.append("a", number, data=b'"%b"' % (b"x" * size))
                 head_seq += number
                 await settle()
             elif kind == "read":
@@ -162,12 +162,12 @@ def test_readers_of_any_speed_get_every_record_once_and_in_order(steps: list[tup
 
 
 def test_connections_that_end_in_the_middle_of_a_broadcast_end_alone() -> None:
-    async def scenario(site: WatchServer) -> None:
-        await site.put("a")
-        clients = await live_clients(site, 40)
-        fan_out = site.watch.fan_out
+    async def scenario(server: WatchServer) -> None:
+        await server.put("a")
+        clients = await live_clients(server, 40)
+        fan_out = server.watch.fan_out
         watchers = list(fan_out._topics["a"].watchers)
-        site.append("a")
+        server.append("a")
         while not fan_out._unserved or not 24 <= length_hint(fan_out._unserved[0][1]) <= 32:
             assert all(watch.at_head is not None for watch in watchers[20:]), "the broadcast goes on"
             await asyncio.sleep(0)
@@ -177,7 +177,7 @@ def test_connections_that_end_in_the_middle_of_a_broadcast_end_alone() -> None:
         aborted._stream.abort()
         reset.peer.reset()
         closed.shut_down()
-        fresh = await site.connect()
+        fresh = await server.connect()
         for number, client in enumerate(clients):
             if number not in (30, 31, 32):
                 (frame,) = await client.take("record")
@@ -188,57 +188,57 @@ def test_connections_that_end_in_the_middle_of_a_broadcast_end_alone() -> None:
         answer = await fresh.ask(request_bytes(b"/v0/topics/a"))
         assert answer.status == 200 and fresh.received == b"", "a stranger gets nothing of it"
         aborted.end()
-        await until(lambda: len(site.watch.streams) == 37)
+        await until(lambda: len(server.watch.streams) == 37)
 
     play(scenario, clock=HurriedClock())
 
 
 def test_a_client_that_was_reset_does_not_hold_up_the_others() -> None:
-    async def scenario(site: WatchServer) -> None:
-        await site.put("a")
-        clients = await live_clients(site, 3)
+    async def scenario(server: WatchServer) -> None:
+        await server.put("a")
+        clients = await live_clients(server, 3)
         clients[1].peer.reset()
         # In the same turn: the server does not know of the reset when it sends.
-        site.append("a")
+        server.append("a")
         for client in (clients[0], clients[2]):
             assert (await client.take("record"))[0].seqs == [1]
-        await until(lambda: len(site.watch.streams) == 2)
+        await until(lambda: len(server.watch.streams) == 2)
 
     play(scenario)
 
 
 def test_a_session_goes_on_behind_what_was_passed_to_its_stream() -> None:
-    async def scenario(site: WatchServer) -> None:
-        await site.put("a")
-        wid = await site.session({"a": {}})
-        first = await site.open(wid)
+    async def scenario(server: WatchServer) -> None:
+        await server.put("a")
+        wid = await server.session({"a": {}})
+        first = await server.open(wid)
         await first.take("caught-up")
-        site.append("a", 2)
+        server.append("a", 2)
         await first.take("record")
         # A second stream takes over while the first one is open.
-        second = await site.open(wid)
+        second = await server.open(wid)
         (caught_up,) = await second.take("caught-up")
         assert caught_up.id == {"a": 2}
-        site.append("a")
+        server.append("a")
         for client in (first, second):
             (record,) = await client.take("record")
             assert (record.seqs, record.id) == ([3], {"a": 3})
-        await site.leave(first)
-        await site.leave(second)
-        site.append("a")
-        third = await site.open(wid)
+        await server.leave(first)
+        await server.leave(second)
+        server.append("a")
+        third = await server.open(wid)
         assert (await third.take("record", "caught-up"))[0].seqs == [4]
 
     play(scenario)
 
 
 def test_a_frame_of_another_kind_tells_how_far_the_passed_ones_were() -> None:
-    async def scenario(site: WatchServer) -> None:
-        await site.put("a")
-        (client,) = await live_clients(site, 1)
-        site.append("a", 3)
+    async def scenario(server: WatchServer) -> None:
+        await server.put("a")
+        (client,) = await live_clients(server, 1)
+        server.append("a", 3)
         await client.take("record")
-        site.delete("a")
+        server.delete("a")
         (deleted,) = await client.take("topic-deleted")
         assert deleted.id == {"a": 3} and deleted.data["head_seq"] == 3
 
@@ -246,11 +246,11 @@ def test_a_frame_of_another_kind_tells_how_far_the_passed_ones_were() -> None:
 
 
 def test_answers_of_appends_keep_their_order_for_a_client_that_does_not_read() -> None:
-    async def scenario(site: WatchServer) -> None:
-        await site.put("a")
-        peer = await site.connect(TINY_BYTES)
-        await until(lambda: any(not connection._exchanges for connection in connections_of(site)))
-        for connection in connections_of(site):
+    async def scenario(server: WatchServer) -> None:
+        await server.put("a")
+        peer = await server.connect(TINY_BYTES)
+        await until(lambda: any(not connection._exchanges for connection in connections_of(server)))
+        for connection in connections_of(server):
             accepted = connection.transport.get_extra_info("socket")
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, TINY_BYTES)
         requests = 700
@@ -263,7 +263,7 @@ def test_answers_of_appends_keep_their_order_for_a_client_that_does_not_read() -
                 await asyncio.sleep(0)
 
         sending = asyncio.create_task(send_all())
-        await until(lambda: any(connection.is_write_paused for connection in connections_of(site)))
+        await until(lambda: any(connection.is_write_paused for connection in connections_of(server)))
         firsts = []
         for _ in range(requests):
             answer = await peer.response()
@@ -279,11 +279,13 @@ def test_answers_of_appends_keep_their_order_for_a_client_that_does_not_read() -
 # --- WebSockets ------------------------------------------------------------------------------------------
 
 
-async def live_sockets(site: WatchServer, count: int, receive_buffer_bytes: int = 0) -> list[WebSocketClient]:
+async def live_sockets(
+    server: WatchServer, count: int, receive_buffer_bytes: int = 0
+) -> list[WebSocketClient]:
     """So many sockets that are at the head of topic `a`."""
     clients = []
     for _ in range(count):
-        client = await site.talk(receive_buffer_bytes=receive_buffer_bytes)
+        client = await server.talk(receive_buffer_bytes=receive_buffer_bytes)
         await client.send("subscribe", topic="a")
         await client.take("subscribed", "caught_up")
         clients.append(client)
@@ -293,14 +295,14 @@ async def live_sockets(site: WatchServer, count: int, receive_buffer_bytes: int 
 def test_sockets_at_the_head_share_a_batch_with_streams_between_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario(site: WatchServer) -> None:
-        await site.put("a")
-        sockets = await live_sockets(site, 3)
-        streams = await live_clients(site, 2)
-        sockets += await live_sockets(site, 3)
+    async def scenario(server: WatchServer) -> None:
+        await server.put("a")
+        sockets = await live_sockets(server, 3)
+        streams = await live_clients(server, 2)
+        sockets += await live_sockets(server, 3)
         delivered = count_deliveries(monkeypatch, SocketSession)
         for seq in (1, 2):
-            site.append("a")
+            server.append("a")
             for socket_client in sockets:
                 (record,) = await socket_client.take("record")
                 assert (record["from_seq"], record["to_seq"]) == (seq - 1, seq)
@@ -310,7 +312,7 @@ def test_sockets_at_the_head_share_a_batch_with_streams_between_them(
         # After a command the next record is delivered to this socket on its own.
         assert (await sockets[0].ask("ping"))["op"] == "pong"
         for seq in (3, 4):
-            site.append("a")
+            server.append("a")
             (record,) = await sockets[0].take("record")
             assert record["to_seq"] == seq
         assert len(delivered) == 1
@@ -321,9 +323,9 @@ def test_sockets_at_the_head_share_a_batch_with_streams_between_them(
 
 
 def test_the_reply_to_a_publish_comes_before_its_own_record() -> None:
-    async def scenario(site: WatchServer) -> None:
-        await site.put("a")
-        (client,) = await live_sockets(site, 1)
+    async def scenario(server: WatchServer) -> None:
+        await server.put("a")
+        (client,) = await live_sockets(server, 1)
         for seq in (1, 2, 3):
             await client.send("publish", topic="a", records=[{"data": seq}])
             acknowledged, record = await client.take("ack", "record")
@@ -333,24 +335,24 @@ def test_the_reply_to_a_publish_comes_before_its_own_record() -> None:
 
 
 def test_a_socket_that_left_a_topic_during_a_broadcast_gets_nothing_of_it() -> None:
-    async def scenario(site: WatchServer) -> None:
-        await site.put("a")
-        await site.put("b")
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        await server.put("a")
+        await server.put("b")
+        client = await server.talk()
         await client.send("subscribe", topic="b")
         await client.take("subscribed", "caught_up")
-        session = site.only_session()
+        session = server.only_session()
         cursor = session.at_head
         assert cursor is not None
-        site.append("a")
+        server.append("a")
         await settle()
-        fan_out = site.watch.fan_out
+        fan_out = server.watch.fan_out
         fan_out._unserved.append(("a", iter([session])))
         # Except for the name its cursor is valid in the other topic.
-        epoch, cursor.epoch = cursor.epoch, site.engine.state("a").epoch
+        epoch, cursor.epoch = cursor.epoch, server.engine.state("a").epoch
         assert fan_out.drain(1 << 62)
         cursor.epoch = epoch
-        site.append("b")
+        server.append("b")
         (record,) = await client.take("record")
         assert record["topic"] == "b"
         await client.expect_quiet()
@@ -359,16 +361,16 @@ def test_a_socket_that_left_a_topic_during_a_broadcast_gets_nothing_of_it() -> N
 
 
 def test_nothing_comes_behind_the_frame_that_ends_a_conversation(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(site: WatchServer) -> None:
-        await site.put("a")
-        (client,) = await live_sockets(site, 1)
-        session = site.only_session()
+    async def scenario(server: WatchServer) -> None:
+        await server.put("a")
+        (client,) = await live_sockets(server, 1)
+        session = server.only_session()
         assert session.at_head is not None
         # A reserved opcode: the server says so and closes, and waits for nothing.
         await client.peer.send(b"\x8b\x80\0\0\0\0")
         await until(lambda: session._socket._is_closing)
         for _ in range(3):
-            site.append("a")
+            server.append("a")
             await settle()
         assert await client.closed() == 1002
 
@@ -377,14 +379,14 @@ def test_nothing_comes_behind_the_frame_that_ends_a_conversation(caplog: pytest.
 
 
 def test_a_socket_of_a_slow_client_gets_every_record_in_order() -> None:
-    async def scenario(site: WatchServer) -> None:
-        await site.put("a")
-        slow, quick = await live_sockets(site, 1, TINY_BYTES), await live_sockets(site, 1)
-        for connection in connections_of(site):
+    async def scenario(server: WatchServer) -> None:
+        await server.put("a")
+        slow, quick = await live_sockets(server, 1, TINY_BYTES), await live_sockets(server, 1)
+        for connection in connections_of(server):
             accepted = connection.transport.get_extra_info("socket")
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, TINY_BYTES)
         for size in (10, 60_000, 10, 60_000, 10, 10, 60_000, 10):
-            site.append("a", data=b'"%b"' % (b"x" * size))
+            server.append("a", data=b'"%b"' % (b"x" * size))
             await quick[0].take("record")
         seqs: list[int] = []
         while len(seqs) < 8:

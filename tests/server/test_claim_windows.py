@@ -50,7 +50,7 @@ class Office:
         self.windows.claim("q", list(claimers))
 
 
-def test_without_a_window_everybody_is_served_at_once() -> None:
+def test_without_a_window_every_claim_is_served_at_once() -> None:
     office = Office(0, 3)
     first, second = Waiting("a", 2), Waiting("b", 2)
     office.claim(first)

@@ -43,52 +43,52 @@ def made_batch(lines_bytes: int = 0) -> Batch:
 
 
 def test_a_batch_is_rendered_once_for_all_watchers_at_its_cursor() -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("a", 2)
-        clients = [await site.follow({"a": {"tail": True}}) for _ in range(20)]
-        other = await site.follow({"a": {"tail": True}}, include_data=False)
+    async def scenario(server: WatchServer) -> None:
+        server.append("a", 2)
+        clients = [await server.follow({"a": {"tail": True}}) for _ in range(20)]
+        other = await server.follow({"a": {"tail": True}}, include_data=False)
         for client in (*clients, other):
             await client.take("caught-up")
-        before = site.watch.fan_out.batches.rendered
-        site.append("a", 3)
+        before = server.watch.fan_out.batches.rendered
+        server.append("a", 3)
         texts = {(await client.take("record"))[0].text for client in clients}
         assert len(texts) == 1
         (record,) = await other.take("record")
         assert record.text not in texts
-        assert site.watch.fan_out.batches.rendered == before + 2
-        assert len(site.watch.fan_out.batches) == 0, "no watcher is left that could share them"
+        assert server.watch.fan_out.batches.rendered == before + 2
+        assert len(server.watch.fan_out.batches) == 0, "no watcher is left that could share them"
 
     play(scenario)
 
 
 def test_watchers_of_other_topics_share_the_records_but_not_the_id() -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("a")
-        site.append("b")
-        alone = await site.follow({"a": {"tail": True}})
-        both = await site.follow({"a": {"tail": True}, "b": {"tail": True}})
+    async def scenario(server: WatchServer) -> None:
+        server.append("a")
+        server.append("b")
+        alone = await server.follow({"a": {"tail": True}})
+        both = await server.follow({"a": {"tail": True}, "b": {"tail": True}})
         await alone.take("caught-up")
         await both.take("caught-up", "caught-up")
-        before = site.watch.fan_out.batches.rendered
-        site.append("a")
+        before = server.watch.fan_out.batches.rendered
+        server.append("a")
         (first,), (second,) = await alone.take("record"), await both.take("record")
         assert first.data == second.data
         assert (first.id, second.id) == ({"a": 2}, {"a": 2, "b": 1})
-        assert site.watch.fan_out.batches.rendered == before + 1
+        assert server.watch.fan_out.batches.rendered == before + 1
 
     play(scenario)
 
 
 def test_what_was_deleted_is_not_shared_any_more() -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("a", 3)
-        fan_out = site.watch.fan_out
+    async def scenario(server: WatchServer) -> None:
+        server.append("a", 3)
+        fan_out = server.watch.fan_out
         first = read_now(fan_out, "a")
         assert read_now(fan_out, "a") is first
-        site.engine.delete_records("a", match="tag1")
+        server.engine.delete_records("a", match="tag1")
         second = read_now(fan_out, "a")
         assert b'"$seq":2' in first.lines and b'"$seq":2' not in second.lines
-        site.append("a")
+        server.append("a")
         assert b'"$seq":4' in read_now(fan_out, "a").lines
 
     play(scenario)
@@ -155,26 +155,26 @@ def test_two_conditions_are_both_waited_for(
     assert both.error is (None if failing is None else errors[failing])
 
 
-def test_nobody_is_left_registered_when_streams_end() -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("a")
-        client = await site.follow({"a": {}})
+def test_no_watcher_is_left_registered_when_streams_end() -> None:
+    async def scenario(server: WatchServer) -> None:
+        server.append("a")
+        client = await server.follow({"a": {}})
         await client.take("record", "caught-up")
-        topic = site.engine._core.topics["a"]
+        topic = server.engine._core.topics["a"]
         assert len(topic.schedule.waiters) == 1
-        await site.leave(client)
+        await server.leave(client)
         assert len(topic.schedule.waiters) == 0
-        assert site.watch.fan_out._topics == {}
+        assert server.watch.fan_out._topics == {}
 
     play(scenario)
 
 
 def test_a_watcher_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(site: WatchServer) -> None:
-        await site.put("a")
-        await site.put("b")
+    async def scenario(server: WatchServer) -> None:
+        await server.put("a")
+        await server.put("b")
         # Streams of two topics are delivered to on their own.
-        clients = [await site.follow({"a": {}, "b": {}}, limit=limit) for limit in (1, 2, 3)]
+        clients = [await server.follow({"a": {}, "b": {}}, limit=limit) for limit in (1, 2, 3)]
         for client in clients:
             await client.take("caught-up", "caught-up")
         deliver = WatchStream.deliver
@@ -185,13 +185,13 @@ def test_a_watcher_that_fails_does_not_stop_the_others(monkeypatch: pytest.Monke
             deliver(watch)
 
         monkeypatch.setattr(WatchStream, "deliver", failing_delivery)
-        site.append("a")
+        server.append("a")
         await clients[0].take("record")
         (error,) = await clients[1].take("error")
         assert error.data["code"] == "internal" and "server log" in error.data["message"]
         await clients[1].expect_end()
         await clients[2].take("record")
-        assert len(site.watch.streams) == 2
+        assert len(server.watch.streams) == 2
 
     play(scenario)
 
@@ -216,14 +216,14 @@ STEPS = st.one_of(
 def test_every_seq_is_delivered_deleted_filtered_or_in_a_tombstone(
     steps: list[tuple[object, ...]], cap: int, options: list[tuple[int, int, bool]]
 ) -> None:
-    async def scenario(site: WatchServer) -> None:
-        book = Book(site, cap)
+    async def scenario(server: WatchServer) -> None:
+        book = Book(server, cap)
         book.append(3, None)
         await settle()
         readers = []
         for from_seq, limit, filters in options:
             node = "me" if filters else []
-            client = await site.follow({"t": {"from_seq": from_seq}}, limit=limit, node=node)
+            client = await server.follow({"t": {"from_seq": from_seq}}, limit=limit, node=node)
             readers.append((client, from_seq, filters))
         for step in steps:
             await book.take(step)
@@ -240,16 +240,16 @@ def test_every_seq_is_delivered_deleted_filtered_or_in_a_tombstone(
 class Book:
     """What a topic was told to do: the oracle for what its watchers may miss."""
 
-    def __init__(self, site: WatchServer, cap: int) -> None:
-        self.site = site
+    def __init__(self, server: WatchServer, cap: int) -> None:
+        self.server = server
         self.config = TopicConfig(cap_records=cap)
-        self.site.engine.put_topic("t", self.config)
+        self.server.engine.put_topic("t", self.config)
         self.nodes: list[str | None] = []  # of the current instance, by seq - 1
         self.deleted: set[int] = set()
         self.instances = 1
 
     def append(self, count: int, node: str | None) -> None:
-        self.site.append("t", count, node=node)
+        self.server.append("t", count, node=node)
         self.nodes += [node] * count
 
     async def take(self, step: tuple[object, ...]) -> None:
@@ -258,22 +258,22 @@ class Book:
         if kind == "append":
             self.append(*arguments)  # type: ignore[arg-type]
         elif kind == "delete below":
-            self.site.engine.delete_records("t", before_seq=arguments[0])  # type: ignore[arg-type]
+            self.server.engine.delete_records("t", before_seq=arguments[0])  # type: ignore[arg-type]
             self.deleted |= {seq for seq in range(1, head_seq + 1) if seq < arguments[0]}  # type: ignore[operator]
         elif kind == "delete tag":
             alive = set(self._alive())
-            self.site.engine.delete_records("t", match=f"tag{arguments[0]}")
+            self.server.engine.delete_records("t", match=f"tag{arguments[0]}")
             self.deleted |= alive - set(self._alive())
         elif kind == "recreate":
-            self.site.delete("t")
-            self.site.engine.put_topic("t", self.config)
+            self.server.delete("t")
+            self.server.engine.put_topic("t", self.config)
             self.nodes, self.deleted = [], set()
             self.instances += 1
         else:
             await settle()
 
     def _alive(self) -> list[int]:
-        log = self.site.engine._core.topics["t"].log
+        log = self.server.engine._core.topics["t"].log
         return [seq for seq in range(1, len(self.nodes) + 1) if log.is_live(seq)]
 
     def is_last(self, frame: Frame) -> bool:
@@ -316,15 +316,15 @@ def is_restart(frame: Frame) -> bool:
 # --- Slow readers ----------------------------------------------------------------------------------------
 
 
-async def stuck_reader(site: WatchServer, **config: object) -> tuple[SseClient, WatchStream]:
+async def stuck_reader(server: WatchServer, **config: object) -> tuple[SseClient, WatchStream]:
     """A client that was live and then took nothing more, until its connection was full."""
-    await site.put("a", **config)
-    wid = await site.session({"a": {}}, limit=1, max_batch_bytes=8 * KIB * KIB)
-    client = await site.open(wid, receive_buffer_bytes=4 * KIB)
+    await server.put("a", **config)
+    wid = await server.session({"a": {}}, limit=1, max_batch_bytes=8 * KIB * KIB)
+    client = await server.open(wid, receive_buffer_bytes=4 * KIB)
     await client.take("caught-up")
-    (watch,) = site.watch.streams
+    (watch,) = server.watch.streams
     while watch._full_timer is None:
-        site.append("a", data=BIG)
+        server.append("a", data=BIG)
         await settle()
     return client, watch
 
@@ -339,36 +339,36 @@ async def drain_seqs(client: SseClient, last_seq: int) -> list[Frame]:
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_slow_reader_lags_alone_and_loses_nothing(loop: str) -> None:
-    async def scenario(site: WatchServer) -> None:
-        client, watch = await stuck_reader(site)
-        quick = await site.follow({"a": {"tail": True}})
+    async def scenario(server: WatchServer) -> None:
+        client, watch = await stuck_reader(server)
+        quick = await server.follow({"a": {"tail": True}})
         await quick.take("caught-up")
         buffered = watch._stream.buffered
         for _ in range(30):
-            site.append("a", data=BIG)
+            server.append("a", data=BIG)
             await quick.take("record")
         assert watch._stream.buffered <= buffered < 1024 * KIB, "it was not given more"
-        site.timers.advance(20.0)
-        head_seq = site.engine.state("a").head_seq
+        server.timers.advance(20.0)
+        head_seq = server.engine.state("a").head_seq
         frames = await drain_seqs(client, head_seq)
         assert [seq for frame in frames if frame.event == "record" for seq in frame.seqs] == list(
             range(1, head_seq + 1)
         )
         assert all(frame.event != "tombstone" for frame in frames)
-        site.timers.advance(100.0)
-        site.append("a")
+        server.timers.advance(100.0)
+        server.append("a")
         assert (await drain_seqs(client, head_seq + 1))[-1].seqs == [head_seq + 1]
 
     play(scenario, loop=loop)
 
 
 def test_a_slow_reader_of_a_capped_topic_gets_all_that_was_not_evicted() -> None:
-    async def scenario(site: WatchServer) -> None:
-        client, _ = await stuck_reader(site, cap_records=1_000_000)
-        site.append("a", 5, data=BIG)
+    async def scenario(server: WatchServer) -> None:
+        client, _ = await stuck_reader(server, cap_records=1_000_000)
+        server.append("a", 5, data=BIG)
         await settle()
-        head_seq = site.engine.state("a").head_seq
-        site.timers.advance(20.0)
+        head_seq = server.engine.state("a").head_seq
+        server.timers.advance(20.0)
         frames = await drain_seqs(client, head_seq)
         assert all(frame.event != "tombstone" for frame in frames)
         assert [seq for frame in frames for seq in frame.seqs] == list(range(1, head_seq + 1))
@@ -377,13 +377,13 @@ def test_a_slow_reader_of_a_capped_topic_gets_all_that_was_not_evicted() -> None
 
 
 def test_the_tombstone_of_a_slow_reader_covers_what_was_evicted() -> None:
-    async def scenario(site: WatchServer) -> None:
-        client, watch = await stuck_reader(site, cap_records=200)
+    async def scenario(server: WatchServer) -> None:
+        client, watch = await stuck_reader(server, cap_records=200)
         sent = watch._cursors["a"].seq
-        site.append("a", 300)
+        server.append("a", 300)
         await settle()
-        head_seq = site.engine.state("a").head_seq
-        site.timers.advance(20.0)
+        head_seq = server.engine.state("a").head_seq
+        server.timers.advance(20.0)
         frames = await client.until_event("tombstone")
         assert frames[-1].data == {
             "topic": "a",
@@ -400,15 +400,15 @@ def test_the_tombstone_of_a_slow_reader_covers_what_was_evicted() -> None:
 
 
 def test_who_reads_history_slowly_gets_all_of_it() -> None:
-    async def scenario(site: WatchServer) -> None:
-        await site.put("a", cap_records=1_000_000)
+    async def scenario(server: WatchServer) -> None:
+        await server.put("a", cap_records=1_000_000)
         for _ in range(150):
-            site.append("a", data=BIG)
-        wid = await site.session({"a": {}}, limit=1)
-        client = await site.open(wid, receive_buffer_bytes=4 * KIB)
-        (watch,) = site.watch.streams
+            server.append("a", data=BIG)
+        wid = await server.session({"a": {}}, limit=1)
+        client = await server.open(wid, receive_buffer_bytes=4 * KIB)
+        (watch,) = server.watch.streams
         await until(lambda: watch._full_timer is not None)
-        site.timers.advance(20.0)
+        server.timers.advance(20.0)
         frames = await drain_seqs(client, 150)
         assert [seq for frame in frames for seq in frame.seqs] == list(range(1, 151))
 
@@ -417,20 +417,20 @@ def test_who_reads_history_slowly_gets_all_of_it() -> None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_reader_that_is_stuck_is_let_go_and_can_resume(loop: str) -> None:
-    async def scenario(site: WatchServer) -> None:
-        client, _ = await stuck_reader(site)
-        head_seq = site.engine.state("a").head_seq
-        site.timers.advance(29.9)
-        assert len(site.watch.streams) == 1
-        site.timers.advance(0.2)
-        assert site.watch.streams == set() and site.watch.slots.taken == 0
-        (wid,) = site.watch.sessions._sessions
+    async def scenario(server: WatchServer) -> None:
+        client, _ = await stuck_reader(server)
+        head_seq = server.engine.state("a").head_seq
+        server.timers.advance(29.9)
+        assert len(server.watch.streams) == 1
+        server.timers.advance(0.2)
+        assert server.watch.streams == set() and server.watch.slots.taken == 0
+        (wid,) = server.watch.sessions._sessions
         frames = await client.until_event("error")
         assert frames[-1].data["code"] == 429
         assert (frames[-1].data["retry_after_ms"], frames[-1].data["topics"]) == (2000, ["a"])
         await client.expect_end()
         # Without an id the server can only know what has left this machine: it sends the rest again.
-        resumed = await site.open(wid)
+        resumed = await server.open(wid)
         again = [
             seq
             for frame in await drain_seqs(resumed, head_seq)
@@ -447,10 +447,10 @@ def test_a_reader_that_is_stuck_is_let_go_and_can_resume(loop: str) -> None:
 
 
 def test_a_full_connection_gets_no_heartbeats() -> None:
-    async def scenario(site: WatchServer) -> None:
-        client, _ = await stuck_reader(site)
-        site.timers.advance(16.0)
-        head_seq = site.engine.state("a").head_seq
+    async def scenario(server: WatchServer) -> None:
+        client, _ = await stuck_reader(server)
+        server.timers.advance(16.0)
+        head_seq = server.engine.state("a").head_seq
         frames = await drain_seqs(client, head_seq)
         assert {frame.event for frame in frames} == {"record"}
 
@@ -473,32 +473,32 @@ class FailingFs(UnsyncedFs):
 def test_a_strong_stream_holds_records_until_they_are_synced(tmp_path: Path) -> None:
     syncs = HeldSyncs()
 
-    async def scenario(site: WatchServer) -> None:
-        syncs.wake = site.app.turn_soon
+    async def scenario(server: WatchServer) -> None:
+        syncs.wake = server.app.turn_soon
         for name, durability in (("a", "disk"), ("m", "memory"), ("e", "ephemeral")):
-            await site.put(name, durability=durability)
-        answer = await site.ask("POST", "/v0/topics/a", {"records": [{"data": 1}]})
+            await server.put(name, durability=durability)
+        answer = await server.ask("POST", "/v0/topics/a", {"records": [{"data": 1}]})
         assert answer.status == 200
         tail = {"a": {"tail": True}, "m": {}, "e": {}}
-        strong = await site.follow(tail, consistency="strong")
-        eventual = await site.follow(tail)
+        strong = await server.follow(tail, consistency="strong")
+        eventual = await server.follow(tail)
         for client in (strong, eventual):
             await client.take("caught-up", "caught-up", "caught-up")
         syncs.is_held = True
         for name in ("a", "m"):
-            site.append(name)
+            server.append(name)
             (record,) = await eventual.take("record")
             assert record.data["topic"] == name
-        site.append("e")
+        server.append("e")
         for client in (eventual, strong):
             (record,) = await client.take("record")
             assert record.data["topic"] == "e", "it is never synced, so there is nothing to wait for"
         assert record.id == {"a": 1, "m": 0, "e": 1}
-        syncs.let_go()
+        syncs.release()
         frames = await strong.take("record", "record")
         assert {frame.data["topic"]: frame.seqs for frame in frames} == {"a": [2], "m": [1]}
         assert frames[-1].id == {"a": 2, "m": 1, "e": 1}
-        site.append("a")
+        server.append("a")
         (record,) = await strong.take("record")
         assert record.seqs == [3]
 
@@ -508,18 +508,18 @@ def test_a_strong_stream_holds_records_until_they_are_synced(tmp_path: Path) -> 
 def test_what_comes_while_a_strong_stream_waits_is_not_forgotten(tmp_path: Path) -> None:
     syncs = HeldSyncs()
 
-    async def scenario(site: WatchServer) -> None:
-        syncs.wake = site.app.turn_soon
-        await site.put("a", durability="memory")
-        strong = await site.follow({"a": {}}, consistency="strong")
-        eventual = await site.follow({"a": {}})
+    async def scenario(server: WatchServer) -> None:
+        syncs.wake = server.app.turn_soon
+        await server.put("a", durability="memory")
+        strong = await server.follow({"a": {}}, consistency="strong")
+        eventual = await server.follow({"a": {}})
         await strong.take("caught-up")
         await eventual.take("caught-up")
         syncs.is_held = True
         for _ in range(3):
-            site.append("a")
+            server.append("a")
             await eventual.take("record")
-        syncs.let_go()
+        syncs.release()
         frames = await drain_seqs(strong, 3)
         assert [seq for frame in frames for seq in frame.seqs] == [1, 2, 3]
 
@@ -529,40 +529,40 @@ def test_what_comes_while_a_strong_stream_waits_is_not_forgotten(tmp_path: Path)
 def test_a_strong_stream_ends_if_its_records_cannot_be_synced(tmp_path: Path) -> None:
     syncs, fs = HeldSyncs(), FailingFs()
 
-    async def scenario(site: WatchServer) -> None:
-        syncs.wake = site.app.turn_soon
-        await site.put("a", durability="memory")
-        strong = await site.follow({"a": {}}, consistency="strong")
-        eventual = await site.follow({"a": {}})
+    async def scenario(server: WatchServer) -> None:
+        syncs.wake = server.app.turn_soon
+        await server.put("a", durability="memory")
+        strong = await server.follow({"a": {}}, consistency="strong")
+        eventual = await server.follow({"a": {}})
         await strong.take("caught-up")
         await eventual.take("caught-up")
         fs.fails = True
-        site.append("a")
+        server.append("a")
         await eventual.take("record")
         (error,) = await strong.take("error")
         assert error.data["code"] == "internal" and "the disk is gone" in error.data["message"]
         await strong.expect_end()
         with pytest.raises(ReadOnly):
-            site.engine.close()
+            server.engine.close()
 
     play(scenario, engine=disk_engine(tmp_path, syncs, fs))
 
 
-def test_a_cold_segment_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_a_cold_segment_delays_no_other_watcher(tmp_path: Path) -> None:
     stopped_directory(tmp_path)
     syncs = HeldSyncs()
 
-    async def scenario(site: WatchServer) -> None:
-        syncs.wake = site.app.turn_soon
-        await site.put("live", durability="ephemeral")
+    async def scenario(server: WatchServer) -> None:
+        syncs.wake = server.app.turn_soon
+        await server.put("live", durability="ephemeral")
         syncs.is_held = True
-        client = await site.follow({"b": {}, "live": {}})
+        client = await server.follow({"b": {}, "live": {}})
         (caught_up,) = await client.take("caught-up")
         assert caught_up.data["topic"] == "live", "the cold one is being fetched"
-        site.append("live")
+        server.append("live")
         (record,) = await client.take("record")
         assert (record.data["topic"], record.id) == ("live", {"b": 0, "live": 1})
-        syncs.let_go()
+        syncs.release()
         frames = await client.until_event("caught-up")
         seqs = [seq for frame in frames if frame.event == "record" for seq in frame.seqs]
         assert seqs == list(range(1, 31))
@@ -574,12 +574,12 @@ def test_a_read_that_waits_for_a_segment_is_not_shared(tmp_path: Path) -> None:
     stopped_directory(tmp_path)
     syncs = HeldSyncs()
 
-    async def scenario(site: WatchServer) -> None:
-        epoch = site.engine.state("b").epoch
-        fan_out = site.watch.fan_out
+    async def scenario(server: WatchServer) -> None:
+        epoch = server.engine.state("b").epoch
+        fan_out = server.watch.fan_out
         waiting = fan_out.read("b", epoch, 0, ReadOptions())
         assert waiting is not None and waiting.is_incomplete and not waiting.lines
-        site.engine.wait_for(waiting.commit)
+        server.engine.wait_for(waiting.commit)
         found = fan_out.read("b", epoch, 0, ReadOptions())
         assert found is not None and not found.is_incomplete
         assert b'"$seq":1,' in found.lines
@@ -591,14 +591,14 @@ def test_a_stream_goes_while_its_cold_segment_is_being_fetched(tmp_path: Path) -
     stopped_directory(tmp_path)
     syncs = HeldSyncs()
 
-    async def scenario(site: WatchServer) -> None:
-        syncs.wake = site.app.turn_soon
+    async def scenario(server: WatchServer) -> None:
+        syncs.wake = server.app.turn_soon
         syncs.is_held = True
-        client = await site.follow({"b": {}})
-        (watch,) = site.watch.streams
+        client = await server.follow({"b": {}})
+        (watch,) = server.watch.streams
         await until(lambda: watch._cursors["b"].held is not None)
-        await site.leave(client)
-        syncs.let_go()
+        await server.leave(client)
+        syncs.release()
         await settle()
 
     play(scenario, engine=disk_engine(tmp_path, syncs))
@@ -615,11 +615,11 @@ def test_a_stream_that_passes_more_cold_segments_than_fit_into_memory_comes_to_t
         assert engine.relocate() >= 2
     syncs = HeldSyncs()
 
-    async def scenario(site: WatchServer) -> None:
-        syncs.wake = site.app.turn_soon
-        assert site.engine._store is not None
-        site.engine._store.loaded._fetched_bytes_max = 1
-        client = await site.follow({"t": {}}, node="n")
+    async def scenario(server: WatchServer) -> None:
+        syncs.wake = server.app.turn_soon
+        assert server.engine._store is not None
+        server.engine._store.loaded._fetched_bytes_max = 1
+        client = await server.follow({"t": {}}, node="n")
         record, caught_up = await client.take("record", "caught-up")
         assert record.seqs == [4 * SEGMENT_EVENTS + 1]
         assert caught_up.data["head_seq"] == 4 * SEGMENT_EVENTS + 1

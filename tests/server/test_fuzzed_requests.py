@@ -202,7 +202,7 @@ def test_no_mutation_of_a_request_disturbs_the_server_or_its_other_clients(serve
     ],
     ids=["bodies", "chunks", "headers", "messages", "nothing"],
 )
-def test_many_requests_that_never_end_cost_little_and_hold_up_nobody(
+def test_many_requests_that_never_end_cost_little_and_delay_no_others(
     server: ServerProcess, opening: bytes
 ) -> None:
     pid = server.command.process.pid

@@ -17,12 +17,12 @@ def post(path: bytes, length: int = BODY) -> bytes:
     return b"POST %b HTTP/1.1\r\n" % path + HOST + b"Content-Length: %d\r\n\r\n" % length
 
 
-async def half_sent(scene: EchoServer, size: int) -> Peer:
+async def half_sent(echo: EchoServer, size: int) -> Peer:
     """A client that has sent so much of its body and the server has it."""
-    before = scene.server.bodies_bytes
-    peer = await scene.connect()
+    before = echo.server.bodies_bytes
+    peer = await echo.connect()
     await peer.send(post(b"/half") + b"x" * size)
-    await until(lambda: scene.server.bodies_bytes == before + size)
+    await until(lambda: echo.server.bodies_bytes == before + size)
     return peer
 
 
@@ -37,23 +37,23 @@ async def assert_throttled(peer: Peer) -> None:
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_body_that_finds_no_room_is_refused_and_the_others_go_on(loop: str, whole: bool) -> None:
-    async def scenario(scene: EchoServer) -> None:
-        first, second = await half_sent(scene, 900), await half_sent(scene, 900)
-        third = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        first, second = await half_sent(echo, 900), await half_sent(echo, 900)
+        third = await echo.connect()
         await third.send(post(b"/third") + b"x" * (BODY if whole else 900))
         await assert_throttled(third)
         for peer in (first, second):
             assert (await peer.ask(b"x" * 100)).status == 200
-        assert (await (await scene.connect()).ask(post(b"/again") + b"x" * BODY)).status == 200
-        assert [request.path for request in scene.application.requests] == [b"/half", b"/half", b"/again"]
+        assert (await (await echo.connect()).ask(post(b"/again") + b"x" * BODY)).status == 200
+        assert [request.path for request in echo.application.requests] == [b"/half", b"/half", b"/again"]
 
     play(loop, scenario, FEW)
 
 
 def test_a_chunked_body_counts_as_it_comes(loop: str) -> None:
-    async def scenario(scene: EchoServer) -> None:
-        others = [await half_sent(scene, 900) for _ in range(2)]
-        peer = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        others = [await half_sent(echo, 900) for _ in range(2)]
+        peer = await echo.connect()
         await peer.send(b"POST /c HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n")
         await peer.send(b"384\r\n" + b"x" * 900 + b"\r\n")
         await assert_throttled(peer)
@@ -63,9 +63,9 @@ def test_a_chunked_body_counts_as_it_comes(loop: str) -> None:
 
 
 def test_small_bodies_are_served_when_there_is_no_room_for_large_ones(loop: str) -> None:
-    async def scenario(scene: EchoServer) -> None:
-        others = [await half_sent(scene, 999) for _ in range(2)]
-        peer = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        others = [await half_sent(echo, 999) for _ in range(2)]
+        peer = await echo.connect()
         assert (await peer.ask(post(b"/small", 100) + b"x" * 100)).status == 200
         assert all([(await other.ask(b"x")).status == 200 for other in others])
 
@@ -74,36 +74,36 @@ def test_small_bodies_are_served_when_there_is_no_room_for_large_ones(loop: str)
 
 @pytest.mark.parametrize("leave", ["close", "reset"])
 def test_the_room_of_a_client_that_goes_away_is_free_again(loop: str, leave: str) -> None:
-    async def scenario(scene: EchoServer) -> None:
-        peer = await half_sent(scene, 900)
+    async def scenario(echo: EchoServer) -> None:
+        peer = await half_sent(echo, 900)
         getattr(peer, leave)()
-        await until(lambda: scene.server.bodies_bytes == 0)
+        await until(lambda: echo.server.bodies_bytes == 0)
 
     play(loop, scenario, FEW)
 
 
 def test_a_body_holds_its_room_until_it_is_answered(loop: str) -> None:
-    async def scenario(scene: EchoServer) -> None:
-        peer = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        peer = await echo.connect()
         for _ in range(2):
             await peer.send(post(b"/later") + b"x" * BODY)
-        await until(lambda: len(scene.application.later) == 2)
-        assert scene.server.bodies_bytes == 2 * BODY
-        other = await scene.connect()
+        await until(lambda: len(echo.application.later) == 2)
+        assert echo.server.bodies_bytes == 2 * BODY
+        other = await echo.connect()
         await other.send(post(b"/other") + b"x" * BODY)
         await assert_throttled(other)
-        for exchange in scene.application.later:
+        for exchange in echo.application.later:
             exchange.respond(200, b"done")
-        assert scene.server.bodies_bytes == 0
+        assert echo.server.bodies_bytes == 0
 
     play(loop, scenario, FEW)
 
 
 def test_a_request_that_becomes_a_stream_gives_its_room_back(loop: str) -> None:
-    async def scenario(scene: EchoServer) -> None:
-        peer = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        peer = await echo.connect()
         await peer.send(post(b"/stream") + b"x" * BODY)
-        await until(lambda: bool(scene.application.streams))
-        assert scene.server.bodies_bytes == 0
+        await until(lambda: bool(echo.application.streams))
+        assert echo.server.bodies_bytes == 0
 
     play(loop, scenario, FEW)

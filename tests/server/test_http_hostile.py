@@ -72,8 +72,8 @@ BAD_REQUESTS = {
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", BAD_REQUESTS)
 def test_a_bad_request_gets_a_400_and_nothing_more(loop: str, name: str) -> None:
-    async def scenario(scene: EchoServer) -> None:
-        peer = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        peer = await echo.connect()
         # What follows would be a fine request, for a parser that sees one there.
         await peer.send(BAD_REQUESTS[name] + request_bytes(b"/smuggled"))
         response = await peer.response()
@@ -83,7 +83,7 @@ def test_a_bad_request_gets_a_400_and_nothing_more(loop: str, name: str) -> None
         assert error.keys() == {"code", "message"}
         assert error["code"] == "invalid_request"
         assert await peer.rest() == b""
-        assert scene.application.requests == []
+        assert echo.application.requests == []
         peer.close()
 
     play(loop, scenario)
@@ -91,8 +91,8 @@ def test_a_bad_request_gets_a_400_and_nothing_more(loop: str, name: str) -> None
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_huge_length_is_too_large_and_reserves_nothing(loop: str) -> None:
-    async def scenario(scene: EchoServer) -> None:
-        peer = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        peer = await echo.connect()
         response = await peer.ask(START + b"Content-Length: 18446744073709551615\r\n\r\n")
         assert response.status == 413
 
@@ -101,8 +101,8 @@ def test_a_huge_length_is_too_large_and_reserves_nothing(loop: str) -> None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_this_is_no_proxy(loop: str) -> None:
-    async def scenario(scene: EchoServer) -> None:
-        peer = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        peer = await echo.connect()
         response = await peer.ask(b"CONNECT a:1 HTTP/1.1\r\n" + HOST + b"\r\nraw bytes")
         assert response.status == 405
         assert b'"method_not_allowed"' in response.body
@@ -142,15 +142,15 @@ def test_no_input_gives_a_traceback_or_a_hang(pieces: list[bytes]) -> None:
         caught: list[bytes] = []
 
         async def scenario(caught: list[bytes] = caught) -> None:
-            async with serving() as scene:
-                peer = await scene.connect()
+            async with serving() as echo:
+                peer = await echo.connect()
                 with suppress(ConnectionResetError, BrokenPipeError):
                     for piece in pieces:
                         await peer.send(piece)
                         await settle()
-                for exchange in scene.application.later:
+                for exchange in echo.application.later:
                     exchange.respond(200, b"late")
-                for channel in scene.application.channels():
+                for channel in echo.application.channels():
                     channel.close()
                 await settle()
                 with suppress(OSError):

@@ -22,9 +22,9 @@ CHUNKED = b"POST /c HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
 KERNEL_BYTES = 8 * 1024 * 1024
 
 
-def only_connection(scene: EchoServer) -> HttpConnection:
+def only_connection(echo: EchoServer) -> HttpConnection:
     """The server's side of the only client."""
-    (connection,) = scene.server._connections
+    (connection,) = echo.server._connections
     return connection
 
 
@@ -42,13 +42,13 @@ async def refused(peer: Peer, status: int, code: str = "invalid_request") -> Non
 
 @pytest.mark.parametrize("excess", [0, 1])
 def test_a_body_is_bounded_by_its_announced_length(loop: str, excess: int) -> None:
-    async def scenario(scene: EchoServer) -> None:
-        peer = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        peer = await echo.connect()
         head = b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % (1000 + excess)
         await peer.send(head)
         if excess:
             await refused(peer, 413, "payload_too_large")
-            assert scene.application.requests == []
+            assert echo.application.requests == []
         else:
             assert (await peer.ask(b"x" * 1000)).status == 200
 
@@ -61,12 +61,12 @@ def test_a_chunked_body_is_bounded_while_it_comes(loop: str, piece_bytes: int, e
     body = b"y" * (1000 + excess)
     pieces = [body[start : start + piece_bytes] for start in range(0, len(body), piece_bytes)]
 
-    async def scenario(scene: EchoServer) -> None:
-        peer = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        peer = await echo.connect()
         await peer.send(CHUNKED + b"".join(b"%X\r\n%b\r\n" % (len(piece), piece) for piece in pieces))
         if excess:
             await refused(peer, 413, "payload_too_large")
-            assert scene.application.requests == []
+            assert echo.application.requests == []
         else:
             assert (await peer.ask(b"0\r\n\r\n")).body == b"POST /c  " + body
 
@@ -74,8 +74,8 @@ def test_a_chunked_body_is_bounded_while_it_comes(loop: str, piece_bytes: int, e
 
 
 def test_a_refused_body_is_read_over_so_that_the_answer_arrives(loop: str) -> None:
-    async def scenario(scene: EchoServer) -> None:
-        peer = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        peer = await echo.connect()
         body = b"z" * (16 * 1024 * 1024)
         # The client does not read before it has sent everything.
         await peer.send(request_bytes(b"/big", body))
@@ -89,8 +89,8 @@ def test_a_refused_body_is_read_over_so_that_the_answer_arrives(loop: str) -> No
 def test_a_target_is_bounded(loop: str, excess: int, cut: int) -> None:
     whole = request_bytes(b"/" + b"t" * (199 + excess))
 
-    async def scenario(scene: EchoServer) -> None:
-        peer = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        peer = await echo.connect()
         await peer.send(whole[:cut])
         await settle()
         await peer.send(whole[cut:])
@@ -108,8 +108,8 @@ def test_headers_are_bounded_in_bytes(loop: str, excess: int, cut: int) -> None:
     used = len("Host" + "everlog") + 4 + len("X") + 4
     whole = request_bytes(b"/", extra=b"X:" + b"h" * (500 - used + excess) + b"\r\n")
 
-    async def scenario(scene: EchoServer) -> None:
-        peer = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        peer = await echo.connect()
         await peer.send(whole[:cut])
         await settle()
         await peer.send(whole[cut:])
@@ -123,8 +123,8 @@ def test_headers_are_bounded_in_bytes(loop: str, excess: int, cut: int) -> None:
 
 @pytest.mark.parametrize("excess", [0, 1])
 def test_headers_are_bounded_in_number(loop: str, excess: int) -> None:
-    async def scenario(scene: EchoServer) -> None:
-        peer = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        peer = await echo.connect()
         await peer.send(request_bytes(b"/", extra=b"A: b\r\n" * (9 + excess)))
         if excess:
             await refused(peer, 431)
@@ -148,8 +148,8 @@ def test_headers_are_bounded_in_number(loop: str, excess: int) -> None:
 def test_a_head_without_an_end_is_refused(loop: str, opening: bytes) -> None:
     filling = b"\r\n" if not opening else b" " if opening.endswith(b":") else b"a"
 
-    async def scenario(scene: EchoServer) -> None:
-        peer = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        peer = await echo.connect()
         await peer.send(opening)
         await settle()
         await peer.send(filling * 4000)
@@ -160,8 +160,8 @@ def test_a_head_without_an_end_is_refused(loop: str, opening: bytes) -> None:
 
 @pytest.mark.parametrize("trailers", [b"A: b\r\n" * 11, b"A: " + b"b" * 500 + b"\r\n"])
 def test_trailers_are_bounded_like_headers(loop: str, trailers: bytes) -> None:
-    async def scenario(scene: EchoServer) -> None:
-        peer = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        peer = await echo.connect()
         assert (await peer.ask(CHUNKED + b"0\r\nA: b\r\n\r\n")).status == 200
         await peer.send(CHUNKED + b"0\r\n" + trailers + b"\r\n")
         await refused(peer, 431)
@@ -170,17 +170,17 @@ def test_trailers_are_bounded_like_headers(loop: str, trailers: bytes) -> None:
 
 
 def test_a_connection_too_many_is_told_so(loop: str) -> None:
-    async def scenario(scene: EchoServer) -> None:
-        kept = [await scene.connect() for _ in range(2)]
-        extra = await Peer.connect(scene.address)
+    async def scenario(echo: EchoServer) -> None:
+        kept = [await echo.connect() for _ in range(2)]
+        extra = await Peer.connect(echo.address)
         response = await extra.response()
         assert (response.status, response.headers[b"retry-after"]) == (503, b"1")
         assert b'"code":"throttled"' in response.body
         assert await extra.rest() == b""
         assert (await kept[0].ask(request_bytes(b"/"))).status == 200
         kept[1].close()
-        await until(lambda: scene.server.connections == 1)
-        assert (await (await scene.connect()).ask(request_bytes(b"/"))).status == 200
+        await until(lambda: echo.server.connections == 1)
+        assert (await (await echo.connect()).ask(request_bytes(b"/"))).status == 200
 
     play(loop, scenario, HttpLimits(max_connections=2))
 
@@ -189,9 +189,9 @@ def test_a_connection_too_many_is_told_so(loop: str) -> None:
 
 
 def test_only_so_many_requests_are_unanswered(loop: str) -> None:
-    async def scenario(scene: EchoServer) -> None:
-        later = scene.application.later
-        peer = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        later = echo.application.later
+        peer = await echo.connect()
         await peer.send(b"".join(request_bytes(b"/later?%d" % number) for number in range(100)))
         for number in range(100):
             await until(lambda: len(later) >= min(100, number + 16))  # noqa: B023
@@ -204,11 +204,11 @@ def test_only_so_many_requests_are_unanswered(loop: str) -> None:
 
 
 def test_many_requests_in_one_piece_leave_turns_to_others(loop: str) -> None:
-    async def scenario(scene: EchoServer) -> None:
-        requests = scene.application.requests
-        peer = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        requests = echo.application.requests
+        peer = await echo.connect()
         count = 5 * REQUESTS_PER_TURN
-        only_connection(scene).data_received(request_bytes(b"/") * count)
+        only_connection(echo).data_received(request_bytes(b"/") * count)
         assert len(requests) == REQUESTS_PER_TURN
         for _ in range(count):
             assert (await peer.response()).status == 200
@@ -218,9 +218,9 @@ def test_many_requests_in_one_piece_leave_turns_to_others(loop: str) -> None:
 
 
 def test_a_refusal_among_requests_that_had_to_wait_is_read_over(loop: str) -> None:
-    async def scenario(scene: EchoServer) -> None:
-        later = scene.application.later
-        peer = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        later = echo.application.later
+        peer = await echo.connect()
         await peer.send(request_bytes(b"/later") * 16 + b"NOT HTTP\r\n\r\n")
         await until(lambda: len(later) == 16)
         await settle()
@@ -238,23 +238,23 @@ def test_a_refusal_among_requests_that_had_to_wait_is_read_over(loop: str) -> No
 def test_a_client_that_does_not_read_is_not_read_from(loop: str) -> None:
     count = 3000
 
-    async def scenario(scene: EchoServer) -> None:
-        application = scene.application
+    async def scenario(echo: EchoServer) -> None:
+        application = echo.application
         application.reply = b"r" * 10_000
-        peer = await scene.connect(receive_buffer_bytes=4096)
+        peer = await echo.connect(receive_buffer_bytes=4096)
         unsent = request_bytes(b"/flood") * count
         while True:
             unsent = unsent[peer.send_what_fits(unsent[:65536]) :]
             handled = len(application.requests)
             await settle()
-            if only_connection(scene).is_write_paused and handled == len(application.requests):
+            if only_connection(echo).is_write_paused and handled == len(application.requests):
                 break
         # What waits: the buffer up to its limit, and the responses of the requests that were under way.
-        connection = only_connection(scene)
+        connection = only_connection(echo)
         assert connection.buffered <= 64 * 1024 + 16 * 11_000
         assert len(application.requests) * 10_000 <= KERNEL_BYTES
         assert len(application.requests) < count
-        sending = scene.server.loop.create_task(peer.send(unsent))
+        sending = echo.server.loop.create_task(peer.send(unsent))
         for _ in range(count):
             assert len((await peer.response()).body) == 10_000
         await sending
@@ -266,11 +266,11 @@ def test_a_client_that_does_not_read_is_not_read_from(loop: str) -> None:
 def test_a_stream_waits_for_its_reader(loop: str) -> None:
     piece = b"s" * 1000
 
-    async def scenario(scene: EchoServer) -> None:
-        peer = await scene.connect(receive_buffer_bytes=4096)
+    async def scenario(echo: EchoServer) -> None:
+        peer = await echo.connect(receive_buffer_bytes=4096)
         await peer.send(request_bytes(b"/stream"))
         await peer.head()
-        (stream,) = scene.application.streams
+        (stream,) = echo.application.streams
         written = 0
         resumed: list[int] = []
         stream.on_writable = lambda: resumed.append(stream.buffered if stream.is_writable else -1)
@@ -302,29 +302,29 @@ def test_a_stream_waits_for_its_reader(loop: str) -> None:
 class Times:
     """A server whose clock stands still, and a client of it."""
 
-    def __init__(self, scene: EchoServer, clock: TestClock, peer: Peer) -> None:
-        self.scene = scene
+    def __init__(self, echo: EchoServer, clock: TestClock, peer: Peer) -> None:
+        self.echo = echo
         self.clock = clock
         self.peer = peer
 
     def pass_s(self, duration_s: float) -> None:
         """Let time pass and the server look at it."""
         self.clock.advance_ns(int(duration_s * NS_PER_S))
-        self.scene.server.sweep()
+        self.echo.server.sweep()
 
     async def lives(self) -> None:
         """The server keeps the connection."""
         await settle()
-        assert self.scene.server.connections == 1
-        assert not only_connection(self.scene).transport.is_closing()
+        assert self.echo.server.connections == 1
+        assert not only_connection(self.echo).transport.is_closing()
 
 
 def play_in_time(loop: str, scenario: Callable[[Times], Awaitable[None]]) -> None:
     """Play a scenario that takes `Times`, with a client that is connected."""
     clock = TestClock()
 
-    async def whole(scene: EchoServer) -> None:
-        await scenario(Times(scene, clock, await scene.connect(receive_buffer_bytes=4096)))
+    async def whole(echo: EchoServer) -> None:
+        await scenario(Times(echo, clock, await echo.connect(receive_buffer_bytes=4096)))
 
     play(loop, whole, clock=clock)
 
@@ -356,10 +356,10 @@ def test_slow_headers_are_refused_however_they_trickle(loop: str) -> None:
 def test_slow_headers_of_a_later_request_are_refused_in_their_turn(loop: str) -> None:
     async def scenario(times: Times) -> None:
         await times.peer.send(request_bytes(b"/later") + b"GET")
-        await until(lambda: bool(times.scene.application.later))
+        await until(lambda: bool(times.echo.application.later))
         times.pass_s(60)
         await settle()
-        times.scene.application.later[0].respond(200, b"first")
+        times.echo.application.later[0].respond(200, b"first")
         assert (await times.peer.response()).body == b"first"
         await refused(times.peer, 408)
 
@@ -415,11 +415,11 @@ def test_an_idle_connection_is_closed_later_than_a_silent_one(loop: str) -> None
 def test_the_application_may_take_its_time(loop: str, path: bytes) -> None:
     async def scenario(times: Times) -> None:
         await times.peer.send(request_bytes(path, extra=b"Connection: Upgrade\r\nUpgrade: echo\r\n"))
-        await until(lambda: bool(times.scene.application.requests))
+        await until(lambda: bool(times.echo.application.requests))
         await settle()
         times.pass_s(100_000)
         await times.lives()
-        for exchange in times.scene.application.later:
+        for exchange in times.echo.application.later:
             exchange.respond(200, b"late")
             assert (await times.peer.response()).body == b"late"
             times.pass_s(74)
@@ -429,11 +429,11 @@ def test_the_application_may_take_its_time(loop: str, path: bytes) -> None:
 
 
 @pytest.mark.parametrize("path", [b"/plain", b"/later", b"/stream"])
-def test_output_that_nobody_takes_ends_the_connection(loop: str, path: bytes) -> None:
+def test_output_that_is_not_read_ends_the_connection(loop: str, path: bytes) -> None:
     flood = b"f" * 8 * 1024 * 1024
 
     async def scenario(times: Times) -> None:
-        application = times.scene.application
+        application = times.echo.application
         application.reply = flood
         await times.peer.send(request_bytes(path))
         await until(lambda: bool(application.requests))
@@ -446,10 +446,10 @@ def test_output_that_nobody_takes_ends_the_connection(loop: str, path: bytes) ->
         times.pass_s(1)
         times.pass_s(59)
         await settle()
-        assert times.scene.server.connections == 1
+        assert times.echo.server.connections == 1
         assert len(await times.peer._loop.sock_recv(times.peer.sock, 1000)) == 1000
         times.pass_s(1)
-        await until(lambda: times.scene.server.connections == 0)
+        await until(lambda: times.echo.server.connections == 0)
 
     play_in_time(loop, scenario)
 
@@ -458,7 +458,7 @@ def test_output_that_is_taken_slowly_does_not(loop: str) -> None:
     async def scenario(times: Times) -> None:
         await times.peer.send(request_bytes(b"/stream"))
         await times.peer.head()
-        (stream,) = times.scene.application.streams
+        (stream,) = times.echo.application.streams
         stream.write(b"f" * 8 * 1024 * 1024)
         for _ in range(10):
             stream.write(b"f" * 4 * 1024 * 1024)
@@ -482,7 +482,7 @@ def test_a_refused_client_that_goes_on_sending_is_cut_off(loop: str) -> None:
             await times.peer.send(b"more")
             await settle()
         times.pass_s(0.6)
-        await until(lambda: times.scene.server.connections == 0)
+        await until(lambda: times.echo.server.connections == 0)
 
     play_in_time(loop, scenario)
 
@@ -492,14 +492,14 @@ def test_a_refused_client_that_stops_without_a_word_is_cut_off(loop: str) -> Non
         await times.peer.send(b"NOT HTTP\r\n\r\n")
         assert (await times.peer.response()).status == 400
         times.pass_s(5)
-        await until(lambda: times.scene.server.connections == 0)
+        await until(lambda: times.echo.server.connections == 0)
 
     play_in_time(loop, scenario)
 
 
 def test_time_while_reading_is_paused_is_not_the_clients(loop: str) -> None:
     async def scenario(times: Times) -> None:
-        later = times.scene.application.later
+        later = times.echo.application.later
         await times.peer.send(request_bytes(b"/later") * 16 + b"GET /half")
         await until(lambda: len(later) == 16)
         await settle()
@@ -521,13 +521,13 @@ def test_a_body_may_wait_while_its_client_reads_slowly(loop: str) -> None:
     async def scenario(times: Times) -> None:
         flood = b"f" * 8 * 1024 * 1024
         await times.peer.send(request_bytes(b"/later") + request_bytes(b"/b", b"body")[:-2])
-        await until(lambda: bool(times.scene.application.later))
-        times.scene.application.later[0].respond(200, flood)
-        assert only_connection(times.scene).is_write_paused
+        await until(lambda: bool(times.echo.application.later))
+        times.echo.application.later[0].respond(200, flood)
+        assert only_connection(times.echo).is_write_paused
         times.pass_s(50)
         await times.lives()
         assert (await times.peer.response()).body == flood
-        await until(lambda: not only_connection(times.scene).is_write_paused)
+        await until(lambda: not only_connection(times.echo).is_write_paused)
         await settle()
         times.pass_s(29)
         await times.lives()
@@ -538,7 +538,7 @@ def test_a_body_may_wait_while_its_client_reads_slowly(loop: str) -> None:
 
 def test_idle_time_begins_with_the_last_of_several_answers(loop: str) -> None:
     async def scenario(times: Times) -> None:
-        later = times.scene.application.later
+        later = times.echo.application.later
         await times.peer.send(request_bytes(b"/later") * 2)
         await until(lambda: len(later) == 2)
         times.pass_s(1000)
@@ -547,7 +547,7 @@ def test_idle_time_begins_with_the_last_of_several_answers(loop: str) -> None:
         times.pass_s(74)
         await times.lives()
         times.pass_s(1)
-        await until(lambda: times.scene.server.connections == 0)
+        await until(lambda: times.echo.server.connections == 0)
 
     play_in_time(loop, scenario)
 
@@ -555,12 +555,12 @@ def test_idle_time_begins_with_the_last_of_several_answers(loop: str) -> None:
 def test_the_loop_itself_sweeps_and_keeps_the_date(loop: str) -> None:
     clock = TestClock()
 
-    async def scenario(scene: EchoServer) -> None:
-        peer = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        peer = await echo.connect()
         before = (await peer.ask(request_bytes(b"/"))).headers[b"date"]
         clock.advance_ns(60 * NS_PER_S)
-        date_line = scene.server.date_line
-        await until(lambda: scene.server.date_line != date_line)
+        date_line = echo.server.date_line
+        await until(lambda: echo.server.date_line != date_line)
         assert (await peer.ask(request_bytes(b"/"))).headers[b"date"] != before
         clock.advance_ns(75 * NS_PER_S)
         assert await peer.rest() == b""
@@ -576,22 +576,22 @@ def test_idle_connections_are_small(loop: str) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert soft > 2 * count + 100, "this test needs two files for each connection; raise `ulimit -n`"
 
-    async def scenario(scene: EchoServer) -> None:
-        peers = [await scene.connect() for _ in range(10)]
+    async def scenario(echo: EchoServer) -> None:
+        peers = [await echo.connect() for _ in range(10)]
         gc.collect()
         tracemalloc.start()
         before, _ = tracemalloc.get_traced_memory()
         for _ in range(count):
-            peer = await scene.connect()
+            peer = await echo.connect()
             await peer.ask(request_bytes(b"/"))
             peer.received = b""
             peers.append(peer)
-        scene.application.requests.clear()
+        echo.application.requests.clear()
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
         ours = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/everlog/server/*")])
         tracemalloc.stop()
-        assert scene.server.connections == count + 10
+        assert echo.server.connections == count + 10
         # All of it includes the client, the transport and the loop.
         assert (after - before) / count < 8 * 1024
         assert sum(trace.size for trace in ours.traces) / count < 2 * 1024
@@ -603,7 +603,7 @@ def test_connections_that_are_over_leave_nothing_for_the_collector(loop: str) ->
     def leftovers() -> int:
         return sum(isinstance(thing, HttpConnection | RequestReader) for thing in gc.get_objects())
 
-    async def scenario(scene: EchoServer) -> None:
+    async def scenario(echo: EchoServer) -> None:
         for sent in (
             b"",
             b"GET",
@@ -612,14 +612,14 @@ def test_connections_that_are_over_leave_nothing_for_the_collector(loop: str) ->
             request_bytes(b"/later"),
             request_bytes(b"/stream"),
         ):
-            peer = await scene.connect()
+            peer = await echo.connect()
             await peer.send(sent)
             await settle()
             peer.close()
-            await until(lambda: scene.server.connections == 0)
+            await until(lambda: echo.server.connections == 0)
         await settle()
-        scene.application.later.clear()
-        scene.application.streams.clear()
+        echo.application.later.clear()
+        echo.application.streams.clear()
         assert leftovers() == 0
 
     gc.collect()
@@ -633,10 +633,10 @@ def test_connections_that_are_over_leave_nothing_for_the_collector(loop: str) ->
 def test_a_body_of_tiny_chunks_costs_no_more_than_its_size(loop: str) -> None:
     body_bytes = 400_000
 
-    async def scenario(scene: EchoServer) -> None:
-        peer = await scene.connect()
+    async def scenario(echo: EchoServer) -> None:
+        peer = await echo.connect()
         chunk = b"2\r\nab\r\n" * 1000
-        connection = only_connection(scene)
+        connection = only_connection(echo)
         connection.data_received(CHUNKED)
         tracemalloc.start()
         for _ in range(body_bytes // 2000):

@@ -88,8 +88,8 @@ async def expect_error(client: WebSocketClient, code: str, op: str, **fields: ob
 def test_a_message_that_is_no_command_is_refused_and_the_socket_stays_open(
     text: str, code: str, request_id: object
 ) -> None:
-    async def scenario(site: WatchServer) -> None:
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk()
         await client.send_text(text)
         error = await client.next()
         assert error.keys() == {"op", "request_id", "code", "message"}
@@ -108,8 +108,8 @@ def test_a_message_that_is_no_command_is_refused_and_the_socket_stays_open(
     )
 )
 def test_a_request_id_is_any_json_and_comes_back_compact(request_id: Any) -> None:
-    async def scenario(site: WatchServer) -> None:
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk()
         compact = msgspec.json.encode(request_id).decode()
         loose = msgspec.json.format(compact, indent=2)
         await client.send_text(f'{{ "op" : "ping" , "request_id" : {loose} }}')
@@ -119,8 +119,8 @@ def test_a_request_id_is_any_json_and_comes_back_compact(request_id: Any) -> Non
 
 
 def test_a_missing_request_id_is_null_and_unknown_fields_do_not_matter() -> None:
-    async def scenario(site: WatchServer) -> None:
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk()
         assert await client.ask("ping", more=1) == {"op": "pong", "request_id": None}
 
     play(scenario)
@@ -130,19 +130,19 @@ def test_a_missing_request_id_is_null_and_unknown_fields_do_not_matter() -> None
 
 
 def test_a_publish_is_answered_as_an_append_is() -> None:
-    async def scenario(site: WatchServer) -> None:
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk()
         records = [{"data": {"x": [1, None]}, "tag": "t", "meta": {"m": 1}}, {"data": None, "node": "other"}]
         body = {"records": records, "node": "me", "create": True}
         ack = await client.ask("publish", topic="ws", request_id="r", **body)
-        answer = (await site.ask("POST", "/v0/topics/http", body)).json
+        answer = (await server.ask("POST", "/v0/topics/http", body)).json
         assert ack.keys() == ACK_FIELDS
         assert answer.keys() == ACK_FIELDS - {"op", "request_id"}
         assert ack.pop("performance").keys() == answer.pop("performance").keys()
         assert ack == {**answer, "op": "ack", "request_id": "r", "topic": "ws"}
         assert ack["seqs"] == [1, 2] and ack["created"] and not ack["deduped"]
         ways = [
-            (await site.ask("POST", f"/v0/topics/{t}/diff", {"include_tags": True})).json
+            (await server.ask("POST", f"/v0/topics/{t}/diff", {"include_tags": True})).json
             for t in ("ws", "http")
         ]
         stored = [[{**record, "$ts": 0} for record in way["records"]] for way in ways]
@@ -153,24 +153,24 @@ def test_a_publish_is_answered_as_an_append_is() -> None:
 
 
 def test_a_publish_can_leave_out_the_seqs_and_is_done_once_per_key() -> None:
-    async def scenario(site: WatchServer) -> None:
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk()
         first = await client.ask(
             "publish", topic="t", records=ONE * 3, idempotency_key="k", create=True, return_seqs=False
         )
         assert first["seqs"] is None
         again = await client.ask("publish", topic="t", records=ONE * 3, idempotency_key="k")
         assert (again["deduped"], again["created"], again["seqs"]) == (True, False, [1, 2, 3])
-        assert site.engine.state("t").head_seq == 3
+        assert server.engine.state("t").head_seq == 3
 
     play(scenario)
 
 
 def test_a_publish_fails_with_the_codes_of_an_append() -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.engine.put_topic("full", TopicConfig(cap_records=1, discard="reject"))  # type: ignore[arg-type]
-        site.append("full")
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        server.engine.put_topic("full", TopicConfig(cap_records=1, discard="reject"))  # type: ignore[arg-type]
+        server.append("full")
+        client = await server.talk()
         big = [{"data": "x" * (1 << 20)}]
         cases: list[tuple[str, dict[str, Any]]] = [
             ("invalid_request", {"topic": "t"}),
@@ -190,7 +190,7 @@ def test_a_publish_fails_with_the_codes_of_an_append() -> None:
         ]
         for code, fields in cases:
             await expect_error(client, code, "publish", **fields)
-        assert not site.engine.has_topic("t")
+        assert not server.engine.has_topic("t")
         await client.expect_quiet()
 
     limited = ServerSettings(max_topics=1)
@@ -198,17 +198,17 @@ def test_a_publish_fails_with_the_codes_of_an_append() -> None:
 
 
 def test_an_ack_waits_for_the_commit_and_others_pass_it(tmp_path: Path) -> None:
-    async def scenario(site: WatchServer, syncs: HeldSyncs) -> None:
-        await site.put("synced", durability="fsync")
-        await site.put("quick", durability="ephemeral")
-        client = await site.talk()
+    async def scenario(server: WatchServer, syncs: HeldSyncs) -> None:
+        await server.put("synced", durability="fsync")
+        await server.put("quick", durability="ephemeral")
+        client = await server.talk()
         await subscribe(client, topic="synced")
         syncs.is_held = True
         await client.send("publish", topic="synced", records=ONE, request_id=1)
         await client.send("publish", topic="quick", records=ONE, request_id=2)
         assert (await client.next())["request_id"] == 2
         await client.expect_quiet()
-        syncs.let_go()
+        syncs.release()
         messages = {message["op"]: message for message in [await client.next(), await client.next()]}
         assert messages["ack"]["request_id"] == 1
         assert seqs_of([messages["record"]]) == [1]
@@ -222,20 +222,20 @@ def test_the_ack_of_a_publish_comes_before_the_goodbye(
 ) -> None:
     monkeypatch.setattr("everlog.server.websocket.CLOSE_TIMEOUT_S", 1000.0)
 
-    async def scenario(site: WatchServer, syncs: HeldSyncs) -> None:
-        await site.put("synced", durability="fsync")
-        client = await site.talk()
+    async def scenario(server: WatchServer, syncs: HeldSyncs) -> None:
+        await server.put("synced", durability="fsync")
+        client = await server.talk()
         syncs.is_held = True
         await client.send("publish", topic="synced", records=ONE, request_id=1)
-        await until(lambda: site.only_session()._unanswered == 1)
-        site.sockets.shut_down()
+        await until(lambda: server.only_session()._unanswered == 1)
+        server.sockets.shut_down()
         await client.send("publish", topic="synced", records=ONE, request_id=2)
-        await until(lambda: site.only_session()._socket._is_read_paused)
-        syncs.let_go()
+        await until(lambda: server.only_session()._socket._is_read_paused)
+        syncs.release()
         ack, goodbye = await client.take("ack", "error")
         assert (ack["request_id"], goodbye["code"]) == (1, "server_shutting_down")
         assert await client.closed() == 1001
-        assert site.engine.state("synced").head_seq == 1, "nothing is taken after the goodbye"
+        assert server.engine.state("synced").head_seq == 1, "nothing is taken after the goodbye"
 
     play_on_disk(scenario, tmp_path / "data", ServerSettings())
 
@@ -265,16 +265,16 @@ def test_the_ack_of_a_publish_comes_before_the_goodbye(
 def test_each_command_needs_its_scope_and_a_name_within_the_prefixes(
     key: str, op: str, fields: dict[str, Any], is_allowed: bool
 ) -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("a")
-        site.append("b")
-        client = await site.talk(bearer(key))
+    async def scenario(server: WatchServer) -> None:
+        server.append("a")
+        server.append("b")
+        client = await server.talk(bearer(key))
         if is_allowed:
             assert (await client.ask(op, **fields))["op"] != "error"
         else:
             await expect_error(client, "forbidden", op, **fields)
             await client.expect_quiet()
-            assert site.engine.state("a").head_seq == site.engine.state("b").head_seq == 1
+            assert server.engine.state("a").head_seq == server.engine.state("b").head_seq == 1
 
     play(scenario, settings=KEYED)
 
@@ -283,9 +283,9 @@ def test_each_command_needs_its_scope_and_a_name_within_the_prefixes(
 
 
 def test_a_subscription_gives_the_backlog_then_caught_up_once_then_what_comes() -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("t", 3)
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        server.append("t", 3)
+        client = await server.talk()
         reply = await client.ask("subscribe", topic="t", from_seq=1, request_id={"a": 1})
         assert reply == {
             "op": "subscribed",
@@ -299,7 +299,7 @@ def test_a_subscription_gives_the_backlog_then_caught_up_once_then_what_comes() 
         assert record["records"][0].keys() == {"$seq", "$ts", "data", "meta"}
         assert caught_up == {"op": "caught_up", "topic": "t", "head_seq": 3}
         for head_seq in (4, 5):
-            site.append("t")
+            server.append("t")
             (record,) = await client.take("record")
             assert (record["from_seq"], record["to_seq"]) == (head_seq - 1, head_seq)
         await client.expect_quiet()
@@ -308,10 +308,10 @@ def test_a_subscription_gives_the_backlog_then_caught_up_once_then_what_comes() 
 
 
 def test_several_topics_begin_where_each_is_asked_to() -> None:
-    async def scenario(site: WatchServer) -> None:
+    async def scenario(server: WatchServer) -> None:
         for name in "abc":
-            site.append(name, 5)
-        client = await site.talk()
+            server.append(name, 5)
+        client = await server.talk()
         topics = {"a": {"tail": True, "from_seq": 1}, "b": {"from_seq": 3}}
         reply = await client.ask("subscribe", topic="c", tail=True, topics=topics)
         assert {name: known["from_seq"] for name, known in reply["topics"].items()} == {
@@ -322,17 +322,17 @@ def test_several_topics_begin_where_each_is_asked_to() -> None:
         messages = [await client.next() for _ in range(4)]
         assert sorted(m["topic"] for m in messages if m["op"] == "caught_up") == ["a", "b", "c"]
         assert seqs_of(messages) == [4, 5]
-        site.append("c")
+        server.append("c")
         assert seqs_of(await client.take("record")) == [6]
 
     play(scenario)
 
 
 def test_options_decide_what_is_in_a_record_and_how_many_are_in_a_message() -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("t", 3)
-        site.append("t", 2, node="me")
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        server.append("t", 3)
+        server.append("t", 2, node="me")
+        client = await server.talk()
         options = {
             "include_data": False,
             "include_meta": False,
@@ -345,9 +345,9 @@ def test_options_decide_what_is_in_a_record_and_how_many_are_in_a_message() -> N
         assert [len(m["records"]) for m in messages[:-1]] == [2, 1]
         assert all(r.keys() == {"$seq", "$ts", "$tag"} for m in messages[:-1] for r in m["records"])
         assert messages[-1]["head_seq"] == 5
-        site.append("t", 1, node="me")
+        server.append("t", 1, node="me")
         await client.expect_quiet()
-        site.append("t", 1)
+        server.append("t", 1)
         (record,) = await client.take("record")
         assert (record["from_seq"], record["to_seq"], seqs_of([record])) == (6, 7, [7])
         alone = await subscribe(client, topic="t", max_batch_bytes=1, node=["me", "you"])
@@ -377,22 +377,22 @@ def test_options_decide_what_is_in_a_record_and_how_many_are_in_a_message() -> N
     ],
 )
 def test_a_subscription_that_makes_no_sense_changes_nothing(code: str, fields: dict[str, Any]) -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("t")
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        server.append("t")
+        client = await server.talk()
         await subscribe(client, topic="t")
         await expect_error(client, code, "subscribe", **fields)
-        assert not site.engine.has_topic("absent")
-        site.append("t")
+        assert not server.engine.has_topic("absent")
+        server.append("t")
         assert seqs_of(await client.take("record")) == [2]
 
     play(scenario)
 
 
 def test_a_lenient_subscription_leaves_out_what_is_absent() -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("t")
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        server.append("t")
+        client = await server.talk()
         reply = await client.ask("subscribe", topics={"t": {}, "absent": {}}, lenient=True)
         assert list(reply["topics"]) == ["t"]
 
@@ -400,10 +400,10 @@ def test_a_lenient_subscription_leaves_out_what_is_absent() -> None:
 
 
 def test_a_socket_follows_as_many_topics_as_a_watch() -> None:
-    async def scenario(site: WatchServer) -> None:
+    async def scenario(server: WatchServer) -> None:
         for number in range(257):
-            site.append(f"t{number}")
-        client = await site.talk()
+            server.append(f"t{number}")
+        client = await server.talk()
         tails = {f"t{number}": {"tail": True} for number in range(256)}
         await client.send("subscribe", topics=tails)
         await client.take("subscribed", *["caught_up"] * 256)
@@ -414,13 +414,13 @@ def test_a_socket_follows_as_many_topics_as_a_watch() -> None:
 
 
 def test_subscribing_again_begins_again() -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("t", 4)
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        server.append("t", 4)
+        client = await server.talk()
         assert seqs_of(await subscribe(client, topic="t")) == [1, 2, 3, 4]
         assert seqs_of(await subscribe(client, topic="t", from_seq=2)) == [3, 4]
         assert seqs_of(await subscribe(client, topic="t", tail=True)) == []
-        site.append("t")
+        server.append("t")
         assert seqs_of(await client.take("record")) == [5]
         await client.expect_quiet()
 
@@ -440,9 +440,9 @@ def test_subscribing_again_begins_again() -> None:
 def test_every_record_behind_the_cursor_is_pushed_once_and_in_order(
     batches: list[tuple[int, str | None]], from_seq: int, limit: int, node: str | None, subscribe_after: int
 ) -> None:
-    async def scenario(site: WatchServer) -> None:
-        await site.put("t", durability="memory")
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        await server.put("t", durability="memory")
+        client = await server.talk()
         nodes: list[str | None] = []
         start = 0
         for number, (count, writer) in enumerate(batches):
@@ -450,7 +450,7 @@ def test_every_record_behind_the_cursor_is_pushed_once_and_in_order(
                 start = min(from_seq, len(nodes))
                 await client.send("subscribe", topic="t", from_seq=start, limit=limit, node=node)
                 await client.take("subscribed")
-            site.append("t", count, node=writer)
+            server.append("t", count, node=writer)
             nodes += [writer] * count
         wanted = [seq for seq, writer in enumerate(nodes, 1) if seq > start and (not node or writer != node)]
         messages: list[Any] = []
@@ -471,10 +471,10 @@ def test_every_record_behind_the_cursor_is_pushed_once_and_in_order(
 
 
 def test_a_gap_is_told_with_the_reason_that_a_diff_gives() -> None:
-    async def scenario(site: WatchServer) -> None:
-        await site.put("t", cap_records=2)
-        site.append("t", 5)
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        await server.put("t", cap_records=2)
+        server.append("t", 5)
+        client = await server.talk()
         tombstone, record, _ = await subscribe(client, topic="t", from_seq=1)
         assert tombstone == {
             "op": "tombstone",
@@ -494,17 +494,17 @@ def test_a_gap_is_told_with_the_reason_that_a_diff_gives() -> None:
 
 
 def test_a_deleted_topic_is_told_at_once_and_stays_silent_until_it_is_subscribed_again() -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("t", 2)
-        site.append("other")
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        server.append("t", 2)
+        server.append("other")
+        client = await server.talk()
         await subscribe(client, topic="t")
         await subscribe(client, topic="other")
-        site.delete("t")
+        server.delete("t")
         (deleted,) = await client.take("topic_deleted")
         assert deleted == {"op": "topic_deleted", "topic": "t", "head_seq": 2, "reason": "deleted"}
-        site.append("t")
-        site.append("other")
+        server.append("t")
+        server.append("other")
         (record,) = await client.take("record")
         assert record["topic"] == "other"
         await client.expect_quiet()
@@ -514,59 +514,59 @@ def test_a_deleted_topic_is_told_at_once_and_stays_silent_until_it_is_subscribed
 
 
 def test_a_topic_that_is_recreated_before_it_was_noticed_goes_on_with_a_tombstone() -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("t", 3)
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        server.append("t", 3)
+        client = await server.talk()
         await subscribe(client, topic="t")
-        site.delete("t")
-        site.append("t", 4)
+        server.delete("t")
+        server.append("t", 4)
         tombstone, record = await client.take("tombstone", "record")
         assert tombstone["reason"] == "recreated"
         assert seqs_of([record]) == [1, 2, 3, 4]
-        site.append("t")
+        server.append("t")
         assert seqs_of(await client.take("record")) == [5]
 
     play(scenario)
 
 
 def test_nothing_of_a_topic_comes_after_it_is_unsubscribed() -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("a", 2000, data=b'"%b"' % (b"x" * 100))
-        site.append("b", 2000)
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        server.append("a", 2000, data=b'"%b"' % (b"x" * 100))
+        server.append("b", 2000)
+        client = await server.talk()
         await client.send("subscribe", topics={"a": {}, "b": {}}, limit=10)
         await client.take("subscribed", "record")
         await client.send("unsubscribe", topic="a", topics=["b", "a", "never"], request_id=4)
         reply = (await client.until_op("unsubscribed"))[-1]
         assert reply == {"op": "unsubscribed", "request_id": 4, "topics": ["a", "b", "never"]}
-        site.append("a")
-        site.append("b")
+        server.append("a")
+        server.append("b")
         await client.expect_quiet()
-        assert site.watch.fan_out._topics == {}
+        assert server.watch.fan_out._topics == {}
         await expect_error(client, "invalid_request", "unsubscribe")
 
     play(scenario)
 
 
 def test_a_topic_that_cannot_be_read_is_given_up_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("bad")
-        site.append("good")
-        whole = site.engine.diff
+    async def scenario(server: WatchServer) -> None:
+        server.append("bad")
+        server.append("good")
+        whole = server.engine.diff
 
         def diff(name: str, *args: Any, **more: Any) -> Any:
             if name == "bad":
                 raise Corrupt("record 1 does not match its checksum")
             return whole(name, *args, **more)
 
-        monkeypatch.setattr(site.engine, "diff", diff)
-        client = await site.talk()
+        monkeypatch.setattr(server.engine, "diff", diff)
+        client = await server.talk()
         await client.send("subscribe", topic="bad")
         _, error = await client.take("subscribed", "error")
         assert (error["code"], error["request_id"]) == ("internal", None)
         assert "bad" in error["message"]
         assert seqs_of(await subscribe(client, topic="good")) == [1]
-        site.append("bad")
+        server.append("bad")
         await client.expect_quiet()
 
     play(scenario)
@@ -575,30 +575,30 @@ def test_a_topic_that_cannot_be_read_is_given_up_and_others_go_on(monkeypatch: p
 # --- What may not be told yet ----------------------------------------------------------------------------
 
 
-def gate_reads(site: WatchServer, monkeypatch: pytest.MonkeyPatch) -> list[Commit]:
+def gate_reads(server: WatchServer, monkeypatch: pytest.MonkeyPatch) -> list[Commit]:
     """Let every read from now on wait for a commit, which the test finishes."""
     gates: list[Commit] = []
-    whole = site.engine.diff
+    whole = server.engine.diff
 
     def diff(*args: Any, **more: Any) -> Diff:
         gates.append(Commit())
         return msgspec.structs.replace(whole(*args, **more), commit=gates[-1])
 
-    monkeypatch.setattr(site.engine, "diff", diff)
+    monkeypatch.setattr(server.engine, "diff", diff)
     return gates
 
 
 def test_what_was_read_is_told_when_its_commit_is_done_and_what_came_meanwhile_behind_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("t")
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        server.append("t")
+        client = await server.talk()
         await subscribe(client, topic="t")
-        gates = gate_reads(site, monkeypatch)
-        site.append("t")
+        gates = gate_reads(server, monkeypatch)
+        server.append("t")
         await until(lambda: len(gates) == 1)
-        site.append("t")
+        server.append("t")
         await client.expect_quiet()
         assert len(gates) == 1
         gates[0].finish()
@@ -611,12 +611,12 @@ def test_what_was_read_is_told_when_its_commit_is_done_and_what_came_meanwhile_b
 
 
 def test_what_was_read_for_a_subscription_that_is_over_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("t")
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        server.append("t")
+        client = await server.talk()
         await subscribe(client, topic="t")
-        gates = gate_reads(site, monkeypatch)
-        site.append("t")
+        gates = gate_reads(server, monkeypatch)
+        server.append("t")
         await until(lambda: len(gates) == 1)
         await client.ask("unsubscribe", topic="t")
         gates[0].finish()
@@ -626,17 +626,17 @@ def test_what_was_read_for_a_subscription_that_is_over_is_not_told(monkeypatch: 
 
 
 def test_a_read_whose_commit_fails_ends_the_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("t")
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        server.append("t")
+        client = await server.talk()
         await subscribe(client, topic="t")
-        gates = gate_reads(site, monkeypatch)
-        site.append("t")
+        gates = gate_reads(server, monkeypatch)
+        server.append("t")
         await until(lambda: len(gates) == 1)
         gates[0].finish(StorageFailed("the disk is gone"))
         (error,) = await client.take("error")
         assert error["code"] == "internal"
-        site.append("t")
+        server.append("t")
         await client.expect_quiet()
 
     play(scenario)
@@ -646,25 +646,25 @@ def test_a_read_whose_commit_fails_ends_the_subscription(monkeypatch: pytest.Mon
 def test_a_subscription_is_silent_until_its_reply_may_be_given(
     fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("t")
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        server.append("t")
+        client = await server.talk()
         await subscribe(client, topic="t")
-        session = site.only_session()
-        other = await site.talk()
+        session = server.only_session()
+        other = await server.talk()
         await subscribe(other, topic="t")
         gate = Commit()
-        monkeypatch.setattr(site.engine, "floor_commit", lambda _: gate)
+        monkeypatch.setattr(server.engine, "floor_commit", lambda _: gate)
         await client.send("subscribe", topic="t", request_id="again")
         await until(lambda: session._unanswered == 1)
-        site.append("t")
+        server.append("t")
         await other.take("record")
         await client.expect_quiet()
         gate.finish(StorageFailed("the disk is gone") if fails else None)
         if fails:
             (error,) = await client.take("error")
             assert (error["code"], error["request_id"]) == ("internal", "again")
-            site.append("t")
+            server.append("t")
         else:
             messages = await client.take("subscribed", "record", "caught_up")
             assert seqs_of(messages) == [1, 2]
@@ -674,15 +674,15 @@ def test_a_subscription_is_silent_until_its_reply_may_be_given(
 
 
 def test_subscribing_again_ends_the_old_backlog_before_its_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("t", 500, data=b'"%b"' % (b"x" * 50_000))
-        client = await site.talk(receive_buffer_bytes=4096)
+    async def scenario(server: WatchServer) -> None:
+        server.append("t", 500, data=b'"%b"' % (b"x" * 50_000))
+        client = await server.talk(receive_buffer_bytes=4096)
         await client.send("subscribe", topic="t", limit=1)
         await client.take("subscribed", "record")
         gate = Commit()
-        monkeypatch.setattr(site.engine, "floor_commit", lambda _: gate)
+        monkeypatch.setattr(server.engine, "floor_commit", lambda _: gate)
         await client.send("subscribe", topic="t", tail=True)
-        await until(lambda: site.only_session()._unanswered == 1)
+        await until(lambda: server.only_session()._unanswered == 1)
         await client.send("ping")
         assert len(await client.until_op("pong")) < 400
         await client.expect_quiet()
@@ -700,22 +700,22 @@ def test_a_cold_read_holds_up_neither_commands_nor_other_topics(tmp_path: Path) 
         segment_max_events=4, hot_retain_segments=0, cold_dir=str(tmp_path / "cold"), wal_shards=1
     )
 
-    async def scenario(site: WatchServer, syncs: HeldSyncs) -> None:
-        await site.put("cold")
-        await site.put("warm", durability="memory")
+    async def scenario(server: WatchServer, syncs: HeldSyncs) -> None:
+        await server.put("cold")
+        await server.put("warm", durability="memory")
         for number in range(4):
-            appended = site.engine.append("cold", [NewRecord(b"%d" % number) for _ in range(4)])
-            site.engine.wait_for(appended.commit)
-        site.engine.checkpoint()
-        assert site.engine.relocate() > 0
-        client = await site.talk()
+            appended = server.engine.append("cold", [NewRecord(b"%d" % number) for _ in range(4)])
+            server.engine.wait_for(appended.commit)
+        server.engine.checkpoint()
+        assert server.engine.relocate() > 0
+        client = await server.talk()
         syncs.is_held = True
         await client.send("subscribe", topics={"cold": {}, "warm": {}})
         await client.take("subscribed")
-        site.append("warm")
+        server.append("warm")
         assert seqs_of(await client.until_op("record")) == [1]
         await client.expect_quiet()
-        syncs.let_go()
+        syncs.release()
         messages: list[Any] = []
         while not any(m["op"] == "caught_up" and m["topic"] == "cold" for m in messages):
             messages.append(await client.next())
@@ -734,17 +734,17 @@ def test_many_sockets_share_what_is_rendered(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(fan_out, "push_frame", push_frame)
 
-    async def scenario(site: WatchServer) -> None:
-        site.append("t")
-        clients = [await site.talk() for _ in range(20)]
+    async def scenario(server: WatchServer) -> None:
+        server.append("t")
+        clients = [await server.talk() for _ in range(20)]
         for client in clients:
             await subscribe(client, topic="t")
-        before = site.watch.fan_out.batches.rendered
+        before = server.watch.fan_out.batches.rendered
         framed.clear()
-        site.append("t", 5)
+        server.append("t", 5)
         frames = await asyncio.gather(*(client.next_text() for client in clients))
         assert len(set(frames)) == 1
-        assert site.watch.fan_out.batches.rendered == before + 1
+        assert server.watch.fan_out.batches.rendered == before + 1
         assert framed == ["record"]
 
     play(scenario)

@@ -38,14 +38,14 @@ def raw_frame(first_byte: int, payload: bytes = b"", *, masked: bool = True) -> 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_an_upgrade_is_accepted_with_the_token_of_the_key(loop: str) -> None:
-    async def scenario(site: WatchServer) -> None:
-        response = await site.upgrade()
+    async def scenario(server: WatchServer) -> None:
+        response = await server.upgrade()
         assert response.status == 101
         assert response.headers[b"upgrade"].lower() == b"websocket"
         assert response.headers[b"connection"].lower() == b"upgrade"
         assert response.headers[b"sec-websocket-accept"] == b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
         assert b"sec-websocket-extensions" not in response.headers
-        await site.until_no_sockets()
+        await server.until_no_sockets()
 
     play(scenario, loop=loop)
 
@@ -64,26 +64,26 @@ def test_an_upgrade_is_accepted_with_the_token_of_the_key(loop: str) -> None:
     ],
 )
 def test_what_is_no_handshake_is_refused_and_takes_no_slot(headers: dict[str, str | None]) -> None:
-    async def scenario(site: WatchServer) -> None:
-        response = await site.upgrade(headers)
+    async def scenario(server: WatchServer) -> None:
+        response = await server.upgrade(headers)
         assert response.status == 400
         assert msgspec.json.decode(response.body)["error"]["code"] == "invalid_request"
         assert (b"sec-websocket-version" in response.headers) == ("Sec-WebSocket-Version" in headers)
-        assert site.sockets.slots.taken == 0
+        assert server.sockets.slots.taken == 0
 
     play(scenario)
 
 
 def test_only_get_upgrades() -> None:
-    async def scenario(site: WatchServer) -> None:
-        assert (await site.upgrade(method="HEAD")).status == 400
-        assert (await site.upgrade(method="POST")).status == 405
+    async def scenario(server: WatchServer) -> None:
+        assert (await server.upgrade(method="HEAD")).status == 400
+        assert (await server.upgrade(method="POST")).status == 405
 
     play(scenario)
 
 
 def test_the_upgrade_needs_a_key_in_the_header_and_none_in_the_url() -> None:
-    async def scenario(site: WatchServer) -> None:
+    async def scenario(server: WatchServer) -> None:
         for headers, target, status in (
             ({}, "/v0/ws", 401),
             ({}, "/v0/ws?token=alpha", 401),
@@ -91,7 +91,7 @@ def test_the_upgrade_needs_a_key_in_the_header_and_none_in_the_url() -> None:
             (bearer("wrong"), "/v0/ws?token=alpha", 401),
             (bearer("alpha"), "/v0/ws", 101),
         ):
-            response = await site.upgrade(headers, target)
+            response = await server.upgrade(headers, target)
             assert response.status == status, (headers, target)
             if status == 401:
                 assert msgspec.json.decode(response.body)["error"]["code"] == "unauthorized"
@@ -114,8 +114,8 @@ def test_the_upgrade_needs_a_key_in_the_header_and_none_in_the_url() -> None:
 def test_pages_of_other_sites_connect_only_if_they_are_allowed(
     origin: str, allowed: tuple[str, ...], status: int
 ) -> None:
-    async def scenario(site: WatchServer) -> None:
-        assert (await site.upgrade({"Origin": origin})).status == status
+    async def scenario(server: WatchServer) -> None:
+        assert (await server.upgrade({"Origin": origin})).status == status
 
     play(scenario, settings=ServerSettings(cors_origins=allowed))
 
@@ -133,30 +133,30 @@ def test_pages_of_other_sites_connect_only_if_they_are_allowed(
 def test_sockets_and_watch_streams_share_the_caps_and_give_slots_back(
     limited: ServerSettings, limit: str
 ) -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("b")
+    async def scenario(server: WatchServer) -> None:
+        server.append("b")
         headers = {"Authorization": "Bearer beta"}
-        stream = await site.open(await site.session({"b": {}}, token="beta"), headers)
-        client = await site.talk(bearer("beta"))
-        response = await site.upgrade(bearer("beta"))
+        stream = await server.open(await server.session({"b": {}}, token="beta"), headers)
+        client = await server.talk(bearer("beta"))
+        response = await server.upgrade(bearer("beta"))
         assert response.status == 429
         assert response.headers[b"retry-after"] == b"1"
         assert msgspec.json.decode(response.body)["error"]["detail"] == {"limit": limit, "max": 2}
-        other = await site.upgrade(bearer("alpha"))
+        other = await server.upgrade(bearer("alpha"))
         assert other.status == (101 if limit.endswith("per_key") else 429)
         client.peer.reset()
-        await until(lambda: site.sockets.open_sockets == 0)
-        again = await site.talk(bearer("beta"))
+        await until(lambda: server.sockets.open_sockets == 0)
+        again = await server.talk(bearer("beta"))
         await again.expect_quiet()
         await again.close()
-        await site.leave(stream)
+        await server.leave(stream)
 
     play(scenario, settings=limited)
 
 
 def test_what_comes_behind_the_request_is_read() -> None:
-    async def scenario(site: WatchServer) -> None:
-        peer = await site.connect()
+    async def scenario(server: WatchServer) -> None:
+        peer = await server.connect()
         client = WebSocketClient(peer)
         await peer.send(upgrade_request() + client.masked(TextMessage(data=PING)))
         assert (await peer.head()).status == 101
@@ -170,8 +170,8 @@ def test_what_comes_behind_the_request_is_read() -> None:
 
 @pytest.mark.parametrize("size", [0, 125, 126, 127, 65535, 65536, 200_000])
 def test_a_frame_says_its_length_in_the_shortest_form(size: int) -> None:
-    async def scenario(site: WatchServer) -> None:
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk()
         text = "x" * size
         assert (await client.ask("ping", request_id=text))["request_id"] == text
 
@@ -197,8 +197,8 @@ def test_a_message_may_come_in_any_fragments_and_any_pieces(data: st.DataObject)
             wire += raw_frame(0x89, b"between")
     steps = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=5)))
 
-    async def scenario(site: WatchServer) -> None:
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk()
         for start, end in zip([0, *steps], [*steps, len(wire)], strict=True):
             await client.peer.send(wire[start:end])
         assert await client.next() == {"op": "pong", "request_id": text}
@@ -208,8 +208,8 @@ def test_a_message_may_come_in_any_fragments_and_any_pieces(data: st.DataObject)
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_ping_gets_its_payload_back(loop: str) -> None:
-    async def scenario(site: WatchServer) -> None:
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk()
         await client.ping(b"are you there")
         await client.until_pong(b"are you there")
         await client.expect_quiet()
@@ -218,8 +218,8 @@ def test_a_ping_gets_its_payload_back(loop: str) -> None:
 
 
 def test_a_binary_message_is_answered_with_an_error_and_the_socket_stays_open() -> None:
-    async def scenario(site: WatchServer) -> None:
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk()
         await client.send_binary(PING.encode())
         await client.peer.send(raw_frame(0x02, b"in two") + raw_frame(0x80, b" parts"))
         for _ in range(2):
@@ -232,8 +232,8 @@ def test_a_binary_message_is_answered_with_an_error_and_the_socket_stays_open() 
 
 
 def test_a_message_above_the_limit_is_not_kept_and_the_socket_stays_open() -> None:
-    async def scenario(site: WatchServer) -> None:
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk()
         fits = PING + " " * (1000 - len(PING))
         await client.send_text(fits)
         assert await client.next() == PONG
@@ -245,7 +245,7 @@ def test_a_message_above_the_limit_is_not_kept_and_the_socket_stays_open() -> No
             await client.ping(b"kept")
             await client.until_pong(b"kept")
             client.pongs.clear()
-            assert len(site.only_session()._socket._pieces or b"") <= 1000
+            assert len(server.only_session()._socket._pieces or b"") <= 1000
         await client.peer.send(raw_frame(0x80, b"]"))
         assert (await client.next())["code"] == "payload_too_large"
         await client.expect_quiet()
@@ -259,10 +259,10 @@ def test_a_message_above_the_limit_is_not_kept_and_the_socket_stays_open() -> No
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("code", [1000, 1001, 4321])
 def test_a_close_is_answered_with_its_code_and_ends_the_connection(loop: str, code: int) -> None:
-    async def scenario(site: WatchServer) -> None:
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk()
         assert await client.close(code) == code
-        await site.until_no_sockets()
+        await server.until_no_sockets()
 
     play(scenario, loop=loop)
 
@@ -294,24 +294,24 @@ def test_a_close_is_answered_with_its_code_and_ends_the_connection(loop: str, co
 )
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_broken_protocol_ends_the_connection_with_the_reason(wire: bytes, loop: str) -> None:
-    async def scenario(site: WatchServer) -> None:
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk()
         # What comes behind it is not understood, and must not keep the reason from the client.
         await client.peer.send(wire + b"\xff" * 100_000)
         assert await client.closed() == 1002
-        await site.until_no_sockets()
+        await server.until_no_sockets()
 
     play(scenario, loop=loop)
 
 
 @pytest.mark.parametrize("text", [b"\xff", b'"\xed\xa0\x80"', b"\xc3"])
 def test_text_that_is_not_utf_8_is_told_and_ends_the_connection(text: bytes) -> None:
-    async def scenario(site: WatchServer) -> None:
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk()
         await client.peer.send(raw_frame(0x81, text))
         assert (await client.next())["code"] == "invalid_json"
         assert await client.closed() == 1007
-        await site.until_no_sockets()
+        await server.until_no_sockets()
 
     play(scenario)
 
@@ -319,16 +319,16 @@ def test_text_that_is_not_utf_8_is_told_and_ends_the_connection(text: bytes) -> 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("how", ["close", "reset", "end_sending"])
 def test_a_client_that_goes_away_leaves_nothing_behind(loop: str, how: str) -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("t", 1000, data=b'"%b"' % (b"x" * 1000))
-        client = await site.talk(receive_buffer_bytes=4096)
+    async def scenario(server: WatchServer) -> None:
+        server.append("t", 1000, data=b'"%b"' % (b"x" * 1000))
+        client = await server.talk(receive_buffer_bytes=4096)
         await client.send("subscribe", topic="t")
         await client.take("subscribed", "record")
         await client.send("publish", topic="t", records=[{"data": 1}])
         getattr(client.peer, how)()
-        await site.until_no_sockets()
-        assert site.watch.fan_out._topics == {}
-        site.append("t")
+        await server.until_no_sockets()
+        assert server.watch.fan_out._topics == {}
+        server.append("t")
         client.peer.close()
 
     play(scenario, loop=loop)
@@ -336,21 +336,21 @@ def test_a_client_that_goes_away_leaves_nothing_behind(loop: str, how: str) -> N
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_server_that_stops_says_so_and_closes(loop: str) -> None:
-    async def scenario(site: WatchServer) -> None:
-        site.append("t")
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        server.append("t")
+        client = await server.talk()
         await client.send("subscribe", topic="t")
         await client.take("subscribed", "record", "caught_up")
         await client.send("publish", topic="t", records=[{"data": 1}], request_id="last")
-        await until(lambda: site.engine.state("t").head_seq == 2)
-        site.sockets.shut_down()
-        site.append("t")
+        await until(lambda: server.engine.state("t").head_seq == 2)
+        server.sockets.shut_down()
+        server.append("t")
         messages = await client.until_op("error")
         assert messages[-1]["code"] == "server_shutting_down"
         assert messages[-1]["request_id"] is None
         assert [m["request_id"] for m in messages if m["op"] == "ack"] == ["last"]
         assert await client.closed() == 1001
-        await site.until_no_sockets()
+        await server.until_no_sockets()
 
     play(scenario, loop=loop)
 
@@ -358,10 +358,10 @@ def test_a_server_that_stops_says_so_and_closes(loop: str) -> None:
 def test_a_client_that_does_not_agree_to_the_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("everlog.server.websocket.CLOSE_TIMEOUT_S", 0.01)
 
-    async def scenario(site: WatchServer) -> None:
-        client = await site.talk()
-        site.sockets.shut_down()
-        await site.until_no_sockets()
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk()
+        server.sockets.shut_down()
+        await server.until_no_sockets()
         await client.peer.rest()
 
     play(scenario)
@@ -370,27 +370,27 @@ def test_a_client_that_does_not_agree_to_the_end_is_cut_off(monkeypatch: pytest.
 # --- Slow clients ----------------------------------------------------------------------------------------
 
 
-def waiting(site: WatchServer) -> tuple[int, int]:
+def waiting(server: WatchServer) -> tuple[int, int]:
     """Messages in the queue of the only socket, and bytes that its transport has."""
-    socket = site.only_session()._socket
+    socket = server.only_session()._socket
     return len(socket._queue), socket._channel.buffered
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_client_that_does_not_read_holds_up_nobody_and_costs_a_few_messages(loop: str) -> None:
+def test_a_client_that_does_not_read_delays_no_other_and_costs_a_few_messages(loop: str) -> None:
     batches, size = 60, 100_000
 
-    async def scenario(site: WatchServer) -> None:
-        slow = await site.talk(receive_buffer_bytes=4096)
-        site.append("t")
+    async def scenario(server: WatchServer) -> None:
+        slow = await server.talk(receive_buffer_bytes=4096)
+        server.append("t")
         await slow.send("subscribe", topic="t", max_batch_bytes=1)
         await slow.take("subscribed", "record", "caught_up")
-        session = site.only_session()
-        quick = await site.talk()
+        session = server.only_session()
+        quick = await server.talk()
         await quick.send("subscribe", topic="t")
         await quick.take("subscribed", "record", "caught_up")
         for number in range(batches):
-            site.append("t", data=b'"%b"' % (b"x" * size))
+            server.append("t", data=b'"%b"' % (b"x" * size))
             messages = await quick.until_op("record")
             assert messages[-1]["to_seq"] == number + 2
             queued, buffered = len(session._socket._queue), session._socket._channel.buffered
@@ -413,9 +413,9 @@ def test_a_client_that_does_not_read_holds_up_nobody_and_costs_a_few_messages(lo
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_commands_of_a_client_that_does_not_read_stay_in_the_kernel(loop: str) -> None:
-    async def scenario(site: WatchServer) -> None:
-        client = await site.talk(receive_buffer_bytes=4096)
-        session = site.only_session()
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk(receive_buffer_bytes=4096)
+        session = server.only_session()
         text = "x" * 20_000
         wire = client.masked(TextMessage(data=f'{{"op":"ping","request_id":"{text}"}}'))
         sent = 0
@@ -427,7 +427,7 @@ def test_commands_of_a_client_that_does_not_read_stay_in_the_kernel(loop: str) -
             rest = rest[taken:]
             sent += taken > 0 and not rest
             assert session._unanswered <= UNANSWERED_MAX
-            queued, buffered = waiting(site)
+            queued, buffered = waiting(server)
             assert queued <= QUEUE_MESSAGES and buffered <= JOINED_BYTES
             await settle()
         answered = 0
@@ -442,16 +442,16 @@ def test_commands_of_a_client_that_does_not_read_stay_in_the_kernel(loop: str) -
 
 
 def test_pings_of_a_client_that_does_not_read_are_not_piled_up() -> None:
-    async def scenario(site: WatchServer) -> None:
-        client = await site.talk(receive_buffer_bytes=4096)
-        site.append("t", 300, data=b'"%b"' % (b"x" * 100_000))
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk(receive_buffer_bytes=4096)
+        server.append("t", 300, data=b'"%b"' % (b"x" * 100_000))
         await client.send("subscribe", topic="t", max_batch_bytes=1)
-        await until(lambda: waiting(site)[1] > 0)
+        await until(lambda: waiting(server)[1] > 0)
         for number in range(2000):
             await client.ping(b"%d" % number)
-        socket = site.only_session()._socket
+        socket = server.only_session()._socket
         await until(lambda: socket._pong is not None and socket._pong.endswith(b"1999"))
-        assert waiting(site)[1] <= 101_000
+        assert waiting(server)[1] <= 101_000
         await client.until_pong(b"1999")
         assert len(client.pongs) < 1000
 
@@ -459,8 +459,8 @@ def test_pings_of_a_client_that_does_not_read_are_not_piled_up() -> None:
 
 
 def test_many_commands_at_once_are_all_answered() -> None:
-    async def scenario(site: WatchServer) -> None:
-        client = await site.talk()
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk()
         count = 5 * UNANSWERED_MAX
         commands: list[dict[str, Any]] = [
             {"op": "publish", "topic": "t", "create": True, "records": [{"data": n}], "request_id": n}

@@ -102,7 +102,7 @@ class HeldSyncs(InlineSyncs):
     def poll(self) -> int:
         return 0 if self.is_held else super().poll()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self.is_held = False
         self.wake()
 

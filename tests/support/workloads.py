@@ -235,7 +235,7 @@ def write_and_fork(channel: Connection, path: str) -> None:
             os.close(write_end)
             hang_up = select.poll()
             hang_up.register(channel.fileno(), 0)
-            hang_up.poll()  # until the test lets go of the other end
+            hang_up.poll()  # until the test closes the other end
             os._exit(0)
     os.close(write_end)
     channel.send((pid, os.read(read_end, 100).decode()))

@@ -25,34 +25,34 @@ META_BYTES = 16 << 10
 
 
 @pytest.fixture(params=["fsync", "ephemeral"])
-def stage(tmp_path: Path, request: pytest.FixtureRequest) -> EngineHarness:
+def harness(tmp_path: Path, request: pytest.FixtureRequest) -> EngineHarness:
     """A topic `t` whose frames go to the log, or to memory."""
-    stage = EngineHarness(tmp_path)
-    stage.put("t", durability=request.param)
-    return stage
+    harness = EngineHarness(tmp_path)
+    harness.put("t", durability=request.param)
+    return harness
 
 
-def test_seqs_are_contiguous_in_the_order_of_the_batch(stage: EngineHarness) -> None:
-    first = stage.append("t", "a", "b", "c")
-    second = stage.append("t", "d")
+def test_seqs_are_contiguous_in_the_order_of_the_batch(harness: EngineHarness) -> None:
+    first = harness.append("t", "a", "b", "c")
+    second = harness.append("t", "d")
     assert (first.first_seq, first.last_seq, first.count, first.head_seq) == (1, 3, 3, 3)
     assert (second.first_seq, second.last_seq, second.count, second.head_seq) == (4, 4, 1, 4)
-    assert stage.items("t") == [
+    assert harness.items("t") == [
         {"$seq": seq, "$ts": START_MS, "data": value} for seq, value in enumerate("abcd", start=1)
     ]
 
 
-def test_an_append_without_records_is_refused(stage: EngineHarness) -> None:
+def test_an_append_without_records_is_refused(harness: EngineHarness) -> None:
     with pytest.raises(InvalidRequest):
-        stage.engine.append("t", [])
+        harness.engine.append("t", [])
 
 
-def test_ten_thousand_records_fit_into_one_append_and_one_more_does_not(stage: EngineHarness) -> None:
+def test_ten_thousand_records_fit_into_one_append_and_one_more_does_not(harness: EngineHarness) -> None:
     record = record_of(0)
-    assert stage.append("t", *[record] * 10_000).last_seq == 10_000
+    assert harness.append("t", *[record] * 10_000).last_seq == 10_000
     with pytest.raises(BatchTooLarge):
-        stage.engine.append("t", [record] * 10_001)
-    assert stage.state("t").head_seq == 10_000
+        harness.engine.append("t", [record] * 10_001)
+    assert harness.state("t").head_seq == 10_000
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_ten_thousand_records_fit_into_one_append_and_one_more_does_not(stage: E
     ],
     ids=["tag", "tag in two-byte letters", "node", "meta bytes", "meta keys", "data", "data and meta"],
 )
-def test_a_record_at_every_limit_is_kept(stage: EngineHarness, largest: NewRecord) -> None:
-    assert stage.append("t", largest).last_seq == 1
-    assert len(stage.items("t")) == 1
+def test_a_record_at_every_limit_is_kept(harness: EngineHarness, largest: NewRecord) -> None:
+    assert harness.append("t", largest).last_seq == 1
+    assert len(harness.items("t")) == 1
 
 
 @pytest.mark.parametrize(
@@ -90,63 +90,63 @@ def test_a_record_at_every_limit_is_kept(stage: EngineHarness, largest: NewRecor
     ],
 )
 def test_one_record_beyond_a_limit_refuses_the_whole_batch_and_takes_no_seq(
-    stage: EngineHarness, oversized: NewRecord, error: type[Exception]
+    harness: EngineHarness, oversized: NewRecord, error: type[Exception]
 ) -> None:
     with pytest.raises(error, match="record 1"):
-        stage.engine.append("t", [record_of("fine"), oversized])
-    assert stage.state("t").head_seq == 0
-    assert stage.append("t", "next").first_seq == 1
-    assert stage.values("t") == ["next"]
+        harness.engine.append("t", [record_of("fine"), oversized])
+    assert harness.state("t").head_seq == 0
+    assert harness.append("t", "next").first_seq == 1
+    assert harness.values("t") == ["next"]
 
 
-def test_the_node_of_the_batch_has_the_limit_of_a_node(stage: EngineHarness) -> None:
-    assert stage.append("t", 1, node="n" * 128).last_seq == 1
+def test_the_node_of_the_batch_has_the_limit_of_a_node(harness: EngineHarness) -> None:
+    assert harness.append("t", 1, node="n" * 128).last_seq == 1
     with pytest.raises(InvalidRecord):
-        stage.engine.append("t", records([1]), node="n" * 129)
+        harness.engine.append("t", records([1]), node="n" * 129)
 
 
 def test_blanks_between_tokens_are_not_stored_and_count_neither_as_bytes_nor_for_the_limit(
-    stage: EngineHarness,
+    harness: EngineHarness,
 ) -> None:
     padded = NewRecord(b' {\n"a" :\t[ 1 , "b c" ] }\r\n' + b" " * MIB, meta=b'{ "m" : 1 }')
-    stage.append("t", padded)
-    assert stage.diff("t").records == (
+    harness.append("t", padded)
+    assert harness.diff("t").records == (
         b'[{"$seq":1,"$ts":%d,"meta":{"m":1},"data":{"a":[1,"b c"]}}]' % START_MS
     )
-    assert stage.state("t").bytes == len(b'{"a":[1,"b c"]}') + len(b'{"m":1}')
+    assert harness.state("t").bytes == len(b'{"a":[1,"b c"]}') + len(b'{"m":1}')
 
 
-def test_numbers_escapes_key_order_and_duplicate_keys_stay_as_sent(stage: EngineHarness) -> None:
+def test_numbers_escapes_key_order_and_duplicate_keys_stay_as_sent(harness: EngineHarness) -> None:
     text = rb'{"b":1.50,"a":1E2,"b":"\u00fc\/","big":123456789012345678901234567890}'
-    stage.append("t", NewRecord(text))
-    assert text in stage.diff("t").records
+    harness.append("t", NewRecord(text))
+    assert text in harness.diff("t").records
 
 
-def test_bytes_count_data_and_meta_but_neither_tag_nor_node(stage: EngineHarness) -> None:
-    stage.append("t", sized(10, tag="tag", node="node", meta=b'{"k":1}'))
-    assert stage.state("t").bytes == 17
+def test_bytes_count_data_and_meta_but_neither_tag_nor_node(harness: EngineHarness) -> None:
+    harness.append("t", sized(10, tag="tag", node="node", meta=b'{"k":1}'))
+    assert harness.state("t").bytes == 17
 
 
-def test_data_may_be_null_and_absent_fields_are_left_out(stage: EngineHarness) -> None:
-    stage.append("t", None)
-    assert parse(stage.diff("t", include_tags=True)) == [{"$seq": 1, "$ts": START_MS, "data": None}]
+def test_data_may_be_null_and_absent_fields_are_left_out(harness: EngineHarness) -> None:
+    harness.append("t", None)
+    assert parse(harness.diff("t", include_tags=True)) == [{"$seq": 1, "$ts": START_MS, "data": None}]
 
 
-def test_empty_tags_and_nodes_count_as_absent(stage: EngineHarness) -> None:
-    stage.append("t", record_of(1, tag="", node=""))
-    assert set(parse(stage.diff("t", include_tags=True))[0]) == {"$seq", "$ts", "data"}
+def test_empty_tags_and_nodes_count_as_absent(harness: EngineHarness) -> None:
+    harness.append("t", record_of(1, tag="", node=""))
+    assert set(parse(harness.diff("t", include_tags=True))[0]) == {"$seq", "$ts", "data"}
 
 
-def test_the_node_of_a_record_wins_over_that_of_the_batch(stage: EngineHarness) -> None:
-    stage.append("t", record_of(1, node="own"), record_of(2), node="batch")
-    assert [item["$node"] for item in stage.items("t")] == ["own", "batch"]
+def test_the_node_of_a_record_wins_over_that_of_the_batch(harness: EngineHarness) -> None:
+    harness.append("t", record_of(1, node="own"), record_of(2), node="batch")
+    assert [item["$node"] for item in harness.items("t")] == ["own", "batch"]
 
 
-def test_timestamps_never_go_back_when_the_wall_clock_does(stage: EngineHarness) -> None:
-    stage.append("t", 1)
-    stage.clock.set_wall_ns(stage.clock.wall_ns() - 5_000_000_000)
-    stage.append("t", 2)
-    assert [item["$ts"] for item in stage.items("t")] == [START_MS, START_MS]
+def test_timestamps_never_go_back_when_the_wall_clock_does(harness: EngineHarness) -> None:
+    harness.append("t", 1)
+    harness.clock.set_wall_ns(harness.clock.wall_ns() - 5_000_000_000)
+    harness.append("t", 2)
+    assert [item["$ts"] for item in harness.items("t")] == [START_MS, START_MS]
 
 
 # --- Creation by a write ---------------------------------------------------------------------------------
@@ -159,10 +159,10 @@ def test_timestamps_never_go_back_when_the_wall_clock_does(stage: EngineHarness)
 def test_a_write_creates_an_absent_topic_unless_told_otherwise(
     tmp_path: Path, create: bool | None, config: TopicConfig | None
 ) -> None:
-    stage = EngineHarness(tmp_path)
-    assert stage.append("new", 1, create=create, config=config).created
-    assert not stage.append("new", 2, create=create, config=config).created
-    assert stage.state("new").config == (config or TopicConfig()).resolved("new")
+    harness = EngineHarness(tmp_path)
+    assert harness.append("new", 1, create=create, config=config).created
+    assert not harness.append("new", 2, create=create, config=config).created
+    assert harness.state("new").config == (config or TopicConfig()).resolved("new")
 
 
 @pytest.mark.parametrize(
@@ -171,35 +171,35 @@ def test_a_write_creates_an_absent_topic_unless_told_otherwise(
 def test_a_write_that_may_not_create_finds_no_topic(
     tmp_path: Path, create: bool | None, config: TopicConfig | None
 ) -> None:
-    stage = EngineHarness(tmp_path)
+    harness = EngineHarness(tmp_path)
     with pytest.raises(TopicNotFound):
-        stage.engine.append("absent", records([1]), create=create, config=config)
-    assert stage.engine.topics() == []
+        harness.engine.append("absent", records([1]), create=create, config=config)
+    assert harness.engine.topics() == []
 
 
-def test_the_config_of_a_write_has_no_effect_on_an_existing_topic(stage: EngineHarness) -> None:
-    before = stage.state("t").config
-    stage.append("t", 1, config=TopicConfig(cap_records=1, auto_create=False))
-    assert stage.state("t").config == before
+def test_the_config_of_a_write_has_no_effect_on_an_existing_topic(harness: EngineHarness) -> None:
+    before = harness.state("t").config
+    harness.append("t", 1, config=TopicConfig(cap_records=1, auto_create=False))
+    assert harness.state("t").config == before
 
 
 def test_a_batch_that_breaks_a_limit_creates_no_topic(tmp_path: Path) -> None:
-    stage = EngineHarness(tmp_path)
+    harness = EngineHarness(tmp_path)
     with pytest.raises(RecordTooLarge):
-        stage.engine.append("new", [sized(MIB + 1)])
-    assert stage.engine.topics() == []
+        harness.engine.append("new", [sized(MIB + 1)])
+    assert harness.engine.topics() == []
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", "disk"])
 def test_a_refused_first_batch_creates_no_topic_and_holds_no_memory(tmp_path: Path, durability: str) -> None:
-    stage = EngineHarness(tmp_path)
+    harness = EngineHarness(tmp_path)
     config = TopicConfig(durability=Durability(durability), discard=Discard.REJECT, cap_bytes=10)
-    sources = stage.engine._core.sources
+    sources = harness.engine._core.sources
     before = sources.add(None)
     for _ in range(3):
         with pytest.raises(RecordTooLarge):
-            stage.engine.append("new", [sized(11)], config=config)
-    assert stage.engine.topics() == []
+            harness.engine.append("new", [sized(11)], config=config)
+    assert harness.engine.topics() == []
     assert sources.add(None) == before + 1
 
 
@@ -210,48 +210,48 @@ def test_a_refused_first_batch_creates_no_topic_and_holds_no_memory(tmp_path: Pa
 def test_exactly_the_total_byte_quota_is_allowed_and_one_byte_more_is_not(
     tmp_path: Path, durability: Any
 ) -> None:
-    stage = EngineHarness(tmp_path, max_total_bytes=20)
-    stage.put("a", durability=durability)
-    stage.append("a", sized(12))
+    harness = EngineHarness(tmp_path, max_total_bytes=20)
+    harness.put("a", durability=durability)
+    harness.append("a", sized(12))
     with pytest.raises(LimitReached):
-        stage.engine.append("b", [sized(9)])
+        harness.engine.append("b", [sized(9)])
     with pytest.raises(LimitReached):
-        stage.engine.append("a", [sized(9)])
-    assert [state.topic for state in stage.engine.topics()] == ["a"]
-    assert stage.append("a", sized(8)).first_seq == 2
+        harness.engine.append("a", [sized(9)])
+    assert [state.topic for state in harness.engine.topics()] == ["a"]
+    assert harness.append("a", sized(8)).first_seq == 2
 
 
 @pytest.mark.parametrize("give_back", ["delete", "evict", "expire", "delete topic", "failed write"])
 def test_bytes_that_are_gone_count_no_longer_for_the_quota(tmp_path: Path, give_back: str) -> None:
-    stage = EngineHarness(tmp_path, max_total_bytes=20)
-    stage.put("a", cap_records=2, ttl_ms=1000)
+    harness = EngineHarness(tmp_path, max_total_bytes=20)
+    harness.put("a", cap_records=2, ttl_ms=1000)
     if give_back == "failed write":
-        stage.disk.fail_when("pwrite", errno.EIO)
+        harness.disk.fail_when("pwrite", errno.EIO)
         with pytest.raises(StorageFailed):
-            stage.append("b", sized(12))
+            harness.append("b", sized(12))
     else:
-        stage.append("a", sized(12))
+        harness.append("a", sized(12))
     if give_back == "delete":
-        stage.delete("a", before_seq=2)
+        harness.delete("a", before_seq=2)
     elif give_back == "evict":
-        stage.append("a", sized(2), sized(2))
-        stage.delete("a", before_seq=9)
+        harness.append("a", sized(2), sized(2))
+        harness.delete("a", before_seq=9)
     elif give_back == "expire":
-        stage.advance_ms(1001)
-        stage.state("a")
+        harness.advance_ms(1001)
+        harness.state("a")
     elif give_back == "delete topic":
-        stage.delete_topic("a")
-    stage.append("c", sized(20))
+        harness.delete_topic("a")
+    harness.append("c", sized(20))
     with pytest.raises(LimitReached):
-        stage.engine.append("c", [sized(2)])
+        harness.engine.append("c", [sized(2)])
 
 
 def test_the_quota_counts_what_a_restart_brings_back(tmp_path: Path) -> None:
-    stage = EngineHarness(tmp_path, max_total_bytes=20)
-    stage.append("a", sized(12), sized(4))
-    stage.delete("a", before_seq=2)
-    for again in (stage.crash, stage.restart):
+    harness = EngineHarness(tmp_path, max_total_bytes=20)
+    harness.append("a", sized(12), sized(4))
+    harness.delete("a", before_seq=2)
+    for again in (harness.crash, harness.restart):
         again()
         with pytest.raises(LimitReached):
-            stage.engine.append("b", [sized(17)])
-    stage.append("b", sized(16))
+            harness.engine.append("b", [sized(17)])
+    harness.append("b", sized(16))

@@ -17,12 +17,12 @@ TAGS = ("a", "a:1", "a:2", None, "b", "a*", "*", "A", "ü:1")
 
 
 @pytest.fixture(params=["ephemeral", "memory", "disk", "fsync"])
-def stage(tmp_path: Path, request: pytest.FixtureRequest) -> EngineHarness:
+def harness(tmp_path: Path, request: pytest.FixtureRequest) -> EngineHarness:
     """A topic `t` with one record per tag of `TAGS`."""
-    stage = EngineHarness(tmp_path)
-    stage.put("t", durability=request.param)
-    stage.append("t", *[record_of(tag, tag=tag) for tag in TAGS])
-    return stage
+    harness = EngineHarness(tmp_path)
+    harness.put("t", durability=request.param)
+    harness.append("t", *[record_of(tag, tag=tag) for tag in TAGS])
+    return harness
 
 
 # --- The predicate ---------------------------------------------------------------------------------------
@@ -48,11 +48,11 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> EngineHarness:
     ],
 )
 def test_a_match_removes_exactly_the_records_it_names(
-    stage: EngineHarness, match: Any, gone: list[str]
+    harness: EngineHarness, match: Any, gone: list[str]
 ) -> None:
-    answer = stage.delete("t", match=match)
+    answer = harness.delete("t", match=match)
     assert answer.deleted == len(gone)
-    assert stage.values("t") == [tag for tag in TAGS if tag not in gone]
+    assert harness.values("t") == [tag for tag in TAGS if tag not in gone]
 
 
 @pytest.mark.parametrize(
@@ -71,21 +71,21 @@ def test_a_match_removes_exactly_the_records_it_names(
         {"tag": "a"},
     ],
 )
-def test_a_match_that_is_none_is_refused(stage: EngineHarness, match: Any) -> None:
+def test_a_match_that_is_none_is_refused(harness: EngineHarness, match: Any) -> None:
     with pytest.raises(InvalidRequest):
-        stage.engine.delete_records("t", match=match)
-    assert stage.state("t").count == len(TAGS)
+        harness.engine.delete_records("t", match=match)
+    assert harness.state("t").count == len(TAGS)
 
 
-def test_a_delete_of_nothing_in_particular_is_refused(stage: EngineHarness) -> None:
+def test_a_delete_of_nothing_in_particular_is_refused(harness: EngineHarness) -> None:
     with pytest.raises(InvalidRequest):
-        stage.engine.delete_records("t")
+        harness.engine.delete_records("t")
 
 
 @pytest.mark.parametrize("before_seq", [-1, 2**64])
-def test_before_seq_must_be_a_u64(stage: EngineHarness, before_seq: int) -> None:
+def test_before_seq_must_be_a_u64(harness: EngineHarness, before_seq: int) -> None:
     with pytest.raises(InvalidRequest):
-        stage.engine.delete_records("t", before_seq=before_seq)
+        harness.engine.delete_records("t", before_seq=before_seq)
 
 
 @pytest.mark.parametrize(
@@ -104,152 +104,155 @@ def test_every_predicate_has_one_canonical_form(match: str, canonical: list[str]
     ("before_seq", "earliest"), [(0, 1), (1, 1), (2, 2), (9, 9), (10, 10), (11, 10), (2**64 - 1, 10)]
 )
 def test_before_seq_removes_what_is_below_it_at_most_up_to_the_head(
-    stage: EngineHarness, before_seq: int, earliest: int
+    harness: EngineHarness, before_seq: int, earliest: int
 ) -> None:
-    answer = stage.delete("t", before_seq=before_seq)
+    answer = harness.delete("t", before_seq=before_seq)
     assert (answer.deleted, answer.earliest_seq, answer.head_seq) == (earliest - 1, earliest, 9)
-    assert stage.append("t", "later").first_seq == 10
-    assert stage.seqs("t") == list(range(earliest, 11))
+    assert harness.append("t", "later").first_seq == 10
+    assert harness.seqs("t") == list(range(earliest, 11))
 
 
 def test_both_selectors_remove_the_intersection_and_leave_the_rest_of_the_prefix(
-    stage: EngineHarness,
+    harness: EngineHarness,
 ) -> None:
-    answer = stage.delete("t", match="a*", before_seq=3)
+    answer = harness.delete("t", match="a*", before_seq=3)
     assert (answer.deleted, answer.earliest_seq) == (2, 3)
-    assert stage.seqs("t") == [3, 4, 5, 6, 7, 8, 9]
-    assert stage.delete("t", match="b", before_seq=5).deleted == 0
+    assert harness.seqs("t") == [3, 4, 5, 6, 7, 8, 9]
+    assert harness.delete("t", match="b", before_seq=5).deleted == 0
 
 
-def test_the_answer_tells_what_is_left(stage: EngineHarness) -> None:
-    answer = stage.delete("t", match="a:*")
-    state = stage.state("t")
+def test_the_answer_tells_what_is_left(harness: EngineHarness) -> None:
+    answer = harness.delete("t", match="a:*")
+    state = harness.state("t")
     assert (answer.deleted, answer.count, answer.earliest_seq, answer.head_seq) == (2, 7, 1, 9)
     assert (state.count, state.bytes, state.earliest_seq) == (answer.count, answer.bytes, 1)
     assert answer.bytes == sum(len(record_of(tag).data) for tag in TAGS if tag not in ("a:1", "a:2"))
 
 
-def test_a_second_delete_finds_nothing_more(stage: EngineHarness) -> None:
-    stage.delete("t", match="a*")
-    assert stage.delete("t", match="a*").deleted == 0
-    stage.delete("t", before_seq=5)
-    assert stage.delete("t", before_seq=5).deleted == 0
+def test_a_second_delete_finds_nothing_more(harness: EngineHarness) -> None:
+    harness.delete("t", match="a*")
+    assert harness.delete("t", match="a*").deleted == 0
+    harness.delete("t", before_seq=5)
+    assert harness.delete("t", before_seq=5).deleted == 0
 
 
 def test_the_first_live_seq_moves_only_when_the_front_dies_and_the_evict_floor_never(
-    stage: EngineHarness,
+    harness: EngineHarness,
 ) -> None:
-    assert stage.delete("t", match="a:1").earliest_seq == 1
-    assert stage.delete("t", match=["tag", "Eq", "a"]).earliest_seq == 3
-    assert stage.delete("t", before_seq=100).earliest_seq == 10
-    assert stage.state("t").evict_floor == 1
-    assert stage.gap("t") is None
+    assert harness.delete("t", match="a:1").earliest_seq == 1
+    assert harness.delete("t", match=["tag", "Eq", "a"]).earliest_seq == 3
+    assert harness.delete("t", before_seq=100).earliest_seq == 10
+    assert harness.state("t").evict_floor == 1
+    assert harness.gap("t") is None
 
 
-def test_expired_records_are_not_counted_as_deleted(stage: EngineHarness) -> None:
-    stage.put("t", ttl_ms=100, durability=stage.state("t").config.durability)
-    stage.advance_ms(101)
-    stage.append("t", record_of("new", tag="a"))
-    assert stage.delete("t", match="*").deleted == 1
+def test_expired_records_are_not_counted_as_deleted(harness: EngineHarness) -> None:
+    harness.put("t", ttl_ms=100, durability=harness.state("t").config.durability)
+    harness.advance_ms(101)
+    harness.append("t", record_of("new", tag="a"))
+    assert harness.delete("t", match="*").deleted == 1
 
 
-def test_deleting_in_an_absent_topic_creates_none(stage: EngineHarness) -> None:
+def test_deleting_in_an_absent_topic_creates_none(harness: EngineHarness) -> None:
     with pytest.raises(TopicNotFound):
-        stage.engine.delete_records("absent", before_seq=1)
+        harness.engine.delete_records("absent", before_seq=1)
 
 
 # --- Point in time ---------------------------------------------------------------------------------------
 
 
 def test_later_records_with_the_tag_survive_also_over_a_replay(tmp_path: Path) -> None:
-    stage = EngineHarness(tmp_path)
+    harness = EngineHarness(tmp_path)
     for durability in ("memory", "disk", "fsync"):
-        stage.put(durability, durability=durability)
-        stage.append(durability, record_of("old", tag="x"), record_of("other"))
-        stage.delete(durability, match="x")
-        stage.append(durability, record_of("new", tag="x"))
-        stage.delete(durability, before_seq=100)
-        stage.append(durability, record_of("newest", tag="x"))
-    stage.crash()
+        harness.put(durability, durability=durability)
+        harness.append(durability, record_of("old", tag="x"), record_of("other"))
+        harness.delete(durability, match="x")
+        harness.append(durability, record_of("new", tag="x"))
+        harness.delete(durability, before_seq=100)
+        harness.append(durability, record_of("newest", tag="x"))
+    harness.crash()
     for durability in ("memory", "disk", "fsync"):
-        assert stage.values(durability) == ["newest"]
+        assert harness.values(durability) == ["newest"]
 
 
 def test_records_that_are_not_visible_yet_are_later_records(tmp_path: Path) -> None:
-    stage = EngineHarness(tmp_path)
-    stage.put("t", durability="fsync")
-    stage.append("t", record_of("old", tag="x"))
-    pending = stage.engine.append("t", [record_of("pending", tag="x")])
-    answers = [stage.engine.delete_records("t", match="x"), stage.engine.delete_records("t", before_seq=99)]
+    harness = EngineHarness(tmp_path)
+    harness.put("t", durability="fsync")
+    harness.append("t", record_of("old", tag="x"))
+    pending = harness.engine.append("t", [record_of("pending", tag="x")])
+    answers = [
+        harness.engine.delete_records("t", match="x"),
+        harness.engine.delete_records("t", before_seq=99),
+    ]
     for commit in (pending.commit, *(answer.commit for answer in answers)):
-        stage.wait_for(commit)
+        harness.wait_for(commit)
     assert [answer.deleted for answer in answers] == [1, 0]
-    assert stage.values("t") == ["pending"]
-    stage.crash()
-    assert stage.values("t") == ["pending"]
+    assert harness.values("t") == ["pending"]
+    harness.crash()
+    assert harness.values("t") == ["pending"]
 
 
 @pytest.mark.parametrize("again", ["crash", "restart", "checkpoint and crash", "lose_power"])
 def test_deleted_records_never_return(tmp_path: Path, again: str) -> None:
-    stage = EngineHarness(tmp_path, segment_max_events=4)
-    stage.put("t", durability="fsync")
-    stage.append("t", *[record_of(number, tag="x" if number % 3 else None) for number in range(10)])
-    stage.checkpoint()
-    stage.append("t", *[record_of(number, tag="x" if number % 3 else None) for number in range(10, 15)])
-    stage.delete("t", match="x", before_seq=14)
-    stage.delete("t", before_seq=5)
+    harness = EngineHarness(tmp_path, segment_max_events=4)
+    harness.put("t", durability="fsync")
+    harness.append("t", *[record_of(number, tag="x" if number % 3 else None) for number in range(10)])
+    harness.checkpoint()
+    harness.append("t", *[record_of(number, tag="x" if number % 3 else None) for number in range(10, 15)])
+    harness.delete("t", match="x", before_seq=14)
+    harness.delete("t", before_seq=5)
     expected = [6, 9, 12, 13, 14]
-    assert stage.values("t") == expected
+    assert harness.values("t") == expected
     if again == "checkpoint and crash":
-        stage.checkpoint(3)
+        harness.checkpoint(3)
         again = "crash"
     for _ in range(2):
-        getattr(stage, again)()
-        assert stage.values("t") == expected
-        assert stage.gap("t") is None
+        getattr(harness, again)()
+        assert harness.values("t") == expected
+        assert harness.gap("t") is None
 
 
 def test_a_delete_of_an_fsync_topic_is_done_when_it_is_synced(tmp_path: Path) -> None:
-    stage = EngineHarness(tmp_path)
-    stage.put("t", durability="fsync")
-    stage.append("t", 1, 2)
-    answer = stage.engine.delete_records("t", before_seq=2)
+    harness = EngineHarness(tmp_path)
+    harness.put("t", durability="fsync")
+    harness.append("t", 1, 2)
+    answer = harness.engine.delete_records("t", before_seq=2)
     assert not answer.commit.done
-    assert not stage.engine.diff("t").commit.done, "a reader may see the delete before it is kept"
-    stage.wait_for(answer.commit)
-    assert stage.engine.diff("t").commit.done
-    stage.lose_power()
-    assert stage.values("t") == [2]
+    assert not harness.engine.diff("t").commit.done, "a reader may see the delete before it is kept"
+    harness.wait_for(answer.commit)
+    assert harness.engine.diff("t").commit.done
+    harness.lose_power()
+    assert harness.values("t") == [2]
 
 
 def test_a_delete_that_cannot_be_logged_removes_nothing(tmp_path: Path) -> None:
-    stage = EngineHarness(tmp_path)
-    stage.put("t")
-    stage.append("t", record_of(1, tag="x"), record_of(2))
+    harness = EngineHarness(tmp_path)
+    harness.put("t")
+    harness.append("t", record_of(1, tag="x"), record_of(2))
     for selection in ({"match": "x"}, {"before_seq": 3}):
-        stage.disk.fail_when("pwrite", errno.EIO)
+        harness.disk.fail_when("pwrite", errno.EIO)
         with pytest.raises(StorageFailed):
-            stage.delete("t", **selection)
-        assert stage.values("t") == [1, 2]
-    stage.crash()
-    assert stage.values("t") == [1, 2]
+            harness.delete("t", **selection)
+        assert harness.values("t") == [1, 2]
+    harness.crash()
+    assert harness.values("t") == [1, 2]
 
 
-def test_deleted_records_make_room_under_a_cap(stage: EngineHarness) -> None:
-    stage.put("t", cap_records=9, durability=stage.state("t").config.durability)
-    stage.delete("t", match="a:*")
-    stage.append("t", sized(3), sized(3))
-    assert (stage.state("t").count, stage.gap("t")) == (9, None)
-    stage.append("t", sized(3))
-    assert stage.gap("t") == (1, 3, "cap")
+def test_deleted_records_make_room_under_a_cap(harness: EngineHarness) -> None:
+    harness.put("t", cap_records=9, durability=harness.state("t").config.durability)
+    harness.delete("t", match="a:*")
+    harness.append("t", sized(3), sized(3))
+    assert (harness.state("t").count, harness.gap("t")) == (9, None)
+    harness.append("t", sized(3))
+    assert harness.gap("t") == (1, 3, "cap")
 
 
 def test_a_delete_between_pending_batches_does_not_loosen_the_cap(tmp_path: Path) -> None:
-    stage = EngineHarness(tmp_path)
-    stage.put("t", durability="fsync", cap_records=5)
-    stage.append("t", 1, 2, 3, 4, 5)
-    stage.engine.append("t", records([6, 7]))
-    stage.engine.delete_records("t", before_seq=3)
-    last = stage.engine.append("t", records([8, 9]))
-    stage.wait_for(last.commit)
-    assert stage.values("t") == [5, 6, 7, 8, 9]
+    harness = EngineHarness(tmp_path)
+    harness.put("t", durability="fsync", cap_records=5)
+    harness.append("t", 1, 2, 3, 4, 5)
+    harness.engine.append("t", records([6, 7]))
+    harness.engine.delete_records("t", before_seq=3)
+    last = harness.engine.append("t", records([8, 9]))
+    harness.wait_for(last.commit)
+    assert harness.values("t") == [5, 6, 7, 8, 9]

@@ -50,7 +50,7 @@ def test_a_batch_larger_than_a_chunk_gets_one_of_its_own() -> None:
     assert log.render(sources, 0, 4, 10, 0, (), False, True, True).delivered == 4
 
 
-def test_a_chunk_that_was_given_back_is_used_again_unless_somebody_reads_it() -> None:
+def test_a_released_chunk_is_used_again_unless_it_is_being_read() -> None:
     sources, spare = Sources(), SpareChunks()
     chunks = [MemoryChunks(sources, spare) for _ in range(2)]
     first, second = (own.chunk_for(CHUNK_BYTES_MAX) for own in chunks)
@@ -76,43 +76,43 @@ def test_only_a_few_chunks_of_the_usual_size_are_held_for_later() -> None:
 
 @pytest.mark.parametrize("way", ["cap", "ttl", "delete"])
 def test_an_ephemeral_topic_gives_back_what_it_no_longer_holds(way: str) -> None:
-    stage = EngineHarness(None)
+    harness = EngineHarness(None)
     limits = {"cap": {"cap_records": 10}, "ttl": {"ttl_ms": 5}}.get(way, {})
-    stage.put("t", durability="ephemeral", **limits)
+    harness.put("t", durability="ephemeral", **limits)
     chunk_counts = []
     for _ in range(40):
-        stage.append("t", *[sized(50_000)] * 10)
-        stage.advance_ms(10)
+        harness.append("t", *[sized(50_000)] * 10)
+        harness.advance_ms(10)
         if way == "delete":
-            stage.delete("t", before_seq=stage.state("t").head_seq)
-        chunks = stage.engine._core.topics["t"].storage.chunks
+            harness.delete("t", before_seq=harness.state("t").head_seq)
+        chunks = harness.engine._core.topics["t"].storage.chunks
         assert chunks is not None
         chunk_counts.append(len(chunks._chunks))
     assert max(chunk_counts) <= 3
 
 
 def test_a_deleted_topic_gives_its_memory_back() -> None:
-    stage = EngineHarness(None)
-    sources = stage.engine._core.sources
+    harness = EngineHarness(None)
+    sources = harness.engine._core.sources
     next_source = sources.add(None)
     sources.remove(next_source)
     for _ in range(5):
-        stage.append("t", sized(100_000))
-        stage.delete_topic("t")
+        harness.append("t", sized(100_000))
+        harness.delete_topic("t")
     assert sources.add(None) == next_source
 
 
 def test_the_memory_of_a_logged_topic_is_its_index_and_not_its_payload(tmp_path: Path) -> None:
-    stage = EngineHarness(tmp_path, segment_max_events=20, mapped_bytes_max=1 << 18)
+    harness = EngineHarness(tmp_path, segment_max_events=20, mapped_bytes_max=1 << 18)
     for _ in range(5):
-        stage.append("t", *[sized(10_000)] * 40)
-        stage.checkpoint()
-    topic = stage.engine._core.topics["t"]
-    assert stage.state("t").bytes == 2_000_000
+        harness.append("t", *[sized(10_000)] * 40)
+        harness.checkpoint()
+    topic = harness.engine._core.topics["t"]
+    assert harness.state("t").bytes == 2_000_000
     assert topic.log.index_memory_bytes <= 64 * 1024
     assert topic.storage.chunks is None
-    assert len(stage.items("t")) == 200
-    store = stage.engine._store
+    assert len(harness.items("t")) == 200
+    store = harness.engine._store
     assert store is not None
     assert store.loaded.mapped_bytes <= 1 << 18
 
@@ -120,10 +120,10 @@ def test_the_memory_of_a_logged_topic_is_its_index_and_not_its_payload(tmp_path:
 def test_records_of_a_topic_that_became_persistent_leave_memory_with_the_next_checkpoint(
     tmp_path: Path,
 ) -> None:
-    stage = EngineHarness(tmp_path)
-    stage.put("t", durability="ephemeral")
-    stage.append("t", *[sized(10_000)] * 100)
-    stage.put("t", durability="disk")
-    stage.checkpoint(2)
-    assert stage.engine._core.topics["t"].storage.chunks is None
-    assert stage.state("t").count == len(stage.items("t")) == 100
+    harness = EngineHarness(tmp_path)
+    harness.put("t", durability="ephemeral")
+    harness.append("t", *[sized(10_000)] * 100)
+    harness.put("t", durability="disk")
+    harness.checkpoint(2)
+    assert harness.engine._core.topics["t"].storage.chunks is None
+    assert harness.state("t").count == len(harness.items("t")) == 100

@@ -45,13 +45,13 @@ def test_a_clock_that_went_back_counts_as_consumed_just_now() -> None:
 )
 def test_the_operators_number_is_clamped_and_shuts_recency_out(priority: int, effective: int) -> None:
     assert ranked(priority, True, 0).priority_at(0) == effective
-    stage = EngineHarness(None)
-    stage.put("t", priority=priority)
-    state = stage.engine.state("t")
+    harness = EngineHarness(None)
+    harness.put("t", priority=priority)
+    state = harness.engine.state("t")
     assert (state.effective_priority, state.config.priority) == (effective, priority)
 
 
-def test_a_topic_that_nobody_has_read_or_that_has_no_automatic_priority_has_none() -> None:
+def test_a_topic_that_was_never_read_or_that_has_no_automatic_priority_has_none() -> None:
     assert ranked(None, True, None).priority_at(0) == 0
     assert ranked(None, False, 0).priority_at(0) == 0
 
@@ -74,21 +74,21 @@ def test_priorities_are_those_of_the_plain_formula(
 
 
 def test_state_and_diff_refresh_recency_unless_told_not_to() -> None:
-    stage = EngineHarness(None)
-    stage.put("t")
+    harness = EngineHarness(None)
+    harness.put("t")
 
     def priority_now() -> int:
-        return stage.engine.state("t", touch=False).effective_priority
+        return harness.engine.state("t", touch=False).effective_priority
 
     assert priority_now() == 0
-    assert stage.engine.state("t").effective_priority == 500
-    stage.advance_ms(30_000)
+    assert harness.engine.state("t").effective_priority == 500
+    harness.advance_ms(30_000)
     assert priority_now() == 250
-    stage.engine.diff("t", touch=False)
+    harness.engine.diff("t", touch=False)
     assert priority_now() == 250
-    stage.engine.diff("t")
+    harness.engine.diff("t")
     assert priority_now() == 500
-    stage.append("t", 1)
-    stage.advance_ms(60_000)
+    harness.append("t", 1)
+    harness.advance_ms(60_000)
     assert priority_now() == 125
-    assert stage.engine.topics()[0].effective_priority == 125
+    assert harness.engine.topics()[0].effective_priority == 125

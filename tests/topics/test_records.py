@@ -16,9 +16,9 @@ from tests.support.engines import START_MS, EngineHarness
     "value", [None, True, 0, -1.5, "text\n\u2028ü", [1, [2]], {"k": {"l": None}}, "", {}]
 )
 def test_a_value_comes_back_as_it_went_in(value: Any) -> None:
-    stage = EngineHarness(None)
-    stage.append("t", record_of(value, tag="tag", node="node", meta={"m": value}))
-    assert stage.items("t", include_tags=True) == [
+    harness = EngineHarness(None)
+    harness.append("t", record_of(value, tag="tag", node="node", meta={"m": value}))
+    assert harness.items("t", include_tags=True) == [
         {"$seq": 1, "$ts": START_MS, "$node": "node", "$tag": "tag", "meta": {"m": value}, "data": value}
     ]
 
@@ -33,13 +33,13 @@ def test_a_value_that_json_does_not_know_is_refused(value: Any) -> None:
 
 def test_parts_of_a_decoded_request_need_no_copy() -> None:
     parts = msgspec.json.decode(b'[{"a": 1}, {"b": 2}]', type=list[msgspec.Raw])
-    stage = EngineHarness(None)
-    stage.append("t", NewRecord(parts[0], meta=parts[1]))
-    assert [(item["data"], item["meta"]) for item in stage.items("t")] == [({"a": 1}, {"b": 2})]
+    harness = EngineHarness(None)
+    harness.append("t", NewRecord(parts[0], meta=parts[1]))
+    assert [(item["data"], item["meta"]) for item in harness.items("t")] == [({"a": 1}, {"b": 2})]
 
 
 @pytest.mark.parametrize("tag", [7, b"bytes", "\ud800"])
 def test_a_tag_that_is_no_text_is_refused(tag: Any) -> None:
-    stage = EngineHarness(None)
+    harness = EngineHarness(None)
     with pytest.raises(InvalidRecord):
-        stage.engine.append("t", [NewRecord(b"1", tag=tag)])
+        harness.engine.append("t", [NewRecord(b"1", tag=tag)])

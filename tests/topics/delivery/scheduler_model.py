@@ -10,7 +10,7 @@ MS = 1_000_000
 ROUND = [4] * 8 + [3] * 4 + [2] * 2 + [1] + [0]
 
 
-class Chore(Schedulable):
+class Item(Schedulable):
     """Something to be served whose priority the test decides, and that counts how often it was."""
 
     def __init__(self, name: str, priority: int = 0) -> None:
@@ -29,14 +29,14 @@ class Chore(Schedulable):
         self.served += 1
 
     def __repr__(self) -> str:
-        return f"Chore({self.name!r}, {self.priority})"
+        return f"Item({self.name!r}, {self.priority})"
 
 
 class Wait(NamedTuple):
     """One entry of the model's ready set."""
 
     order: int
-    chore: Chore
+    item: Item
     since_ns: int
     ready_ns: int
     band: int | None
@@ -80,23 +80,23 @@ class SchedulerModel:
         self._tick = 0
 
     def _band(self, wait: Wait, now_ns: int) -> int:
-        priority = wait.chore.priority
+        priority = wait.item.priority
         if wait.is_lowered and priority >= 0:
             priority = max(0, priority - 250)
         waited_ms = (now_ns - wait.since_ns) // MS
         return band_by_table(priority + min(1000, waited_ms // 10))
 
-    def mark(self, chore: Chore, now_ns: int, window_ns: int, is_lowered: bool) -> None:
-        """There is news."""
-        if chore.name in self.waits:
+    def mark(self, item: Item, now_ns: int, window_ns: int, is_lowered: bool) -> None:
+        """Note that something is new."""
+        if item.name in self.waits:
             return
         self._order += 1
-        is_held = now_ns < chore.served_ns + window_ns
-        ready_ns = chore.served_ns + window_ns if is_held else now_ns
-        wait = Wait(self._order, chore, now_ns, ready_ns, None, is_lowered)
-        self.waits[chore.name] = wait if is_held else wait._replace(band=self._band(wait, now_ns))
+        is_held = now_ns < item.served_ns + window_ns
+        ready_ns = item.served_ns + window_ns if is_held else now_ns
+        wait = Wait(self._order, item, now_ns, ready_ns, None, is_lowered)
+        self.waits[item.name] = wait if is_held else wait._replace(band=self._band(wait, now_ns))
 
-    def take(self) -> Chore | None:
+    def take(self) -> Item | None:
         """The next one, by walking through a round slot by slot."""
         for step in range(len(ROUND)):
             band = ROUND[(self._place + step) % len(ROUND)]
@@ -104,8 +104,8 @@ class SchedulerModel:
             if waits and not (band == 0 and self.is_paused):
                 self._place = (self._place + step + 1) % len(ROUND)
                 first = min(waits, key=lambda wait: wait.order)
-                del self.waits[first.chore.name]
-                return first.chore
+                del self.waits[first.item.name]
+                return first.item
         self._place = 0
         return None
 
@@ -122,11 +122,11 @@ class SchedulerModel:
             if wait.band is not None and not is_frozen:
                 self.waits[name] = wait._replace(band=max(wait.band, self._band(wait, now_ns)))
 
-    def reconsider(self, chore: Chore, now_ns: int) -> None:
+    def reconsider(self, item: Item, now_ns: int) -> None:
         """The priority was changed, up or down."""
-        wait = self.waits.get(chore.name)
+        wait = self.waits.get(item.name)
         if wait is not None and wait.band is not None:
-            self.waits[chore.name] = wait._replace(band=self._band(wait, now_ns))
+            self.waits[item.name] = wait._replace(band=self._band(wait, now_ns))
 
     def depths(self) -> list[int]:
         """Waits of each band."""

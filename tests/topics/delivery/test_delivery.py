@@ -17,7 +17,7 @@ from everlog.topics.delivery.governor import COMMIT_MIN_NS, SAMPLE_NS, Rung
 from everlog.topics.routing.definitions import RouterConfig
 from everlog.topics.storage.syncs import InlineSyncs
 from tests.support.files import UnsyncedFs
-from tests.topics.delivery.scheduler_model import MS, Chore
+from tests.topics.delivery.scheduler_model import MS, Item
 
 RAM = TopicConfig(durability="ephemeral")  # type: ignore[arg-type]
 
@@ -59,7 +59,7 @@ class DeliveryHarness:
 
     def press(self, samples: int = 20) -> None:
         """Let pressure rise to the top: a topic is ready and is not served, and the loop is busy."""
-        stuck = Chore("stuck", -1000)
+        stuck = Item("stuck", -1000)
         self.engine.delivery.mark(stuck, 0)
         for _ in range(samples):
             self.clock.advance_ns(SAMPLE_NS)
@@ -75,14 +75,14 @@ class DeliveryHarness:
 
 
 @pytest.fixture
-def stage() -> Iterator[DeliveryHarness]:
+def harness() -> Iterator[DeliveryHarness]:
     clock = TestClock()
     with Engine.open(None, clock=clock) as engine:
         yield DeliveryHarness(engine, clock)
 
 
 @pytest.fixture
-def disk_stage(tmp_path: Path) -> Iterator[DeliveryHarness]:
+def disk_harness(tmp_path: Path) -> Iterator[DeliveryHarness]:
     clock = TestClock()
     settings = EngineSettings(shards=1)
     engine = Engine.open(tmp_path, settings, clock=clock, fs=UnsyncedFs(), syncs=InlineSyncs())
@@ -90,115 +90,115 @@ def disk_stage(tmp_path: Path) -> Iterator[DeliveryHarness]:
         yield DeliveryHarness(engine, clock)
 
 
-def test_a_commit_is_delivered_by_the_next_poll_and_not_inside_of_it(stage: DeliveryHarness) -> None:
-    stage.watch("a")
-    stage.append("a")
-    assert stage.called == []
-    assert stage.engine.due_ns() == stage.clock.monotonic_ns()
-    assert stage.poll() == ["a"]
-    assert stage.poll() == []
+def test_a_commit_is_delivered_by_the_next_poll_and_not_inside_of_it(harness: DeliveryHarness) -> None:
+    harness.watch("a")
+    harness.append("a")
+    assert harness.called == []
+    assert harness.engine.due_ns() == harness.clock.monotonic_ns()
+    assert harness.poll() == ["a"]
+    assert harness.poll() == []
 
 
-def test_a_burst_of_writes_is_one_call(stage: DeliveryHarness) -> None:
-    stage.watch("a")
-    stage.append("a", "a", "a")
-    assert stage.poll() == ["a"]
+def test_a_burst_of_writes_is_one_call(harness: DeliveryHarness) -> None:
+    harness.watch("a")
+    harness.append("a", "a", "a")
+    assert harness.poll() == ["a"]
 
 
-def test_nobody_is_marked_for_whom_nobody_waits(stage: DeliveryHarness) -> None:
-    stage.watch("a")
-    stage.engine.put_topic("b", RAM)
-    stage.append("a", "b")
-    assert stage.engine.delivery.scheduler.count == 1
+def test_a_topic_without_waiters_is_not_marked(harness: DeliveryHarness) -> None:
+    harness.watch("a")
+    harness.engine.put_topic("b", RAM)
+    harness.append("a", "b")
+    assert harness.engine.delivery.scheduler.count == 1
 
 
-def test_topics_are_served_by_priority_and_a_read_makes_them_more_important(stage: DeliveryHarness) -> None:
+def test_topics_are_served_by_priority_and_a_read_makes_them_more_important(harness: DeliveryHarness) -> None:
     for name, priority in (("low", -1), ("normal", 0), ("high", 900)):
-        stage.watch(name, priority=priority)
-    stage.append("low", "normal", "high")
-    assert stage.poll() == ["high", "normal", "low"]
-    stage.watch("read")
-    stage.append("low", "read", "normal", "high")
-    stage.engine.diff("read")
-    assert stage.poll() == ["high", "read", "normal", "low"], "it was read while it waited"
-    stage.append("low", "normal", "high")
-    stage.engine.put_topic("normal", TopicConfig(durability="ephemeral", priority=1000))  # type: ignore[arg-type]
-    assert stage.poll() == ["normal", "high", "low"], "its priority was changed while it waited"
+        harness.watch(name, priority=priority)
+    harness.append("low", "normal", "high")
+    assert harness.poll() == ["high", "normal", "low"]
+    harness.watch("read")
+    harness.append("low", "read", "normal", "high")
+    harness.engine.diff("read")
+    assert harness.poll() == ["high", "read", "normal", "low"], "it was read while it waited"
+    harness.append("low", "normal", "high")
+    harness.engine.put_topic("normal", TopicConfig(durability="ephemeral", priority=1000))  # type: ignore[arg-type]
+    assert harness.poll() == ["normal", "high", "low"], "its priority was changed while it waited"
 
 
-def test_a_topic_that_is_deleted_wakes_at_once_and_is_not_served_any_more(stage: DeliveryHarness) -> None:
-    stage.watch("a")
-    stage.append("a")
-    stage.engine.delete_topic("a")
-    assert stage.called == ["a"]
-    assert stage.engine.delivery.scheduler.count == 0
-    assert stage.poll() == []
+def test_a_topic_that_is_deleted_wakes_at_once_and_is_not_served_any_more(harness: DeliveryHarness) -> None:
+    harness.watch("a")
+    harness.append("a")
+    harness.engine.delete_topic("a")
+    assert harness.called == ["a"]
+    assert harness.engine.delivery.scheduler.count == 0
+    assert harness.poll() == []
 
 
-def test_a_turn_ends_with_its_time_and_the_next_one_goes_on(stage: DeliveryHarness) -> None:
+def test_a_turn_ends_with_its_time_and_the_next_one_goes_on(harness: DeliveryHarness) -> None:
     names = [f"t{number}" for number in range(10)]
     for name in names:
-        stage.engine.put_topic(name, RAM)
-        stage.engine.on_change(name, lambda: stage.clock.advance_ns(BUDGET_NS // 4))
-    stage.append(*names)
+        harness.engine.put_topic(name, RAM)
+        harness.engine.on_change(name, lambda: harness.clock.advance_ns(BUDGET_NS // 4))
+    harness.append(*names)
     turns = 0
-    while stage.engine.delivery.has_ready:
-        assert stage.engine.due_ns() == stage.clock.monotonic_ns()
-        stage.poll()
+    while harness.engine.delivery.has_ready:
+        assert harness.engine.due_ns() == harness.clock.monotonic_ns()
+        harness.poll()
         turns += 1
     assert turns == 3
-    assert stage.engine.delivery.counts().served == 10
+    assert harness.engine.delivery.counts().served == 10
 
 
-def test_work_that_makes_news_by_being_served_does_not_keep_a_turn(stage: DeliveryHarness) -> None:
+def test_work_that_makes_news_by_being_served_does_not_keep_a_turn(harness: DeliveryHarness) -> None:
     calls: list[int] = []
 
     def again() -> None:
         calls.append(1)
-        stage.engine.on_change("a", again)
-        stage.append("a")
+        harness.engine.on_change("a", again)
+        harness.append("a")
 
-    stage.engine.put_topic("a", RAM)
-    stage.engine.on_change("a", again)
-    stage.append("a")
-    stage.engine.poll()
+    harness.engine.put_topic("a", RAM)
+    harness.engine.on_change("a", again)
+    harness.append("a")
+    harness.engine.poll()
     assert len(calls) == SERVICES_MAX
 
 
-def test_no_other_topic_is_served_before_one_is_drained(stage: DeliveryHarness) -> None:
+def test_no_other_topic_is_served_before_one_is_drained(harness: DeliveryHarness) -> None:
     for name in ("a", "b"):
-        stage.watch(name)
-    stage.append("a", "b")
+        harness.watch(name)
+    harness.append("a", "b")
     answers = iter([False, False, True, True])
     drained: list[list[str]] = []
 
     def drain(end_ns: int) -> bool:
-        assert end_ns == stage.clock.monotonic_ns() + BUDGET_NS
-        drained.append(list(stage.called))
+        assert end_ns == harness.clock.monotonic_ns() + BUDGET_NS
+        drained.append(list(harness.called))
         return next(answers)
 
     for expected in (["a"], ["a"], ["a", "b"]):
-        stage.engine.poll(drain)
-        assert stage.called == expected
-        assert stage.engine.delivery.has_ready == (expected == ["a"])
+        harness.engine.poll(drain)
+        assert harness.called == expected
+        assert harness.engine.delivery.has_ready == (expected == ["a"])
     assert drained == [["a"], ["a"], ["a"], ["a", "b"]]
 
 
-def test_one_that_fails_does_not_stop_the_others(stage: DeliveryHarness) -> None:
-    stage.engine.put_topic("bad", RAM)
-    stage.engine.on_change("bad", lambda: 1 // 0)  # type: ignore[arg-type]
-    stage.watch("good")
-    stage.append("bad", "good")
+def test_one_that_fails_does_not_stop_the_others(harness: DeliveryHarness) -> None:
+    harness.engine.put_topic("bad", RAM)
+    harness.engine.on_change("bad", lambda: 1 // 0)  # type: ignore[arg-type]
+    harness.watch("good")
+    harness.append("bad", "good")
     with pytest.raises(ZeroDivisionError):
-        stage.engine.poll()
-    assert stage.called == ["good"]
-    assert not stage.engine.delivery.is_serving
+        harness.engine.poll()
+    assert harness.called == ["good"]
+    assert not harness.engine.delivery.is_serving
 
 
-def test_a_drain_that_fails_is_tried_again(stage: DeliveryHarness) -> None:
+def test_a_drain_that_fails_is_tried_again(harness: DeliveryHarness) -> None:
     for name in ("a", "b"):
-        stage.watch(name)
-    stage.append("a", "b")
+        harness.watch(name)
+    harness.append("a", "b")
     outcomes = iter([ZeroDivisionError, True, True])
 
     def drain(_: int) -> bool:
@@ -208,27 +208,27 @@ def test_a_drain_that_fails_is_tried_again(stage: DeliveryHarness) -> None:
         return True
 
     with pytest.raises(ZeroDivisionError):
-        stage.engine.poll(drain)
-    assert stage.called == ["a"] and stage.engine.delivery.has_ready
-    stage.engine.poll(drain)
-    assert stage.called == ["a", "b"] and not stage.engine.delivery.has_ready
+        harness.engine.poll(drain)
+    assert harness.called == ["a"] and harness.engine.delivery.has_ready
+    harness.engine.poll(drain)
+    assert harness.called == ["a", "b"] and not harness.engine.delivery.has_ready
 
 
-def test_whoever_is_being_served_may_take_a_turn(stage: DeliveryHarness) -> None:
-    stage.engine.put_topic("a", RAM)
-    stage.engine.on_change("a", stage.engine.poll)
-    stage.watch("b")
-    stage.append("a", "b")
-    assert stage.poll() == ["b"]
+def test_a_topic_that_is_being_served_may_take_a_turn(harness: DeliveryHarness) -> None:
+    harness.engine.put_topic("a", RAM)
+    harness.engine.on_change("a", harness.engine.poll)
+    harness.watch("b")
+    harness.append("a", "b")
+    assert harness.poll() == ["b"]
 
 
-def test_latency_is_counted_from_news_to_service(stage: DeliveryHarness) -> None:
-    stage.watch("a")
+def test_latency_is_counted_from_news_to_service(harness: DeliveryHarness) -> None:
+    harness.watch("a")
     for waited_us in (0, 3, 1000, 10**9):
-        stage.append("a")
-        stage.clock.advance_ns(waited_us * 1000)
-        stage.poll()
-    counts = stage.engine.delivery.counts()
+        harness.append("a")
+        harness.clock.advance_ns(waited_us * 1000)
+        harness.poll()
+    counts = harness.engine.delivery.counts()
     assert (counts.served, counts.latency_us_total) == (4, 10**9 + 1003)
     buckets = dict(counts.cumulative_buckets())
     assert (buckets["1"], buckets["2"], buckets["4"], buckets["1024"], buckets["+Inf"]) == (1, 1, 2, 3, 4)
@@ -238,133 +238,133 @@ def test_latency_is_counted_from_news_to_service(stage: DeliveryHarness) -> None
 # --- Under pressure --------------------------------------------------------------------------------------
 
 
-def test_every_rung_is_taken_in_turn_and_left_again(stage: DeliveryHarness) -> None:
+def test_every_rung_is_taken_in_turn_and_left_again(harness: DeliveryHarness) -> None:
     taken: list[tuple[bool, ...]] = []
-    governor = stage.engine.delivery.governor
+    governor = harness.engine.delivery.governor
     for _ in range(12):
-        stage.press(1)
+        harness.press(1)
         taken.append(tuple(governor.engaged))
     order = [taken.index(next(seen for seen in taken if seen[rung])) for rung in Rung]
     assert order == sorted(order) and taken[-1] == (True,) * 4
-    assert decisions(stage) == (True, True)
-    stage.relax()
+    assert decisions(harness) == (True, True)
+    harness.relax()
     assert not any(governor.engaged)
-    assert stage.engine.delivery.counts().rungs_taken == (1, 1, 1, 1)
-    assert decisions(stage) == (False, False)
+    assert harness.engine.delivery.counts().rungs_taken == (1, 1, 1, 1)
+    assert decisions(harness) == (False, False)
 
 
-def decisions(stage: DeliveryHarness) -> tuple[bool, bool]:
+def decisions(harness: DeliveryHarness) -> tuple[bool, bool]:
     """Whether writes may be refused, and whether anything is later than it could be."""
-    return stage.engine.delivery.is_refusing, stage.engine.delivery.is_throttling
+    return harness.engine.delivery.is_refusing, harness.engine.delivery.is_throttling
 
 
-def test_under_pressure_a_topic_is_served_once_in_a_window(stage: DeliveryHarness) -> None:
-    stage.watch("a")
-    stage.press()
+def test_under_pressure_a_topic_is_served_once_in_a_window(harness: DeliveryHarness) -> None:
+    harness.watch("a")
+    harness.press()
     served = []
     for now_ms in range(100):
-        stage.append("a")
-        if stage.poll():
+        harness.append("a")
+        if harness.poll():
             served.append(now_ms)
-        stage.clock.advance_ns(MS)
-        stage.busy_ns += MS
+        harness.clock.advance_ns(MS)
+        harness.busy_ns += MS
     gaps = [later - earlier for earlier, later in pairwise(served)]
     assert min(gaps) >= 15 and max(gaps) <= 21
-    stage.relax()
-    stage.append("a")
-    assert stage.poll() == ["a"]
-    stage.append("a")
-    assert stage.poll() == ["a"], "without pressure there is no window"
+    harness.relax()
+    harness.append("a")
+    assert harness.poll() == ["a"]
+    harness.append("a")
+    assert harness.poll() == ["a"], "without pressure there is no window"
 
 
-def test_the_window_is_not_counted_as_latency(stage: DeliveryHarness) -> None:
-    stage.watch("a")
-    stage.press()
-    stage.append("a")
-    stage.poll()
-    before = stage.engine.delivery.counts().latency_us_total
-    stage.append("a")
-    due_ns = stage.engine.due_ns()
-    assert due_ns is not None and due_ns > stage.clock.monotonic_ns()
-    stage.clock.advance_ns(due_ns - stage.clock.monotonic_ns())
-    assert stage.poll() == ["a"]
-    assert stage.engine.delivery.counts().latency_us_total == before
+def test_the_window_is_not_counted_as_latency(harness: DeliveryHarness) -> None:
+    harness.watch("a")
+    harness.press()
+    harness.append("a")
+    harness.poll()
+    before = harness.engine.delivery.counts().latency_us_total
+    harness.append("a")
+    due_ns = harness.engine.due_ns()
+    assert due_ns is not None and due_ns > harness.clock.monotonic_ns()
+    harness.clock.advance_ns(due_ns - harness.clock.monotonic_ns())
+    assert harness.poll() == ["a"]
+    assert harness.engine.delivery.counts().latency_us_total == before
 
 
-def test_negative_topics_are_paused_but_readable_and_come_back(stage: DeliveryHarness) -> None:
-    stage.watch("low", priority=-5)
-    stage.watch("normal")
-    stage.press()
-    stage.append("low", "normal")
-    assert stage.poll() == ["normal"]
-    assert stage.engine.paused_topics() == ["low"]
-    assert stage.engine.diff("low").delivered == 1
-    assert stage.engine.delivery.counts().paused == 1
-    stage.called.clear()
-    stage.relax()
-    assert stage.called == ["low"]
-    assert stage.engine.paused_topics() == []
+def test_negative_topics_are_paused_but_readable_and_come_back(harness: DeliveryHarness) -> None:
+    harness.watch("low", priority=-5)
+    harness.watch("normal")
+    harness.press()
+    harness.append("low", "normal")
+    assert harness.poll() == ["normal"]
+    assert harness.engine.paused_topics() == ["low"]
+    assert harness.engine.diff("low").delivered == 1
+    assert harness.engine.delivery.counts().paused == 1
+    harness.called.clear()
+    harness.relax()
+    assert harness.called == ["low"]
+    assert harness.engine.paused_topics() == []
 
 
-def test_routers_give_way_only_under_pressure(stage: DeliveryHarness) -> None:
-    delivery = stage.engine.delivery
-    router = Chore("router", 500)
+def test_routers_give_way_only_under_pressure(harness: DeliveryHarness) -> None:
+    delivery = harness.engine.delivery
+    router = Item("router", 500)
     delivery.mark_router(router, 0)
     assert delivery.scheduler.depths[3] == 1
-    stage.engine.poll()
+    harness.engine.poll()
     assert router.served == 1
-    stage.press()
+    harness.press()
     delivery.mark_router(router, 0)
     assert delivery.scheduler.depths[2] == 1
 
 
 def test_routers_copy_in_the_turn_of_their_source_and_their_readers_are_called_with_it(
-    stage: DeliveryHarness,
+    harness: DeliveryHarness,
 ) -> None:
-    stage.watch("copies")
-    stage.engine.put_topic("source", RAM)
-    stage.engine.put_router("r", RouterConfig(source="source", dest="copies"))
-    stage.append("source")
-    assert stage.poll() == ["copies"]
-    stage.press()
-    stage.clock.advance_ns(NS_PER_S)
-    stage.append("source")
-    assert stage.poll() == ["copies"], "lowered, but not paused"
-    assert stage.engine.diff("copies").delivered == 2
+    harness.watch("copies")
+    harness.engine.put_topic("source", RAM)
+    harness.engine.put_router("r", RouterConfig(source="source", dest="copies"))
+    harness.append("source")
+    assert harness.poll() == ["copies"]
+    harness.press()
+    harness.clock.advance_ns(NS_PER_S)
+    harness.append("source")
+    assert harness.poll() == ["copies"], "lowered, but not paused"
+    assert harness.engine.diff("copies").delivered == 2
 
 
-def test_syncs_are_further_apart_under_pressure(disk_stage: DeliveryHarness) -> None:
-    window = disk_stage.engine._core.shards[0].wal.window
+def test_syncs_are_further_apart_under_pressure(disk_harness: DeliveryHarness) -> None:
+    window = disk_harness.engine._core.shards[0].wal.window
     assert window.floor_ns == COMMIT_MIN_NS
-    disk_stage.press()
-    disk_stage.poll()
-    assert window.floor_ns == disk_stage.engine.delivery.commit_floor_ns > 9 * MS
-    assert disk_stage.engine.delivery.sync_wait_ns(NS_PER_S) > 8 * MS
-    assert disk_stage.engine.delivery.sync_wait_ns(MS) == MS
-    disk_stage.relax()
+    disk_harness.press()
+    disk_harness.poll()
+    assert window.floor_ns == disk_harness.engine.delivery.commit_floor_ns > 9 * MS
+    assert disk_harness.engine.delivery.sync_wait_ns(NS_PER_S) > 8 * MS
+    assert disk_harness.engine.delivery.sync_wait_ns(MS) == MS
+    disk_harness.relax()
     assert window.floor_ns == COMMIT_MIN_NS
-    assert disk_stage.engine.delivery.sync_wait_ns(NS_PER_S) == 0
+    assert disk_harness.engine.delivery.sync_wait_ns(NS_PER_S) == 0
 
 
-def test_a_lone_write_is_committed_at_once_under_pressure_too(disk_stage: DeliveryHarness) -> None:
+def test_a_lone_write_is_committed_at_once_under_pressure_too(disk_harness: DeliveryHarness) -> None:
     """One append at a time, each waiting for its sync: time stands still, so none of them waits for it."""
-    engine = disk_stage.engine
+    engine = disk_harness.engine
     engine.put_topic("t", TopicConfig(durability="fsync"))  # type: ignore[arg-type]
     engine.wait_for(engine.append("t", [NewRecord(b"0")]).commit)
-    disk_stage.press()
-    disk_stage.poll()
-    started_ns = disk_stage.clock.monotonic_ns()
+    disk_harness.press()
+    disk_harness.poll()
+    started_ns = disk_harness.clock.monotonic_ns()
     for _ in range(20):
         engine.wait_for(engine.append("t", [NewRecord(b"1")]).commit)
-    assert engine.delivery.commit_floor_ns > 9 * MS and disk_stage.clock.monotonic_ns() == started_ns
+    assert engine.delivery.commit_floor_ns > 9 * MS and disk_harness.clock.monotonic_ns() == started_ns
     # Two at once share their sync, and that one keeps its distance from the last.
     pair = [engine.append("t", [NewRecord(b"2")]).commit for _ in range(2)]
-    disk_stage.poll()
+    disk_harness.poll()
     assert not any(commit.done for commit in pair)
     assert not engine.holds_sync, "nor does it start sooner without other writers"
     for _ in range(2):
-        disk_stage.clock.advance_ns(10 * MS)
-        disk_stage.poll()
+        disk_harness.clock.advance_ns(10 * MS)
+        disk_harness.poll()
     assert all(commit.done for commit in pair)
 
 
@@ -375,14 +375,14 @@ def fill_queue(engine: Engine, depth: int) -> None:
 
 
 def test_a_write_is_refused_only_under_pressure_and_with_a_queue_that_is_nearly_full(
-    disk_stage: DeliveryHarness,
+    disk_harness: DeliveryHarness,
 ) -> None:
-    engine = disk_stage.engine
+    engine = disk_harness.engine
     engine.wait_for(engine.append("t", [NewRecord(b"0")]).commit)
     fill_queue(engine, QUEUE_MAX * 3 // 4)
     engine.append("t", [NewRecord(b"1")], idempotency_key="known")
     head_seq = engine._core.topics["t"].log.next_seq - 1
-    disk_stage.press()
+    disk_harness.press()
     with pytest.raises(LimitReached) as refusal:
         engine.append("t", [NewRecord(b"2")])
     assert 100 <= refusal.value.retry_after_ms <= 1000
@@ -398,9 +398,9 @@ def test_a_write_is_refused_only_under_pressure_and_with_a_queue_that_is_nearly_
 
 
 def test_a_full_queue_refuses_without_pressure_too_and_nothing_gets_around_that(
-    disk_stage: DeliveryHarness,
+    disk_harness: DeliveryHarness,
 ) -> None:
-    engine = disk_stage.engine
+    engine = disk_harness.engine
     engine.wait_for(engine.append("t", [NewRecord(b"0")]).commit)
     fill_queue(engine, QUEUE_MAX)
     with pytest.raises(LimitReached) as refusal:
@@ -408,9 +408,9 @@ def test_a_full_queue_refuses_without_pressure_too_and_nothing_gets_around_that(
     assert (refusal.value.limit, refusal.value.retry_after_ms) == ("wal_queue", 0)
 
 
-def test_a_calm_engine_needs_no_timer(stage: DeliveryHarness) -> None:
-    stage.watch("a")
-    stage.append("a")
-    stage.poll()
-    stage.relax()
-    assert stage.engine.due_ns() is None
+def test_a_calm_engine_needs_no_timer(harness: DeliveryHarness) -> None:
+    harness.watch("a")
+    harness.append("a")
+    harness.poll()
+    harness.relax()
+    assert harness.engine.due_ns() is None

@@ -112,7 +112,7 @@ def test_each_rung_is_taken_above_its_mark_and_left_below_another(rung: Rung) ->
     assert governor.engagements[rung] == 1
 
 
-def test_a_short_peak_does_not_pause_anybody() -> None:
+def test_a_short_peak_pauses_no_topic() -> None:
     governor = settled(800)
     for _ in range(LADDER[Rung.DEFER].samples - 1):
         governor.sample(steady(FULL))

@@ -28,7 +28,7 @@ from tests.support.engines import EngineHarness
 
 
 class Shop(EngineHarness):
-    """A stage with one queue, and the shortest way to work on it."""
+    """An engine with one job queue, and short calls to work on it."""
 
     def open_queue(self, jobs: int = 3, **config: Any) -> None:
         self.put("q", type="queue", **config)
@@ -86,7 +86,7 @@ def test_an_ack_is_done_when_its_class_says(
     assert shop.seqs("q") == [2, 3]
 
 
-def test_while_an_ack_is_on_its_way_nobody_gets_the_job(shop: Shop) -> None:
+def test_while_an_ack_is_on_its_way_the_job_is_not_claimed(shop: Shop) -> None:
     shop.open_queue(1, durability="fsync", lease_ms=100)
     shop.claim()
     first = shop.engine.ack("q", "w", [1])

@@ -131,7 +131,7 @@ class ModelRouter:
 
 
 @dataclass
-class RouterWorld:
+class RouterModel:
     """All topics and routers."""
 
     topics: dict[str, RoutedTopic] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from everlog.topics.routing.table import find_cycle
 from tests.support.engine_machines import EngineOnDisk
 from tests.support.topic_engines import Query, ask_diff, ask_state, check_diff, check_state
 from tests.support.topics_model import Draft, Match
-from tests.topics.routing.router_model import ModelRouter, RoutedTopic, RouterWorld
+from tests.topics.routing.router_model import ModelRouter, RoutedTopic, RouterModel
 
 NAMES = ("a", "b", "c", "d", "e")  # e is ephemeral, the others never are
 SEEDS = int(os.environ.get("ROUTER_SEEDS", "40"))
@@ -77,7 +77,7 @@ class RouterMachine(EngineOnDisk):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = RouterWorld()
+        self.model = RouterModel()
 
     def _config(self, name: str, config: TopicConfig) -> TopicConfig:
         if name != "e":
@@ -88,10 +88,10 @@ class RouterMachine(EngineOnDisk):
 
     def _create(self, name: str, config: TopicConfig) -> RoutedTopic:
         resolved = config.resolved(name)
-        topic = self.world.topics.get(name)
+        topic = self.model.topics.get(name)
         if topic is None:
             state = self.engine.state(name, touch=False)
-            topic = self.world.topics[name] = RoutedTopic(resolved, state.epoch)
+            topic = self.model.topics[name] = RoutedTopic(resolved, state.epoch)
             # Ids and epochs are both given out one by one, in the same order.
             topic.topic_id = state.epoch
         return topic
@@ -105,9 +105,9 @@ class RouterMachine(EngineOnDisk):
 
     @rule(name=names, drafts=drafts)
     def append(self, name: str, drafts: list[Draft]) -> None:
-        if name not in self.world.topics:
+        if name not in self.model.topics:
             self.put(name, TopicConfig())
-        topic, now_ms = self.world.topics[name], self.now_ms
+        topic, now_ms = self.model.topics[name], self.now_ms
         topic.sweep(now_ms)
         batch = topic.stored(drafts, topic.head + 1, now_ms, None)
         records = [draft.sent() for draft in drafts]
@@ -123,7 +123,7 @@ class RouterMachine(EngineOnDisk):
 
     @rule(name=names, before_seq=st.none() | st.integers(0, 30), match=matches)
     def delete(self, name: str, before_seq: int | None, match: Match) -> None:
-        topic = self.world.topics.get(name)
+        topic = self.model.topics.get(name)
         if topic is not None and (before_seq is not None or match is not None):
             tag_match = None if match is None else ("tag", *match)
             answer = self.engine.delete_records(name, before_seq=before_seq, match=tag_match)
@@ -147,20 +147,20 @@ class RouterMachine(EngineOnDisk):
             return
         refusal = self._refusal(name, config)
         if refusal is not None:
-            before = set(self.world.topics)
+            before = set(self.model.topics)
             self._refused(lambda: self.engine.put_router(name, config), refusal)
             assert {state.topic for state in self.engine.topics()} == before
             return
         answer = self.engine.put_router(name, config)
         self.engine.wait_for(answer.commit)
-        existing = self.world.routers.get(name)
+        existing = self.model.routers.get(name)
         assert answer.created == (existing is None)
         if existing is not None:
             existing.config, existing.match = config, match
             return
         source = self._create(config.source, TopicConfig())
         self._create(config.dest, TopicConfig())
-        self.world.routers[name] = ModelRouter(name, config, match, source.head)
+        self.model.routers[name] = ModelRouter(name, config, match, source.head)
 
     def _leaves_order_open(self, name: str, config: RouterConfig) -> bool:
         """Whether two routers with the same ends would have a source that is fed by routers itself.
@@ -169,7 +169,7 @@ class RouterMachine(EngineOnDisk):
         between each other depends on how many records come to their source at a time. What is promised
         then is in `test_parallel_routers`.
         """
-        ends = {other.name: (other.config.source, other.config.dest) for other in self.world.routers.values()}
+        ends = {other.name: (other.config.source, other.config.dest) for other in self.model.routers.values()}
         ends.setdefault(name, (config.source, config.dest))
         dests = {dest for _, dest in ends.values()}
         pairs = list(ends.values())
@@ -178,8 +178,8 @@ class RouterMachine(EngineOnDisk):
     def _refusal(self, name: str, config: RouterConfig) -> type[EverlogError] | None:
         if config.source == config.dest:
             return InvalidRequest
-        existing = self.world.routers.get(name)
-        others = [router for router in self.world.routers.values() if router is not existing]
+        existing = self.model.routers.get(name)
+        others = [router for router in self.model.routers.values() if router is not existing]
         if existing is not None:
             if (existing.config.source, existing.config.dest) != (config.source, config.dest):
                 return RouterIncompatible
@@ -192,7 +192,7 @@ class RouterMachine(EngineOnDisk):
             edges.setdefault(other.config.source, set()).add(other.config.dest)
         if not config.allow_cycle and find_cycle(edges, config.source, config.dest) is not None:
             return RouterCycle
-        if existing is None and not config.create_dest and config.dest not in self.world.topics:
+        if existing is None and not config.create_dest and config.dest not in self.model.topics:
             return TopicNotFound
         return None
 
@@ -200,21 +200,21 @@ class RouterMachine(EngineOnDisk):
     def delete_router(self, name: str) -> None:
         answer = self.engine.delete_router(name)
         self.engine.wait_for(answer.commit)
-        assert answer.deleted == (self.world.routers.pop(name, None) is not None)
+        assert answer.deleted == (self.model.routers.pop(name, None) is not None)
 
     @rule(name=names)
     def delete_topic(self, name: str) -> None:
         answer = self.engine.delete_topic(name)
         self.engine.wait_for(answer.commit)
-        assert answer.deleted == (self.world.topics.pop(name, None) is not None)
+        assert answer.deleted == (self.model.topics.pop(name, None) is not None)
         touching = sorted(
             router.name
-            for router in self.world.routers.values()
+            for router in self.model.routers.values()
             if name in (router.config.source, router.config.dest)
         )
         assert list(answer.routers_removed) == touching
         for router in touching:
-            del self.world.routers[router]
+            del self.model.routers[router]
 
     @rule(duration_ms=st.sampled_from((1, 15, 60)))
     def advance(self, duration_ms: int) -> None:
@@ -224,7 +224,7 @@ class RouterMachine(EngineOnDisk):
     def checkpoint(self) -> None:
         self.engine.checkpoint()
 
-    @precondition(lambda self: bool(self.world.topics))
+    @precondition(lambda self: bool(self.model.topics))
     @rule(shards=st.integers(1, 3), is_clean=st.booleans())
     def restart(self, shards: int, is_clean: bool) -> None:
         if is_clean:
@@ -232,7 +232,7 @@ class RouterMachine(EngineOnDisk):
         else:
             self.engine.abandon()
         self.engine = self._open(shards)
-        ephemeral = self.world.topics.get("e")
+        ephemeral = self.model.topics.get("e")
         if ephemeral is not None and ephemeral.durability == "ephemeral":
             self._take_over(ephemeral)
 
@@ -248,7 +248,7 @@ class RouterMachine(EngineOnDisk):
         topic.head = found.visible
         topic.cap_floor, topic.ttl_floor = found.floors.cap, found.floors.ttl
         topic.trim_floor = found.evict_floor if found.floors.trim > 1 else 1
-        for router in self.world.routers.values():
+        for router in self.model.routers.values():
             if router.config.source == "e":
                 router.cursor = topic.head
             if "e" in (router.config.source, router.config.dest):
@@ -256,22 +256,22 @@ class RouterMachine(EngineOnDisk):
 
     @rule(name=names, from_seq=st.integers(0, 40), limit=st.sampled_from((0, 1, 3)))
     def diff(self, name: str, from_seq: int, limit: int) -> None:
-        if name in self.world.topics:
-            self.world.forward(self.now_ms)
+        if name in self.model.topics:
+            self.model.forward(self.now_ms)
             query = Query(from_seq, limit)
-            check_diff(self.world.topics[name], self.now_ms, query, ask_diff(self.engine, name, query))
+            check_diff(self.model.topics[name], self.now_ms, query, ask_diff(self.engine, name, query))
 
     @invariant()
     def all_copies_are_there(self) -> None:
-        self.world.forward(self.now_ms)
-        for name, topic in self.world.topics.items():
+        self.model.forward(self.now_ms)
+        for name, topic in self.model.topics.items():
             whole = Query(0, 1000)
             answer = ask_diff(self.engine, name, whole)
             check_diff(topic, self.now_ms, whole, answer)
             check_state(topic, self.now_ms, ask_state(self.engine, name))
-        for name, router in self.world.routers.items():
+        for name, router in self.model.routers.items():
             state = self.engine.router(name)
-            source = self.world.topics[router.config.source]
+            source = self.model.topics[router.config.source]
             assert (name, state.forwarded_total) == (name, router.total)
             assert (name, state.lag) == (name, source.head - router.cursor), router
 
@@ -300,7 +300,7 @@ def some_rule(machine: RouterMachine, rng: random.Random) -> None:
         )
         machine.put_router(name=router, config=config, match=match)
     elif kind == "restart":
-        if machine.world.topics:
+        if machine.model.topics:
             machine.restart(shards=rng.randint(1, 3), is_clean=rng.random() < 0.3)
     elif kind == "checkpoint":
         machine.checkpoint()

@@ -27,7 +27,7 @@ TAGS = ("a:1", "a:2", "b", None)
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> EngineHarness:
+def harness(tmp_path: Path) -> EngineHarness:
     """An empty engine with small files."""
     return EngineHarness(tmp_path, file_bytes=8192, segment_max_events=4)
 
@@ -122,26 +122,26 @@ def test_a_directory_is_seen_as_an_engine_sees_it(
         shutil.rmtree(folder)
 
 
-def test_a_delete_that_is_only_in_the_log_counts_in_segments(stage: EngineHarness) -> None:
+def test_a_delete_that_is_only_in_the_log_counts_in_segments(harness: EngineHarness) -> None:
     for number in range(12):
-        stage.append("t", record_of(number, tag="odd" if number % 2 else "even"))
-    stage.engine.checkpoint()
-    stage.delete("t", match="odd")
-    assert [record.seq for record in read_whole(BulkView(str(stage.data_dir)), "t")] == [*range(1, 12, 2)]
+        harness.append("t", record_of(number, tag="odd" if number % 2 else "even"))
+    harness.engine.checkpoint()
+    harness.delete("t", match="odd")
+    assert [record.seq for record in read_whole(BulkView(str(harness.data_dir)), "t")] == [*range(1, 12, 2)]
 
 
 def test_segments_that_grew_behind_the_snapshot_are_read_up_to_it_and_on_in_the_log(
-    stage: EngineHarness,
+    harness: EngineHarness,
 ) -> None:
     for first in (0, 6, 11):
-        stage.append_each("t", range(first, first + 5))
-        stage.engine.checkpoint()
-    expected = all_records(stage.engine, "t")
-    stage.engine.abandon()
-    max((stage.data_dir / "meta").glob("*.bin")).unlink()
-    before = contents(stage.data_dir)
-    assert read_whole(BulkView(str(stage.data_dir)), "t") == expected
-    assert contents(stage.data_dir) == before
+        harness.append_each("t", range(first, first + 5))
+        harness.engine.checkpoint()
+    expected = all_records(harness.engine, "t")
+    harness.engine.abandon()
+    max((harness.data_dir / "meta").glob("*.bin")).unlink()
+    before = contents(harness.data_dir)
+    assert read_whole(BulkView(str(harness.data_dir)), "t") == expected
+    assert contents(harness.data_dir) == before
 
 
 def test_segments_on_the_cold_disk_are_read_there(tmp_path: Path) -> None:
@@ -190,57 +190,57 @@ def test_a_directory_that_is_written_to_is_seen_whole_up_to_some_moment(tmp_path
     assert [record.seq for record in read_whole(view, "t")] == list(range(1, 751))
 
 
-def test_a_range_below_the_floor_has_its_gap_named(stage: EngineHarness) -> None:
-    stage.put("t", cap_records=3)
-    stage.append_each("t", range(10))
-    view = BulkView(str(stage.data_dir))
+def test_a_range_below_the_floor_has_its_gap_named(harness: EngineHarness) -> None:
+    harness.put("t", cap_records=3)
+    harness.append_each("t", range(10))
+    view = BulkView(str(harness.data_dir))
     records, gaps = read_planned(view, "t", 2, 11)
     assert gaps == [Gap(2, 8, "cap")]
     assert [record.seq for record in records] == [8, 9, 10]
 
 
-def test_seqs_that_the_topic_never_had_mean_that_it_was_recreated(stage: EngineHarness) -> None:
-    stage.append_each("t", range(3))
-    view = BulkView(str(stage.data_dir))
+def test_seqs_that_the_topic_never_had_mean_that_it_was_recreated(harness: EngineHarness) -> None:
+    harness.append_each("t", range(3))
+    view = BulkView(str(harness.data_dir))
     records, gaps = read_planned(view, "t", 2, 9)
     assert [record.seq for record in records] == [2, 3]
     assert gaps == [Gap(4, 9, "recreated")]
     assert read_planned(view, "t", 7, 9) == ([], [Gap(7, 9, "recreated")])
 
 
-def test_a_time_is_found_among_segments_and_log(stage: EngineHarness) -> None:
-    stage.append_each("t", range(10))
-    stage.engine.checkpoint()
-    stage.append_each("t", range(5))
-    view = BulkView(str(stage.data_dir))
+def test_a_time_is_found_among_segments_and_log(harness: EngineHarness) -> None:
+    harness.append_each("t", range(10))
+    harness.engine.checkpoint()
+    harness.append_each("t", range(5))
+    view = BulkView(str(harness.data_dir))
     times = [record.ts for record in read_whole(view, "t")]
     for ts in {0, *times, times[-1] + 1}:
         assert view.seq_at_time("t", ts) == 1 + sum(time < ts for time in times)
 
 
-def test_files_that_vanish_after_planning_are_told_and_not_read_as_empty(stage: EngineHarness) -> None:
-    stage.append_each("t", range(10))
-    stage.engine.checkpoint()
-    stage.engine.close()
-    pieces = BulkView(str(stage.data_dir)).plan("t", 1, 11)
+def test_files_that_vanish_after_planning_are_told_and_not_read_as_empty(harness: EngineHarness) -> None:
+    harness.append_each("t", range(10))
+    harness.engine.checkpoint()
+    harness.engine.close()
+    pieces = BulkView(str(harness.data_dir)).plan("t", 1, 11)
     assert len(pieces) > 1
-    shutil.rmtree(stage.data_dir / "topics")
+    shutil.rmtree(harness.data_dir / "topics")
     for piece in pieces:
         assert not isinstance(piece, Gap)
         assert open_piece(piece) is None
 
 
-def test_a_damaged_directory_is_refused_as_at_a_start(stage: EngineHarness) -> None:
-    stage.append_each("t", range(10))
-    stage.engine.close()
-    index = min((stage.data_dir / "topics").rglob("*.idx"))
+def test_a_damaged_directory_is_refused_as_at_a_start(harness: EngineHarness) -> None:
+    harness.append_each("t", range(10))
+    harness.engine.close()
+    index = min((harness.data_dir / "topics").rglob("*.idx"))
     flip_bit(index, 4)
     with pytest.raises(Corrupt, match="restore"):
-        BulkView(str(stage.data_dir))
+        BulkView(str(harness.data_dir))
 
 
-def test_what_is_not_there_is_named(stage: EngineHarness, tmp_path: Path) -> None:
+def test_what_is_not_there_is_named(harness: EngineHarness, tmp_path: Path) -> None:
     with pytest.raises(Io, match="no data directory"):
         BulkView(str(tmp_path / "elsewhere"))
     with pytest.raises(TopicNotFound, match="'nothing'"):
-        BulkView(str(stage.data_dir)).bounds("nothing")
+        BulkView(str(harness.data_dir)).bounds("nothing")

@@ -17,19 +17,19 @@ FILE_BYTES = 8192
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> EngineHarness:
+def harness(tmp_path: Path) -> EngineHarness:
     """An empty engine with small files."""
     return EngineHarness(tmp_path, file_bytes=FILE_BYTES, segment_max_events=4)
 
 
-def log_paths(stage: EngineHarness) -> list[Path]:
+def log_paths(harness: EngineHarness) -> list[Path]:
     """The log files, oldest first."""
-    return sorted((stage.data_dir / "wal").rglob("wal-*.log"), key=lambda path: path.name)
+    return sorted((harness.data_dir / "wal").rglob("wal-*.log"), key=lambda path: path.name)
 
 
-def snapshot_paths(stage: EngineHarness) -> list[Path]:
+def snapshot_paths(harness: EngineHarness) -> list[Path]:
     """The snapshots, oldest first."""
-    return sorted((stage.data_dir / "meta").glob("*.bin"))
+    return sorted((harness.data_dir / "meta").glob("*.bin"))
 
 
 def last_frame_offset(path: Path) -> int:
@@ -40,86 +40,88 @@ def last_frame_offset(path: Path) -> int:
 # --- Torn and damaged logs -------------------------------------------------------------------------------
 
 
-def test_a_torn_tail_is_cut_and_never_read_as_data(stage: EngineHarness) -> None:
-    stage.put("t", durability="fsync")
-    stage.append_each("t", range(5))
-    stage.engine.abandon()
-    flip_bit(log_paths(stage)[-1], last_frame_offset(log_paths(stage)[-1]))
-    stage.open_with()
-    assert stage.values("t") == [0, 1, 2, 3]
-    report = stage.engine.recovery
+def test_a_torn_tail_is_cut_and_never_read_as_data(harness: EngineHarness) -> None:
+    harness.put("t", durability="fsync")
+    harness.append_each("t", range(5))
+    harness.engine.abandon()
+    flip_bit(log_paths(harness)[-1], last_frame_offset(log_paths(harness)[-1]))
+    harness.open_with()
+    assert harness.values("t") == [0, 1, 2, 3]
+    report = harness.engine.recovery
     assert report is not None
     assert report.cut_bytes > 0
     assert report.damage == []
-    assert stage.append("t", "new").first_seq == 5
-    for again in (stage.crash, stage.crash, stage.restart):
+    assert harness.append("t", "new").first_seq == 5
+    for again in (harness.crash, harness.crash, harness.restart):
         again()
-        assert stage.values("t") == [0, 1, 2, 3, "new"]
+        assert harness.values("t") == [0, 1, 2, 3, "new"]
 
 
 def test_damage_in_an_earlier_file_ends_its_shard_and_is_reported_and_kept_aside(
-    stage: EngineHarness,
+    harness: EngineHarness,
 ) -> None:
-    stage.put("t", durability="fsync")
-    stage.append_each("t", [sized(1000)] * 30)
-    assert len(log_paths(stage)) > 2
-    stage.engine.abandon()
-    damaged, *rest = log_paths(stage)
+    harness.put("t", durability="fsync")
+    harness.append_each("t", [sized(1000)] * 30)
+    assert len(log_paths(harness)) > 2
+    harness.engine.abandon()
+    damaged, *rest = log_paths(harness)
     before = damaged.read_bytes()
     flip_bit(damaged, last_frame_offset(damaged) - 1500)
-    stage.open_with()
-    seqs = stage.seqs("t")
+    harness.open_with()
+    seqs = harness.seqs("t")
     assert seqs == list(range(1, len(seqs) + 1))
     assert 0 < len(seqs) < 10
-    report = stage.engine.recovery
+    report = harness.engine.recovery
     assert report is not None
     assert any(damaged.name in line for line in report.damage)
-    orphans = files_below(stage.data_dir / "wal", "*.orphan*")
+    orphans = files_below(harness.data_dir / "wal", "*.orphan*")
     assert all(any(path.name in name for name in orphans) for path in rest[:-1])
-    aside = b"".join(path.read_bytes() for path in (stage.data_dir / "wal").rglob("*.orphan*"))
+    aside = b"".join(path.read_bytes() for path in (harness.data_dir / "wal").rglob("*.orphan*"))
     assert before[-200:].strip(b"\0") in aside, "what lies behind the damage in its own file is kept as well"
-    stage.append("t", "new")
-    stage.crash()
-    assert len(stage.seqs("t")) == len(seqs) + 1
+    harness.append("t", "new")
+    harness.crash()
+    assert len(harness.seqs("t")) == len(seqs) + 1
 
 
 def test_damage_in_one_shard_does_not_touch_the_others(tmp_path: Path) -> None:
-    stage = EngineHarness(tmp_path, shards=2, file_bytes=FILE_BYTES)
+    harness = EngineHarness(tmp_path, shards=2, file_bytes=FILE_BYTES)
     names = [f"t{number}" for number in range(6)]
     for name in names:
-        stage.put(name, durability="fsync")
-        stage.append_each(name, [sized(1000)] * 12)
-    shards = {name: stage.engine._core.topics[name].shard for name in names}
-    stage.engine.abandon()
-    first = min((stage.data_dir / "wal" / "shard-00").glob("*.log"))
+        harness.put(name, durability="fsync")
+        harness.append_each(name, [sized(1000)] * 12)
+    shards = {name: harness.engine._core.topics[name].shard for name in names}
+    harness.engine.abandon()
+    first = min((harness.data_dir / "wal" / "shard-00").glob("*.log"))
     flip_bit(first, 30)
-    stage.open_with()
-    counts = {state.topic: state.count for state in stage.engine.topics()}
+    harness.open_with()
+    counts = {state.topic: state.count for state in harness.engine.topics()}
     assert {name: counts.get(name, 0) for name in names if shards[name] == 1} == {
         name: 12 for name in names if shards[name] == 1
     }
 
 
-def test_recovery_run_twice_gives_the_same_state(stage: EngineHarness) -> None:
-    stage.put("t", durability="disk", cap_records=30)
-    stage.append_each("t", [record_of(number, tag=str(number % 3)) for number in range(50)])
-    stage.checkpoint()
-    stage.append_each("t", range(20))
-    stage.delete("t", match="1")
-    stage.crash()
-    first = (stage.items("t"), stage.state("t"))
+def test_recovery_run_twice_gives_the_same_state(harness: EngineHarness) -> None:
+    harness.put("t", durability="disk", cap_records=30)
+    harness.append_each("t", [record_of(number, tag=str(number % 3)) for number in range(50)])
+    harness.checkpoint()
+    harness.append_each("t", range(20))
+    harness.delete("t", match="1")
+    harness.crash()
+    first = (harness.items("t"), harness.state("t"))
     for _ in range(2):
-        stage.crash()
-        assert (stage.items("t"), stage.state("t")) == first
+        harness.crash()
+        assert (harness.items("t"), harness.state("t")) == first
 
 
-def test_progress_is_told_and_ends_at_its_total(stage: EngineHarness) -> None:
-    stage.append_each("t", range(10))
-    stage.checkpoint()
-    stage.append_each("t", range(10))
-    stage.engine.abandon()
+def test_progress_is_told_and_ends_at_its_total(harness: EngineHarness) -> None:
+    harness.append_each("t", range(10))
+    harness.checkpoint()
+    harness.append_each("t", range(10))
+    harness.engine.abandon()
     steps: list[Progress] = []
-    engine = type(stage.engine).open(stage.data_dir, stage.settings, clock=stage.clock, progress=steps.append)
+    engine = type(harness.engine).open(
+        harness.data_dir, harness.settings, clock=harness.clock, progress=steps.append
+    )
     engine.close()
     assert {step.phase for step in steps} == {"segments", "log"}
     for phase in ("segments", "log"):
@@ -132,179 +134,183 @@ def test_progress_is_told_and_ends_at_its_total(stage: EngineHarness) -> None:
 # --- Snapshots -------------------------------------------------------------------------------------------
 
 
-def fill(stage: EngineHarness) -> list[int]:
+def fill(harness: EngineHarness) -> list[int]:
     """A topic with evicted, deleted, saved and unsaved records, and two snapshots; returns its seqs."""
-    stage.put("t", durability="fsync", cap_records=40)
+    harness.put("t", durability="fsync", cap_records=40)
     for start in range(0, 60, 15):
-        stage.append_each("t", [sized(300, tag=str(number % 5)) for number in range(15)])
-        stage.delete("t", match="3", before_seq=start)
-        stage.checkpoint()
-    stage.append_each("t", range(5))
-    stage.delete("t", match="2")
-    return stage.seqs("t")
+        harness.append_each("t", [sized(300, tag=str(number % 5)) for number in range(15)])
+        harness.delete("t", match="3", before_seq=start)
+        harness.checkpoint()
+    harness.append_each("t", range(5))
+    harness.delete("t", match="2")
+    return harness.seqs("t")
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
 def test_a_damaged_newest_snapshot_falls_back_to_the_older_one_without_any_loss(
-    stage: EngineHarness, damage: str
+    harness: EngineHarness, damage: str
 ) -> None:
-    expected, gap, state = fill(stage), stage.gap("t"), stage.state("t")
-    stage.engine.abandon()
-    newest = snapshot_paths(stage)[-1]
+    expected, gap, state = fill(harness), harness.gap("t"), harness.state("t")
+    harness.engine.abandon()
+    newest = snapshot_paths(harness)[-1]
     if damage == "flip":
         flip_bit(newest, newest.stat().st_size // 2)
     else:
         newest.write_bytes(newest.read_bytes()[:40] if damage == "cut" else b"")
-    stage.open_with()
-    assert (stage.seqs("t"), stage.gap("t"), stage.state("t").head_seq) == (expected, gap, state.head_seq)
-    report = stage.engine.recovery
+    harness.open_with()
+    assert (harness.seqs("t"), harness.gap("t"), harness.state("t").head_seq) == (
+        expected,
+        gap,
+        state.head_seq,
+    )
+    report = harness.engine.recovery
     assert report is not None
     assert len(report.rejected_snapshots) == 1
     assert newest.name in report.rejected_snapshots[0]
-    stage.restart()
-    assert (stage.seqs("t"), stage.gap("t")) == (expected, gap)
+    harness.restart()
+    assert (harness.seqs("t"), harness.gap("t")) == (expected, gap)
 
 
 def test_a_fall_back_works_for_segments_that_were_moved_meanwhile(tmp_path: Path) -> None:
     cold_dir = str(tmp_path / "cold")
-    stage = EngineHarness(tmp_path, segment_max_events=5, hot_retain_segments=0, cold_dir=cold_dir)
-    stage.append("t", 1, 2, 3)
-    stage.checkpoint()
-    stage.append("t", *range(4, 11))
-    stage.checkpoint()
-    stage.engine.relocate()
-    stage.engine.abandon()
-    snapshot_paths(stage)[-1].write_bytes(b"damaged")
-    stage.open_with()
-    assert stage.values("t") == list(range(1, 11))
+    harness = EngineHarness(tmp_path, segment_max_events=5, hot_retain_segments=0, cold_dir=cold_dir)
+    harness.append("t", 1, 2, 3)
+    harness.checkpoint()
+    harness.append("t", *range(4, 11))
+    harness.checkpoint()
+    harness.engine.relocate()
+    harness.engine.abandon()
+    snapshot_paths(harness)[-1].write_bytes(b"damaged")
+    harness.open_with()
+    assert harness.values("t") == list(range(1, 11))
 
 
-def test_a_whole_log_makes_up_for_a_lost_snapshot(stage: EngineHarness) -> None:
-    stage.append("t", 1, 2, 3)
-    stage.checkpoint()
-    stage.append("t", 4)
-    stage.engine.abandon()
-    for path in snapshot_paths(stage):
+def test_a_whole_log_makes_up_for_a_lost_snapshot(harness: EngineHarness) -> None:
+    harness.append("t", 1, 2, 3)
+    harness.checkpoint()
+    harness.append("t", 4)
+    harness.engine.abandon()
+    for path in snapshot_paths(harness):
         path.write_bytes(b"damaged")
-    stage.open_with()
-    assert stage.values("t") == [1, 2, 3, 4]
+    harness.open_with()
+    assert harness.values("t") == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("way", ["damaged", "removed"])
 def test_a_trimmed_log_without_any_readable_snapshot_is_refused_and_left_alone(
-    stage: EngineHarness, way: str
+    harness: EngineHarness, way: str
 ) -> None:
-    fill(stage)
-    stage.append_each("t", [sized(1000)] * 20)
-    stage.checkpoint(3)
-    stage.engine.abandon()
-    for path in snapshot_paths(stage):
+    fill(harness)
+    harness.append_each("t", [sized(1000)] * 20)
+    harness.checkpoint(3)
+    harness.engine.abandon()
+    for path in snapshot_paths(harness):
         path.unlink() if way == "removed" else path.write_bytes(b"damaged")
-    before = files_below(stage.data_dir, "*")
+    before = files_below(harness.data_dir, "*")
     for _ in range(2):
         with pytest.raises(CorruptMetadata):
-            stage.open_with()
-    assert files_below(stage.data_dir, "*") == before
+            harness.open_with()
+    assert files_below(harness.data_dir, "*") == before
 
 
 def test_one_idle_shard_does_not_make_a_trimmed_log_look_whole(tmp_path: Path) -> None:
-    stage = EngineHarness(tmp_path, shards=2, file_bytes=FILE_BYTES)
+    harness = EngineHarness(tmp_path, shards=2, file_bytes=FILE_BYTES)
     names = [f"t{number}" for number in range(6)]
     for name in names:
-        stage.append(name, 0)
-    busy = next(name for name in names if stage.engine._core.topics[name].shard == 1)
+        harness.append(name, 0)
+    busy = next(name for name in names if harness.engine._core.topics[name].shard == 1)
     for _ in range(4):
-        stage.append_each(busy, [sized(1000)] * 10)
-        stage.checkpoint()
-    stage.engine.abandon()
-    assert log_paths(stage)[0].name == "wal-0000000000000001.log"
-    for path in snapshot_paths(stage):
+        harness.append_each(busy, [sized(1000)] * 10)
+        harness.checkpoint()
+    harness.engine.abandon()
+    assert log_paths(harness)[0].name == "wal-0000000000000001.log"
+    for path in snapshot_paths(harness):
         path.write_bytes(b"damaged")
     with pytest.raises(CorruptMetadata):
-        stage.open_with()
+        harness.open_with()
 
 
-def test_a_stopped_directory_that_lost_its_snapshot_is_refused(stage: EngineHarness) -> None:
-    stage.append("t", 1)
-    stage.engine.close()
-    for path in snapshot_paths(stage):
+def test_a_stopped_directory_that_lost_its_snapshot_is_refused(harness: EngineHarness) -> None:
+    harness.append("t", 1)
+    harness.engine.close()
+    for path in snapshot_paths(harness):
         path.unlink()
     with pytest.raises(CorruptMetadata):
-        stage.open_with()
-    assert files_below(stage.data_dir / "topics", "*.data")
+        harness.open_with()
+    assert files_below(harness.data_dir / "topics", "*.data")
 
 
-def test_a_snapshot_of_a_later_format_is_refused(stage: EngineHarness) -> None:
-    stage.append("t", 1)
-    stage.engine.close()
-    (path,) = snapshot_paths(stage)
+def test_a_snapshot_of_a_later_format_is_refused(harness: EngineHarness) -> None:
+    harness.append("t", 1)
+    harness.engine.close()
+    (path,) = snapshot_paths(harness)
     content = bytearray(path.read_bytes())
     content[8] = 0xFE
     path.write_bytes(content)
     with pytest.raises(UnsupportedVersion):
-        stage.open_with()
+        harness.open_with()
 
 
 # --- Refusing --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["missing data", "missing index", "short data", "short index"])
-def test_a_segment_that_is_not_as_the_snapshot_says_stops_the_start(stage: EngineHarness, way: str) -> None:
-    stage.append_each("t", range(10))
-    stage.engine.close()
+def test_a_segment_that_is_not_as_the_snapshot_says_stops_the_start(harness: EngineHarness, way: str) -> None:
+    harness.append_each("t", range(10))
+    harness.engine.close()
     kind, part = way.split()
-    path = min((stage.data_dir / "topics").rglob("*.data" if part == "data" else "*.idx"))
+    path = min((harness.data_dir / "topics").rglob("*.data" if part == "data" else "*.idx"))
     if kind == "missing":
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-25])
     for _ in range(2):
         with pytest.raises(Corrupt):
-            stage.open_with()
+            harness.open_with()
 
 
 def test_a_record_that_does_not_match_its_checksum_is_an_error_and_no_short_read(
-    stage: EngineHarness,
+    harness: EngineHarness,
 ) -> None:
-    stage.append_each("t", [sized(50)] * 8)
-    stage.engine.close()
-    second = max((stage.data_dir / "topics").rglob("*.data"))
+    harness.append_each("t", [sized(50)] * 8)
+    harness.engine.close()
+    second = max((harness.data_dir / "topics").rglob("*.data"))
     flip_bit(second, 40)
-    stage.open_with()
-    page = stage.diff("t")
+    harness.open_with()
+    page = harness.diff("t")
     assert [page.delivered, page.caught_up] == [4, False]
     with pytest.raises(Corrupt):
-        stage.diff("t", page.next_from_seq)
-    assert stage.append("t", 1).commit.done
+        harness.diff("t", page.next_from_seq)
+    assert harness.append("t", 1).commit.done
 
 
 @pytest.mark.parametrize("operation", ["listdir", "open", "pread"])
 def test_a_directory_that_cannot_be_read_is_refused_and_can_be_opened_later(
-    stage: EngineHarness, operation: str
+    harness: EngineHarness, operation: str
 ) -> None:
-    stage.append_each("t", range(5))
-    stage.engine.abandon()
-    stage.disk.fail_when(lambda call: call.name == operation and "lock" not in call.path, errno.EIO)
+    harness.append_each("t", range(5))
+    harness.engine.abandon()
+    harness.disk.fail_when(lambda call: call.name == operation and "lock" not in call.path, errno.EIO)
     with pytest.raises(Io):
-        stage.open_with()
-    stage.open_with()
-    assert stage.values("t") == list(range(5))
+        harness.open_with()
+    harness.open_with()
+    assert harness.values("t") == list(range(5))
 
 
-def test_a_file_in_the_log_directory_that_is_not_ours_is_refused(stage: EngineHarness) -> None:
-    stage.append("t", 1)
-    stage.engine.abandon()
-    (stage.data_dir / "wal" / "notes.txt").write_text("mine")
+def test_a_file_in_the_log_directory_that_is_not_ours_is_refused(harness: EngineHarness) -> None:
+    harness.append("t", 1)
+    harness.engine.abandon()
+    (harness.data_dir / "wal" / "notes.txt").write_text("mine")
     with pytest.raises(EverlogError):
-        stage.open_with()
+        harness.open_with()
 
 
 def test_an_empty_directory_is_a_fresh_start(tmp_path: Path) -> None:
-    stage = EngineHarness(tmp_path)
-    assert stage.engine.topics() == []
-    stage.restart()
-    assert stage.engine.topics() == []
-    report = stage.engine.recovery
+    harness = EngineHarness(tmp_path)
+    assert harness.engine.topics() == []
+    harness.restart()
+    assert harness.engine.topics() == []
+    report = harness.engine.recovery
     assert report is not None
     assert (report.topics, report.damage, report.rejected_snapshots) == (0, [], [])
 
@@ -315,12 +321,14 @@ def test_an_empty_directory_is_a_fresh_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize("again", ["crash", "restart"])
 @pytest.mark.parametrize("checkpoints", [0, 1])
 def test_the_number_of_shards_may_change_between_starts(tmp_path: Path, again: str, checkpoints: int) -> None:
-    stage = EngineHarness(tmp_path, shards=1, file_bytes=FILE_BYTES)
+    harness = EngineHarness(tmp_path, shards=1, file_bytes=FILE_BYTES)
     names = [f"t{number}" for number in range(7)]
     for written, shards in enumerate((3, 2, 1, 4), start=1):
         for name in names:
-            stage.append(name, written - 1)
-        stage.checkpoint(checkpoints)
-        getattr(stage, again)(shards=shards, file_bytes=FILE_BYTES)
-        assert {name: stage.values(name) for name in names} == {name: list(range(written)) for name in names}
-        assert len(stage.engine._core.shards) == shards
+            harness.append(name, written - 1)
+        harness.checkpoint(checkpoints)
+        getattr(harness, again)(shards=shards, file_bytes=FILE_BYTES)
+        assert {name: harness.values(name) for name in names} == {
+            name: list(range(written)) for name in names
+        }
+        assert len(harness.engine._core.shards) == shards

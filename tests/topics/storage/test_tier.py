@@ -266,7 +266,7 @@ def test_a_mark_survives_the_hot_copy_being_removed_meanwhile(tmp_path: Path) ->
 # --- All of it, at random --------------------------------------------------------------------------------
 
 
-class World:
+class TierHarness:
     """A topic under deletions, relocations and crashes, beside the set of records that must be there."""
 
     def __init__(self, root: Path, seed: int) -> None:
@@ -337,20 +337,20 @@ def test_no_deleted_record_returns_and_no_other_is_lost(
     loss_after: int,
     seed: int,
 ) -> None:
-    world = World(tmp_path_factory.mktemp("world"), seed)
-    world.fs.lose_power_at(world.fs.calls + 1 + loss_after)
+    harness = TierHarness(tmp_path_factory.mktemp("tier"), seed)
+    harness.fs.lose_power_at(harness.fs.calls + 1 + loss_after)
     for name, seqs in plan:
         try:
             if name == "delete":
-                world.delete(seqs or [])
+                harness.delete(seqs or [])
             elif name == "begin":
-                world.begin_relocation()
+                harness.begin_relocation()
             elif name == "end":
-                world.end_relocation()
+                harness.end_relocation()
             elif name == "drop":
-                world.drop()
+                harness.drop()
             else:
-                world.crash()
+                harness.crash()
         except PowerLoss:
-            world.crash()
-    world.crash()
+            harness.crash()
+    harness.crash()

@@ -456,7 +456,7 @@ def test_closing_after_a_failed_write_keeps_what_was_written_before(bench: LogBe
     assert frames_of(bench.contents()[1])[-1] == END_FRAME
 
 
-def test_abandoning_writes_nothing_tells_nobody_and_closes(bench: LogBench) -> None:
+def test_abandoning_writes_nothing_calls_nothing_and_closes(bench: LogBench) -> None:
     bench.append(800)
     bench.sync()
     bench.shard.poll()

@@ -171,7 +171,7 @@ def test_a_sync_for_a_waiter_also_serves_the_request(bench: LogBench) -> None:
     assert bench.shard.due_ns() is None
 
 
-def test_what_nobody_waits_for_is_synced_long_before_the_file_is_left(bench: LogBench) -> None:
+def test_what_is_not_waited_for_is_synced_long_before_the_file_is_left(bench: LogBench) -> None:
     for _ in range(5):
         bench.append(100)
         bench.settle()
