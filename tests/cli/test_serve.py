@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 from everlog.cli.main import app
 from everlog.queue import Queue
 from tests.support.command_lines import Terminal, TopicCommands, run
+from tests.support.engines import stopped_directory
+from tests.support.files import tree
 from tests.support.http_api import HttpApi
 from tests.support.server_processes import running_server
-from tests.support.topic_directories import files_below, stopped_directory
 
 
 def refused(*arguments: object, code: int) -> str:
@@ -171,11 +172,11 @@ def test_damaged_data_is_exit_code_7_and_stays_as_it_is(tmp_path: Path) -> None:
     data = stopped_directory(tmp_path)
     for path in sorted((data / "topics").rglob("*.data")):
         path.unlink()
-    before = files_below(data)
+    before = tree(data)
     words = ("--port", 0, "--data-dir", data, "--cold-dir", tmp_path / "cold", "--log-format", "json")
     error = json.loads(refused(*words, code=7))["error"]
     assert error["code"] in ("corrupt", "corrupt_metadata")
-    assert files_below(data) == before
+    assert tree(data) == before
 
 
 def test_variables_that_say_something_in_vain_are_told(

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from everlog.cli.main import app
 from tests.support.command_lines import on_terminal, run
-from tests.support.topic_directories import crashed_directory, flip_bit, open_engine, stopped_directory
+from tests.support.engines import crashed_directory, open_small, stopped_directory
+from tests.support.files import flip_bit
 
 
 def everlog_verify(*arguments: object, code: int = 0) -> str:
@@ -75,7 +76,7 @@ def test_json_holds_everything(tmp_path: Path, damaged: Path) -> None:
 
 
 def test_a_directory_in_use_is_an_error_in_one_line(tmp_path: Path) -> None:
-    engine = open_engine(tmp_path)
+    engine = open_small(tmp_path)
     ended = run("everlog", "verify", tmp_path / "data", "--json")
     engine.close()
     assert (ended.returncode, ended.stdout) == (1, "")

@@ -35,8 +35,8 @@ from tests.simulation.truth import (
     describe,
     drop_step,
 )
+from tests.support.model_checks import Mismatch, Seen, expected, look, model_of, require, require_equal
 from tests.support.processes import PATIENCE_S, Child, ChildFailed, fresh_seed
-from tests.support.topic_engines import Mismatch, Seen, expected, look, model_of, require, require_equal
 from tests.support.topics_model import Draft, ModelTopic
 from tests.support.topics_worker import (
     CLASSES,

@@ -20,7 +20,7 @@ from everlog.seq_ranges import Gap
 from everlog.topics import record_of
 from everlog.topics.storage.bulk_view import BulkView, Piece
 from tests.support.engines import EngineHarness
-from tests.support.topic_directories import flip_bit
+from tests.support.files import flip_bit
 from tests.support.topics_model import ModelRecord
 from tests.topics.storage.bulk_readers import read_whole
 

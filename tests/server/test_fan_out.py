@@ -23,10 +23,10 @@ from everlog.server.fan_out import (
 from everlog.server.watch_sessions import when_all_done
 from everlog.server.watch_stream import WatchStream
 from everlog.topics import Commit, Diff, NewRecord, TopicConfig
+from tests.support.engines import SEGMENT_EVENTS, HeldSyncs, open_small, stopped_directory
 from tests.support.files import UnsyncedFs
 from tests.support.http_peers import settle, until
-from tests.support.topic_directories import SEGMENT_EVENTS, open_engine, stopped_directory
-from tests.support.watch_servers import Frame, HeldSyncs, SseClient, WatchServer, disk_engine, play
+from tests.support.watch_servers import Frame, SseClient, WatchServer, disk_engine, play
 
 KIB = 1024
 BIG = b'"' + b"x" * (100 * KIB) + b'"'
@@ -607,7 +607,7 @@ def test_a_stream_goes_while_its_cold_segment_is_being_fetched(tmp_path: Path) -
 def test_a_stream_that_passes_more_cold_segments_than_fit_into_memory_comes_to_the_head(
     tmp_path: Path,
 ) -> None:
-    with open_engine(tmp_path) as engine:
+    with open_small(tmp_path) as engine:
         for number in range(4 * SEGMENT_EVENTS):
             engine.wait_for(engine.append("t", [NewRecord(b"%d" % number, node="n")]).commit)
         engine.wait_for(engine.append("t", [NewRecord(b'"other"')]).commit)

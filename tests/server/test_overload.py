@@ -10,8 +10,9 @@ from everlog.server.probe_routes import ProbeRoutes
 from everlog.topics import NewRecord
 from everlog.topics.core import QUEUE_MAX
 from tests.server.pressure import full_pressure, no_pressure
+from tests.support.engines import HeldSyncs
 from tests.support.http_peers import settle, until
-from tests.support.watch_servers import Frame, HeldSyncs, SseClient, WatchServer, disk_engine, play
+from tests.support.watch_servers import Frame, SseClient, WatchServer, disk_engine, play
 
 
 def test_a_write_is_pushed_in_the_turn_of_its_acknowledgement() -> None:

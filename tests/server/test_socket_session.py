@@ -16,8 +16,9 @@ from everlog.server import fan_out
 from everlog.server.auth import KeyRing
 from everlog.server.settings import ServerSettings
 from everlog.topics import Commit, Diff, Engine, NewRecord, TopicConfig
+from tests.support.engines import HeldSyncs
 from tests.support.http_peers import until
-from tests.support.watch_servers import HeldSyncs, WatchServer, WebSocketClient, bearer, play, play_on_disk
+from tests.support.watch_servers import WatchServer, WebSocketClient, bearer, play, play_on_disk
 
 KEYS = "all,reader:r:a,writer:w:a,maker:w+a:a,lister:r"
 KEYED = ServerSettings(api_keys=KeyRing.parse(KEYS))

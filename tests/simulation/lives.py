@@ -23,7 +23,7 @@ from everlog.topics.storage.verify import verify
 from tests.simulation.machine import Machine
 from tests.simulation.routed import PREFIX, RoutedTruth
 from tests.simulation.truth import Birth, Step, TopicTruth
-from tests.support.topic_engines import Mismatch, look, require, require_equal
+from tests.support.model_checks import Mismatch, look, require, require_equal
 from tests.support.topics_model import ModelRecord
 
 NAMES = ("eph", "mem", "disk.a", "disk.b", "fsync:a", "fsync:b")

@@ -14,7 +14,7 @@ from typing import Any, Final
 from everlog.topics import Engine, NewRecord, TopicConfig
 from everlog.topics.config import Durability
 from everlog.topics.routing.definitions import Guarantee, RouterConfig
-from tests.support.topic_engines import require, require_equal
+from tests.support.model_checks import require, require_equal
 
 PREFIX: Final = "route."
 SOURCE: Final = PREFIX + "source"

@@ -44,7 +44,7 @@ from tests.simulation.truth import (
     drop_step,
     sweep_step,
 )
-from tests.support.topic_engines import (
+from tests.support.model_checks import (
     Mismatch,
     Query,
     ask_diff,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from everlog.topics import TopicConfig
-from tests.support.topic_engines import Mismatch, Seen, expected, model_of, require, require_equal
+from tests.support.model_checks import Mismatch, Seen, expected, model_of, require, require_equal
 from tests.support.topics_model import Match, ModelRecord, ModelTopic
 
 RESERVATION = 256  # how far head and cap floor of a disk topic may be ahead after a crash

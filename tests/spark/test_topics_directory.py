@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from everlog.topics import Engine, EngineSettings, TopicConfig, record_of
 from tests.support.files import UnsyncedFs
-from tests.support.topic_engines import all_records
+from tests.support.model_checks import all_records
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -1,18 +1,26 @@
-"""A topics engine with a clock and a disk that tests move, and short calls to write and read.
+"""Topics engines with a clock and a disk that tests move: for examples, for state machines, for servers.
 
-Owns how example tests open, fill, stop, crash and reopen an engine; what is expected is in the tests.
+Owns how tests open, fill, stop, crash and reopen an engine; what is expected is in the tests, and
+`model_checks` compares answers with the model.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from everlog.clock import TestClock
+import pytest
+from hypothesis.stateful import RuleBasedStateMachine
+
+from everlog.clock import Clock, TestClock
+from everlog.errors import EverlogError
 from everlog.fault_fs import FaultFs
+from everlog.fs import Fs
 from everlog.topics import (
     Appended,
     Commit,
@@ -27,13 +35,59 @@ from everlog.topics import (
     TopicState,
     record_of,
 )
-from everlog.topics.storage.syncs import InlineSyncs
+from everlog.topics.config import Durability
+from everlog.topics.storage.syncs import Done, InlineSyncs, Job, SyncRunner
 from tests.support.files import UnsyncedFs
 
 NS_PER_MS = 1_000_000
 START_MS = 1_700_000_000_000
 FILE_BYTES = 64 << 10
 WHOLE = 8 << 20
+SEGMENT_EVENTS = 5
+
+
+def open_engine(
+    data_dir: str | Path | None,
+    *,
+    clock: Clock | None = None,
+    fs: Fs | None = None,
+    syncs: SyncRunner | None = None,
+    **settings: Any,
+) -> Engine:
+    """Open an engine of one shard that syncs inside of its polls and does not wait for the disk."""
+    return Engine.open(
+        data_dir,
+        EngineSettings(**{"shards": 1, **settings}),
+        clock=clock,
+        fs=fs or UnsyncedFs(),
+        syncs=syncs or InlineSyncs(),
+    )
+
+
+class HeldSyncs(InlineSyncs):
+    """Syncs and cold reads that happen on the next turn, or when the test releases them.
+
+    `wake` is called when there is something to poll, as by the threads of a server.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_held = False
+        self.wake: Callable[[], None] = lambda: None
+
+    def start(self, lane: int, job: Job, done: Done) -> None:
+        super().start(lane, job, done)
+        self.wake()
+
+    def poll(self) -> int:
+        return 0 if self.is_held else super().poll()
+
+    def release(self) -> None:
+        self.is_held = False
+        self.wake()
+
+
+# --- For examples ----------------------------------------------------------------------------------------
 
 
 class EngineHarness:
@@ -199,6 +253,104 @@ def sized(size: int, **fields: Any) -> NewRecord:
     return NewRecord(b'"' + b"x" * (size - 2) + b'"', **fields)
 
 
-def files_below(directory: Path, pattern: str) -> list[str]:
-    """The names of the files below a directory that match, sorted."""
-    return sorted(path.name for path in directory.rglob(pattern))
+# --- For state machines ----------------------------------------------------------------------------------
+
+
+class EngineOnDisk(RuleBasedStateMachine):
+    """A machine whose operations come one after the other, each committed before the next.
+
+    It has a directory of its own, and small files, so that they change often.
+    """
+
+    clock_type: type[TestClock] = TestClock
+    first_shards = 1
+    segment_max_events = 7
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = tempfile.mkdtemp(prefix="everlog-model-")
+        self.clock = self.clock_type()
+        self.engine = self._open(self.first_shards)
+
+    def _open(self, shards: int) -> Engine:
+        return open_engine(
+            self.directory + "/data",
+            clock=self.clock,
+            shards=shards,
+            file_bytes=16384,
+            segment_max_events=self.segment_max_events,
+            hot_retain_segments=1,
+            cold_dir=self.directory + "/cold",
+        )
+
+    def teardown(self) -> None:
+        """Leave nothing behind."""
+        self.engine.close()
+        shutil.rmtree(self.directory)
+
+    @property
+    def now_ms(self) -> int:
+        """Wall time."""
+        return self.clock.wall_ns() // NS_PER_MS
+
+    def _refused(self, action: Callable[[], object], by: type[EverlogError]) -> None:
+        with pytest.raises(EverlogError) as caught:
+            action()
+        assert caught.type is by, caught.value
+
+
+# --- Directories with everything in them: several topics, segments, log, snapshot ------------------------
+
+
+def open_small(root: Path) -> Engine:
+    """Open the engine in `root`, with segments and log files small enough that there are many."""
+    return open_engine(
+        root / "data",
+        clock=TestClock(),
+        file_bytes=4096,
+        segment_max_events=SEGMENT_EVENTS,
+        hot_retain_segments=1,
+        cold_dir=str(root / "cold"),
+    )
+
+
+def _append_each(engine: Engine, name: str, count: int) -> None:
+    """Append `count` records, one at a time; every third has a tag, a node and meta."""
+    for number in range(count):
+        extra = number % 3 == 0
+        record = NewRecord(
+            b'{"number":%d,"text":"%s"}' % (number, b"x" * (10 * number % 200)),
+            f"tag:{number % 2}" if extra else None,
+            "node" if extra else None,
+            b'{"m":1}' if extra else None,
+        )
+        engine.wait_for(engine.append(name, [record]).commit)
+
+
+def _fill(engine: Engine) -> None:
+    """Make three topics with sealed, cold and active segments, holes, marks, and a log behind them."""
+    for name, durability in (("a", Durability.FSYNC), ("b", Durability.DISK), ("c", Durability.MEMORY)):
+        engine.wait_for(engine.put_topic(name, TopicConfig(durability=durability)).commit)
+        _append_each(engine, name, 18)
+    engine.checkpoint()
+    engine.relocate()
+    engine.wait_for(engine.delete_records("a", match="tag:0").commit)
+    engine.checkpoint()
+    engine.checkpoint()
+    for name in ("a", "b", "c"):
+        _append_each(engine, name, 12)
+
+
+def stopped_directory(root: Path) -> Path:
+    """A directory that was closed in good order."""
+    with open_small(root) as engine:
+        _fill(engine)
+    return root / "data"
+
+
+def crashed_directory(root: Path) -> Path:
+    """A directory whose process was killed: segments, a snapshot and several log files."""
+    engine = open_small(root)
+    _fill(engine)
+    engine.abandon()
+    return root / "data"

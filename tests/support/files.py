@@ -1,4 +1,4 @@
-"""File systems for tests: a tree as a dictionary, an `Fs` without syncs, an `Fs` with hooks before calls."""
+"""Files of tests: trees, names, damage, an `Fs` without syncs, an `Fs` with hooks before calls."""
 
 import os
 from collections.abc import Callable
@@ -14,6 +14,18 @@ def tree(root: Path) -> dict[str, bytes | None]:
         str(path.relative_to(root)): None if path.is_dir() else path.read_bytes()
         for path in sorted(root.rglob("*"))
     }
+
+
+def names_below(directory: Path, pattern: str) -> list[str]:
+    """The names of the files below a directory that match, sorted."""
+    return sorted(path.name for path in directory.rglob(pattern))
+
+
+def flip_bit(path: Path, offset: int, bit: int = 0) -> None:
+    """Damage one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1 << bit
+    path.write_bytes(content)
 
 
 def descriptors_below(root: Path) -> int:

@@ -14,7 +14,7 @@ from everlog.server.http import HttpServer
 from everlog.server.http_connection import HttpConnection
 from everlog.server.topic_routes import TopicRoutes
 from everlog.topics import Engine
-from everlog.topics.storage.syncs import InlineSyncs
+from tests.support.engines import HeldSyncs
 from tests.support.http_cases import settings_of
 
 
@@ -94,13 +94,10 @@ class SteppedServer:
         self.loop = SteppedLoop()
         self.app = App(settings_of(wal_shards=1, **settings), self.loop, lambda: 0)  # type: ignore[arg-type]
         TopicRoutes(self.app)
+        self.syncs = HeldSyncs()
+        self.syncs.wake = self.app.wake
         self.engine = Engine.open(
-            folder,
-            self.app.settings.engine_settings(),
-            clock=self.clock,
-            fs=fs,
-            syncs=InlineSyncs(),
-            wake=self.app.turn_soon,
+            folder, self.app.settings.engine_settings(), clock=self.clock, fs=fs, syncs=self.syncs
         )
         self.app.engine = self.engine
         self.server = HttpServer(self.app, clock=self.clock)

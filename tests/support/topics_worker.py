@@ -22,7 +22,7 @@ from everlog.clock import SystemClock
 from everlog.errors import EverlogError, RecordTooLarge, TopicFull, TopicNotFound
 from everlog.topics import Engine, EngineSettings, NewRecord, TopicConfig
 from everlog.topics.commits import Commit
-from tests.support.topic_engines import all_records, look
+from tests.support.model_checks import all_records, look
 from tests.support.topics_model import Draft, Match, ModelRecord
 
 CLASSES = {

@@ -27,11 +27,10 @@ from everlog.server.socket_session import SocketSession, WebSocketRoutes
 from everlog.server.sse import read_event_id
 from everlog.server.topic_routes import TopicRoutes
 from everlog.server.watch_stream import WatchRoutes
-from everlog.topics import Engine, EngineSettings, NewRecord
-from everlog.topics.storage.syncs import Done, InlineSyncs, Job
+from everlog.topics import Engine, NewRecord
+from tests.support.engines import SEGMENT_EVENTS, HeldSyncs, open_engine
 from tests.support.files import UnsyncedFs
 from tests.support.http_peers import Peer, Response, run_on, until
-from tests.support.topic_directories import SEGMENT_EVENTS
 
 RETRY = "retry"
 HEARTBEAT = "heartbeat"
@@ -87,34 +86,10 @@ class ManualTimer:
         self.is_cancelled = True
 
 
-class HeldSyncs(InlineSyncs):
-    """Syncs and cold reads that happen on the next turn, or when the test lets them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_held = False
-        self.wake: Callable[[], None] = lambda: None
-
-    def start(self, lane: int, job: Job, done: Done) -> None:
-        super().start(lane, job, done)
-        self.wake()
-
-    def poll(self) -> int:
-        return 0 if self.is_held else super().poll()
-
-    def release(self) -> None:
-        self.is_held = False
-        self.wake()
-
-
 def disk_engine(path: Path, syncs: HeldSyncs, fs: Fs | None = None) -> Callable[[], Engine]:
     """An engine on disk whose syncs the test can hold."""
-
-    def open_engine() -> Engine:
-        settings = EngineSettings(shards=1, segment_max_events=SEGMENT_EVENTS, cold_dir=str(path / "cold"))
-        return Engine.open(path / "data", settings, fs=fs or UnsyncedFs(), syncs=syncs)
-
-    return open_engine
+    settings = {"segment_max_events": SEGMENT_EVENTS, "cold_dir": str(path / "cold")}
+    return lambda: open_engine(path / "data", fs=fs, syncs=syncs, **settings)
 
 
 class Answer(NamedTuple):

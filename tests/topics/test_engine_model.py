@@ -15,9 +15,9 @@ from everlog.topics import Engine, EngineSettings, TopicConfig
 from everlog.topics.commits import Commit
 from everlog.topics.config import Discard, Durability
 from everlog.topics.results import Appended
-from tests.support.engine_machines import EngineOnDisk
+from tests.support.engines import EngineOnDisk
 from tests.support.files import UnsyncedFs
-from tests.support.topic_engines import (
+from tests.support.model_checks import (
     Query,
     ask_diff,
     ask_state,

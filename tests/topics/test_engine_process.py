@@ -17,10 +17,11 @@ from everlog.topics import Engine, EngineSettings, NewRecord, TopicConfig
 from everlog.topics.commits import Commit
 from everlog.topics.config import Durability
 from everlog.topics.storage import layout
+from tests.support.engines import crashed_directory, open_small, stopped_directory
+from tests.support.files import tree
+from tests.support.model_checks import all_records, look
 from tests.support.processes import Child
 from tests.support.small_disks import CannotMount, small_tmpfs
-from tests.support.topic_directories import crashed_directory, files_below, open_engine, stopped_directory
-from tests.support.topic_engines import all_records, look
 from tests.support.topics_worker import STOPPABLE_TOPICS, hold_topics, write_until_told
 
 LOGGED = (Durability.MEMORY, Durability.DISK, Durability.FSYNC)
@@ -32,11 +33,11 @@ LOGGED = (Durability.MEMORY, Durability.DISK, Durability.FSYNC)
 def test_a_second_process_is_refused_and_the_first_does_not_notice(tmp_path: Path) -> None:
     with Child(hold_topics, str(tmp_path / "data")) as holder:
         assert holder.receive() == 0
-        before = files_below(tmp_path)
+        before = tree(tmp_path)
         for _ in range(2):
             with pytest.raises(DataDirInUse, match=str(tmp_path / "data")):
                 Engine.open(tmp_path / "data")
-        assert files_below(tmp_path) == before
+        assert tree(tmp_path) == before
         for head_seq in range(1, 4):
             holder.send(b'"from the holder"')
             assert holder.receive() == head_seq
@@ -226,17 +227,17 @@ DAMAGE: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Path]]] = {
 def test_what_cannot_be_read_stops_the_start_and_stays_as_it_is(tmp_path: Path, what: str) -> None:
     make, damage = DAMAGE[what]
     path = damage(make(tmp_path))
-    before = files_below(tmp_path)
+    before = tree(tmp_path)
     messages = []
     for _ in range(2):
         with pytest.raises(EverlogError) as refusal:
-            open_engine(tmp_path)
+            open_small(tmp_path)
         assert not isinstance(refusal.value, DataDirInUse)
         messages.append(str(refusal.value))
     # The operator learns where to look, twice the same, and nothing was touched.
     assert messages[0] == messages[1]
     assert str(path) in messages[0]
-    assert files_below(tmp_path) == before
+    assert tree(tmp_path) == before
 
 
 # --- A full disk -----------------------------------------------------------------------------------------

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from everlog.errors import Closed, TopicNotFound
-from everlog.topics import Durability, Engine, EngineSettings, NewRecord, TopicConfig
-from everlog.topics.storage.syncs import InlineSyncs
-from tests.support.files import UnsyncedFs
+from everlog.topics import Durability, Engine, NewRecord, TopicConfig
+from tests.support.engines import open_engine
 
 
 def engine_with(path: Path | None, durability: Durability) -> Engine:
     """An engine with one topic of this class and one record in it, everything synced."""
-    engine = Engine.open(path, EngineSettings(shards=1), fs=UnsyncedFs(), syncs=InlineSyncs())
+    engine = open_engine(path)
     engine.wait_for(engine.put_topic("t", TopicConfig(durability=durability)).commit)
     engine.wait_for(engine.append("t", [NewRecord(b"1")]).commit)
     engine.wait_for(engine.synced_commit("t"))

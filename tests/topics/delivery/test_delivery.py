@@ -10,13 +10,12 @@ import pytest
 
 from everlog.clock import NS_PER_S, TestClock
 from everlog.errors import LimitReached
-from everlog.topics import Engine, EngineSettings, NewRecord, TopicConfig
+from everlog.topics import Engine, NewRecord, TopicConfig
 from everlog.topics.core import QUEUE_MAX
 from everlog.topics.delivery.delivery import BUDGET_NS, LATENCY_BUCKETS, SERVICES_MAX
 from everlog.topics.delivery.governor import COMMIT_MIN_NS, SAMPLE_NS, Rung
 from everlog.topics.routing.definitions import RouterConfig
-from everlog.topics.storage.syncs import InlineSyncs
-from tests.support.files import UnsyncedFs
+from tests.support.engines import open_engine
 from tests.topics.delivery.scheduler_model import MS, Item
 
 RAM = TopicConfig(durability="ephemeral")  # type: ignore[arg-type]
@@ -84,9 +83,7 @@ def harness() -> Iterator[DeliveryHarness]:
 @pytest.fixture
 def disk_harness(tmp_path: Path) -> Iterator[DeliveryHarness]:
     clock = TestClock()
-    settings = EngineSettings(shards=1)
-    engine = Engine.open(tmp_path, settings, clock=clock, fs=UnsyncedFs(), syncs=InlineSyncs())
-    with engine:
+    with open_engine(tmp_path, clock=clock) as engine:
         yield DeliveryHarness(engine, clock)
 
 

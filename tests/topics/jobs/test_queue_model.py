@@ -12,8 +12,8 @@ from hypothesis.stateful import invariant, precondition, rule
 from everlog.topics import ClaimRequest, TopicConfig, TopicType, record_of
 from everlog.topics.config import Durability
 from everlog.topics.results import Claimed
-from tests.support.engine_machines import EngineOnDisk
-from tests.support.topic_engines import all_records
+from tests.support.engines import EngineOnDisk
+from tests.support.model_checks import all_records
 from tests.topics.jobs.queue_model import ModelClaim, ModelLease, ModelQueue
 
 QUEUE = "jobs"

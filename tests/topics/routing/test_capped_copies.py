@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from everlog.topics import Engine, EngineSettings, NewRecord, TopicConfig
+from everlog.topics import Engine, NewRecord, TopicConfig
 from everlog.topics.config import Discard, Durability
 from everlog.topics.routing.definitions import RouterConfig
-from everlog.topics.storage.syncs import InlineSyncs
+from tests.support.engines import open_engine
 
 CAP = 2
 FULL = TopicConfig(cap_records=1, discard=Discard.REJECT)
@@ -20,7 +20,7 @@ FULL = TopicConfig(cap_records=1, discard=Discard.REJECT)
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
     """A source in memory only, a synced destination with a cap behind it, and a full topic behind that."""
-    engine = Engine.open(str(tmp_path), EngineSettings(shards=1), syncs=InlineSyncs())
+    engine = open_engine(tmp_path)
     for name, config in (
         ("source", TopicConfig(durability=Durability.EPHEMERAL)),
         ("capped", TopicConfig(durability=Durability.FSYNC, cap_records=CAP)),

@@ -16,11 +16,10 @@ import pytest
 
 from everlog.clock import TestClock
 from everlog.errors import TopicFull
-from everlog.topics import Engine, EngineSettings, NewRecord, TopicConfig
+from everlog.topics import Engine, NewRecord, TopicConfig
 from everlog.topics.config import Discard, Durability
 from everlog.topics.routing.definitions import Guarantee, RouterConfig
-from everlog.topics.storage.syncs import InlineSyncs
-from tests.support.files import UnsyncedFs
+from tests.support.engines import open_engine
 
 SEEDS = int(os.environ.get("ROUTER_SEEDS", "40"))
 Copy = tuple[int, int, int]  # seq, time, number
@@ -40,13 +39,14 @@ class Windows:
         self._build()
 
     def _open(self) -> Engine:
-        settings = EngineSettings(
+        return open_engine(
+            self.path,
+            clock=self.clock,
             shards=self.rng.randint(1, 3),
             file_bytes=4096,
             segment_max_events=5,
             snapshot_log_bytes=self.rng.choice((1, 300, 3000)),
         )
-        return Engine.open(self.path, settings, clock=self.clock, fs=UnsyncedFs(), syncs=InlineSyncs())
 
     def _build(self) -> None:
         engine, rng = self.engine, self.rng

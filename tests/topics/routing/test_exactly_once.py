@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from everlog.topics import Engine, EngineSettings, NewRecord, TopicConfig
+from everlog.topics import Engine, NewRecord, TopicConfig
 from everlog.topics.config import Durability
 from everlog.topics.routing.definitions import Guarantee, RouterConfig
 from everlog.topics.routing.exactly_once import Origin, key_in
-from everlog.topics.storage.syncs import InlineSyncs
+from tests.support.engines import open_engine
 
 ORIGIN = Origin("r", "s", 3, 4)
 
@@ -48,7 +48,7 @@ def test_seqs_that_a_source_gives_out_again_are_new_records(tmp_path: Path) -> N
     """An ephemeral source forgets everything, and begins again: what it gets then was never copied."""
 
     def opened() -> Engine:
-        return Engine.open(str(tmp_path), EngineSettings(shards=1), syncs=InlineSyncs())
+        return open_engine(tmp_path)
 
     engine = opened()
     engine.wait_for(engine.put_topic("a", TopicConfig(durability=Durability.EPHEMERAL)).commit)

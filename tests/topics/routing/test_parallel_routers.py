@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from everlog.clock import TestClock
-from everlog.topics import Engine, EngineSettings, NewRecord, TopicConfig
+from everlog.topics import Engine, NewRecord, TopicConfig
 from everlog.topics.config import Durability
 from everlog.topics.routing.definitions import Guarantee, RouterConfig
-from everlog.topics.storage.syncs import InlineSyncs
-from tests.support.files import UnsyncedFs
+from tests.support.engines import open_engine
 
 CLASSES = (Durability.MEMORY, Durability.DISK, Durability.FSYNC)
 PARALLEL = {"left": None, "right": "odd"}
@@ -43,8 +42,8 @@ class ParallelRouters:
             self.put(name, "middle", "end", tag)
 
     def open(self) -> Engine:
-        settings = EngineSettings(shards=self.rng.randint(1, 3), file_bytes=8192, segment_max_events=7)
-        return Engine.open(self.path, settings, clock=self.clock, fs=UnsyncedFs(), syncs=InlineSyncs())
+        shards = self.rng.randint(1, 3)
+        return open_engine(self.path, clock=self.clock, shards=shards, file_bytes=8192, segment_max_events=7)
 
     def put(self, name: str, source: str, dest: str, tag: str | None) -> None:
         router = RouterConfig(

@@ -16,8 +16,8 @@ from everlog.topics import TopicConfig
 from everlog.topics.config import Discard, Durability
 from everlog.topics.routing.definitions import Guarantee, RouterConfig
 from everlog.topics.routing.table import find_cycle
-from tests.support.engine_machines import EngineOnDisk
-from tests.support.topic_engines import Query, ask_diff, ask_state, check_diff, check_state
+from tests.support.engines import EngineOnDisk
+from tests.support.model_checks import Query, ask_diff, ask_state, check_diff, check_state
 from tests.support.topics_model import Draft, Match
 from tests.topics.routing.router_model import ModelRouter, RoutedTopic, RouterModel
 

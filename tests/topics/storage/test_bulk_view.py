@@ -18,9 +18,8 @@ from everlog.topics.config import Durability, EngineSettings
 from everlog.topics.routing.definitions import RouterConfig
 from everlog.topics.storage.bulk_view import BulkView, FramesPiece, open_piece
 from tests.support.engines import EngineHarness
-from tests.support.files import UnsyncedFs
-from tests.support.topic_directories import flip_bit
-from tests.support.topic_engines import all_records
+from tests.support.files import UnsyncedFs, flip_bit
+from tests.support.model_checks import all_records
 from tests.topics.storage.bulk_readers import read_planned, read_whole
 
 TAGS = ("a:1", "a:2", "b", None)

@@ -12,7 +12,8 @@ from everlog.errors import Io, StorageFailed
 from everlog.native.topics.log import read_segment_frame
 from everlog.topics import record_of
 from everlog.topics.storage import checkpoint, layout
-from tests.support.engines import EngineHarness, files_below, records, sized
+from tests.support.engines import EngineHarness, records, sized
+from tests.support.files import names_below
 
 FILE_BYTES = 8192
 
@@ -25,17 +26,17 @@ def harness(tmp_path: Path) -> EngineHarness:
 
 def log_files(harness: EngineHarness) -> list[str]:
     """The names of the log files."""
-    return files_below(harness.data_dir / "wal", "*.log")
+    return names_below(harness.data_dir / "wal", "*.log")
 
 
 def snapshots(harness: EngineHarness) -> list[str]:
     """The names of the snapshots."""
-    return files_below(harness.data_dir / "meta", "*")
+    return names_below(harness.data_dir / "meta", "*")
 
 
 def segments(harness: EngineHarness) -> list[int]:
     """The first seqs of the hot segments of all topics."""
-    return [int(name[4:20]) for name in files_below(harness.data_dir / "topics", "seg-*.data")]
+    return [int(name[4:20]) for name in names_below(harness.data_dir / "topics", "seg-*.data")]
 
 
 def step(harness: EngineHarness) -> None:

@@ -10,8 +10,8 @@ import pytest
 from everlog.errors import Corrupt, CorruptMetadata, EverlogError, Io, UnsupportedVersion
 from everlog.topics import record_of
 from everlog.topics.storage.recovery import Progress
-from tests.support.engines import EngineHarness, files_below, sized
-from tests.support.topic_directories import flip_bit
+from tests.support.engines import EngineHarness, sized
+from tests.support.files import flip_bit, names_below
 
 FILE_BYTES = 8192
 
@@ -74,7 +74,7 @@ def test_damage_in_an_earlier_file_ends_its_shard_and_is_reported_and_kept_aside
     report = harness.engine.recovery
     assert report is not None
     assert any(damaged.name in line for line in report.damage)
-    orphans = files_below(harness.data_dir / "wal", "*.orphan*")
+    orphans = names_below(harness.data_dir / "wal", "*.orphan*")
     assert all(any(path.name in name for name in orphans) for path in rest[:-1])
     aside = b"".join(path.read_bytes() for path in (harness.data_dir / "wal").rglob("*.orphan*"))
     assert before[-200:].strip(b"\0") in aside, "what lies behind the damage in its own file is kept as well"
@@ -206,11 +206,11 @@ def test_a_trimmed_log_without_any_readable_snapshot_is_refused_and_left_alone(
     harness.engine.abandon()
     for path in snapshot_paths(harness):
         path.unlink() if way == "removed" else path.write_bytes(b"damaged")
-    before = files_below(harness.data_dir, "*")
+    before = names_below(harness.data_dir, "*")
     for _ in range(2):
         with pytest.raises(CorruptMetadata):
             harness.open_with()
-    assert files_below(harness.data_dir, "*") == before
+    assert names_below(harness.data_dir, "*") == before
 
 
 def test_one_idle_shard_does_not_make_a_trimmed_log_look_whole(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_stopped_directory_that_lost_its_snapshot_is_refused(harness: EngineHa
         path.unlink()
     with pytest.raises(CorruptMetadata):
         harness.open_with()
-    assert files_below(harness.data_dir / "topics", "*.data")
+    assert names_below(harness.data_dir / "topics", "*.data")
 
 
 def test_a_snapshot_of_a_later_format_is_refused(harness: EngineHarness) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from everlog.errors import EverlogError
 from everlog.topics import record_of
-from tests.support.engines import EngineHarness, files_below, sized
+from tests.support.engines import EngineHarness, sized
+from tests.support.files import names_below
 
 PER_SEGMENT = 4
 
@@ -38,7 +39,7 @@ def harness(tmp_path: Path) -> EngineHarness:
 def segments(harness: EngineHarness, tier: str) -> list[int]:
     """The first seqs of the segments in one tier."""
     assert harness.root is not None
-    return [int(name[4:20]) for name in files_below(harness.root / tier / "topics", "seg-*.data")]
+    return [int(name[4:20]) for name in names_below(harness.root / tier / "topics", "seg-*.data")]
 
 
 def test_old_sealed_segments_move_and_the_newest_stay(harness: EngineHarness) -> None:
@@ -46,7 +47,7 @@ def test_old_sealed_segments_move_and_the_newest_stay(harness: EngineHarness) ->
     assert segments(harness, "cold") == [1, 5, 9]
     assert segments(harness, "data") == [13, 17, 21]
     assert harness.engine.relocate() == 0
-    assert files_below(harness.data_dir.parent / "cold", "*.idx") == files_below(
+    assert names_below(harness.data_dir.parent / "cold", "*.idx") == names_below(
         harness.data_dir.parent / "cold", "*.idx"
     )
 

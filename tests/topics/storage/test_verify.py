@@ -14,13 +14,8 @@ from everlog.errors import DataDirInUse, Io
 from everlog.fs import OsFs
 from everlog.topics.storage import layout
 from everlog.topics.storage.verify import Finding, Progress, verify
-from tests.support.topic_directories import (
-    crashed_directory,
-    files_below,
-    flip_bit,
-    open_engine,
-    stopped_directory,
-)
+from tests.support.engines import crashed_directory, open_small, stopped_directory
+from tests.support.files import flip_bit, tree
 
 
 def findings(root: Path) -> list[Finding]:
@@ -68,9 +63,8 @@ def test_nothing_is_found_after_a_clean_stop(stopped: Path) -> None:
     result = verify(str(stopped / "data"), OsFs(), str(stopped / "cold"))
     assert result.findings == []
     assert result.records > 0
-    assert (
-        result.files == len(files_below(stopped / "data")) + len(files_below(stopped / "cold")) - 2
-    )  # lock and boot
+    files = [path for tier in ("data", "cold") for path in (stopped / tier).rglob("*") if path.is_file()]
+    assert result.files == len(files) - 2  # lock and boot
 
 
 def test_a_crash_leaves_only_a_torn_tail(crashed: Path) -> None:
@@ -82,18 +76,18 @@ def test_a_crash_leaves_only_a_torn_tail(crashed: Path) -> None:
 
 def test_nothing_is_changed(crashed: Path) -> None:
     flip_bit(segments(crashed, "data")[0], 40)
-    before = files_below(crashed)
+    before = tree(crashed)
     findings(crashed)
-    assert files_below(crashed) == before
+    assert tree(crashed) == before
 
 
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
-    engine = open_engine(tmp_path)
+    engine = open_small(tmp_path)
     with pytest.raises(DataDirInUse):
         findings(tmp_path)
     engine.close()
     assert findings(tmp_path) == []
-    open_engine(tmp_path).close()
+    open_small(tmp_path).close()
 
 
 def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
