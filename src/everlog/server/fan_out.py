@@ -376,7 +376,7 @@ class FanOut:
                     is_sent = batch is not None and watcher.send_shared(batch)
                 except Exception as error:
                     self._failed(watcher, error)
-                    continue
+                    is_sent = True  # it has ended
             if not is_sent and watcher.topic_changed(name):
                 self._deliver(watcher)
             if number % WATCHERS_PER_CLOCK == 0 and self._app.now_ns() >= end_ns:
