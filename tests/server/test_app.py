@@ -124,13 +124,13 @@ def play(
 # --- Slots of keys ---------------------------------------------------------------------------------------
 
 
-def test_a_client_that_leaves_while_its_write_is_pending_frees_its_slot_once(tmp_path: Path) -> None:
+def test_a_client_that_leaves_frees_its_slot_once_when_its_write_is_over(tmp_path: Path) -> None:
     async def scenario(harness: AppHarness) -> None:
         await harness.asked("PUT", "/v0/topics/t", b'{"durability":"fsync"}', "k")
         exchange = harness.ask("POST", "/v0/topics/t", APPEND, "k")
         assert (exchange.status, harness.in_flight) == (0, 1)
         exchange.go_away()
-        assert harness.in_flight == 0
+        assert harness.in_flight == 1
         while harness.engine.state("t").head_seq == 0:
             await asyncio.sleep(0.001)
         assert (exchange.status, harness.in_flight) == (0, 0)
@@ -308,27 +308,14 @@ def test_draining_answers_parked_readers_at_once_and_refuses_what_comes_after() 
 # --- Refusing a head -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("headers", "early"),
-    [
-        ({}, False),
-        ({b"content-length": b"24"}, False),
-        ({b"content-length": b"10000000"}, True),
-        ({b"transfer-encoding": b"chunked"}, True),
-        ({b"content-length": b"24", b"expect": b"100-continue"}, True),
-    ],
-)
-def test_a_long_body_without_a_key_is_refused_before_it_is_read(
-    headers: dict[bytes, bytes], early: bool
-) -> None:
+def test_a_head_without_a_key_is_refused_before_its_body_is_read() -> None:
     async def scenario(harness: AppHarness) -> None:
-        request = Request(Target("POST", b"/v0/topics/t", b""), headers, "test")
+        request = Request(Target("POST", b"/v0/topics/t", b""), {}, "test")
         refused = harness.app.check_head(request)
-        assert (refused is not None) == early
-        if refused is not None:
-            assert refused[0] == 401
-            assert refused[2] == ((b"WWW-Authenticate", b"Bearer"),)
-            assert json.loads(refused[1])["error"]["code"] == "unauthorized"
+        assert refused is not None
+        assert refused[0] == 401
+        assert refused[2] == ((b"WWW-Authenticate", b"Bearer"),)
+        assert json.loads(refused[1])["error"]["code"] == "unauthorized"
         request.headers[b"authorization"] = b"Bearer k"
         assert harness.app.check_head(request) is None
 

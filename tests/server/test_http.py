@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlog.clock import NS_PER_S, TestClock
-from everlog.server.http import Exchange, Request
 from tests.support.http_peers import HOST, LOOPS, EchoServer, Peer, play, request_bytes, settle, until
 
 pytestmark = pytest.mark.parametrize("loop", LOOPS)
@@ -246,26 +245,36 @@ def test_a_refused_head_is_answered_without_asking_for_the_body(loop: str) -> No
 
 
 @pytest.mark.parametrize("body", [b"", b"short", b"x" * 65536])
-def test_a_refused_head_with_a_short_body_keeps_the_connection(loop: str, body: bytes) -> None:
+def test_a_short_body_is_read_before_the_application_is_asked(loop: str, body: bytes) -> None:
     async def scenario(echo: EchoServer) -> None:
         peer = await echo.connect()
-        assert (await peer.ask(request_bytes(b"/refused", body))).status == 401
-        assert (await peer.ask(request_bytes(b"/next"))).body == b"GET /next  "
-        assert len(echo.application.requests) == 1
+        assert (await peer.ask(request_bytes(b"/refused", body))).status == 200
+        assert [request.body for request in echo.application.requests] == [body]
 
     play(loop, scenario)
 
 
-@pytest.mark.parametrize("path", [b"/broken", b"/broken-head"])
+@pytest.mark.parametrize("framing", [b"Content-Length: 65537", b"Transfer-Encoding: chunked"])
+def test_a_refused_head_with_a_long_body_ends_the_connection(loop: str, framing: bytes) -> None:
+    async def scenario(echo: EchoServer) -> None:
+        peer = await echo.connect()
+        response = await peer.ask(b"POST /refused HTTP/1.1\r\n" + HOST + framing + b"\r\n\r\n")
+        assert (response.status, response.headers[b"connection"]) == (401, b"close")
+        assert echo.application.requests == []
+
+    play(loop, scenario)
+
+
+@pytest.mark.parametrize(("path", "body"), [(b"/broken", b""), (b"/broken-head", b"x" * 65537)])
 def test_an_application_that_fails_gives_a_500(
-    loop: str, path: bytes, caplog: pytest.LogCaptureFixture
+    loop: str, path: bytes, body: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(echo: EchoServer) -> None:
         peer = await echo.connect()
-        response = await peer.ask(request_bytes(path))
+        response = await peer.ask(request_bytes(path, body))
         assert response.status == 500
         assert b'{"error":{"code":"internal"' in response.body
-        assert (await peer.ask(request_bytes(b"/next"))).status == 200
+        assert (await (await echo.connect()).ask(request_bytes(b"/next"))).status == 200
 
     play(loop, scenario)
     assert "on purpose" in caplog.text
@@ -625,21 +634,5 @@ def test_connections_that_are_open_go_on_when_no_new_ones_are_taken(loop: str) -
         peer = await echo.connect()
         echo.server.stop_accepting()
         assert (await peer.ask(request_bytes(b"/"))).status == 200
-
-    play(loop, scenario)
-
-
-def test_a_request_can_carry_what_its_head_told(loop: str) -> None:
-    async def scenario(echo: EchoServer) -> None:
-        def check_head(request: Request) -> None:
-            request.context = request.header(b"authorization")
-
-        def handle(exchange: Exchange) -> None:
-            exchange.respond(200, exchange.request.context)
-
-        echo.application.check_head = check_head  # type: ignore[method-assign]
-        echo.application.handle = handle  # type: ignore[method-assign]
-        peer = await echo.connect()
-        assert (await peer.ask(request_bytes(b"/", extra=b"Authorization: me\r\n"))).body == b"me"
 
     play(loop, scenario)

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from everlog.server.http import HttpLimits, Request
-from everlog.server.http_messages import Refusal, Targets
+from everlog.server.http_exchange import Refusal, Targets
 from everlog.server.http_reading import RequestReader
 from tests.support.http_peers import HOST, LOOPS, EchoServer, play, request_bytes, run_on, serving, settle
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everlog.server.http_limits import HttpLimits
-from everlog.server.http_messages import Refusal, Request, Target, Targets
+from everlog.server.http_exchange import HttpLimits, Refusal, Request, Target, Targets
 from everlog.server.http_reading import RequestReader
 
 LIMITS = HttpLimits(max_body_bytes=200, max_target_bytes=60, max_header_bytes=400, max_headers=6)
@@ -58,7 +57,7 @@ def read(*pieces: bytes) -> list[dict[str, object]] | None:
 
 
 def facts(request: Request) -> dict[str, object]:
-    names = ("method", "path", "query", "headers", "peer", "body", "context", "keep_alive")
+    names = ("method", "path", "query", "headers", "peer", "body", "keep_alive")
     return {name: getattr(request, name) for name in (*names, "is_http_1_0", "offers_upgrade", "is_plain")}
 
 
@@ -140,7 +139,7 @@ def test_bounds_are_met_to_the_byte() -> None:
 
 def test_a_request_made_by_hand_has_its_defaults() -> None:
     request = Request(Target("GET", b"/", b""), {b"a": b"b"}, "peer")
-    assert (request.body, request.keep_alive, request.context) == (b"", True, None)
+    assert (request.body, request.keep_alive) == (b"", True)
     assert (request.is_http_1_0, request.offers_upgrade, request.is_plain) == (False, False, False)
     assert (request.header(b"a"), request.header(b"c")) == (b"b", None)
 

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -19,7 +18,7 @@ from everlog.server.auth import Key, Scope
 from everlog.server.compression import COMPRESSED_BYTES_MIN, packed, unpack_body
 from everlog.server.errors import CHALLENGE, RETRY_SOON, ApiError, from_engine, invalid, limit_reached
 from everlog.server.http import Exchange, Request, Target
-from everlog.server.http_messages import JSON_TYPE, EarlyAnswer
+from everlog.server.http_exchange import JSON_TYPE, EarlyAnswer
 from everlog.server.settings import ServerSettings
 from everlog.topics import Commit, Engine
 
@@ -30,7 +29,6 @@ POLL_INTERVAL_NS: Final = 1_000_000
 
 NO_SCOPE: Final = Scope(0)
 QUERY_FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
-SHORT_BODY_DIGITS: Final = 5
 log = logging.getLogger("everlog.server")
 
 
@@ -178,11 +176,8 @@ class App:
         return match
 
     def check_head(self, request: Request) -> EarlyAnswer | None:
-        """Refuse a request without a valid key before its body is read, if there is much to read.
-
-        Others are refused when they are handled.
-        """
-        if not self._has_keys or _is_short(request) or request.method == "OPTIONS":
+        """Refuse a request without a valid key before its body is read."""
+        if not self._has_keys or request.method == "OPTIONS":
             return None
         path, _ = _pattern(request.path)
         route = self.routes.get(("GET", path))
@@ -288,9 +283,6 @@ class App:
         self._in_flight[key.number] = running + 1
         call.key = key
         call.holds_slot = True
-        # A client that only stops sending still gets its answer.
-        call.exchange.on_gone = partial(self._free_slot, call)
-        call.exchange.is_gone_at_eof = False
 
     def on_gone(self, call: Call, callback: Callable[[], None]) -> None:
         """Call back if the client goes away before its answer, or may have: it sends nothing more."""
@@ -300,7 +292,6 @@ class App:
             callback()
 
         call.exchange.on_gone = gone
-        call.exchange.is_gone_at_eof = True
 
     def _free_slot(self, call: Call) -> None:
         if call.holds_slot and call.key is not None:
@@ -487,13 +478,6 @@ def _pattern(path: bytes) -> tuple[str, str]:
         parts[3] = b":name"
         return b"/".join(parts).decode("latin-1"), name
     return path.decode("latin-1"), ""
-
-
-def _is_short(request: Request) -> bool:
-    """Whether the body is so small, and on its way anyway, that reading it costs less than refusing it."""
-    headers = request.headers
-    length = headers.get(b"content-length", b"0")
-    return len(length) <= SHORT_BODY_DIGITS and not (b"expect" in headers or b"transfer-encoding" in headers)
 
 
 def _unauthorised() -> ApiError:

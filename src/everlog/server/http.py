@@ -2,7 +2,7 @@
 
 Owns the listening socket and the set of connections; knows no route and no topic. The application sees
 `Exchange`, `Stream` and `Upgraded`; the parts are `http_connection` (one client), `http_reading` (bytes to
-requests), `http_exchange` (requests to responses), `http_messages` (values) and `http_limits` (numbers).
+requests), and `http_exchange` (requests and responses as values, and their bounds).
 Everything runs on the thread of one event loop.
 """
 
@@ -17,16 +17,19 @@ from typing import Final, Protocol
 
 from everlog.clock import NS_PER_S, Clock, SystemClock
 from everlog.server.http_connection import HttpConnection
-from everlog.server.http_exchange import Channel, Exchange, Stream, Upgraded
-from everlog.server.http_limits import HttpLimits
-from everlog.server.http_messages import (
+from everlog.server.http_exchange import (
     JSON_TYPE,
+    Channel,
     EarlyAnswer,
+    Exchange,
     Headers,
+    HttpLimits,
     Refusal,
     Request,
+    Stream,
     Target,
     Targets,
+    Upgraded,
     error_body,
     render_head,
 )
@@ -55,7 +58,7 @@ class Application(Protocol):
     """What a server serves. Both calls are made on the event loop and must not block."""
 
     def check_head(self, request: Request) -> EarlyAnswer | None:
-        """Refuse a request by its head (status, JSON body, headers), before its body is read."""
+        """Refuse a request by its head (status, JSON body, headers); asked before a long body is read."""
         ...
 
     def handle(self, exchange: Exchange) -> None:

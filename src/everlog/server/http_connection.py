@@ -18,8 +18,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from everlog.native.topics.socket_writer import SocketWriter
-from everlog.server.http_exchange import Exchange, Upgraded
-from everlog.server.http_messages import CONTINUE, EarlyAnswer, Refusal, Request, Target, internal_error
+from everlog.server.http_exchange import (
+    CONTINUE,
+    Exchange,
+    Refusal,
+    Request,
+    Target,
+    Upgraded,
+    internal_error,
+)
 from everlog.server.http_reading import RequestReader, body_too_large
 
 if TYPE_CHECKING:
@@ -39,8 +46,8 @@ CLOSED: Final = 7
 
 # Other connections get their turn after so many requests that arrived in one piece.
 REQUESTS_PER_TURN: Final = 64
-# A body up to this size is read over if its head was refused; a longer one ends the connection.
-SKIPPED_BODY_BYTES: Final = 64 * 1024
+# A body up to this size is read before its request is checked; a longer one only if its head is accepted.
+SHORT_BODY_BYTES: Final = 64 * 1024
 NO_TARGET: Final = Target("", b"", b"")  # of what is not a request
 
 
@@ -51,7 +58,6 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
         "_body_since_s",
         "_continue_is_due",
         "_counted_bytes",
-        "_early_answer",
         "_exchanges",
         "_flushed_bytes",
         "_flushed_since_s",
@@ -78,7 +84,6 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
         self._exchanges: list[Exchange] = []  # unanswered, in the order of their requests
         self._reader: RequestReader | None = None
         self._peer = ""
-        self._early_answer: EarlyAnswer | None = None
         self._body_since_s = 0.0
         # What the server counts for the body that is being read.
         self._counted_bytes = 0
@@ -156,9 +161,6 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
 
     # --- Input ---
 
-    def _check_failed(self, request: Request) -> EarlyAnswer:
-        return (500, internal_error(f"checking the head of {request.method} {request.path!r}"), ())
-
     def _parse(self, data: bytes, position: int) -> None:
         """Read requests out of `data`; what must wait is kept."""
         reader = self._reader
@@ -199,24 +201,19 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
         )
 
     def head_received(self, request: Request, body_bytes: int | None) -> None:
-        """The reader has a head: the application may refuse it before any of the body is read."""
-        try:
-            answer = self.server.application.check_head(request)
-        except Exception:
-            answer = self._check_failed(request)
+        """The reader has a head: the application may refuse it before a body is read that is not short.
+
+        To read a short one that is on its way is cheaper for both sides than a new connection.
+        """
         if body_bytes == 0:
-            self._early_answer = answer
             return
         headers = request.headers
         expects_continue = b"expect" in headers and headers[b"expect"].lower() == b"100-continue"
-        if answer is not None:
-            # Reading over a short body that is on its way is cheaper for both sides than a new connection.
-            if body_bytes is None or body_bytes > SKIPPED_BODY_BYTES or expects_continue:
-                raise Refusal(*answer)
-            self._early_answer = answer
-        limits = self.server.limits
-        if body_bytes is not None and body_bytes > limits.max_body_bytes:
-            raise body_too_large(limits.max_body_bytes)
+        if body_bytes is None or body_bytes > SHORT_BODY_BYTES or expects_continue:
+            self._check_head(request)
+        max_body_bytes = self.server.limits.max_body_bytes
+        if body_bytes is not None and body_bytes > max_body_bytes:
+            raise body_too_large(max_body_bytes)
         self._state = BODY
         self._since_s = self._body_since_s = self._now_s
         if expects_continue and not request.is_http_1_0:
@@ -225,6 +222,15 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
                 self._continue_is_due = True
             else:
                 self.write(CONTINUE)
+
+    def _check_head(self, request: Request) -> None:
+        """Raise a Refusal if the application refuses the head."""
+        try:
+            answer = self.server.application.check_head(request)
+        except Exception:
+            answer = (500, internal_error(f"checking the head of {request.method} {request.path!r}"), ())
+        if answer is not None:
+            raise Refusal(*answer)
 
     def body_received(self, size: int) -> None:
         """The reader holds more of a body."""
@@ -249,11 +255,7 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
         exchange.counted_bytes, self._counted_bytes = self._counted_bytes, 0
         exchanges = self._exchanges
         exchanges.append(exchange)
-        answer, self._early_answer = self._early_answer, None
-        if answer is not None:
-            status, body, headers = answer
-            exchange.respond(status, body, headers=headers)
-        elif request.offers_upgrade:
+        if request.offers_upgrade:
             # A connection can be upgraded only when nothing else is due on it, and when what came in
             # behind the request is put aside; that is done when the parser returns.
             self._parked = exchange

@@ -1,37 +1,237 @@
-"""What the application holds of a connection: an exchange, and what an exchange can turn into.
+"""HTTP as values: requests, responses, and the exchange that joins one of each; also the bounds on them.
 
-Owns the promise that a request gets one response, or that its owner learns that the client has gone. The
-order of the responses and the socket belong to `http_connection`.
+Owns the bytes of a response head, the error body, and the promise that a request gets one response, or that
+its owner learns that the client has gone. The order of the responses and the socket belong to
+`http_connection`; what happens at a bound is decided there and in `http_reading`. Knows no route.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
 
-from everlog.server.http_messages import (
-    BODILESS_STATUSES,
-    JSON_TYPE,
-    LAST_CHUNK,
-    Headers,
-    Request,
-    render_head,
-)
+import msgspec
 
 if TYPE_CHECKING:
     from everlog.server.http_connection import HttpConnection
 
+Headers = tuple[tuple[bytes, bytes], ...]
+# Status, JSON body and headers of an answer that is given before the body of the request is read.
+EarlyAnswer = tuple[int, bytes, Headers]
+log = logging.getLogger("everlog.server.http")
+JSON_TYPE: Final = b"application/json"
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"
+# Answers of these statuses have no body, whatever the application says.
+BODILESS_STATUSES: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
+STATUS_LINES: Final = {
+    status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus
+}
 # A longer body goes to the transport beside its head instead of being copied behind it.
 JOINED_BODY_BYTES: Final = 64 * 1024
+# All methods of RFC 9110 and the one of RFC 5789.
+METHODS: Final = {
+    name.encode(): name
+    for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """What one client may use. Every time is in seconds, every size in bytes."""
+
+    max_body_bytes: int = 64 * 1024 * 1024
+    """A longer body is refused with 413: by its Content-Length, or while its chunks arrive."""
+    max_bodies_bytes: int = 256 * 1024 * 1024
+    """Bodies of all connections together, from their first byte to the answer; one more is refused with 429.
+    Those of at most `uncounted_body_bytes` are not counted."""
+    uncounted_body_bytes: int = 16 * 1024
+    """So small a body is bounded by the number of connections; counting it would cost every request."""
+    max_target_bytes: int = 16 * 1024
+    """A longer request target is refused with 414."""
+    max_header_bytes: int = 64 * 1024
+    """Names and values of all headers, four more for each; trailers count too. Above: 431."""
+    max_headers: int = 100
+    """More header lines than this are refused with 431."""
+    max_pipelined: int = 16
+    """Requests of one connection that may be unanswered; the rest stays unread."""
+    max_connections: int = 20_000
+    """A connection beyond this is answered with 503 and closed."""
+    write_buffer_bytes: int = 64 * 1024
+    """Output that the kernel has not taken before a connection stops reading requests."""
+    header_timeout_s: float = 60.0
+    """From the connect to the first byte, and from the first byte of a request to the end of its headers."""
+    body_stall_timeout_s: float = 30.0
+    """Between two pieces of a body."""
+    body_timeout_s: float = 600.0
+    """For a whole body, so that a trickle cannot hold a connection without end."""
+    idle_timeout_s: float = 75.0
+    """Between the last response and the next request."""
+    write_stall_timeout_s: float = 60.0
+    """Without the client taking a single byte of what is waiting for it."""
+    linger_stall_timeout_s: float = 5.0
+    """After a refusal: without a further byte of the refused request."""
+    linger_timeout_s: float = 30.0
+    """After a refusal: for the client to stop sending and read the answer."""
+    sweep_interval_s: float = 1.0
+    """Between two looks at all timeouts; no timeout is more exact than this."""
+
+
+class Target:
+    """Method and target of requests, taken apart once for all requests that have the same ones.
+
+    `meaning` is the application's own: what it found out about them.
+    """
+
+    __slots__ = ("meaning", "method", "path", "query")
+
+    def __init__(self, method: str, path: bytes, query: bytes) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.meaning: Any = None
+
+
+class Targets:
+    """The targets that a server was asked for, by the raw bytes of method and target; bounded."""
+
+    __slots__ = ("_known",)
+
+    COUNT_MAX: Final = 4096
+    BYTES_MAX: Final = 512
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, bytes], Target] = {}
+
+    def find(self, method: bytes, raw: bytes) -> Target:
+        """What a request asks for; raises a Refusal if its target is not valid."""
+        target = self._known.get((method, raw))
+        if target is None:
+            target = parse_target(method, raw)
+            # A query may carry a secret, which must not outlive its request.
+            if len(raw) <= self.BYTES_MAX and b"token" not in raw:
+                if len(self._known) >= self.COUNT_MAX:
+                    self._known.clear()
+                self._known[method, raw] = target
+        return target
+
+
+def parse_target(method: bytes, raw: bytes) -> Target:
+    """Method, path and query of a request line."""
+    if b"#" in raw:
+        raise Refusal.because(400, "the request target has a fragment (#...); percent-encode it as %23")
+    path, _, query = (raw if raw.startswith(b"/") else origin_form(raw)).partition(b"?")
+    return Target(METHODS.get(method, ""), path, query)
+
+
+class Request:
+    """One request: complete when the application's `handle` sees it, without its body in `check_head`.
+
+    Header names are in lower case; several lines of one name are joined by commas.
+    """
+
+    __slots__ = (
+        "body",
+        "headers",
+        "is_http_1_0",
+        "is_plain",
+        "keep_alive",
+        "method",
+        "offers_upgrade",
+        "path",
+        "peer",
+        "query",
+        "target",
+    )
+
+    def __init__(self, target: Target, headers: dict[bytes, bytes], peer: str) -> None:
+        self.target = target
+        self.method = target.method
+        self.path = target.path
+        self.query = target.query
+        self.headers = headers
+        self.peer = peer
+        self.body = b""
+        self.keep_alive = True
+        self.is_http_1_0 = False
+        self.offers_upgrade = False
+        # Whether a response to it needs nothing but the usual head.
+        self.is_plain = False
+
+    def header(self, name: bytes) -> bytes | None:
+        """The value of a header by its lower-case name."""
+        return self.headers.get(name)
+
+
+class Refusal(Exception):
+    """A request that is answered here, before the application sees it; the connection ends with it."""
+
+    def __init__(self, status: int, body: bytes, headers: Headers = ()) -> None:
+        super().__init__(status)
+        self.status = status
+        self.body = body
+        self.headers = headers
+
+    @classmethod
+    def because(cls, status: int, message: str, code: str = "invalid_request") -> Refusal:
+        """A refusal with the usual error body."""
+        return cls(status, error_body(code, message))
+
+
+def error_body(code: str, message: str, detail: dict[str, object] | None = None) -> bytes:
+    """The JSON body that every answer other than a success carries."""
+    error: dict[str, object] = {"code": code, "message": message}
+    if detail is not None:
+        error["detail"] = detail
+    return msgspec.json.encode({"error": error})
+
+
+def internal_error(what: str) -> bytes:
+    """Log the exception that is being handled, and return the error body that refers to the log."""
+    request_id = uuid.uuid4().hex[:16]
+    log.exception("%s failed (request id %s)", what, request_id)
+    return error_body("internal", f"internal error; see the server log (request id {request_id})")
+
+
+def origin_form(target: bytes) -> bytes:
+    """A request target without scheme and authority, if it has them: what follows is path and query."""
+    scheme, separator, rest = target.partition(b"://")
+    if not separator or scheme.lower() not in (b"http", b"https"):
+        return target
+    ends = [end for end in (rest.find(b"/"), rest.find(b"?")) if end >= 0]
+    target = rest[min(ends) :] if ends else b""
+    return target if target.startswith(b"/") else b"/" + target
+
+
+def render_head(
+    status: int, date_line: bytes, fields: Headers, content_type: bytes | None, length: int | None
+) -> bytes:
+    """The head of a response, with its blank line. A field that would break out of its line is an error."""
+    status_line = STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+    parts = [status_line, date_line]
+    if content_type is not None:
+        fields = ((b"Content-Type", content_type), *fields)
+    for name, value in fields:
+        if any(mark in text for text in (name, value) for mark in (b"\r", b"\n", b"\0")):
+            raise ValueError(f"response header {name!r} has a line break or NUL in it: {value!r}")
+        parts.append(b"%b: %b\r\n" % (name, value))
+    if length is not None:
+        parts.append(b"Content-Length: %d\r\n" % length)
+    parts.append(b"\r\n")
+    return b"".join(parts)
 
 
 class Exchange:
     """One request and its one response.
 
-    `on_gone` is called once if the client goes away before the exchange was answered; answering it after
-    that does nothing. A client that only closes its sending side counts as gone if `is_gone_at_eof` is left
-    true and `on_gone` is set. Otherwise it still gets its answer.
+    `on_gone` is called once if the client goes away, or only stops sending, before the exchange was answered;
+    answering it after that does nothing. A client that stops sending to an exchange without it still gets
+    its answer.
     """
 
     __slots__ = (
@@ -41,7 +241,6 @@ class Exchange:
         "counted_bytes",
         "held",
         "is_answered",
-        "is_gone_at_eof",
         "on_gone",
         "request",
     )
@@ -49,7 +248,6 @@ class Exchange:
     def __init__(self, connection: HttpConnection, request: Request) -> None:
         self.request = request
         self.on_gone: Callable[[], None] | None = None
-        self.is_gone_at_eof = True
         self._connection: HttpConnection | None = connection
         self.is_answered = False
         # The rest is for the connection: output that must wait for earlier responses, the stream or upgraded
@@ -157,9 +355,7 @@ class Exchange:
     @property
     def ends_at_eof(self) -> bool:
         """Whether a client that sends nothing more counts as gone."""
-        return self.channel is not None or (
-            self.on_gone is not None and self.is_gone_at_eof and not self.is_answered
-        )
+        return self.channel is not None or (self.on_gone is not None and not self.is_answered)
 
     def gone(self) -> Callable[[], None] | None:
         """The client has gone: what is to be called for it, once."""

@@ -10,8 +10,7 @@ from typing import Final, NoReturn, Protocol
 
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from everlog.server.http_limits import HttpLimits
-from everlog.server.http_messages import Refusal, Request, Targets
+from everlog.server.http_exchange import HttpLimits, Refusal, Request, Targets
 
 END_OF_HEAD: Final = b"\r\n\r\n"
 COPIED_BYTES: Final = 4096

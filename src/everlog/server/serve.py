@@ -24,7 +24,7 @@ from everlog.server.app import App
 from everlog.server.auth import check_bind, is_loopback
 from everlog.server.busy_time import busy_ns
 from everlog.server.http import HttpServer
-from everlog.server.http_limits import HttpLimits
+from everlog.server.http_exchange import HttpLimits
 from everlog.server.job_routes import ClaimWindows, JobRoutes
 from everlog.server.logs import configure_logging
 from everlog.server.probe_routes import ProbeRoutes

@@ -18,7 +18,7 @@ from typing import Final
 from everlog.api_types import Durability
 
 SEQ_RESERVATION: Final = 256
-CEILING_LOW: Final = SEQ_RESERVATION // 4
+CEILING_LOW: Final = SEQ_RESERVATION * 3 // 4
 """With fewer seqs left of a reservation the next one is logged: what is used up while it is synced."""
 
 

@@ -44,49 +44,27 @@ def append(
         raise InvalidRequest(
             f"the idempotency key is longer than {MAX_IDEMPOTENCY_KEY_BYTES} bytes; use a hash"
         )
-    checked = records if isinstance(records, RecordBatch) else RecordBatch(records, node)
+    batch = records if isinstance(records, RecordBatch) else RecordBatch(records, node)
+    now_ms = core.now_ms()
     topic = core.topics.get(name)
-    if topic is not None:
-        return append_batch(core, topic, checked, core.now_ms(), key, disable_backpressure)
-    topic = new_topic(core, name, create, config)
-    return _frame(core, topic, checked, core.now_ms(), key, disable_backpressure, True)
-
-
-def append_batch(
-    core: Core,
-    topic: Topic,
-    records: RecordBatch,
-    now_ms: int,
-    key: str | None = None,
-    disable_backpressure: bool = False,
-) -> Appended:
-    """Append records that were checked to a topic that is there."""
-    if topic.keys:
-        topic.forget_keys(now_ms)
-        remembered = None if key is None else topic.keys.get(key)
-        if remembered is not None:
-            return _repeat(remembered)
-    if topic.config.ttl_ms or topic.floors.caps_due or topic.floors.commit is not None:
-        sweep(core, topic, now_ms)
-    return _frame(core, topic, records, now_ms, key, disable_backpressure, False)
-
-
-def _frame(
-    core: Core,
-    topic: Topic,
-    records: RecordBatch,
-    now_ms: int,
-    key: str | None,
-    disable_backpressure: bool,
-    created: bool,
-) -> Appended:
+    created = topic is None
+    if topic is None:
+        topic = new_topic(core, name, create, config)
+    else:
+        if topic.keys:
+            topic.forget_keys(now_ms)
+            remembered = None if key is None else topic.keys.get(key)
+            if remembered is not None:
+                return _repeat(remembered)
+        if topic.config.ttl_ms or topic.floors.caps_due or topic.floors.commit is not None:
+            sweep(core, topic, now_ms)
     if core.delivery.is_refusing and not disable_backpressure:
         core.check_pressure(topic)
     ts = max(now_ms, topic.log.last_ts, topic.storage.restored_ts)
     if core.is_logged(topic):
-        entry = _frame_into_log(core, topic, records, key, ts, created)
+        entry = _frame_into_log(core, topic, batch, key, ts, created)
     else:
-        entry = _frame_into_memory(core, topic, records, ts, created)
+        entry = _frame_into_memory(core, topic, batch, ts, created)
     if key is not None:
         # A pending key stands for its batch too: a repeated write waits for the same commit.
         topic.keys[key] = RememberedKey(entry.first_seq, entry.count, ts, entry.commit)
