@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-input --quiet --constraint constraints.txt
+# Bytecode is written for modules when they are first used; most are never.
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-input --no-compile --quiet --constraint constraints.txt
 
 SETUP_STAMP := $(VENV)/.setup.stamp
 BENCH_STAMP := $(VENV)/.bench.stamp
