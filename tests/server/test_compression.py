@@ -53,6 +53,7 @@ def test_an_unknown_coding_and_one_that_is_switched_off_are_refused(coding: byte
     with pytest.raises(ApiError) as refused:
         unpacked(request_with(gzip.compress(BODY), coding), is_allowed=is_allowed)
     assert (refused.value.status, refused.value.code) == (415, "unsupported_media_type")
+    assert "b'" not in str(refused.value) and "accepted here" in str(refused.value)
 
 
 @pytest.mark.parametrize("excess", [0, 1, 100 * 1024 * 1024])

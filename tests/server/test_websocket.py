@@ -268,37 +268,30 @@ def test_a_close_is_answered_with_its_code_and_ends_the_connection(loop: str, co
 
 
 @pytest.mark.parametrize(
-    "wire",
+    ("wire", "reason"),
     [
-        raw_frame(0x81, b"{}", masked=False),
-        raw_frame(0x83, b"{}"),
-        raw_frame(0xC1, b"{}"),
-        raw_frame(0x80, b"{}"),
-        raw_frame(0x01, b"{") + raw_frame(0x81, b"}"),
-        raw_frame(0x09, b"{"),
-        raw_frame(0x88, b"x"),
-        raw_frame(0x88, struct.pack("!H", 1005)),
-        b"\x81\xff" + struct.pack("!Q", 1 << 63) + MASK,
-    ],
-    ids=[
-        "unmasked",
-        "unknown opcode",
-        "reserved bit",
-        "continues nothing",
-        "not continued",
-        "fragmented ping",
-        "half a close code",
-        "reserved close code",
-        "impossible length",
+        (raw_frame(0x81, b"{}", masked=False), "a frame was not masked"),
+        (raw_frame(0x83, b"{}"), "a frame had an unknown opcode"),
+        (raw_frame(0xC1, b"{}"), "a reserved bit was set, and no extension was agreed on"),
+        (raw_frame(0x80, b"{}"), "a message was continued that had not begun"),
+        (
+            raw_frame(0x01, b"{") + raw_frame(0x81, b"}"),
+            "a message began before the one before it was complete",
+        ),
+        (raw_frame(0x09, b"{"), "a control frame was fragmented"),
+        (raw_frame(0x89, b"x" * 126), "a control frame had more than 125 bytes"),
+        (raw_frame(0x88, b"x"), "a close frame had an invalid code or reason"),
+        (raw_frame(0x88, struct.pack("!H", 1005)), "a close frame had an invalid code or reason"),
+        (b"\x81\xff" + struct.pack("!Q", 1 << 63) + MASK, "the length of a frame was not valid"),
     ],
 )
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_broken_protocol_ends_the_connection_with_the_reason(wire: bytes, loop: str) -> None:
+def test_a_broken_protocol_ends_the_connection_with_the_reason(wire: bytes, reason: str, loop: str) -> None:
     async def scenario(server: WatchServer) -> None:
         client = await server.talk()
         # What comes behind it is not understood, and must not keep the reason from the client.
         await client.peer.send(wire + b"\xff" * 100_000)
-        assert await client.closed() == 1002
+        assert (await client.closed(), client.close_reason) == (1002, reason)
         await server.until_no_sockets()
 
     play(scenario, loop=loop)

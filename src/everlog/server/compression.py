@@ -27,12 +27,9 @@ def unpack_body(request: Request, is_allowed: bool, max_body_bytes: int) -> None
     if coding in (b"", b"identity") or not request.body:
         return
     if coding not in GZIP_CODINGS or not is_allowed:
-        known = (
-            "gzip or send it plain"
-            if is_allowed
-            else "no Content-Encoding; this server has gzip switched off"
-        )
-        raise ApiError(415, "unsupported_media_type", f"the body is coded as {coding!r}; use {known}")
+        known = "gzip and identity are" if is_allowed else "only identity is (gzip is switched off)"
+        message = f"Content-Encoding is {coding.decode('latin-1')}; {known} accepted here"
+        raise ApiError(415, "unsupported_media_type", message)
     request.body = _unpacked(request.body, max_body_bytes)
 
 
@@ -42,8 +39,8 @@ def _unpacked(body: bytes, max_body_bytes: int) -> bytes:
     try:
         # One byte more than there is room for, to see whether the body just fits.
         text = unpacker.decompress(body, max_body_bytes + 1)
-    except zlib.error as error:
-        raise invalid(f"the body is not valid gzip: {error}") from None
+    except zlib.error:
+        raise invalid("the body is not gzip, which Content-Encoding says it is") from None
     if len(text) > max_body_bytes:
         raise ApiError(
             413,

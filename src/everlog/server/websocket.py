@@ -36,6 +36,18 @@ JOINED_BYTES: Final = 64 * 1024
 # A peer that vanished without a word is noticed after about two minutes, though nothing is sent to it.
 KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3))
 FIN_TEXT: Final = 0x81
+# What a client did wrong, by a part of the library's message.
+BROKEN_RULES: Final = {
+    "unexpected CONTINUATION": "a message was continued that had not begun",
+    "expected CONTINUATION": "a message began before the one before it was complete",
+    "unmasked": "a frame was not masked",
+    "fragment control": "a control frame was fragmented",
+    "Control frame": "a control frame had more than 125 bytes",
+    "Reserved bit": "a reserved bit was set, and no extension was agreed on",
+    "opcode": "a frame had an unknown opcode",
+    "CLOSE": "a close frame had an invalid code or reason",
+    "length": "the length of a frame was not valid",
+}
 log = logging.getLogger("everlog.server.websocket")
 
 
@@ -80,6 +92,14 @@ def push_frame(op: str, lines: bytes) -> bytes:
     # The data of an event is one line, and the only part of its lines with a brace.
     fields = memoryview(lines)[lines.index(b"{") + 1 : -1]
     return text_frame(b'{"op":"%b",' % op.encode(), fields)
+
+
+def _broken_rule(event: CloseConnection) -> str:
+    """What is wrong with what a client sent, in words for the client."""
+    if event.code == CloseReason.INVALID_FRAME_PAYLOAD_DATA:
+        return "the text is not UTF-8"
+    reason = event.reason or ""
+    return next((rule for part, rule in BROKEN_RULES.items() if part in reason), "a frame was not valid")
 
 
 class Owner(Protocol):
@@ -303,7 +323,7 @@ class WebSocket:
         self._has_failed = True
         if event.code == CloseReason.INVALID_FRAME_PAYLOAD_DATA:
             self.send(self._owner.error_frame("invalid_json", "the message is not UTF-8"))
-        self.close(CloseReason(event.code), event.reason or "")
+        self.close(CloseReason(event.code), _broken_rule(event))
         self._write_all()
         transport = self._channel.transport
         if transport is not None and not transport.is_closing():
