@@ -1,7 +1,7 @@
 """What the HTTP API sends and takes, as types: one definition for server, clients, commands and Spark.
 
 Owns names, fields and their order; computes nothing. A field of an answer that has a default may be absent on
-the wire. Unknown fields are ignored, as the contract asks. The documents of the API are generated from these
+the wire. Clients ignore unknown fields of answers. The documents of the API are generated from these
 classes (`tools.reference_pages`), which adds the meaning of each field.
 """
 
@@ -29,10 +29,21 @@ class Performance(msgspec.Struct, frozen=True, omit_defaults=True):
     cold_segments_read: int | None = None
 
 
+class IgnoredMember(msgspec.Struct, frozen=True):
+    """A member of a request that the server does not know."""
+
+    path: str
+    name: str
+
+
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Base of the answers to requests; each of them carries `performance`."""
+    """Base of the answers to requests; each of them carries `performance`.
+
+    `ignored` lists members of the request's body that the server does not know.
+    """
 
     performance: Performance | None = None
+    ignored: list[IgnoredMember] | None = None
 
 
 class ErrorFields(msgspec.Struct, frozen=True, omit_defaults=True):

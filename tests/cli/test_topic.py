@@ -179,6 +179,12 @@ def test_a_copy_of_a_topic_is_one_pipe(topic: TopicCommands) -> None:
     assert [{**record, "$ts": 0} for record in topic.lines("read", "copy")] == wanted
 
 
+def test_a_record_line_with_an_unknown_member_is_refused(topic: TopicCommands) -> None:
+    error = topic.error("append", "slips", "--input", "record", "--data", '{"data":1,"delay_ms":5}')
+    assert error["code"] == "invalid_record" and "delay_ms" in error["message"]
+    assert topic.error("show", "slips")["code"] == "topic_not_found"
+
+
 def test_an_idempotency_key_makes_a_second_run_harmless(topic: TopicCommands, tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_text("1\n2\n3\n")

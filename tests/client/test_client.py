@@ -307,6 +307,15 @@ def test_routers_are_made_looked_at_listed_and_deleted(client: Any) -> None:
     assert client.routers() == []
 
 
+def test_a_member_that_the_server_does_not_know_is_refused(client: Any) -> None:
+    client.put_topic("t")
+    with pytest.raises(ApiFailed, match="did you mean 'tail'") as refused:
+        client.call(calls.start_watch({"t": {"tial": True}}))
+    assert refused.value.status == 400
+    with pytest.raises(ApiFailed, match="idempotency key ''"):
+        client.append("t", 1, idempotency_key="")
+
+
 def test_jobs_are_claimed_extended_given_back_and_done(client: Any) -> None:
     filled(client, "q", "x", "y", type="queue")
     first, second = client.claim("q", "w", 5).claimed

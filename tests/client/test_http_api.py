@@ -77,7 +77,7 @@ def test_a_request_holds_method_path_query_body_and_key() -> None:
     with ScriptedServer([OK]) as server, HttpApi(f"{server.url}/logs", "sesame") as api:
         api.call("POST", topic_path("a b"), Document, body={"x": 1}, query={"q": "ä&"})
         head, _, body = server.requests[0].partition(b"\r\n\r\n")
-    assert head.startswith(b"POST /logs/v0/topics/a%20b?q=%C3%A4%26 HTTP/1.1\r\n")
+    assert head.startswith(b"POST /logs/v0/topics/a%20b?q=%C3%A4%26&strict=true HTTP/1.1\r\n")
     assert b"\r\nAuthorization: Bearer sesame\r\n" in head + b"\r\n"
     assert b"\r\nContent-Type: application/json" in head
     assert json.loads(body) == {"x": 1}

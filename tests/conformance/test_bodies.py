@@ -189,9 +189,130 @@ def test_brackets_inside_strings_are_no_levels(api: Api) -> None:
     taken(api.append_text("t", '"' + "[{" * 500 + '\\"' + '"'), 201)
 
 
-def test_of_a_field_sent_twice_the_last_one_counts(api: Api) -> None:
-    taken(api.request("POST", "/v0/topics/t", b'{"records":[],"records":[{"data":1,"data":2}]}'), 201)
-    assert api.values("t") == [2]
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v0/topics/t", b'{"records":[{"data":1}],"records":[{"data":2}]}'),
+        ("/v0/topics/t", b'{"records":[{"data":1},{"data":1,"data":2}]}'),
+        ("/v0/topics/t", b'{"records":[{"data":1,"d\\u0061ta":2}]}'),
+        ("/v0/topics/t", b'{"records":[{"data":1,"tag":"a","tag":"a"}]}'),
+        ("/v0/topics/t", b'{"records":[{"data":1,"node":"a","node":null}]}'),
+        ("/v0/topics/t", b'{"records":[{"data":1,"meta":{},"meta":{}}]}'),
+        ("/v0/topics/t", b'{"records":[{"data":1}],"node":"a","node":"b"}'),
+        ("/v0/topics/t", b'{"records":[{"data":1}],"idempotency_key":"a","idempotency_key":"b"}'),
+        ("/v0/topics/t", b'{"records":[{"data":1}],"config":{"ttl_ms":1,"ttl_ms":2}}'),
+        ("/v0/topics/t/diff", b'{"limit":1,"limit":2}'),
+        ("/v0/watch", b'{"topics":{"t":{"tail":true,"tail":false}}}'),
+    ],
+)
+def test_a_member_that_comes_twice_is_refused(api: Api, path: str, body: bytes) -> None:
+    api.put("t")
+    reply = api.request("POST", path, body)
+    assert_error(reply, 400, "invalid_request")
+    assert "comes twice" in reply.json["error"]["message"]
+    assert api.values("t") == []
+
+
+def test_members_of_data_and_meta_may_come_twice(api: Api) -> None:
+    body = b'{"records":[{"data":{"a":1,"a":2},"meta":{"b":[{"c":1,"c":2}],"b":3}}],"config":{}}'
+    assert "ignored" not in taken(api.request("POST", "/v0/topics/t", body), 201)
+
+
+# --- Unknown members -------------------------------------------------------------------------------------
+
+
+def test_unknown_members_are_listed_in_the_answer(api: Api) -> None:
+    body = {"records": [{"data": 1}, {"data": 2, "delay_ms": 5}], "config": {"ttl": 1}, "prio": 2}
+    answer = taken(api.request("POST", "/v0/topics/t", body), 201)
+    assert answer["ignored"] == [
+        {"path": "prio", "name": "prio"},
+        {"path": "records[1].delay_ms", "name": "delay_ms"},
+        {"path": "config.ttl", "name": "ttl"},
+    ]
+    assert api.values("t") == [1, 2]
+
+
+def test_an_answer_lists_ten_unknown_members_at_most_and_cuts_their_names(api: Api) -> None:
+    body = {"records": [{"data": 1, **{f"{'x' * 200}{number}": 1 for number in range(50)}}]}
+    ignored = taken(api.request("POST", "/v0/topics/t", body), 201)["ignored"]
+    assert [member["name"] for member in ignored] == ["x" * 100] * 10
+
+
+STRICT = [
+    ("POST", "/v0/topics/t", {"records": [{"data": 1, "tga": "x"}]}, "records[0].tga", "tag"),
+    ("POST", "/v0/topics/t", {"records": [{"data": 1}], "idempotency-key": "k"}, None, "idempotency_key"),
+    ("POST", "/v0/topics/t", {"records": [{"data": 1}], "config": {"ttl": 1}}, "config.ttl", "ttl_ms"),
+    ("PUT", "/v0/topics/t", {"cap_record": 1}, "cap_record", "cap_records"),
+    ("POST", "/v0/topics/t/diff", {"from": 1}, "from", "from_seq"),
+    ("POST", "/v0/topics/t/delete", {"before_seq": 1, "macth": "a"}, "macth", "match"),
+    ("POST", "/v0/topics/q/claim", {"node": "w", "lease": 1}, "lease", "lease_ms"),
+    ("POST", "/v0/topics/q/ack", {"node": "w", "seqs": [], "lease_id": []}, "lease_id", "lease_ids"),
+    ("POST", "/v0/topics/q/nack", {"node": "w", "seqs": [], "delay": 1}, "delay", "delay_ms"),
+    ("POST", "/v0/topics/q/extend", {"node": "w", "seqs": [], "lease_ms": 1, "seq": 1}, "seq", "seqs"),
+    ("PUT", "/v0/routers/r", {"source": "a", "dest": "b", "filtre": "x"}, "filtre", "filter"),
+    ("POST", "/v0/watch", {"topics": {"t": {"tial": True}}}, "topics.t.tial", "tail"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "member", "nearest"), STRICT)
+def test_a_strict_request_with_an_unknown_member_is_refused(
+    api: Api, method: str, path: str, body: dict[str, object], member: str | None, nearest: str
+) -> None:
+    api.put("t")
+    api.put("q", type="queue")
+    wanted = member or "idempotency-key"
+    refused = api.request(method, f"{path}?strict=true", body)
+    assert_error(refused, 400, "invalid_request", path=wanted, nearest=nearest)
+    assert wanted in refused.json["error"]["message"] and nearest in refused.json["error"]["message"]
+    loose = api.request(method, path, body)
+    assert loose.status in (200, 201)
+    assert [member["path"] for member in loose.json["ignored"]] == [wanted]
+
+
+def test_a_strict_request_without_unknown_members_is_as_any_other(api: Api) -> None:
+    answer = taken(api.request("POST", "/v0/topics/t?strict=true", APPEND), 201)
+    assert "ignored" not in answer
+
+
+def test_members_of_data_and_meta_are_the_users(api: Api) -> None:
+    body = {"records": [{"data": {"tga": 1}, "meta": {"records": [{"x": 1}]}}], "config": {}}
+    assert "ignored" not in taken(api.request("POST", "/v0/topics/t?strict=true", body), 201)
+
+
+# --- What errors say -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "message"),
+    [
+        ("PUT", "/v0/topics/t", b'{"type":"Queue"}', 'type is "Queue"; it must be one of log, queue'),
+        ("PUT", "/v0/topics/t", b'{"ttl_ms":"5"}', 'ttl_ms is "5"; it must be a whole number'),
+        ("PUT", "/v0/topics/t", b'{"durable":1}', "durable is 1; it must be true or false"),
+        ("PUT", "/v0/topics/t", b'{"priority":"x"}', 'priority is "x"; it must be a whole number or null'),
+        ("PUT", "/v0/topics/t", b"[1]", "it is [1]; it must be an object"),
+        ("POST", "/v0/topics/t", b"", "it is empty; send a JSON object"),
+        ("POST", "/v0/topics/t", b"{}", "records is missing; it must be a list"),
+        ("POST", "/v0/topics/t", b'{"records":[{"data":1},{"tag":"a"}]}', "records[1].data is missing"),
+        ("POST", "/v0/topics/t", b'{"records":[{"data":1,"tag":7}]}', "records[0].tag is 7; it must be text"),
+        ("POST", "/v0/topics/t", b'{"records":[{"data":1}', "its JSON is cut off after 22 bytes"),
+        ("POST", "/v0/topics/t", b'{"records":[{"data":nope}]}', "it is not JSON from byte"),
+        ("POST", "/v0/topics/t", b'{"records":7,}', "it is not JSON from byte 13 on: }"),
+        ("POST", "/v0/topics/q/ack", b'{"node":"w","seqs":[1,"2"]}', 'seqs is [1,"2"]; it must be a list'),
+        (
+            "POST",
+            "/v0/watch",
+            b'{"topics":{"t":{}},"consistency":"x"}',
+            'consistency is "x"; it must be one of eventual, strong',
+        ),
+        ("POST", "/v0/watch", b'{"topics":{"t":{"tail":0}}}', "topics.t.tail is 0; it must be true or false"),
+    ],
+)
+def test_an_error_names_the_value_and_what_is_allowed(
+    api: Api, method: str, path: str, body: bytes, message: str
+) -> None:
+    reply = api.request(method, path, body)
+    assert_error(reply, 400, "invalid_request")
+    assert message in reply.json["error"]["message"]
 
 
 # --- Stored text -----------------------------------------------------------------------------------------

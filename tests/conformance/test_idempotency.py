@@ -59,6 +59,12 @@ def test_a_longer_key_is_refused(api: Api, key: str) -> None:
     assert_error(api.state("t"), 404, "topic_not_found")
 
 
+def test_an_empty_key_is_refused(api: Api) -> None:
+    assert_error(api.append("t", idempotency_key=""), 400, "invalid_request")
+    assert_error(append_with_header(api, ""), 400, "invalid_request")
+    assert_error(api.state("t"), 404, "topic_not_found")
+
+
 def test_a_longer_key_in_the_header_is_refused_too(api: Api) -> None:
     assert_error(append_with_header(api, "x" * 257), 400, "invalid_request")
 

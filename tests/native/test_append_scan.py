@@ -10,8 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from everlog.native.topics.log import FrameBuffer, RecordBatch, TopicLog, scan_append
-from everlog.server.bodies import MAX_NESTING, Append, AppendBody, decode
-from everlog.server.http import Request, Target
+from everlog.server.bodies import MAX_NESTING, Append, AppendBody, decode_text
 
 NAMES = st.none() | st.text(max_size=8)
 VALUES = st.recursive(
@@ -43,9 +42,7 @@ Fields = tuple[bytes, str | None, bool | None]
 
 def decoded(body: bytes) -> Fields:
     """The frames, the key and `create` that the general decoder finds."""
-    request = Request(Target("POST", b"/", b""), {b"content-type": b"application/json"}, "")
-    request.body = body
-    append = Append.of(decode(request, AppendBody))
+    append = Append.of(decode_text(body, AppendBody))
     assert isinstance(append.records, list)
     batch = RecordBatch(append.records, append.node)
     return frames_of(batch), append.idempotency_key, append.create

@@ -119,10 +119,45 @@ def test_a_request_id_is_any_json_and_comes_back_compact(request_id: Any) -> Non
     play(scenario)
 
 
-def test_a_missing_request_id_is_null_and_unknown_fields_do_not_matter() -> None:
+def test_a_missing_request_id_is_null() -> None:
     async def scenario(server: WatchServer) -> None:
         client = await server.talk()
-        assert await client.ask("ping", more=1) == {"op": "pong", "request_id": None}
+        assert await client.ask("ping") == {"op": "pong", "request_id": None}
+
+    play(scenario)
+
+
+def test_a_reply_lists_the_unknown_members_of_its_command() -> None:
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk()
+        ignored = [{"path": "more", "name": "more"}]
+        assert await client.ask("ping", more=1) == {"op": "pong", "request_id": None, "ignored": ignored}
+        ack = await client.ask("publish", topic="t", records=[{"data": 1}, {"data": 2, "prio": 3}])
+        assert ack["ignored"] == [{"path": "records[1].prio", "name": "prio"}]
+        subscribed = await client.ask("subscribe", topics={"t": {"tial": True}})
+        assert subscribed["ignored"] == [{"path": "topics.t.tial", "name": "tial"}]
+
+    play(scenario)
+
+
+def test_a_strict_socket_refuses_unknown_members() -> None:
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk(target="/v0/ws?strict=true")
+        refused = await client.ask("publish", topic="t", request_id=7, records=[{"data": 1, "tga": "x"}])
+        assert (refused["op"], refused["code"], refused["request_id"]) == ("error", "invalid_request", 7)
+        assert "records[0].tga" in refused["message"] and "'tag'" in refused["message"]
+        assert (await client.ask("ping"))["op"] == "pong"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("twice", ['"topic":"t","topic":"t"', '"topic":"t","op":"publish"'])
+def test_a_member_of_a_command_that_comes_twice_is_refused(twice: str) -> None:
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk()
+        await client.send_text('{"op":"publish","records":[{"data":1}],' + twice + "}")
+        (refused,) = await client.take("error")
+        assert refused["code"] == "invalid_request" and "comes twice" in refused["message"]
 
     play(scenario)
 

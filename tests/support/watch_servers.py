@@ -298,6 +298,11 @@ class WebSocketClient:
         self.peer.close()
         return int(self._closing.code)
 
+    @property
+    def close_reason(self) -> str | None:
+        """Why the server ended the conversation."""
+        return None if self._closing is None else self._closing.reason
+
     async def close(self, code: int = 1000) -> int:
         """End the conversation in the proper way; the code that the server answers."""
         await self.peer.send(self.masked(CloseConnection(code=code, reason="done")))
@@ -399,11 +404,14 @@ class WatchServer:
         return response
 
     async def talk(
-        self, headers: Mapping[str, str | None] | None = None, receive_buffer_bytes: int = 0
+        self,
+        headers: Mapping[str, str | None] | None = None,
+        receive_buffer_bytes: int = 0,
+        target: str = "/v0/ws",
     ) -> WebSocketClient:
         """Open a socket."""
         peer = await self.connect(receive_buffer_bytes)
-        response = await peer.ask(upgrade_request(headers))
+        response = await peer.ask(upgrade_request(headers, target))
         assert response.status == 101, response
         return WebSocketClient(peer)
 

@@ -64,8 +64,9 @@ COMMON: Final[dict[str, str]] = {
     "guarantee": "`exactly_once` marks copies, so that none is made twice",
     "head_seq": "highest seq that was given out; 0 if none was",
     "heartbeat_ms": "a sign of life after so much silence; clamped to [1000, 60000]",
-    "idempotency_key": "a repeat of this key within the topic's window appends nothing; at most 256 bytes",
+    "idempotency_key": "a repeat of this key within the topic's window appends nothing; 1 to 256 bytes",
     "idempotency_window_ms": "how long keys of appends are remembered",
+    "ignored": "members of the request that the server does not know, at most 10; absent if there are none",
     "in_flight": "jobs under a lease",
     "include_data": "whether records carry `data`",
     "include_meta": "whether records carry `meta`",
@@ -127,6 +128,10 @@ COMMON: Final[dict[str, str]] = {
 
 SPECIAL: Final[dict[str, dict[str, str]]] = {
     "RecordBody": {"node": "who wrote it, at most 128 bytes; instead of the one of the batch"},
+    "IgnoredMember": {
+        "path": "where it was, as `records[0].priority`",
+        "name": "its name; this and the path are cut after 100 characters",
+    },
     "AppendBody": {
         "node": "who wrote the records that bring no node themselves",
         "records": "1 to 10,000 records; appended all or none, with contiguous seqs",
@@ -236,7 +241,7 @@ BOUNDS: Final[dict[str, dict[str, dict[str, Any]]]] = {
     },
     "AppendBody": {
         "records": {"minItems": 1, "maxItems": MAX_RECORDS_PER_APPEND},
-        "idempotency_key": {"maxLength": MAX_IDEMPOTENCY_KEY_BYTES},
+        "idempotency_key": {"minLength": 1, "maxLength": MAX_IDEMPOTENCY_KEY_BYTES},
         "node": {"maxLength": 128},
     },
     "TopicConfig": {"dead_letter": {"pattern": f"^{TOPIC_NAME.pattern}$"}},

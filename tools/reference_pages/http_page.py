@@ -23,10 +23,11 @@ _OPENING = """# HTTP API
 All routes of the topics server, made from its code. The [guide](../guide/server.md) shows how to use them.
 The same for programs: [openapi.json](openapi.json) and [asyncapi.json](asyncapi.json).
 
-Requests and answers are JSON. Unknown fields of requests and unknown parameters are ignored; clients ignore
-unknown fields of answers. Integers are unsigned 64-bit numbers unless a range is given, times are
-milliseconds. In a query, `true` and `1`, `false` and `0` are booleans; anything else counts as absent. Each
-GET route also answers HEAD, and each path OPTIONS.
+Requests and answers are JSON. Members of a body that the server does not know are listed in `ignored` of the
+answer, or refused with `strict=true`; a member that comes twice is refused. Unknown parameters are ignored;
+clients ignore unknown fields of answers. Integers are unsigned 64-bit numbers unless a range is given, times
+are milliseconds. In a query, `true` and `1`, `false` and `0` are booleans; anything else counts as absent.
+Each GET route also answers HEAD, and each path OPTIONS.
 
 Under each route stand the [errors](#error-codes) of its own; those marked with * can be the answer to any
 request.

@@ -9,7 +9,17 @@ from typing import Any
 
 from msgspec import Struct
 
-from everlog.api_types import Appended, CaughtUp, Job, Records, StreamError, Tombstone, TopicGone, Watched
+from everlog.api_types import (
+    Appended,
+    CaughtUp,
+    IgnoredMember,
+    Job,
+    Records,
+    StreamError,
+    Tombstone,
+    TopicGone,
+    Watched,
+)
 
 
 class JobFrame(Job, frozen=True, kw_only=True):
@@ -26,6 +36,7 @@ class Subscribed(Struct, tag_field="op", tag="subscribed"):
 
     request_id: Any
     topics: dict[str, Watched]
+    ignored: list[IgnoredMember] | None = None
 
 
 class Unsubscribed(Struct, tag_field="op", tag="unsubscribed"):
@@ -33,6 +44,7 @@ class Unsubscribed(Struct, tag_field="op", tag="unsubscribed"):
 
     request_id: Any
     topics: list[str]
+    ignored: list[IgnoredMember] | None = None
 
 
 class Ack(Appended, frozen=True, kw_only=True, tag_field="op", tag="ack"):
@@ -46,6 +58,7 @@ class Pong(Struct, tag_field="op", tag="pong"):
     """The reply to `ping`."""
 
     request_id: Any
+    ignored: list[IgnoredMember] | None = None
 
 
 class SocketError(Struct, tag_field="op", tag="error"):

@@ -97,7 +97,8 @@ def openapi(routes: Routes) -> dict[str, Any]:
             "version": everlog.__version__,
             "summary": "Durable topics over HTTP, server-sent events and WebSockets.",
             "description": (
-                "Unknown fields of requests and unknown parameters are ignored, and clients ignore unknown "
+                "Members of a body that the server does not know are listed in `ignored` of the answer, or "
+                "refused with `strict=true`. Unknown parameters are ignored, and clients ignore unknown "
                 "fields of answers. Every path also answers HEAD where it answers GET, and OPTIONS."
             ),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},

@@ -70,6 +70,11 @@ class Operation:
         return self.path if self.name is None else self.path.replace(":name", f"{{{self.name}}}")
 
 
+_STRICT: Final = Parameter(
+    "strict", "boolean", "whether a member that the server does not know is refused instead of ignored", False
+)
+
+
 def _operation(
     group: str,
     request: str,
@@ -83,6 +88,8 @@ def _operation(
 ) -> Operation:
     """An operation; one with a scope also fails as all that need a key do."""
     method, path = request.split()
+    if "body" in more:
+        more["parameters"] = (*more.get("parameters", ()), _STRICT)
     names = {"/v0/topics/:name": "topic", "/v0/routers/:name": "router", "/v0/watch/:name": "wid"}
     return Operation(
         method=method,
@@ -350,6 +357,7 @@ WATCH: Final = (
         "Upgrade to a WebSocket",
         {101: Answer("the WebSocket, see the AsyncAPI document")},
         codes="unauthorized forbidden not_ready",
+        parameters=(_STRICT,),
         text="The key must be in the header. Pages of other origins need to be allowed (`cors_origins`).",
     ),
 )

@@ -49,7 +49,7 @@ class Defaults:
     node: str | None = None
 
 
-class _RecordLine(msgspec.Struct):
+class _RecordLine(msgspec.Struct, forbid_unknown_fields=True):
     """A record as it is sent, or as `everlog topic read --json` prints it."""
 
     data: msgspec.Raw
@@ -58,6 +58,8 @@ class _RecordLine(msgspec.Struct):
     meta: msgspec.Raw = _ABSENT
     read_tag: str | None = msgspec.field(name="$tag", default=None)
     read_node: str | None = msgspec.field(name="$node", default=None)
+    read_seq: int = msgspec.field(name="$seq", default=0)
+    read_ts: int = msgspec.field(name="$ts", default=0)
 
 
 def read_lines(paths: Iterable[str]) -> Iterator[Line | None]:

@@ -121,7 +121,7 @@ def append_many(
     body = _given(
         records=checked_records(records),
         node=node,
-        idempotency_key=idempotency_key or new_key(),
+        idempotency_key=new_key() if idempotency_key is None else idempotency_key,
         create=create,
         config=None if config is None else checked_settings(config),
     )

@@ -132,8 +132,14 @@ class Call(Generic[T]):
         self.headers = headers
 
     def steps(self, context: ClientContext) -> Flow[T]:
-        """Send the request, again where that is right."""
-        request = context.writer.request(self.method, self.path, self.body, self.headers)
+        """Send the request, again where that is right.
+
+        A body is strict: the server refuses a member that it does not know instead of ignoring it.
+        """
+        path = self.path
+        if self.body is not None:
+            path += "&strict=true" if "?" in path else "?strict=true"
+        request = context.writer.request(self.method, path, self.body, self.headers)
         attempts = context.attempts()
         while True:
             try:

@@ -87,7 +87,7 @@ class Messages:
     def hello(self, authorization: bytes | None) -> bytes:
         """The request for the upgrade."""
         headers = [] if authorization is None else [(b"Authorization", authorization)]
-        host, target = self.address.host_and_port, f"{self.address.prefix}/v0/ws"
+        host, target = self.address.host_and_port, f"{self.address.prefix}/v0/ws?strict=true"
         return self._protocol.send(ws.Request(host=host, target=target, extra_headers=headers))
 
     def command(self, command: Command[Any]) -> tuple[int, bytes]:
@@ -235,7 +235,7 @@ def publish(
         "topic": topic,
         "records": checked_records(records),
         "node": node,
-        "idempotency_key": idempotency_key or new_key(),
+        "idempotency_key": new_key() if idempotency_key is None else idempotency_key,
         "create": create,
         "config": None if config is None else checked_settings(config),
         "return_seqs": False,

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 from everlog.errors import EverlogError
 from everlog.server.auth import Key, Scope
+from everlog.server.body_checks import UnknownMember, ignored_field
 from everlog.server.compression import COMPRESSED_BYTES_MIN, packed, unpack_body
 from everlog.server.errors import CHALLENGE, RETRY_SOON, ApiError, from_engine, invalid, limit_reached
 from everlog.server.http import Exchange, Request, Target
@@ -35,13 +36,14 @@ log = logging.getLogger("everlog.server")
 class Call:
     """One request on its way through the application."""
 
-    __slots__ = ("exchange", "holds_slot", "key", "name", "started_ns")
+    __slots__ = ("exchange", "holds_slot", "ignored", "key", "name", "started_ns")
 
     def __init__(self, exchange: Exchange, started_ns: int) -> None:
         self.exchange = exchange
         self.started_ns = started_ns
         self.key: Key | None = None
         self.holds_slot = False
+        self.ignored: list[UnknownMember] | None = None
         self.name = ""
 
     @property
@@ -315,6 +317,8 @@ class App:
         """Send an answer."""
         if call.holds_slot:
             self._free_slot(call)
+        if call.ignored is not None:
+            body = ignored_field(body[:-1], call.ignored) + b"}"
         headers = self.cors_headers(call) if self.settings.cors_origins else ()
         if self.settings.gzip and len(body) >= COMPRESSED_BYTES_MIN:
             body, more = packed(call.request, body)

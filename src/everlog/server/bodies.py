@@ -11,6 +11,8 @@ import msgspec
 
 from everlog.api_types import Guarantee
 from everlog.native.topics.log import RecordBatch, json_fault, scan_append
+from everlog.server.app import Call, query_flag
+from everlog.server.body_checks import fault, unknown_members
 from everlog.server.errors import ApiError, invalid
 from everlog.server.http import Request
 from everlog.topics import TopicConfig
@@ -157,35 +159,47 @@ class Append(msgspec.Struct):
         )
 
 
-def decode_append(request: Request) -> Append:
+def decode_append(call: Call) -> Append:
     """Read the body of an append; raises the error for the client if it cannot be.
 
     What clients usually send is scanned, without an object for each record. Other fields, other spellings,
     and faults, which have to be named, are for the general decoder.
     """
-    check_type(request)
-    scanned = scan_append(request.body, MAX_NESTING)
+    check_type(call.request)
+    scanned = scan_append(call.request.body, MAX_NESTING)
     if scanned is None:
-        return Append.of(decode(request, AppendBody))
+        return Append.of(decode(call, AppendBody))
     records, idempotency_key, create = scanned
     return Append(records, None, idempotency_key, create)
 
 
-def decode(request: Request, kind: type[_Body], *, if_empty: _Body | None = None) -> _Body:
-    """Read the body of a request; raises the error for the client if it cannot be."""
-    body = request.body
+def decode(call: Call, kind: type[_Body], *, if_empty: _Body | None = None) -> _Body:
+    """Read the body of a request; raises the error for the client if it cannot be.
+
+    Members that `kind` does not have are noted for the answer, or refused if the request is strict.
+    """
+    body = call.request.body
     if not body and if_empty is not None:
         return if_empty
-    check_type(request)
-    fault = json_fault(body, MAX_NESTING)
-    if fault is not None:
-        raise invalid(f"the body is not acceptable JSON: {fault}")
+    check_type(call.request)
+    decoded = decode_text(body, kind)
+    unknown = unknown_members(body, kind)
+    if unknown:
+        if query_flag(call.query(), "strict", False):
+            raise unknown[0].refusal()
+        call.ignored = unknown
+    return decoded
+
+
+def decode_text(text: bytes, kind: type[_Body]) -> _Body:
+    """Read JSON text; raises the error for the client if it cannot be."""
+    problem = json_fault(text, MAX_NESTING)
+    if problem is not None:
+        raise invalid(f"the body is not acceptable JSON: {problem}")
     try:
-        decoded: _Body = _DECODERS[kind].decode(body)
+        decoded: _Body = _DECODERS[kind].decode(text)
     except msgspec.MsgspecError as error:
-        raise invalid(f"the body is not what this route expects: {error}") from None
-    except UnicodeDecodeError as error:
-        raise invalid(f"the body is not UTF-8: {error}") from None
+        raise invalid(f"the body cannot be used: {fault(text, kind, error)}") from None
     return decoded
 
 

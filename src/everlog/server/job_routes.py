@@ -134,7 +134,7 @@ class JobRoutes:
         """POST /v0/topics/:topic/claim."""
         if not call.request.body:
             raise invalid("a claim needs a body that names its node")
-        body = decode(call.request, ClaimBody)
+        body = decode(call, ClaimBody)
         check_counts(body)
         check_node(body.node)
         claimer = _CallClaimer(self, call, body)
@@ -142,7 +142,7 @@ class JobRoutes:
 
     def ack(self, call: Call) -> None:
         """POST /v0/topics/:topic/ack."""
-        body = decode(call.request, AckBody)
+        body = decode(call, AckBody)
         settled = self._settle(
             body, lambda: self._engine.ack(call.name, body.node, body.seqs, body.lease_ids)
         )
@@ -158,7 +158,7 @@ class JobRoutes:
 
     def nack(self, call: Call) -> None:
         """POST /v0/topics/:topic/nack."""
-        body = decode(call.request, NackBody)
+        body = decode(call, NackBody)
         check_counts(body)
         settled = self._settle(
             body,
@@ -190,7 +190,7 @@ class JobRoutes:
 
     def extend(self, call: Call) -> None:
         """POST /v0/topics/:topic/extend."""
-        body = decode(call.request, ExtendBody)
+        body = decode(call, ExtendBody)
         check_counts(body)
         settled = self._settle(
             body,

@@ -35,7 +35,7 @@ class RouterRoutes:
 
     def put_router(self, call: Call) -> None:
         """PUT /v0/routers/:router."""
-        body = decode(call.request, RouterBody)
+        body = decode(call, RouterBody)
         for name in (body.source, body.dest):
             _check_allowed(call.key, name)
         config = RouterConfig(

@@ -12,6 +12,7 @@ import msgspec
 
 from everlog.native.topics.log import json_fault
 from everlog.server.bodies import MAX_NESTING, AppendBody, WatchedBody
+from everlog.server.body_checks import UnknownMember, fault, unknown_members
 from everlog.server.errors import ApiError, invalid
 
 NULL: Final = b"null"
@@ -74,8 +75,12 @@ class _Envelope(msgspec.Struct):
     """What can be read of a message even if it is no command."""
 
     request_id: msgspec.Raw = _NO_ID
+    op: msgspec.Raw = _NO_ID
 
 
+_KINDS: Final[dict[bytes, type[msgspec.Struct]]] = {
+    msgspec.json.encode(kind.__struct_config__.tag): kind for kind in (Subscribe, Unsubscribe, Publish, Ping)
+}
 _commands: Final[msgspec.json.Decoder[Command]] = msgspec.json.Decoder(Command)
 _envelopes: Final = msgspec.json.Decoder(_Envelope)
 
@@ -89,29 +94,43 @@ class BadCommand(Exception):
         self.error = error
 
 
-def decode_command(message: bytes | bytearray) -> Command:
-    """Read a message, which is UTF-8; raises `BadCommand`."""
-    fault = json_fault(message, MAX_NESTING)
-    if fault is not None:
-        raise BadCommand(NULL, _invalid_json(fault))
+def decode_command(message: bytes | bytearray, *, is_strict: bool) -> tuple[Command, list[UnknownMember]]:
+    """Read a message, which is UTF-8, and what is in it that no command has; raises `BadCommand`."""
+    problem = json_fault(message, MAX_NESTING)
+    if problem is not None:
+        raise BadCommand(NULL, _invalid_json(problem))
     try:
-        return _commands.decode(message)
-    except msgspec.ValidationError as error:
-        problem = invalid(f"the message is no command: {error}")
-    except msgspec.DecodeError as error:
-        raise BadCommand(NULL, _invalid_json(str(error))) from None
+        command = _commands.decode(message)
+    except msgspec.MsgspecError as error:
+        raise _explained(message, error) from None
     try:
-        request_id = echoed(_envelopes.decode(message).request_id)
+        unknown = unknown_members(message, type(command))
+        if unknown and is_strict:
+            raise unknown[0].refusal()
+    except ApiError as error:
+        raise BadCommand(echoed(command.request_id), error) from None
+    return command, unknown
+
+
+def _explained(message: bytes | bytearray, error: msgspec.MsgspecError) -> BadCommand:
+    try:
+        # The decoder of commands stops at the first thing that is wrong; this one reads all of it.
+        envelope = _envelopes.decode(message)
     except msgspec.ValidationError:
-        request_id = NULL
-    except msgspec.DecodeError as error:
-        # The decoder of commands stops at the first thing that is wrong, and did not get here.
-        raise BadCommand(NULL, _invalid_json(str(error))) from None
-    raise BadCommand(request_id, problem)
+        envelope = _Envelope()
+    except msgspec.DecodeError as malformed:
+        return BadCommand(NULL, _invalid_json(fault(message, _Envelope, malformed)))
+    kind = _KINDS.get(bytes(envelope.op))
+    if kind is None:
+        ops = ", ".join(op.decode() for op in _KINDS)
+        problem = f"op is {bytes(envelope.op).decode()}; it must be one of {ops}"
+    else:
+        problem = fault(message, kind, error)
+    return BadCommand(echoed(envelope.request_id), invalid(f"the message is no command: {problem}"))
 
 
 def _invalid_json(reason: str) -> ApiError:
-    return ApiError(400, "invalid_json", f"the message is not acceptable JSON: {reason}")
+    return ApiError(400, "invalid_json", f"the message cannot be read: {reason}")
 
 
 def echoed(request_id: msgspec.Raw) -> bytes:

@@ -20,9 +20,10 @@ from wsproto.frame_protocol import CloseReason
 from everlog.errors import Closed, EverlogError
 from everlog.native.topics.log import SEQS_LISTED, SEQS_NULL
 from everlog.server import sse
-from everlog.server.app import App, Call, Route, scope_missing
+from everlog.server.app import App, Call, Route, query_flag, scope_missing
 from everlog.server.auth import Key, Scope
 from everlog.server.bodies import Append, check_counts
+from everlog.server.body_checks import UnknownMember, ignored_field
 from everlog.server.errors import ApiError, from_engine, invalid
 from everlog.server.fan_out import Batch, FanOut, ReadOptions, WatchCursor, Watcher, options_of
 from everlog.server.http import Request, Upgraded
@@ -66,9 +67,12 @@ class Subscription(WatchCursor):
 class SocketSession(Watcher):
     """One open WebSocket and what it asked for."""
 
-    def __init__(self, routes: WebSocketRoutes, key: Key | None, channel: Upgraded) -> None:
+    def __init__(
+        self, routes: WebSocketRoutes, key: Key | None, channel: Upgraded, *, is_strict: bool
+    ) -> None:
         super().__init__(ReadOptions(), routes.app.loop.time())
         self.key = key
+        self._is_strict = is_strict
         self._routes = routes
         self._app = routes.app
         self._socket = WebSocket(channel, self, routes.app.loop, routes.app.settings.max_body_bytes)
@@ -95,23 +99,23 @@ class SocketSession(Watcher):
         """Carry out a command; it gets exactly one reply, now or later."""
         self._unanswered += 1
         try:
-            command = decode_command(message)
+            command, unknown = decode_command(message, is_strict=self._is_strict)
         except BadCommand as bad:
-            self._reply_error(bad.request_id, bad.error)
+            self._reply_error(_echo(bad.request_id), bad.error)
             return
-        request_id = echoed(command.request_id)
-        self._guarded(request_id, _topic_of(command), partial(self._carry_out, command, request_id))
+        echo = _echo(echoed(command.request_id), unknown)
+        self._guarded(echo, _topic_of(command), partial(self._carry_out, command, echo))
         # What it changed is written at the end of this turn of the loop.
         self._app.turn_soon()
 
     def message_refused(self, code: str, reason: str) -> None:
         """A message that cannot be a command is answered as well."""
         self._unanswered += 1
-        self._reply_error(NULL, ApiError(400, code, reason))
+        self._reply_error(_echo(NULL), ApiError(400, code, reason))
 
     def error_frame(self, code: str, message: str) -> bytes:
         """An error that answers no command."""
-        return text_frame(_render_error(NULL, code, message))
+        return text_frame(_render_error(_echo(NULL), code, message))
 
     def room_made(self) -> None:
         """The client has taken something."""
@@ -129,28 +133,28 @@ class SocketSession(Watcher):
 
     # --- Commands ----------------------------------------------------------------------------------------
 
-    def _guarded(self, request_id: bytes, topic: str | None, step: Callable[[], None]) -> None:
+    def _guarded(self, echo: bytes, topic: str | None, step: Callable[[], None]) -> None:
         """Take a step of a command; whatever goes wrong is its reply and leaves the socket open."""
         try:
             step()
         except ApiError as error:
-            self._reply_error(request_id, error)
+            self._reply_error(echo, error)
         except EverlogError as error:
-            self._reply_error(request_id, from_engine(error, topic))
+            self._reply_error(echo, from_engine(error, topic))
         except Exception:
             log.exception("a command failed")
             message = "internal error; see the server log"
-            self._reply_error(request_id, ApiError(500, "internal", message))
+            self._reply_error(echo, ApiError(500, "internal", message))
 
-    def _carry_out(self, command: Command, request_id: bytes) -> None:
+    def _carry_out(self, command: Command, echo: bytes) -> None:
         if isinstance(command, Publish):
-            self._publish(command, request_id)
+            self._publish(command, echo)
         elif isinstance(command, Subscribe):
-            self._subscribe(command, request_id)
+            self._subscribe(command, echo)
         elif isinstance(command, Unsubscribe):
-            self._unsubscribe(command, request_id)
+            self._unsubscribe(command, echo)
         else:
-            self._reply(partial(_render, b"pong", request_id))
+            self._reply(partial(_render, b"pong", echo))
 
     def _require(self, scope: Scope, name: str) -> None:
         """Refuse what the key of this socket may not do."""
@@ -162,31 +166,31 @@ class SocketSession(Watcher):
         if not key.allows_name(name.encode()):
             raise ApiError(403, "forbidden", f"this key may not use the name {name!r}", {"topic": name})
 
-    def _publish(self, command: Publish, request_id: bytes) -> None:
+    def _publish(self, command: Publish, echo: bytes) -> None:
         started_ns = self._app.now_ns()
         name = command.topic
         self._require(Scope.WRITE if command.config is None else Scope.WRITE | Scope.ADMIN, name)
         check_dead_letter(self.key, command.config)
         appended = append_batch(self._app.ready_engine(), name, Append.of(command))
         acknowledge = partial(
-            self._render_ack, name, request_id, appended, with_seqs=command.return_seqs, started_ns=started_ns
+            self._render_ack, name, echo, appended, with_seqs=command.return_seqs, started_ns=started_ns
         )
 
         def done(commit: Commit) -> None:
             if commit.error is not None:
-                self._reply_error(request_id, from_engine(commit.error, name))
+                self._reply_error(echo, from_engine(commit.error, name))
             else:
                 self._reply(acknowledge)
 
         appended.commit.on_done(done)
 
     def _render_ack(
-        self, name: str, request_id: bytes, appended: Appended, *, with_seqs: bool, started_ns: int
+        self, name: str, echo: bytes, appended: Appended, *, with_seqs: bool, started_ns: int
     ) -> bytes:
         seqs = SEQS_LISTED if with_seqs else SEQS_NULL
-        return _render(b"ack", request_id, appended_fields(self._app, name, appended, seqs, started_ns))
+        return _render(b"ack", echo, appended_fields(self._app, name, appended, seqs, started_ns))
 
-    def _subscribe(self, command: Subscribe, request_id: bytes) -> None:
+    def _subscribe(self, command: Subscribe, echo: bytes) -> None:
         wanted = command.wanted()
         if not 1 <= len(wanted) <= TOPICS_MAX:
             raise invalid(f"a subscription to {len(wanted)} topics; name 1 to {TOPICS_MAX}")
@@ -207,11 +211,11 @@ class SocketSession(Watcher):
             self._routes.fan_out.join(name, self)
             fresh.append(subscription)
         floors = [self._app.ready_engine().floor_commit(name) for name in states]
-        when_all_done(floors, partial(self._subscribed, request_id, fresh, states))
+        when_all_done(floors, partial(self._subscribed, echo, fresh, states))
 
     def _subscribed(
         self,
-        request_id: bytes,
+        echo: bytes,
         fresh: list[Subscription],
         states: dict[str, TopicState],
         failed: Commit | None,
@@ -222,22 +226,22 @@ class SocketSession(Watcher):
         if failed is not None and failed.error is not None:
             for subscription in current:
                 self._drop(subscription.name)
-            self._reply_error(request_id, from_engine(failed.error, None))
+            self._reply_error(echo, from_engine(failed.error, None))
             return
         topics = positions_answer({known.name: known.seq for known in fresh}, states)
-        self._reply(partial(_render, b"subscribed", request_id, b'"topics":%b' % _json.encode(topics)))
+        self._reply(partial(_render, b"subscribed", echo, b'"topics":%b' % _json.encode(topics)))
         for subscription in current:
             subscription.is_active = True
             self._due[subscription.name] = subscription
         self._serve_soon()
 
-    def _unsubscribe(self, command: Unsubscribe, request_id: bytes) -> None:
+    def _unsubscribe(self, command: Unsubscribe, echo: bytes) -> None:
         names = command.names()
         if not names:
             raise invalid("name the topics to unsubscribe from, in topic or topics")
         for name in names:
             self._drop(name)
-        self._reply(partial(_render, b"unsubscribed", request_id, b'"topics":%b' % _json.encode(names)))
+        self._reply(partial(_render, b"unsubscribed", echo, b'"topics":%b' % _json.encode(names)))
 
     def _drop(self, name: str) -> None:
         """Follow a topic no more; not following it is no error."""
@@ -252,8 +256,8 @@ class SocketSession(Watcher):
 
     # --- Replies -----------------------------------------------------------------------------------------
 
-    def _reply_error(self, request_id: bytes, error: ApiError) -> None:
-        self._reply(partial(_render_error, request_id, error.code, str(error)))
+    def _reply_error(self, echo: bytes, error: ApiError) -> None:
+        self._reply(partial(_render_error, echo, error.code, str(error)))
 
     def _reply(self, render: Callable[[], bytes]) -> None:
         """Send a reply, rendered when there is room for it; those of one turn go out together."""
@@ -468,7 +472,8 @@ class WebSocketRoutes:
         except BaseException:
             self.slots.give_back(key)
             raise
-        session = SocketSession(self, key, channel)
+        is_strict = query_flag(call.query(), "strict", False)
+        session = SocketSession(self, key, channel, is_strict=is_strict)
         self._sessions.add(session)
         session.start()
 
@@ -505,11 +510,17 @@ def _authority(origin: str) -> str:
         return ""
 
 
-def _render(op: bytes, request_id: bytes, fields: bytes = b"") -> bytes:
-    """A reply: `fields` are those besides the two that every reply has."""
-    return b'{"op":"%b","request_id":%b%b%b}' % (op, request_id, b"," if fields else b"", fields)
+def _echo(request_id: bytes, unknown: list[UnknownMember] | None = None) -> bytes:
+    """What a reply repeats of its command: the id, and the members that were ignored."""
+    echo = b'"request_id":' + request_id
+    return ignored_field(echo, unknown) if unknown else echo
 
 
-def _render_error(request_id: bytes, code: str, message: str) -> bytes:
+def _render(op: bytes, echo: bytes, fields: bytes = b"") -> bytes:
+    """A reply: `fields` are those besides what every reply has."""
+    return b'{"op":"%b",%b%b%b}' % (op, echo, b"," if fields else b"", fields)
+
+
+def _render_error(echo: bytes, code: str, message: str) -> bytes:
     fields = b'"code":%b,"message":%b' % (_json.encode(code), _json.encode(message))
-    return _render(b"error", request_id, fields)
+    return _render(b"error", echo, fields)

@@ -65,7 +65,7 @@ class TopicRoutes:
 
     def put_topic(self, call: Call) -> None:
         """PUT /v0/topics/:topic."""
-        body = decode(call.request, TopicConfig, if_empty=TopicConfig())
+        body = decode(call, TopicConfig, if_empty=TopicConfig())
         check_counts(body)
         check_dead_letter(call.key, body)
         put = self._engine.put_topic(call.name, body)
@@ -121,7 +121,7 @@ class TopicRoutes:
         self._app.answer_when(call, commit, partial(self._account_answer, call, account))
 
     def _account_answer(self, call: Call, account: TopicAccount) -> tuple[bytes, int]:
-        fields: dict[str, object] = msgspec.structs.asdict(account)
+        fields: dict[str, object] = msgspec.to_builtins(account)
         fields["performance"] = msgspec.Raw(self._app.performance(call))
         return _json.encode(fields), 200
 
@@ -199,7 +199,7 @@ class TopicRoutes:
         """POST /v0/topics/:topic."""
         request = call.exchange.request
         engine = self._app.ready_engine()
-        append = decode_append(request)
+        append = decode_append(call)
         if append.config is not None:
             if not engine.has_topic(call.name):
                 self._app.require(call, Scope.WRITE | Scope.ADMIN)
@@ -211,7 +211,7 @@ class TopicRoutes:
 
     def delete_records(self, call: Call) -> None:
         """POST /v0/topics/:topic/delete."""
-        body = decode(call.request, DeleteBody)
+        body = decode(call, DeleteBody)
         check_counts(body)
         deleted = self._engine.delete_records(call.name, before_seq=body.before_seq, match=body.match)
         self._app.answer_when(call, deleted.commit, partial(self._records_deleted_answer, call, deleted))
@@ -234,7 +234,7 @@ class TopicRoutes:
 
     def diff(self, call: Call) -> None:
         """POST /v0/topics/:topic/diff."""
-        body = decode(call.request, DiffBody, if_empty=DiffBody())
+        body = decode(call, DiffBody, if_empty=DiffBody())
         check_counts(body)
         when_forwarded(self._app, call, call.name, LongPoll(self._app, call, body).read)
 
@@ -325,7 +325,7 @@ def _header_text(name: str, value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise invalid(f"the header {name} is {value!r}; it must be UTF-8") from None
+        raise invalid(f"the header {name} is not UTF-8") from None
 
 
 def _flag(value: bool) -> bytes:

@@ -107,7 +107,7 @@ class WatchSessions:
     def create(self, call: Call) -> None:
         """POST /v0/watch."""
         self.sweep()
-        body = decode(call.request, WatchBody)
+        body = decode(call, WatchBody)
         check_counts(body)
         if not 1 <= len(body.topics) <= TOPICS_MAX:
             raise invalid(f"a watch of {len(body.topics)} topics; name 1 to {TOPICS_MAX}")

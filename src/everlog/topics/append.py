@@ -40,9 +40,10 @@ def append(
         raise BatchTooLarge(
             f"an append of {len(records)} records; at most {MAX_RECORDS_PER_APPEND} are allowed, split it"
         )
-    if key is not None and len(key.encode("utf-8", "surrogatepass")) > MAX_IDEMPOTENCY_KEY_BYTES:
+    if key is not None and not 1 <= len(key.encode("utf-8", "surrogatepass")) <= MAX_IDEMPOTENCY_KEY_BYTES:
         raise InvalidRequest(
-            f"the idempotency key is longer than {MAX_IDEMPOTENCY_KEY_BYTES} bytes; use a hash"
+            f"the idempotency key {key[:100]!r} has {len(key)} characters; it must have 1 to "
+            f"{MAX_IDEMPOTENCY_KEY_BYTES} bytes: use a hash, or leave it out"
         )
     batch = records if isinstance(records, RecordBatch) else RecordBatch(records, node)
     now_ms = core.now_ms()

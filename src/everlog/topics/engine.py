@@ -213,7 +213,7 @@ class Engine:
         """
         self._check_open()
         return append.append(
-            self._core, name, records, node, idempotency_key or None, create, config, disable_backpressure
+            self._core, name, records, node, idempotency_key, create, config, disable_backpressure
         )
 
     def diff(

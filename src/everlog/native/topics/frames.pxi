@@ -64,6 +64,41 @@ def json_fault(text, uint32_t max_depth) -> str | None:
     return "it has an escape of half a surrogate pair"
 
 
+def json_names(text) -> list[bytes]:
+    """The names of an object's members in their order, as JSON strings; the text must be valid JSON."""
+    cdef Py_buffer view
+    cdef const uint8_t *at
+    cdef const uint8_t *end
+    cdef const uint8_t *start
+    cdef size_t depth = 0
+    cdef bint is_name = False
+    cdef list names = []
+    PyObject_GetBuffer(text, &view, PyBUF_SIMPLE)
+    try:
+        at = <const uint8_t *>view.buf
+        end = at + view.len
+        while at < end:
+            if at[0] == b'"':
+                start = at
+                at += 1
+                while at < end and at[0] != b'"':
+                    at += 2 if at[0] == b"\\" else 1
+                if is_name and at < end:
+                    names.append(start[:at + 1 - start])
+                is_name = False
+            elif at[0] == b"{" or at[0] == b"[":
+                depth += 1
+                is_name = depth == 1
+            elif at[0] == b"}" or at[0] == b"]":
+                depth -= 1
+            elif at[0] == b",":
+                is_name = depth == 1
+            at += 1
+    finally:
+        PyBuffer_Release(&view)
+    return names
+
+
 # --- Reading ----------------------------------------------------------------------------------------------
 
 
