@@ -3,7 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Bytecode is written for modules when they are first used; most are never.
+# Bytecode is written for modules when they are first used; most are never. It must be written then: tests start
+# hundreds of interpreters, and pytest rewrites every test module that it has no bytecode of.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-input --no-compile --quiet --constraint constraints.txt
 
 SETUP_STAMP := $(VENV)/.setup.stamp
@@ -34,13 +36,14 @@ setup: $(SETUP_STAMP) ## Create .venv, install the pinned versions and build the
 demo: setup ## Run the whole chain, leave demo-report/index.html: SECONDS=15 SYMBOLS=4
 	$(BIN)/python -m examples.demo --seconds $(SECONDS) --symbols $(SYMBOLS)
 
-# Two processes, a file of tests in one of them: most tests wait for processes and disks of their own.
+# Two processes that share the tests: each begins with a half, and the one that is done first takes from the other.
 # A test that no signal interrupts (native code, a callback that swallows it) ends its process and the run.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --max-worker-restart 0 \
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --max-worker-restart 0 \
 	-o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 
+# Every test, but with a fifth of the examples and seeds of those that try many.
 check: lint ## For the inner loop: lint, and the tests that need neither Spark nor a browser
-	$(PYTEST) -m 'not (crash or soak or spark or browser)'
+	HYPOTHESIS_PROFILE=quick $(PYTEST) -m 'not (crash or soak or spark or browser)'
 
 test: lint docs wheel ## Everything a change must pass: lint, docs, packaging, all tests
 	$(PYTEST)

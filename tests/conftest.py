@@ -1,12 +1,14 @@
 """Settings shared by all tests: hypothesis profiles, interrupts. Fixtures live next to their tests.
 
-`HYPOTHESIS_PROFILE=thorough` looks at many more examples than the default profile `ci`.
+`HYPOTHESIS_PROFILE=thorough` looks at many more examples than the default profile `ci`, `quick` at fewer.
 """
 
 import os
 import signal
 
 from hypothesis import HealthCheck, settings
+
+from tests.support.effort import effort
 
 # Deadlines and the too_slow check measure the machine, not everlog, and other work shares the machine.
 # A failure prints the blob that reproduces it.
@@ -17,6 +19,7 @@ settings.register_profile(
     derandomize=False,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("quick", parent=settings.get_profile("ci"), max_examples=effort(100))
 settings.register_profile("thorough", parent=settings.get_profile("ci"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

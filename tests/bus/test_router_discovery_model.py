@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from everlog.bus import Added, IpcLayout, Removed, RouterDiscovery, clear_ready, mark_ready
 from everlog.clock import TestClock
+from tests.support.effort import effort
 
 NAMES = st.sampled_from(["a", "b", "c"])
 
@@ -109,4 +110,4 @@ class DiscoveryMachine(RuleBasedStateMachine):
 
 
 TestDiscoveryAgainstASet = DiscoveryMachine.TestCase
-TestDiscoveryAgainstASet.settings = settings(max_examples=60, stateful_step_count=30)
+TestDiscoveryAgainstASet.settings = settings(max_examples=effort(60), stateful_step_count=30)

@@ -18,6 +18,7 @@ from everlog.client import ApiFailed, BufferFull, Client, Producer, ProducerFail
 from everlog.client.producer import MAX_RECORD_BYTES
 from everlog.errors import Closed, InvalidConfig, InvalidRecord, RecordTooLarge
 from everlog.testing import server
+from tests.support.effort import effort
 from tests.support.http_cases import PATIENCE_S
 from tests.support.tcp_peers import FaultProxy, ScriptedServer, http_answer
 
@@ -100,7 +101,7 @@ def shared() -> Any:
         yield client
 
 
-@settings(max_examples=30)
+@settings(max_examples=effort(30))
 @given(
     st.lists(st.tuples(JSON, st.none() | st.text(min_size=1, max_size=3)), max_size=40),
     st.integers(1, 10),

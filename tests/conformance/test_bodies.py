@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.effort import effort
 from tests.support.http_cases import (
     Api,
     RunningServer,
@@ -443,7 +444,7 @@ near_bodies = st.dictionaries(
 ) | st.fixed_dictionaries({"records": st.lists(records, max_size=3)}, optional={"config": near_values})
 
 
-@settings(max_examples=150)
+@settings(max_examples=effort(150))
 @given(body=st.binary(max_size=40) | st.text(max_size=40).map(str.encode) | near_bodies | json_values)
 def test_no_body_whatsoever_makes_the_server_fail(fuzzed: RunningServer, body: object) -> None:
     api = fuzzed.api()
@@ -456,7 +457,7 @@ def test_no_body_whatsoever_makes_the_server_fail(fuzzed: RunningServer, body: o
     api.client.close()
 
 
-@settings(max_examples=100)
+@settings(max_examples=effort(100))
 @given(
     method=st.sampled_from(["GET", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"]),
     name=st.binary(max_size=12),

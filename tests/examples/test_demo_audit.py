@@ -32,6 +32,7 @@ from examples.demo.records import (
     books_dir,
     ticks_dir,
 )
+from tests.support.effort import effort
 
 SOLO = "solo"
 START_NS = 1_700_000_000_000_000_000
@@ -130,7 +131,7 @@ def sessions(draw: st.DrawFn) -> Session:
     return Session(ticks, orders, fills, draw(st.lists(booked, min_size=1, max_size=12)))
 
 
-@settings(max_examples=40)
+@settings(max_examples=effort(40))
 @given(sessions())
 def test_the_audit_counts_lost_duplicated_and_redelivered_as_a_plain_model_does(session: Session) -> None:
     found = findings_of(session)

@@ -20,6 +20,7 @@ from everlog.market.protocol import TypeId
 from everlog.queue import Queue
 from everlog.queue.layout import HEADER_SIZE
 from tests.support.book_twins import l3_records
+from tests.support.effort import effort
 
 SEGMENT = 1 << 16
 """About 340 orders, so that a queue has several segments."""
@@ -103,7 +104,7 @@ stretch = st.builds(Stretch, st.integers(1, 3), st.integers(0, 700), st.booleans
     want=st.sampled_from([Outputs(), Outputs(places=True), Outputs(depth=2, statuses=True)]),
     at_most=st.sampled_from([1, 100, 255, 256, 300, 1024]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 def test_the_size_of_batches_changes_nothing(
     stretches: list[Stretch], own_channels: bool, policy: str, want: Outputs, at_most: int
 ) -> None:

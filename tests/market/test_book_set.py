@@ -16,6 +16,7 @@ from everlog.market import BookSet, BookSettings, EventStatus, L2Book, L3Book, M
 from everlog.market.protocol import BookEventType, BookMode, L3EventType
 from everlog.market.sequences import SequenceValidator
 from tests.support.book_twins import l2_record, l3_records
+from tests.support.effort import effort
 
 DIFF = BookEventType.DIFF
 
@@ -41,7 +42,7 @@ def payloads(records: NDArray[np.void]) -> list[bytes]:
     events=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(0, 3)), max_size=40),
     cut=st.integers(0, 40),
 )
-@settings(max_examples=50)
+@settings(max_examples=effort(50))
 def test_markets_in_one_stream_give_the_books_they_give_alone(
     events: list[tuple[int, int, int]], cut: int
 ) -> None:

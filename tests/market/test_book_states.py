@@ -14,6 +14,7 @@ from everlog.market import BookSet, BookSettings, Outputs
 from everlog.market.book_states import load_books, quarantine_books, save_books
 from everlog.market.protocol import BookEventType
 from tests.support.book_twins import l2_record, l3_records
+from tests.support.effort import effort
 from tests.support.import_runs import packed
 
 WANT = Outputs(top=True, depth=3, statuses=True, drift=True)
@@ -82,7 +83,7 @@ def told(books: BookSet, payloads: list[bytes]) -> list[Any]:
     return said
 
 
-@settings(max_examples=200)
+@settings(max_examples=effort(200))
 @given(
     st.one_of(level_events.map(level_payloads), order_events.map(order_payloads)),
     st.integers(0, 30),

@@ -16,6 +16,7 @@ from everlog.market.book_results import L2_UPDATE, TOP, BookResult
 from everlog.market.protocol import L3EventType
 from everlog.market.result_memory import MAX_BLOCKS, SMALLEST_BLOCK_BYTES, aligned_array
 from tests.support.book_twins import l3_records
+from tests.support.effort import effort
 
 ADD, CANCEL = int(L3EventType.ORDER_ADD), int(L3EventType.ORDER_CANCEL)
 LARGE = SMALLEST_BLOCK_BYTES // TOP.itemsize
@@ -42,7 +43,7 @@ def address(array: NDArray[np.generic] | None) -> int:
     batches=st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 3)), min_size=1, max_size=6),
     max_blocks=st.integers(1, 9),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=effort(25), deadline=None)
 def test_results_are_those_of_new_memory_however_long_they_are_kept(
     batches: list[tuple[int, int]], max_blocks: int
 ) -> None:

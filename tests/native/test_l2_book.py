@@ -17,6 +17,7 @@ from everlog.market.books import L2Book
 from everlog.market.packing import PackedRecords
 from everlog.market.protocol import BookEventType
 from tests.support.book_twins import L2Twin, l2_record
+from tests.support.effort import effort
 
 U64_MAX = 2**64 - 1
 Update = tuple[int, int, int]
@@ -290,7 +291,7 @@ def test_an_event_that_breaks_the_protocol_is_refused_and_changes_nothing(
 
 
 @given(updates=UPDATES)
-@settings(max_examples=30)
+@settings(max_examples=effort(30))
 def test_a_book_loaded_from_its_snapshot_is_equal(updates: list[Update]) -> None:
     book, copy = L2Book(), L2Book()
     book.apply_array(as_array(updates))

@@ -15,6 +15,7 @@ from everlog.market.book_results import NOT_QUEUED, EventStatus, Outputs
 from everlog.market.books import L3Book
 from everlog.market.protocol import L3EventType, L3Flags
 from tests.support.book_twins import L3Row, L3Twin, l3_records
+from tests.support.effort import effort
 
 ADD, CANCEL, MODIFY, TRADE = (
     L3EventType.ORDER_ADD,
@@ -59,7 +60,7 @@ def assert_equal_books(book: L3Book, twin: L3Twin) -> None:
 
 
 @given(events=st.lists(rows(), max_size=120))
-@settings(max_examples=150)
+@settings(max_examples=effort(150))
 def test_any_events_leave_the_orders_and_queues_of_the_plain_book(events: list[L3Row]) -> None:
     book, twin = L3Book(unknown_orders="skip"), L3Twin()
     if not events:
@@ -75,7 +76,7 @@ def test_any_events_leave_the_orders_and_queues_of_the_plain_book(events: list[L
 
 
 @given(events=st.lists(rows(), min_size=1, max_size=60), every=st.integers(1, 4))
-@settings(max_examples=50)
+@settings(max_examples=effort(50))
 def test_depth_and_places_are_those_of_the_plain_book_at_each_event(events: list[L3Row], every: int) -> None:
     records, twin = l3_records(events), L3Twin()
     result = L3Book(unknown_orders="skip").apply_array(records, Outputs(depth=3, every=every, places=True))
@@ -121,7 +122,7 @@ def test_thousands_of_orders_at_one_price_keep_their_order_and_places() -> None:
 
 
 @given(events=st.lists(rows(), min_size=2, max_size=200), half=st.integers(0, 200), scale=st.integers(0, 3))
-@settings(max_examples=60)
+@settings(max_examples=effort(60))
 def test_places_that_are_asked_for_late_are_those_of_a_book_that_always_showed_them(
     events: list[L3Row], half: int, scale: int
 ) -> None:
@@ -215,7 +216,7 @@ def test_a_large_random_book_agrees_with_the_plain_one() -> None:
         st.one_of(rows(), st.just((int(L3EventType.RESET), 0, 0, 0, 0, 0, 0, 0))), min_size=1, max_size=80
     )
 )
-@settings(max_examples=80)
+@settings(max_examples=effort(80))
 def test_whatever_is_asked_for_and_one_by_one_the_events_do_the_same(events: list[L3Row]) -> None:
     records, twin = l3_records(events), L3Twin()
     outputs = (Outputs(), Outputs(places=True), Outputs(places=True, statuses=True), Outputs(trades=True))
@@ -398,7 +399,7 @@ def test_more_orders_than_allowed_are_refused() -> None:
 
 
 @given(events=st.lists(rows(), min_size=1, max_size=60))
-@settings(max_examples=40)
+@settings(max_examples=effort(40))
 def test_a_book_loaded_from_its_snapshot_goes_on_like_the_original(events: list[L3Row]) -> None:
     book, copy = L3Book(unknown_orders="skip"), L3Book(unknown_orders="skip", gap_policy="ignore")
     half = len(events) // 2

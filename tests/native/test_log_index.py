@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from everlog.errors import Corrupt
 from everlog.native.topics.log import FrameBuffer, LogReplay, Sources, TopicLog
 from tests.native.topic_log_twin import CONTINUES, DEAD, DURABLE, INDEX_ENTRY, NewRecord, TwinLog, index_entry
+from tests.support.effort import effort
 
 TOPIC = 0xABCDEF0123
 BLOCK = 4096
@@ -298,7 +299,7 @@ def log_end() -> bytes:
 
 
 TestTopicLog = TopicLogMachine.TestCase
-TestTopicLog.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestTopicLog.settings = settings(max_examples=effort(80), stateful_step_count=40, deadline=None)
 
 
 # --- Blocks and memory -------------------------------------------------------------------------------------

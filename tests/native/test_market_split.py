@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from everlog.market.protocol import BookEventType, BookMode, new_headers
 from everlog.native.market.events import split_markets
+from tests.support.effort import effort
 
 event = st.tuples(
     st.integers(1, 2),  # venue
@@ -42,7 +43,7 @@ def split(headers: np.ndarray[Any, np.dtype[np.void]], apart: int = 64) -> tuple
     return split_markets(buffer, offsets, np.full(len(headers), 64, np.uint64))
 
 
-@settings(max_examples=200)
+@settings(max_examples=effort(200))
 @given(st.lists(event, max_size=40), st.sampled_from([64, 72, 192]))
 def test_every_market_has_its_events_in_their_order_and_every_gap_is_found(
     events: list[Any], apart: int

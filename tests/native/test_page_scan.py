@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from everlog.native.columns.frame_columns import FrameColumns
 from everlog.pipeline.options import U64_MAX
+from tests.support.effort import effort
 
 MANY = 100
 plain_name = st.text(st.characters(exclude_characters='"\\', exclude_categories=["Cs", "Cc"]), max_size=6)
@@ -64,7 +65,7 @@ def expected_row(one: dict[str, Any]) -> tuple[Any, ...]:
 
 
 @given(st.lists(record, min_size=1, max_size=6), st.integers(0, 60), st.integers(0, 60), st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=effort(300))
 def test_what_is_picked_is_what_a_decoder_finds_in_the_range(
     records: list[dict[str, Any]], first: int, end: int, spaced: bool
 ) -> None:
@@ -80,7 +81,7 @@ def test_what_is_picked_is_what_a_decoder_finds_in_the_range(
 
 
 @given(st.lists(record, min_size=1, max_size=4), st.data())
-@settings(max_examples=300)
+@settings(max_examples=effort(300))
 def test_text_that_is_cut_or_changed_is_left_alone_or_read_right(
     records: list[dict[str, Any]], data: st.DataObject
 ) -> None:

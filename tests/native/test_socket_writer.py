@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from everlog.native.topics.socket_writer import SocketWriter
 from tests.native.socket_writers import WriterPair
+from tests.support.effort import effort
 
 SIZES = st.one_of(st.integers(1, 200), st.integers(1, 40_000))
 STEPS = st.lists(
@@ -49,7 +50,7 @@ def write(pair: WriterPair, kind: str, data: bytes) -> None:
         writer.write_two(data[:10], data[10:])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=effort(80), deadline=None)
 @given(steps=STEPS, seed=st.integers(0, 1000))
 def test_the_client_gets_exactly_what_was_written_in_order(steps: list[tuple[str, int]], seed: int) -> None:
     source = random.Random(seed)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from everlog.native.topics.log import FrameBuffer, TopicLog
 from tests.native.topic_log_twin import NewRecord, TwinLog, TwinRecord, index_entry
+from tests.support.effort import effort
 
 TOPIC = 3
 FOREVER = 1 << 62
@@ -54,7 +55,7 @@ def sweep_tags(log: TopicLog) -> int:
     return calls
 
 
-@settings(max_examples=150)
+@settings(max_examples=effort(150))
 @given(
     st.lists(TAGS, min_size=1, max_size=60),
     st.lists(st.integers(1, 60), max_size=40),

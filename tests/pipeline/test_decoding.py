@@ -18,9 +18,10 @@ from everlog.pipeline.sources.base import BatchReader
 from everlog.pipeline.sources.queue import QueueSource
 from everlog.queue import Queue
 from tests.pipeline.spark_payloads import BOOK_EVENT, HEADER, MARKETS, VENUES, Sample, book_events, samples
+from tests.support.effort import effort
 
 # Every example writes and opens a queue.
-few = settings(max_examples=25)
+few = settings(max_examples=effort(25))
 DECODED = ("book", "trade", "l3")
 
 

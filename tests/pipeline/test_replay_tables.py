@@ -25,6 +25,7 @@ from everlog.pipeline.jobs.replay import DEPTH, REPORT, TOP, BookTables, ReplayP
 from everlog.queue import Queue
 from everlog.seq_ranges import SeqRange
 from tests.support.book_twins import l2_record, l3_records
+from tests.support.effort import effort
 from tests.support.market_queues import MARKETS, SECOND_NS, START_NS, write_market_queue
 
 NAMES = {kind: kind for kind in (TOP, DEPTH, REPORT)}
@@ -87,7 +88,7 @@ def test_tops_and_depth_are_those_of_one_set_of_books(queue: str) -> None:
     assert found[REPORT] == []
 
 
-@settings(max_examples=20)
+@settings(max_examples=effort(20))
 @given(st.integers(1, 4), st.lists(st.integers(0, 450), max_size=4))
 def test_books_that_are_kept_between_batches_write_what_one_run_does(
     queue: str, tasks: int, cuts: list[int]
@@ -157,7 +158,7 @@ def test_messages_that_are_gone_are_in_the_report_and_books_wait_for_a_whole_one
         replayed(str(path), 1, ReplayPlan())
 
 
-@settings(max_examples=20)
+@settings(max_examples=effort(20))
 @given(st.integers(1, 7))
 def test_every_message_falls_to_one_task(tasks: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from everlog.errors import Corrupt, Unsupported
 from everlog.queue import Batch, QueueReader
+from tests.support.effort import effort
 from tests.support.queues import SMALL, flip, open_reader, open_writer, overwrite, segment_file
 
 QUOTE = np.dtype([("price", "<f8"), ("size", "<u4"), ("side", "u1"), ("pad", "V3")])
@@ -189,7 +190,7 @@ def test_verify_can_be_chosen_for_each_batch(tmp_path: Path) -> None:
         assert reader.read_batch().seq.tolist() == [0, 1, 2]
 
 
-@settings(max_examples=60)
+@settings(max_examples=effort(60))
 @given(
     sizes=st.lists(st.one_of(st.integers(0, 3), st.integers(0, 300), st.just(SMALL - 128)), max_size=40),
     alike=st.sampled_from([1, 1, 7, 20]),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from everlog.clock import NS_PER_S, TestClock
 from everlog.errors import QueueFull
 from everlog.queue import QueueReader, QueueWriter
+from tests.support.effort import effort
 from tests.support.queues import SMALL, open_reader, open_writer, payloads, read_all, register
 from tests.support.ring_twin import record_size
 
@@ -296,7 +297,7 @@ def test_block_lets_two_real_threads_work_through_a_small_queue(tmp_path: Path) 
 # -- against a model -------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@settings(max_examples=effort(40))
 @given(
     limits=st.sampled_from([{"max_bytes": 700}, {"max_segments": 2}, {"max_bytes": 1500, "max_segments": 2}]),
     steps=st.lists(

@@ -32,6 +32,7 @@ from everlog.queue.doctor import (
 from everlog.queue.inspect import inspect_queue
 from everlog.queue.segment import list_segments, remove_segment
 from tests.support.command_lines import Holder, holding
+from tests.support.effort import effort
 from tests.support.files import hooked_fs
 from tests.support.processes import eventually
 from tests.support.queues import (
@@ -501,7 +502,7 @@ def test_the_candidates_are_exactly_what_a_writer_deletes(
         max_size=5,
     )
 )
-@settings(max_examples=60)
+@settings(max_examples=effort(60))
 def test_whatever_the_files_hold_the_examination_ends_and_changes_nothing(
     sample: Path, tmp_path_factory: pytest.TempPathFactory, damage: list[tuple[str, int, bytes, str]]
 ) -> None:

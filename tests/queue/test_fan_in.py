@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from everlog.errors import ConcurrentUse, Corrupt, Unsupported
 from everlog.queue import BusySpin, FanInReader, QueueReader, QueueWriter, Sleep, SpinThenPark, WaitStrategy
+from tests.support.effort import effort
 from tests.support.processes import eventually
 from tests.support.queues import flip, open_reader, open_writer, segment_file
 
@@ -135,7 +136,7 @@ def test_damage_in_one_source_is_raised_and_loses_nothing_of_the_others(tmp_path
         assert delivered(fan_in) == [(0, 1), (0, 3), (1, 4)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=effort(40))
 @given(
     stamps=st.lists(st.lists(st.integers(0, 30), max_size=8), min_size=1, max_size=4),
     stop=st.integers(0, 20),

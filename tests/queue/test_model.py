@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from everlog.errors import PayloadTooLarge, Unsupported
 from everlog.queue import MessageView, QueueReader, QueueWriter
+from tests.support.effort import effort
 from tests.support.queues import open_reader, open_writer, read_all, sealed, stored_records
 from tests.support.ring_twin import record_size
 
@@ -315,5 +316,5 @@ class QueueMachine(RuleBasedStateMachine):
         assert reader.position == before
 
 
-QueueMachine.TestCase.settings = settings(max_examples=45, stateful_step_count=40)
+QueueMachine.TestCase.settings = settings(max_examples=effort(45), stateful_step_count=40)
 TestQueueAgainstAList = QueueMachine.TestCase

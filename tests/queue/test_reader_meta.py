@@ -20,6 +20,7 @@ from everlog.fs import Fs, OsFs
 from everlog.queue import reader_meta
 from everlog.queue.reader_meta import ReaderMetaFile, ReaderPosition, list_readers
 from tests.support.command_lines import holding
+from tests.support.effort import effort
 from tests.support.files import descriptors_below, hooked_fs, interrupting_fs, tree
 
 U64 = st.integers(0, 2**64 - 1)
@@ -175,7 +176,7 @@ def test_each_store_takes_the_next_generation_and_the_other_slot(tmp_path: Path)
 
 
 @given(st.lists(st.tuples(U64, U64, U64, st.booleans(), st.booleans()), min_size=1, max_size=12))
-@settings(max_examples=50)
+@settings(max_examples=effort(50))
 def test_the_last_store_is_what_the_next_reader_of_that_name_finds(
     tmp_path_factory: pytest.TempPathFactory, stores: list[tuple[int, int, int, bool, bool]]
 ) -> None:

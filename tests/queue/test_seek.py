@@ -14,6 +14,7 @@ from everlog.fault_fs import FaultFs
 from everlog.queue import QueueReader
 from everlog.queue.seek import Seeker, SegmentPosition
 from tests.support import ring_twin
+from tests.support.effort import effort
 from tests.support.files import UnsyncedFs
 from tests.support.queues import (
     SMALL,
@@ -333,7 +334,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@settings(max_examples=150)
+@settings(max_examples=effort(150))
 @given(
     segment_id=st.integers(0, 2),
     damage=st.lists(st.tuples(st.integers(0, 80 + 24 * 2 - 1), st.integers(1, 255)), min_size=1, max_size=2),

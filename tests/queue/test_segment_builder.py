@@ -16,6 +16,7 @@ from everlog.fs import OsFs
 from everlog.queue import Queue
 from everlog.queue.doctor import Severity, examine_queue
 from everlog.queue.segment_builder import BuiltSegment, SegmentBuilder, assemble
+from tests.support.effort import effort
 from tests.support.files import UnsyncedFs
 
 SEGMENT_SIZE = 1024
@@ -69,7 +70,7 @@ def read(path: Path) -> list[tuple[int, Sent]]:
         ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=effort(40), deadline=None)
 @given(messages=MESSAGES, first_seq=st.integers(0, 2**40), cut=st.integers(0, 30))
 def test_an_archive_is_a_queue_with_the_same_messages(
     tmp_path_factory: pytest.TempPathFactory, messages: list[Sent], first_seq: int, cut: int

@@ -21,6 +21,7 @@ from everlog.fault_fs import FaultFs
 from everlog.queue import QueueWriter
 from everlog.queue.layout import CTRL_NOTIFY_SEQ, CTRL_WRITE_OFFSET, CTRL_WRITER_HEARTBEAT_NS
 from tests.support import ring_twin
+from tests.support.effort import effort
 from tests.support.files import UnsyncedFs
 from tests.support.processes import eventually
 from tests.support.queues import (
@@ -439,7 +440,7 @@ def test_a_source_of_payloads_that_fails_publishes_none(tmp_path: Path) -> None:
         assert head(writer) == (0, 64, 0)
 
 
-@settings(max_examples=40)
+@settings(max_examples=effort(40))
 @given(sizes=st.lists(st.integers(0, 300), max_size=30))
 def test_many_is_the_same_as_one_by_one(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
     path = tmp_path_factory.mktemp("many")

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.effort import effort
 from tests.support.files import UnsyncedFs
 from tests.support.stepped_servers import SteppedServer
 
@@ -121,7 +122,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 @given(STEPS, st.booleans(), st.booleans(), st.data())
 def test_requests_that_come_in_pieces_are_answered_and_logged_as_whole_ones(
     steps: list[str | bytes], in_memory: bool, gzip: bool, data: st.DataObject

@@ -17,6 +17,7 @@ from everlog.clock import SystemClock
 from everlog.server.http_connection import HttpConnection
 from everlog.server.socket_session import SocketSession
 from everlog.server.watch_stream import WatchStream
+from tests.support.effort import effort
 from tests.support.http_peers import request_bytes, settle, until
 from tests.support.watch_servers import Frame, SseClient, WatchServer, WebSocketClient, play
 
@@ -131,7 +132,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=effort(15), deadline=None)
 @given(steps=STEPS)
 def test_readers_of_any_speed_get_every_record_once_and_in_order(steps: list[tuple[str, int, int]]) -> None:
     async def scenario(server: WatchServer) -> None:

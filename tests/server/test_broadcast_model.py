@@ -14,6 +14,7 @@ from everlog.server.app import App
 from everlog.server.fan_out import WATCHERS_PER_CLOCK, Batch, FanOut, ReadOptions, WatchCursor, Watcher
 from everlog.server.sse import record_lines
 from everlog.topics import Engine, NewRecord, TopicConfig
+from tests.support.effort import effort
 
 HEAD = 5
 PLAIN, BARE = ReadOptions(), ReadOptions(include_data=False)
@@ -160,7 +161,7 @@ def fan_out_of(engine: Engine, looks_in_time: int) -> tuple[FanOut, Callable[[],
     return fan_out, drain
 
 
-@settings(max_examples=300)
+@settings(max_examples=effort(300))
 @given(specs=SPECS, looks_in_time=st.integers(0, 3))
 @example(specs=[Spec(reaction="raises")] * 20, looks_in_time=0)
 def test_each_watcher_is_served_once_by_a_shared_batch_or_on_its_own(

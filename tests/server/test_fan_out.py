@@ -23,6 +23,7 @@ from everlog.server.fan_out import (
 from everlog.server.watch_sessions import when_all_done
 from everlog.server.watch_stream import WatchStream
 from everlog.topics import Commit, Diff, NewRecord, TopicConfig
+from tests.support.effort import effort
 from tests.support.engines import SEGMENT_EVENTS, HeldSyncs, open_small, stopped_directory
 from tests.support.files import UnsyncedFs
 from tests.support.http_peers import settle, until
@@ -207,7 +208,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=effort(40))
 @given(
     steps=st.lists(STEPS, max_size=15),
     cap=st.sampled_from([0, 0, 7]),

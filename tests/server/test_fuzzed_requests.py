@@ -20,12 +20,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.effort import effort
 from tests.support.processes import eventually, resources_of
 from tests.support.server_clients import PlainClient
 from tests.support.server_processes import ServerProcess, running_server
 from tests.support.watch_servers import upgrade_request
 
-CASES = int(os.environ.get("FUZZ_CASES", "400"))
+CASES = int(os.environ.get("FUZZ_CASES", effort(400)))
 SEED = int(os.environ.get("TEST_SEED", "7"))
 GROWTH_MAX_BYTES = 64 * 2**20
 WITNESS_PATIENCE_S = 10.0

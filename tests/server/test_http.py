@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlog.clock import NS_PER_S, TestClock
+from tests.support.effort import effort
 from tests.support.http_peers import HOST, LOOPS, EchoServer, Peer, play, request_bytes, settle, until
 
 pytestmark = pytest.mark.parametrize("loop", LOOPS)
@@ -73,7 +74,7 @@ def test_a_connection_does_not_wait_to_fill_packets(loop: str) -> None:
     play(loop, scenario)
 
 
-@settings(max_examples=15)
+@settings(max_examples=effort(15))
 @given(order=st.permutations(range(5)))
 def test_responses_come_in_the_order_of_requests(loop: str, order: list[int]) -> None:
     async def scenario(echo: EchoServer) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from everlog.server.http import HttpLimits, Request
 from everlog.server.http_exchange import Refusal, Targets
 from everlog.server.http_reading import RequestReader
+from tests.support.effort import effort
 from tests.support.http_peers import HOST, LOOPS, EchoServer, play, request_bytes, run_on, serving, settle
 
 START = b"POST / HTTP/1.1\r\n" + HOST
@@ -134,7 +135,7 @@ PARTS = st.sampled_from(
 INPUTS = st.lists(st.one_of(PARTS, PARTS, PARTS, st.binary(max_size=40)), min_size=1, max_size=12)
 
 
-@settings(max_examples=120)
+@settings(max_examples=effort(120))
 @given(pieces=INPUTS)
 @example(pieces=[b"GET / HTTP/1.1\r\n", b"Connection: Upgrade\r\nUpgrade: echo\r\n", HOST, b"\r\n", b"\0"])
 def test_no_input_gives_a_traceback_or_a_hang(pieces: list[bytes]) -> None:

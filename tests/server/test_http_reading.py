@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from everlog.server.http_exchange import HttpLimits, Refusal, Request, Target, Targets
 from everlog.server.http_reading import RequestReader
+from tests.support.effort import effort
 
 LIMITS = HttpLimits(max_body_bytes=200, max_target_bytes=60, max_header_bytes=400, max_headers=6)
 GOOD = (
@@ -93,14 +94,14 @@ def messages(draw: st.DrawFn) -> bytes:
     return end.join(lines) + end + end + body + behind
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=effort(300), deadline=None)
 @given(messages(), st.data())
 def test_a_request_is_the_same_however_it_is_cut(data: bytes, draw: st.DataObject) -> None:
     cut = draw.draw(st.integers(0, len(data)))
     assert read(data) == read(data[:cut], data[cut:])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=effort(300), deadline=None)
 @given(st.integers(0, len(GOOD) - 1), st.binary(min_size=0, max_size=2), st.integers(0, 3))
 def test_a_request_with_a_spoilt_place_is_the_same_byte_by_byte(
     place: int, instead: bytes, gone: int

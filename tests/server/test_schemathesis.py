@@ -29,11 +29,12 @@ from schemathesis.specs.openapi.checks import (
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from tests.support.api_documents import closed
+from tests.support.effort import effort
 from tests.support.server_processes import running_server
 from tools.reference_pages.documents import registered_routes
 from tools.reference_pages.openapi import openapi
 
-EXAMPLES = 12
+EXAMPLES = effort(12)
 KEY = "a-key-that-may-do-everything"
 NAMES = ("log", "full", "absent", "jobs")
 COPY = "copy"

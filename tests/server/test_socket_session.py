@@ -16,6 +16,7 @@ from everlog.server import fan_out
 from everlog.server.auth import KeyRing
 from everlog.server.settings import ServerSettings
 from everlog.topics import Commit, Diff, Engine, NewRecord, TopicConfig
+from tests.support.effort import effort
 from tests.support.engines import HeldSyncs
 from tests.support.http_peers import until
 from tests.support.watch_servers import WatchServer, WebSocketClient, bearer, play, play_on_disk
@@ -100,7 +101,7 @@ def test_a_message_that_is_no_command_is_refused_and_the_socket_stays_open(
     play(scenario)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=effort(40), deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["Cs"])),
@@ -463,7 +464,7 @@ def test_subscribing_again_begins_again() -> None:
     play(scenario)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=effort(20), deadline=None)
 @given(
     batches=st.lists(
         st.tuples(st.integers(1, 8), st.sampled_from([None, "me", "you"])), min_size=1, max_size=8

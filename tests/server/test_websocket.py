@@ -16,6 +16,7 @@ from everlog.server.auth import KeyRing
 from everlog.server.settings import ServerSettings
 from everlog.server.socket_session import UNANSWERED_MAX
 from everlog.server.websocket import JOINED_BYTES, QUEUE_MESSAGES, text_frame
+from tests.support.effort import effort
 from tests.support.http_peers import LOOPS, settle, until
 from tests.support.watch_servers import WatchServer, WebSocketClient, bearer, play, upgrade_request
 
@@ -182,7 +183,7 @@ def test_a_frame_says_its_length_in_the_shortest_form(size: int) -> None:
     play(scenario)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=effort(25), deadline=None)
 @given(st.data())
 def test_a_message_may_come_in_any_fragments_and_any_pieces(data: st.DataObject) -> None:
     text = data.draw(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))

@@ -20,8 +20,9 @@ from everlog.topics.config import Durability
 from everlog.topics.routing.definitions import Guarantee, RouterConfig
 from everlog.topics.storage.syncs import InlineSyncs
 from tests.simulation.machine import Machine
+from tests.support.effort import effort
 
-SEEDS = int(os.environ.get("ROUTER_SEEDS", "40"))
+SEEDS = int(os.environ.get("ROUTER_SEEDS", effort(40)))
 LIVES = 6
 DESTS = {"synced": Durability.FSYNC, "written": Durability.DISK}
 Copy = tuple[int, int]  # time, number

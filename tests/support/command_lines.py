@@ -265,7 +265,7 @@ def run_python(code: str, *arguments: object, **options: Any) -> subprocess.Comp
         [sys.executable, "-X", "faulthandler", "-c", code, *map(str, arguments)],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": SOURCE_ROOT, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONPATH": SOURCE_ROOT},
         timeout=100,
         check=False,
         **options,

@@ -15,6 +15,7 @@ from everlog.topics import Engine, EngineSettings, TopicConfig
 from everlog.topics.commits import Commit
 from everlog.topics.config import Discard, Durability
 from everlog.topics.results import Appended
+from tests.support.effort import effort
 from tests.support.engines import EngineOnDisk
 from tests.support.files import UnsyncedFs
 from tests.support.model_checks import (
@@ -304,7 +305,7 @@ class MemoryEngineMachine(EngineMachine):
         self.floors.clear()
 
 
-EngineMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
-MemoryEngineMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=40)
+EngineMachine.TestCase.settings = settings(max_examples=effort(120), stateful_step_count=40)
+MemoryEngineMachine.TestCase.settings = settings(max_examples=effort(20), stateful_step_count=40)
 TestEngineAgainstModel = EngineMachine.TestCase
 TestEngineInMemoryAgainstModel = MemoryEngineMachine.TestCase

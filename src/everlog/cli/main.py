@@ -116,4 +116,7 @@ def main() -> None:
     """Run `everlog`."""
     # Options may come first, and a noun may be misspelt: then all of them are needed for the answer.
     asked = sys.argv[1:2]
-    output.run(command_line(asked) if asked and asked[0] in NOUNS else _whole())
+    if asked == ["--version"]:
+        output.run(command_line(()))
+    else:
+        output.run(command_line(asked) if asked and asked[0] in NOUNS else _whole())

@@ -22,6 +22,7 @@ from everlog.topics.delivery.scheduler import (
     age_boost,
     band_of,
 )
+from tests.support.effort import effort
 from tests.topics.delivery.scheduler_model import MS, Item, SchedulerModel, band_by_table
 
 OF_BAND = (-1, 0, 250, 500, 750)
@@ -396,4 +397,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=effort(60), stateful_step_count=40, deadline=None)

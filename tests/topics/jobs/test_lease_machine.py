@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from everlog.topics.jobs.lease_table import DELAYED, DELETING, LEASED, READY, LeaseTable, StoredLease
+from tests.support.effort import effort
 from tests.topics.jobs.lease_model import Holding, LeaseModel
 
 seqs = st.integers(1, 12)
@@ -141,4 +142,4 @@ class LeaseMachine(RuleBasedStateMachine):
 
 
 TestLeaseMachine = LeaseMachine.TestCase
-TestLeaseMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLeaseMachine.settings = settings(max_examples=effort(60), stateful_step_count=40, deadline=None)

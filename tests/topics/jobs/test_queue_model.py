@@ -12,6 +12,7 @@ from hypothesis.stateful import invariant, precondition, rule
 from everlog.topics import ClaimRequest, TopicConfig, TopicType, record_of
 from everlog.topics.config import Durability
 from everlog.topics.results import Claimed
+from tests.support.effort import effort
 from tests.support.engines import EngineOnDisk
 from tests.support.model_checks import all_records
 from tests.topics.jobs.queue_model import ModelClaim, ModelLease, ModelQueue
@@ -259,6 +260,6 @@ class EphemeralQueueMachine(QueueMachine):
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestQueue.settings = settings(max_examples=effort(60), stateful_step_count=40, deadline=None)
 TestEphemeralQueue = EphemeralQueueMachine.TestCase
-TestEphemeralQueue.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+TestEphemeralQueue.settings = settings(max_examples=effort(20), stateful_step_count=30, deadline=None)

@@ -19,9 +19,10 @@ from everlog.errors import TopicFull
 from everlog.topics import Engine, NewRecord, TopicConfig
 from everlog.topics.config import Discard, Durability
 from everlog.topics.routing.definitions import Guarantee, RouterConfig
+from tests.support.effort import effort
 from tests.support.engines import open_engine
 
-SEEDS = int(os.environ.get("ROUTER_SEEDS", "40"))
+SEEDS = int(os.environ.get("ROUTER_SEEDS", effort(40)))
 Copy = tuple[int, int, int]  # seq, time, number
 
 

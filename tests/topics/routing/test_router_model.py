@@ -16,13 +16,14 @@ from everlog.topics import TopicConfig
 from everlog.topics.config import Discard, Durability
 from everlog.topics.routing.definitions import Guarantee, RouterConfig
 from everlog.topics.routing.table import find_cycle
+from tests.support.effort import effort
 from tests.support.engines import EngineOnDisk
 from tests.support.model_checks import Query, ask_diff, ask_state, check_diff, check_state
 from tests.support.topics_model import Draft, Match
 from tests.topics.routing.router_model import ModelRouter, RoutedTopic, RouterModel
 
 NAMES = ("a", "b", "c", "d", "e")  # e is ephemeral, the others never are
-SEEDS = int(os.environ.get("ROUTER_SEEDS", "40"))
+SEEDS = int(os.environ.get("ROUTER_SEEDS", effort(40)))
 ROUTERS = ("r1", "r2", "r>3", "r4")
 
 names = st.sampled_from(NAMES)

@@ -17,6 +17,7 @@ from everlog.topics import Engine, TopicConfig, record_of
 from everlog.topics.config import Durability, EngineSettings
 from everlog.topics.routing.definitions import RouterConfig
 from everlog.topics.storage.bulk_view import BulkView, FramesPiece, open_piece
+from tests.support.effort import effort
 from tests.support.engines import EngineHarness
 from tests.support.files import UnsyncedFs, flip_bit
 from tests.support.model_checks import all_records
@@ -92,7 +93,7 @@ def take_step(engine: Engine, step: tuple[str, str, int | str], number: int) -> 
         engine.relocate()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 @given(steps=STEPS, ending=st.sampled_from(("live", "closed", "killed")))
 def test_a_directory_is_seen_as_an_engine_sees_it(
     steps: list[tuple[str, str, int | str]], ending: str

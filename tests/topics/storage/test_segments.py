@@ -28,6 +28,7 @@ from everlog.topics.storage.segment_loading import (
 from everlog.topics.storage.segment_store import SegmentPart
 from everlog.topics.storage.segments import SegmentLimits, SegmentSet, SegmentSources, write_piece
 from everlog.topics.storage.tier import Tier, TopicTier
+from tests.support.effort import effort
 from tests.support.files import tree
 from tests.topics.storage.segment_samples import (
     append_all,
@@ -82,7 +83,7 @@ def reload(tier: TopicTier, limits: SegmentLimits, durable_through_seq: int) -> 
 # --- Appending and loading -------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@settings(max_examples=effort(60))
 @given(
     st.lists(
         st.tuples(payloads, st.integers(0, 3), st.integers(0, 400), st.booleans()), min_size=1, max_size=6
@@ -221,7 +222,7 @@ def test_a_failed_call_is_reported_and_the_next_append_is_whole(tmp_path: Path, 
         assert load_records(tier, 19) == AFTER
 
 
-@settings(max_examples=60)
+@settings(max_examples=effort(60))
 @given(
     st.lists(st.tuples(st.integers(1, 12), st.integers(0, 40), st.booleans()), min_size=1, max_size=5),
     st.integers(0, 80),
@@ -481,7 +482,7 @@ def test_the_newest_segment_with_a_cold_copy_is_sealed(tmp_path: Path) -> None:
 # --- Deleting and dropping -------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@settings(max_examples=effort(60))
 @given(st.lists(st.sets(st.integers(1, 30), min_size=1), min_size=1, max_size=5))
 def test_marked_records_stay_deleted_and_segments_without_records_go(
     tmp_path_factory: pytest.TempPathFactory, deletions: list[set[int]]
@@ -528,7 +529,7 @@ def test_marks_that_failed_to_sync_are_synced_by_the_next_attempt(tmp_path: Path
     assert 2 not in load_records(open_tier(tmp_path), 7)
 
 
-@settings(max_examples=30)
+@settings(max_examples=effort(30))
 @given(st.integers(0, 25))
 def test_exactly_the_sealed_segments_below_the_first_live_record_are_dropped(
     tmp_path_factory: pytest.TempPathFactory, first_live: int
@@ -558,7 +559,7 @@ def test_a_removal_that_failed_can_be_repeated(tmp_path: Path) -> None:
 # --- What stays hot --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
+@settings(max_examples=effort(50))
 @given(st.integers(0, 6), st.integers(0, 3000), st.integers(0, 9))
 def test_the_newest_sealed_segments_stay_hot_and_the_stricter_bound_wins(
     tmp_path_factory: pytest.TempPathFactory, retain_segments: int, retain_bytes: int, limit: int
@@ -622,7 +623,7 @@ def whole(tier: TopicTier, segment_id: int) -> bytes:
     )
 
 
-@settings(max_examples=50)
+@settings(max_examples=effort(50))
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=30), st.integers(1, 4), st.integers(1, 900)
 )

@@ -16,6 +16,7 @@ from everlog.topics.storage.segment_loading import load_segments
 from everlog.topics.storage.segment_store import Mark, SegmentPart
 from everlog.topics.storage.segments import MarkPlan, Relocation, SegmentLimits, SegmentSet
 from everlog.topics.storage.tier import Tier, TopicTier
+from tests.support.effort import effort
 from tests.topics.storage.segment_samples import (
     Records,
     every_failure,
@@ -329,7 +330,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=effort(60))
 @given(steps, st.integers(0, 150), st.integers(0, 2**16))
 def test_no_deleted_record_returns_and_no_other_is_lost(
     tmp_path_factory: pytest.TempPathFactory,

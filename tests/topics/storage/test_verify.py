@@ -14,6 +14,7 @@ from everlog.errors import DataDirInUse, Io
 from everlog.fs import OsFs
 from everlog.topics.storage import layout
 from everlog.topics.storage.verify import Finding, Progress, verify
+from tests.support.effort import effort
 from tests.support.engines import crashed_directory, open_small, stopped_directory
 from tests.support.files import flip_bit, tree
 
@@ -117,7 +118,7 @@ def found_after_flip(root: Path, path: Path, offset: int, bit: int) -> list[Find
 
 
 @given(draw=st.data())
-@settings(max_examples=40)
+@settings(max_examples=effort(40))
 def test_every_flipped_bit_of_a_segment_is_found(crashed_once: Path, draw: st.DataObject) -> None:
     path = draw.draw(st.sampled_from([*segments(crashed_once, "data"), *segments(crashed_once, "cold")]))
     content = path.read_bytes()
@@ -135,7 +136,7 @@ def is_mark(content: bytes, offset: int) -> bool:
 
 
 @given(draw=st.data())
-@settings(max_examples=40)
+@settings(max_examples=effort(40))
 def test_every_flipped_bit_of_an_index_is_found(crashed_once: Path, draw: st.DataObject) -> None:
     paths = [*segments(crashed_once, "data", ".idx"), *segments(crashed_once, "cold", ".idx")]
     path = draw.draw(st.sampled_from(paths))

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from everlog.errors import ReadOnly, StorageFailed
 from everlog.fault_fs import PowerLoss
 from everlog.topics.storage.wal import BACKGROUND_SYNC_NS, Position
+from tests.support.effort import effort
 from tests.topics.storage.wal_samples import LogBench
 
 lengths = st.lists(st.integers(4, 300) | st.sampled_from([700, 932, 933, 1500]), min_size=1, max_size=4)
@@ -161,4 +162,4 @@ class ShardMachine(RuleBasedStateMachine):
 
 
 TestShardMachine = ShardMachine.TestCase
-TestShardMachine.settings = settings(max_examples=60, stateful_step_count=40)
+TestShardMachine.settings = settings(max_examples=effort(60), stateful_step_count=40)
