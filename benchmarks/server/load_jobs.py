@@ -46,7 +46,7 @@ class Form:
     @property
     def path(self) -> str:
         """Where they are sent."""
-        return TOPIC_PATH + "?return_seqs=false" if self.is_client else TOPIC_PATH
+        return TOPIC_PATH + "?return_seqs=false&strict=true" if self.is_client else TOPIC_PATH
 
     def body(self) -> bytes:
         """What is sent; `wrk.KEY_MARK` stands for what has to differ from one request to the next."""

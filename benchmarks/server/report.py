@@ -71,7 +71,7 @@ def _single_section() -> Section:
         (
             Row("bare body (XADD)", "single_per_s", "k/s", scale=KILO),
             Row("bare body, topic with cap_records", "capped_per_s", "k/s", scale=KILO),
-            Row("client's form: return_seqs=false, idempotency key", "client_per_s", "k/s", scale=KILO),
+            Row("client's form: query and idempotency key", "client_per_s", "k/s", scale=KILO),
             Row("bare body, server with API keys", "single_keys_per_s", "k/s", scale=KILO),
             Row("client's form, server with API keys", "client_keys_per_s", "k/s", scale=KILO),
             Row("the same: times Redis XADD", "client_keys_per_s", "x", at_least(0.45), versus="redis"),
