@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from pathlib import Path
 
 import pytest
@@ -302,3 +303,19 @@ def test_concurrent_creates_of_one_name_have_one_winner(tmp_path: Path) -> None:
     assert not any(answer.commit.done for answer in answers)
     for answer in answers:
         harness.wait_for(answer.commit)
+
+
+def test_a_page_of_topics_costs_as_much_among_many_topics_as_among_few() -> None:
+    few, many = EngineHarness(None), EngineHarness(None)
+    for harness, count in ((few, 100), (many, 20_000)):
+        for number in range(count):
+            harness.engine.put_topic(f"t{number}")
+
+    def page_ns(harness: EngineHarness) -> int:
+        started_ns = time.perf_counter_ns()
+        harness.engine.topics("t", "t50", 1)
+        return time.perf_counter_ns() - started_ns
+
+    pairs = [(page_ns(few), page_ns(many)) for _ in range(200)]
+    # A look at every name would take 200 times as long.
+    assert min(of_many for _, of_many in pairs) < 20 * min(of_few for of_few, _ in pairs)

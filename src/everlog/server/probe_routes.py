@@ -89,7 +89,7 @@ class ProbeRoutes:
         if app.engine is None:
             detail = {"replay_progress": app.replay_progress}
             raise ApiError(503, "not_ready", "the log is being replayed", detail, RETRY_SOON)
-        topics = app.engine.counts().topics
+        topics = app.engine.topic_count
         self._app.answer(
             call, _json.encode({"status": "ready", "wal_replay_complete": True, "topics": topics})
         )

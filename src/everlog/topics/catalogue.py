@@ -5,8 +5,8 @@ Owns the table of topics and the control frames that keep it. Every change waits
 
 from __future__ import annotations
 
-import heapq
 from contextlib import suppress
+from itertools import takewhile
 
 from everlog.api_types import Durability
 from everlog.errors import (
@@ -67,6 +67,8 @@ def new_topic(core: Core, name: str, create: bool | None, config: TopicConfig | 
 
 def register(core: Core, topic: Topic) -> None:
     """Put a topic into the table."""
+    if topic.name not in core.topics:
+        core.topic_names.add(topic.name)
     core.topics[topic.name] = topic
     core.by_id[topic.topic_id] = topic
 
@@ -76,6 +78,7 @@ def hide(core: Core, topic: Topic) -> None:
     topic.deleted = True
     if core.topics.get(topic.name) is topic:
         del core.topics[topic.name]
+        core.topic_names.remove(topic.name)
     core.by_id.pop(topic.topic_id, None)
     core.delivery.forget(topic.schedule)
     topic.schedule.serve()  # at once: a watcher must not mistake the next topic of this name for this one
@@ -262,5 +265,7 @@ def list_topics(core: Core, prefix: str, after: str | None, limit: int) -> list[
     """Return up to `limit` topics in byte order whose names begin with `prefix`, after the name `after`."""
     if limit < 1:
         raise InvalidRequest(f"a list of {limit} topics was asked for; the limit must be at least 1")
-    names = (name for name in core.topics if name.startswith(prefix) and (after is None or name > after))
-    return [core.topics[name] for name in heapq.nsmallest(limit, names)]
+    names = core.topic_names
+    at = names.bisect_left(prefix) if after is None or after < prefix else names.bisect_right(after)
+    found = takewhile(lambda name: name.startswith(prefix), names.islice(at, at + limit))
+    return [core.topics[name] for name in found]

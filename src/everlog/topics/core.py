@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from sortedcontainers import SortedList
 from xxhash import xxh3_64_intdigest
 
 from everlog.api_types import Durability
@@ -44,6 +45,8 @@ class Core:
         self.fs = fs
         self.sources = Sources()
         self.topics: dict[str, Topic] = {}
+        self.topic_names: SortedList[str] = SortedList()
+        """The names of `topics`, for pages of them; code points sort like the bytes of UTF-8."""
         self.by_id: dict[int, Topic] = {}
         self.shards: list[ShardCommits] = []
         self.delivery = Delivery(clock)

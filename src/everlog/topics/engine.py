@@ -150,6 +150,11 @@ class Engine:
             retention.sweep(self._core, topic, now_ms)
         return [topic.state(now_ms) for topic in listed]
 
+    @property
+    def topic_count(self) -> int:
+        """How many topics there are."""
+        return len(self._core.topics)
+
     def counts(self) -> EngineCounts:
         """Count topics, live records and what the log has done; looks at every topic."""
         topics = self._core.topics.values()
