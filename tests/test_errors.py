@@ -19,6 +19,7 @@ CODES = {
     "QueueNotFound": "queue_not_found",
     "Corrupt": "corrupt",
     "CorruptMetadata": "corrupt_metadata",
+    "DamagedData": "damaged_data",
     "Unsupported": "unsupported",
     "UnsupportedVersion": "unsupported_version",
     "PayloadTooLarge": "payload_too_large",
@@ -60,6 +61,7 @@ CODES = {
 PARENTS = {
     "QueueNotFound": "Io",
     "CorruptMetadata": "Corrupt",
+    "DamagedData": "Corrupt",
     "StorageFailed": "Io",
     "ReadOnly": "StorageFailed",
     "InvalidRecord": "InvalidRequest",

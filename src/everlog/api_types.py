@@ -15,7 +15,7 @@ import msgspec
 Predicate = str | tuple[Literal["tag"], Literal["Eq", "Glob"], str]
 """Which tags are meant: `"eu"`, `"eu*"`, or `("tag", "Eq", "eu")` and `("tag", "Glob", "eu*")`."""
 
-GapReason = Literal["cap", "ttl", "mixed", "source_trim", "recreated", "from_seq_too_old"]
+GapReason = Literal["cap", "ttl", "mixed", "source_trim", "corrupt", "recreated", "from_seq_too_old"]
 
 
 class Performance(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -101,8 +101,9 @@ class RawRecord(msgspec.Struct, omit_defaults=True, rename=_RECORD_NAMES):
 class Tombstone(msgspec.Struct, frozen=True):
     """Records from `gap_from` to `gap_to`, both included, are gone and were not read.
 
-    The reasons `cap`, `ttl`, `mixed` and `source_trim` say why; `from_seq_too_old` comes with the first read
-    of a watch; `recreated` means that the topic is another one of that name, which is read from its start.
+    The reasons `cap`, `ttl`, `mixed`, `source_trim` and `corrupt` say why; with `corrupt` the disk has lost
+    them, and some of these seqs may never have been assigned. `from_seq_too_old` comes with the first read of
+    a watch; `recreated` means that the topic is another one of that name, which is read from its start.
     """
 
     gap_from: int
@@ -488,12 +489,39 @@ class StreamError(msgspec.Struct, frozen=True, omit_defaults=True):
 # --- Probes ----------------------------------------------------------------------------------------------
 
 
+StorageStatus = Literal["ok", "degraded", "damaged", "failing"]
+
+
+class StorageHealth(msgspec.Struct, frozen=True):
+    """How the storage of a server is.
+
+    `failing`: some topics cannot be written now. `damaged`: the last start found damage. `degraded`:
+    something else fails, such as a checkpoint.
+    """
+
+    status: StorageStatus = "ok"
+    closed_shards: dict[str, str] = {}
+    """Log shards that take no writes until a restart, and the symbol of the cause."""
+    failing: dict[str, str] = {}
+    """What fails at present, by kind, with the symbol of the cause."""
+    errors: dict[str, int] = {}
+    """Failures since the start, by kind."""
+    damage: dict[str, int] = {}
+    """What the last start found damaged, by kind."""
+    may_lack_acked: bool = False
+    """Whether acknowledged records of `disk` or `fsync` topics may be lost."""
+    damaged_topics: int = 0
+    """Topics that are not served because their segments are damaged."""
+
+
 class Health(msgspec.Struct, frozen=True):
     """The process is alive."""
 
     status: Literal["ok"]
     version: str
     uptime_ms: int
+    storage: StorageHealth | None = None
+    """Only if something is wrong."""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -502,6 +530,8 @@ class Ready(msgspec.Struct, frozen=True):
     status: Literal["ready"]
     wal_replay_complete: bool
     topics: int
+    storage: StorageHealth | None = None
+    """Only if something is wrong."""
 
 
 class WalCounts(msgspec.Struct, frozen=True):

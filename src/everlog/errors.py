@@ -42,6 +42,12 @@ class CorruptMetadata(Corrupt):
     code = "corrupt_metadata"
 
 
+class DamagedData(Corrupt):
+    """Acknowledged records of a topics data directory may be lost; nothing was changed."""
+
+    code = "damaged_data"
+
+
 class Unsupported(EverlogError):
     """The operation makes no sense for this object or in this state."""
 

@@ -42,6 +42,8 @@ def test_the_commands_are_these() -> None:
         "everlog queue inspect",
         "everlog queue tail",
         "everlog verify",
+        "everlog repair",
+        "everlog status",
         "everlog serve",
         "everlog audit",
         "everlog audit bridge",

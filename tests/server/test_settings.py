@@ -37,6 +37,7 @@ DEFAULTS: dict[str, tuple[str, object]] = {
     "TOPICS_SEGMENT_MAX_AGE_MS": ("segment_max_age_ms", 3600000),
     "TOPICS_HOT_RETAIN_SEGMENTS": ("hot_retain_segments", 4),
     "TOPICS_HOT_RETAIN_BYTES": ("hot_retain_bytes", 0),
+    "TOPICS_ON_DAMAGE": ("on_damage", "refuse"),
     "TOPICS_MAX_TOPICS": ("max_topics", 100000),
     "TOPICS_MAX_ROUTERS": ("max_routers", 10000),
     "TOPICS_MAX_WATCH_SESSIONS": ("max_watch_sessions", 10000),
@@ -316,6 +317,7 @@ segment_max_bytes = 5
 segment_max_age_ms = 6
 hot_retain_segments = 7
 hot_retain_bytes = 8
+on_damage = "serve"
 max_topics = 9
 max_routers = 10
 max_watch_sessions = 11

@@ -65,6 +65,7 @@ ERROR_CODES: Final = (
     ErrorCode(500, "internal", "a bug, or the log could not be written"),
     ErrorCode(503, "not_ready", "the log is being replayed", ("replay_progress",)),
     ErrorCode(503, "shutting_down", "the server is about to end"),
+    ErrorCode(503, "storage_failed", "some topics cannot be written; reads go on", ("storage",)),
     ErrorCode(503, "throttled", "the server has as many connections as it takes"),
 )
 

@@ -173,8 +173,27 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
     "TopicState": {"queue": "queues only: the jobs"},
     "WatchSession": {"topics": "where reading begins, by topic"},
     "Watched": {"from_seq": "reading begins behind this seq"},
-    "Health": {"status": "`ok`", "version": "of the server"},
-    "Ready": {"status": "`ready`", "wal_replay_complete": "recovery is over", "topics": "number of topics"},
+    "Health": {
+        "status": "`ok`",
+        "version": "of the server",
+        "storage": "only if something is wrong: how the storage is",
+    },
+    "Ready": {
+        "status": "`ready`",
+        "wal_replay_complete": "recovery is over",
+        "topics": "number of topics",
+        "storage": "only if something is wrong: how the storage is",
+    },
+    "StorageHealth": {
+        "status": "`failing`: some topics cannot be written; `damaged`: the last start found damage; "
+        "`degraded`: something else fails",
+        "closed_shards": "log shards that take no writes until a restart, with the cause",
+        "failing": "what fails at present, by kind, with the cause",
+        "errors": "failures since the start, by kind",
+        "damage": "what the last start found damaged, by kind",
+        "may_lack_acked": "acknowledged records of `disk` or `fsync` topics may be lost",
+        "damaged_topics": "topics that are not served because their segments are damaged",
+    },
     "Metrics": {
         "topics": "topics",
         "topics_ephemeral": "those of class `ephemeral`",

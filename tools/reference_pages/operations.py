@@ -372,8 +372,12 @@ def _probe(path: str, id_: str, summary: str, body: type, codes: str = "unauthor
 PROBES: Final = (
     _probe("/v0/health", "health", "Is the process alive?", api_types.Health),
     _probe("/healthz", "healthz", "The same as /v0/health", api_types.Health),
-    _probe("/v0/ready", "ready", "Is recovery over?", api_types.Ready, "unauthorized not_ready"),
-    _probe("/readyz", "readyz", "The same as /v0/ready", api_types.Ready, "unauthorized not_ready"),
+    _probe(
+        "/v0/ready", "ready", "Is recovery over?", api_types.Ready, "unauthorized not_ready storage_failed"
+    ),
+    _probe(
+        "/readyz", "readyz", "The same as /v0/ready", api_types.Ready, "unauthorized not_ready storage_failed"
+    ),
     _operation(
         "Probes",
         "GET /v0/metrics",

@@ -71,6 +71,7 @@ SERVER_TEXTS: Final[dict[str, str]] = {
     "segment_max_age_ms": "age at which it is; 0: never",
     "hot_retain_segments": "sealed segments of a topic that stay in the data directory",
     "hot_retain_bytes": "their bytes; the stricter of the two counts",
+    "on_damage": "`refuse` to start, or `serve`, if acknowledged `disk` or `fsync` records may be lost",
     "max_body_bytes": "a longer request is refused with 413; all bodies together may hold four times that, "
     "or 256 MiB if it is more",
     "gzip": "requests may have `Content-Encoding: gzip`, and answers of 1 KiB or more have it for clients "

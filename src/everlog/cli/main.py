@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         jobs,
         pipeline,
         queue,
+        repair,
         router,
         serve,
         topic,
@@ -66,6 +67,8 @@ _COMMANDS: Final = {
     ),
     "serve": _Command("serve", "serve_command", "everlog serve --data-dir ./topics-data"),
     "verify": _Command("verify", "verify_command", "everlog verify ./topics-data"),
+    "repair": _Command("repair", "repair_command", "everlog repair --accept-loss ./topics-data"),
+    "status": _Command("repair", "status_command", "everlog status --url http://127.0.0.1:4000"),
 }
 
 NOUNS: Final = (*_GROUPS, *_COMMANDS)

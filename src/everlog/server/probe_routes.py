@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from everlog.server.app import App, Call, Route
 from everlog.server.auth import Scope
 from everlog.server.errors import RETRY_SOON, ApiError
-from everlog.topics import Durability, EngineCounts
+from everlog.topics import Durability, EngineCounts, StorageHealth
 from everlog.topics.delivery.delivery import DeliveryCounts
 from everlog.topics.delivery.governor import Rung
 from everlog.topics.routing.definitions import RouterState
@@ -78,7 +78,12 @@ class ProbeRoutes:
 
     def health(self, call: Call) -> None:
         """GET /v0/health."""
-        body = {"status": "ok", "version": _VERSION, "uptime_ms": self.uptime_ms()}
+        body = {
+            "status": "ok",
+            "version": _VERSION,
+            "uptime_ms": self.uptime_ms(),
+            **_shown(self.storage()),
+        }
         self._app.answer(call, _json.encode(body))
 
     def ready(self, call: Call) -> None:
@@ -89,10 +94,17 @@ class ProbeRoutes:
         if app.engine is None:
             detail = {"replay_progress": app.replay_progress}
             raise ApiError(503, "not_ready", "the log is being replayed", detail, RETRY_SOON)
-        topics = app.engine.topic_count
-        self._app.answer(
-            call, _json.encode({"status": "ready", "wal_replay_complete": True, "topics": topics})
-        )
+        health = app.engine.storage_health()
+        if health.status == "failing":
+            detail = {"storage": msgspec.to_builtins(health)}
+            raise ApiError(503, "storage_failed", _why_unready(health), detail, RETRY_SOON)
+        body = {
+            "status": "ready",
+            "wal_replay_complete": True,
+            "topics": app.engine.topic_count,
+            **_shown(health),
+        }
+        self._app.answer(call, _json.encode(body))
 
     def metrics(self, call: Call) -> None:
         """GET /v0/metrics."""
@@ -125,6 +137,11 @@ class ProbeRoutes:
         """How delivery is; zeros before the engine is ready."""
         engine = self._app.engine
         return DeliveryCounts() if engine is None else engine.delivery.counts()
+
+    def storage(self) -> StorageHealth:
+        """How the storage is; fine before the engine is ready."""
+        engine = self._app.engine
+        return StorageHealth() if engine is None else engine.storage_health()
 
     def gauges(self) -> dict[str, int]:
         """What only the server knows."""
@@ -178,6 +195,19 @@ class ProbeRoutes:
         return [] if engine is None else engine.routers(limit=TOPIC_METRICS_MAX)
 
 
+def _shown(health: StorageHealth) -> dict[str, StorageHealth]:
+    """The storage as a member of an answer, left out while it is fine."""
+    return {} if health == StorageHealth() else {"storage": health}
+
+
+def _why_unready(health: StorageHealth) -> str:
+    if health.closed_shards:
+        shards = ", ".join(f"{shard} ({cause})" for shard, cause in sorted(health.closed_shards.items()))
+        return f"log shards that take no writes until a restart, because a sync failed: {shards}; reads go on"
+    causes = ", ".join(f"{kind} ({cause})" for kind, cause in sorted(health.failing.items()))
+    return f"the log cannot be written: {causes}; reads go on"
+
+
 class _Metrics(Collector):
     """The same for Prometheus."""
 
@@ -211,6 +241,7 @@ class _Metrics(Collector):
         for name, value in gauges.items():
             yield GaugeMetricFamily(f"topics_{name}", _GAUGES.get(name, name), value=value)
         yield from self._log_metrics(counts)
+        yield from self._storage_metrics(self._probes.storage())
         yield from self._delivery_metrics(self._probes.delivery())
         yield from self._router_metrics()
         yield from self._topic_metrics()
@@ -224,6 +255,19 @@ class _Metrics(Collector):
         histogram = HistogramMetricFamily("topics_wal_fsync_latency_us", "time of a sync in microseconds")
         histogram.add_metric([], wal.cumulative_buckets(), wal.fsync_micros_total)
         yield histogram
+
+    @staticmethod
+    def _storage_metrics(health: StorageHealth) -> Iterator[Metric]:
+        for name, text, found in (
+            ("storage_errors", "failures of the disk since the start", health.errors),
+            ("recovery_damage", "places that the last start found damaged", health.damage),
+        ):
+            family = CounterMetricFamily(f"topics_{name}", text, labels=["kind"])
+            for kind, count in sorted(found.items()):
+                family.add_metric([kind], count)
+            yield family
+        text = "topics that are not served because their segments are damaged"
+        yield GaugeMetricFamily("topics_damaged_topics", text, value=health.damaged_topics)
 
     def _router_metrics(self) -> Iterator[Metric]:
         lag = GaugeMetricFamily(

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from everlog.errors import InvalidConfig
 from everlog.server.auth import NO_KEYS, KeyRing
-from everlog.topics.config import MIB, U64_MAX, EngineSettings
+from everlog.topics.config import MIB, U64_MAX, EngineSettings, OnDamage
 
 WAL_SHARDS_MAX: Final = 256
 """Each shard costs a thread and a preallocated log file; more is a slip of the finger."""
@@ -53,6 +53,8 @@ class ServerSettings:
     segment_max_age_ms: int = EngineSettings.segment_max_age_ms
     hot_retain_segments: int = EngineSettings.hot_retain_segments
     hot_retain_bytes: int = EngineSettings.hot_retain_bytes
+    on_damage: OnDamage = EngineSettings.on_damage
+    """Whether to start if acknowledged records of `disk` or `fsync` topics may be lost."""
 
     max_body_bytes: int = 64 * MIB
     gzip: bool = False
@@ -101,6 +103,7 @@ class ServerSettings:
             hot_retain_segments=self.hot_retain_segments,
             hot_retain_bytes=self.hot_retain_bytes,
             cold_dir=self.cold_dir,
+            on_damage=self.on_damage,
             max_topics=self.max_topics,
             max_routers=self.max_routers,
             max_total_bytes=self.max_total_bytes,
@@ -148,6 +151,7 @@ _LOG_LEVELS: Final[dict[str, LogLevel]] = {
     "error": "error",
     "critical": "critical",
 }
+_ON_DAMAGE: Final[dict[str, OnDamage]] = {"refuse": "refuse", "serve": "serve"}
 _LOG_FORMATS: Final[dict[str, LogFormat]] = {"text": "text", "json": "json"}
 
 # 20 digits hold every 64-bit number; the bound keeps endless digits away from `int`.
@@ -331,6 +335,11 @@ def _log_format(given: _Given) -> LogFormat:
     return _choice(given, _LOG_FORMATS)
 
 
+def _on_damage(given: _Given) -> OnDamage:
+    """Return what to do about damage."""
+    return _choice(given, _ON_DAMAGE)
+
+
 def _choice(given: _Given, choices: Mapping[str, _Word]) -> _Word:
     """Return what one of several words stands for, in any case."""
     word = given.value.strip().lower() if isinstance(given.value, str) else ""
@@ -369,6 +378,7 @@ _READERS: Final[dict[str, Callable[[_Given], object]]] = {
     "cors_origins": _cors_origins,
     "data_dir": _path,
     "cold_dir": _path,
+    "on_damage": _on_damage,
     "log_level": _log_level,
     "log_format": _log_format,
 }

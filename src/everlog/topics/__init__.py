@@ -1,6 +1,6 @@
 """The topics plane: ordered, named logs that never lose anything silently."""
 
-from everlog.api_types import Discard, Durability, Tombstone, TopicAccount, TopicType
+from everlog.api_types import Discard, Durability, StorageHealth, Tombstone, TopicAccount, TopicType
 from everlog.topics.commits import Commit
 from everlog.topics.config import EngineSettings, TopicConfig
 from everlog.topics.engine import Engine
@@ -32,6 +32,7 @@ __all__ = [
     "NewRecord",
     "RecordsDeleted",
     "Settled",
+    "StorageHealth",
     "Tombstone",
     "TopicAccount",
     "TopicConfig",

@@ -9,7 +9,7 @@ import os
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -29,6 +29,8 @@ U64_MAX: Final = 2**64 - 1
 TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
 
 MIB: Final = 1 << 20
+
+OnDamage = Literal["refuse", "serve"]
 
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
@@ -97,6 +99,8 @@ class EngineSettings:
     max_topics: int = 100_000
     max_routers: int = 10_000
     max_total_bytes: int = 0
+    on_damage: OnDamage = "refuse"
+    """Whether to open a directory in which acknowledged records of `disk` or `fsync` topics may be lost."""
 
     def __post_init__(self) -> None:
         for field in ("shards", "segment_max_events", "segment_max_bytes", "file_bytes"):

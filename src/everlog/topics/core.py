@@ -21,6 +21,7 @@ from everlog.topics.config import EngineSettings
 from everlog.topics.delivery.delivery import Delivery
 from everlog.topics.memory import SpareChunks
 from everlog.topics.routing.table import RouterTable
+from everlog.topics.storage.failures import StorageFailures
 from everlog.topics.storage.layout import FrameType
 from everlog.topics.topic import Topic, Totals
 
@@ -43,6 +44,7 @@ class Core:
         self.settings = settings
         self.clock = clock
         self.fs = fs
+        self.failures = StorageFailures(clock)
         self.sources = Sources()
         self.topics: dict[str, Topic] = {}
         self.topic_names: SortedList[str] = SortedList()

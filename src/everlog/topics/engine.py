@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from everlog.api_types import Durability, TopicAccount, TopicType
+from everlog.api_types import Durability, StorageHealth, StorageStatus, TopicAccount, TopicType
 from everlog.clock import Clock, SystemClock
 from everlog.errors import Closed, EverlogError, ReadOnly, StorageFailed
 from everlog.fs import Fs, OsFs
@@ -41,6 +41,7 @@ from everlog.topics.routing import routers
 from everlog.topics.routing.definitions import RouterConfig, RouterDeleted, RouterPut, RouterState
 from everlog.topics.routing.forwarding import COPIES_PER_TURN, Forwarder
 from everlog.topics.storage.checkpoint import Checkpointer
+from everlog.topics.storage.failures import WRITE_FAILURES, errno_name
 from everlog.topics.storage.recovery import Progress, open_store
 from everlog.topics.storage.store import RecoveryReport, Store, lanes_for
 from everlog.topics.storage.syncs import WINDOW_MIN_NS, InlineSyncs, SyncRunner, ThreadSyncs
@@ -585,6 +586,28 @@ class Engine:
     def recovery(self) -> RecoveryReport | None:
         """What was found when the data directory was opened; None in memory."""
         return None if self._store is None else self._store.report
+
+    def storage_health(self) -> StorageHealth:
+        """Report what has failed and what recovery found damaged."""
+        core, report = self._core, self.recovery
+        closed = {
+            str(shard.wal.number): errno_name(shard.wal.read_only.errno)
+            for shard in core.shards
+            if shard.wal.read_only is not None
+        }
+        failing = core.failures.current()
+        damage = Counter(found.kind for found in report.damage) if report is not None else {}
+        status: StorageStatus = "damaged" if damage else "degraded" if failing else "ok"
+        if closed or not WRITE_FAILURES.isdisjoint(failing):
+            status = "failing"
+        return StorageHealth(
+            status=status,
+            closed_shards=closed,
+            failing=failing,
+            errors=dict(core.failures.counts),
+            damage=dict(damage),
+            may_lack_acked=report is not None and report.may_lack_acked,
+        )
 
     def checkpoint(self) -> None:
         """Save everything that is committed in segments and a snapshot, and trim the log; blocks."""

@@ -24,13 +24,18 @@ from everlog.topics.retention import floor_commit, sweep
 from everlog.topics.topic import Topic
 
 
+def has_gaps(topic: Topic) -> bool:
+    """Whether there is any gap that is reported where it is."""
+    return bool(topic.floors.trim_runs or topic.floors.corrupt)
+
+
 def tombstone_for(topic: Topic, from_seq: int) -> Tombstone | None:
     """The gap that a reader at `from_seq` has to see before any record; None if there is none."""
     head_seq, earliest_seq = topic.visible, topic.earliest_seq
     if from_seq > head_seq:
         return _tombstone(1, head_seq, "recreated", earliest_seq, head_seq)
     if from_seq + 1 >= topic.evict_floor:
-        return _trim_for(topic, from_seq) if topic.floors.trim_runs else None
+        return _gap_for(topic, from_seq) if has_gaps(topic) else None
     by_cap = topic.floors.cap > from_seq + 1
     by_age = topic.floors.ttl > from_seq + 1
     reason: GapReason = (
@@ -44,23 +49,23 @@ def _tombstone(gap_from: int, gap_to: int, reason: GapReason, earliest_seq: int,
     return Tombstone(gap_from, gap_to, reason, earliest_seq, head_seq, missed)
 
 
-def _trim_for(topic: Topic, from_seq: int) -> Tombstone | None:
-    """The gap that a router's source left, if the next thing to read lies behind it.
+def _gap_for(topic: Topic, from_seq: int) -> Tombstone | None:
+    """The gap that a router's source or the disk left, if the next thing to read lies behind it.
 
-    There are live records before it, so reading goes on right behind it and not at the topic's first record.
+    There may be live records before it, so reading goes on right behind it and not at the first record.
     """
-    for first_seq, last_seq in topic.floors.trim_runs:
+    for first_seq, last_seq, reason in topic.floors.gaps():
         if last_seq > from_seq:
             if next_live(topic.log, from_seq + 1) < first_seq:
                 return None
             gap_from = max(from_seq + 1, first_seq)
-            return _tombstone(gap_from, last_seq, "source_trim", last_seq + 1, topic.visible)
+            return _tombstone(gap_from, last_seq, reason, last_seq + 1, topic.visible)
     return None
 
 
 def _end_of_read(topic: Topic, start_seq: int) -> int:
-    """Up to where a read may go: a gap that a router's source left is reported before what is behind it."""
-    for first_seq, _ in topic.floors.trim_runs:
+    """Up to where a read may go: a gap is reported before what is behind it."""
+    for first_seq, _, _ in topic.floors.gaps():
         if first_seq > start_seq:
             return first_seq - 1
     return topic.visible
@@ -119,10 +124,12 @@ def diff(core: Core, topic: Topic, from_seq: int, options: ReadOptions, load: Ca
             break
         rendered = _render(core, topic, rendered.next_from_seq, options)
     if rendered.corrupt_seq and rendered.delivered == 0:
-        raise Corrupt(
+        error = Corrupt(
             f"record {rendered.corrupt_seq} of topic {topic.name!r} does not match its checksum; "
             f"run `everlog verify` on the stopped data directory"
         )
+        core.failures.report("corrupt_record", error, topic.name)
+        raise error
     return Diff(
         records=rendered.json,
         delivered=rendered.delivered,
@@ -141,7 +148,7 @@ def _render(core: Core, topic: Topic, from_seq: int, options: ReadOptions) -> Re
     return topic.log.render(
         core.sources,
         from_seq,
-        _end_of_read(topic, from_seq) if topic.floors.trim_runs else topic.visible,
+        _end_of_read(topic, from_seq) if has_gaps(topic) else topic.visible,
         options.limit,
         options.max_bytes,
         options.nodes if topic.config.dedupe_node else (),

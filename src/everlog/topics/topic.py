@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from everlog.api_types import Durability, QueueCounts, TopicType
+from everlog.api_types import Durability, GapReason, QueueCounts, TopicType
 from everlog.native.topics.log import TopicLog
 from everlog.topics.commits import ChangeEntry, Commit, SeqOrder
 from everlog.topics.config import TopicConfig
@@ -78,7 +78,18 @@ class Totals:
 class Floors:
     """Up to where records are gone, and why. A floor is the first seq that is not gone; 1: none is."""
 
-    __slots__ = ("cap", "caps_due", "commit", "delete_below", "holes", "planned", "trim", "trim_runs", "ttl")
+    __slots__ = (
+        "cap",
+        "caps_due",
+        "commit",
+        "corrupt",
+        "delete_below",
+        "holes",
+        "planned",
+        "trim",
+        "trim_runs",
+        "ttl",
+    )
 
     def __init__(self) -> None:
         self.cap = 1
@@ -91,6 +102,8 @@ class Floors:
         """Ascending: seqs that may hold no record although none was deleted. Batches that failed leave
         them, and what could not be synced is there again after some restarts, so only seqs of the runs
         that are not alive are holes."""
+        self.corrupt: list[SeqRun] = []
+        """Ascending: seqs whose records the disk has lost. Some of them may never have been assigned."""
         self.planned = 1
         """What batches that are not visible yet will evict."""
         self.caps_due = False
@@ -106,6 +119,11 @@ class Floors:
             before = runs.pop()
             first_seq, last_seq = min(first_seq, before[0]), max(last_seq, before[1])
         runs.append((first_seq, last_seq))
+
+    def gaps(self) -> list[tuple[int, int, GapReason]]:
+        """First and last seq of the gaps that a reader has to see where they are, and why; ascending."""
+        trims: list[tuple[int, int, GapReason]] = [(*run, "source_trim") for run in self.trim_runs]
+        return sorted([*trims, *((*run, "corrupt") for run in self.corrupt)])
 
     def pass_trims(self, earliest_seq: int) -> None:
         """Move the floor over gaps that have no live record before them."""
@@ -406,3 +424,9 @@ class Topic:
         drop_holes_below(self.floors.holes, self.evict_floor)
         add_holes(self.floors.holes, first_seq, last_seq)
         self.snapshot_record = None
+
+    def note_corrupt(self, first_seq: int, last_seq: int) -> None:
+        """The disk has lost the records of these seqs; readers get a tombstone in their place."""
+        drop_holes_below(self.floors.corrupt, self.evict_floor)
+        add_holes(self.floors.corrupt, first_seq, last_seq)
+        self.note_holes(first_seq, last_seq)

@@ -65,7 +65,7 @@ def test_nothing_is_found_after_a_clean_stop(stopped: Path) -> None:
     assert result.findings == []
     assert result.records > 0
     files = [path for tier in ("data", "cold") for path in (stopped / tier).rglob("*") if path.is_file()]
-    assert result.files == len(files) - 2  # lock and boot
+    assert result.files == len(files) - 3  # lock, boot, synced ends
 
 
 def test_a_crash_leaves_only_a_torn_tail(crashed: Path) -> None:

@@ -190,7 +190,7 @@ class Pass:
             if end <= start:
                 return None  # until a restart shows what is there
         lost_to = source.evict_floor - 1
-        for first_seq, last_seq in source.floors.trim_runs:
+        for first_seq, last_seq, _ in source.floors.gaps():
             if last_seq >= start:
                 if first_seq <= start:
                     lost_to = max(lost_to, last_seq)

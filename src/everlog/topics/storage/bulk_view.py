@@ -276,7 +276,7 @@ class BulkView:
                 # Seqs beyond the head: the topic was deleted and created again.
                 plan.append(Gap(at, end, RECREATED))
                 break
-            holes = [hole for hole, _ in topic.floors.trim_runs if hole >= at]
+            holes = [hole for hole, _, _ in topic.floors.gaps() if hole >= at]
             stop = min(end, topic.visible + 1, *holes)
             plan += self._pieces(topic, at, stop)
             at = stop

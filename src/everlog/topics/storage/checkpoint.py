@@ -351,6 +351,7 @@ class Checkpointer:
             topics=[self._record(topic, clean) for topic in self._kept_topics()],
             routers=[router.record() for router in core.routers if router.is_committed],
             next_router_id=core.routers.next_id,
+            has_synced_file=True,
         )
         payload = encode(body)
         if core.forwarder is not None:
@@ -433,6 +434,7 @@ class Checkpointer:
             else:
                 store.boot_pending = False
                 self._busy = False
+                core.failures.succeeded("checkpoint")
 
         self._syncs.start(self._lane, job, done)
 
@@ -442,6 +444,7 @@ class Checkpointer:
             self._core.forwarder.checkpoint_over()
         if not isinstance(error, Exception):
             raise error
+        self._core.failures.report("checkpoint", error, self._store.data_dir)
         self.last_error = (
             error
             if isinstance(error, EverlogError)
@@ -546,6 +549,7 @@ def topic_record(topic: Topic, clean: bool) -> TopicRecord:
         trim_holes=topic.floors.trim_runs,
         hop_runs=topic.routes.hop_runs,
         holes=topic.floors.holes,
+        corrupt=topic.floors.corrupt,
         reserved_floor=topic.floors.cap if clean else max(topic.floors.cap, topic.reserved.floor_durable),
         delete_below=topic.floors.delete_below,
         last_ts=max(topic.log.last_ts, topic.storage.restored_ts),

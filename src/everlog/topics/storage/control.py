@@ -91,6 +91,18 @@ class IdempotencyKey(msgspec.Struct, array_like=True, frozen=True):
     count: int
 
 
+class Damage(msgspec.Struct, array_like=True, frozen=True):
+    """Frames that were here are lost: so many bytes, with at most so many records.
+
+    They were written by shard `shard` of `shards`; 0 shards: it is not known how many there were.
+    """
+
+    lost_bytes: int
+    records: int
+    shard: int = 0
+    shards: int = 0
+
+
 class RouterRecord(msgspec.Struct, array_like=True, frozen=True):
     """A router came into being or was changed; also one router in a snapshot.
 
@@ -172,6 +184,7 @@ class TopicRecord(msgspec.Struct, array_like=True, frozen=True):
     trim_holes: list[tuple[int, int]] = []  # first and last seq, behind trim_floor
     hop_runs: list[tuple[int, int, int]] = []  # first and last seq, hops; only what may be passed on again
     holes: list[tuple[int, int]] = []  # first and last seq; see `Floors.holes`
+    corrupt: list[tuple[int, int]] = []  # first and last seq; see `Floors.corrupt`
 
 
 class SnapshotBody(msgspec.Struct, array_like=True, frozen=True):
@@ -185,6 +198,7 @@ class SnapshotBody(msgspec.Struct, array_like=True, frozen=True):
     topics: list[msgspec.Raw]  # TopicRecord each
     routers: list[RouterRecord] = []
     next_router_id: int = 1
+    has_synced_file: bool = False  # directories of version 0.1 have none
 
 
 ENTRY_TYPES: Final[dict[int, type[msgspec.Struct]]] = {
@@ -200,6 +214,7 @@ ENTRY_TYPES: Final[dict[int, type[msgspec.Struct]]] = {
     FrameType.FORWARD: Forward,
     FrameType.DELETE_SEQS: DeleteSeqs,
     FrameType.LEASE: Lease,
+    FrameType.DAMAGE: Damage,
 }
 """The class of each kind of frame that is neither a record nor the end of a file."""
 

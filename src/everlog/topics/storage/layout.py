@@ -4,6 +4,7 @@ Files of one data directory (all integers little-endian)::
 
     .topics.lock                                    exclusive flock of the one process
     .topics.boot                                    the run of the machine that used it last, as text
+    .topics.synced                                  up to where each log file is on disk
     meta/snapshot-NNNNNNNNNNNNNNNN.bin              the newest valid one counts
     wal/wal-NNNNNNNNNNNNNNNN.log                    the log; with several shards wal/shard-NN/...
     topics/<topic id>/seg-NNNNNNNNNNNNNNNN.data     records of a topic, named by their first seq
@@ -46,6 +47,14 @@ Snapshot file: header of 20 bytes, payload, checksum::
      +------------+---------+-------------+-----------+--------------------+
      | "EVLGSNAP" | version | payload_len | payload   | xxh3 of payload    |
      +------------+---------+-------------+-----------+--------------------+
+
+Synced ends: one slot of 32 bytes per log file, all zero or::
+
+     0             8        16      20       24     32
+     +-------------+--------+-------+--------+------+
+     | file number | offset | shard | shards | xxh3 |
+     +-------------+--------+-------+--------+------+
+     offset: up to there the file was synced; xxh3 of [0, 24)
 
 The C core repeats the frames in `native/topics/frames.h`; a test compares the two.
 """
@@ -94,6 +103,9 @@ INDEX_FLAGS = 16
 INDEX_FLAG_DELETED = 64
 """In an index entry only; the other flags there are has_tag, has_node and has_meta of the frame."""
 
+SYNCED_END = struct.Struct("<QQII")
+SYNCED_SLOT_SIZE = 32
+
 SNAPSHOT_MAGIC = b"EVLGSNAP"
 SNAPSHOT_VERSION = 1
 SNAPSHOT_HEADER = struct.Struct("<8sIQ")
@@ -128,17 +140,21 @@ class FrameType(IntEnum):
     FILE_END = 13
     FORWARD = 14
     DELETE_SEQS = 16
+    DAMAGE = 17
 
 
 LOCK_FILE = ".topics.lock"
 BOOT_FILE = ".topics.boot"
 """Names the run of the machine in which the directory was last open; see `Fs.boot_id`."""
+SYNCED_FILE = ".topics.synced"
 META_DIR = "meta"
 WAL_DIR = "wal"
 TOPICS_DIR = "topics"
 TEMPORARY_SUFFIX = ".tmp"
+DAMAGED_SUFFIX = ".damaged"
+"""A damaged log file as it was before what is sound in it was saved; it is never read."""
 ORPHAN_SUFFIX = ".orphan"
-"""A log file that follows a damaged one; it is never read."""
+"""The same, left by version 0.1."""
 
 assert LOG_HEADER.size == LOG_HEADER_SIZE == LOG_DATA_LEN + 4
 assert CHECKSUM.size == LOG_TRAILER_SIZE
@@ -148,6 +164,7 @@ assert META_LEN.size == META_LEN_SIZE
 assert INDEX_ENTRY.size == INDEX_ENTRY_SIZE == INDEX_FLAGS + 4
 assert SNAPSHOT_HEADER.size == SNAPSHOT_HEADER_SIZE
 assert CHECKSUM.size == SNAPSHOT_TRAILER_SIZE
+assert SYNCED_END.size + CHECKSUM.size == SYNCED_SLOT_SIZE
 assert len(SNAPSHOT_MAGIC) == 8
 
 

@@ -6,14 +6,15 @@ never comes up with less than the disk still has.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from everlog.api_types import Durability
-from everlog.errors import Corrupt, CorruptMetadata, Io
-from everlog.fs import opened, replace_file, sync_path
+from everlog.errors import Corrupt, CorruptMetadata, DamagedData, Io
+from everlog.fs import create_directory, opened, read_file, replace_file, sync_path
 from everlog.native.queue.ring import Mapping
 from everlog.native.topics.log import LogFrame, LogReplay, TopicLog
 from everlog.topics import catalogue
@@ -29,17 +30,25 @@ from everlog.topics.retention import apply_delete, sweep
 from everlog.topics.routing.replay import ForwardReplay
 from everlog.topics.storage import control, layout, snapshot
 from everlog.topics.storage.layout import FrameType
+from everlog.topics.storage.log_losses import LogLosses
+from everlog.topics.storage.log_survey import Survey, missing_file, survey
 from everlog.topics.storage.segment_loading import LoadedSegment, index_entries, load_listed, load_segments
 from everlog.topics.storage.segment_store import SegmentPart, delete_topic, list_topics
 from everlog.topics.storage.segments import SegmentSet
-from everlog.topics.storage.store import OldFile, Store
+from everlog.topics.storage.store import DamageFound, OldFile, RecoveryReport, Store
+from everlog.topics.storage.synced_ends import SyncedEnd, read_ends
 from everlog.topics.storage.syncs import SyncRunner
 from everlog.topics.storage.tier import TopicTier
-from everlog.topics.storage.wal_files import WalFile, cut_tail, list_wal_files, map_file
+from everlog.topics.storage.wal_files import END_FRAME, WalFile, cut_tail, list_wal_files, map_file
 from everlog.topics.topic import RememberedKey, Topic
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from everlog.topics.core import Core
+
+
+log = logging.getLogger("everlog.topics")
 
 
 class Progress(NamedTuple):
@@ -60,6 +69,7 @@ def open_store(
         raise Io(f"cannot open the data directory {data_dir}: {error}", error.errno) from error
     try:
         _Recovery(core, store, progress).run()
+        _log_report(store.report)
         if not store.boot_pending:
             store.note_boot()
         store.open_shards()
@@ -77,13 +87,30 @@ def open_store(
     return store
 
 
+def _log_report(report: RecoveryReport) -> None:
+    """Write what was found to the log of the process: damage loudly, the rest in one line."""
+    for found in report.damage:
+        log.error("damage (%s): %s: %s", found.kind, found.path, found.message)
+    if report.may_lack_acked:
+        log.error("acknowledged records may be lost; what is missing is reported to readers as `corrupt`")
+    log.info(
+        "recovered %d topics: %d records from %d segments, %d from %d log files; %d torn bytes cut off",
+        report.topics,
+        report.records_from_segments,
+        report.segments,
+        report.records_from_log,
+        report.log_files,
+        report.cut_bytes,
+    )
+
+
 def recover_store(core: Core, store: Store) -> None:
     """Find out what a data directory holds, and begin nothing; `store` may be one that changes no file."""
-    _Recovery(core, store, None).run()
+    _Recovery(core, store, None, is_alone=False).run()
 
 
 _ROUTER_TYPES: Final = {FrameType.ROUTER_CREATE, FrameType.ROUTER_DELETE, FrameType.FORWARD}
-EMPTY_SNAPSHOT: Final = control.SnapshotBody(True, 1, 1, 1, [], [])
+EMPTY_SNAPSHOT: Final = control.SnapshotBody(True, 1, 1, 1, [], [], has_synced_file=True)
 
 
 @contextmanager
@@ -95,10 +122,32 @@ def _reading(file: WalFile) -> Iterator[None]:
         raise Io(f"cannot read the log file {file.path}: {error.strerror or error}", error.errno) from error
 
 
-class _Recovery:
-    """One run of recovery."""
+class _LogContent:
+    """A log file to be replayed: its bytes, or what could be saved of them."""
 
-    def __init__(self, core: Core, store: Store, progress: Callable[[Progress], None] | None) -> None:
+    __slots__ = ("content", "file", "source", "start", "survey", "synced")
+
+    def __init__(self, file: WalFile, start: int, synced: SyncedEnd | None, found: Survey) -> None:
+        self.file = file
+        self.start = start
+        self.synced = synced
+        self.survey = found
+        self.content: Buffer = found.salvaged
+        self.source = 0
+
+
+class _Recovery:
+    """One run of recovery. `is_alone`: no engine has the directory open and writes to it meanwhile."""
+
+    def __init__(
+        self,
+        core: Core,
+        store: Store,
+        progress: Callable[[Progress], None] | None,
+        *,
+        is_alone: bool = True,
+    ) -> None:
+        self._is_alone = is_alone
         self._core = core
         self._store = store
         self._report = store.report
@@ -109,6 +158,8 @@ class _Recovery:
         self._logs: dict[int, TopicLog] = {}
         self._forwards = ForwardReplay(core, store.load_segment)
         self._listed: set[int] = set()  # ids of topics of which the snapshot lists segments
+        self._damaged: list[_LogContent] = []
+        self._losses = LogLosses(core, self._logs)
 
     def run(self) -> None:
         """Recover everything."""
@@ -126,8 +177,12 @@ class _Recovery:
         self._replay(files, body)
         self._forwards.resolve(self._apply_to)
         for topic in self._core.topics.values():
+            self._losses.settle(topic)
             self._finish_topic(topic)
         self._forwards.finish()
+        self._losses.settle_copies()
+        self._check_policy()
+        self._write_salvaged()
         self._core.totals.bytes = sum(topic.log.live_bytes for topic in self._core.topics.values())
         self._remove_unknown_topics()
         self._report.topics = len(self._core.topics)
@@ -142,6 +197,7 @@ class _Recovery:
         self._report.rejected_snapshots = [
             f"{rejected.path}: {rejected.reason}" for rejected in found.rejected
         ]
+        self._report.damage += [DamageFound("snapshot", *rejected) for rejected in found.rejected]
         numbers = snapshot.numbers(core.fs, store.meta_dir)
         store.snapshot_number = max(numbers, default=0)
         if found.payload is None:
@@ -186,6 +242,7 @@ class _Recovery:
         topic.floors.trim_runs = record.trim_holes
         topic.routes.hop_runs = record.hop_runs
         topic.floors.holes = record.holes
+        topic.floors.corrupt = record.corrupt
         topic.floors.delete_below = record.delete_below
         topic.reserved.floor_logged = max(record.cap_floor, record.reserved_floor)
         topic.reserved.ceiling_logged = record.ceiling
@@ -304,34 +361,83 @@ class _Recovery:
         wanted = [file for file in files if file.number >= whole_from or file.number in starts]
         for file in files:
             self._core.next_file_number = max(self._core.next_file_number, file.number + 1)
+        ends = self._read_ends(body)
         self._sync_directories()
+        last_of_shard = self._last_files_with_frames(wanted)
+        contents: list[_LogContent] = []
         for file in wanted:
             # `progress` may raise: a stop does not have to wait for the last file.
             self._progress(Progress("log", 0, len(wanted)))
-            self._look_ahead(file, starts.get(file.number, 0))
-        self._forwards.begin(self._logs)
-        total = len(wanted)
-        ended_shards: set[str] = set()
-        last_of_shard = self._last_files_with_frames(wanted)
-        for number, file in enumerate(wanted):
-            self._progress(Progress("log", number, total))
-            if file.shard_dir in ended_shards:
-                self._orphan(file)
-                continue
             is_last = last_of_shard.get(file.shard_dir, file.number) <= file.number
-            if not self._replay_file(file, starts.get(file.number, 0), is_last):
-                ended_shards.add(file.shard_dir)
-        self._progress(Progress("log", total, total))
-        absorbed = [file for file in files if file not in wanted]
-        for file in absorbed:
-            self._core.fs.unlink(file.path)
+            contents += self._look_through(file, starts.get(file.number, 0), ends.get(file.number), is_last)
+        known = {file.number for file in files}
+        for end in ends.values():
+            needed_from = starts.get(end.file_number, 0 if end.file_number >= whole_from else end.offset)
+            if end.file_number not in known and end.offset > needed_from and self._is_alone:
+                contents.append(self._missing_file(end))
+        contents.sort(key=lambda log: log.file.number)
+        self._forwards.begin(self._logs)
+        for number, log in enumerate(contents):
+            self._progress(Progress("log", number, len(contents)))
+            self._replay_file(log)
+        self._progress(Progress("log", len(contents), len(contents)))
+        for file in files:
+            if file not in wanted:
+                self._core.fs.unlink(file.path)
 
-    def _look_ahead(self, file: WalFile, start: int) -> None:
-        """Find out which topics take part in copying, before any record of theirs is met."""
-        with _reading(file):
-            mapping = map_file(self._core.fs, file.path)
-            if mapping is not None and len(mapping) > start:
-                self._forwards.expect(mapping, start)
+    def _read_ends(self, body: control.SnapshotBody | None) -> dict[int, SyncedEnd]:
+        """Read up to where the log files were synced; reports a file or slot that is lost."""
+        path = self._store.synced_path
+        found = read_ends(self._core.fs, path)
+        if found.is_missing and body is not None and body.has_synced_file and self._is_alone:
+            message = "it is missing, so a lost end of the log cannot be recognised"
+            self._report.damage.append(DamageFound("synced_file", path, message))
+        # A power loss may tear the write of a slot.
+        if found.damaged_slots and self._is_same_boot and self._is_alone:
+            message = (
+                f"{found.damaged_slots} slots are damaged; a lost end of their log files is not recognised"
+            )
+            self._report.damage.append(DamageFound("synced_file", path, message))
+        return found.ends
+
+    def _look_through(
+        self, file: WalFile, start: int, synced: SyncedEnd | None, is_last: bool
+    ) -> list[_LogContent]:
+        """Survey a file, and find out which topics take part in copying before any record is met."""
+        mapping = self._map(file)
+        is_lost = synced is not None and synced.offset > start
+        if (mapping is None or len(mapping) < start) and not is_lost:
+            self._core.fs.unlink(file.path)
+            return []
+        content: Buffer = mapping if mapping is not None and len(mapping) >= start else bytes(start)
+        is_trusted = self._is_same_boot and self._is_alone
+        found = survey(content, start, synced, is_last=is_last, is_trusted=is_trusted)
+        log = _LogContent(file, start, synced, found)
+        if found.lost:
+            self._note_damage(log)
+        else:
+            log.content = content
+        self._forwards.expect(log.content, start)
+        return [log]
+
+    def _missing_file(self, synced: SyncedEnd) -> _LogContent:
+        name = layout.WAL_FILE.name(synced.file_number)
+        shard_dir = self._store.wal_dir
+        if synced.shards > 1:
+            shard_dir = os.path.join(shard_dir, layout.SHARD_DIR.name(synced.shard))
+        file = WalFile(synced.file_number, shard_dir, os.path.join(shard_dir, name))
+        self._core.next_file_number = max(self._core.next_file_number, file.number + 1)
+        log = _LogContent(file, 0, synced, missing_file(synced))
+        self._note_damage(log)
+        return log
+
+    def _note_damage(self, log: _LogContent) -> None:
+        self._damaged.append(log)
+        for lost in log.survey.lost:
+            message = (
+                f"{lost.size} bytes from offset {lost.offset} on are lost, with up to {lost.records} records"
+            )
+            self._report.damage.append(DamageFound("log", log.file.path, message))
 
     def _sync_directories(self) -> None:
         """Make sure of the names in the log directories: no file may come back under a number used again."""
@@ -348,45 +454,40 @@ class _Recovery:
                     last[file.shard_dir] = file.number
         return last
 
-    def _replay_file(self, file: WalFile, start: int, is_last: bool) -> bool:
-        """Apply one file; False if the shard's replay ends with it although more files follow."""
-        mapping = self._map(file)
-        if mapping is None:
-            self._core.fs.unlink(file.path)
-            return True
-        source = self._core.sources.add(mapping)
+    def _replay_file(self, log: _LogContent) -> None:
+        """Apply one file, and cut off a torn tail."""
+        file, content = log.file, log.content
+        source = log.source = self._core.sources.add(content)
         self._store.old_files.append(OldFile(file.number, file.path, source))
-        replay = LogReplay(mapping, start, source, self._logs)
-        ended = False
-        while (frame := replay.run()) is not None:
+        replay = LogReplay(content, log.start, source, self._logs)
+        while (frame := replay.run()) is not None and frame.type != FrameType.FILE_END:
             self._replayed_frames = True
-            if frame.type == FrameType.FILE_END:
-                ended = True
-                break
-            self._apply(frame)
-        self._note_gaps(replay)
-        self._replayed_frames |= replay.appended > 0
+            if frame.type == FrameType.DAMAGE:
+                self._note_gaps(replay, file)
+                self._losses.note(control.decode(frame.data, control.Damage), file.shard_dir)
+            else:
+                self._apply(frame)
+        self._note_gaps(replay, file)
+        self._replayed_frames |= replay.appended > 0 or frame is not None
         self._report.log_files += 1
         self._report.records_from_log += replay.appended
-        if ended:
-            return True
-        if is_last:
-            self._cut(file, replay, len(mapping))
-            return True
-        self._report.damage.append(
-            f"{file.path} is damaged at offset {replay.position} ({replay.outcome}); "
-            f"the rest of its shard is not read"
-        )
-        replace_file(self._core.fs, file.path + layout.ORPHAN_SUFFIX, bytes(mapping))
-        self._cut(file, replay, len(mapping))
-        return False
+        end = replay.position
+        if frame is None and log.survey.lost:
+            raise Corrupt(f"{file.path} cannot be replayed behind offset {end}; restore it from a backup")
+        if frame is None:
+            self._cut(file, replay, memoryview(content).nbytes)
+            end += len(END_FRAME)
+        shard = log.synced or SyncedEnd(0, 0)
+        self._store.earlier_ends.append(shard._replace(file_number=file.number, offset=end))
 
-    def _note_gaps(self, replay: LogReplay) -> None:
+    def _note_gaps(self, replay: LogReplay, file: WalFile) -> None:
         """Seqs that no record came for are holes, except where copies come from another part of the log."""
         for topic_id, first_seq, last_seq in replay.gaps:
             topic = self._core.by_id.get(topic_id)
             if topic is not None and self._logs.get(topic_id) is topic.log:
                 topic.note_holes(first_seq, last_seq)
+            self._losses.note_gap(file.shard_dir, topic_id, first_seq, last_seq)
+        replay.gaps.clear()
 
     def _map(self, file: WalFile) -> Mapping | None:
         fs = self._core.fs
@@ -405,11 +506,28 @@ class _Recovery:
         self._core.sources.set(old.source, map_file(self._core.fs, file.path))
         self._store.old_files.append(old)
 
-    def _orphan(self, file: WalFile) -> None:
-        self._report.damage.append(
-            f"{file.path} follows a damaged file and was not read; it is renamed to .orphan"
+    def _check_policy(self) -> None:
+        """Refuse to go on if acknowledged records may be lost, unless the settings accept that."""
+        self._report.may_lack_acked = bool(self._damaged) and self._losses.reach_promised_topics()
+        if not self._report.may_lack_acked or self._core.settings.on_damage == "serve":
+            return
+        places = "; ".join(f"{found.path}: {found.message}" for found in self._report.damage[:3])
+        raise DamagedData(
+            f"the log is damaged, so acknowledged records may be lost ({places}). Nothing was changed. "
+            f"Restore {self._store.data_dir} from a backup, or accept the loss: "
+            f"everlog repair --accept-loss {self._store.data_dir}, or start with TOPICS_ON_DAMAGE=serve"
         )
-        self._core.fs.rename(file.path, file.path + layout.ORPHAN_SUFFIX)
+
+    def _write_salvaged(self) -> None:
+        """Keep a copy of each damaged log file and put what could be saved of it in its place."""
+        fs = self._core.fs
+        for log in self._damaged:
+            path = log.file.path
+            create_directory(fs, log.file.shard_dir)
+            if fs.exists(path):
+                replace_file(fs, path + layout.DAMAGED_SUFFIX, read_file(fs, path))
+            replace_file(fs, path, log.survey.salvaged)
+            self._core.sources.set(log.source, map_file(fs, path))
 
     def _apply(self, frame: LogFrame) -> None:
         """Apply one control frame."""
@@ -484,6 +602,7 @@ class _Recovery:
         promised = topic.durability in (Durability.DISK, Durability.FSYNC)
         # A process that was killed has lost nothing it wrote; only a machine that stopped may have.
         crashed = (self._replayed_frames or not self._clean) and not self._is_same_boot
+        crashed |= self._losses.reach(topic)
         if promised and crashed and topic.reserved.ceiling_logged >= log.next_seq:
             topic.note_holes(log.next_seq, topic.reserved.ceiling_logged)
             log.push_holes(topic.reserved.ceiling_logged + 1 - log.next_seq, log.last_ts)

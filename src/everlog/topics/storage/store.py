@@ -17,6 +17,7 @@ from everlog.topics.config import EngineSettings
 from everlog.topics.storage import layout
 from everlog.topics.storage.segment_store import SegmentStore
 from everlog.topics.storage.segments import SegmentLimits, SegmentSet, SegmentSources
+from everlog.topics.storage.synced_ends import SyncedEnd, SyncedEnds
 from everlog.topics.storage.syncs import SyncRunner
 from everlog.topics.storage.tier import TopicTier
 from everlog.topics.storage.wal import Position, WalShard
@@ -39,6 +40,14 @@ class Coverage(NamedTuple):
     positions: list[Position]
 
 
+class DamageFound(NamedTuple):
+    """Something that the disk has lost or changed: which kind, where, and what it means."""
+
+    kind: str
+    path: str
+    message: str
+
+
 @dataclass
 class RecoveryReport:
     """What was found when a data directory was opened."""
@@ -51,8 +60,10 @@ class RecoveryReport:
     log_files: int = 0
     records_from_log: int = 0
     cut_bytes: int = 0
-    damage: list[str] = field(default_factory=list)
-    """Where the log was damaged rather than torn; what came after it in its shard is lost."""
+    damage: list[DamageFound] = field(default_factory=list)
+    """What no crash can have left."""
+    may_lack_acked: bool = False
+    """Whether acknowledged records of `disk` or `fsync` topics may be lost."""
 
 
 class OldFile(NamedTuple):
@@ -101,6 +112,9 @@ class Store:
         self.snapshot_number = 0
         self._fetching: dict[int, Commit] = {}
         self.boot_pending = False
+        self.synced_path = os.path.join(data_dir, layout.SYNCED_FILE)
+        self.earlier_ends: list[SyncedEnd] = []  # of `old_files`
+        self._ends: SyncedEnds | None = None
         for directory in (data_dir, self.meta_dir, self.wal_dir, *self.topic_roots):
             create_directory(core.fs, directory)
         self._lock_fd: int | None = self._take_lock()
@@ -161,10 +175,14 @@ class Store:
 
     def load_segment(self, source: int) -> bool:
         """Load a segment that a read met; True if it had to be fetched."""
-        if self.loaded.load(source):
-            return False
-        fetch = self.loaded.plan_fetch(source)
-        self.loaded.attach(fetch, fetch.read())
+        try:
+            if self.loaded.load(source):
+                return False
+            fetch = self.loaded.plan_fetch(source)
+            self.loaded.attach(fetch, fetch.read())
+        except EverlogError as error:
+            self._core.failures.report("segment_read", error, self.data_dir)
+            raise
         return True
 
     def fetch_segment(self, source: int) -> Commit:
@@ -178,6 +196,8 @@ class Store:
 
         def done(error: BaseException | None) -> None:
             del self._fetching[source]
+            if isinstance(error, Exception):
+                self._core.failures.report("segment_read", error, fetch.store.directory)
             if error is None:
                 self.loaded.attach(fetch, found[0])
                 commit.finish()
@@ -197,6 +217,7 @@ class Store:
         """Begin this run's log: a fresh file in every shard."""
         core = self._core
         count = core.settings.shards
+        self._ends = SyncedEnds(core.fs, self.synced_path, count, self.earlier_ends)
         for number in range(count):
             directory = (
                 self.wal_dir if count == 1 else os.path.join(self.wal_dir, layout.SHARD_DIR.name(number))
@@ -211,7 +232,9 @@ class Store:
                 syncs=self._syncs,
                 prepare_lane=self._prepare_lane,
                 file_bytes=core.settings.file_bytes,
+                ends=self._ends,
             )
+            shard.failures = core.failures
             core.shards.append(ShardCommits(shard))
 
     def coverage(self) -> Coverage:
@@ -243,6 +266,8 @@ class Store:
         paths = [file.path for file in self.old_files]
         for file in self.old_files:
             self._core.sources.remove(file.source)
+            if self._ends is not None:
+                self._ends.release(file.number)
         self.old_files = []
         return paths
 
@@ -263,6 +288,8 @@ class Store:
             for shard in self._core.shards:
                 shard.wal.close()
             if remove_log:
+                if self._ends is not None:
+                    self._ends.clear()
                 paths = self._release_old_files()
                 for shard in self._core.shards:
                     paths += shard.wal.release_files(_END_OF_LOG)
@@ -279,6 +306,8 @@ class Store:
         self._release_lock()
 
     def _release_lock(self) -> None:
+        if self._ends is not None:
+            self._ends.close()
         if self._lock_fd is not None:
             close_locked(self._core.fs, self._lock_fd)
             self._lock_fd = None

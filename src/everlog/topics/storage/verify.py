@@ -6,9 +6,11 @@ looks, so that no engine opens the directory meanwhile.
 
     corrupt_frame     a frame of the log or of a segment does not match its lengths or its checksum
     bad_entry         a frame is whole, but what it says cannot be read
-    unfinished_file   a log file that is not the last of its shard has no end frame
+    unfinished_file   a log file ends before what was synced, or without the end frame that it needs
+    missing_file      a log file that was synced is not there
+    bad_synced_file   the file that says up to where the log was synced is damaged or missing
     bad_index         an index entry and its frame, or two segments, contradict each other
-    orphan            a log file that an earlier start could not use, because one before it was damaged
+    orphan            a damaged log file that an earlier start has copied before it saved what is sound
     missing_part      a segment without its index, or an index without its segment
     bad_snapshot      a snapshot cannot be read
     unknown_file      a name that means nothing here
@@ -29,9 +31,10 @@ from everlog.errors import Corrupt, DataDirInUse, Io, UnsupportedVersion
 from everlog.fs import Fs, close_locked, read_file
 from everlog.native.topics import log as frames
 from everlog.topics.storage import control, layout, snapshot
+from everlog.topics.storage.log_survey import survey
 from everlog.topics.storage.segment_loading import index_entries
 from everlog.topics.storage.segment_store import DELETED_TOPIC_SUFFIX
-from everlog.topics.storage.wal_files import END_FRAME
+from everlog.topics.storage.synced_ends import SyncedEnd, read_ends
 
 NOTES: Final = frozenset(("torn_tail", "leftover"))
 """Kinds that a crash leaves and a start repairs: nothing that was promised is lost."""
@@ -159,23 +162,29 @@ class _Verifier:
         self._listed: dict[str, set[int]] | None = None
         self._replay_starts: dict[int, int] = {}
         self._replayed_whole_from = 0
+        self._has_synced_file = False
+        self._ends: dict[int, SyncedEnd] = {}
+        self._is_same_boot = False
         self._result = Verification()
 
     def run(self) -> Verification:
-        known = {layout.LOCK_FILE, layout.BOOT_FILE, layout.META_DIR, layout.WAL_DIR, layout.TOPICS_DIR}
+        files = (layout.LOCK_FILE, layout.BOOT_FILE, layout.SYNCED_FILE)
+        known = {*files, layout.META_DIR, layout.WAL_DIR, layout.TOPICS_DIR}
         for name in self._names(self._path):
-            if name == layout.BOOT_FILE + layout.TEMPORARY_SUFFIX:
+            if name.removesuffix(layout.TEMPORARY_SUFFIX) in files and name not in files:
                 self._leftover(os.path.join(self._path, name), "a file that was not finished")
             elif name not in known:
                 self._unknown(os.path.join(self._path, name))
         # Snapshots first: they say which segments and log files count.
         for path in self._snapshot_files():
             self._check_snapshot(path)
+        self._read_ends()
         logs = self._log_files()
         segments = self._segments()
         self._total = self._result.files + sum(map(len, logs)) + 2 * len(segments)
         for shard in logs:
             self._check_shard(shard)
+        self._check_missing({file.number for shard in logs for file in shard})
         self._check_segments(segments)
         return self._result
 
@@ -248,6 +257,7 @@ class _Verifier:
                 }
                 self._replay_starts = dict(body.starts)
                 self._replayed_whole_from = body.next_file_number
+                self._has_synced_file = body.has_synced_file
         except (UnsupportedVersion, Corrupt) as error:
             reason = str(error)
         if reason is not None:
@@ -276,10 +286,8 @@ class _Verifier:
             return [_LogFile(number, path)]
         if name.endswith(layout.TEMPORARY_SUFFIX):
             self._leftover(path, "a log file that was not finished")
-        elif name.endswith(layout.ORPHAN_SUFFIX):
-            message = (
-                "an earlier start found damage before this log file and renamed it; its records are missing"
-            )
+        elif name.endswith((layout.DAMAGED_SUFFIX, layout.ORPHAN_SUFFIX)):
+            message = "a start found damage in this log file and made this copy of it; records are missing"
             self._result.add(path, 0, "orphan", message)
         else:
             self._unknown(path)
@@ -292,46 +300,75 @@ class _Verifier:
             content = self._read(file.path)
             if content is None:
                 continue
-            if not content:
+            start = 0
+            if not content and file.number not in self._ends:
                 self._leftover(file.path, "a log file that was being created")
                 continue
-            start = 0
             if file.number < self._replayed_whole_from:
                 if file.number not in self._replay_starts:
                     self._leftover(file.path, "a log file that a snapshot has made unnecessary")
                     continue
                 start = self._replay_starts[file.number]
-            if is_newest and not any(content[start : start + 4]):
+            end = self._ends.get(file.number)
+            if is_newest and not any(content[start : start + 4]) and (end is None or end.offset <= start):
                 continue
-            self._check_log(file.path, content, start, is_newest=is_newest)
+            self._check_log(file, content.ljust(start, b"\0"), start, is_newest=is_newest)
             is_newest = False
 
-    def _check_log(self, path: str, content: bytes, start: int, *, is_newest: bool) -> None:
+    def _check_log(self, file: _LogFile, content: bytes, start: int, *, is_newest: bool) -> None:
         """Check the frames from `start` on; what lies before it is in segments and never read again."""
         scan = frames.scan_log_frames(content, start)
         self._result.log_frames += scan.frames
-        batch_start = self._check_entries(path, content, start, scan.end)
-        end = scan.end if batch_start is None else batch_start
-        if content[scan.end - len(END_FRAME) : scan.end] == END_FRAME and batch_start is None:
-            return
-        is_clean = scan.outcome == "end" and batch_start is None and _is_blank(content[scan.end :])
-        if is_newest:
+        batch_start = self._check_entries(file.path, content, start, scan.end)
+        found = survey(
+            content,
+            start,
+            self._ends.get(file.number),
+            is_last=is_newest,
+            is_trusted=self._is_same_boot,
+        )
+        for lost in found.lost:
+            is_blank = _is_blank(content[lost.offset : lost.offset + lost.size])
+            what = f"{lost.size} bytes with up to {lost.records} records are " + (
+                "missing" if is_blank else "damaged"
+            )
+            advice = "restore the file from a backup, or accept the loss with `everlog repair`"
+            kind = "unfinished_file" if is_blank else "corrupt_frame"
+            self._result.add(file.path, lost.offset, kind, f"{what}; {advice}")
+        if not found.lost and not found.is_ended:
+            end = scan.end if batch_start is None else batch_start
+            is_clean = batch_start is None and _is_blank(content[end:])
             what = (
                 "no end frame, as after a crash" if is_clean else f"{len(content) - end} bytes are not whole"
             )
-            self._result.add(path, end, "torn_tail", f"{what}; the next start ends the file here")
-        elif is_clean:
-            self._result.add(
-                path, end, "unfinished_file", "the file ends without its end frame; frames may be missing"
-            )
-        else:
-            self._result.add(
-                path,
-                end,
-                "corrupt_frame",
-                f"the frame is {'damaged' if scan.outcome != 'end' else 'incomplete'}; what follows in this "
-                f"shard is not replayed, restore the file from a backup",
-            )
+            self._result.add(file.path, end, "torn_tail", f"{what}; the next start ends the file here")
+
+    def _read_ends(self) -> None:
+        """Read up to where the log was synced, and whether the machine has run on since."""
+        path = os.path.join(self._path, layout.SYNCED_FILE)
+        boot_path = os.path.join(self._path, layout.BOOT_FILE)
+        try:
+            found = read_ends(self._fs, path)
+            boot_id = read_file(self._fs, boot_path) if self._fs.exists(boot_path) else b""
+        except OSError as error:
+            self._unreadable(path, error)
+            return
+        self._ends = found.ends
+        self._is_same_boot = boot_id == self._fs.boot_id().encode()
+        if found.is_missing and self._has_synced_file:
+            self._result.add(path, 0, "bad_synced_file", "it is missing; the next start makes it again")
+        if found.damaged_slots and self._is_same_boot:
+            message = f"{found.damaged_slots} slots are damaged; the next start makes them again"
+            self._result.add(path, 0, "bad_synced_file", message)
+
+    def _check_missing(self, found: set[int]) -> None:
+        for end in self._ends.values():
+            is_whole = end.file_number >= self._replayed_whole_from
+            needed_from = self._replay_starts.get(end.file_number, 0 if is_whole else end.offset)
+            if end.file_number not in found and end.offset > needed_from:
+                path = os.path.join(self._path, layout.WAL_DIR, layout.WAL_FILE.name(end.file_number))
+                message = f"{end.offset} bytes of it were synced, and it is gone; restore it from a backup"
+                self._result.add(path, 0, "missing_file", message)
 
     def _check_entries(self, path: str, content: bytes, offset: int, end: int) -> int | None:
         """Look into the whole frames; return where a batch begins that has no end, None if there is none."""

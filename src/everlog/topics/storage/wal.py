@@ -20,6 +20,8 @@ from everlog.errors import BatchTooLarge, Closed, InvalidConfig, ReadOnly, Stora
 from everlog.fs import Fs, create_directory
 from everlog.native.queue.ring import Mapping
 from everlog.native.topics.log import FrameBuffer, Sources
+from everlog.topics.storage.failures import StorageFailures
+from everlog.topics.storage.synced_ends import SyncedEnds
 from everlog.topics.storage.syncs import CommitWindow, SyncRunner
 from everlog.topics.storage.wal_files import (
     AHEAD_BYTES,
@@ -142,6 +144,7 @@ class WalShard:
         syncs: SyncRunner,
         prepare_lane: int,
         file_bytes: int = FILE_BYTES,
+        ends: SyncedEnds | None = None,
     ) -> None:
         if not FILE_BYTES_MIN <= file_bytes <= FILE_BYTES_MAX:
             raise InvalidConfig(
@@ -162,6 +165,8 @@ class WalShard:
         self._prepare_lane = prepare_lane
         """Not that of syncs: a new file needs the journal of the file system, which may take a while."""
         self._file_bytes = file_bytes
+        self._ends = ends
+        self.failures = StorageFailures(clock)
         self._write_error: StorageFailed | None = None
         self._closed = False
         self.source = 0
@@ -250,6 +255,7 @@ class WalShard:
             self._write_error = self._cut_back(failure)
             raise self._write_error
         file.end = self.source_offset = end
+        self.failures.succeeded("write")
         metrics = self.metrics
         metrics.frames += self.frames_gathered
         metrics.batches += 1
@@ -303,11 +309,13 @@ class WalShard:
         """Leave no byte of a failed write in the active file and let no other batch into it."""
         file = self.active
         self.limit = -1
+        self.failures.report("write", error, file.path)
         try:
             self.fs.truncate(file.fd, file.end)
             # A read of the old mapping behind the cut would be a bus error.
             self._sources.set(file.source, Mapping(file.fd, file.end, False) if file.end else b"")
         except OSError as second:
+            self.failures.report("write", second, file.path)
             return self._turn_read_only(
                 f"writing to {file.path} failed ({error}), and so did cutting it back to {file.end}",
                 second,
@@ -351,6 +359,8 @@ class WalShard:
 
     def _activate(self, file: LogFile) -> None:
         file.source = self._sources.add(file.mapping)
+        if self._ends is not None:
+            self._ends.add(file.number, self.number)
         self.active = file
         self.file_number = file.number
         self._prepared = None
@@ -389,9 +399,10 @@ class WalShard:
         made: list[LogFile] = []
 
         def work() -> None:
-            # If there is no room now, the rotation tries again, and says what is wrong if it still is.
-            with contextlib.suppress(OSError):
+            try:
                 made.append(create_log_file(self.fs, self.directory, number, self._file_bytes))
+            except OSError as error:  # the rotation tries again
+                self.failures.report("log_file", error, self.directory)
             for file in made:
                 self.fs.fsync_dir(self.directory)
                 file.entry_durable = True
@@ -420,11 +431,13 @@ class WalShard:
             elif self._prepared.capacity < capacity:
                 self._prepared.grow(self.fs, capacity)
         except OSError as error:
+            self.failures.report("log_file", error, self.directory)
             raise StorageFailed(
                 f"cannot make a log file of {capacity} bytes in {self.directory}: {error}; "
                 "free some space, then the write can be repeated",
                 error.errno,
             ) from None
+        self.failures.succeeded("log_file")
         return self._prepared
 
     def release_files(self, before: Position) -> list[str]:
@@ -439,6 +452,8 @@ class WalShard:
                 break
             del self._files[0]
             self._sources.remove(file.source)
+            if self._ends is not None:
+                self._ends.release(file.number)
             paths.append(file.path)
         return paths
 
@@ -510,13 +525,19 @@ class WalShard:
 
         def work() -> None:
             # Looked at before the sync: what is written while it runs may not be covered.
-            end = Position(file.number, file.end) if next_number is None else Position(next_number, 0)
+            offset = file.end
+            end = Position(file.number, offset) if next_number is None else Position(next_number, 0)
             if not file.entry_durable:
                 fs.fsync_dir(self.directory)
                 file.entry_durable = True
             start_ns = clock.monotonic_ns()
             fs.fdatasync(file.fd)
             synced.append((end, (clock.monotonic_ns() - start_ns) // 1000))
+            if self._ends is not None:
+                try:
+                    self._ends.record(file.number, offset)
+                except OSError as error:
+                    self.failures.report("synced_end", error, self.directory)
 
         def finish() -> None:
             if job is self._group:
@@ -550,6 +571,8 @@ class WalShard:
 
     def _check(self, job: _Job) -> None:
         if isinstance(job.error, Exception):
+            if self.read_only is None:
+                self.failures.report("sync", job.error, self.active.path)
             self._turn_read_only(f"a sync in {self.directory} failed", job.error)
         elif job.error is not None:
             raise job.error  # the end of the process or of the simulated machine: nothing to handle

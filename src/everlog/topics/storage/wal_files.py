@@ -75,7 +75,7 @@ def _wal_file(directory: str, name: str) -> list[WalFile]:
     number = layout.WAL_FILE.number(name)
     if number is not None:
         return [WalFile(number, directory, path)]
-    if name.endswith((layout.TEMPORARY_SUFFIX, layout.ORPHAN_SUFFIX)):
+    if name.endswith((layout.TEMPORARY_SUFFIX, layout.DAMAGED_SUFFIX, layout.ORPHAN_SUFFIX)):
         return []
     raise CorruptMetadata(f"{path} is no log file of everlog; move it out of the log directory")
 
