@@ -47,6 +47,7 @@ def test_the_first_append_creates_the_topic_and_answers_201(api: Api) -> None:
     }
     assert set(performance) == {"server_total_ms", "wal_append_ms", "fsync_ms"}
     assert performance["fsync_ms"] == 0.0
+    assert performance["wal_append_ms"] == 0.0, "a server in memory writes no log"
 
 
 def test_later_appends_answer_200_with_contiguous_seqs(api: Api) -> None:

@@ -58,7 +58,7 @@ COMMON: Final[dict[str, str]] = {
     "first_seq": "seq of the first record of the batch",
     "forwarded_total": "records that were copied, or lost before they could be",
     "from_seq": "begin behind this seq",
-    "fsync_ms": "time until the batch was synced; 0 unless the topic is `fsync`",
+    "fsync_ms": "duration of the sync that the batch waited for; 0 unless the topic is `fsync`",
     "gap_from": "first seq that is missing",
     "gap_to": "last seq that is missing",
     "guarantee": "`exactly_once` marks copies, so that none is made twice",
@@ -122,7 +122,7 @@ COMMON: Final[dict[str, str]] = {
     "type": "a plain log, or a queue of leased jobs; cannot be changed",
     "uptime_ms": "time since the start",
     "wait_ms": "long poll: wait so long for records; above 30000 is 30000",
-    "wal_append_ms": "time until the batch was written",
+    "wal_append_ms": "duration of the write that the batch was part of",
     "wid": "name of the session; no credential",
 }
 

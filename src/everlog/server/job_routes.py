@@ -19,7 +19,7 @@ from everlog.server.bodies import AckBody, ClaimBody, ExtendBody, NackBody, chec
 from everlog.server.errors import ApiError, invalid
 from everlog.server.router_wait import when_forwarded
 from everlog.server.streams import Timer, Timers
-from everlog.topics import Claimed, ClaimRequest, Commit, Durability, Engine, Settled
+from everlog.topics import Claimed, ClaimRequest, Commit, Engine, Settled
 from everlog.topics.jobs.claims import SEQS_MAX, check_node
 
 _json: Final = msgspec.json.Encoder()
@@ -149,11 +149,10 @@ class JobRoutes:
         self.app.answer_when(call, settled.commit, partial(self._ack_answer, call, settled))
 
     def _ack_answer(self, call: Call, settled: Settled) -> tuple[bytes, int]:
-        waited_ms = (self.app.now_ns() - call.started_ns) / 1e6
-        is_synced = bool(settled.done) and self._engine.durability_of(call.name) is Durability.FSYNC
-        times = b',"wal_append_ms":%.3f' % (0.0 if is_synced else waited_ms)
-        if is_synced:
-            times += b',"fsync_ms":%.3f' % max(waited_ms, 0.001)
+        written_ns, synced_ns = self._engine.commit_times_ns(call.name) if settled.done else (0, 0)
+        times = b',"wal_append_ms":%.3f' % (written_ns / 1e6)
+        if synced_ns:
+            times += b',"fsync_ms":%.3f' % max(synced_ns / 1e6, 0.001)
         return self._settled_answer(call, settled, b"acked", times), 200
 
     def nack(self, call: Call) -> None:

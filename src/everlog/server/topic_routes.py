@@ -28,7 +28,6 @@ from everlog.server.router_wait import when_forwarded
 from everlog.topics import (
     Appended,
     Commit,
-    Durability,
     Engine,
     RecordsDeleted,
     TopicAccount,
@@ -305,8 +304,7 @@ def _full(engine: Engine, name: str, error: TopicFull) -> ApiError:
 
 def appended_fields(app: App, name: str, appended: Appended, seqs: int, started_ns: int) -> bytes:
     """The fields of the answer to an append, without braces; `seqs` is one of the `SEQS_` of the renderer."""
-    waited_ns = app.now_ns() - started_ns
-    synced_ns = waited_ns if app.ready_engine().durability_of(name) is Durability.FSYNC else 0
+    written_ns, synced_ns = (0, 0) if appended.deduped else app.ready_engine().commit_times_ns(name)
     return render_fields(
         name,
         appended.first_seq,
@@ -315,7 +313,8 @@ def appended_fields(app: App, name: str, appended: Appended, seqs: int, started_
         appended.head_seq,
         appended.created,
         appended.deduped,
-        waited_ns,
+        app.now_ns() - started_ns,
+        written_ns,
         synced_ns,
         app.throttle_field(synced_ns / 1e6),
     )

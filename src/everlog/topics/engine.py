@@ -140,6 +140,14 @@ class Engine:
         topic = self._core.topics.get(name)
         return None if topic is None else topic.durability
 
+    def commit_times_ns(self, name: str) -> tuple[int, int]:
+        """How long the last write and the last sync took that commits to this topic waited for; 0 if none."""
+        topic = self._core.topics.get(name)
+        if topic is None or not self._core.is_logged(topic):
+            return 0, 0
+        metrics = self._core.shards[topic.shard].wal.metrics
+        return metrics.write_ns_last, metrics.fsync_ns_last if topic.durability is Durability.FSYNC else 0
+
     def topics(self, prefix: str = "", after: str | None = None, limit: int = 100) -> list[TopicState]:
         """Report topics in byte order of their names, beginning behind the name `after`."""
         self._check_open()

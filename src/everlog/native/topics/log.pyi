@@ -210,7 +210,8 @@ def render_fields(
     head_seq: int,
     created: bool,
     deduped: bool,
-    waited_ns: int,
+    total_ns: int,
+    written_ns: int,
     synced_ns: int,
     more: bytes,
 ) -> bytes: ...

@@ -308,7 +308,7 @@ cdef str in_ms(uint64_t time_ns):
 
 
 def render_fields(str topic not None, uint64_t first_seq, uint64_t last_seq, int seqs, uint64_t head_seq, bint created,
-                  bint deduped, uint64_t waited_ns, uint64_t synced_ns, bytes more not None) -> bytes:
+                  bint deduped, uint64_t total_ns, uint64_t written_ns, uint64_t synced_ns, bytes more not None) -> bytes:
     """The fields of the answer to an append, without braces, and with the seqs listed, null or omitted.
 
     A topic's name stands for itself in JSON: no character of it needs an escape. `more` comes last inside of
@@ -326,6 +326,6 @@ def render_fields(str topic not None, uint64_t first_seq, uint64_t last_seq, int
     return (
         f'"topic":"{topic}","first_seq":{first_seq},"last_seq":{last_seq}{listed},"head_seq":{head_seq},'
         f'"count":{count},"created":{"true" if created else "false"},"deduped":{"true" if deduped else "false"},'
-        f'"performance":{{"server_total_ms":{in_ms(waited_ns)},'
-        f'"wal_append_ms":{in_ms(waited_ns - min(waited_ns, synced_ns))},"fsync_ms":{in_ms(synced_ns)}'
+        f'"performance":{{"server_total_ms":{in_ms(total_ns)},'
+        f'"wal_append_ms":{in_ms(written_ns)},"fsync_ms":{in_ms(synced_ns)}'
     ).encode() + more + b"}"

@@ -73,10 +73,14 @@ class WalMetrics:
     fsync_micros_counts: list[int] = field(default_factory=lambda: [0] * (len(SYNC_MICROS_BOUNDS) + 1))
     """Syncs that took at most the bound of the same index, and more than the bound before; the last
     has no bound."""
+    write_ns_last: int = 0
+    fsync_ns_last: int = 0
+    """How long the last write and the last sync took."""
 
     def count_sync(self, micros: int) -> None:
         """Count one successful sync."""
         self.fsyncs += 1
+        self.fsync_ns_last = micros * 1000
         self.fsync_micros_total += micros
         self.fsync_micros_counts[bisect_left(SYNC_MICROS_BOUNDS, micros)] += 1
 
@@ -245,6 +249,7 @@ class WalShard:
         if end > self.limit:
             raise ValueError(f"{length} bytes were gathered in {file.path} without a reservation of so many")
         failure = None
+        start_ns = self.clock.monotonic_ns()
         try:
             with memoryview(self.buffer) as view:
                 self.fs.pwrite(file.fd, view, file.end)
@@ -257,6 +262,7 @@ class WalShard:
         file.end = self.source_offset = end
         self.failures.succeeded("write")
         metrics = self.metrics
+        metrics.write_ns_last = self.clock.monotonic_ns() - start_ns
         metrics.frames += self.frames_gathered
         metrics.batches += 1
         metrics.bytes_written += length
