@@ -21,6 +21,11 @@ METHODS = {
 }
 
 
+def with_head(methods: set[str]) -> set[str]:
+    """All methods that a path answers."""
+    return methods | {"OPTIONS"} | ({"HEAD"} if "GET" in methods else set())
+
+
 def allowed_in(header: str) -> set[str]:
     return {method.strip() for method in header.split(",")}
 
@@ -53,6 +58,23 @@ def test_an_unknown_route_is_not_found(api: Api, method: str, path: str) -> None
     assert_error(api.request(method, path, {} if method != "GET" else None), 404, "not_found")
 
 
+@pytest.mark.parametrize(
+    ("path", "nearest"),
+    [
+        ("/v0/topics/t/dif", "/v0/topics/t/diff"),
+        ("/v0/topic", "/v0/topics"),
+        ("/v0/heatlh", "/v0/health"),
+        ("/qqqqqqqqqqqqqqqqqqqq", None),
+    ],
+)
+def test_an_unknown_route_is_named_with_the_nearest_one(api: Api, path: str, nearest: str | None) -> None:
+    reply = api.request("GET", path)
+    assert_error(reply, 404, "not_found", path=path)
+    assert path in reply.json["error"]["message"]
+    assert reply.json["error"]["detail"].get("nearest") == nearest
+    assert nearest is None or nearest in reply.json["error"]["message"]
+
+
 @pytest.mark.parametrize("path", METHODS)
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "PATCH", "TRACE"])
 def test_another_method_is_405_and_told_which_are_allowed(api: Api, method: str, path: str) -> None:
@@ -60,13 +82,14 @@ def test_another_method_is_405_and_told_which_are_allowed(api: Api, method: str,
         return
     reply = api.request(method, path)
     assert_error(reply, 405, "method_not_allowed")
-    assert allowed_in(reply.headers["allow"]) >= METHODS[path]
+    assert allowed_in(reply.headers["allow"]) == with_head(METHODS[path])
     assert method not in allowed_in(reply.headers["allow"])
 
 
 @pytest.mark.parametrize("path", METHODS)
 def test_options_tells_the_methods(api: Api, path: str) -> None:
     reply = api.request("OPTIONS", path)
+    assert allowed_in(reply.headers["allow"]) == with_head(METHODS[path])
     assert (reply.status, reply.text) == (204, "")
     assert allowed_in(reply.headers["allow"]) >= METHODS[path]
     assert not [name for name in reply.headers if name.startswith("access-control")]
@@ -129,6 +152,7 @@ def test_an_allowed_origin_may_read_answers_and_errors() -> None:
             assert reply.status == status
             assert reply.headers["access-control-allow-origin"] == "https://page.example"
             assert reply.headers["vary"] == "Origin"
+            assert "retry-after" in reply.headers["access-control-expose-headers"].lower()
             other = api.request("GET", path, Origin="https://other.example")
             assert "access-control-allow-origin" not in other.headers
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Final
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -29,6 +30,7 @@ POLL_INTERVAL_NS: Final = 1_000_000
 """How long work that no client waits for may be put off while appends follow each other."""
 
 NO_SCOPE: Final = Scope(0)
+SHOWN_PATH_BYTES: Final = 100
 QUERY_FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 log = logging.getLogger("everlog.server")
 
@@ -233,7 +235,7 @@ class App:
         if self._has_keys:
             self._authorise(call, match)
         if route is None:
-            raise self._no_route(match.path, request.method)
+            raise self._no_route(match, request)
         if self.is_draining and not route.is_probe:
             raise ApiError(503, "shutting_down", "the server is shutting down", None, RETRY_SOON)
         if self.engine is None and not route.is_probe:
@@ -244,12 +246,22 @@ class App:
         route.handler(call)
         return route.needs_poll
 
-    def _no_route(self, path: str, method: str) -> ApiError:
-        allowed = sorted(known for known, known_path in self.routes if known_path == path)
-        if not allowed:
-            return ApiError(404, "not_found", "there is no such route")
-        headers = ((b"Allow", ", ".join([*allowed, "OPTIONS"]).encode()),)
-        return ApiError(405, "method_not_allowed", f"{method} is not possible here", None, headers)
+    def _no_route(self, match: Match, request: Request) -> ApiError:
+        if match.path in self._paths:
+            allow = self._methods_of(match.path)
+            message = f"{request.method} is not possible here; there are {allow}"
+            return ApiError(405, "method_not_allowed", message, None, ((b"Allow", allow.encode()),))
+        path = request.path[:SHOWN_PATH_BYTES].decode("latin-1")
+        near = get_close_matches(match.path[:SHOWN_PATH_BYTES], sorted(self._paths), 1)
+        nearest = near[0].replace(":name", match.name[:SHOWN_PATH_BYTES]) if near else None
+        hint = "the reference lists all routes" if nearest is None else f"did you mean {nearest}?"
+        detail = {"path": path} if nearest is None else {"path": path, "nearest": nearest}
+        return ApiError(404, "not_found", f"there is no route {path}; {hint}", detail)
+
+    def _methods_of(self, path: str) -> str:
+        """The methods of a path as the header `Allow` lists them; GET routes answer HEAD too."""
+        methods = {method for method, known_path in self.routes if known_path == path} | {"OPTIONS"}
+        return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
 
     # --- Keys --------------------------------------------------------------------------------------------
 
@@ -359,11 +371,14 @@ class App:
         origin = call.request.header(b"origin")
         if origin is None or ("*" not in origins and origin.decode("latin-1") not in origins):
             return ()
-        return ((b"Access-Control-Allow-Origin", origin), (b"Vary", b"Origin"))
+        return (
+            (b"Access-Control-Allow-Origin", origin),
+            (b"Access-Control-Expose-Headers", b"Allow, Date, Retry-After, WWW-Authenticate"),
+            (b"Vary", b"Origin"),
+        )
 
     def _answer_options(self, call: Call, path: str) -> None:
-        methods = sorted(known for known, known_path in self.routes if known_path == path)
-        allow = ", ".join([*methods, "OPTIONS"]).encode()
+        allow = self._methods_of(path).encode()
         headers = [(b"Allow", allow)]
         if cors := self.cors_headers(call):
             headers += [

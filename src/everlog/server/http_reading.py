@@ -6,16 +6,40 @@ requests and raises a `Refusal` for everything that is not a request; it never w
 
 from __future__ import annotations
 
+import re
 from typing import Final, NoReturn, Protocol
 
-from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
+from httptools import (
+    HttpParserCallbackError,
+    HttpParserError,
+    HttpParserInvalidMethodError,
+    HttpParserUpgrade,
+    HttpRequestParser,
+)
 
-from everlog.server.http_exchange import HttpLimits, Refusal, Request, Targets
+from everlog.server.http_exchange import HttpLimits, Refusal, Request, Targets, error_body
 
 END_OF_HEAD: Final = b"\r\n\r\n"
 COPIED_BYTES: Final = 4096
 # Beyond target and headers a head has a method, a version and some blanks.
 HEAD_SLACK_BYTES: Final = 1024
+METHOD_BYTES_MAX: Final = 64
+# A method that the parser does not know: a token of RFC 9110 and a target.
+METHOD: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) [/*h]")
+# What is wrong with a request, by a part of the parser's message.
+NOT_HTTP: Final = {
+    "PRI/Upgrade": "HTTP/2 is not spoken here",
+    "version": "the version must be HTTP/1.1 or HTTP/1.0",
+    "url": "the target has a character that must be percent-encoded, or does not begin with /",
+    "method": "it does not begin with a method and a target",
+    "Duplicate Content-Length": "Content-Length comes twice",
+    "Transfer-Encoding can't": "Content-Length and Transfer-Encoding exclude each other",
+    "Content-Length": "Content-Length is not a number below 2^64",
+    "Transfer-Encoding": "the only Transfer-Encoding is chunked",
+    "chunk": "a chunk does not begin with its size in hexadecimal digits",
+    "header": "a header line must be name, colon and value, without control characters",
+    "LF": "lines must end with CR and LF",
+}
 
 
 class Listener(Protocol):
@@ -116,7 +140,7 @@ class RequestReader:
         except HttpParserCallbackError as error:
             raise (error.__context__ or error) from None
         except HttpParserError as error:
-            raise Refusal.because(400, f"this is not a valid HTTP request: {error}") from None
+            raise _not_http(error, bytes(piece[:METHOD_BYTES_MAX])) from None
         # The parser gathers a header (or trailer) until it is complete, and that may be never.
         if self._unread_bytes > self._unread_limit_bytes:
             self._refuse_headers()
@@ -168,7 +192,7 @@ class RequestReader:
         if b"host" not in headers and not request.is_http_1_0:
             raise Refusal.because(400, "the request has no Host header; HTTP/1.1 needs exactly one")
         if not method or method == "CONNECT":
-            raise Refusal.because(405, "this method is not supported here", "method_not_allowed")
+            raise _unknown_method(parser.get_method())
         body_bytes: int | None = 0
         if b"transfer-encoding" in headers:
             self._check_coding(request)
@@ -275,6 +299,22 @@ class RequestReader:
         self._resuming = True
         self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
         self._resuming = False
+
+
+def _not_http(error: HttpParserError, start: bytes) -> Refusal:
+    """The refusal of what the parser does not take, by the subject of its complaint."""
+    method = METHOD.match(start)
+    if isinstance(error, HttpParserInvalidMethodError) and method is not None:
+        return _unknown_method(method[1])
+    complaint = str(error)
+    reason = next((words for part, words in NOT_HTTP.items() if part in complaint), "it cannot be read")
+    return Refusal.because(400, f"this is not a valid HTTP/1.1 request: {reason}")
+
+
+def _unknown_method(method: bytes) -> Refusal:
+    allowed = "DELETE, GET, HEAD, OPTIONS, POST, PUT"
+    message = f"the method {method.decode('latin-1')} is not supported; there are {allowed}"
+    return Refusal(405, error_body("method_not_allowed", message), ((b"Allow", allowed.encode()),))
 
 
 def body_too_large(max_body_bytes: int) -> Refusal:
