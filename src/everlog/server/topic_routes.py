@@ -304,6 +304,7 @@ def _full(engine: Engine, name: str, error: TopicFull) -> ApiError:
 
 def appended_fields(app: App, name: str, appended: Appended, seqs: int, started_ns: int) -> bytes:
     """The fields of the answer to an append, without braces; `seqs` is one of the `SEQS_` of the renderer."""
+    total_ns = app.now_ns() - started_ns
     written_ns, synced_ns = (0, 0) if appended.deduped else app.ready_engine().commit_times_ns(name)
     return render_fields(
         name,
@@ -313,10 +314,10 @@ def appended_fields(app: App, name: str, appended: Appended, seqs: int, started_
         appended.head_seq,
         appended.created,
         appended.deduped,
-        app.now_ns() - started_ns,
+        total_ns,
         written_ns,
         synced_ns,
-        app.throttle_field(synced_ns / 1e6),
+        app.throttle_field(total_ns / 1e6 if synced_ns else 0.0),
     )
 
 
