@@ -139,9 +139,69 @@ def test_messages_stay_short_whatever_was_sent(api: Api) -> None:
 # --- Other origins ---------------------------------------------------------------------------------------
 
 
-def test_without_the_setting_no_origin_is_allowed(api: Api) -> None:
-    reply = api.request("GET", "/v0/topics", Origin="https://page.example")
+@pytest.mark.parametrize(
+    "host", ["localhost", "LocalHost:99", "127.0.0.1", "127.9.9.9:1", "[::1]:4000", "a.localhost"]
+)
+def test_loopback_names_are_answered(api: Api, host: str) -> None:
+    assert api.request("GET", "/v0/topics", Host=host).status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:4000", "127.0.0.1.evil.example", "10.0.0.1", "", "[x"]
+)
+@pytest.mark.parametrize("path", ["/v0/topics", "/v0/health", "/v0/metrics", "/nothing", "/v0/ws"])
+def test_a_request_to_another_host_is_misdirected(api: Api, host: str, path: str) -> None:
+    for method in ("GET", "OPTIONS"):
+        assert_error(api.request(method, path, Host=host), 421, "misdirected_request")
+
+
+def test_configured_hosts_are_answered() -> None:
+    with running(allowed_hosts=("topics.example",)) as server:
+        assert server.api().request("GET", "/v0/topics", Host="Topics.example:443").status == 200
+        assert_error(server.api().request("GET", "/v0/topics", Host="x.example"), 421, "misdirected_request")
+    with running(allowed_hosts=("*",)) as server:
+        assert server.api().request("GET", "/v0/topics", Host="x.example").status == 200
+
+
+FOREIGN = [
+    {"Origin": "https://page.example"},
+    {"Origin": "null"},
+    {"Origin": "http://127.0.0.1:1"},
+    {"Origin": "http://["},
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Origin": "https://page.example", "Sec-Fetch-Site": "cross-site"},
+]
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v0/topics"),
+        ("GET", "/v0/topics/q/work?node=w"),
+        ("DELETE", "/v0/topics/t"),
+        ("OPTIONS", "/v0/topics"),
+    ],
+)
+def test_pages_of_other_sites_are_refused(api: Api, headers: dict[str, str], method: str, path: str) -> None:
+    reply = api.request(method, path, **headers)
+    assert_error(reply, 403, "forbidden")
     assert not [name for name in reply.headers if name.startswith("access-control")]
+
+
+def test_an_image_of_a_page_leases_no_jobs(api: Api) -> None:
+    api.put("q", type="queue", max_deliveries=1, dead_letter="dead")
+    api.fill("q", 1, 2)
+    for headers in ({"Sec-Fetch-Site": "cross-site"}, {"User-Agent": "Mozilla/5.0 (an old one)"}):
+        assert_error(api.request("GET", "/v0/topics/q/work?node=w&max=9", **headers), 403, "forbidden")
+    assert taken(api.state("q"))["queue"] == {"ready": 2, "in_flight": 0, "dead_lettered": 0}
+
+
+@pytest.mark.parametrize("site", ["same-origin", "none"])
+def test_a_page_of_the_server_itself_and_a_typed_address_are_answered(api: Api, site: str) -> None:
+    headers = {"Host": "localhost:7", "Origin": "http://localhost:7", "Sec-Fetch-Site": site}
+    assert api.request("GET", "/v0/topics", **headers).status == 200
 
 
 def test_an_allowed_origin_may_read_answers_and_errors() -> None:
@@ -192,9 +252,13 @@ def spoken(server: RunningServer, sent: bytes) -> bytes:
     [
         (b"nonsense\r\n\r\n", 400, b"invalid_request"),
         (b"GET /v0/topics HTTP/9.9\r\n\r\n", 400, b"invalid_request"),
-        (b"POST /v0/topics/t HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n", 400, b"invalid_request"),
-        (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414, b"invalid_request"),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 70_000 + b"\r\n\r\n", 431, b"invalid_request"),
+        (
+            b"POST /v0/topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n",
+            400,
+            b"invalid_request",
+        ),
+        (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 414, b"invalid_request"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000 + b"\r\n\r\n", 431, b"invalid_request"),
     ],
 )
 def test_framework_errors_have_the_error_shape_too(

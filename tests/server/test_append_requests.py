@@ -52,7 +52,7 @@ TOPICS = [f"topic-{number}" for number in range(len(CONFIGS))]
 
 
 def request(path: str, body: bytes, extra: bytes = b"", method: str = "POST") -> bytes:
-    head = f"{method} {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n".encode()
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
     return head + extra + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 

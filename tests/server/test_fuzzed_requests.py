@@ -54,7 +54,7 @@ INTERESTING = (
 def request(method: str, path: str, body: object = None, *headers: str) -> bytes:
     """A proper request."""
     content = b"" if body is None else json.dumps(body).encode()
-    lines = [f"{method} {path} HTTP/1.1", "Host: everlog", *headers]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", *headers]
     if body is not None:
         lines += ["Content-Type: application/json", f"Content-Length: {len(content)}"]
     return "\r\n".join([*lines, "", ""]).encode() + content
@@ -75,7 +75,7 @@ CORPUS = (
     request("PUT", "/v0/routers/r", {"source": "fuzzed", "dest": "copy"}),
     request("POST", "/v0/topics/fuzzed/claim", {"node": "w", "max": 3}),
     request("OPTIONS", "/v0/topics/fuzzed", None, "Origin: http://a.example"),
-    b"POST /v0/topics/fuzzed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"POST /v0/topics/fuzzed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b'Transfer-Encoding: chunked\r\n\r\n9\r\n{"records\r\n9\r\n":[{"data\r\n6\r\n":1}]}\r\n0\r\n\r\n',
     upgrade_request() + b'\x81\x8d\0\0\0\0{"op":"ping"}' + b"\x88\x80\0\0\0\0",
 )
@@ -196,8 +196,8 @@ def test_no_mutation_of_a_request_disturbs_the_server_or_its_other_clients(serve
     "opening",
     [
         request("POST", "/v0/topics/t", None, "Content-Type: application/json", "Content-Length: 900000"),
-        b"POST /v0/topics/t HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"GET /v0/topics HTTP/1.1\r\nHost: x\r\nX: ",
+        b"POST /v0/topics/t HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET /v0/topics HTTP/1.1\r\nHost: localhost\r\nX: ",
         upgrade_request() + b"\x01\xfe\xff\xff\0\0\0\0",
         b"",
     ],

@@ -151,7 +151,7 @@ def test_a_client_that_ends_its_sending_side_still_gets_its_answer(tmp_path: Pat
     try:
         server.api(key).put("t", durability="fsync")
         body = b'{"records":[{"data":1}]}'
-        head = b"POST /v0/topics/t HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+        head = b"POST /v0/topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         head += b"Authorization: Bearer k\r\nContent-Length: %d\r\n\r\n" % len(body)
         with socket.create_connection(server.server.address, timeout=PATIENCE_S) as client:
             # Both are there at once, so the end is read before the sync is done.

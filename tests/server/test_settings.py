@@ -49,6 +49,7 @@ DEFAULTS: dict[str, tuple[str, object]] = {
     "TOPICS_LOG": ("log_level", "info"),
     "TOPICS_LOG_FORMAT": ("log_format", "text"),
     "TOPICS_CORS_ORIGINS": ("cors_origins", ()),
+    "TOPICS_ALLOWED_HOSTS": ("allowed_hosts", ()),
 }
 NUMBERS = {variable: name for variable, (name, value) in DEFAULTS.items() if type(value) is int} | {
     "TOPICS_TEST_MIN_HEARTBEAT_MS": "test_min_heartbeat_ms"
@@ -204,6 +205,8 @@ def test_only_1_and_true_switch_something_on(variable: str, name: str, text: str
         ("TOPICS_CORS_ORIGINS", "cors_origins", "*", ("*",)),
         ("TOPICS_CORS_ORIGINS", "cors_origins", "https://a.b:8, ,http://c", ("https://a.b:8", "http://c")),
         ("TOPICS_CORS_ORIGINS", "cors_origins", " , ", ()),
+        ("TOPICS_ALLOWED_HOSTS", "allowed_hosts", "a.example, [::2],", ("a.example", "::2")),
+        ("TOPICS_ALLOWED_HOSTS", "allowed_hosts", " ,", ()),
     ],
 )
 def test_text_is_read_from_its_variable(variable: str, name: str, text: str, value: object) -> None:
@@ -329,6 +332,7 @@ test_min_heartbeat_ms = 16
 log_level = "error"
 log_format = "json"
 cors_origins = ["http://a", "*"]
+allowed_hosts = ["a"]
 """
 
 
@@ -355,6 +359,7 @@ def test_every_setting_can_come_from_the_file(tmp_path: Path) -> None:
         *[("data_dir", value) for value in ('""', "1", "[]")],
         *[("host", value) for value in ('""', "1")],
         *[("log_level", value) for value in ('""', "1", '"loud"')],
+        *[("allowed_hosts", value) for value in ("1", "[1]", '"a:1"', '["http://a"]')],
         *[("cors_origins", value) for value in ("1", "[1]", '"x"', '["x"]')],
     ],
 )

@@ -239,7 +239,7 @@ def query_text(query: Mapping[str, object]) -> str:
 
 def append_head(length: int) -> bytes:
     """The head of an append to the topic `t`, for clients that write their own bytes."""
-    request = b"POST /v0/topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    request = b"POST /v0/topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return request + b"Content-Length: %d\r\n\r\n" % length
 
 

@@ -32,7 +32,7 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
 }
 PATIENCE_S = 20.0
-HOST = b"Host: everlog\r\n"
+HOST = b"Host: localhost\r\n"
 
 
 def run_on(loop_name: str, scenario: Coroutine[Any, Any, None]) -> None:

@@ -37,7 +37,7 @@ HEARTBEAT = "heartbeat"
 Scenario = Callable[["WatchServer"], Awaitable[None]]
 SAMPLE_KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 UPGRADE = {
-    "Host": "everlog",
+    "Host": "localhost",
     "Connection": "Upgrade",
     "Upgrade": "websocket",
     "Sec-WebSocket-Version": "13",
@@ -339,7 +339,7 @@ class WatchServer:
         content = b"" if body is None else msgspec.json.encode(body)
         fields = {"Content-Type": "application/json", **(headers or {})}
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n{lines}\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n{lines}\r\n"
         response = await peer.ask(head.encode() + content)
         peer.sock.close()
         json = msgspec.json.decode(response.body) if response.body else None
@@ -374,7 +374,9 @@ class WatchServer:
         """Open a stream and take its first line."""
         client = SseClient(await self.connect(receive_buffer_bytes))
         lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
-        await client.peer.send(f"GET /v0/watch/{wid}{query} HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode())
+        await client.peer.send(
+            f"GET /v0/watch/{wid}{query} HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n".encode()
+        )
         head = await client.peer.head()
         assert head.status == 200, head
         client.headers = head.headers

@@ -33,10 +33,15 @@ ERROR_CODES: Final = (
         "data and meta of a record over 1 MiB, or a batch larger than the whole cap of a `reject` topic",
     ),
     ErrorCode(401, "unauthorized", "no token, an unknown one, or not the one that created the session"),
-    ErrorCode(403, "forbidden", "the key lacks a scope, or may not use this name", ("topic",)),
+    ErrorCode(
+        403,
+        "forbidden",
+        "the key lacks a scope or may not use this name, or a page of another site sent the request",
+        ("topic",),
+    ),
     ErrorCode(404, "topic_not_found", "there is no such topic", ("topic",)),
     ErrorCode(404, "router_not_found", "there is no such router", ("router",)),
-    ErrorCode(404, "not_found", "no such route, or the watch session is over"),
+    ErrorCode(404, "not_found", "no such route, or the watch session is over", ("path", "nearest")),
     ErrorCode(405, "method_not_allowed", "the path has other methods; `Allow` lists them"),
     ErrorCode(406, "not_acceptable", "a stream was asked for with an `Accept` that excludes it"),
     ErrorCode(408, "invalid_request", "headers or body came too slowly"),
@@ -52,6 +57,9 @@ ERROR_CODES: Final = (
     ErrorCode(413, "payload_too_large", "the body is longer than `max_body_bytes`"),
     ErrorCode(414, "invalid_request", "the request target is longer than 16 KiB"),
     ErrorCode(415, "unsupported_media_type", "the body is not `application/json`, or has another coding"),
+    ErrorCode(
+        421, "misdirected_request", "`Host` is not a name of this server, see `allowed_hosts`", ("host",)
+    ),
     ErrorCode(
         422,
         "topic_full",
@@ -83,6 +91,8 @@ OF_EVERY_REQUEST: Final = frozenset(
         (413, "payload_too_large"),
         (414, "invalid_request"),
         (415, "unsupported_media_type"),
+        (421, "misdirected_request"),
+        (403, "forbidden"),
         (429, "throttled"),
         (431, "invalid_request"),
         (500, "internal"),

@@ -63,6 +63,7 @@ SERVER_TEXTS: Final[dict[str, str]] = {
     "allow_insecure_no_auth": "listen on a public address without keys",
     "probe_auth": "health and ready need a key as well",
     "cors_origins": "origins whose pages may call the server from a browser; `*` is any",
+    "allowed_hosts": "names in `Host` that are answered besides loopback names and `host`; `*` is any",
     "data_dir": "log, snapshots, segments",
     "cold_dir": "old segments are moved here, for example to a cheaper disk",
     "wal_shards": "parts of the log that are synced side by side; may change between starts",

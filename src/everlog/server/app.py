@@ -21,6 +21,7 @@ from everlog.server.compression import COMPRESSED_BYTES_MIN, packed, unpack_body
 from everlog.server.errors import CHALLENGE, RETRY_SOON, ApiError, from_engine, invalid, limit_reached
 from everlog.server.http import Exchange, Request, Target
 from everlog.server.http_exchange import JSON_TYPE, EarlyAnswer
+from everlog.server.origins import OriginGuard
 from everlog.server.settings import ServerSettings
 from everlog.topics import Commit, Engine
 
@@ -158,6 +159,7 @@ class App:
         self._paths: set[str] = set()
         self._in_flight: dict[int, int] = {}
         self._has_keys = settings.api_keys.enabled
+        self._guard = OriginGuard(settings.host, settings.allowed_hosts, settings.cors_origins)
         self.turn_is_due = False
         self._poll_is_due = False
         self._polled_ns = 0
@@ -227,6 +229,7 @@ class App:
     def _dispatch(self, call: Call) -> bool:
         """Check a request and pass it to its route; whether the engine has to be polled for it."""
         request = call.exchange.request
+        self._guard.check(request.headers)
         match: Match = request.target.meaning or self._match(request.target)
         route, call.name = match.route, match.name
         if request.method == "OPTIONS" and match.path in self._paths:
@@ -354,8 +357,8 @@ class App:
     def throttle_field(self, synced_ms: float = 0.0) -> bytes:
         """How much later an answer is for the server's sake, as a field with a comma; empty without pressure.
 
-        That is the wider window of a sync that took `synced_ms`, or the time for which a reader that is just
-        being woken was left to wait for more.
+        That is the wider window of a sync if the answer waited `synced_ms` for one, or the time for which a
+        reader that is just being woken was left to wait for more.
         """
         delivery = None if self.engine is None else self.engine.delivery
         if delivery is None or not delivery.is_throttling:

@@ -44,6 +44,8 @@ class ServerSettings:
     """Whether health and readiness need a token as well."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may call the server from a browser; `*` stands for any."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names of the server besides those of loopback and `host`; `*` stands for any."""
 
     data_dir: str = "./topics-data"
     cold_dir: str | None = None
@@ -360,6 +362,17 @@ def _cors_origins(given: _Given) -> tuple[str, ...] | None:
     return origins or None
 
 
+def _allowed_hosts(given: _Given) -> tuple[str, ...] | None:
+    """Return the names of a comma separated list or an array; a list without any counts as not set."""
+    value = given.value.split(",") if isinstance(given.value, str) else given.value
+    if not isinstance(value, list | tuple) or not all(isinstance(host, str) for host in value):
+        raise given.refusal("a comma separated list or an array of host names")
+    hosts = tuple(host.strip().strip("[]") for host in value if host.strip())
+    if any(set("/@ ") & set(host) or (":" in host and not _is_ipv6(host)) for host in hosts):
+        raise given.refusal("made of host names or addresses without scheme and port, or be *")
+    return hosts or None
+
+
 def _is_origin(text: str) -> bool:
     """Whether a browser could send this text as an origin: scheme, host and maybe a port, nothing more."""
     try:
@@ -376,6 +389,7 @@ _READERS: Final[dict[str, Callable[[_Given], object]]] = {
     "probe_auth": _switch,
     "gzip": _switch,
     "cors_origins": _cors_origins,
+    "allowed_hosts": _allowed_hosts,
     "data_dir": _path,
     "cold_dir": _path,
     "on_damage": _on_damage,

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final
-from urllib.parse import urlsplit
 
 import msgspec
 from wsproto.frame_protocol import CloseReason
@@ -26,7 +25,7 @@ from everlog.server.bodies import Append, check_counts
 from everlog.server.body_checks import UnknownMember, ignored_field
 from everlog.server.errors import ApiError, from_engine, invalid
 from everlog.server.fan_out import Batch, FanOut, ReadOptions, WatchCursor, Watcher, options_of
-from everlog.server.http import Request, Upgraded
+from everlog.server.http import Upgraded
 from everlog.server.socket_commands import (
     NULL,
     BadCommand,
@@ -465,7 +464,6 @@ class WebSocketRoutes:
         hint = "send a valid key as a bearer token"
         key = stream_key(self.app, call.request, hint, takes_query=False)
         headers = handshake_headers(call.request)
-        self._check_origin(call.request)
         self.slots.take(key)
         try:
             channel = call.exchange.upgrade(headers)
@@ -476,17 +474,6 @@ class WebSocketRoutes:
         session = SocketSession(self, key, channel, is_strict=is_strict)
         self._sessions.add(session)
         session.start()
-
-    def _check_origin(self, request: Request) -> None:
-        """Keep pages of other sites out: browsers let them open sockets to anywhere, also to this host."""
-        header = request.header(b"origin")
-        if header is None:
-            return
-        origin = header.decode("latin-1")
-        allowed = self.app.settings.cors_origins
-        host = (request.header(b"host") or b"").decode("latin-1")
-        if "*" not in allowed and origin not in allowed and _authority(origin) != host.lower():
-            raise ApiError(403, "forbidden", f"pages of {origin} may not connect; allow the origin for that")
 
     def socket_ended(self, session: SocketSession) -> None:
         """Release the slot of a socket."""
@@ -501,13 +488,6 @@ class WebSocketRoutes:
 
 def _topic_of(command: Command) -> str | None:
     return None if isinstance(command, Ping) else command.topic
-
-
-def _authority(origin: str) -> str:
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return ""
 
 
 def _echo(request_id: bytes, unknown: list[UnknownMember] | None = None) -> bytes:

@@ -19,6 +19,7 @@ from everlog.server.auth import Key, Scope
 from everlog.server.errors import ApiError, invalid
 from everlog.server.http import Stream
 from everlog.server.job_routes import Claimer, ClaimWindows
+from everlog.server.origins import check_state_changing_get
 from everlog.server.streams import Heartbeat, StreamSlots, Timer, Timers, stream_key
 from everlog.topics import Claimed, ClaimRequest, Commit
 from everlog.topics.jobs.claims import CLAIM_MAX, check_node
@@ -258,6 +259,7 @@ class WorkRoutes:
         """The key of a worker, which must allow to read and write this job queue."""
         key = stream_key(self.app, call.request, "send a valid key as a bearer token or as ?token=")
         if key is None:
+            check_state_changing_get(call.request.headers)
             return None
         if not key.allows(Scope.READ | Scope.WRITE):
             raise scope_missing(Scope.READ | Scope.WRITE)
