@@ -162,6 +162,12 @@ class ReadOnly(StorageFailed):
     code = "read_only"
 
 
+class OutcomeUnknown(ReadOnly):
+    """A change was written and its sync failed: a restart shows whether it happened, wholly or not at all."""
+
+    code = "outcome_unknown"
+
+
 class DataDirInUse(EverlogError):
     """Another process has this topics data directory open."""
 

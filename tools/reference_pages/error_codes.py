@@ -71,6 +71,7 @@ ERROR_CODES: Final = (
     ),
     ErrorCode(431, "invalid_request", "more than 100 headers, or more than 64 KiB of them"),
     ErrorCode(500, "internal", "a bug, or the log could not be written"),
+    ErrorCode(500, "outcome_unknown", "the sync of a change failed; a restart shows whether it happened"),
     ErrorCode(503, "not_ready", "the log is being replayed", ("replay_progress",)),
     ErrorCode(503, "shutting_down", "the server is about to end"),
     ErrorCode(503, "storage_failed", "some topics cannot be written; reads go on", ("storage",)),
@@ -96,6 +97,7 @@ OF_EVERY_REQUEST: Final = frozenset(
         (429, "throttled"),
         (431, "invalid_request"),
         (500, "internal"),
+        (500, "outcome_unknown"),
         (503, "shutting_down"),
         (503, "throttled"),
     }

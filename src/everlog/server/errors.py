@@ -12,16 +12,21 @@ import msgspec
 from everlog.errors import (
     BatchTooLarge,
     Closed,
+    Corrupt,
     EverlogError,
     InvalidRequest,
+    Io,
     LimitReached,
     NotAQueue,
+    OutcomeUnknown,
+    ReadOnly,
     RecordTooLarge,
     TopicFull,
     TopicIncompatible,
     TopicNotEmpty,
     TopicNotFound,
 )
+from everlog.topics.storage.failures import errno_name
 
 MESSAGE_MAX: Final = 1000
 RETRY_SOON: Final = ((b"Retry-After", b"1"),)
@@ -92,7 +97,21 @@ def from_engine(error: EverlogError, topic: str | None) -> ApiError:
         return ApiError(status, error.code, message, about)
     if isinstance(error, InvalidRequest):
         return ApiError(400, "invalid_request", message)
-    return ApiError(500, "internal", message)
+    return _from_storage(error) if isinstance(error, Io | Corrupt) else ApiError(500, "internal", message)
+
+
+def _from_storage(error: Io | Corrupt) -> ApiError:
+    """A failure of the storage as a client may know it: the server log has its path."""
+    cause = f" ({errno_name(error.errno)})" if isinstance(error, Io) and error.errno is not None else ""
+    closed = f"a sync of the log failed{cause}; this topic takes no writes until a restart"
+    if isinstance(error, OutcomeUnknown):
+        return ApiError(500, error.code, f"{closed}, which shows whether this change happened")
+    if isinstance(error, ReadOnly):
+        return ApiError(500, "internal", closed)
+    if isinstance(error, Corrupt):
+        advice = "see the server log, and run `everlog verify` on the stopped data directory"
+        return ApiError(500, "internal", f"stored data is damaged; {advice}")
+    return ApiError(500, "internal", f"the storage failed{cause}; nothing was changed, see the server log")
 
 
 def limit_reached(message: str, limit: str, maximum: int) -> ApiError:

@@ -414,8 +414,9 @@ class SocketSession(Watcher):
             self.shut_down()
             return
         self._drop(subscription.name)
-        message = f"reading topic {subscription.name!r} failed, it is unsubscribed: {error}"
-        self._socket.send(self.error_frame(from_engine(error, subscription.name).code, message))
+        shown = from_engine(error, subscription.name)
+        message = f"reading topic {subscription.name!r} failed, it is unsubscribed: {shown}"
+        self._socket.send(self.error_frame(shown.code, message))
 
     def _push(self, op: str, lines: bytes) -> None:
         self._socket.send(push_frame(op, lines))

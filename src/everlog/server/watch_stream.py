@@ -13,7 +13,7 @@ from everlog.errors import Closed, EverlogError
 from everlog.server import sse
 from everlog.server.app import App, Call, Route
 from everlog.server.auth import Scope
-from everlog.server.errors import CHALLENGE, ApiError
+from everlog.server.errors import CHALLENGE, ApiError, from_engine
 from everlog.server.fan_out import Batch, FanOut, WatchCursor, Watcher
 from everlog.server.http import Stream
 from everlog.server.streams import Heartbeat, StreamSlots, Timer, Timers, stream_key
@@ -286,7 +286,7 @@ class WatchStream(Watcher):
         if isinstance(error, Closed | ApiError):
             self.shut_down()
         elif isinstance(error, EverlogError):
-            self._end_with(sse.error("internal", str(error)))
+            self._end_with(sse.error("internal", str(from_engine(error, None))))
         else:
             self._end_with(sse.error("internal", "internal error; see the server log"))
 

@@ -16,7 +16,7 @@ from everlog.errors import Closed, EverlogError, NotAQueue, TopicNotFound
 from everlog.server import sse
 from everlog.server.app import App, Call, Route, scope_missing
 from everlog.server.auth import Key, Scope
-from everlog.server.errors import ApiError, invalid
+from everlog.server.errors import ApiError, from_engine, invalid
 from everlog.server.http import Stream
 from everlog.server.job_routes import Claimer, ClaimWindows
 from everlog.server.origins import check_state_changing_get
@@ -109,8 +109,10 @@ class WorkStream:
             self.end_with(sse.error(409, f"this queue is gone: {error}"))
         elif isinstance(error, Closed | ApiError):
             self.shut_down()
+        elif isinstance(error, EverlogError):
+            self.end_with(sse.error("internal", str(from_engine(error, None))))
         else:
-            self.end_with(sse.error("internal", str(error)))
+            self.end_with(sse.error("internal", "internal error; see the server log"))
 
     def shut_down(self) -> None:
         """The server stops."""

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from everlog.errors import EverlogError, StorageFailed
+from everlog.errors import EverlogError, OutcomeUnknown, StorageFailed
 
 if TYPE_CHECKING:
     from everlog.topics.retention import EvictionPlan
@@ -86,6 +86,13 @@ def together(commits: Iterable[Commit]) -> Commit:
     for commit in waiting:
         commit.on_done(done)
     return whole
+
+
+def unless_unknown(commit: Commit) -> Commit:
+    """A commit that is done with the other one, without an error if the outcome of that is unknown."""
+    answer = Commit()
+    commit.on_done(lambda done: answer.finish(None if isinstance(done.error, OutcomeUnknown) else done.error))
+    return answer
 
 
 class Entry(Protocol):
@@ -383,7 +390,8 @@ class ShardCommits:
         if error is None:
             notify_committed(entries)
         else:
-            notify_aborted(entries, error)
+            # The bytes are in the page cache, and some or all of them may be on disk.
+            notify_aborted(entries, OutcomeUnknown(str(error), error.errno))
 
 
 def notify_committed(entries: list[Entry]) -> None:

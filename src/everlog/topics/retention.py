@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from everlog.api_types import Discard, TopicAccount
-from everlog.errors import InvalidRequest, RecordTooLarge, TopicFull
+from everlog.errors import InvalidRequest, OutcomeUnknown, RecordTooLarge, TopicFull
 from everlog.topics import ack_policy
-from everlog.topics.commits import COMMITTED, Commit
+from everlog.topics.commits import COMMITTED, Commit, unless_unknown
 from everlog.topics.config import U64_MAX
 from everlog.topics.records import parse_match
 from everlog.topics.results import RecordsDeleted
@@ -123,8 +123,11 @@ def _enforce_caps(core: Core, topic: Topic) -> None:
 
 
 def _log_floors(core: Core, topic: Topic, cap_floor: int, ttl_floor: int) -> None:
-    """Log the floors of a topic whose records are logged."""
-    if not core.logs_changes(topic):
+    """Log the floors of a topic whose records are logged.
+
+    A shard that is closed for writes takes none: reads go on, and the restart evicts the same records again.
+    """
+    if not core.logs_changes(topic) or core.shards[topic.shard].wal.read_only is not None:
         topic.floors.commit = None
         return
     mark = EvictWatermark(cap_floor, ttl_floor, max(cap_floor, topic.reserved.floor_logged))
@@ -134,11 +137,16 @@ def _log_floors(core: Core, topic: Topic, cap_floor: int, ttl_floor: int) -> Non
 
 
 def floor_commit(topic: Topic) -> Commit:
-    """What an answer about the topic has to wait for: a floor that is not synced yet, or nothing."""
+    """What an answer about the topic has to wait for: a floor that is not synced yet, or nothing.
+
+    If the sync fails, the answer is given all the same: its shard is closed for writes, and reads go on.
+    """
     commit = topic.floors.commit
-    if commit is not None and commit.done and commit.error is None:
+    if commit is not None and commit.done and isinstance(commit.error, OutcomeUnknown | None):
         commit = topic.floors.commit = None
-    return commit or COMMITTED
+    if commit is None:
+        return COMMITTED
+    return commit if commit.done else unless_unknown(commit)
 
 
 # --- Deletes ---------------------------------------------------------------------------------------------
@@ -169,7 +177,12 @@ def delete_records(
     if not commit.done:
         topic.floors.commit = commit  # a front that a crash could bring back is not shown
     return RecordsDeleted(
-        deleted, topic.earliest_seq, topic.visible, topic.count, topic.bytes, floor_commit(topic)
+        deleted,
+        topic.earliest_seq,
+        topic.visible,
+        topic.count,
+        topic.bytes,
+        floor_commit(topic) if commit.done else commit,
     )
 
 
