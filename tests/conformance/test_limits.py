@@ -138,3 +138,52 @@ def test_concurrent_appends_never_pass_the_quota() -> None:
         statuses = sorted(reply.result().status for reply in replies)
         assert statuses == [200] * 5 + [429] * 11
         assert taken(server.api().state("t"))["bytes"] == 50
+
+
+# --- Caps per key ----------------------------------------------------------------------------------------
+
+
+def test_one_key_cannot_take_all_topics() -> None:
+    with running(keys="a,b", max_topics_per_key=2) as server:
+        api, other = server.api("a"), server.api("b")
+        taken(api.put("t1"), 201)
+        taken(api.append("t2"), 201)
+        limit = {"limit": "max_topics_per_key", "max": 2}
+        assert_error(api.put("t3"), 429, "throttled", **limit)
+        assert_error(api.append("t3"), 429, "throttled", **limit)
+        assert_error(api.put_router("r", "t1", "t3"), 429, "throttled", **limit)
+        taken(api.append("t1"))
+        taken(api.put("t2"))
+        taken(other.put("t3"), 201)
+        taken(api.request("DELETE", "/v0/topics/t1"))
+        taken(api.append("t4"), 201)
+
+
+def test_a_router_counts_the_topics_that_it_creates() -> None:
+    with running(keys="a", max_topics_per_key=1) as server:
+        api = server.api("a")
+        assert_error(api.put_router("r", "s", "d"), 429, "throttled", limit="max_topics_per_key")
+        assert taken(api.topics())["topics"] == []
+
+
+def test_one_key_cannot_take_all_routers() -> None:
+    with running(keys="a,b", max_routers_per_key=1) as server:
+        api, other = server.api("a"), server.api("b")
+        taken(api.put_router("r1", "s", "d1"), 201)
+        taken(api.put_router("r1", "s", "d1"))
+        assert_error(api.put_router("r2", "s", "d2"), 429, "throttled", limit="max_routers_per_key", max=1)
+        taken(other.put_router("r2", "s", "d2"), 201)
+        taken(api.request("DELETE", "/v0/topics/d1"))
+        taken(api.put_router("r3", "s", "d3"), 201)
+
+
+def test_one_key_cannot_take_all_watch_sessions() -> None:
+    with running(keys="a,b", max_watch_sessions_per_key=2) as server:
+        api, other = server.api("a"), server.api("b")
+        api.put("t")
+        body = {"topics": {"t": {}}}
+        for _ in range(2):
+            taken(api.request("POST", "/v0/watch", body))
+        refused = api.request("POST", "/v0/watch", body)
+        assert_error(refused, 429, "throttled", limit="max_watch_sessions_per_key", max=2)
+        taken(other.request("POST", "/v0/watch", body))

@@ -42,6 +42,9 @@ DEFAULTS: dict[str, tuple[str, object]] = {
     "TOPICS_MAX_ROUTERS": ("max_routers", 10000),
     "TOPICS_MAX_WATCH_SESSIONS": ("max_watch_sessions", 10000),
     "TOPICS_MAX_SSE_CONNECTIONS": ("max_sse_connections", 10000),
+    "TOPICS_MAX_TOPICS_PER_KEY": ("max_topics_per_key", 10000),
+    "TOPICS_MAX_ROUTERS_PER_KEY": ("max_routers_per_key", 1000),
+    "TOPICS_MAX_WATCH_SESSIONS_PER_KEY": ("max_watch_sessions_per_key", 1000),
     "TOPICS_MAX_SSE_CONNECTIONS_PER_KEY": ("max_sse_connections_per_key", 1000),
     "TOPICS_MAX_INFLIGHT_PER_KEY": ("max_inflight_per_key", 1000),
     "TOPICS_MAX_TOTAL_BYTES": ("max_total_bytes", 0),
@@ -326,6 +329,9 @@ max_routers = 10
 max_watch_sessions = 11
 max_sse_connections = 12
 max_sse_connections_per_key = 13
+max_topics_per_key = 17
+max_routers_per_key = 18
+max_watch_sessions_per_key = 19
 max_inflight_per_key = 14
 max_total_bytes = 15
 test_min_heartbeat_ms = 16

@@ -21,6 +21,7 @@ from everlog.server.compression import COMPRESSED_BYTES_MIN, packed, unpack_body
 from everlog.server.errors import CHALLENGE, RETRY_SOON, ApiError, from_engine, invalid, limit_reached
 from everlog.server.http import Exchange, Request, Target
 from everlog.server.http_exchange import JSON_TYPE, EarlyAnswer
+from everlog.server.key_caps import KeyCap
 from everlog.server.origins import OriginGuard
 from everlog.server.settings import ServerSettings
 from everlog.topics import Commit, Engine
@@ -159,6 +160,8 @@ class App:
         self._paths: set[str] = set()
         self._in_flight: dict[int, int] = {}
         self._has_keys = settings.api_keys.enabled
+        self.topics_of_keys = KeyCap("topics", settings.max_topics_per_key)
+        self.routers_of_keys = KeyCap("routers", settings.max_routers_per_key)
         self._guard = OriginGuard(settings.host, settings.allowed_hosts, settings.cors_origins)
         self.turn_is_due = False
         self._poll_is_due = False

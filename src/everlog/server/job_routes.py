@@ -152,7 +152,7 @@ class JobRoutes:
         written_ns, synced_ns = self._engine.commit_times_ns(call.name) if settled.done else (0, 0)
         times = b',"wal_append_ms":%.3f' % (written_ns / 1e6)
         if synced_ns:
-            times += b',"fsync_ms":%.3f' % max(synced_ns / 1e6, 0.001)
+            times += b',"fsync_ms":%.3f' % (synced_ns / 1e6)
         return self._settled_answer(call, settled, b"acked", times), 200
 
     def nack(self, call: Call) -> None:

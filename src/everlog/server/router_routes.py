@@ -48,12 +48,20 @@ class RouterRoutes:
             allow_cycle=body.allow_cycle,
             guarantee=body.guarantee,
         )
+        app, engine = self._app, self._app.ready_engine()
+        app.routers_of_keys.check(call.key, (call.name,), engine.has_router)
+        absent = [name for name in (body.source, body.dest) if not engine.has_topic(name)]
+        app.topics_of_keys.check(call.key, absent, engine.has_topic)
         try:
-            put = self._app.ready_engine().put_router(call.name, config)
+            put = engine.put_router(call.name, config)
         except RouterCycle as error:
             raise ApiError(409, "router_cycle", str(error), {"cycle": list(error.cycle)}) from None
         except RouterIncompatible as error:
             raise _incompatible(error) from None
+        for name in absent:
+            app.topics_of_keys.created(call.key, name)
+        if put.created:
+            app.routers_of_keys.created(call.key, call.name)
         self._app.answer_when(call, put.commit, partial(self._put_answer, call, put))
 
     def _put_answer(self, call: Call, put: RouterPut) -> tuple[bytes, int]:
@@ -118,6 +126,7 @@ class RouterRoutes:
                 _check_allowed(call.key, state.source)
                 _check_allowed(call.key, state.dest)
         deleted = engine.delete_router(call.name)
+        self._app.routers_of_keys.deleted(call.name)
         self._app.answer_when(call, deleted.commit, partial(self._deleted_answer, call, deleted))
 
     def _deleted_answer(self, call: Call, deleted: RouterDeleted) -> tuple[bytes, int]:

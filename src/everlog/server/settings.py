@@ -65,6 +65,9 @@ class ServerSettings:
     max_routers: int = 10_000
     max_watch_sessions: int = 10_000
     max_sse_connections: int = 10_000
+    max_topics_per_key: int = 10_000
+    max_routers_per_key: int = 1000
+    max_watch_sessions_per_key: int = 1000
     max_sse_connections_per_key: int = 1000
     max_inflight_per_key: int = 1000
     max_total_bytes: int = EngineSettings.max_total_bytes
@@ -134,6 +137,9 @@ RANGES: Final[dict[str, tuple[int, int]]] = {
     "max_routers": (0, U64_MAX),
     "max_watch_sessions": (0, U64_MAX),
     "max_sse_connections": (0, U64_MAX),
+    "max_topics_per_key": (0, U64_MAX),
+    "max_routers_per_key": (0, U64_MAX),
+    "max_watch_sessions_per_key": (0, U64_MAX),
     "max_sse_connections_per_key": (0, U64_MAX),
     "max_inflight_per_key": (0, U64_MAX),
     "max_total_bytes": (0, U64_MAX),

@@ -170,7 +170,7 @@ class SocketSession(Watcher):
         name = command.topic
         self._require(Scope.WRITE if command.config is None else Scope.WRITE | Scope.ADMIN, name)
         check_dead_letter(self.key, command.config)
-        appended = append_batch(self._app.ready_engine(), name, Append.of(command))
+        appended = append_batch(self._app, self.key, name, Append.of(command))
         acknowledge = partial(
             self._render_ack, name, echo, appended, with_seqs=command.return_seqs, started_ns=started_ns
         )

@@ -67,7 +67,11 @@ class TopicRoutes:
         body = decode(call, TopicConfig, if_empty=TopicConfig())
         check_counts(body)
         check_dead_letter(call.key, body)
+        owned = self._app.topics_of_keys
+        owned.check(call.key, (call.name,), self._engine.has_topic)
         put = self._engine.put_topic(call.name, body)
+        if put.created:
+            owned.created(call.key, call.name)
         self._app.answer_when(call, put.commit, partial(self._put_answer, call, put))
 
     def _put_answer(self, call: Call, put: TopicPut) -> tuple[bytes, int]:
@@ -181,6 +185,9 @@ class TopicRoutes:
         except TopicNotEmpty as error:
             count = self._engine.state(call.name, touch=False).count
             raise ApiError(409, error.code, str(error), {"topic": call.name, "count": count}) from None
+        self._app.topics_of_keys.deleted(call.name)
+        for router in deleted.routers_removed:
+            self._app.routers_of_keys.deleted(router)
         self._app.answer_when(call, deleted.commit, partial(self._deleted_answer, call, deleted))
 
     def _deleted_answer(self, call: Call, deleted: TopicDeleted) -> tuple[bytes, int]:
@@ -205,7 +212,7 @@ class TopicRoutes:
             check_dead_letter(call.key, append.config)
         if append.idempotency_key is None and b"idempotency-key" in request.headers:
             append.idempotency_key = _header_text("Idempotency-Key", request.headers[b"idempotency-key"])
-        appended = append_batch(engine, call.name, append)
+        appended = append_batch(self._app, call.key, call.name, append)
         appended.commit.on_done(_AppendAnswer(self._app, call, appended))
 
     def delete_records(self, call: Call) -> None:
@@ -269,12 +276,14 @@ def check_dead_letter(key: Key | None, config: TopicConfig | None) -> None:
         raise ApiError(403, "forbidden", "this key may not use the dead-letter topic", {"topic": name})
 
 
-def append_batch(engine: Engine, name: str, append: Append) -> Appended:
+def append_batch(app: App, key: Key | None, name: str, append: Append) -> Appended:
     """Append what a request carries; raises the error for its client."""
+    engine = app.ready_engine()
     if append.config is not None:
         check_counts(append.config)
+    app.topics_of_keys.check(key, (name,), engine.has_topic)
     try:
-        return engine.append(
+        appended = engine.append(
             name,
             append.records,
             node=append.node,
@@ -288,6 +297,9 @@ def append_batch(engine: Engine, name: str, append: Append) -> Appended:
     except BatchTooLarge as error:
         detail = {"records": len(append.records), "max": MAX_RECORDS_PER_APPEND}
         raise ApiError(400, error.code, str(error), detail) from None
+    if appended.created:
+        app.topics_of_keys.created(key, name)
+    return appended
 
 
 def _full(engine: Engine, name: str, error: TopicFull) -> ApiError:

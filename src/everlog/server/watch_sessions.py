@@ -19,6 +19,7 @@ from everlog.server.auth import Key
 from everlog.server.bodies import WatchBody, check_counts, decode
 from everlog.server.errors import ApiError, from_engine, invalid, limit_reached
 from everlog.server.fan_out import ReadOptions, options_of
+from everlog.server.key_caps import KeyCap
 from everlog.topics import Commit, Engine, TopicState
 
 SESSION_TTL_MS: Final = 300_000
@@ -68,6 +69,7 @@ class WatchSessions:
         self._sessions: dict[str, Session] = {}
         # Those without a stream, in the order in which they lost it: the oldest can go first.
         self._idle: dict[str, Session] = {}
+        self._of_keys = KeyCap("watch_sessions", app.settings.max_watch_sessions_per_key)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -81,7 +83,7 @@ class WatchSessions:
             session = next(iter(self._idle.values()))
             if session.idle_since_ns > latest_ns:
                 return
-            del self._idle[session.wid], self._sessions[session.wid]
+            self._drop(session)
 
     def find(self, wid: str) -> Session | None:
         """The session of this name, if it is still there."""
@@ -121,6 +123,7 @@ class WatchSessions:
         if most and len(self._sessions) >= most:
             message = f"there are {len(self._sessions)} watch sessions; let some expire"
             raise limit_reached(message, "max_watch_sessions", most)
+        self._of_keys.check(call.key, ("",), lambda _: False)
         session = self._open(call.key, body, states)
         floors = [self._app.ready_engine().floor_commit(name) for name in states]
         when_all_done(floors, partial(self._answer, call, session, states))
@@ -135,8 +138,13 @@ class WatchSessions:
         options = options_of(body, is_strong=body.consistency == "strong")
         session = Session(wid, key, positions, options, self._heartbeat_ms(body.heartbeat_ms))
         self._sessions[wid] = session
+        self._of_keys.created(key, wid)
         self._mark_idle(session)
         return session
+
+    def _drop(self, session: Session) -> None:
+        del self._idle[session.wid], self._sessions[session.wid]
+        self._of_keys.deleted(session.wid)
 
     def _heartbeat_ms(self, wanted_ms: int) -> int:
         least_ms = self._app.settings.test_min_heartbeat_ms or HEARTBEAT_MS_MIN
@@ -146,8 +154,8 @@ class WatchSessions:
         self, call: Call, session: Session, states: dict[str, TopicState], failed: Commit | None
     ) -> None:
         if failed is not None and failed.error is not None:
-            self._idle.pop(session.wid, None)
-            self._sessions.pop(session.wid, None)
+            if session.wid in self._idle:
+                self._drop(session)
             self._app.refuse(call, from_engine(failed.error, None))
             return
         seqs = {name: position.seq for name, position in session.positions.items()}
