@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wsproto.events import TextMessage
 
+from everlog.server import websocket
 from everlog.server.auth import KeyRing
+from everlog.server.http_exchange import HttpLimits
 from everlog.server.settings import ServerSettings
 from everlog.server.socket_session import UNANSWERED_MAX
 from everlog.server.websocket import JOINED_BYTES, QUEUE_MESSAGES, text_frame
@@ -296,6 +298,57 @@ def test_a_broken_protocol_ends_the_connection_with_the_reason(wire: bytes, reas
         await server.until_no_sockets()
 
     play(scenario, loop=loop)
+
+
+def test_unfinished_messages_count_as_bodies_do_and_are_given_back() -> None:
+    async def scenario(server: WatchServer) -> None:
+        server.http.limits = HttpLimits(max_bodies_bytes=100_000)
+        first, second = await server.talk(), await server.talk()
+        await first.peer.send(raw_frame(0x01, b" " * 60_000))
+        await until(lambda: server.http.bodies_bytes == 60_000)
+        await second.peer.send(raw_frame(0x01, b" " * 60_000) + raw_frame(0x80, b'{"op":"ping"}'))
+        assert (await second.next())["code"] == "throttled"
+        assert server.http.bodies_bytes == 60_000
+        await first.peer.send(raw_frame(0x80, b'{"op":"ping"}'))
+        assert (await first.next())["op"] == "pong"
+        assert server.http.bodies_bytes == 0
+        await second.peer.send(raw_frame(0x01, b" " * 60_000))
+        await until(lambda: server.http.bodies_bytes == 60_000)
+        second.peer.close()
+        await until(lambda: server.http.bodies_bytes == 0)
+
+    play(scenario)
+
+
+def test_all_sockets_of_a_key_hold_so_many_bytes_together() -> None:
+    async def scenario(server: WatchServer) -> None:
+        clients = [await server.talk(bearer("alpha")) for _ in range(3)]
+        other = await server.talk(bearer("beta"))
+        for client in clients[:2]:
+            await client.peer.send(raw_frame(0x01, b" " * 900))
+        await until(lambda: server.http.bodies_bytes == 1800)
+        ends = raw_frame(0x01, b" " * 900) + raw_frame(0x80, b'{"op":"ping"}')
+        await clients[2].peer.send(ends)
+        assert (await clients[2].next())["code"] == "throttled"
+        await other.peer.send(ends)
+        assert (await other.next())["op"] == "pong"
+
+    keys = KeyRing.parse("alpha,beta")
+    play(scenario, settings=ServerSettings(api_keys=keys, max_body_bytes=1000))
+
+
+def test_a_message_that_is_not_completed_in_time_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket, "MESSAGE_TIMEOUT_S", 0.05)
+
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk()
+        await client.peer.send(raw_frame(0x01, b'{"op":"pi') + raw_frame(0x00, b"ng"))
+        assert "was not complete" in (await client.next())["message"]
+        assert await client.closed() == 1008
+        await server.until_no_sockets()
+        assert server.http.bodies_bytes == 0
+
+    play(scenario)
 
 
 @pytest.mark.parametrize("text", [b"\xff", b'"\xed\xa0\x80"', b"\xc3"])

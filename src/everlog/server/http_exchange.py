@@ -505,10 +505,12 @@ class Upgraded(Channel):
     sending side has gone.
     """
 
-    __slots__ = ("on_data", "received")
+    __slots__ = ("_held_bytes", "_server", "on_data", "received")
 
     def __init__(self, connection: HttpConnection | None, received: bytes) -> None:
         super().__init__(connection)
+        self._server = None if connection is None else connection.server
+        self._held_bytes = 0
         self.received = received
         self.on_data: Callable[[bytes], None] | None = None
 
@@ -516,6 +518,22 @@ class Upgraded(Channel):
     def transport(self) -> asyncio.Transport | None:
         """The transport, to pause and resume reading; None when the connection is over."""
         return None if self._connection is None else self._connection.transport
+
+    def hold(self, size: int) -> bool:
+        """Count bytes of an unfinished message, which are held like those of a body; False: no room."""
+        if self._server is not None:
+            try:
+                self._server.take_body(size)
+            except Refusal:
+                return False
+            self._held_bytes += size
+        return True
+
+    def release(self) -> None:
+        """Uncount what is no longer held."""
+        if self._server is not None:
+            self._server.bodies_bytes -= self._held_bytes
+            self._held_bytes = 0
 
     def write(self, data: bytes) -> None:
         """Send bytes. After the end of the connection it does nothing."""

@@ -45,6 +45,8 @@ from everlog.topics import Appended, Commit, TopicState
 
 UNANSWERED_MAX: Final = 64
 """Commands of one socket that may be without a reply; then no more are read from it."""
+MESSAGES_PER_KEY: Final = 2
+"""Unfinished messages of the largest size that all sockets of a key may hold together."""
 PUSHES_PER_READ: Final = 3
 """A gap, records and the end of a backlog can come out of one read."""
 READS_PER_PUMP: Final = 4
@@ -72,6 +74,8 @@ class SocketSession(Watcher):
         super().__init__(ReadOptions(), routes.app.loop.time())
         self.key = key
         self._is_strict = is_strict
+        self._channel = channel
+        self._held_bytes = 0
         self._routes = routes
         self._app = routes.app
         self._socket = WebSocket(channel, self, routes.app.loop, routes.app.settings.max_body_bytes)
@@ -111,6 +115,22 @@ class SocketSession(Watcher):
         """A message that cannot be a command is answered as well."""
         self._unanswered += 1
         self._reply_error(_echo(NULL), ApiError(400, code, reason))
+
+    def hold(self, size: int) -> bool:
+        """Count bytes of an unfinished message: for the key, and for the server as those of bodies."""
+        if not self._routes.hold(self.key, size):
+            return False
+        self._held_bytes += size
+        if self._channel.hold(size):
+            return True
+        self.release()
+        return False
+
+    def release(self) -> None:
+        """Uncount what was held."""
+        self._routes.hold(self.key, -self._held_bytes)
+        self._held_bytes = 0
+        self._channel.release()
 
     def error_frame(self, code: str, message: str) -> bytes:
         """An error that answers no command."""
@@ -453,12 +473,23 @@ class WebSocketRoutes:
         self.slots = slots or StreamSlots(app.settings)
         self.fan_out = fan_out or FanOut(app)
         self._sessions: set[SocketSession] = set()
+        self._held_of_keys: dict[int, int] = {}
         app.add("GET", "/v0/ws", Route(Scope(0), self.open_socket, checks_key=True))
 
     @property
     def open_sockets(self) -> int:
         """How many sockets are open."""
         return len(self._sessions)
+
+    def hold(self, key: Key | None, size: int) -> bool:
+        """Count bytes of unfinished messages of a key; False if it holds as many as it may."""
+        if key is None:
+            return True
+        held = self._held_of_keys.get(key.number, 0) + size
+        if size > 0 and held > MESSAGES_PER_KEY * self.app.settings.max_body_bytes:
+            return False
+        self._held_of_keys[key.number] = held
+        return True
 
     def open_socket(self, call: Call) -> None:
         """GET /v0/ws."""

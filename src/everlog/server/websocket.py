@@ -29,6 +29,8 @@ QUEUE_MESSAGES: Final = 4
 """Messages that may wait for the client, besides the one that it is taking."""
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long a client may take to answer the end of the conversation."""
+MESSAGE_TIMEOUT_S: Final = 60.0
+"""How long a client may take for one message, from its first piece to its last."""
 VERSION: Final = b"13"
 KEY_BYTES: Final = 16
 # Small messages go out together; large ones are not worth another copy.
@@ -118,6 +120,14 @@ class Owner(Protocol):
         """A message came that cannot be received."""
         ...
 
+    def hold(self, size: int) -> bool:
+        """Count bytes of an unfinished message; False if there is no room for them."""
+        ...
+
+    def release(self) -> None:
+        """Uncount what was held."""
+        ...
+
     def error_frame(self, code: str, message: str) -> bytes:
         """The frame that reports an error after which the connection ends."""
         ...
@@ -143,7 +153,8 @@ class WebSocket:
         self._max_message_bytes = max_message_bytes
         self._protocol = Connection(ConnectionType.SERVER)
         self._pieces: bytearray | None = None  # of a message that is not complete
-        self._is_too_large = False
+        self._deadline: asyncio.TimerHandle | None = None  # for its end
+        self._refused: tuple[str, str] | None = None  # code and reason, if nothing of the message is kept
         self._queue: deque[bytes] = deque()
         self._pong: bytes | None = None
         self._is_read_paused = False
@@ -259,25 +270,51 @@ class WebSocket:
             self._pong = bytes(self._protocol.send(Pong(payload=bytes(event.payload))))
 
     def _take_piece(self, piece: bytes, *, is_last: bool) -> None:
-        """A part of a text message; of one that is too large nothing is kept."""
+        """A part of a text message; of one that is too large, or finds no room, nothing is kept."""
+        if is_last and self._deadline is None and len(piece) <= self._max_message_bytes:
+            self._owner.message_received(piece)  # it came whole
+            return
+        if self._deadline is None:
+            self._deadline = self._loop.call_later(MESSAGE_TIMEOUT_S, self._message_timed_out)
+            self._pieces = bytearray()
+        # One growing buffer: a list would cost a client's tiny fragments many times their size.
         pieces = self._pieces
-        size = len(piece) if pieces is None else len(pieces) + len(piece)
-        if self._is_too_large or size > self._max_message_bytes:
-            self._pieces = None
-            self._is_too_large = not is_last
-            if is_last:
-                reason = f"the message is longer than {self._max_message_bytes} bytes; send less at a time"
-                self._owner.message_refused("payload_too_large", reason)
-        elif pieces is None and is_last:
-            self._owner.message_received(piece)
-        else:
-            # One growing buffer: a list would cost a client's tiny fragments many times their size.
-            if pieces is None:
-                pieces = self._pieces = bytearray()
-            pieces += piece
-            if is_last:
+        if pieces is not None:
+            self._refused = self._refusal(len(pieces), len(piece))
+            if self._refused is None:
+                pieces += piece
+            else:
                 self._pieces = None
+                self._owner.release()
+        if is_last:
+            refused = self._refused
+            self._forget_message()
+            if refused is not None:
+                self._owner.message_refused(*refused)
+            elif pieces is not None:
                 self._owner.message_received(pieces)
+
+    def _refusal(self, held: int, size: int) -> tuple[str, str] | None:
+        """Why a message cannot be kept with so many bytes more; they are counted if it can."""
+        if held + size > self._max_message_bytes:
+            reason = f"the message is longer than {self._max_message_bytes} bytes; send less at a time"
+            return "payload_too_large", reason
+        if self._owner.hold(size):
+            return None
+        return "throttled", "unfinished messages and requests hold too many bytes; send this one later"
+
+    def _forget_message(self) -> None:
+        """Nothing of an unfinished message is held any more."""
+        self._pieces = self._refused = None
+        self._owner.release()
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _message_timed_out(self) -> None:
+        reason = f"a message was not complete after {MESSAGE_TIMEOUT_S:.0f} s"
+        self.send(self._owner.error_frame("invalid_request", reason))
+        self.close(CloseReason.POLICY_VIOLATION, reason)
 
     def _pause_reading(self, wanted: bool) -> None:
         transport = self._channel.transport
@@ -297,7 +334,7 @@ class WebSocket:
             return
         self._queue.append(bytes(self._protocol.send(CloseConnection(code=code, reason=reason))))
         self._is_closing = True
-        self._pieces = None
+        self._forget_message()
         self._closer = self._loop.call_later(CLOSE_TIMEOUT_S, self._abort)
         self.flush()
         # The answer has to be read, whatever the owner still wants. Not here: it may be in the middle of it.
@@ -353,5 +390,5 @@ class WebSocket:
         if self._closer is not None:
             self._closer.cancel()
         self._queue.clear()
-        self._pieces = None
+        self._forget_message()
         self._owner.ended()
