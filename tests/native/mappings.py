@@ -37,6 +37,9 @@ class LoneReader(RingReader):
     def _enter_next_segment(self) -> None:
         raise EOFError("no next segment")
 
+    def _leave_hole(self) -> None:
+        raise EOFError("a hole")
+
     def _check_heartbeat(self) -> None:
         """Nothing beats."""
 

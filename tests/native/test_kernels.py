@@ -31,12 +31,16 @@ def cells(draw: st.DrawFn) -> bytes:
         kind = draw(kinds)
         payload = draw(st.binary(max_size=min(150, len(data) - offset - 64)))
         type_id = 0xFFFF if kind == "pad" else draw(U16)
-        version = draw(st.integers(0, 255)) if kind == "foreign" else 1
-        checksum = zlib.crc32(payload) ^ (draw(st.integers(1, 2**32 - 1)) if kind == "bad sum" else 0)
+        version = draw(st.integers(0, 255)) if kind == "foreign" else draw(st.sampled_from([1, 2]))
         commit = {"garbage": draw(U32), "hole": 0}.get(kind, len(payload) + 1)
-        header = struct.pack(
-            "<IB3xQQHHI32x", commit, version, draw(U64), draw(U64), type_id, draw(U16), checksum
-        )
+        fields = (commit, version, draw(U64), draw(U64), type_id, draw(U16))
+        if kind == "pad" and draw(st.booleans()):
+            payload, fields = b"", (len(data) - offset - 63, 2, 0, 0, 0xFFFF, 0)
+        checksum = ring_twin.checksum_of(struct.pack("<IB3xQQHHI32x", *fields, 0) + payload)
+        if version == 1 or (kind == "foreign" and draw(st.booleans())):
+            checksum = zlib.crc32(payload)
+        checksum ^= draw(st.integers(1, 2**32 - 1)) if kind == "bad sum" else 0
+        header = struct.pack("<IB3xQQHHI32x", *fields, checksum)
         data[offset : offset + 64 + len(payload)] = header + payload
         offset += ring_twin.record_size(len(payload))
     return bytes(data)

@@ -268,9 +268,10 @@ def test_recovery_reports_damage_in_the_middle_of_what_it_scans(queue: Path) -> 
         assert writer.next_seq == COUNT
 
 
-def test_a_bad_checksum_at_the_tail_is_a_torn_write_and_replaced_by_padding(queue: Path) -> None:
-    """A power loss tore the last record. It was never flushed: index.meta does not cover it."""
+def test_a_bad_checksum_at_the_tail_is_a_torn_write_if_it_was_never_published(queue: Path) -> None:
+    """A power loss tore the last record: neither index.meta nor the control block cover it."""
     (queue / "index.meta").unlink()
+    overwrite(queue / "control.meta", 256, struct.pack("<Q", 64))
     offset = 64 + 5 * 128
     flip(segment_file(queue, 2), offset + 64)
     with open_reader(queue, None, "earliest") as reader:
@@ -281,6 +282,25 @@ def test_a_bad_checksum_at_the_tail_is_a_torn_write_and_replaced_by_padding(queu
         assert writer.append(1, b"instead") == COUNT - 1
         assert writer.segment_id == 3
     assert contents(queue) == [*EXPECTED[:-1], (COUNT - 1, b"instead")]
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_a_published_record_with_a_bad_checksum_at_the_tail_is_left_and_its_seq_is_not_given_again(
+    queue: Path, flushed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not flushed:
+        (queue / "index.meta").unlink()
+    offset = 64 + 5 * 128
+    flip(segment_file(queue, 2), offset + 64)
+    damaged = segment_file(queue, 2).read_bytes()
+    with open_writer(queue, retention=False) as writer:
+        (damage,) = writer.recovery.damage
+        assert (damage.segment_id, damage.first_offset) == (2, offset)
+        assert ("flushed" if flushed else "published") in damage.reason
+        assert str(damage) in caplog.text
+        assert writer.append(1, b"next") >= COUNT
+        assert writer.segment_id == 3
+    assert segment_file(queue, 2).read_bytes()[64:] == damaged[64:], "nothing of it was overwritten"
 
 
 # -- reader meta ---------------------------------------------------------------------------------

@@ -228,11 +228,11 @@ def test_a_length_that_leaves_the_segment_raises_and_cannot_be_skipped(tmp_path:
 
 def test_a_record_of_another_version_raises_and_can_be_skipped(tmp_path: Path) -> None:
     path = fill(tmp_path / "q", 3)
-    overwrite(segment_file(path, 0), 64 + 4, b"\x02")
+    overwrite(segment_file(path, 0), 64 + 4, b"\x03")
     with open_reader(path) as reader:
-        with pytest.raises(UnsupportedVersion, match="message version 2; this build knows 1") as raised:
+        with pytest.raises(UnsupportedVersion, match="message version 3; this build knows 1 and 2") as raised:
             reader.next()
-        assert raised.value.version == 2
+        assert raised.value.version == 3
         assert reader.position == (0, 64)
         reader.skip_corrupt()
         assert texts(list(reader)) == [1, 2]

@@ -290,6 +290,7 @@ def test_an_index_of_records_that_a_power_loss_took_is_dropped_when_the_segment_
             writer.append(1, b"x", stamp)
         writer.flush_sync()
     (path / layout.INDEX_META_FILE).unlink()
+    overwrite(path / layout.CONTROL_FILE, layout.CTRL_WRITE_OFFSET, (64).to_bytes(8, "little"))
     overwrite(segment_file(path, 0), 64 + 2 * 128, bytes(SMALL - 64 - 2 * 128))
     with open_writer(path, index_stride=1) as writer:
         assert writer.next_seq == 2
@@ -368,20 +369,24 @@ def test_a_hole_in_a_sealed_segment_is_corrupt_and_the_missing_seqs_are_named(
         assert seen == [0, 1, 2, *range(7, 20)]
 
 
-def test_a_hole_in_the_middle_hides_what_follows_it_in_its_segment_and_says_so(tmp_path: Path) -> None:
+def test_a_hole_in_the_middle_of_a_segment_is_reported_and_a_seek_goes_on_behind_it(tmp_path: Path) -> None:
     """A page that was not written back, with records before and behind it."""
     path = tmp_path / "q"
     with open_writer(path, retention=False, segment_size=2**14) as writer:
         writer.append_many(1, [b""] * 600)
     overwrite(segment_file(path, 0), 4096, bytes(4096))
-    before, first_of_next = 4096 // 64 - 1, 2**14 // 64 - 1
+    first, behind = 4096 // 64 - 1, 8192 // 64 - 1
     with open_writer(path, retention=False), open_reader(path) as reader:
         seen: list[int] = []
-        with pytest.raises(Corrupt, match=f"records {before} to {first_of_next - 1} are missing"):
+        with pytest.raises(
+            Corrupt, match=rf"records {first} to {behind - 1} are missing; seek_seq\({behind}\)"
+        ):
             seen.extend(view.seq for view in reader)
-        assert seen == list(range(before))
-        assert reader.seek_seq(first_of_next) is True
-        assert [view.seq for view in reader] == list(range(first_of_next, 600))
+        assert seen == list(range(first))
+        assert reader.seek_seq(first) is True
+        assert next_seq(reader) == behind
+        assert reader.seek_seq(behind) is True
+        assert [view.seq for view in reader] == list(range(behind, 600))
 
 
 def test_a_seek_into_a_hole_stands_behind_it(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from everlog.errors import Corrupt, CorruptMetadata, UnsupportedVersion
+from everlog.fs import OsFs
 from everlog.queue import QueueWriter
+from everlog.queue.reader_meta import ReaderMetaFile
 from tests.support import ring_twin
 from tests.support.files import tree
 from tests.support.queues import (
@@ -160,16 +162,22 @@ def test_step_2_an_unsealed_predecessor_is_padded_and_sealed(killed: Path) -> No
             check(killed, writer, (2, END))
 
 
-def test_step_2_a_predecessor_with_a_torn_tail_is_padded_from_there(killed: Path) -> None:
+def test_step_2_a_predecessor_that_has_lost_its_last_record_is_sealed_as_it_is(killed: Path) -> None:
     end = 64 + PER_SEGMENT * 128
     overwrite(segment_file(killed, 1), 12, bytes(4))
     overwrite(segment_file(killed, 1), end, bytes(SMALL - end))
     flip(segment_file(killed, 1), 64 + 6 * 128 + 64)
     with open_writer(killed, retention=False) as writer:
-        assert writer.recovery.torn_tails == [(1, 64 + 6 * 128)]
+        assert [(damage.segment_id, damage.first_offset) for damage in writer.recovery.damage] == [(1, 832)]
+        assert writer.recovery.torn_tails == []
         assert writer.recovery.sealed_segments == [1]
         assert writer.next_seq == COUNT
-    assert seqs(killed) == [seq for seq in range(COUNT) if seq != 13]
+    with open_reader(killed, None) as reader:
+        assert [message.seq for message in reader.drain(100)] == list(range(13))
+        with pytest.raises(Corrupt, match="offset 832 of segment 1 fails its checksum"):
+            reader.next()
+        assert reader.seek_seq(14) is True
+        assert [message.seq for message in reader.drain(100)] == [14, 15, 16]
 
 
 def test_step_2_a_sealed_predecessor_is_left_alone(killed: Path) -> None:
@@ -182,26 +190,48 @@ def test_step_2_a_sealed_predecessor_is_left_alone(killed: Path) -> None:
 # -- step 3: where the scan begins -----------------------------------------------------------------
 
 
-def test_step_3_the_scan_begins_at_index_meta_if_that_is_in_the_segment(killed: Path) -> None:
-    checkpoint(killed, 2, 64 + 2 * 128)
-    with open_writer(killed, retention=False) as writer:
-        assert writer.recovery.records_scanned == 1
-        check(killed, writer, (2, END))
-
-
-def test_step_3_otherwise_it_begins_at_64(killed: Path) -> None:
-    checkpoint(killed, 1, 64 + 2 * 128)
+@pytest.mark.parametrize("index", [(1, 64 + 2 * 128), (2, 64), (2, 64 + 64), (2, 64 + 2 * 128)])
+def test_step_3_the_whole_segment_is_scanned_whatever_index_meta_says(
+    killed: Path, index: tuple[int, int]
+) -> None:
+    """Damage to what was flushed must be found, and a damaged `index.meta` may point into a record."""
+    checkpoint(killed, *index)
     with open_writer(killed, retention=False) as writer:
         assert writer.recovery.records_scanned == 3
         check(killed, writer, (2, END))
 
 
-@pytest.mark.parametrize("offset", [64, 64 + 128, END + 128, SMALL, 2**60])
-def test_step_3_the_offset_of_the_control_block_is_never_believed(killed: Path, offset: int) -> None:
-    """After a power loss that page may be newer than the data."""
+@pytest.mark.parametrize("offset", [64, 64 + 128, 2**60])
+def test_step_3_the_offset_of_the_control_block_does_not_say_what_there_is(killed: Path, offset: int) -> None:
     head_of(killed, 2, offset)
     with open_writer(killed, retention=False) as writer:
         check(killed, writer, (2, END))
+
+
+@pytest.mark.parametrize("source", ["control block", "index.meta", "a reader"])
+@pytest.mark.parametrize("offset", [END + 64, END + 128, SMALL])
+def test_step_3_no_seq_that_was_published_is_given_out_again(killed: Path, offset: int, source: str) -> None:
+    """A power loss has taken records that the control block, `index.meta` or a reader has seen."""
+    head_of(killed, 2, offset if source == "control block" else 64)
+    if source == "index.meta":
+        checkpoint(killed, 2, offset)
+    if source == "a reader":
+        meta = ReaderMetaFile.open(OsFs(), str(killed), "alpha")
+        meta.store(2, offset, 1, durable=True)
+        meta.close()
+    for _ in range(2):
+        with open_writer(killed, retention=False) as writer:
+            assert [(damage.segment_id, damage.first_offset) for damage in writer.recovery.damage] == [
+                (2, END)
+            ]
+            assert (writer.segment_id, writer.offset) == (3, 64)
+            assert writer.next_seq == COUNT + (SMALL - END) // 64, "every cell may have been a record"
+    with open_writer(killed, retention=False) as writer:
+        assert writer.append(1, b"next") >= COUNT + (offset - END) // 64
+    with open_reader(killed, None) as reader:
+        assert [message.seq for message in reader.drain(100)] == list(range(COUNT))
+        with pytest.raises(Corrupt, match=rf"records {COUNT} to {COUNT + 8} are missing; seek_seq"):
+            reader.next()
 
 
 # -- step 4: where the scan stops ------------------------------------------------------------------
@@ -215,7 +245,10 @@ def test_step_4_it_stops_at_a_length_that_leaves_the_segment(killed: Path) -> No
 
 
 @pytest.mark.parametrize("bad", [1, 2, 3])
-def test_step_4_bad_records_at_the_end_are_a_dirty_tail(killed: Path, bad: int) -> None:
+def test_step_4_bad_records_at_the_end_that_were_never_published_are_a_dirty_tail(
+    killed: Path, bad: int
+) -> None:
+    head_of(killed, 2, 64)
     for place in range(3 - bad, 3):
         flip(segment_file(killed, 2), 64 + place * 128 + 64)
     left = COUNT - bad
@@ -246,7 +279,9 @@ def test_step_4_bad_records_followed_by_good_ones_are_left_and_reported(killed: 
 
 
 def test_step_4_a_record_of_a_later_version_is_refused_and_not_touched(killed: Path) -> None:
-    overwrite(segment_file(killed, 2), 64 + 128 + 4, b"\x07")
+    data = bytearray(segment_file(killed, 2).read_bytes())
+    ring_twin.append(data, 64 + 128, 15, 1015, 1, b"15", version=7)
+    segment_file(killed, 2).write_bytes(data)
     before = segment_file(killed, 2).read_bytes()
     with pytest.raises(UnsupportedVersion, match="message version 7 at offset 192") as raised:
         open_writer(killed)
@@ -343,7 +378,9 @@ def test_step_6_records_hidden_by_a_stale_control_block_are_kept(killed: Path, k
         check(killed, writer, (2, END))
 
 
-def test_step_6_a_segment_with_room_before_a_hidden_one_is_padded_and_sealed(killed: Path) -> None:
+def test_step_6_a_segment_that_has_lost_its_end_before_a_hidden_one_is_sealed_and_reported(
+    killed: Path,
+) -> None:
     """A power loss has taken the end of segment 1 and the announcement of segment 2."""
     head_of(killed, 1, 64)
     end = 64 + 4 * 128
@@ -352,7 +389,11 @@ def test_step_6_a_segment_with_room_before_a_hidden_one_is_padded_and_sealed(kil
     with open_writer(killed, retention=False) as writer:
         assert (writer.segment_id, writer.offset, writer.next_seq) == (2, END, COUNT)
         assert sealed(killed, 1)
-    assert seqs(killed) == [*range(11), 14, 15, 16]
+        assert [(damage.segment_id, damage.first_offset) for damage in writer.recovery.damage] == [(1, end)]
+    with open_reader(killed, None) as reader:
+        assert [message.seq for message in reader.drain(100)] == list(range(11))
+        with pytest.raises(Corrupt, match=r"records 11 to 13 are missing; seek_seq\(14\)"):
+            reader.next()
 
 
 def test_step_6_an_empty_successor_is_merely_prepared(killed: Path) -> None:

@@ -84,7 +84,8 @@ def test_the_bytes_of_a_record_are_those_of_the_specification(tmp_path: Path) ->
         writer.append(0x1002, b"hello", 1_234_567)
     data = segment_file(tmp_path / "q", 0).read_bytes()
     assert data[:64] == struct.pack("<IIII48x", 0x53454730, 2, 0, 0)
-    assert data[64:128] == struct.pack("<IB3xQQHHI32x", 6, 1, 0, 1_234_567, 0x1002, 0, 0x3610A686)
+    checksum = zlib.crc32(struct.pack("<IB3xQQHHI32x", 0, 2, 0, 1_234_567, 0x1002, 0, 0) + b"hello")
+    assert data[64:128] == struct.pack("<IB3xQQHHI32x", 6, 2, 0, 1_234_567, 0x1002, 0, checksum)
     assert data[128:] == b"hello" + bytes(SMALL - 133)
 
 
@@ -284,7 +285,7 @@ def test_the_smallest_padding_is_a_bare_header(tmp_path: Path) -> None:
         writer.append(1, b"next")
         assert head(writer) == (1, 192, 2)
     data = segment_file(tmp_path / "q", 0).read_bytes()
-    assert data[-64:] == struct.pack("<IB3xQQHHI32x", 1, 1, 0, 0, 0xFFFF, 0, 0)
+    assert data[-64:] == struct.pack("<IB3xQQHHI32x", 1, 2, 0, 0, 0xFFFF, 0, 0)
     assert sealed(tmp_path / "q", 0)
 
 
@@ -309,7 +310,7 @@ def test_a_roll_pads_to_the_end_seals_and_publishes_the_next_segment(tmp_path: P
         assert control_u32(tmp_path / "q", 128) % 2 == 0
     data = segment_file(tmp_path / "q", 0).read_bytes()
     padding = SMALL - 192
-    assert data[192:256] == struct.pack("<IB3xQQHHI32x", padding - 63, 1, 0, 0, 0xFFFF, 0, 0)
+    assert data[192:256] == struct.pack("<IB3xQQHHI32x", padding - 63, 2, 0, 0, 0xFFFF, 0, 0)
     assert data[256:] == bytes(padding - 64)
     assert sealed(tmp_path / "q", 0)
     assert not sealed(tmp_path / "q", 1)
@@ -327,7 +328,8 @@ def test_a_builder_fills_the_payload_in_the_mapping(tmp_path: Path) -> None:
         assert writer.append_in_place(7, 5, build, 99) == 0
     (record,) = stored_records(tmp_path / "q", 0)
     assert record.payload == b"built"
-    assert record.header == (6, 1, 0, 99, 7, 0, zlib.crc32(b"built"))
+    assert record.header[:6] == (6, 2, 0, 99, 7, 0)
+    assert ring_twin.sound(segment_file(tmp_path / "q", 0).read_bytes(), record.offset)
 
 
 def test_a_failing_builder_publishes_nothing(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import zlib
 from typing import NamedTuple
 
 ALIGN = 64
-MESSAGE_VERSION = 1
+MESSAGE_VERSION = 2
+PAYLOAD_VERSION = 1
+"""Of records whose checksum covers the payload only."""
 PAD_TYPE = 0xFFFF
 SEALED = 1
 
@@ -44,28 +46,47 @@ def header_at(data: bytes | bytearray, offset: int) -> Header:
     )
 
 
+def checksum_of(record: bytes | bytearray) -> int:
+    """The checksum of a header and its payload, whatever stands in the commit word and in the checksum."""
+    return zlib.crc32(bytes(4) + bytes(record[4:28]) + bytes(4) + bytes(record[32:]))
+
+
 def sound(data: bytes | bytearray, offset: int) -> bool:
-    """Whether the checksum of the record at `offset` matches its payload."""
+    """Whether the record at `offset` has the checksum of its version; an unknown one may have either."""
     header = header_at(data, offset)
-    return zlib.crc32(data[offset + 64 : offset + 63 + header.commit_len]) == header.checksum
+    record = data[offset : offset + 63 + header.commit_len]
+    of_payload = zlib.crc32(record[64:]) == header.checksum
+    of_record = checksum_of(record) == header.checksum and not any(record[32:64])
+    return {MESSAGE_VERSION: of_record, PAYLOAD_VERSION: of_payload}.get(
+        header.version, of_record or of_payload
+    )
 
 
-def append(data: bytearray, offset: int, seq: int, timestamp_ns: int, type_id: int, payload: bytes) -> int:
+def is_padding(data: bytes | bytearray, offset: int) -> bool:
+    """Whether the record at `offset` is padding as a writer writes it; its checksum does not matter."""
+    header = header_at(data, offset)
+    reaches_end = end_of(data, offset) == len(data)
+    return reaches_end and header.seq == header.timestamp_ns == header.flags == 0
+
+
+def append(
+    data: bytearray,
+    offset: int,
+    seq: int,
+    timestamp_ns: int,
+    type_id: int,
+    payload: bytes,
+    version: int = MESSAGE_VERSION,
+) -> int:
     """Write a committed record and return where it ends."""
     end = offset + record_size(len(payload))
     if end + 64 <= len(data):
         data[end : end + 4] = bytes(4)
     data[offset + 64 : offset + 64 + len(payload)] = payload
-    data[offset : offset + 64] = struct.pack(
-        "<IB3xQQHHI32x",
-        len(payload) + 1,
-        MESSAGE_VERSION,
-        seq,
-        timestamp_ns,
-        type_id,
-        0,
-        zlib.crc32(payload),
-    )
+    fields = (len(payload) + 1, version, seq, timestamp_ns, type_id, 0)
+    header = struct.pack("<IB3xQQHHI32x", *fields, 0)
+    checksum = zlib.crc32(payload) if version == PAYLOAD_VERSION else checksum_of(header + payload)
+    data[offset : offset + 64] = struct.pack("<IB3xQQHHI32x", *fields, checksum)
     return end
 
 
@@ -141,10 +162,10 @@ def scan(data: bytes | bytearray, start: int, verify: bool) -> dict[str, int]:
         header = header_at(data, offset)
         result["end"] = end_of(data, offset)
         is_pad = header.type_id == PAD_TYPE
-        if not is_pad and verify and not sound(data, offset):
+        if not (is_padding(data, offset) if is_pad else not verify or sound(data, offset)):
             waiting.append(offset)
             continue
-        if header.version != MESSAGE_VERSION and not result["foreign"]:
+        if header.version not in (MESSAGE_VERSION, PAYLOAD_VERSION) and not result["foreign"]:
             result["foreign"] = offset
         if waiting and not result["bad"]:
             result["first_bad"] = waiting[0]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from everlog.bridge.audit_topic import Audit
-from everlog.errors import Corrupt, SegmentMissing, Unsupported, UnsupportedVersion
+from everlog.errors import Corrupt, SegmentMissing, UnsupportedVersion
 from everlog.queue import Queue, QueueReader, StartMode
 
 BATCH_MAX: Final = 65536
@@ -38,7 +38,8 @@ def audit_queue(path: str) -> QueueAudit:
     """Account for every seq of a queue up to its present end."""
     audit = QueueAudit(path)
     with Queue.open_subscriber(path, None, StartMode.LATEST) as reader:
-        end = reader.position
+        # The published head as well: where records are missing before it, the last one is not the end.
+        end = max(reader.position, reader.published_head)
     with Queue.open_subscriber(path, None, StartMode.EARLIEST) as reader:
         expected = 0
         while reader.position < end:
@@ -53,26 +54,17 @@ def audit_queue(path: str) -> QueueAudit:
 
 
 def _next_seqs(reader: QueueReader, audit: QueueAudit, expected: int) -> list[int] | None:
-    """The seqs of the next messages; empty after a damaged one was stepped over, None at the end."""
+    """The seqs of the next messages; empty after damage was stepped over, None at the end."""
     try:
         batch = reader.read_batch(BATCH_MAX)
         return batch.seq.tolist() or None
     except SegmentMissing:
         # Retention deleted the segment meanwhile: its seqs count as deleted.
         return [] if reader.seek_seq(expected) else None
-    except UnsupportedVersion as error:
+    except (Corrupt, UnsupportedVersion) as error:
         audit.damaged += 1
         audit.problem(expected, expected, str(error))
-        return None
-    except Corrupt as error:
-        audit.damaged += 1
-        audit.problem(expected, expected, str(error))
-    try:
-        reader.skip_corrupt()
-    except Unsupported:
-        # Its length is unusable: the messages behind it in its segment cannot be found.
-        return [] if reader.seek_seq(expected + 1) else None
-    return []
+        return [] if reader.skip_damage() else None
 
 
 def _add(audit: QueueAudit, seqs: list[int], expected: int) -> int:

@@ -12,13 +12,14 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from everlog.clock import SystemClock
-from everlog.errors import QueueNotFound, SegmentMissing
+from everlog.errors import Corrupt, QueueNotFound, SegmentMissing
 from everlog.fs import OsFs
 from everlog.native.queue import ring as native
 from everlog.queue import Queue
 from everlog.queue.batch import Batch
 from everlog.queue.control import ControlBlock
-from everlog.queue.layout import HEADER_SIZE, MSG_SEQ, MSG_TIMESTAMP_NS, RECORD_ALIGN, SEG_DATA_OFFSET
+from everlog.queue.damage import first_seq
+from everlog.queue.layout import HEADER_SIZE, MSG_TIMESTAMP_NS, RECORD_ALIGN, SEG_DATA_OFFSET
 from everlog.queue.reader import QueueReader
 from everlog.queue.seek import is_record
 from everlog.queue.segment import list_segments, map_segment
@@ -69,8 +70,8 @@ class QueueBounds:
     def _scan(self) -> tuple[list[int], int]:
         """Return the first seq of each segment that has messages, and the seq that the next one will have."""
         fs = OsFs()
-        segment_size = self._check_writer(fs)
-        end = self._end(fs, segment_size)
+        segment_size, head = self._check_writer(fs)
+        end = self._end(fs, segment_size, head)
         firsts = {}
         for segment_id in list_segments(fs, self._path):
             first = self._firsts.get(segment_id)
@@ -81,8 +82,8 @@ class QueueBounds:
         self._firsts = firsts
         return list(firsts.values()), end
 
-    def _check_writer(self, fs: OsFs) -> int:
-        """Forget what was found under another writer: the queue may be a new one. Return the segment size."""
+    def _check_writer(self, fs: OsFs) -> tuple[int, tuple[int, int]]:
+        """Forget what was found under another writer: the queue may be new. Return segment size and head."""
         if not ControlBlock.is_ready(fs, self._path):
             raise QueueNotFound(
                 f"there is no queue at {self._path!r}; check the path, or start its writer first"
@@ -92,15 +93,20 @@ class QueueBounds:
         writer = (os.stat(control.path).st_ino, control.writer_epoch)
         if writer != self._writer:
             self._writer, self._firsts, self._tail = writer, {}, None
-        return control.segment_size
+        return control.segment_size, control.head()
 
-    def _end(self, fs: OsFs, segment_size: int) -> int:
+    def _end(self, fs: OsFs, segment_size: int, head: tuple[int, int]) -> int:
         for segment_id in reversed(list_segments(fs, self._path)):
             try:
                 mapping = map_segment(fs, self._path, segment_id, segment_size)
             except FileNotFoundError:
                 continue
             scan = native.scan_segment(mapping, self._scan_start(mapping, segment_id), verify=False)
+            if (segment_id, scan["end"]) < head and not scan["padded"] and scan["end"] < segment_size:
+                raise Corrupt(
+                    f"segment {segment_id} of {self._path} ends at offset {scan['end']} although the head of "
+                    "the queue is further on: records are missing; 'everlog queue doctor --deep' names them"
+                )
             if scan["records"]:
                 last, seq = scan["last"], scan["last_seq"]
                 self._tail = _Tail(segment_id, last, seq, mapping.load_u64(last + MSG_TIMESTAMP_NS))
@@ -200,8 +206,7 @@ def _first_seq(fs: OsFs, path: str, segment_id: int, segment_size: int) -> int |
         mapping = map_segment(fs, path, segment_id, segment_size)
     except FileNotFoundError:
         return None
-    offset = native.find_record(mapping, SEG_DATA_OFFSET, 0, by_timestamp=False)
-    return mapping.load_u64(offset + MSG_SEQ) if offset else None
+    return first_seq(mapping)
 
 
 def queue_name(path: str) -> str:

@@ -17,6 +17,7 @@ Message header, 64 bytes, followed by the payload, then up to 63 bytes of paddin
      | commit_len    |v| zero  | seq           | timestamp_ns  |typ|flg| crc32 | zero          |
      +---------------+-+-------+---------------+---------------+---+---+-------+---------------+
      commit_len: 0 = not committed, else payload length + 1. Written last, with Release.
+     crc32: of header and payload, with commit_len and crc32 taken as 0 (version 1: of the payload only).
 
 Segment header, 64 bytes, then records from offset 64 to the end of the file::
 
@@ -45,7 +46,7 @@ Seek index: header 80 bytes, then entries of 24 bytes (seq, timestamp_ns, offset
      24 u64 segment_size   32 u32 data_offset   36 u32 entry_stride   40 u64 min_seq
      48 u64 max_seq   56 u64 min_ts_ns   64 u64 max_ts_ns   72 u64 entry_count
 
-The C core repeats the hot offsets in `native/queue/ring_core.h`; a test compares the two.
+The C core repeats the hot offsets in `native/queue/ring_core.h`; tests compare the bytes.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ HEADER_SIZE = 64
 RECORD_ALIGN = 64
 MAX_PAYLOAD_LEN = 2**32 - 2
 PAD_TYPE_ID = 0xFFFF
-MSG_VERSION = 1
+MSG_VERSION = 2
+"""Of new records: the checksum covers header (commit word and checksum taken as zero) and payload."""
+MSG_VERSION_PAYLOAD = 1
+"""Of records of earlier builds: the checksum covers the payload only."""
 
 MSG_COMMIT_LEN = 0
 MSG_VERSION_OFFSET = 4

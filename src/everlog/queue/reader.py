@@ -15,15 +15,23 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from everlog.clock import Clock, SystemClock
-from everlog.errors import Corrupt, CorruptMetadata, EverlogError, SegmentMissing, Unsupported
+from everlog.errors import (
+    Corrupt,
+    CorruptMetadata,
+    EverlogError,
+    SegmentMissing,
+    Unsupported,
+    UnsupportedVersion,
+)
 from everlog.fs import Fs
 from everlog.native.queue import ring as native
 from everlog.native.queue.ring import MessageView, RingReader
 from everlog.queue import liveness
 from everlog.queue.batch import Batch
 from everlog.queue.control import ControlBlock
+from everlog.queue.damage import first_seq, first_sound, next_sound
 from everlog.queue.faults import io_errors
-from everlog.queue.layout import HEADER_SIZE, MSG_SEQ, RECORD_ALIGN, SEG_DATA_OFFSET
+from everlog.queue.layout import HEADER_SIZE, MSG_SEQ, RECORD_ALIGN, SEG_DATA_OFFSET, align64
 from everlog.queue.liveness import DisconnectReason, WriterStatus
 from everlog.queue.reader_meta import ReaderMetaFile, ReaderPosition
 from everlog.queue.seek import Seeker, SegmentPosition
@@ -182,28 +190,39 @@ class QueueReader(RingReader):
         except OSError as error:
             with io_errors(f"open segment {segment_id} of {self.path}"):
                 raise error
-        self._refuse_hole(mapping, segment_id)
-        self._stand(mapping, segment_id, SEG_DATA_OFFSET)
+        self._stand(mapping, segment_id, SEG_DATA_OFFSET, self.expected_seq)
 
-    def _refuse_hole(self, following: native.Mapping, segment_id: int) -> None:
-        """Raise if records are missing between here and the next segment.
+    def _leave_hole(self) -> None:
+        """Nothing is committed here, but the head is further on: records were lost, or this reader read them.
 
-        A writer leaves no sealed segment without padding. If one ends early all the same, a
-        power loss has taken pages from its middle; the seqs say which records are lost.
+        A reader that had read what a power loss took resumes inside the padding, or behind the last record,
+        of a segment that was left since. It goes on with the next segment. Everything else is damage.
         """
-        offset = self.position[1]
-        first = native.find_record(following, SEG_DATA_OFFSET, 0, by_timestamp=False)
-        if offset + HEADER_SIZE > self.segment_size or not first:
-            return
+        segment_id, offset = self.position
         scan = native.scan_segment(self.segment, SEG_DATA_OFFSET, verify=False)
-        expected = scan["last_seq"] + 1
-        found = following.load_u64(first + MSG_SEQ)
-        # A reader at another offset has already read the lost records.
-        if scan["records"] and scan["end"] == offset and found > expected:
-            raise Corrupt(
-                f"segment {segment_id - 1} of {self.path} ends at offset {offset} without padding: records "
-                f"{expected} to {found - 1} are missing; seek_seq({found}) goes on behind the gap"
-            )
+        # The records of a hole are counted by their seqs: those before it and those behind it.
+        expected = self.expected_seq
+        if expected is None and scan["end"] == offset:
+            expected = scan["last_seq"] + 1 if scan["records"] else None
+        is_left = self._control.head()[0] > segment_id
+        behind = next_sound(self.segment, offset, None if expected is None else expected - 1)
+        found = self.segment.load_u64(behind + MSG_SEQ) if behind else self._first_seq_after(segment_id)
+        has_read = self.expected_seq is None and scan["end"] != offset and not behind
+        if is_left and (has_read or (expected is not None and found == expected)):
+            self._stand(self.segment, segment_id, self.segment_size, self.expected_seq)
+            return
+        where = f"segment {segment_id} of {self.path} ends at offset {offset} without padding"
+        raise Corrupt(f"{where}: {_missing(expected, found, is_left)}")
+
+    def _first_seq_after(self, segment_id: int) -> int | None:
+        """The seq of the first record of a later segment, None if there is none yet."""
+        for later in list_segments(self._fs, self.path):
+            if later > segment_id:
+                with contextlib.suppress(FileNotFoundError, Corrupt):
+                    found = first_seq(map_segment(self._fs, self.path, later, self.segment_size))
+                    if found is not None:
+                        return found
+        return None
 
     def _check_heartbeat(self) -> None:
         now_ns = self._clock.monotonic_ns()
@@ -262,13 +281,50 @@ class QueueReader(RingReader):
         return count
 
     def skip_corrupt(self) -> None:
-        """Step over the damaged record that the last read complained about."""
-        if not self._skip():
-            segment_id, offset = self.position
+        """Step over the damaged record, or accept the gap, that the last read raised Corrupt for."""
+        segment_id, offset = self.position
+        expected = self.expected_seq
+        damage = self._damage()
+        if damage == "seq":
+            self._stand(self.segment, segment_id, offset)
+        elif damage in ("checksum", "version"):
+            size = align64(HEADER_SIZE + self.segment.load_u32(offset) - 1)
+            self._stand(self.segment, segment_id, offset + size, None if expected is None else expected + 1)
+        else:
             raise Unsupported(
                 f"no damaged record of usable length stands at offset {offset} of segment {segment_id}; "
-                "if the last read raised Corrupt for its length, seek_seq() to a later one instead"
+                "if the last read raised Corrupt for its length or a hole, seek_seq() to a later one instead"
             )
+
+    def skip_damage(self) -> bool:
+        """Go on behind whatever the last read raised Corrupt for: at the next sound record.
+
+        Unlike `skip_corrupt` it also leaves holes and records without a usable length. False if no sound
+        record follows yet; the reader then stands at the end.
+        """
+        segment_id, offset = self.position
+        damage = self._damage()
+        with self._exclusive(), io_errors(f"look for sound records in {self.path}"):
+            if damage == "seq":
+                self._stand(self.segment, segment_id, offset)
+                return True
+            known = None if self.expected_seq is None else self.expected_seq - 1
+            behind = next_sound(self.segment, offset, known) if damage else offset
+            if behind:
+                self._stand(self.segment, segment_id, behind)
+                return True
+            for later in list_segments(self._fs, self.path):
+                # What cannot be opened is damage too.
+                with contextlib.suppress(FileNotFoundError, Corrupt, UnsupportedVersion):
+                    if later > segment_id:
+                        mapping = map_segment(self._fs, self.path, later, self.segment_size)
+                        if (first := first_sound(mapping)) != 0:
+                            self._stand(mapping, later, first)
+                            return True
+            end = Seeker(self._fs, self.path, self.segment_size, self._control.head()).end()
+            if end is not None:
+                self._stand(*end)
+            return False
 
     # -- position ------------------------------------------------------------------------
 
@@ -308,7 +364,7 @@ class QueueReader(RingReader):
 
     def _seek(self, search: Callable[[Seeker], SegmentPosition | None]) -> bool:
         with self._exclusive(), io_errors(f"seek in {self.path}"):
-            seeker = Seeker(self._fs, self.path, self.segment_size, self._control.head()[0])
+            seeker = Seeker(self._fs, self.path, self.segment_size, self._control.head())
             found = position = search(seeker)
             if found is None:
                 end = seeker.end()
@@ -333,6 +389,11 @@ class QueueReader(RingReader):
             return liveness.detect_disconnect(
                 self._fs, self._clock, self._control, self.position[0], int(ttl_s * 1e9)
             )
+
+    @property
+    def published_head(self) -> tuple[int, int]:
+        """(segment id, offset) that the writer has published: records go up to there at least."""
+        return self._control.head()
 
     @property
     def writer_epoch(self) -> int:
@@ -367,6 +428,20 @@ class QueueReader(RingReader):
         if getattr(self, "_opened", False):
             with contextlib.suppress(Exception):
                 self.close()
+
+
+def _missing(expected: int | None, found: int | None, is_left: bool) -> str:
+    """Which records a hole has taken, and how to go on."""
+    if found is None:
+        advice = (
+            "seek_seq() to a later one stands behind them"
+            if is_left
+            else "the next writer goes on behind them"
+        )
+        return f"its last records are missing; {advice}"
+    first = "the records" if expected is None else f"records {expected} to {found - 1}"
+    before = f" before {found}" if expected is None else ""
+    return f"{first}{before} are missing; seek_seq({found}) goes on behind the gap"
 
 
 def _as_u64(value: int, unit: str) -> int:

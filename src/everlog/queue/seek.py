@@ -11,6 +11,7 @@ from typing import NamedTuple
 from everlog.fs import Fs
 from everlog.native.queue import ring as native
 from everlog.queue import layout, seek_index
+from everlog.queue.damage import first_sound, next_sound
 from everlog.queue.layout import SEG_DATA_OFFSET
 from everlog.queue.segment import list_segments, map_segment
 
@@ -26,11 +27,12 @@ class SegmentPosition(NamedTuple):
 class Seeker:
     """One search over the segments of a queue, oldest to head."""
 
-    def __init__(self, fs: Fs, queue_path: str, segment_size: int, head_segment: int) -> None:
+    def __init__(self, fs: Fs, queue_path: str, segment_size: int, head: tuple[int, int]) -> None:
         self._fs = fs
         self._queue_path = queue_path
         self._segment_size = segment_size
-        self._ids = [i for i in list_segments(fs, queue_path) if i <= head_segment]
+        self._head = head
+        self._ids = [i for i in list_segments(fs, queue_path) if i <= head[0]]
 
     def by_seq(self, seq: int) -> SegmentPosition | None:
         """Return the first record with at least this seq."""
@@ -73,7 +75,8 @@ class Seeker:
             mapping = self._map(segment_id)
             if mapping is None:
                 continue
-            offset = native.find_record(mapping, SEG_DATA_OFFSET, 0, by_timestamp=False)
+            # A damaged seq or time would lead the search astray.
+            offset = first_sound(mapping)
             if offset:
                 return SegmentPosition(mapping, segment_id, offset)
         return None
@@ -91,7 +94,16 @@ class Seeker:
             if entry_offset is not None and _entry_holds(mapping, entries, entry_offset):
                 start = entry_offset
         offset = native.find_record(mapping, start, target, by_timestamp=by_timestamp)
+        while not offset and (start := self._behind_damage(mapping, segment_id, start)):
+            offset = native.find_record(mapping, start, target, by_timestamp=by_timestamp)
         return SegmentPosition(mapping, segment_id, offset) if offset else None
+
+    def _behind_damage(self, mapping: native.Mapping, segment_id: int, start: int) -> int:
+        """Return where records go on behind the end of a walk from `start`, 0 if that is their end."""
+        scan = native.scan_segment(mapping, start, verify=False)
+        head_segment, head_offset = self._head
+        published = self._segment_size if segment_id < head_segment else head_offset
+        return 0 if scan["padded"] or scan["end"] >= published else next_sound(mapping, scan["end"])
 
     def _map(self, segment_id: int) -> native.Mapping | None:
         try:

@@ -8,16 +8,21 @@
 /* Choose the fastest routine this processor has. Call once before the first checksum. */
 void crc32_init(void);
 
-/* Checksum of `length` bytes at `data`. */
-uint32_t crc32_ieee(const void *data, size_t length);
-
-/* By at most so much of what the processor has, so that tests can compare all ways that there are. */
+/* `way`: by at most so much of what the processor has, so that tests can compare all ways that there are. */
 enum { CRC32_TABLES, CRC32_CLMUL, CRC32_WIDE_CLMUL, CRC32_BEST = CRC32_WIDE_CLMUL };
-uint32_t crc32_ieee_by(int way, const void *data, size_t length);
 
-/* How many of `count` payloads of one length, `stride` bytes apart, have the checksum that was kept of them,
- * up to the first that has not; the sums lie as far apart. `way` as above. */
-size_t crc32_ieee_matches(int way, const uint8_t *data, const uint8_t *sums, size_t stride, size_t length,
-                          size_t count);
+/* Checksum of `length` bytes at `data`. */
+uint32_t crc32_ieee(int way, const void *data, size_t length);
+
+/* Checksum of a message header and its payload in one pass. `words` are the first half of the header with
+ * commit word and checksum zero; its second half is zero. */
+uint32_t crc32_record(int way, const uint64_t *words, const void *payload, size_t length);
+
+/* Whether the record, whose payload has `length` bytes, has the checksum that stands in its header. */
+int crc32_record_matches(int way, const uint8_t *record, size_t length);
+
+/* How many of `count` records with payloads of one length, `stride` bytes apart, have the checksum that
+ * stands in their header, up to the first that has not. */
+size_t crc32_records_match(int way, const uint8_t *records, size_t stride, size_t length, size_t count);
 
 #endif

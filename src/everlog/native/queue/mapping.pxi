@@ -24,39 +24,8 @@ cdef extern from *:
 cdef enum:
     PAGE = 4096
 
-cdef extern from *:
-    """
-    #define MESSAGE_AT(field) offsetof(ring_message, field)
-    #define CONTROL_AT(field) offsetof(ring_control, field)
-    static const size_t layout_offsets[] = {
-        MESSAGE_AT(commit_len), MESSAGE_AT(version), MESSAGE_AT(seq), MESSAGE_AT(timestamp_ns),
-        MESSAGE_AT(type_id), MESSAGE_AT(flags), MESSAGE_AT(checksum),
-        offsetof(ring_segment, flags),
-        CONTROL_AT(magic), CONTROL_AT(version), CONTROL_AT(init_state), CONTROL_AT(writer_epoch),
-        CONTROL_AT(segment_size), CONTROL_AT(segment_gen), CONTROL_AT(current_segment),
-        CONTROL_AT(write_offset), CONTROL_AT(writer_heartbeat_ns), CONTROL_AT(notify_seq),
-        CONTROL_AT(waiters_pending)};
-    """
-    const size_t *layout_offsets
-
-cdef tuple LAYOUT_NAMES = (
-    "MSG_COMMIT_LEN", "MSG_VERSION_OFFSET", "MSG_SEQ", "MSG_TIMESTAMP_NS", "MSG_TYPE_ID",
-    "MSG_FLAGS", "MSG_CHECKSUM", "SEG_FLAGS", "CTRL_MAGIC_OFFSET", "CTRL_VERSION_OFFSET",
-    "CTRL_INIT_STATE", "CTRL_WRITER_EPOCH", "CTRL_SEGMENT_SIZE", "CTRL_SEGMENT_GEN",
-    "CTRL_CURRENT_SEGMENT", "CTRL_WRITE_OFFSET", "CTRL_WRITER_HEARTBEAT_NS", "CTRL_NOTIFY_SEQ",
-    "CTRL_WAITERS_PENDING",
-)
-LAYOUT = {
-    "HEADER_SIZE": RING_HEADER_SIZE,
-    "SEG_DATA_OFFSET": RING_DATA_OFFSET,
-    "MAX_PAYLOAD_LEN": RING_MAX_PAYLOAD,
-    "PAD_TYPE_ID": RING_PAD_TYPE,
-    **{name: layout_offsets[place] for place, name in enumerate(LAYOUT_NAMES)},
-}
-
-
-def crc32(data, *, way=None) -> int:
-    """CRC-32 (IEEE) of a buffer, as stored in message headers.
+def crc32(data, *, int way=CRC32_BEST) -> int:
+    """CRC-32 (IEEE) of a buffer.
 
     `way` is for tests: 0 by tables, 1 by carry-less multiplication, 2 by four of these at once, each only if
     this processor can.
@@ -64,22 +33,20 @@ def crc32(data, *, way=None) -> int:
     cdef Py_buffer view
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
-        if way is None:
-            return crc32_ieee(view.buf, view.len)
-        return crc32_ieee_by(way, view.buf, view.len)
+        return crc32_ieee(way, view.buf, view.len)
     finally:
         PyBuffer_Release(&view)
 
 
-def crc32_matches(const uint8_t[::1] records, size_t length, size_t count, *, int way) -> int:
-    """For tests: how many records, up to the first that does not, have the checksum of their payload.
+def crc32_matches(const uint8_t[::1] records, size_t length, size_t count, *, int way=CRC32_BEST) -> int:
+    """How many records, up to the first that does not, have the checksum of their header and payload.
 
-    A record is the checksum, then the payload of `length` bytes. `way` as above.
+    They lie one after the other, each with a payload of `length` bytes. `way` as above.
     """
-    cdef size_t stride = 4 + length
+    cdef size_t stride = ring_record_size(length)
     if <size_t>records.shape[0] < max(count, 1) * stride:
         raise ValueError(f"{count} records of {stride} bytes do not fit into {records.shape[0]}")
-    return crc32_ieee_matches(way, &records[4], &records[0], stride, length, count)
+    return crc32_records_match(way, &records[0], stride, length, count)
 
 
 @cython.final
@@ -90,6 +57,10 @@ cdef class Mapping:
     There is no explicit unmap: arrays and views keep the mapping alive, so none of them can
     ever point into nothing. It exports its bytes as a buffer, read-only if mapped read-only.
     """
+
+    cdef uint8_t *base
+    cdef readonly size_t length
+    cdef readonly bint writable
 
     def __cinit__(self, int fd, size_t length, bint writable):
         cdef int protection = PROT_READ | PROT_WRITE if writable else PROT_READ

@@ -2,11 +2,20 @@
 #
 # Owns the states of such an object. The GIL makes reading and changing the state one step.
 
+cdef enum:
+    IDLE = 0
+    BUSY = 1
+    CLOSED = 2
+
+
 cdef class OneThread:
     """An object that is used by one thread at a time, and only in the process that opened it.
 
     It starts closed; the subclass sets it idle. A context manager: leaving closes it.
     """
+
+    cdef int state
+    cdef unsigned long fork_generation  # of the process that opened the object
 
     def __cinit__(self, *args, **kwargs):
         self.state = CLOSED

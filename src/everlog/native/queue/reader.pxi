@@ -9,6 +9,8 @@ cdef enum:
     LOOK_EVERY = 8
     LOOK_SLOW_NS = 100_000_000
     HEARTBEAT_INTERVAL_NS = 1_000_000_000
+    # How often to look at the head: rarely enough not to take its line away from the writer.
+    NOTE_HEAD_NS = 10_000_000
 
 
 @cython.final
@@ -19,6 +21,11 @@ cdef class MessageView:
 
     Holds the mapping alive: it stays valid however long it is kept.
     """
+
+    cdef Mapping mapping
+    cdef const ring_message *message
+    cdef uint32_t length  # kept, so that later damage to the header can do no harm
+    cdef readonly uint32_t segment_id
 
     def __init__(self):
         raise TypeError("message views come from a reader")
@@ -91,26 +98,22 @@ def view_at(Mapping mapping, uint32_t segment_id, uint64_t offset) -> MessageVie
     return view_of(mapping, message, commit - 1, segment_id)
 
 
-cdef inline MessageView take(RingReader reader):
-    # A function, since a method of this class would be called through its table, for each message.
-    cdef const ring_message *message = NULL
-    enter_hot(reader)
-    # Before anything is consumed: if it fails, no message is lost with it.
-    reader.until_look -= 1
-    if reader.until_look == 0:
-        reader.look_at_clock()
-    if ring_step(&reader.ring, &message) != RING_RECORD \
-            and reader.advance(&message) != RING_RECORD:
-        reader.until_look = 1
-        return None
-    return view_of(reader.segment, message, reader.ring.length, reader.ring.segment_id)
-
-
 cdef class RingReader(OneThread):
     """The hot half of `QueueReader`: steps through the mapped segments.
 
-    The subclass supplies `_enter_next_segment()` and `_check_heartbeat()`.
+    The subclass supplies `_enter_next_segment()`, `_check_heartbeat()` and `_leave_hole()`, which raises or
+    stands elsewhere.
     """
+
+    cdef ring_reader ring
+    cdef ring_wait_strategy strategy
+    cdef Mapping control
+    cdef readonly Mapping segment
+    cdef uint32_t until_look    # messages until the next look at the clock
+    cdef int64_t looked_ns
+    cdef int64_t asked_ns       # when `_check_heartbeat` was last called
+    cdef int64_t noted_ns       # when the head was last looked at
+    cdef bint own_clock         # the subclass brings a clock: ask it at every look
 
     def __cinit__(self, *args, **kwargs):
         self.until_look = 1
@@ -132,14 +135,16 @@ cdef class RingReader(OneThread):
         self.strategy.spin_ns = spin_ns
         self.strategy.sleep_ns = sleep_ns
 
-    def _stand(self, Mapping segment, uint32_t segment_id, uint64_t offset) -> None:
-        """Stand at `offset` of `segment`."""
+    def _stand(self, Mapping segment, uint32_t segment_id, uint64_t offset, next_seq=None) -> None:
+        """Stand at `offset` of `segment`; the next message must have `next_seq`, None: any."""
         check_record_offset(segment, offset)
+        self.ring.next_seq = RING_ANY_SEQ if next_seq is None else next_seq
         self.segment = segment
         self.ring.segment = segment.base
         self.ring.segment_size = segment.length
         self.ring.segment_id = segment_id
         self.ring.offset = offset
+        ring_note_head(&self.ring)
         if self.state == CLOSED:
             self.state = IDLE
 
@@ -168,6 +173,9 @@ cdef class RingReader(OneThread):
         cdef int64_t now_ns = ring_monotonic_coarse_ns()
         self.until_look = 1 if now_ns - self.looked_ns > LOOK_SLOW_NS else LOOK_EVERY
         self.looked_ns = now_ns
+        if now_ns - self.noted_ns >= NOTE_HEAD_NS:
+            self.noted_ns = now_ns
+            ring_note_head(&self.ring)
         if self.own_clock or now_ns - self.asked_ns >= HEARTBEAT_INTERVAL_NS:
             self.asked_ns = now_ns
             return self.call_back(self._check_heartbeat)
@@ -178,11 +186,16 @@ cdef class RingReader(OneThread):
         where = f"record at offset {self.ring.offset} of segment {self.ring.segment_id}"
         if status == RING_BAD_VERSION:
             raise UnsupportedVersion(
-                f"{where} has message version {message.version}; this build knows 1", message.version)
+                f"{where} has message version {message.version}; this build knows 1 and 2",
+                message.version)
         if status == RING_BAD_LENGTH:
             raise Corrupt(
                 f"{where} claims {message_commit(message) - 1} bytes of payload, which leaves the "
                 f"segment of {self.ring.segment_size} bytes")
+        if status == RING_BAD_SEQ:
+            raise Corrupt(
+                f"{where} has seq {message.seq}, expected {self.ring.next_seq}: records are missing or repeated "
+                "before it; skip_corrupt() goes on with it")
         raise Corrupt(
             f"{where} fails its checksum; skip_corrupt() steps over it")
 
@@ -191,12 +204,21 @@ cdef class RingReader(OneThread):
     cdef ring_status advance(self, const ring_message **message) except? RING_EMPTY:
         """The slow half of a step: everything but a plain message."""
         cdef ring_status status = ring_step(&self.ring, message)
-        while status == RING_NEXT_SEGMENT:
-            self.call_back(self._enter_next_segment)
+        while self.goes_elsewhere(status):
             status = ring_step(&self.ring, message)
         if status < 0:
             self.raise_damage(status)
         return status
+
+    cdef bint goes_elsewhere(self, ring_status status) except -1:
+        """Go on to the next segment, or out of a hole; False if the reader stays where it is."""
+        if status == RING_NEXT_SEGMENT:
+            self.call_back(self._enter_next_segment)
+        elif status == RING_HOLE:
+            self.call_back(self._leave_hole)
+        else:
+            return False
+        return True
 
     def next(self):
         """Return the next message, or None if none is committed yet."""
@@ -225,9 +247,8 @@ cdef class RingReader(OneThread):
             with nogil:
                 status = ring_take_run(&self.ring, max_count, verify, &run)
             self.leave_call()
-            if status != RING_NEXT_SEGMENT:
+            if not self.goes_elsewhere(status):
                 break
-            self.call_back(self._enter_next_segment)
         if status < 0:
             self.raise_damage(status)
         length = None if run.length == RING_MIXED else run.length
@@ -237,8 +258,7 @@ cdef class RingReader(OneThread):
     cdef bint skip_padding(self) except -1:
         """Step over padding and into fresh segments; True if a message (or damage) is next."""
         cdef ring_status status = ring_peek(&self.ring)
-        while status == RING_NEXT_SEGMENT:
-            self.call_back(self._enter_next_segment)
+        while self.goes_elsewhere(status):
             status = ring_peek(&self.ring)
         return status != RING_EMPTY
 
@@ -268,24 +288,45 @@ cdef class RingReader(OneThread):
         finally:
             self.leave_call()
 
-    def _skip(self) -> bool:
-        """Step over a damaged record whose length is valid; False if there is none to step over."""
+    def _damage(self) -> str:
+        """What a verifying read would find here: "", or "length", "version", "checksum", "seq" or "hole"."""
         cdef const ring_message *message = NULL
         cdef ring_reader probe = self.ring
-        cdef ring_status status
         self.enter_call()
         probe.verify = True
-        status = ring_step(&probe, &message)
-        if status != RING_BAD_CHECKSUM and status != RING_BAD_VERSION:
-            return False
-        message = <const ring_message *>(self.ring.segment + probe.offset)
-        self.ring.offset = probe.offset + ring_record_size(message_commit(message) - 1)
-        return True
+        ring_note_head(&probe)
+        return DAMAGE.get(<int>ring_step(&probe, &message), "")
+
+    @property
+    def expected_seq(self) -> int | None:
+        """The seq that the next message must have; None after opening and after a seek."""
+        return None if self.ring.next_seq == RING_ANY_SEQ else self.ring.next_seq
 
     @property
     def position(self) -> tuple[int, int]:
         """(segment id, offset) of the next message to read."""
         return self.ring.segment_id, self.ring.offset
+
+
+cdef inline MessageView take(RingReader reader):
+    # A function, since a method of this class would be called through its table, for each message.
+    cdef const ring_message *message = NULL
+    enter_hot(reader)
+    # Before anything is consumed: if it fails, no message is lost with it.
+    reader.until_look -= 1
+    if reader.until_look == 0:
+        reader.look_at_clock()
+    if ring_step(&reader.ring, &message) != RING_RECORD \
+            and reader.advance(&message) != RING_RECORD:
+        reader.until_look = 1
+        return None
+    return view_of(reader.segment, message, reader.ring.length, reader.ring.segment_id)
+
+
+cdef dict DAMAGE = {
+    RING_BAD_LENGTH: "length", RING_BAD_VERSION: "version", RING_BAD_CHECKSUM: "checksum", RING_BAD_SEQ: "seq",
+    RING_HOLE: "hole",
+}
 
 
 cdef int64_t deadline_of(timeout_s) except? -2:

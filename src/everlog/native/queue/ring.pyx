@@ -2,7 +2,7 @@
 """The memory-mapped queue's kernels: mappings, one-thread objects, the hot halves of reader and writer.
 
 Owns mapped memory and positions in it. Opens no file and decides nothing: `everlog.queue` does. One module in
-four parts, so that the C core is linked once.
+parts, so that the C core is linked once.
 """
 
 cimport cython
@@ -30,6 +30,8 @@ from everlog.errors import (
     Closed, ConcurrentUse, Corrupt, InvalidTimestamp, InvalidTypeId, PayloadTooLarge, Unsupported,
     UnsupportedVersion,
 )
+
+include "core.pxi"
 
 ring_init()
 

@@ -117,19 +117,29 @@ static inline void commit_record(ring_writer *w, uint16_t type_id, uint64_t leng
      * record once this one is visible. */
     if (header_fits(end, w->segment_size))
         atomic_store_explicit(&message_at(w->segment, end)->commit_len, 0, memory_order_relaxed);
+    const uint64_t words[4] = {(uint64_t)RING_MSG_VERSION << 32, w->next_seq, timestamp_ns,
+                               (uint64_t)w->flags << 16 | type_id};
+    uint32_t checksum = crc32_record(CRC32_BEST, words, (uint8_t *)message + RING_HEADER_SIZE, length);
     message->version = RING_MSG_VERSION;
     memset(message->zero, 0, sizeof message->zero);
     message->seq = w->next_seq;
     message->timestamp_ns = timestamp_ns;
     message->type_id = type_id;
     message->flags = w->flags;
-    message->checksum = crc32_ieee((uint8_t *)message + RING_HEADER_SIZE, length);
+    message->checksum = checksum;
     memset(message->reserved, 0, sizeof message->reserved);
     index_record(w, timestamp_ns);
     atomic_store_explicit(&message->commit_len, (uint32_t)length + 1, memory_order_release);
     w->bytes_written += end - w->offset;
     w->offset = end;
     w->next_seq++;
+}
+
+/* NULL is a payload that a builder has put in place, or an empty one. */
+static inline void put_payload(ring_writer *w, const void *payload, uint64_t length)
+{
+    if (payload != NULL)
+        memcpy(w->segment + w->offset + RING_HEADER_SIZE, payload, length);
 }
 
 static inline int has_room(ring_writer *w, uint64_t length)
@@ -142,7 +152,7 @@ int ring_append(ring_writer *w, uint16_t type_id, const void *payload, uint64_t 
 {
     if (!has_room(w, length))
         return 0;
-    memcpy(w->segment + w->offset + RING_HEADER_SIZE, payload, length);
+    put_payload(w, payload, length);
     commit_record(w, type_id, length, timestamp_ns);
     return 1;
 }
@@ -156,7 +166,7 @@ uint64_t ring_append_array(ring_writer *w, uint16_t type_id, const uint8_t *item
     for (; done < count && has_room(w, item_size); done++) {
         uint64_t timestamp_ns;
         memcpy(&timestamp_ns, timestamps, sizeof timestamp_ns);
-        memcpy(w->segment + w->offset + RING_HEADER_SIZE, items, item_size);
+        put_payload(w, items, item_size);
         commit_record(w, type_id, item_size, timestamp_ns);
         items += item_stride;
         timestamps += timestamp_stride;
@@ -177,18 +187,12 @@ uint64_t ring_append_packed(ring_writer *w, const uint16_t *type_ids, int64_t ty
         uint64_t length = ends[item] - start;
         if (!has_room(w, length))
             break;
-        memcpy(w->segment + w->offset + RING_HEADER_SIZE, payloads + start, length);
+        put_payload(w, length > 0 ? payloads + start : NULL, length);
         w->flags = flags == NULL ? 0 : flags[item];
         commit_record(w, type_ids[(int64_t)item * type_step], length, timestamps[item]);
     }
     w->flags = 0;
     return item;
-}
-
-/* Commit a payload that a builder has put in place. The caller has made sure of the room. */
-void ring_publish(ring_writer *w, uint16_t type_id, uint64_t length, uint64_t timestamp_ns)
-{
-    commit_record(w, type_id, length, timestamp_ns);
 }
 
 /* Tell the world about everything committed so far. */
@@ -235,9 +239,23 @@ void ring_seal(uint8_t *segment)
 
 /* ---- reader ---------------------------------------------------------------------------- */
 
+/* Look how far the records of the reader's segment go. Not at every step: the word is the writer's. */
+void ring_note_head(ring_reader *r)
+{
+    uint32_t segment_id;
+    uint64_t offset;
+    ring_read_head(r->control, &segment_id, &offset);
+    r->published_end = segment_id > r->segment_id    ? r->segment_size
+                       : segment_id == r->segment_id ? offset
+                                                     : 0;
+}
+
 /* Step 2 to 4 of the reader's step: may it leave its segment? */
 static ring_status leave_or_stay(ring_reader *r)
 {
+    /* The head was published after its records, and looked at before this one. */
+    if (r->offset < r->published_end)
+        return RING_HOLE;
     if (atomic_load_explicit(&r->control->current_segment, memory_order_acquire) <= r->segment_id)
         return RING_EMPTY;
     ring_segment *header = (ring_segment *)(void *)(uintptr_t)r->segment;
@@ -246,7 +264,19 @@ static ring_status leave_or_stay(ring_reader *r)
     /* The last records and the seal may both have landed since the first look. */
     if (header_fits(r->offset, r->segment_size) && load_commit(const_message_at(r->segment, r->offset)) != 0)
         return RING_RECORD;
-    return RING_NEXT_SEGMENT;
+    /* A segment that was left is full or padded to its end. */
+    return header_fits(r->offset, r->segment_size) ? RING_HOLE : RING_NEXT_SEGMENT;
+}
+
+static inline int is_known(const ring_message *message)
+{
+    return message->version == RING_MSG_VERSION || message->version == RING_MSG_VERSION_PAYLOAD;
+}
+
+/* Padding has no checksum. A record that damage has turned into padding is known by its other fields. */
+static inline int padding_is_sound(const ring_message *message, int reaches_end)
+{
+    return reaches_end && (message->seq | message->timestamp_ns | message->flags) == 0;
 }
 
 /* What lies at the reader's offset, padding records stepped over. Consumes no message. */
@@ -266,17 +296,24 @@ ring_status ring_peek(ring_reader *r)
         uint64_t end = r->offset + ring_record_size(commit - 1);
         if (end > r->segment_size)
             return RING_BAD_LENGTH;
-        if (message->version != RING_MSG_VERSION)
+        if (!is_known(message))
             return RING_BAD_VERSION;
         if (message->type_id != RING_PAD_TYPE)
             return RING_RECORD;
+        if (!padding_is_sound(message, end == r->segment_size))
+            return RING_BAD_CHECKSUM;
         r->offset = end;
     }
 }
 
 static inline int checksum_matches(const ring_message *message, uint64_t length)
 {
-    return crc32_ieee((const uint8_t *)message + RING_HEADER_SIZE, length) == message->checksum;
+    const uint8_t *record = (const uint8_t *)message;
+    /* An unknown version is believed by either rule, so that it is reported as what it is. */
+    if (message->version != RING_MSG_VERSION &&
+        crc32_ieee(CRC32_BEST, record + RING_HEADER_SIZE, length) == message->checksum)
+        return 1;
+    return message->version != RING_MSG_VERSION_PAYLOAD && crc32_record_matches(CRC32_BEST, record, length);
 }
 
 /* Consume the next message. Nothing but padding is stepped over unless it is sound. */
@@ -291,6 +328,9 @@ ring_status ring_step(ring_reader *r, const ring_message **out)
         return RING_BAD_LENGTH;
     if (r->verify && !checksum_matches(message, length))
         return RING_BAD_CHECKSUM;
+    if (message->seq != r->next_seq && r->next_seq != RING_ANY_SEQ)
+        return RING_BAD_SEQ;
+    r->next_seq = message->seq + 1;
     r->offset += ring_record_size(length);
     r->length = (uint32_t)length;
     *out = message;
@@ -301,8 +341,9 @@ ring_status ring_step(ring_reader *r, const ring_message **out)
  * and few enough that memory is asked for the next ones while these are summed. */
 #define CHUNK_RECORDS 8
 
-/* How many records from `offset` on, at most `max`, are like the first: of its length, type and version. It
- * must have been looked at; where the others lie follows from it, so none has to be waited for. */
+/* How many records from `offset` on, at most `max`, are like the first: of its length, type and version, with
+ * the seqs that follow. It must have been looked at; where the others lie follows from it, so none has to be
+ * waited for. */
 static uint64_t alike(const ring_reader *r, uint64_t offset, uint64_t max, int read_on)
 {
     const ring_message *first = const_message_at(r->segment, offset);
@@ -313,7 +354,7 @@ static uint64_t alike(const ring_reader *r, uint64_t offset, uint64_t max, int r
     for (; count < max; count++, offset += size) {
         const ring_message *message = const_message_at(r->segment, offset);
         if (load_commit(message) != commit || message->type_id != first->type_id ||
-            message->version != RING_MSG_VERSION)
+            message->version != first->version || message->seq != first->seq + count)
             break;
         if (read_on)
             read_ahead(r->segment, offset);
@@ -349,7 +390,21 @@ static ring_status look_at(const ring_reader *r, uint64_t offset)
         return RING_EMPTY;
     if (offset + ring_record_size(commit - 1) > r->segment_size)
         return RING_BAD_LENGTH;
-    return message->version == RING_MSG_VERSION ? RING_RECORD : RING_BAD_VERSION;
+    if (!is_known(message))
+        return RING_BAD_VERSION;
+    return message->seq == r->next_seq || r->next_seq == RING_ANY_SEQ ? RING_RECORD : RING_BAD_SEQ;
+}
+
+/* How many of `count` records of one kind, up to the first that has not, have the right checksum. */
+static uint64_t count_sound(const ring_message *message, uint64_t length, uint64_t count)
+{
+    const uint8_t *record = (const uint8_t *)message;
+    uint64_t size = ring_record_size(length), sound = 0;
+    if (message->version == RING_MSG_VERSION)
+        return crc32_records_match(CRC32_BEST, record, size, length, count);
+    while (sound < count && checksum_matches(const_message_at(record, sound * size), length))
+        sound++;
+    return sound;
 }
 
 /* Consume up to `max` messages of this segment; ends early at padding, damage or the head.
@@ -364,13 +419,19 @@ ring_status ring_take_run(ring_reader *r, uint64_t max, int verify, ring_run *ru
         uint64_t wanted = max - run->count < CHUNK_RECORDS ? max - run->count : CHUNK_RECORDS;
         uint64_t found = alike(r, r->offset, wanted, run->count >= READ_AHEAD_AFTER), sound = found;
         if (verify)
-            sound = crc32_ieee_matches(CRC32_BEST, (const uint8_t *)message + RING_HEADER_SIZE,
-                                       (const uint8_t *)&message->checksum, size, length, found);
+            sound = count_sound(message, length, found);
         if (sound < found)
             status = RING_BAD_CHECKSUM;
-        if (sound > 0)
+        if (sound > 0) {
             extend_run(run, message, length, sound);
+            r->next_seq = message->seq + sound;
+        }
         r->offset += sound * size;
+    }
+    if (status == RING_BAD_SEQ && verify) {
+        const ring_message *message = const_message_at(r->segment, r->offset);
+        if (!checksum_matches(message, load_commit(message) - 1))
+            status = RING_BAD_CHECKSUM; /* its seq is no longer the one it was given */
     }
     return run->count > 0 ? RING_RECORD : status;
 }
@@ -410,7 +471,7 @@ void ring_read_head(ring_control *control, uint32_t *segment_id, uint64_t *offse
 
 /* ---- scans ----------------------------------------------------------------------------- */
 
-static void count_sound(ring_scan *result, const ring_message *message)
+static void note_sound(ring_scan *result, const ring_message *message)
 {
     uint64_t timestamp_ns = message->timestamp_ns;
     if (result->records == 0) {
@@ -438,9 +499,11 @@ void ring_scan_segment(const uint8_t *segment, uint64_t segment_size, uint64_t s
         uint64_t size = ring_record_size((uint64_t)commit - 1);
         if (commit == 0 || offset + size > segment_size)
             break;
-        result->padded = message->type_id == RING_PAD_TYPE;
-        int sound = result->padded || !verify || checksum_matches(message, commit - 1);
-        if (sound && message->version != RING_MSG_VERSION && result->foreign == 0)
+        int is_padding = message->type_id == RING_PAD_TYPE;
+        int sound = is_padding ? padding_is_sound(message, offset + size == segment_size)
+                               : !verify || checksum_matches(message, commit - 1);
+        result->padded = is_padding && sound;
+        if (sound && !is_known(message) && result->foreign == 0)
             result->foreign = offset;
         if (sound) {
             if (unsound > 0 && result->bad == 0)
@@ -448,7 +511,7 @@ void ring_scan_segment(const uint8_t *segment, uint64_t segment_size, uint64_t s
             result->bad += unsound;
             unsound = 0;
             if (!result->padded) {
-                count_sound(result, message);
+                note_sound(result, message);
                 result->last = offset;
             }
             result->good_end = offset + size;

@@ -1,6 +1,6 @@
 /* The queue's hot paths: append, step, scan, wait. Knows bytes and memory order, nothing of files.
  *
- * The layouts repeat those of queue/layout.py; a test compares the two. Who may touch what, and
+ * The layouts repeat those of queue/layout.py; tests compare the bytes. Who may touch what, and
  * which fence stands where, is argued in docs/internals/adr (memory ordering). */
 #ifndef EVERLOG_RING_CORE_H
 #define EVERLOG_RING_CORE_H
@@ -14,7 +14,9 @@
 #define RING_DATA_OFFSET 64u
 #define RING_MAX_PAYLOAD 0xFFFFFFFEull
 #define RING_PAD_TYPE 0xFFFFu
-#define RING_MSG_VERSION 1u
+#define RING_MSG_VERSION 2u         /* of new records: the checksum covers header and payload */
+#define RING_MSG_VERSION_PAYLOAD 1u /* of older ones: the payload only */
+#define RING_ANY_SEQ UINT64_MAX
 #define RING_FLAG_SEALED 1u
 #define RING_WAIT_SLICE_NS 1000000000ll /* no futex sleep is longer */
 #define RING_WAITV_MAX 128              /* the kernel's limit for futex_waitv */
@@ -58,13 +60,23 @@ typedef struct {
     uint8_t zero4[120];
 } ring_control;
 
-_Static_assert(sizeof(ring_message) == 64, "message header is 64 bytes");
-_Static_assert(sizeof(ring_segment) == 64, "segment header is 64 bytes");
-_Static_assert(sizeof(ring_control) == 512, "control block is 512 bytes");
-_Static_assert(offsetof(ring_message, checksum) == 28, "checksum at 28");
-_Static_assert(offsetof(ring_control, segment_gen) == 128, "reader-hot line");
-_Static_assert(offsetof(ring_control, write_offset) == 256, "writer-hot line");
-_Static_assert(offsetof(ring_control, notify_seq) == 384, "futex line");
+#define RING_PLACE(type, field, offset) _Static_assert(offsetof(type, field) == offset, #field)
+_Static_assert(sizeof(ring_message) == 64 && sizeof(ring_segment) == 64 && sizeof(ring_control) == 512,
+               "size");
+RING_PLACE(ring_message, version, 4);
+RING_PLACE(ring_message, seq, 8);
+RING_PLACE(ring_message, timestamp_ns, 16);
+RING_PLACE(ring_message, type_id, 24);
+RING_PLACE(ring_message, flags, 26);
+RING_PLACE(ring_message, checksum, 28);
+RING_PLACE(ring_segment, flags, 12);
+RING_PLACE(ring_control, writer_epoch, 16);
+RING_PLACE(ring_control, segment_gen, 128);
+RING_PLACE(ring_control, current_segment, 132);
+RING_PLACE(ring_control, write_offset, 256);
+RING_PLACE(ring_control, writer_heartbeat_ns, 264);
+RING_PLACE(ring_control, notify_seq, 384);
+RING_PLACE(ring_control, waiters_pending, 388);
 
 typedef struct {
     uint64_t seq, timestamp_ns, offset;
@@ -94,6 +106,8 @@ typedef struct {
     uint32_t segment_id;
     uint32_t length; /* payload of the message that ring_step returned */
     int verify;
+    uint64_t next_seq;      /* of the next message, RING_ANY_SEQ if it may have any */
+    uint64_t published_end; /* of this segment, when the head was last looked at: records lie before it */
 } ring_reader;
 
 typedef enum {
@@ -103,6 +117,8 @@ typedef enum {
     RING_BAD_LENGTH = -1,
     RING_BAD_VERSION = -2,
     RING_BAD_CHECKSUM = -3,
+    RING_BAD_SEQ = -4,
+    RING_HOLE = -5, /* nothing is committed where the head says that there is a record */
 } ring_status;
 
 /* A run of records inside one segment. stride is their common size, 0 if sizes differ; length and
@@ -155,7 +171,6 @@ uint64_t ring_append_packed(ring_writer *w, const uint16_t *type_ids, int64_t ty
 uint64_t ring_append_array(ring_writer *w, uint16_t type_id, const uint8_t *items, uint64_t item_size,
                            int64_t item_stride, uint64_t count, const uint8_t *timestamps,
                            int64_t timestamp_stride);
-void ring_publish(ring_writer *w, uint16_t type_id, uint64_t length, uint64_t timestamp_ns);
 void ring_announce(ring_writer *w, uint64_t heartbeat_ns);
 void ring_pad(uint8_t *segment, uint64_t segment_size, uint64_t offset);
 void ring_publish_head(ring_control *control, uint32_t segment_id, uint64_t offset);
@@ -164,6 +179,7 @@ void ring_notify(ring_control *control);
 void ring_wake_all(ring_control *control);
 
 /* Reader. */
+void ring_note_head(ring_reader *r);
 ring_status ring_peek(ring_reader *r);
 ring_status ring_step(ring_reader *r, const ring_message **message);
 ring_status ring_take_run(ring_reader *r, uint64_t max, int verify, ring_run *run);

@@ -294,7 +294,7 @@ cdef class RingWriter(OneThread):
             raise Unsupported(
                 "the builder kept a view of the payload; nothing was published. Copy what you need "
                 "and let go of the view before returning")
-        ring_publish(&self.ring, kind, length, stamp)
+        ring_append(&self.ring, kind, NULL, length, stamp)
         cdef uint64_t seq = self.ring.next_seq - 1
         self.finish(self.heartbeat_now())
         return seq

@@ -1,93 +1,53 @@
-# cython: language_level=3
-"""The queue kernels for other native modules: the C functions, atomic words, and the classes of `ring`."""
-
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+# What the parts of `ring` use of the C core: structs, functions, atomic words.
 
 cdef extern from "queue/crc32.h" nogil:
-    uint32_t crc32_ieee(const void *data, size_t length)
-    uint32_t crc32_ieee_by(int way, const void *data, size_t length)
-    size_t crc32_ieee_matches(int way, const uint8_t *data, const uint8_t *sums, size_t stride, size_t length,
-                              size_t count)
+    int CRC32_BEST
+    uint32_t crc32_ieee(int way, const void *data, size_t length)
+    size_t crc32_records_match(int way, const uint8_t *records, size_t stride, size_t length, size_t count)
 
 cdef extern from "queue/ring_core.h" nogil:
     unsigned long ring_fork_generation
     uint64_t RING_MAX_PAYLOAD, RING_HEADER_SIZE, RING_DATA_OFFSET
     uint32_t RING_PAD_TYPE
-    uint64_t RING_MIXED
+    uint64_t RING_MIXED, RING_ANY_SEQ
     int64_t RING_WAIT_SLICE_NS
 
     ctypedef struct ring_message:
         uint8_t version
-        uint64_t seq
-        uint64_t timestamp_ns
-        uint16_t type_id
-        uint16_t flags
-        uint32_t checksum
+        uint64_t seq, timestamp_ns
+        uint16_t type_id, flags
     ctypedef struct ring_control:
         pass
     ctypedef struct ring_index_entry:
-        uint64_t seq
-        uint64_t timestamp_ns
-        uint64_t offset
+        pass
     ctypedef struct ring_writer:
         ring_control *control
         uint8_t *segment
-        uint64_t segment_size
-        uint64_t offset
-        uint64_t limit
-        uint64_t next_seq
-        uint64_t bytes_written
+        uint64_t segment_size, offset, limit, next_seq, bytes_written
         ring_index_entry *entries
-        uint64_t entry_count
-        uint64_t entry_capacity
-        uint64_t entry_stride
-        uint64_t until_entry
-        uint64_t first_seq
-        uint64_t min_ts_ns
-        uint64_t max_ts_ns
-        uint64_t records
+        uint64_t entry_count, entry_capacity, entry_stride, until_entry
+        uint64_t first_seq, min_ts_ns, max_ts_ns, records
     ctypedef struct ring_reader:
         ring_control *control
         const uint8_t *segment
-        uint64_t segment_size
-        uint64_t offset
-        uint32_t segment_id
-        uint32_t length
+        uint64_t segment_size, offset
+        uint32_t segment_id, length
         int verify
+        uint64_t next_seq
     ctypedef enum ring_status:
-        RING_EMPTY
-        RING_RECORD
-        RING_NEXT_SEGMENT
-        RING_BAD_LENGTH
-        RING_BAD_VERSION
-        RING_BAD_CHECKSUM
+        RING_EMPTY, RING_RECORD, RING_NEXT_SEGMENT
+        RING_BAD_LENGTH, RING_BAD_VERSION, RING_BAD_CHECKSUM, RING_BAD_SEQ, RING_HOLE
     ctypedef struct ring_run:
-        uint64_t start
-        uint64_t count
-        uint64_t stride
-        uint64_t length
-        uint64_t type_id
+        uint64_t start, count, stride, length, type_id
     ctypedef struct ring_scan:
-        uint64_t end
-        uint64_t good_end
-        uint64_t records
-        uint64_t first_seq
-        uint64_t last_seq
-        uint64_t min_ts_ns
-        uint64_t max_ts_ns
-        uint64_t last
-        uint64_t bad
-        uint64_t first_bad
-        uint64_t foreign
+        uint64_t end, good_end, records, first_seq, last_seq, min_ts_ns, max_ts_ns
+        uint64_t last, bad, first_bad, foreign
         int padded
     ctypedef enum ring_wait_kind:
-        RING_BUSY_SPIN
-        RING_SPIN_THEN_PARK
-        RING_SLEEP
+        RING_BUSY_SPIN, RING_SPIN_THEN_PARK, RING_SLEEP
     ctypedef struct ring_wait_strategy:
         ring_wait_kind kind
-        int64_t spin_ns
-        int64_t sleep_ns
+        int64_t spin_ns, sleep_ns
 
     void ring_init()
     uint64_t ring_wall_ns()
@@ -104,13 +64,13 @@ cdef extern from "queue/ring_core.h" nogil:
     uint64_t ring_append_array(ring_writer *w, uint16_t type_id, const uint8_t *items,
                                uint64_t item_size, int64_t item_stride, uint64_t count,
                                const uint8_t *timestamps, int64_t timestamp_stride)
-    void ring_publish(ring_writer *w, uint16_t type_id, uint64_t length, uint64_t timestamp_ns)
     void ring_announce(ring_writer *w, uint64_t heartbeat_ns)
     void ring_pad(uint8_t *segment, uint64_t segment_size, uint64_t offset)
     void ring_publish_head(ring_control *control, uint32_t segment_id, uint64_t offset)
     void ring_seal(uint8_t *segment)
     void ring_notify(ring_control *control)
     void ring_wake_all(ring_control *control)
+    void ring_note_head(ring_reader *r)
     ring_status ring_peek(ring_reader *r)
     ring_status ring_step(ring_reader *r, const ring_message **message)
     ring_status ring_take_run(ring_reader *r, uint64_t max, int verify, ring_run *run)
@@ -143,48 +103,3 @@ cdef extern from *:
     uint64_t word_load_u64(const void *p) nogil
     void word_store_u64(void *p, uint64_t v) nogil
     uint32_t message_commit(const ring_message *m) nogil
-
-cdef enum:
-    IDLE = 0
-    BUSY = 1
-    CLOSED = 2
-
-
-cdef class OneThread:
-    cdef int state
-    cdef unsigned long fork_generation       # of the process that opened the object
-
-    cdef int enter_call(self) except -1
-    cdef void leave_call(self) noexcept
-
-
-cdef class Mapping:
-    cdef uint8_t *base
-    cdef readonly size_t length
-    cdef readonly bint writable
-
-    cdef int check(self, uint64_t offset, uint64_t size, bint write) except -1
-
-
-cdef class MessageView:
-    cdef Mapping mapping
-    cdef const ring_message *message
-    cdef uint32_t length        # kept, so that later damage to the header can do no harm
-    cdef readonly uint32_t segment_id
-
-
-cdef class RingReader(OneThread):
-    cdef ring_reader ring
-    cdef ring_wait_strategy strategy
-    cdef Mapping control
-    cdef readonly Mapping segment
-    cdef uint32_t until_look    # messages until the next look at the clock
-    cdef int64_t looked_ns
-    cdef int64_t asked_ns       # when `_check_heartbeat` was last called
-    cdef bint own_clock         # the subclass brings a clock: ask it at every look
-
-    cdef int call_back(self, method) except -1
-    cdef int look_at_clock(self) except -1
-    cdef int raise_damage(self, ring_status status) except -1
-    cdef ring_status advance(self, const ring_message **message) except? RING_EMPTY
-    cdef bint skip_padding(self) except -1
