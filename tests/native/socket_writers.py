@@ -80,11 +80,6 @@ class WriterPair:
         server_side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return cls(server_side, client)
 
-    @classmethod
-    def over_unix(cls) -> WriterPair:
-        """With a socket that takes a small piece whole or not at all, so that it is known which."""
-        return cls(*socket.socketpair())
-
     def read(self, size: int) -> None:
         """The client takes so much of what is there."""
         with suppress(BlockingIOError):

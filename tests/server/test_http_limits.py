@@ -13,6 +13,7 @@ from everlog.clock import NS_PER_S, TestClock
 from everlog.server.http import HttpLimits
 from everlog.server.http_connection import REQUESTS_PER_TURN, HttpConnection
 from everlog.server.http_reading import RequestReader
+from tests.support.effort import effort
 from tests.support.http_peers import HOST, LOOPS, EchoServer, Peer, play, request_bytes, settle, until
 
 pytestmark = pytest.mark.parametrize("loop", LOOPS)
@@ -572,7 +573,7 @@ def test_the_loop_itself_sweeps_and_keeps_the_date(loop: str) -> None:
 
 
 def test_idle_connections_are_small(loop: str) -> None:
-    count = 1000
+    count = effort(1000)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert soft > 2 * count + 100, "this test needs two files for each connection; raise `ulimit -n`"
 

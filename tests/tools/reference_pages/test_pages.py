@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from everlog.cli import chron_cli, main
 from everlog.queue import WriterConfig
 from everlog.server.settings import VARIABLES, ServerSettings
 from tests.support.http_cases import running
-from tools.reference_pages.documents import documents
+from tools.reference_pages import documents as reference
 from tools.reference_pages.markdown import code, table
 from tools.reference_pages.settings import SERVER_TEXTS, WRITER_TEXTS
 
+documents = cache(reference.documents)
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
 
 
