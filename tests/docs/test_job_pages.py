@@ -28,6 +28,7 @@ for page in map(Path, sys.argv[1:]):
 """
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_every_example_of_the_jobs_runs(tmp_path: Path) -> None:
     # One session for all pages: starting one is most of the time.

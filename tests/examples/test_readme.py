@@ -55,6 +55,7 @@ def test_every_snippet_of_the_guide_runs_and_gives_what_it_says(
     assert run_page(GUIDE, tmp_path) > 5
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_every_snippet_of_the_tour_runs_and_gives_what_it_says(tmp_path: Path) -> None:
     curl_program.install(tmp_path / "programs")
