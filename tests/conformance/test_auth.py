@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
@@ -246,6 +247,20 @@ def test_overlapping_prefixes_list_a_topic_once() -> None:
 
 
 # --- Order -----------------------------------------------------------------------------------------------
+
+
+def test_a_key_with_prefixes_sees_only_its_topics_and_routers_in_the_metrics() -> None:
+    with running(keys="all,some:r:mine|shared") as server:
+        api = server.api("all")
+        for topic in ("mine-1", "mine-2", "others", "shared"):
+            api.put(topic)
+        api.put_router("mine-r", "mine-1", "mine-2")
+        api.put_router("mine-x", "others", "shared")
+        text = server.api("some").request("GET", "/v0/metrics").text
+        assert set(re.findall(r'topic="([^"]*)"', text)) == {"mine-1", "mine-2", "shared"}
+        assert set(re.findall(r'router="([^"]*)"', text)) == {"mine-r"}
+        everything = api.request("GET", "/v0/metrics").text
+        assert 'topic="others"' in everything and 'router="mine-x"' in everything
 
 
 def test_the_scope_is_checked_before_the_prefix(guarded: RunningServer) -> None:

@@ -16,8 +16,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from everlog.server.app import App, Call, Route
-from everlog.server.auth import Scope
+from everlog.server.auth import Key, Scope
 from everlog.server.errors import RETRY_SOON, ApiError
+from everlog.server.router_routes import is_allowed
+from everlog.server.topic_routes import allowed_topics
 from everlog.topics import Durability, EngineCounts, StorageHealth
 from everlog.topics.delivery.delivery import DeliveryCounts
 from everlog.topics.delivery.governor import Rung
@@ -68,6 +70,7 @@ class ProbeRoutes:
     def __init__(self, app: App, gauges: Callable[[], dict[str, int]]) -> None:
         self._app = app
         self._gauges = gauges
+        self._key: Key | None = None  # whose topics and routers are shown; set while metrics are collected
         self._registry = CollectorRegistry()
         self._registry.register(_Metrics(self))
         for path in ("/v0/health", "/healthz"):
@@ -111,7 +114,11 @@ class ProbeRoutes:
         if b"application/json" in (call.request.header(b"accept") or b""):
             self._app.answer(call, _json.encode(self.document()))
             return
-        text = generate_latest(self._registry) + self._uptime_text()
+        self._key = call.key
+        try:
+            text = generate_latest(self._registry) + self._uptime_text()
+        finally:
+            self._key = None
         self._app.answer(call, text, content_type=b"text/plain; version=0.0.4; charset=utf-8")
 
     def _uptime_text(self) -> bytes:
@@ -186,13 +193,15 @@ class ProbeRoutes:
         engine = self._app.engine
         if engine is None:
             return [], False
-        states = engine.topics(limit=TOPIC_METRICS_MAX + 1)
+        states = allowed_topics(engine, self._key, TOPIC_METRICS_MAX + 1)
         return states[:TOPIC_METRICS_MAX], len(states) > TOPIC_METRICS_MAX
 
     def routers_shown(self) -> list[RouterState]:
         """The routers that get metrics of their own."""
         engine = self._app.engine
-        return [] if engine is None else engine.routers(limit=TOPIC_METRICS_MAX)
+        if engine is None:
+            return []
+        return [state for state in engine.routers(limit=TOPIC_METRICS_MAX) if is_allowed(self._key, state)]
 
 
 def _shown(health: StorageHealth) -> dict[str, StorageHealth]:

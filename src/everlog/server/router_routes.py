@@ -97,7 +97,7 @@ class RouterRoutes:
         found: list[RouterState] = []
         while len(found) <= size:
             page = engine.routers(query.get("prefix", ""), source, dest, after, _LIST_STEP)
-            found += [state for state in page if _is_allowed(call.key, state)]
+            found += [state for state in page if is_allowed(call.key, state)]
             if len(page) < _LIST_STEP:
                 break
             after = page[-1].router
@@ -160,6 +160,7 @@ def _check_allowed(key: Key | None, name: str) -> None:
         raise ApiError(403, "forbidden", "this key may not use this topic", {"topic": name})
 
 
-def _is_allowed(key: Key | None, state: RouterState) -> bool:
+def is_allowed(key: Key | None, state: RouterState) -> bool:
+    """Whether a key may see a router: its name and both of its ends."""
     names = (state.router, state.source, state.dest)
     return key is None or all(key.allows_name(name.encode()) for name in names)

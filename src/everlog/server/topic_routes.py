@@ -133,7 +133,7 @@ class TopicRoutes:
         query = call.query()
         size = page_size(query.get("page_size"))
         after = name_in_cursor(query.get("cursor"))
-        states = self._allowed_page(call, query.get("prefix", ""), after, size)
+        states = allowed_topics(self._engine, call.key, size + 1, query.get("prefix", ""), after)
         more, states = len(states) > size, states[:size]
         engine = self._engine
         if query_flag(query, "touch", False):
@@ -160,21 +160,6 @@ class TopicRoutes:
         if more:
             answer["next_cursor"] = cursor_behind(states[-1].topic)
         return _json.encode(answer), 200
-
-    def _allowed_page(self, call: Call, prefix: str, after: str | None, page_size: int) -> list[TopicState]:
-        """One page of topics that the key may see, and one more if there are more."""
-        prefixes = {prefix}
-        if call.key is not None and call.key.prefixes:
-            # Asked for one by one: to look through all topics for those of a key could take very long.
-            allowed = [known.decode("utf-8", "surrogateescape") for known in call.key.prefixes]
-            narrower = {known for known in allowed if known.startswith(prefix)}
-            prefixes = {prefix} if any(map(prefix.startswith, allowed)) else narrower
-        found = {
-            state.topic: state
-            for each in prefixes
-            for state in self._engine.topics(each, after, page_size + 1)
-        }
-        return [found[name] for name in sorted(found)][: page_size + 1]
 
     def delete_topic(self, call: Call) -> None:
         """DELETE /v0/topics/:topic."""
@@ -243,6 +228,20 @@ class TopicRoutes:
         body = decode(call, DiffBody, if_empty=DiffBody())
         check_counts(body)
         when_forwarded(self._app, call, call.name, LongPoll(self._app, call, body).read)
+
+
+def allowed_topics(
+    engine: Engine, key: Key | None, limit: int, prefix: str = "", after: str | None = None
+) -> list[TopicState]:
+    """The first topics by name that a key may see."""
+    prefixes = {prefix}
+    if key is not None and key.prefixes:
+        # Asked for one by one: to look through all topics for those of a key could take very long.
+        allowed = [known.decode("utf-8", "surrogateescape") for known in key.prefixes]
+        narrower = {known for known in allowed if known.startswith(prefix)}
+        prefixes = {prefix} if any(map(prefix.startswith, allowed)) else narrower
+    found = {state.topic: state for each in prefixes for state in engine.topics(each, after, limit)}
+    return [found[name] for name in sorted(found)][:limit]
 
 
 class _AppendAnswer:
