@@ -6,7 +6,6 @@ answer is no 5xx, the process keeps its size, and a well-behaved client beside i
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -21,7 +20,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.effort import effort
+from tests.support.fuzzing import mutated
 from tests.support.processes import eventually, resources_of
+from tests.support.request_samples import INTERESTING, REQUESTS, request
 from tests.support.server_clients import PlainClient
 from tests.support.server_processes import ServerProcess, running_server
 from tests.support.watch_servers import upgrade_request
@@ -30,79 +31,6 @@ CASES = int(os.environ.get("FUZZ_CASES", effort(400)))
 SEED = int(os.environ.get("TEST_SEED", "7"))
 GROWTH_MAX_BYTES = 64 * 2**20
 WITNESS_PATIENCE_S = 10.0
-INTERESTING = (
-    *(
-        b"\0",
-        b"\r\n",
-        b"\r\n\r\n",
-        b"\n",
-        b" ",
-        b":",
-        b"%00",
-        b"%",
-        b"\xff",
-        b"\xed\xa0\x80",
-        b"/../",
-        b"?",
-        b"#",
-    ),
-    *(b"{" * 200, b"[" * 200, b"NaN", b"1e999", b"-1", b"18446744073709551616", b'"\\ud800"'),
-    *(b"Transfer-Encoding: chunked\r\n", b"Content-Length: 99999999999\r\n", b"Expect: 100-continue\r\n"),
-)
-
-
-def request(method: str, path: str, body: object = None, *headers: str) -> bytes:
-    """A proper request."""
-    content = b"" if body is None else json.dumps(body).encode()
-    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", *headers]
-    if body is not None:
-        lines += ["Content-Type: application/json", f"Content-Length: {len(content)}"]
-    return "\r\n".join([*lines, "", ""]).encode() + content
-
-
-RECORD = {"data": {"id": 1, "text": "ä\u2028"}, "tag": "t", "node": "n", "meta": {"k": [1, None]}}
-CORPUS = (
-    request("GET", "/v0/health"),
-    request("GET", "/v0/metrics", None, "Accept: application/json"),
-    request("GET", "/v0/topics?prefix=a&page_size=5&cursor=eyJhZnRlciI6ImEifQ=="),
-    request("PUT", "/v0/topics/fuzzed", {"cap_records": 5, "ttl_ms": 1000, "durability": "memory"}),
-    request("POST", "/v0/topics/fuzzed", {"records": [RECORD, RECORD], "idempotency_key": "k"}),
-    request("POST", "/v0/topics/fuzzed/diff", {"from_seq": 0, "limit": 3, "node": ["n"], "wait_ms": 1}),
-    request("POST", "/v0/topics/fuzzed/delete", {"before_seq": 2, "match": ["tag", "Glob", "t*"]}),
-    request("DELETE", "/v0/topics/fuzzed?if_empty=true"),
-    request("POST", "/v0/watch?lenient=true", {"topics": {"fuzzed": {"tail": True}, "b": {}}}),
-    request("GET", "/v0/watch/wid_0123456789012345678901", None, "Last-Event-ID: eyJhIjoxfQ"),
-    request("PUT", "/v0/routers/r", {"source": "fuzzed", "dest": "copy"}),
-    request("POST", "/v0/topics/fuzzed/claim", {"node": "w", "max": 3}),
-    request("OPTIONS", "/v0/topics/fuzzed", None, "Origin: http://a.example"),
-    b"POST /v0/topics/fuzzed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    b'Transfer-Encoding: chunked\r\n\r\n9\r\n{"records\r\n9\r\n":[{"data\r\n6\r\n":1}]}\r\n0\r\n\r\n',
-    upgrade_request() + b'\x81\x8d\0\0\0\0{"op":"ping"}' + b"\x88\x80\0\0\0\0",
-)
-
-
-def mutated(rng: random.Random) -> bytes:
-    """A request that went wrong somewhere."""
-    data = bytearray(rng.choice(CORPUS))
-    for _ in range(rng.choice((1, 1, 2, 5))):
-        place = rng.randrange(len(data) + 1)
-        kind = rng.randrange(7)
-        if kind == 0:
-            del data[place:]
-        elif kind == 1 and place < len(data):
-            data[place] ^= 1 << rng.randrange(8)
-        elif kind == 2:
-            data[place:place] = rng.choice(INTERESTING)
-        elif kind == 3:
-            del data[place : place + rng.randrange(1, 40)]
-        elif kind == 4:
-            other = rng.choice(CORPUS)
-            data[place:] = other[rng.randrange(len(other)) :]
-        elif kind == 5:
-            data[place:place] = rng.randbytes(rng.randrange(1, 40))
-        else:
-            data[place:place] = rng.choice((b"A", b"X-Y: z\r\n", b"[", b'{"a":')) * rng.randrange(1, 20_000)
-    return bytes(data)
 
 
 def exchange(address: tuple[str, int], data: bytes, rng: random.Random) -> list[int]:
@@ -180,10 +108,10 @@ def test_no_mutation_of_a_request_disturbs_the_server_or_its_other_clients(serve
     statuses: Counter[int] = Counter()
     with witness(server.url):
         for _ in range(20):
-            exchange(address, mutated(rng), rng)
+            exchange(address, mutated(rng, REQUESTS, INTERESTING), rng)
         before = resources_of(pid)
         for number in range(CASES):
-            data = mutated(rng)
+            data = mutated(rng, REQUESTS, INTERESTING)
             answers = exchange(address, data, rng)
             statuses.update(answers)
             assert all(status < 500 for status in answers), f"TEST_SEED={SEED}, case {number}: {data!r}"
