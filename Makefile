@@ -22,11 +22,12 @@ endif
 SOAK_SECONDS ?= 600
 SOAK_MARGIN_S := 300
 export CRASH_ROUNDS SOAK_SECONDS
+FUZZ_SECONDS ?= 20
 SECONDS ?= 15
 SYMBOLS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint wheel bench bench-queue bench-engine bench-books bench-server bench-client bench-spark bench-page crash sim soak soak-server soak-others api docs clean
+.PHONY: help setup demo check test lint wheel bench bench-queue bench-engine bench-books bench-server bench-client bench-spark bench-page crash sim sanitize soak soak-server soak-others api docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -97,6 +98,9 @@ crash: setup ## Kill processes CRASH_ROUNDS times and check what survives
 
 sim: setup ## Simulate the topics engine with faults and power losses, SEEDS=FIRST..LAST
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+sanitize: setup ## Native and queue tests and fuzzing of every parser with ASan and UBSan: FUZZ_SECONDS=20 each
+	$(BIN)/python -m tools.sanitize --seconds $(FUZZ_SECONDS)
 
 soak: setup ## Queue and server under load, side by side: MINUTES=10, or SOAK_SECONDS
 	$(MAKE) --no-print-directory -j2 -Otarget soak-server soak-others

@@ -33,6 +33,16 @@ COMPILE_FLAGS = [
 # it, and it makes their build a third longer.
 WHOLE_PROGRAM = {"queue.ring": ["-flto", "-O2"]}
 
+# Set by `make sanitize`. An undefined operation ends the process, as an invalid access does.
+IS_SANITIZED = os.environ.get("EVERLOG_SANITIZE") == "1"
+SANITIZE_FLAGS = [
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=undefined",
+    "-fno-omit-frame-pointer",
+    "-O1",
+    "-g1",
+]
+
 # Module name below everlog.native -> the plain C sources linked with it, below NATIVE.
 EXTENSIONS = {
     "columns.frame_columns": [],
@@ -60,6 +70,11 @@ def headers_of(name: str) -> list[str]:
     return sorted(str(path) for each in folders for kind in ("h", "pxi") for path in each.glob(f"*.{kind}"))
 
 
+def flags_of(name: str) -> list[str]:
+    """Return the flags with which the extension is both compiled and linked."""
+    return SANITIZE_FLAGS if IS_SANITIZED else WHOLE_PROGRAM.get(name, [])
+
+
 def native_extensions() -> list[Extension]:
     """Return one setuptools extension per row of EXTENSIONS."""
     rows = [
@@ -68,8 +83,8 @@ def native_extensions() -> list[Extension]:
             sources=[str(NATIVE / f"{name.replace('.', '/')}.pyx")],
             depends=headers_of(name),
             include_dirs=[str(NATIVE)],
-            extra_compile_args=COMPILE_FLAGS + WHOLE_PROGRAM.get(name, []),
-            extra_link_args=WHOLE_PROGRAM.get(name, []),
+            extra_compile_args=COMPILE_FLAGS + flags_of(name),
+            extra_link_args=flags_of(name),
         )
         for name in EXTENSIONS
     ]
