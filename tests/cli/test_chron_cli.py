@@ -19,10 +19,10 @@ from tests.support.queues import RECORDS_PER_SEGMENT, SMALL, name_dead_writer, o
 NOW_NS = 1_700_000_000 * NS_PER_S
 
 
-def chron_cli(*arguments: object) -> str:
-    """Run the command in this process; it must succeed and complain about nothing."""
+def chron_cli(*arguments: object, code: int = 0) -> str:
+    """Run the command in this process; it must end with this code and complain about nothing."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert (result.exit_code, result.stderr) == (code, "")
     return result.stdout
 
 
@@ -120,7 +120,7 @@ def test_doctor_reports_a_broken_control_block_and_goes_on(tmp_path: Path) -> No
     name_dead_writer(tmp_path / "a", epoch=9)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     overwrite(tmp_path / "a" / layout.CONTROL_FILE, layout.CTRL_INIT_STATE, struct.pack("<I", 1))
-    lines = chron_cli("doctor", tmp_path).splitlines()
+    lines = chron_cli("doctor", tmp_path, code=3).splitlines()
     assert lines[0] == f"queue={tmp_path}/a"
     assert re.fullmatch(r"lock pid=\d+ start_time=1 epoch=9 alive=false", lines[1])
     assert lines[2].startswith(f"control_error={tmp_path}/a/control.meta is not initialised (init_state 1")

@@ -19,6 +19,7 @@ from tests.support.command_lines import command_line, on_terminal, run
 from tests.support.queues import (
     RECORDS_PER_SEGMENT,
     SMALL,
+    flip,
     name_dead_writer,
     overwrite,
     payload_of,
@@ -209,7 +210,7 @@ def test_doctor_as_json(queue: Path) -> None:
 def test_doctor_as_text_names_each_queue_and_its_findings(queue: Path) -> None:
     (queue / "readers/two.meta").write_bytes(b"?")
     (queue / layout.LOCK_FILE).unlink()
-    lines = everlog_queue("doctor", queue.parent).splitlines()
+    lines = everlog_queue("doctor", queue.parent, code=3).splitlines()
     assert [line.split() for line in lines[:3]] == [
         ["queue", str(queue)],
         ["writer", "none"],
@@ -235,6 +236,15 @@ def test_doctor_with_check_says_by_its_exit_code_whether_to_act(queue: Path) -> 
     everlog_queue("doctor", queue.parent, code=0)
     everlog_queue("doctor", "--check", queue.parent, code=3)
     everlog_json("doctor", "--check", queue.parent, code=3)
+
+
+def test_doctor_tells_of_errors_by_its_exit_code_and_looks_at_every_record_with_deep(queue: Path) -> None:
+    flip(queue / layout.segment_name(0), 64 + 8)
+    everlog_queue("doctor", queue.parent, code=0)
+    assert "record_damaged" in everlog_queue("doctor", "--deep", queue.parent, code=3)
+    (result,) = everlog_json("doctor", "--deep", queue.parent, code=3)["queues"]
+    (finding,) = [finding for finding in result["findings"] if finding["severity"] == "error"]
+    assert (finding["code"], finding["subject"]) == ("record_damaged", "000000000.q:64")
 
 
 def test_doctor_without_queues_says_so(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from everlog.cli import chron_cli, main
-from everlog.queue import doctor
+from everlog.queue import deep_check, doctor
 
 
 def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -120,7 +120,7 @@ def test_help_can_be_shown(path: str) -> None:
 
 def test_the_guide_explains_every_command_and_every_finding() -> None:
     guide = (Path(__file__).parents[2] / "docs/guide/cli.md").read_text(encoding="utf-8")
-    codes = re.findall(r"^    (\w+)  +\w", doctor.__doc__ or "", re.MULTILINE)
+    codes = re.findall(r"^    (\w+)  +\S", f"{doctor.__doc__}{deep_check.__doc__}", re.MULTILINE)
     assert codes
     assert re.findall(r"^\| `([a-z_]+)` \| (?:error|warning|info) \|", guide, re.MULTILINE) == codes
     for path in ALL:

@@ -177,9 +177,20 @@ def hide_lock(queue: Path) -> None:
     os.mkfifo(queue / layout.LOCK_FILE)
 
 
+def lose_control(queue: Path) -> None:
+    (queue / layout.CONTROL_FILE).unlink()
+
+
+def set_head_back(queue: Path) -> None:
+    head = layout.CTRL_CURRENT_SEGMENT
+    overwrite(queue / layout.CONTROL_FILE, head, (HEAD - 1).to_bytes(4, "little"))
+
+
 INJECTIONS: dict[str, tuple[Callable[[Path], object], Severity]] = {
     "control_error": (break_control, Severity.ERROR),
+    "control_missing": (lose_control, Severity.ERROR),
     "control_torn": (tear_control, Severity.WARNING),
+    "head_behind": (set_head_back, Severity.ERROR),
     "segment_missing": (lose_segment, Severity.ERROR),
     "segment_damaged": (damage_segment, Severity.ERROR),
     "segment_unsealed": (unseal(1), Severity.ERROR),
@@ -221,7 +232,8 @@ def test_the_problem_is_found_and_nothing_is_changed(queue: Path, code: str) -> 
 
 def test_every_finding_says_what_to_do(queue: Path) -> None:
     for inject, _ in list(INJECTIONS.values()):
-        if inject not in (lag, kill_sleeper, kill_ready_writer, name_dead_writer, break_control):
+        alone = (lag, kill_sleeper, kill_ready_writer, name_dead_writer, break_control, lose_control)
+        if inject not in (*alone, set_head_back):
             inject(queue)
     (result,) = examined(queue.parent)
     assert len(result.findings) >= 8

@@ -14,7 +14,8 @@ from everlog.clock import SystemClock
 from everlog.errors import InvalidConfig, PayloadTooLarge
 from everlog.fs import OsFs
 from everlog.queue import Queue
-from everlog.queue.doctor import Severity, examine_queue
+from everlog.queue.doctor import examine_queue
+from everlog.queue.findings import Severity
 from everlog.queue.segment_builder import BuiltSegment, SegmentBuilder, assemble
 from tests.support.effort import effort
 from tests.support.files import UnsyncedFs

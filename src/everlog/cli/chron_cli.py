@@ -16,6 +16,7 @@ from everlog.cli import output
 from everlog.cli.bench import BenchRequest, BenchResult, Rate, bench
 from everlog.cli.options import (
     BenchPath,
+    Deep,
     Follow,
     From,
     Keep,
@@ -28,12 +29,13 @@ from everlog.cli.options import (
     parse_start,
 )
 from everlog.cli.output import one_line, printable, reporting
-from everlog.cli.queue import render_hex
+from everlog.cli.queue import FINDINGS_EXIT_CODE, render_hex
 from everlog.cli.tail import TailRequest, tail
 from everlog.clock import SystemClock
 from everlog.fs import OsFs
 from everlog.queue import doctor, inspect
 from everlog.queue.doctor import QueueFindings
+from everlog.queue.findings import Severity
 from everlog.queue.inspect import LockInfo, QueueInfo, ReaderInfo
 
 app = typer.Typer(
@@ -103,14 +105,19 @@ def tail_command(
 
 
 @app.command("doctor", epilog="Example: chron-cli doctor /dev/shm/bus")
-def doctor_command(root: RootPath) -> None:
-    """Report stale locks, deletable segments and damage of every queue in and below a directory."""
+def doctor_command(root: RootPath, deep: Deep = False) -> None:
+    """Report stale locks, deletable segments and damage of every queue in and below a directory.
+
+    Exit code 3 if there is an error.
+    """
     with reporting(as_json=False):
-        results = doctor.examine(OsFs(), SystemClock(), root)
+        results = doctor.examine(OsFs(), SystemClock(), root, deep=deep)
         for result in results:
             output.print_lines(list(_doctor_lines(result)))
         if not results:
             print(f"no queues found under {printable(root)}")
+    if any(finding.severity is Severity.ERROR for result in results for finding in result.findings):
+        raise typer.Exit(FINDINGS_EXIT_CODE)
 
 
 def _doctor_lines(result: QueueFindings) -> Iterator[str]:

@@ -62,3 +62,9 @@ def parse_start(value: str | None) -> Start:
     if value.isascii() and value.isdigit():
         return int(value)
     raise typer.BadParameter(f"--from {value!r} is neither 'earliest', 'latest' nor a sequence number")
+
+
+Deep = Annotated[
+    bool,
+    typer.Option("--deep", help="Read everything: check every record, its seq, every index and meta file."),
+]

@@ -16,6 +16,7 @@ from everlog.cli.bench import BenchRequest, BenchResult, Rate, bench
 from everlog.cli.options import (
     AsJson,
     BenchPath,
+    Deep,
     Follow,
     From,
     Keep,
@@ -33,7 +34,8 @@ from everlog.clock import SystemClock
 from everlog.errors import EverlogError, QueueNotFound
 from everlog.fs import OsFs
 from everlog.queue import MessageView, doctor, inspect
-from everlog.queue.doctor import QueueFindings, Severity
+from everlog.queue.doctor import QueueFindings
+from everlog.queue.findings import Severity
 from everlog.queue.inspect import LockInfo, QueueInfo, ReaderInfo, SegmentInfo
 
 FINDINGS_EXIT_CODE = 3
@@ -335,13 +337,17 @@ def doctor_command(
     root: RootPath = ".",
     check: Annotated[
         bool,
-        typer.Option("--check", help=f"Exit with code {FINDINGS_EXIT_CODE} if there are warnings or errors."),
+        typer.Option("--check", help=f"Exit with code {FINDINGS_EXIT_CODE} for warnings as well."),
     ] = False,
+    deep: Deep = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find what is wrong with the queues in and below a directory. Changes nothing, never waits."""
+    """Find what is wrong with the queues in and below a directory. Changes nothing, never waits.
+
+    Exit code 3 if there is an error, with --check also if there is a warning.
+    """
     with reporting(as_json=as_json):
-        results = doctor.examine(OsFs(), SystemClock(), root)
+        results = doctor.examine(OsFs(), SystemClock(), root, deep=deep)
         if as_json:
             output.print_json({"root": root, "queues": [_findings_json(result) for result in results]})
         elif not results:
@@ -349,8 +355,8 @@ def doctor_command(
         else:
             for result in results:
                 _print_findings(result)
-    findings = [finding for result in results for finding in result.findings]
-    if check and any(finding.severity is not Severity.INFO for finding in findings):
+    severities = {finding.severity for result in results for finding in result.findings}
+    if Severity.ERROR in severities or (check and Severity.WARNING in severities):
         raise typer.Exit(FINDINGS_EXIT_CODE)
 
 

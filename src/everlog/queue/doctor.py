@@ -4,9 +4,11 @@ Owns the list of known problems with their stable codes. `inspect` reads the fil
 changes while it is inspected, so a problem is reported only if a second inspection finds it too.
 
     control_error           the control block is damaged, not initialised or of another version
+    control_missing         there are segments, but no control block
     control_torn            the writer died while publishing the head
     segment_missing         a hole in the segments, or no segment at the head
     segment_damaged         a segment file with the wrong length, magic, version or id
+    head_behind             segments behind the head hold records: readers do not get there
     segment_unsealed        a segment below the head that is not sealed: readers stop there
     reader_meta_unreadable  a reader's meta file is damaged: retention deletes nothing any more
     reader_expired          a reader has been silent for longer than its time to live
@@ -25,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import pairwise
 
 from everlog.clock import NS_PER_S, Clock
@@ -33,6 +34,8 @@ from everlog.errors import CorruptMetadata, EverlogError, Io, QueueNotFound
 from everlog.fs import Fs
 from everlog.queue import layout, retention
 from everlog.queue.config import WriterConfig
+from everlog.queue.deep_check import check_deeply
+from everlog.queue.findings import Finding, Severity
 from everlog.queue.inspect import (
     ControlInfo,
     LockInfo,
@@ -49,24 +52,6 @@ READER_TTL_NS = int(_DEFAULTS.reader_ttl_s * NS_PER_S)
 MAX_READER_LAG_BYTES = _DEFAULTS.max_reader_lag_bytes
 
 
-class Severity(StrEnum):
-    """Error: messages cannot be read. Warning: an operator should act. Info: nothing to do."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    INFO = "info"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One problem: a stable code, the file or reader it is about, and what to do."""
-
-    code: str
-    severity: Severity
-    subject: str
-    message: str
-
-
 @dataclass(frozen=True, slots=True)
 class QueueFindings:
     """What was found at one queue. `candidates`: segments that retention may delete."""
@@ -78,13 +63,17 @@ class QueueFindings:
     findings: list[Finding]
 
 
-def examine(fs: Fs, clock: Clock, root: str) -> list[QueueFindings]:
-    """Examine every queue in and below `root`, sorted by path; a damaged one does not stop the others."""
+def examine(fs: Fs, clock: Clock, root: str, *, deep: bool = False) -> list[QueueFindings]:
+    """Examine every queue in and below `root`, sorted by path; a damaged one does not stop the others.
+
+    `deep` also reads and checks every record, index and meta file: see `deep_check`.
+    """
     found = find_queues(fs, root)
     results = [_unlisted(path, reason) for path, reason in found.unreadable.items()]
+    results += [_headless(path) for path in found.headless]
     for path in found.paths:
         try:
-            results.append(examine_queue(fs, clock, path))
+            results.append(examine_queue(fs, clock, path, deep=deep))
         except QueueNotFound:
             continue  # removed since it was found
         except EverlogError as error:
@@ -92,7 +81,7 @@ def examine(fs: Fs, clock: Clock, root: str) -> list[QueueFindings]:
     return sorted(results, key=lambda result: result.path)
 
 
-def examine_queue(fs: Fs, clock: Clock, path: str) -> QueueFindings:
+def examine_queue(fs: Fs, clock: Clock, path: str, *, deep: bool = False) -> QueueFindings:
     """Examine one queue."""
     info = inspect_queue(fs, clock, path)
     findings = list(_judge(info))
@@ -100,6 +89,8 @@ def examine_queue(fs: Fs, clock: Clock, path: str) -> QueueFindings:
         info = inspect_queue(fs, clock, path)
         seen = {(finding.code, finding.subject) for finding in findings}
         findings = [finding for finding in _judge(info) if (finding.code, finding.subject) in seen]
+    if deep:
+        findings += check_deeply(fs, clock, info)
     return QueueFindings(path, info.lock, retention_candidates(info), info.control_error, findings)
 
 
@@ -132,6 +123,12 @@ def _unlisted(path: str, reason: str) -> QueueFindings:
     message = f"{path} cannot be examined ({reason}); check its mode and the disk"
     finding = Finding("directory_unreadable", Severity.WARNING, ".", message)
     return QueueFindings(path, None, [], Io(message), [finding])
+
+
+def _headless(path: str) -> QueueFindings:
+    message = f"{path} has segments but no {CONTROL_FILE}; restore it, or move the segments away"
+    finding = Finding("control_missing", Severity.ERROR, CONTROL_FILE, message)
+    return QueueFindings(path, None, [], CorruptMetadata(message), [finding])
 
 
 def _judge(info: QueueInfo) -> Iterator[Finding]:
@@ -183,6 +180,11 @@ def _judge_segments(info: QueueInfo, control: ControlInfo) -> Iterator[Finding]:
         yield Finding("segment_missing", Severity.WARNING, name, message)
     elif not present:
         yield _missing(head, head, "there is nothing to read")
+    newer = [segment for segment in info.segments if segment.segment_id > head and segment.has_records]
+    for segment in newer:
+        name = layout.segment_name(segment.segment_id)
+        message = f"{name} holds records, but the head is in segment {head}; open the writer, it finds them"
+        yield Finding("head_behind", Severity.ERROR, name, message)
     for segment in info.segments:
         if segment.segment_id < head and not segment.sealed and segment.error is None:
             yield _unsealed(info, segment.segment_id, last=segment.segment_id == head - 1)

@@ -124,10 +124,14 @@ class QueueInfo:
 
 
 class FoundQueues(NamedTuple):
-    """Queue directories below a root, sorted, and the directories that could not be listed."""
+    """Queue directories below a root, sorted, and the directories that could not be listed.
+
+    `headless` have segments but no control block.
+    """
 
     paths: list[str]
     unreadable: dict[str, str]
+    headless: list[str]
 
 
 class _ReadOnlyFs:
@@ -178,12 +182,14 @@ def find_queues(fs: Fs, root: str) -> FoundQueues:
     top = root.rstrip("/") or "/"
     with io_errors(f"look for queues under {root}"):
         rest = [(top, fs.listdir(top))]
-    found = FoundQueues([], {})
+    found = FoundQueues([], {}, [])
     while rest:
         directory, names = rest.pop()
         is_queue = CONTROL_FILE in names
         if is_queue:
             found.paths.append(directory)
+        elif any(layout.parse_segment_name(name) is not None for name in names):
+            found.headless.append(directory)
         for name in names:
             if is_queue and name == READERS_DIR:
                 continue  # a reader named "control" has a control.meta there

@@ -308,8 +308,10 @@ class QueueReader(RingReader):
             if damage == "seq":
                 self._stand(self.segment, segment_id, offset)
                 return True
+            if not damage:
+                return True
             known = None if self.expected_seq is None else self.expected_seq - 1
-            behind = next_sound(self.segment, offset, known) if damage else offset
+            behind = next_sound(self.segment, offset, known)
             if behind:
                 self._stand(self.segment, segment_id, behind)
                 return True

@@ -289,7 +289,7 @@ cdef class RingReader(OneThread):
             self.leave_call()
 
     def _damage(self) -> str:
-        """What a verifying read would find here: "", or "length", "version", "checksum", "seq" or "hole"."""
+        """What a verifying read would find here: "", "end", "length", "version", "checksum", "seq" or "hole"."""
         cdef const ring_message *message = NULL
         cdef ring_reader probe = self.ring
         self.enter_call()
@@ -325,7 +325,7 @@ cdef inline MessageView take(RingReader reader):
 
 cdef dict DAMAGE = {
     RING_BAD_LENGTH: "length", RING_BAD_VERSION: "version", RING_BAD_CHECKSUM: "checksum", RING_BAD_SEQ: "seq",
-    RING_HOLE: "hole",
+    RING_HOLE: "hole", RING_NEXT_SEGMENT: "end",
 }
 
 
