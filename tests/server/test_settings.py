@@ -53,6 +53,7 @@ DEFAULTS: dict[str, tuple[str, object]] = {
     "TOPICS_LOG_FORMAT": ("log_format", "text"),
     "TOPICS_CORS_ORIGINS": ("cors_origins", ()),
     "TOPICS_ALLOWED_HOSTS": ("allowed_hosts", ()),
+    "TOPICS_API_KEYS_FILE": ("api_keys_file", None),
 }
 NUMBERS = {variable: name for variable, (name, value) in DEFAULTS.items() if type(value) is int} | {
     "TOPICS_TEST_MIN_HEARTBEAT_MS": "test_min_heartbeat_ms"
@@ -339,6 +340,7 @@ log_level = "error"
 log_format = "json"
 cors_origins = ["http://a", "*"]
 allowed_hosts = ["a"]
+api_keys_file = "k"
 """
 
 

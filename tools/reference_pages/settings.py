@@ -60,6 +60,7 @@ SERVER_TEXTS: Final[dict[str, str]] = {
     "port": "0: any free one",
     "port_file": "gets `host:port` once the server listens and has the data directory to itself",
     "api_keys": "see [keys](../guide/security.md#keys); text, or in TOML an array",
+    "api_keys_file": "a file of [keys](../guide/security.md#keys-in-a-file), reread on SIGHUP",
     "allow_insecure_no_auth": "listen on a public address without keys",
     "probe_auth": "health and ready need a key as well",
     "cors_origins": "origins whose pages may call the server from a browser; `*` is any",

@@ -160,7 +160,11 @@ class App:
         self._paths: set[str] = set()
         self._in_flight: dict[int, int] = {}
         self._has_keys = settings.api_keys.enabled
-        self.topics_of_keys = KeyCap("topics", settings.max_topics_per_key)
+        self.topics_of_keys = KeyCap(
+            "topics",
+            settings.max_topics_per_key,
+            lambda key, limit: limit if key.max_topics is None else key.max_topics,
+        )
         self.routers_of_keys = KeyCap("routers", settings.max_routers_per_key)
         self._guard = OriginGuard(settings.host, settings.allowed_hosts, settings.cors_origins)
         self.turn_is_due = False

@@ -12,7 +12,8 @@ import hashlib
 import hmac
 import ipaddress
 import socket
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from enum import Flag, auto
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -54,6 +55,13 @@ class Key:
     scopes: Scope
     prefixes: tuple[bytes, ...]
     """The names it may touch begin with one of these; empty means any name."""
+    name: str = ""
+    """How logs call it; only keys of a file have one."""
+    expires_s: float | None = None
+    """When it stops working, in seconds since the epoch."""
+    max_topics: int | None = None
+    max_streams: int | None = None
+    """Instead of the caps for all keys; None: those hold."""
 
     def allows(self, scope: Scope) -> bool:
         """Whether the key has every one of the given scopes."""
@@ -68,7 +76,7 @@ class Key:
 class KeyRing:
     """All API keys of a server. An empty ring means that authentication is off."""
 
-    __slots__ = ("_digests", "_keys", "_verified")
+    __slots__ = ("_digests", "_keys", "_numbers", "_verified")
 
     def __init__(self, keys: dict[bytes, Key] | None = None) -> None:
         """Take the keys by the SHA-256 digest of their secret."""
@@ -77,6 +85,37 @@ class KeyRing:
         # Place 0 stands for "no key", so that `find` can add up places instead of branching.
         self._keys: tuple[Key | None, ...] = (None, *given.values())
         self._verified: dict[bytes, Key] = {}
+        self._numbers = max((key.number for key in given.values()), default=0)
+
+    def with_file(self, keys: dict[bytes, Key]) -> KeyRing:
+        """A ring of these keys and those of a file."""
+        own = dict(zip(self._digests, self._keys[1:], strict=True))
+        return KeyRing({**{digest: key for digest, key in own.items() if key is not None}, **keys})
+
+    @property
+    def next_number(self) -> int:
+        """The first number that no key of this ring has had."""
+        return self._numbers + 1
+
+    def replace_file_keys(self, keys: dict[bytes, Key]) -> None:
+        """Exchange the keys of the file, which have names, for these; one that stays keeps its number."""
+        known = dict(zip(self._digests, self._keys[1:], strict=True))
+        current = {digest: key for digest, key in known.items() if key is not None and not key.name}
+        for digest, key in keys.items():
+            before = known.get(digest)
+            if before is not None:
+                same = replace(key, number=before.number)
+                current[digest] = before if same == before else same
+            else:
+                self._numbers += 1
+                current[digest] = replace(key, number=self._numbers)
+        self._digests = tuple(current)
+        self._keys = (None, *current.values())
+        self._verified.clear()
+
+    def is_valid(self, key: Key) -> bool:
+        """Whether a key that was found before still works."""
+        return key in self._keys and not _is_expired(key)
 
     @classmethod
     def parse(cls, text: str) -> KeyRing:
@@ -109,7 +148,8 @@ class KeyRing:
         place = 0
         for candidate, digest in enumerate(self._digests, start=1):
             place += candidate * hmac.compare_digest(presented, digest)
-        return self._keys[place]
+        key = self._keys[place]
+        return None if key is None or _is_expired(key) else key
 
     def find_header(self, header: bytes | None) -> Key | None:
         """Return the key of an `Authorization` header, or None.
@@ -128,6 +168,8 @@ class KeyRing:
                 if len(self._verified) >= VERIFIED_MAX:
                     self._verified.clear()
                 self._verified[header] = key
+        elif key.expires_s is not None and _is_expired(key):
+            return None
         return key
 
     def __len__(self) -> int:
@@ -136,6 +178,10 @@ class KeyRing:
     def __repr__(self) -> str:
         # Not even digests: those of weak secrets can be guessed.
         return f"<KeyRing of {len(self)} keys>"
+
+
+def _is_expired(key: Key) -> bool:
+    return key.expires_s is not None and time.time() >= key.expires_s
 
 
 VERIFIED_MAX: Final = 1024

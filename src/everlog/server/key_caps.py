@@ -15,23 +15,28 @@ from everlog.server.errors import limit_reached
 class KeyCap:
     """Counts the things of one kind by the key that created them; 0 as the limit means no limit."""
 
-    __slots__ = ("_counts", "_limit", "_owners", "_what")
+    __slots__ = ("_counts", "_limit", "_limit_of", "_owners", "_what")
 
-    def __init__(self, what: str, limit: int) -> None:
+    def __init__(self, what: str, limit: int, limit_of: Callable[[Key, int], int] | None = None) -> None:
+        """`limit_of` gives the limit of a key that has one of its own."""
         self._what = what
         self._limit = limit
+        self._limit_of = limit_of
         self._owners: dict[str, int] = {}
         self._counts: dict[int, int] = {}
 
     def check(self, key: Key | None, names: Sequence[str], exists: Callable[[str], bool]) -> None:
         """Raise the error for a request that would create more than its key may have."""
-        if key is None or not self._limit:
+        if key is None:
             return
-        room = self._limit - self._counts.get(key.number, 0)
+        limit = self._limit if self._limit_of is None else self._limit_of(key, self._limit)
+        if not limit:
+            return
+        room = limit - self._counts.get(key.number, 0)
         if len(names) <= room or sum(not exists(name) for name in names) <= room:
             return
-        message = f"this key has created {self._limit} {self._what.replace('_', ' ')}; delete some"
-        raise limit_reached(message, f"max_{self._what}_per_key", self._limit)
+        message = f"this key has created {limit} {self._what.replace('_', ' ')}; delete some"
+        raise limit_reached(message, f"max_{self._what}_per_key", limit)
 
     def created(self, key: Key | None, name: str) -> None:
         """Count what a key has created."""

@@ -15,17 +15,19 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Final
+from dataclasses import replace
+from typing import Final, Protocol
 
 from everlog.errors import InvalidConfig, Io
 from everlog.fs import OsFs, replace_file
 from everlog.queue.control import ControlBlock
 from everlog.server.app import App
-from everlog.server.auth import check_bind, is_loopback
+from everlog.server.auth import Key, check_bind, is_loopback
 from everlog.server.busy_time import busy_ns
 from everlog.server.http import HttpServer
 from everlog.server.http_exchange import HttpLimits
 from everlog.server.job_routes import ClaimWindows, JobRoutes
+from everlog.server.key_file import read_key_file
 from everlog.server.logs import configure_logging
 from everlog.server.probe_routes import ProbeRoutes
 from everlog.server.router_routes import RouterRoutes
@@ -39,6 +41,8 @@ from everlog.topics import Engine
 from everlog.topics.storage.recovery import Progress
 
 DRAIN_S: Final = 10.0
+REVOKE_INTERVAL_S: Final = 2.0
+"""Between two looks for streams whose key has expired."""
 COLLECTOR_ALLOCATIONS: Final = 20_000
 BODIES_OF_LENGTH: Final = 4
 log = logging.getLogger("everlog.server")
@@ -58,6 +62,15 @@ class StartCancelled(Exception):
     """The server was stopped before it was ready."""
 
 
+class _Keyed(Protocol):
+    """A stream that ends when its key does."""
+
+    @property
+    def key(self) -> Key | None: ...
+
+    def revoke(self) -> None: ...
+
+
 class TopicsServer:
     """One server in a running event loop. `memory` keeps everything in memory only.
 
@@ -65,6 +78,10 @@ class TopicsServer:
     """
 
     def __init__(self, settings: ServerSettings, *, memory: bool = False) -> None:
+        path = settings.api_keys_file
+        if path is not None:
+            own = settings.api_keys
+            settings = replace(settings, api_keys=own.with_file(read_key_file(path, own.next_number)))
         check_bind(settings.host, settings.api_keys.enabled, settings.allow_insecure_no_auth)
         self.settings = settings
         self.is_memory = memory
@@ -90,6 +107,8 @@ class TopicsServer:
         except BaseException:
             await self._http.drain(0)
             raise
+        if self.settings.api_keys_file is not None:
+            loop.call_later(REVOKE_INTERVAL_S, self._revoke_regularly)
         app.engine.delivery.measure_busy(busy_ns)
         app.turn_soon()
 
@@ -106,6 +125,32 @@ class TopicsServer:
         self._work = WorkRoutes(app, windows, slots=slots)
         self.probes = ProbeRoutes(app, self._gauges)
         return app
+
+    def reload_keys(self) -> None:
+        """Read the key file again; if it cannot be used, the keys stay as they are."""
+        path, keys = self.settings.api_keys_file, self.settings.api_keys
+        if path is None:
+            return
+        try:
+            keys.replace_file_keys(read_key_file(path, keys.next_number))
+        except InvalidConfig as error:
+            log.error("the keys stay as they were: %s", error)
+            return
+        log.info("the key file was read again: %d keys", len(keys))
+        self._end_revoked()
+
+    def _end_revoked(self) -> None:
+        """End the streams whose key was removed or has expired."""
+        assert self._watch is not None and self._sockets is not None and self._work is not None
+        streams: tuple[_Keyed, ...] = (*self._watch.streams, *self._sockets.sessions, *self._work.streams)
+        for stream in streams:
+            if stream.key is not None and not self.settings.api_keys.is_valid(stream.key):
+                stream.revoke()
+
+    def _revoke_regularly(self) -> None:
+        if self._app is not None and not self._app.is_draining:
+            self._end_revoked()
+            self._app.loop.call_later(REVOKE_INTERVAL_S, self._revoke_regularly)
 
     def cancel_start(self) -> None:
         """Give up recovery as soon as it looks up; what is on disk stays as it is."""
@@ -212,6 +257,8 @@ async def _run(server: TopicsServer, started: Callable[[TopicsServer], None] | N
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+    if server.settings.api_keys_file is not None:
+        loop.add_signal_handler(signal.SIGHUP, server.reload_keys)
     try:
         await server.start()
     except StartCancelled:

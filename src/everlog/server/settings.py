@@ -39,6 +39,8 @@ class ServerSettings:
     """Gets `host:port` after binding."""
 
     api_keys: KeyRing = NO_KEYS
+    api_keys_file: str | None = None
+    """Keys in TOML, reread on SIGHUP."""
     allow_insecure_no_auth: bool = False
     probe_auth: bool = False
     """Whether health and readiness need a token as well."""
@@ -391,6 +393,7 @@ def _is_origin(text: str) -> bool:
 _READERS: Final[dict[str, Callable[[_Given], object]]] = {
     "port_file": _path,
     "api_keys": _api_keys,
+    "api_keys_file": _path,
     "allow_insecure_no_auth": _switch,
     "probe_auth": _switch,
     "gzip": _switch,

@@ -37,7 +37,7 @@ from everlog.server.socket_commands import (
     decode_command,
     echoed,
 )
-from everlog.server.streams import StreamSlots, stream_key
+from everlog.server.streams import KEY_REVOKED, StreamSlots, stream_key
 from everlog.server.topic_routes import append_batch, appended_fields, check_dead_letter
 from everlog.server.watch_sessions import TOPICS_MAX, positions_answer, topic_states, when_all_done
 from everlog.server.websocket import WebSocket, handshake_headers, push_frame, text_frame
@@ -458,6 +458,12 @@ class SocketSession(Watcher):
         self._drop_all()
         self._leave_when_answered()
 
+    def revoke(self) -> None:
+        """The key of the socket no longer works."""
+        self._drop_all()
+        self._socket.send(self.error_frame("unauthorized", KEY_REVOKED))
+        self._socket.close(CloseReason.POLICY_VIOLATION, "unauthorized")
+
     def _leave_when_answered(self) -> None:
         if self._unanswered == 0 and not self._is_over:
             message = "the server is shutting down; connect again"
@@ -475,6 +481,11 @@ class WebSocketRoutes:
         self._sessions: set[SocketSession] = set()
         self._held_of_keys: dict[int, int] = {}
         app.add("GET", "/v0/ws", Route(Scope(0), self.open_socket, checks_key=True))
+
+    @property
+    def sessions(self) -> tuple[SocketSession, ...]:
+        """The sockets that are open."""
+        return tuple(self._sessions)
 
     @property
     def open_sockets(self) -> int:

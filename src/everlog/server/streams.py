@@ -78,6 +78,9 @@ def stream_key(app: App, request: Request, hint: str, *, takes_query: bool = Tru
     return key
 
 
+KEY_REVOKED: Final = "the key of this stream was removed or has expired"
+
+
 class StreamSlots:
     """The streams that are open now, in all and per key. Each take is given back once."""
 
@@ -92,6 +95,8 @@ class StreamSlots:
         if most and self.taken >= most:
             raise limit_reached(f"{self.taken} streams are open", "max_sse_connections", most)
         if key is not None:
+            if key.max_streams is not None:
+                most_per_key = key.max_streams
             of_key = self._by_key.get(key.number, 0)
             if most_per_key and of_key >= most_per_key:
                 message = f"{of_key} streams of this key are open"

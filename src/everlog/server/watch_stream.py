@@ -12,11 +12,11 @@ from typing import Final
 from everlog.errors import Closed, EverlogError
 from everlog.server import sse
 from everlog.server.app import App, Call, Route
-from everlog.server.auth import Scope
+from everlog.server.auth import Key, Scope
 from everlog.server.errors import CHALLENGE, ApiError, from_engine
 from everlog.server.fan_out import Batch, FanOut, WatchCursor, Watcher
 from everlog.server.http import Stream
-from everlog.server.streams import Heartbeat, StreamSlots, Timer, Timers, stream_key
+from everlog.server.streams import KEY_REVOKED, Heartbeat, StreamSlots, Timer, Timers, stream_key
 from everlog.server.watch_sessions import Session, WatchSessions
 
 # Frames of one topic that may be sent before those of another one with a backlog.
@@ -294,6 +294,15 @@ class WatchStream(Watcher):
         """The server stops."""
         message = "the server is shutting down; connect again"
         self._end_with(sse.error("server_shutting_down", message))
+
+    def revoke(self) -> None:
+        """The key of the stream no longer works."""
+        self._end_with(sse.error("unauthorized", KEY_REVOKED))
+
+    @property
+    def key(self) -> Key | None:
+        """The key that the stream was opened with."""
+        return self._session.key
 
     def _end_with(self, frame: bytes) -> None:
         self._stream.write(frame)

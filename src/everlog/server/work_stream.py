@@ -20,7 +20,7 @@ from everlog.server.errors import ApiError, from_engine, invalid
 from everlog.server.http import Stream
 from everlog.server.job_routes import Claimer, ClaimWindows
 from everlog.server.origins import check_state_changing_get
-from everlog.server.streams import Heartbeat, StreamSlots, Timer, Timers, stream_key
+from everlog.server.streams import KEY_REVOKED, Heartbeat, StreamSlots, Timer, Timers, stream_key
 from everlog.topics import Claimed, ClaimRequest, Commit
 from everlog.topics.jobs.claims import CLAIM_MAX, check_node
 
@@ -117,6 +117,10 @@ class WorkStream:
     def shut_down(self) -> None:
         """The server stops."""
         self.end_with(sse.error("server_shutting_down", "the server is shutting down; connect again"))
+
+    def revoke(self) -> None:
+        """The key of the stream no longer works."""
+        self.end_with(sse.error("unauthorized", KEY_REVOKED))
 
     def end_with(self, frame: bytes) -> None:
         """Send a last frame and end."""
