@@ -20,6 +20,7 @@ from everlog.topics import Engine, EngineSettings
 from everlog.topics.commits import Commit
 from everlog.topics.storage.syncs import InlineSyncs
 from everlog.topics.storage.verify import verify
+from tests.simulation.classed import ClassedTruth
 from tests.simulation.machine import Machine
 from tests.simulation.routed import PREFIX, RoutedTruth
 from tests.simulation.truth import Birth, Step, TopicTruth
@@ -56,6 +57,7 @@ class Lives:
         self.data_dir = os.path.join(root, "data")
         self.truths = {name: TopicTruth(name) for name in NAMES}
         self.routed = RoutedTruth(self.rng)
+        self.classed = ClassedTruth(self.rng)
         self.windows_ms = {name: self.rng.choice((1000, 120_000)) for name in NAMES}
         self.flights: list[Flight] = []
         self.engine: Engine | None = None
@@ -136,6 +138,9 @@ class Lives:
         self.must_restart = False
         self.how = "killed"  # unless another end of this life is announced
 
+    def _is_faulty(self) -> bool:
+        return self.machine.flaky.failures > 0
+
     def _calm(self) -> None:
         self.machine.flaky.disarm()
         self.machine.flaky.failures = 0
@@ -144,7 +149,8 @@ class Lives:
         """Hold every topic against what may be there, and go on from what is."""
         for truth in self.truths.values():
             truth.reconcile(look(self.live, truth.name), self.machine.now_ms, self.how)
-        self.routed.check(self.live, self.how, is_faulty=lambda: self.machine.flaky.failures > 0)
+        self.routed.check(self.live, self.how, is_faulty=self._is_faulty)
+        self.classed.check(self.live, self.how, is_faulty=self._is_faulty)
         self._check_list()
 
     def _check_list(self) -> None:

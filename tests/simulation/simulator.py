@@ -204,11 +204,14 @@ class Simulation(Lives):
     def _some_truth(self) -> TopicTruth:
         return self.truths[self.rng.choice(NAMES)]
 
-    def _some_config(self, name: str) -> TopicConfig:
+    def _some_config(self, name: str, *, is_change: bool = False) -> TopicConfig:
+        """A configuration of the class that the name says; a change may be to any class."""
         rng = self.rng
         durability = {"e": "ephemeral", "m": "memory"}.get(name[0]) or rng.choice(("disk", "fsync"))
         if name[0] in "df" and rng.random() < 0.8:
             durability = "disk" if name[0] == "d" else "fsync"
+        if is_change and rng.random() < 0.4:
+            durability = rng.choice(("ephemeral", "memory", "disk", "fsync"))
         return msgspec.convert(
             {
                 "type": "queue" if name in QUEUES else "log",
@@ -369,8 +372,8 @@ class Simulation(Lives):
     def _put(self) -> None:
         self._settle_flights()
         truth = self._some_truth()
-        config = self._some_config(truth.name)
         is_new = truth.now is None
+        config = self._some_config(truth.name, is_change=not is_new)
         if is_new:
             truth.begin_instance()
         step = create_step(config, truth.birth) if is_new else configure_step(config, self.machine.now_ms)
@@ -462,6 +465,11 @@ class Simulation(Lives):
         """Send records to a topic whose routers copy them to others."""
         self._settle_flights()
         self.routed.step(self.live)
+
+    def _classes(self) -> None:
+        """Change the classes of topics that routers connect, and look at what they hold."""
+        self._settle_flights()
+        self.classed.step(self.live, self._is_faulty)
 
     def _mix(self) -> None:
         """Appends, deletes, and topics made anew, none of them waiting for the one before."""
@@ -592,7 +600,7 @@ class Simulation(Lives):
         self.live.checkpoint()
         for truth in self.truths.values():
             truth.settle()
-            truth.saved_head = truth.now.head if truth.now else 0
+            truth.note_saved()
 
     def _relocate(self) -> None:
         self._settle_flights()
@@ -618,6 +626,7 @@ OPERATIONS = (
     ("put", 6),
     ("work", 8),
     ("route", 8),
+    ("classes", 12),
     ("delete_topic", 2),
     ("diff", 10),
     ("check_all", 3),

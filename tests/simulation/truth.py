@@ -134,7 +134,7 @@ class TopicTruth:
         self._base: State = None
         self._entries: list[_Entry] = []
         self.last_epoch = 0
-        self.saved_head = 0
+        self._saved = (0, 0)  # epoch and head when they were last in a snapshot
         self.highest_failed = 0
         self.head_may_jump = False
         self.floor_may_jump = False
@@ -232,9 +232,13 @@ class TopicTruth:
         self.birth = Birth(self.birth.number + 1)
         if self._entries:
             return  # an earlier one is not over yet, or failed, so that it may still come
-        self.saved_head = self.highest_failed = 0
+        self.highest_failed = 0
         self.head_may_jump = self.floor_may_jump = False
         self.written.clear()
+
+    def note_saved(self) -> None:
+        """A snapshot has the state that can be seen now."""
+        self._saved = (0, 0) if self.now is None else (self.now.epoch, self.now.head)
 
     def learn_epoch(self, epoch: int) -> None:
         """The epoch of the visible instance, as the engine reports it."""
@@ -258,6 +262,12 @@ class TopicTruth:
             again = sorted(given & self._acked_seqs)
             require(not again, f"topic {self.name}: seqs {again} were given out a second time")
         self._acked_seqs |= given
+
+    def _forget_acked(self) -> None:
+        """Seqs behind the head of a topic of a class that promises none may be given out again."""
+        if self.now is not None and not self.is_logged:
+            head, number = self.now.head, self.birth.number
+            self._acked_seqs = {given for given in self._acked_seqs if given[0] != number or given[1] <= head}
 
     def _note_configuration(self) -> None:
         if self.now is not None:
@@ -319,13 +329,13 @@ class TopicTruth:
                 f"{len(complaints)} allowed states: " + "; or ".join(dict.fromkeys(complaints))
             )
         self._entries.clear()
+        self._forget_acked()
         self._note_unsure(how)
         self._base = _copy(self.now)
         self.highest_failed = 0
         self._note_configuration()
-        self.saved_head = 0
+        self.note_saved()
         if self.now is not None:
-            self.saved_head = self.now.head
             self.last_epoch = self.now.epoch
 
     def _note_unsure(self, how: str) -> None:
@@ -352,7 +362,10 @@ class TopicTruth:
 
     def _accept_ephemeral(self, candidate: ModelTopic, seen: Seen, how: str) -> ModelTopic:
         require_equal("records of an ephemeral topic", seen.records, ())
-        low = candidate.head if how == "clean" else self.saved_head
+        epoch, saved_head = self._saved
+        low = saved_head if epoch and epoch == candidate.epoch else 0
+        if how == "clean":
+            low = candidate.head
         require(
             low <= seen.head <= candidate.head,
             f"head of an ephemeral topic: {seen.head}, not {low} to {candidate.head}",

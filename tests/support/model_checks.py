@@ -12,6 +12,7 @@ from everlog.topics.topic import TopicState
 from tests.support.topics_model import ModelRecord, ModelTombstone, ModelTopic, compact
 
 PAGE = 1000
+LOOKS = 3
 
 
 class Query(NamedTuple):
@@ -171,12 +172,15 @@ def _floor(engine: Engine, name: str, head: int, reasons: tuple[str, ...]) -> in
 
 def look(engine: Engine, name: str) -> Seen | None:
     """Find out everything about a topic, as a reader can; None if there is none."""
-    records: list[ModelRecord] = []
-    try:
-        read_all(engine, name, records)
-    except TopicNotFound:
-        return None
-    state = ask_state(engine, name)
+    for _ in range(LOOKS):
+        records: list[ModelRecord] = []
+        try:
+            read_all(engine, name, records)
+        except TopicNotFound:
+            return None
+        state = ask_state(engine, name)
+        if state.count == len(records):
+            break  # else some have expired while their floor was synced
     found = {record.seq for record in records}
     require(len(found) == len(records), f"topic {name}: a seq was delivered twice")
     floors = [1, 1]

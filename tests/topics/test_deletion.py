@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +258,32 @@ def test_a_delete_between_pending_batches_does_not_loosen_the_cap(tmp_path: Path
     last = harness.engine.append("t", records([8, 9]))
     harness.wait_for(last.commit)
     assert harness.values("t") == [5, 6, 7, 8, 9]
+
+
+# --- Very many records -----------------------------------------------------------------------------------
+
+
+def test_no_step_of_a_delete_below_a_seq_is_long_and_its_counts_are_exact() -> None:
+    harness = EngineHarness(None)
+    batch = records(range(10_000))
+    for _ in range(100):
+        harness.wait_for(harness.engine.append("t", batch).commit)
+    log = harness.engine._core.topics["t"].log
+    held_bytes = log.index_memory_bytes
+    steps = []
+
+    def timed(step: Callable[[], Any]) -> Any:
+        started_ns = time.thread_time_ns()
+        result = step()
+        steps.append((time.thread_time_ns() - started_ns) / 1e6)
+        return result
+
+    answer = timed(lambda: harness.engine.delete_records("t", before_seq=999_990))
+    assert (answer.deleted, answer.earliest_seq, answer.count) == (999_989, 999_990, 11)
+    assert answer.bytes == 4 * 11  # those of the last batch, from 9989 to 9999
+    assert harness.engine._core.totals.bytes == answer.bytes
+    while not harness.engine.is_quiet:
+        timed(harness.engine.poll)
+    assert len(steps) > 2  # the memory is freed in several steps
+    assert max(steps) < 10
+    assert log.index_memory_bytes < held_bytes / 100

@@ -14,6 +14,7 @@ from everlog.topics.catalogue import frame_create, log_create, new_topic, regist
 from everlog.topics.commits import COMMITTED, BatchEntry, ChangeEntry, ShardCommits
 from everlog.topics.config import MAX_IDEMPOTENCY_KEY_BYTES, MAX_RECORDS_PER_APPEND, TopicConfig
 from everlog.topics.core import CONTROL_ROOM, Core
+from everlog.topics.due_work import run_due
 from everlog.topics.memory import MemoryChunks
 from everlog.topics.records import AnyRecord
 from everlog.topics.results import Appended
@@ -61,6 +62,9 @@ def append(
             sweep(core, topic, now_ms)
     if core.delivery.is_refusing and not disable_backpressure:
         core.check_pressure(topic)
+    quota = core.settings.max_total_bytes
+    if quota and core.totals.bytes + batch.frame_bytes > quota:
+        run_due(core, now_ms)  # idle topics may hold records that have expired
     ts = max(now_ms, topic.log.last_ts, topic.storage.restored_ts)
     if core.is_logged(topic):
         entry = _frame_into_log(core, topic, batch, key, ts, created)

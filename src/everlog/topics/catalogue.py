@@ -17,22 +17,21 @@ from everlog.errors import (
     TopicNotEmpty,
     TopicNotFound,
 )
-from everlog.native.topics.log import read_log_frame
-from everlog.topics.commits import COMMITTED, ChangeEntry, Commit, ShardCommits
+from everlog.topics import class_change
+from everlog.topics.commits import COMMITTED, ChangeEntry, Commit, ShardCommits, together
 from everlog.topics.config import TopicConfig, check_topic_name
 from everlog.topics.core import CONTROL_ROOM, Core
+from everlog.topics.due_work import schedule
 from everlog.topics.jobs.lease_log import has_durable_leases, log_all_leases
 from everlog.topics.results import TopicDeleted, TopicPut
 from everlog.topics.retention import sweep
 from everlog.topics.storage.control import (
     ConfigUpdate,
-    EvictWatermark,
-    HeadWatermark,
     TopicCreate,
     TopicDelete,
     encode,
 )
-from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES, FrameType
+from everlog.topics.storage.layout import FrameType
 from everlog.topics.topic import Topic, Totals
 
 
@@ -149,9 +148,10 @@ def put_topic(core: Core, name: str, config: TopicConfig) -> TopicPut:
 
 def _log_config(core: Core, topic: Topic, config: TopicConfig) -> Commit:
     """Log a new configuration; it takes effect when it is committed, and later appends wait for that."""
-    becomes_logged = not core.is_logged(topic) and bool(core.shards)
-    becomes_logged = becomes_logged and config.durability is not Durability.EPHEMERAL
+    durability = config.durability or Durability.DISK
+    becomes_logged = class_change.becomes_logged(core, topic, durability)
     logged_before = topic.storage.logged_seq
+    waits_for = [class_change.sync_copies(core, topic, durability)]
 
     def apply() -> None:
         topic.pending.syncs -= 1
@@ -168,13 +168,18 @@ def _log_config(core: Core, topic: Topic, config: TopicConfig) -> Commit:
     try:
         if becomes_logged:
             topic.storage.logs_ahead = True
-            _log_memory(core, topic)
+            class_change.log_memory(core, topic)
+            waits_for.append(class_change.log_cursors(core, topic))
+        class_change.log_head(core, topic, durability)
+        class_change.log_keys(core, topic, durability)
         if not has_durable_leases(topic.config):
             log_all_leases(core, topic, config)
-        return core.log_change(topic, FrameType.CONFIG_UPDATE, encode(ConfigUpdate(config)), apply, undo)
+        update = encode(ConfigUpdate(config))
+        waits_for.append(core.log_change(topic, FrameType.CONFIG_UPDATE, update, apply, undo))
     except BaseException:
         undo()
         raise
+    return together(waits_for)
 
 
 def reconfigure(core: Core, topic: Topic, config: TopicConfig) -> None:
@@ -190,39 +195,7 @@ def reconfigure(core: Core, topic: Topic, config: TopicConfig) -> None:
     # A floor that cannot be logged now does not undo the change: the next operation tries again.
     with suppress(StorageFailed, LimitReached):
         sweep(core, topic, core.now_ms())
-
-
-def _log_memory(core: Core, topic: Topic) -> None:
-    """Log the live records of an ephemeral topic that is about to be logged, its floors and its head.
-
-    They stand before the change of the configuration: if that fails, the topic is still
-    ephemeral for replay, and they are forgotten with the rest.
-    """
-    shard = core.writable_shard(topic)
-    first_seq = max(topic.storage.logged_seq + 1, topic.log.base_seq)
-    # One entry for all of them: the change of the configuration behind them is what is waited for.
-    shard.gather(ChangeEntry(needs_sync=False), 0)
-    for seq in range(first_seq, topic.visible + 1):
-        if topic.log.is_live(seq):
-            source, offset, size, _ = topic.log.place(seq)
-            frame = read_log_frame(core.sources.buffer(source) or b"", offset)
-            shard.reserve(size + CONTROL_ROOM)
-            shard.wal.buffer.append_log(
-                FrameType.APPEND,
-                frame.flags & ~FLAG_BATCH_CONTINUES,
-                topic.topic_id,
-                seq,
-                frame.ts,
-                frame.node,
-                frame.tag,
-                frame.data,
-            )
-            shard.wal.frames_gathered += 1
-    floors = EvictWatermark(topic.floors.cap, topic.floors.ttl, topic.floors.cap)
-    core.log_change(topic, FrameType.EVICT_WATERMARK, encode(floors))
-    core.log_change(topic, FrameType.HEAD_WATERMARK, encode(HeadWatermark(0, topic.visible)))
-    topic.storage.logged_seq = topic.visible
-    topic.totals.unsaved[topic.topic_id] = topic
+    schedule(core, topic)
 
 
 def delete_topic(core: Core, name: str, if_empty: bool) -> TopicDeleted:
@@ -249,6 +222,7 @@ def delete_topic(core: Core, name: str, if_empty: bool) -> TopicDeleted:
         if name not in core.topics:
             gone.deleted = False
             register(core, gone)
+            schedule(core, gone)
             for router in touching:
                 core.routers.restore(router)
 

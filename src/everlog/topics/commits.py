@@ -226,6 +226,8 @@ class BatchEntry:
         topic.snapshot_record = None
         totals = topic.totals
         totals.unsaved[topic.topic_id] = topic
+        if topic.config.ttl_ms and not topic.due_ms:
+            totals.due.add(topic, self.ts + topic.config.ttl_ms + 1)
         if plan is not None and plan.count:
             topic.kill_below(plan.floor)
             topic.raise_floor(cap=plan.floor)

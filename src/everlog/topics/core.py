@@ -5,7 +5,7 @@ Owns these and the few steps that every operation needs; the operations are in t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from sortedcontainers import SortedList
@@ -16,7 +16,7 @@ from everlog.clock import Clock
 from everlog.errors import LimitReached, ReadOnly
 from everlog.fs import Fs
 from everlog.native.topics.log import FrameBuffer, Sources
-from everlog.topics.commits import COMMITTED, ChangeEntry, Commit, ShardCommits, nothing
+from everlog.topics.commits import COMMITTED, ChangeEntry, Commit, ShardCommits, nothing, together
 from everlog.topics.config import EngineSettings
 from everlog.topics.delivery.delivery import Delivery
 from everlog.topics.memory import SpareChunks
@@ -100,13 +100,15 @@ class Core:
         return first
 
     def is_logged(self, topic: Topic) -> bool:
-        """Whether records of this topic go into the log.
+        """Whether new records of this topic go into the log.
 
-        An ephemeral one waits for its older batches there, so that records become visible in order.
+        Those of an ephemeral one do while older batches wait there, so that all become visible in order.
         """
         if topic.durability is not Durability.EPHEMERAL:
             return bool(self.shards)
-        return bool(self.shards) and (topic.storage.logs_ahead or topic.pending.count > 0)
+        storage = topic.storage
+        has_waiting = topic.pending.count > 0 and storage.logged_seq > topic.visible
+        return bool(self.shards) and (storage.logs_ahead or has_waiting)
 
     def logs_changes(self, topic: Topic) -> bool:
         """Whether floors and deletes of this topic go into the log: it has, or will have, records there."""
@@ -163,3 +165,12 @@ class Core:
         entry = ChangeEntry(apply, undo, needs_sync=needs_sync)
         shard.gather(entry, 1)
         return entry.commit
+
+    def sync(self, shards: Iterable[ShardCommits]) -> Commit:
+        """A commit that is done when everything that is written in these shards now is synced."""
+        commits: list[Commit] = []
+        for shard in shards:
+            if shard.wal.position > shard.wal.synced:
+                commits.append(Commit())
+                shard.wal.sync(commits[-1].finish)
+        return together(commits)

@@ -21,9 +21,10 @@ from everlog.native.topics.log import RecordBatch
 from everlog.topics import append, catalogue, reading, retention
 from everlog.topics.commits import COMMITTED, Commit
 from everlog.topics.config import U64_MAX, EngineSettings, TopicConfig
-from everlog.topics.core import Core
+from everlog.topics.core import NS_PER_MS, Core
 from everlog.topics.delivery.delivery import BUDGET_NS, Delivery, Drain, RouterWork
 from everlog.topics.delivery.scheduler import TopicSchedule
+from everlog.topics.due_work import run_due
 from everlog.topics.jobs import claims
 from everlog.topics.jobs.claims import ClaimRequest
 from everlog.topics.records import AnyRecord
@@ -201,12 +202,9 @@ class Engine:
         topic = catalogue.find(self._core, name)
         if topic.durability is Durability.FSYNC or not self._core.is_logged(topic):
             return COMMITTED
-        shard = self._core.shards[topic.shard].wal
-        if shard.position <= shard.synced:
-            return COMMITTED
-        commit = Commit()
-        shard.sync(commit.finish)
-        return commit
+        if topic.routes.order is None:
+            return self._core.sync([self._core.shards[topic.shard]])
+        return self._core.sync(self._core.shards)  # copies are made again from the shards of their sources
 
     # --- Records -----------------------------------------------------------------------------------------
 
@@ -502,6 +500,11 @@ class Engine:
             if shard.wal.read_only is not None and self._store is not None and not self._is_distrusted:
                 self._is_distrusted = True
                 self._store.distrust_page_cache()
+        first_ms = self._core.totals.due.first_ms
+        if first_ms is not None and first_ms <= (now_ms := self._core.now_ms()):
+            run_due(self._core, now_ms)
+        if self._core.totals.unreclaimed:
+            self._core.totals.unreclaimed.popitem()[1].reclaim()
         if self._checkpointer is not None:
             self._checkpointer.poll()
         self._mark_routers()
@@ -515,6 +518,8 @@ class Engine:
         """
         delivery, core = self.delivery, self._core
         if delivery.scheduler.count or delivery.is_unfinished or core.totals.unforwarded:
+            return False
+        if core.totals.unreclaimed:
             return False
         return not self._wants_sync()
 
@@ -563,6 +568,9 @@ class Engine:
         times = [due for shard in self._core.shards if (due := shard.wal.due_ns()) is not None]
         if self._checkpointer is not None:
             times.append(self._checkpointer.due_ns())
+        if (first_ms := self._core.totals.due.first_ms) is not None:
+            wait_ms = max(0, first_ms - self._core.now_ms())
+            times.append(self._core.clock.monotonic_ns() + wait_ms * NS_PER_MS)
         if (delivery_ns := self.delivery.due_ns()) is not None:
             times.append(delivery_ns)
         if (forward_ns := self._forwarder.due_ns()) is not None:

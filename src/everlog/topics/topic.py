@@ -15,6 +15,7 @@ from everlog.native.topics.log import TopicLog
 from everlog.topics.commits import ChangeEntry, Commit, SeqOrder
 from everlog.topics.config import TopicConfig
 from everlog.topics.delivery.scheduler import TopicSchedule
+from everlog.topics.due_topics import DueTopics
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,13 +65,21 @@ class RememberedKey(msgspec.Struct, frozen=True):
 class Totals:
     """What an engine knows of all its topics together."""
 
-    __slots__ = ("bytes", "delivery", "unforwarded", "unsaved")
+    __slots__ = ("bytes", "delivery", "due", "sealed", "shrunk", "unforwarded", "unreclaimed", "unsaved")
 
     def __init__(self, delivery: Delivery | None = None) -> None:
         self.bytes = 0
         self.delivery = delivery
+        self.due = DueTopics()
+        """Topics to which time alone does something."""
+        self.sealed: dict[int, Topic] = {}
+        """By id: topics with sealed segments that may have to move to the cold directory."""
+        self.shrunk: dict[int, Topic] = {}
+        """By id: topics that have lost records since the last checkpoint, perhaps all of a segment."""
         self.unforwarded: dict[int, Topic] = {}
         """By id: sources of routers with records that were not copied yet."""
+        self.unreclaimed: dict[int, Topic] = {}
+        """By id: topics whose dead records still take memory, which is freed in steps."""
         self.unsaved: dict[int, Topic] = {}
         """By id: topics with records or deletion marks for the next checkpoint."""
 
@@ -256,6 +265,7 @@ class Topic:
     __slots__ = (
         "config",
         "deleted",
+        "due_ms",
         "epoch",
         "floors",
         "gone",
@@ -297,6 +307,7 @@ class Topic:
         self.keys: dict[str, RememberedKey] = {}
         self.leases: LeaseTable | None = None  # created by the first claim, or when a lease is restored
         self.snapshot_record: bytes | None = None
+        self.due_ms = 0  # its entry in `Totals.due`, 0 if it has none
         self.deleted = False  # not in the table
         self.gone = False  # and that is committed
 
@@ -401,13 +412,18 @@ class Topic:
         self.reclaim()
 
     def reclaim(self) -> None:
-        """Free the memory of the dead front."""
+        """Free the memory of the dead front, or begin to: `Totals.unreclaimed` has what is left."""
         floor = self.earliest_seq
         if self.floors.trim_runs:
             self.floors.pass_trims(floor)
+        if self.storage.segments is not None:
+            self.totals.shrunk[self.topic_id] = self
         self.log.drop_front(floor)
+        is_done = self.log.base_seq >= floor
         if self.storage.chunks is not None:
-            self.storage.chunks.drop_below(floor)
+            is_done &= self.storage.chunks.drop_below(floor)
+        if not is_done:
+            self.totals.unreclaimed[self.topic_id] = self
 
     def order_by_seq(self) -> None:
         """From now on batches come through more than one shard of the log."""
@@ -418,6 +434,13 @@ class Topic:
         """These seqs stand for records that a source had lost before they could be copied."""
         self.floors.note_trim(first_seq, last_seq)
         self.snapshot_record = None
+
+    def restore_gaps(self, trim_floor: int, trim_runs: list[SeqRun], holes: list[SeqRun]) -> None:
+        """Take over gaps that were logged; later ones may be known already."""
+        self.floors.trim = max(self.floors.trim, trim_floor)
+        for runs, logged in ((self.floors.trim_runs, trim_runs), (self.floors.holes, holes)):
+            for first_seq, last_seq in logged:
+                add_holes(runs, first_seq, last_seq)
 
     def note_holes(self, first_seq: int, last_seq: int) -> None:
         """These seqs hold no record, although none was deleted."""

@@ -28,8 +28,6 @@ def live_seqs(TopicLog log not None, uint64_t first_seq, uint64_t last_seq, Py_s
     """Return up to `limit` live seqs from `first_seq` to `last_seq`, ascending; dead ones cost next to nothing."""
     cdef list found = []
     cdef uint64_t seq, end = min(last_seq + 1, log.index.next_seq)
-    if first_seq >= end:
-        return found
     seq = log_index_next_live(&log.index, first_seq, end)
     while seq < end and len(found) < limit:
         found.append(seq)

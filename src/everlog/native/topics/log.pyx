@@ -49,10 +49,10 @@ cdef extern from "topics/log_index.h" nogil:
         uint64_t live_count
         uint64_t live_bytes
         uint64_t last_ts
+        size_t memory_bytes
 
     void log_index_init(log_index *index, uint64_t next_seq)
     void log_index_free(log_index *index)
-    size_t log_index_memory(const log_index *index)
     int log_index_push(log_index *index, const log_entry *entry)
     int log_index_push_holes(log_index *index, uint64_t count, uint64_t ts)
     void log_index_pop(log_index *index, uint64_t count)

@@ -26,6 +26,7 @@ static log_block *block_new(size_t capacity)
     if (block == NULL)
         return NULL;
     block->capacity = capacity;
+    block->live_bytes = block->live_count = 0;
     block->ts = (uint64_t *)(block + 1);
     block->tag_prev = block->ts + capacity;
     block->source = (uint32_t *)(block->tag_prev + capacity);
@@ -54,8 +55,7 @@ static void block_free(log_index *index, log_block *block)
     free(block);
 }
 
-/* Give back everything; the seqs stay what they are. */
-static void free_blocks(log_index *index)
+void log_index_free(log_index *index)
 {
     for (size_t place = 0; place < index->block_count; place++)
         block_free(index, index->blocks[place]);
@@ -63,16 +63,6 @@ static void free_blocks(log_index *index)
     index->blocks = NULL;
     index->block_count = index->block_capacity = 0;
     index->memory_bytes = 0;
-}
-
-void log_index_free(log_index *index)
-{
-    free_blocks(index);
-}
-
-size_t log_index_memory(const log_index *index)
-{
-    return index->memory_bytes;
 }
 
 /* Room for one more block pointer. */
@@ -114,6 +104,8 @@ static int replace_last_block(log_index *index, size_t capacity, size_t slot, si
     if (block == NULL)
         return -1;
     block_copy(block, old, slot, count);
+    block->live_bytes = old->live_bytes;
+    block->live_count = old->live_count;
     index->memory_bytes += block_bytes(capacity);
     block_free(index, old);
     index->blocks[index->block_count - 1] = block;
@@ -133,6 +125,25 @@ static int make_room(log_index *index)
     return filled < capacity ? 0 : replace_last_block(index, 2 * capacity, 0, filled);
 }
 
+/* Count so many more, or (wrapping around) fewer, live entries of a block. */
+static inline void add_live(log_index *index, log_block *block, uint64_t count, uint64_t bytes)
+{
+    index->live_count += count;
+    index->live_bytes += bytes;
+    block->live_count += count;
+    block->live_bytes += bytes;
+}
+
+/* Mark a live entry dead, leaving first_live to the caller. */
+static inline uint32_t mark_dead(log_index *index, uint64_t seq)
+{
+    log_block *block = log_index_block(index, seq);
+    size_t slot = log_index_slot(index, seq);
+    block->flags[slot] |= ENTRY_DEAD;
+    add_live(index, block, -1, -(uint64_t)block->payload[slot]);
+    return block->payload[slot];
+}
+
 int log_index_push(log_index *index, const log_entry *entry)
 {
     if (make_room(index) != 0)
@@ -149,8 +160,7 @@ int log_index_push(log_index *index, const log_entry *entry)
     block->flags[slot] = entry->flags;
     index->next_seq = seq + 1;
     if (!(entry->flags & ENTRY_DEAD)) {
-        index->live_count++;
-        index->live_bytes += entry->payload;
+        add_live(index, block, 1, entry->payload);
     } else if (index->first_live == seq) {
         index->first_live = seq + 1;
     }
@@ -169,9 +179,8 @@ size_t log_index_room(log_index *index, size_t count)
 
 void log_index_grown(log_index *index, size_t count, uint64_t bytes, uint64_t ts)
 {
+    add_live(index, log_index_block(index, index->next_seq), count, bytes);
     index->next_seq += count;
-    index->live_count += count;
-    index->live_bytes += bytes;
     if (ts > index->last_ts)
         index->last_ts = ts;
 }
@@ -198,15 +207,13 @@ void log_index_pop(log_index *index, uint64_t count)
     uint64_t held = index->next_seq - index->base_seq;
     uint64_t end = index->next_seq - (count < held ? count : held);
     for (uint64_t seq = end; seq < index->next_seq; seq++)
-        if (log_index_is_live(index, seq)) {
-            index->live_count--;
-            index->live_bytes -= log_index_block(index, seq)->payload[log_index_slot(index, seq)];
-        }
+        if (log_index_is_live(index, seq))
+            mark_dead(index, seq);
     index->next_seq = end;
     if (index->first_live > end)
         index->first_live = end;
     if (end == index->base_seq) {
-        free_blocks(index);
+        log_index_free(index);
         return;
     }
     size_t needed = (size_t)((end - 1 - index->blocks_seq) >> BLOCK_SHIFT) + 1;
@@ -254,14 +261,9 @@ void log_index_set_payload(log_index *index, uint64_t seq, uint32_t payload)
     log_block *block = log_index_block(index, seq);
     size_t slot = log_index_slot(index, seq);
     if (!(block->flags[slot] & ENTRY_DEAD))
-        index->live_bytes += (uint64_t)payload - block->payload[slot];
+        add_live(index, block, 0, (uint64_t)payload - block->payload[slot]);
     block->payload[slot] = payload;
     block->flags[slot] &= (uint8_t)~ENTRY_PAYLOAD_UNKNOWN;
-}
-
-void log_index_set_tag_prev(log_index *index, uint64_t seq, uint64_t tag_prev)
-{
-    log_index_block(index, seq)->tag_prev[log_index_slot(index, seq)] = tag_prev;
 }
 
 uint64_t log_index_next_live(const log_index *index, uint64_t from, uint64_t end)
@@ -300,24 +302,12 @@ static void move_first_live(log_index *index)
         index->first_live = log_index_next_live(index, index->first_live, index->next_seq);
 }
 
-/* Mark a live entry dead, leaving first_live to the caller. */
-static inline uint32_t mark_dead(log_index *index, uint64_t seq)
-{
-    log_block *block = log_index_block(index, seq);
-    size_t slot = log_index_slot(index, seq);
-    block->flags[slot] |= ENTRY_DEAD;
-    index->live_count--;
-    index->live_bytes -= block->payload[slot];
-    return block->payload[slot];
-}
-
 uint64_t log_index_kill(log_index *index, uint64_t seq)
 {
     if (!log_index_is_live(index, seq))
         return UINT64_MAX;
     uint32_t payload = mark_dead(index, seq);
-    if (seq == index->first_live)
-        move_first_live(index);
+    move_first_live(index);
     return payload;
 }
 
@@ -325,14 +315,25 @@ void log_index_kill_range(log_index *index, uint64_t from, uint64_t to, uint64_t
 {
     if (to > index->next_seq)
         to = index->next_seq;
-    uint64_t seq = log_index_next_live(index, from, to);
+    uint64_t before_count = index->live_count, before_bytes = index->live_bytes;
+    uint64_t first = index->first_live, seq = log_index_next_live(index, from, to);
     while (seq < to) {
-        *bytes += mark_dead(index, seq);
-        *count += 1;
+        uint64_t end = seq - log_index_slot(index, seq) + BLOCK_ENTRIES;
+        if (from <= first && end <= to) { /* what comes before `seq` in its block is dead */
+            log_block *block = log_index_block(index, seq);
+            for (size_t slot = 0; slot < BLOCK_ENTRIES; slot++)
+                block->flags[slot] |= ENTRY_DEAD;
+            add_live(index, block, -block->live_count, -block->live_bytes);
+        } else {
+            mark_dead(index, seq);
+        }
         seq = log_index_next_live(index, seq + 1, to);
     }
-    if (index->first_live < to)
-        move_first_live(index);
+    *count += before_count - index->live_count;
+    *bytes += before_bytes - index->live_bytes;
+    if (from <= first && first < to)
+        index->first_live = to;
+    move_first_live(index);
 }
 
 uint64_t log_index_plan_caps(const log_index *index, uint64_t from, uint64_t max_records, uint64_t max_bytes,
@@ -384,22 +385,23 @@ static void shrink_only_block(log_index *index)
 
 void log_index_drop_front(log_index *index, uint64_t seq)
 {
+    uint64_t reach = index->blocks_seq + ((uint64_t)DROPPED_BLOCKS << BLOCK_SHIFT);
     if (seq > index->first_live)
         seq = index->first_live;
+    if (seq > reach)
+        seq = reach;
     if (seq <= index->base_seq)
         return;
+    size_t whole = (size_t)((seq - index->blocks_seq) >> BLOCK_SHIFT);
     index->base_seq = seq;
     if (seq == index->next_seq) {
-        free_blocks(index);
+        log_index_free(index);
         return;
     }
-    size_t whole = (size_t)((seq - index->blocks_seq) >> BLOCK_SHIFT);
-    if (whole > 0) {
-        for (size_t place = 0; place < whole; place++)
-            block_free(index, index->blocks[place]);
-        index->block_count -= whole;
-        memmove(index->blocks, index->blocks + whole, index->block_count * sizeof *index->blocks);
-        index->blocks_seq += (uint64_t)whole << BLOCK_SHIFT;
-    }
+    for (size_t place = 0; place < whole; place++)
+        block_free(index, index->blocks[place]);
+    index->block_count -= whole;
+    memmove(index->blocks, index->blocks + whole, index->block_count * sizeof *index->blocks);
+    index->blocks_seq += (uint64_t)whole << BLOCK_SHIFT;
     shrink_only_block(index);
 }

@@ -13,6 +13,7 @@
 #define BLOCK_SHIFT 12u
 #define BLOCK_ENTRIES (1u << BLOCK_SHIFT)
 #define BLOCK_FIRST_ENTRIES 16u
+#define DROPPED_BLOCKS 64u
 /* More seqs without a record in a row are a damaged number, not a topic. */
 #define MAX_HOLES ((uint64_t)1 << 26)
 #define MAX_SEQ (UINT64_MAX >> 1)
@@ -46,6 +47,8 @@ typedef struct { /* all arrays lie in one allocation behind it */
     uint32_t *payload;
     uint8_t *flags;
     size_t capacity;
+    uint64_t live_bytes; /* of its live entries; with it a whole block can die in one step */
+    uint64_t live_count;
 } log_block;
 
 typedef struct {
@@ -62,8 +65,7 @@ typedef struct {
 } log_index;
 
 void log_index_init(log_index *index, uint64_t next_seq);
-void log_index_free(log_index *index);
-size_t log_index_memory(const log_index *index); /* bytes allocated */
+void log_index_free(log_index *index); /* all entries; the seqs stay what they are */
 
 /* Append an entry for next_seq. Returns 0, or -1 without memory (nothing changed). */
 int log_index_push(log_index *index, const log_entry *entry);
@@ -85,7 +87,6 @@ void log_index_sizes(const log_index *index, uint64_t first_seq, uint64_t count,
 void log_index_set_place(log_index *index, uint64_t seq, uint32_t source, uint32_t offset, uint32_t size);
 /* The payload of an entry that was pushed with ENTRY_PAYLOAD_UNKNOWN. */
 void log_index_set_payload(log_index *index, uint64_t seq, uint32_t payload);
-void log_index_set_tag_prev(log_index *index, uint64_t seq, uint64_t tag_prev);
 /* Mark dead; returns its payload, or UINT64_MAX if it is dead already or has no entry. */
 uint64_t log_index_kill(log_index *index, uint64_t seq);
 /* Mark every live entry of [from, to) dead; adds to *count and *bytes. */
@@ -101,7 +102,8 @@ uint64_t log_index_plan_caps(const log_index *index, uint64_t from, uint64_t max
 /* First seq in [first_live, end) with ts >= cutoff, by binary search; `end` (at most next_seq) if
  * none. Dead entries take part with the ts they have. */
 uint64_t log_index_find_ts(const log_index *index, uint64_t cutoff, uint64_t end);
-/* Free whole blocks below `seq` (at most first_live) and move base_seq there. */
+/* Free whole blocks below `seq` (at most first_live) and move base_seq there, or as far as DROPPED_BLOCKS
+ * reach: freeing a block takes some ten microseconds. */
 void log_index_drop_front(log_index *index, uint64_t seq);
 
 static inline log_block *log_index_block(const log_index *index, uint64_t seq)
@@ -124,6 +126,11 @@ static inline int log_index_is_live(const log_index *index, uint64_t seq)
     if (seq < index->first_live || seq >= index->next_seq)
         return 0;
     return !(log_index_block(index, seq)->flags[log_index_slot(index, seq)] & ENTRY_DEAD);
+}
+
+static inline void log_index_set_tag_prev(log_index *index, uint64_t seq, uint64_t tag_prev)
+{
+    log_index_block(index, seq)->tag_prev[log_index_slot(index, seq)] = tag_prev;
 }
 
 static inline uint64_t log_index_tag_prev(const log_index *index, uint64_t seq)

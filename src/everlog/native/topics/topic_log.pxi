@@ -217,7 +217,7 @@ cdef class TopicLog:
     @property
     def index_memory_bytes(self) -> int:
         """Memory of the entries."""
-        return log_index_memory(&self.index)
+        return self.index.memory_bytes
 
     @property
     def tag_memory_bytes(self) -> int:
@@ -515,17 +515,10 @@ cdef class TopicLog:
 
     def dead_seqs(self, uint64_t first_seq, uint64_t last_seq):
         """Return those seqs from `first_seq` to `last_seq` that are dead, as a uint64 array."""
-        cdef uint64_t begin = max(first_seq, self.index.base_seq)
         cdef uint64_t seq, end = min(last_seq, self.index.next_seq - 1) + 1
-        cdef Py_ssize_t count = 0
-        cdef uint64_t[::1] seqs
-        dead = np.empty(end - begin if begin < end else 0, np.uint64)
-        seqs = dead
-        for seq in range(begin, end):
-            if not log_index_is_live(&self.index, seq):
-                seqs[count] = seq
-                count += 1
-        return dead[:count]
+        cdef uint64_t begin = max(first_seq, self.index.base_seq)
+        dead = [seq for seq in range(begin, end) if not log_index_is_live(&self.index, seq)]
+        return np.array(dead, np.uint64)
 
     def kill(self, const uint64_t[::1] seqs) -> tuple[int, int]:
         """Mark records dead; those that are dead already do not count. Returns (count, payload)."""

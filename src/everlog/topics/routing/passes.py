@@ -12,7 +12,7 @@ from everlog.errors import Corrupt, EverlogError, LimitReached, StorageFailed
 from everlog.native.topics.log import Selection, copy_records, select_records
 from everlog.topics import ack_policy
 from everlog.topics.append import frame_ceiling, reserve_floor
-from everlog.topics.commits import BatchEntry, ChangeEntry
+from everlog.topics.commits import COMMITTED, BatchEntry, ChangeEntry, Commit
 from everlog.topics.config import U64_MAX
 from everlog.topics.core import CONTROL_ROOM, Core
 from everlog.topics.memory import MemoryChunks
@@ -59,7 +59,7 @@ class RouterStep(NamedTuple):
 class CopyEntry(BatchEntry):
     """Copies that one router made in one pass, visible when the frame of the pass is committed."""
 
-    __slots__ = ("_cursor_before", "_on_over", "_router", "_step")
+    __slots__ = ("_cursor_before", "_on_over", "_router", "_step", "originals")
 
     def __init__(
         self,
@@ -75,10 +75,22 @@ class CopyEntry(BatchEntry):
         self._step = step
         self._cursor_before = router.cursor
         self._on_over = on_over
+        self.originals = COMMITTED
+        """Done when the records that were copied are as durable as the copies have to be."""
         router.cursor = step.cursor
         router.total += step.copies + step.holes
         router.pending += 1
         router.last_commit = self.commit
+
+    def on_commit(self) -> None:
+        """Publish the copies, once nothing can take away the records that they are made from."""
+        self.originals.on_done(self._on_originals)
+
+    def _on_originals(self, commit: Commit) -> None:
+        if commit.error is None:
+            super().on_commit()
+        else:
+            self.on_abort(commit.error, True)
 
     def publish(self) -> None:
         """Let readers see the copies; from now on the router need not go back."""
@@ -275,13 +287,12 @@ class Pass:
         if router.evidence is None:
             router.evidence = Evidence()
         router.evidence.look(self._core.sources, dest)
-        origin = self._origin(router)
-        fresh_source, fresh_dest = router.fresh_above
+        origin, reused = self._origin(router), router.reused
         fresh: list[HopRun] = []
         for first_seq, length, hop_count in runs:
             for seq in range(first_seq, first_seq + length):
                 found = router.evidence.find(dest, origin.key(seq))
-                if found and not (seq > fresh_source and found <= fresh_dest):
+                if found and not any(seq > above and found <= up_to for above, up_to in reused):
                     continue
                 if fresh and fresh[-1][0] + fresh[-1][1] == seq and fresh[-1][2] == hop_count:
                     fresh[-1] = (fresh[-1][0], fresh[-1][1] + 1, hop_count)
@@ -301,13 +312,13 @@ class Pass:
         if step.holes:
             dest.log.push_holes(step.holes, ts)
         first_seq = dest.log.next_seq
+        is_logged = self._core.is_logged(dest)  # asked before an entry counts as pending there
         size = self._copy_frames(router, step, ts) if step.copies else 0
         entry = CopyEntry(router, step, first_seq, size, ts, self._on_over)
         self._on_begun()
         plan = plan_caps(dest) if has_caps(dest) else None
         if plan is not None:
             entry.evict_by(plan)
-        is_logged = self._core.is_logged(dest)
         ceiling, reserved = self._reserve(entry, dest, plan) if is_logged else (0, 1)
         (self._copies if is_logged else self._at_once).append(entry)
         if is_logged or self._source.storage.logged_seq >= step.cursor:
@@ -357,7 +368,9 @@ class Pass:
         """Reserve as an append does, and wait accordingly; returns the ceiling and the floor to log."""
         last_seq = dest.storage.logged_seq = dest.log.next_seq - 1
         durability, reserved = dest.durability, dest.reserved
-        entry.require_sync(ack_policy.needs_sync(durability, last_seq, reserved.ceiling_durable))
+        entry.require_sync(
+            dest.pending.syncs > 0 or ack_policy.needs_sync(durability, last_seq, reserved.ceiling_durable)
+        )
         ceiling = ack_policy.next_ceiling(durability, last_seq, reserved.ceiling_logged)
         if ceiling:
             self._companions.append(reserved.reserve_seqs(ceiling))
@@ -382,6 +395,11 @@ class Pass:
         shard.wal.buffer.append_control(FrameType.FORWARD, 0, source.topic_id, 0, self._now_ms, frame)
         # An entry of its own, so that the frame counts once, however many copies it stands for.
         shard.gather(ChangeEntry(needs_sync=False), 1)
+        if source.routes.order is not None and any(entry.needs_sync for entry in self._copies):
+            # Copies of copies: what they are made from may be in other shards.
+            originals = core.sync(other for other in core.shards if other is not shard)
+            for copy in self._copies:
+                copy.originals = originals if copy.needs_sync else COMMITTED
         entries: list[Entry] = [*self._companions, *self._copies]
         for entry in entries:
             shard.gather(entry, 0)

@@ -319,7 +319,6 @@ class ForwardReplay:
 
 def router_of(record: control.RouterRecord, source: Topic, dest: Topic) -> Router:
     """A router as it was stored, at a place in its source that is certainly there."""
-    is_promised = source.durability in (Durability.DISK, Durability.FSYNC)
     cursor = min(record.cursor, source.visible)
     if source.durability is Durability.EPHEMERAL:
         cursor = source.visible  # what was there is gone
@@ -330,10 +329,24 @@ def router_of(record: control.RouterRecord, source: Topic, dest: Topic) -> Route
     router.allow_cycle = record.allow_cycle
     router.guarantee = Guarantee.EXACTLY_ONCE if record.exactly_once else Guarantee.AT_LEAST_ONCE
     router.match = None if record.filter_tag is None else TagMatch(record.filter_tag, record.filter_prefix)
-    if not is_promised:
-        router.fresh_above = (source.visible, dest.visible)
+    router.reused = record.reused
     router.is_committed = router.is_active = True
     return router
+
+
+def note_reused_seqs(core: Core) -> None:
+    """Remember, and log, which sources of routers that copy once may give out seqs a second time.
+
+    The frame lies in the shard of the source, before every record that gets such a seq.
+    """
+    for router in core.routers:
+        is_promised = router.source.durability in (Durability.DISK, Durability.FSYNC)
+        if router.guarantee is Guarantee.EXACTLY_ONCE and not is_promised and router.dest.visible:
+            router.note_restart()
+            core.log_change(
+                router.source, FrameType.ROUTER_CREATE, control.encode(router.record()), needs_sync=False
+            )
+            core.shards[router.source.shard].write()  # there may be more of them than its queue has room for
 
 
 def _frame_bytes(log: TopicLog, first_seq: int, count: int) -> int:

@@ -147,6 +147,7 @@ def _change(core: Core, router: Router, config: RouterConfig, match: TagMatch | 
     """Change the definition of a router once that is committed; its cursor stays."""
     changed = Router(router.router_id, router.name, router.source, router.dest, router.committed_cursor)
     changed.total = changed.committed_total = router.committed_total
+    changed.reused = router.reused
     _define(changed, config, match)
 
     def apply() -> None:

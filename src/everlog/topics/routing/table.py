@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from everlog.api_types import Guarantee
 from everlog.topics.commits import COMMITTED
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from everlog.topics.topic import Topic
 
 
+REUSED_MAX: Final = 64
+"""So many starts are remembered of which the destination still has copies."""
+
+
 class Router:
     """One router. `cursor` counts pending copies as done, `committed_cursor` does not."""
 
@@ -30,7 +34,6 @@ class Router:
         "cursor",
         "dest",
         "evidence",
-        "fresh_above",
         "guarantee",
         "is_active",
         "is_committed",
@@ -40,6 +43,7 @@ class Router:
         "pending",
         "preserve_node",
         "preserve_tag",
+        "reused",
         "router_id",
         "source",
         "total",
@@ -62,13 +66,16 @@ class Router:
         self.is_active = False  # it is committed, and both topics are
         self.last_commit = COMMITTED  # of the newest copies
         self.evidence: Evidence | None = None
-        # Source seqs above the first may be assigned again after a crash; copies up to the second are of
-        # records that had them before.
-        self.fresh_above: tuple[int, int] = (0, 0)
+        self.reused: list[tuple[int, int]] = []  # see `RouterRecord`
 
     def on_commit(self) -> None:
         """Its definition is committed."""
         self.is_committed = True
+
+    def note_restart(self) -> None:
+        """The source may give out seqs again that it had given out before this start."""
+        self.reused = [pair for pair in self.reused if pair[1] >= self.dest.earliest_seq][-REUSED_MAX:]
+        self.reused.append((self.source.visible, self.dest.visible))
 
     def record(self) -> RouterRecord:
         """The router as it is stored."""
@@ -85,6 +92,7 @@ class Router:
             exactly_once=self.guarantee is Guarantee.EXACTLY_ONCE,
             filter_tag=None if self.match is None else self.match.tag,
             filter_prefix=self.match is not None and self.match.prefix,
+            reused=self.reused,
         )
 
     def state(self) -> RouterState:

@@ -8,7 +8,7 @@ the `SyncRunner`; a step that fails leaves the log untouched and is tried again 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from everlog.api_types import Durability
 from everlog.errors import EverlogError, StorageFailed
 from everlog.native.topics.log import FrameBuffer
+from everlog.topics.due_work import schedule
 from everlog.topics.jobs.lease_log import stored_leases
 from everlog.topics.storage import snapshot
 from everlog.topics.storage.control import SnapshotBody, TopicRecord, encode
@@ -46,6 +47,7 @@ _FEW_TOPICS: Final = 64
 # topic costs besides its records is as much as so many of them.
 _RECORDS_A_TURN: Final = 40_000
 _RECORDS_A_TOPIC: Final = 500
+_TOPICS_A_LOOK: Final = 256  # of those with sealed segments, to find one to move
 _WAIT_SLICE_NS: Final = 100 * NS_PER_MS
 _CHECK_INTERVAL_NS: Final = 5_000 * NS_PER_MS
 
@@ -132,13 +134,17 @@ class Checkpointer:
         forwarder = self._core.forwarder
         if (
             logged >= settings.snapshot_log_bytes
-            or (logged and elapsed_ms >= settings.snapshot_interval_ms)
+            or (elapsed_ms >= settings.snapshot_interval_ms and (logged or self._has_leftovers()))
             or (forwarder is not None and forwarder.wants_checkpoint)
         ):
             if self._is_prepared():
                 self.start()
-        elif now_ns >= self._next_look_ns and not self._start_relocation():
-            self._next_look_ns = now_ns + _CHECK_INTERVAL_NS
+        elif now_ns >= self._next_look_ns and not self._start_relocation(_TOPICS_A_LOOK):
+            self._next_look_ns = now_ns + (0 if self._core.totals.sealed else _CHECK_INTERVAL_NS)
+
+    def _has_leftovers(self) -> bool:
+        """Whether only the snapshot before the last one needs some of the files."""
+        return bool(self._drops) or self._store.has_log_before(self._coverage)
 
     def run(self) -> None:
         """Checkpoint and wait for it; raises what went wrong."""
@@ -249,7 +255,7 @@ class Checkpointer:
         if topic.gone:
             return None
         now_ms = self._core.now_ms()
-        first_seq = max(topic.storage.saved_seq + 1, topic.log.base_seq)
+        first_seq = max(topic.storage.saved_seq + 1, topic.earliest_seq)  # all below is dead
         if topic.storage.logged_seq:
             # Nothing below the first entry is left to be saved, but its seqs were assigned.
             topic.storage.saved_seq = max(topic.storage.saved_seq, min(first_seq - 1, topic.visible))
@@ -293,6 +299,8 @@ class Checkpointer:
             dropped = saved.apply_marks(mark, live)
             if dropped is not None:
                 self._drop_segment(work.tier, dropped)
+            elif not live:
+                self._core.totals.shrunk[topic.topic_id] = topic
         for mark in work.marks[len(work.live_after) :]:
             saved.abandon(mark)
             topic.storage.unmarked.append(mark.positions.astype(np.uint64) + np.uint64(mark.segment_id))
@@ -310,8 +318,12 @@ class Checkpointer:
                 topic.storage.chunks.clear()
                 topic.storage.chunks = None
             else:
-                topic.storage.chunks.drop_below(topic.storage.saved_seq + 1)
+                while not topic.storage.chunks.drop_below(topic.storage.saved_seq + 1):
+                    pass  # each step is bounded, and so is what one checkpoint takes over
         topic.snapshot_record = None
+        if len(saved) > 1:
+            self._core.totals.sealed[topic.topic_id] = topic
+        schedule(self._core, topic)
         yield _RECORDS_A_TOPIC
 
     def _place(self, topic: Topic, tier: TopicTier, info: SegmentInfo, written: _Written) -> None:
@@ -389,14 +401,20 @@ class Checkpointer:
         return msgspec.Raw(topic.snapshot_record)
 
     def _drop_dead_segments(self) -> None:
-        for topic in self._core.topics.values():
+        """Drop segments without a live record, of topics that have lost records since the last checkpoint."""
+        shrunk, self._core.totals.shrunk = self._core.totals.shrunk, {}
+        for topic in shrunk.values():
             saved = topic.storage.segments
-            if saved is None or not len(saved) or saved.infos[0].last_seq >= topic.earliest_seq:
+            if saved is None or topic.gone:
                 continue
+            dead = saved.drop_dead(topic.earliest_seq)
             tier = self._store.tier_of(topic.topic_id)
-            for info in saved.drop_dead(topic.earliest_seq):
+            for info in dead:
                 self._drop_segment(tier, info)
-            topic.snapshot_record = None
+            if dead:
+                topic.snapshot_record = None
+            if any(info.last_seq < topic.earliest_seq for info in saved.infos[:1]):
+                self._core.totals.shrunk[topic.topic_id] = topic  # it is being moved: the next time
         dropped, self._core.dropped = self._core.dropped, []
         for topic in dropped:
             self._drop_topic(topic)
@@ -458,24 +476,25 @@ class Checkpointer:
         before = self.relocated
         self.wait_idle()
         self.last_error = None
-        while self._start_relocation():
+        while self._core.totals.sealed:
+            self._start_relocation(_TOPICS_A_LOOK)
             self.wait_idle()
             if self.last_error is not None:
                 raise self.last_error
         return self.relocated - before
 
-    def _start_relocation(self) -> bool:
-        """Begin to move one segment in the lane; False if there is none to move."""
+    def _start_relocation(self, limit: int) -> bool:
+        """Begin to move one segment in the lane; False if none of `limit` topics has one to move."""
+        sealed = self._core.totals.sealed
         if self._core.settings.cold_dir is None:
-            return False
-        for topic in self._core.topics.values():
-            saved = topic.storage.segments
-            if saved is None or len(saved) <= 1:
-                continue
-            for plan in saved.plan_relocations(1):
+            sealed.clear()
+        for topic in list(islice(sealed.values(), limit)):
+            saved = self._store.segments_of(topic)
+            for plan in () if topic.deleted else saved.plan_relocations(1):
                 self._busy = True
                 self._copy(topic, saved, self._store.tier_of(topic.topic_id), plan)
                 return True
+            del sealed[topic.topic_id]
         return False
 
     def _copy(self, topic: Topic, saved: SegmentSet, tier: TopicTier, plan: Relocation) -> None:

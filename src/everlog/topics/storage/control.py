@@ -68,12 +68,16 @@ class EvictWatermark(msgspec.Struct, array_like=True, frozen=True):
     """Everything below these seqs is lost to the cap or to age.
 
     `reserved` may be ahead of `cap_floor`: after a crash the floor is there, so that the floor need
-    not be synced at every eviction.
+    not be synced at every eviction. The others are those of `Floors`, logged when an ephemeral topic
+    becomes durable.
     """
 
     cap_floor: int
     ttl_floor: int
     reserved: int
+    trim_floor: int = 1
+    trim_runs: list[tuple[int, int]] = []
+    holes: list[tuple[int, int]] = []
 
 
 class HeadWatermark(msgspec.Struct, array_like=True, frozen=True):
@@ -106,7 +110,9 @@ class Damage(msgspec.Struct, array_like=True, frozen=True):
 class RouterRecord(msgspec.Struct, array_like=True, frozen=True):
     """A router came into being or was changed; also one router in a snapshot.
 
-    Everything of its source up to `cursor` was passed on, or was there before the router.
+    Everything of its source up to `cursor` was passed on, or was there before the router. `reused` has a seq
+    of the source and one of the destination for each start of a source that may give out seqs again: copies
+    up to the second are not of the records that got seqs above the first after that start.
     """
 
     router_id: int
@@ -121,6 +127,7 @@ class RouterRecord(msgspec.Struct, array_like=True, frozen=True):
     exactly_once: bool
     filter_tag: bytes | None
     filter_prefix: bool
+    reused: list[tuple[int, int]] = []
 
 
 class RouterDelete(msgspec.Struct, array_like=True, frozen=True):

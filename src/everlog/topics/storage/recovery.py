@@ -19,6 +19,7 @@ from everlog.native.queue.ring import Mapping
 from everlog.native.topics.log import LogFrame, LogReplay, TopicLog
 from everlog.topics import catalogue
 from everlog.topics.commits import COMMITTED
+from everlog.topics.due_work import schedule
 from everlog.topics.jobs.lease_log import (
     apply_delete_seqs,
     apply_lease,
@@ -26,8 +27,8 @@ from everlog.topics.jobs.lease_log import (
     finish_lease_replay,
     restore_leases,
 )
-from everlog.topics.retention import apply_delete, sweep
-from everlog.topics.routing.replay import ForwardReplay
+from everlog.topics.retention import apply_delete, has_caps
+from everlog.topics.routing.replay import ForwardReplay, note_reused_seqs
 from everlog.topics.storage import control, layout, snapshot
 from everlog.topics.storage.layout import FrameType
 from everlog.topics.storage.log_losses import LogLosses
@@ -76,8 +77,14 @@ def open_store(
         core.begin_leases()
         for topic in list(core.topics.values()):
             topic.shard = core.shard_of(topic.topic_id, len(core.shards))
-            topic.floors.caps_due = True
-            sweep(core, topic, core.now_ms())
+            topic.floors.caps_due = has_caps(topic)
+            if topic.floors.caps_due:
+                core.totals.due.add(topic, core.now_ms())
+            else:
+                schedule(core, topic)
+            if topic.storage.segments is not None:
+                core.totals.sealed[topic.topic_id] = topic
+        note_reused_seqs(core)
     except OSError as error:
         store.abandon()
         raise Io(f"cannot recover the data directory {data_dir}: {error}", error.errno) from error
@@ -569,6 +576,7 @@ class _Recovery:
             topic.visible = topic.log.next_seq - 1
             topic.reserved.floor_logged = max(topic.reserved.floor_logged, mark.reserved)
             topic.kill_below(max(mark.cap_floor, mark.ttl_floor))
+            topic.restore_gaps(mark.trim_floor, mark.trim_runs, mark.holes)
             topic.raise_floor(cap=mark.cap_floor, ttl=mark.ttl_floor)
         elif frame.type == FrameType.HEAD_WATERMARK:
             head = control.decode(frame.data, control.HeadWatermark)
@@ -615,6 +623,8 @@ class _Recovery:
             topic.raise_floor(cap=floor)
         if log.last_ts:
             topic.last_write_ts = max(topic.last_write_ts or 0, log.last_ts)
+        if not promised:
+            topic.keys.clear()  # of a time when it was of another class
         topic.floors.planned = topic.floors.cap
         topic.reserved.floor_logged = topic.reserved.floor_durable = topic.floors.cap
         topic.reserved.ceiling_logged = 0
@@ -628,6 +638,6 @@ class _Recovery:
         """An ephemeral topic comes back empty, with its head."""
         topic.log = TopicLog(topic.topic_id, max(topic.log.next_seq, topic.storage.restored_head + 1))
         topic.note_holes(1, topic.log.next_seq - 1)
-        topic.keys.clear()
-        topic.storage.segments = None
+        if topic.storage.segments is not None:
+            topic.storage.segments.seal()  # of a time when it had another class: a checkpoint drops them
         topic.storage.saved_seq = topic.log.next_seq - 1

@@ -251,6 +251,12 @@ class SegmentSet:
 
     # Appending
 
+    @property
+    def seal_due_ms(self) -> int | None:
+        """When the active segment is old enough to be sealed; None if it never is."""
+        active, max_age_ms = self.active, self.limits.max_age_ms
+        return None if active is None or not max_age_ms else active.created_ms + max_age_ms
+
     def seal_due(self, now_ms: int) -> SegmentInfo | None:
         """Seal the active segment if it is full or old; returns it if so. Costs no I/O."""
         active = self.active
@@ -262,6 +268,11 @@ class SegmentSet:
             return None
         active.sealed = True
         return active
+
+    def seal(self) -> None:
+        """Seal the active segment: nothing is appended to it any more."""
+        if self._segments:
+            self._segments[-1].sealed = True
 
     def plan_append(self, first_seq: int, frame_sizes: Sequence[int] | Entries, now_ms: int) -> AppendPlan:
         """Split seqs from `first_seq` on into pieces that respect the limits.
@@ -365,7 +376,7 @@ class SegmentSet:
         return info
 
     def drop_dead(self, first_live: int) -> list[SegmentInfo]:
-        """Take out all sealed segments that end before `first_live` or have no live record; returns them.
+        """Take out all segments that end before `first_live` or have no live record; returns them.
 
         The caller removes the files once no snapshot lists them, and must know the next seq from elsewhere,
         since the newest segment may be among them. One that is being relocated waits for the next time.
@@ -373,10 +384,7 @@ class SegmentSet:
         dead = [
             info
             for info in self._segments
-            if (info.last_seq < first_live or info.live == 0)
-            and info.sealed
-            and not info.busy
-            and not info.marks_pending
+            if (info.last_seq < first_live or info.live == 0) and not info.busy and not info.marks_pending
         ]
         gone = {info.first_seq for info in dead}
         self._segments = [info for info in self._segments if info.first_seq not in gone]

@@ -254,6 +254,13 @@ class Store:
                 starts.append((shard.wal.prepared_number, 0))
         return Coverage(self._core.next_file_number, starts, positions)
 
+    def has_log_before(self, coverage: Coverage | None) -> bool:
+        """Whether there are log files of earlier runs, or some that a snapshot made unnecessary."""
+        if self.old_files or coverage is None:
+            return bool(self.old_files)
+        shards = zip(self._core.shards, coverage.positions, strict=True)
+        return any(shard.wal.has_files_before(position) for shard, position in shards)
+
     def release_log(self, coverage: Coverage) -> list[str]:
         """Release the log files that a snapshot made unnecessary, and return their paths."""
         paths = self._release_old_files()

@@ -446,16 +446,20 @@ class WalShard:
         self.failures.succeeded("log_file")
         return self._prepared
 
+    def has_files_before(self, before: Position) -> bool:
+        """Whether there are files wholly before a position; the active one does not count."""
+        if len(self._files) <= (0 if self._closed else 1):
+            return False
+        return Position(self._files[0].number, self._files[0].end) <= before
+
     def release_files(self, before: Position) -> list[str]:
         """Release the files wholly before a position and return their paths; the caller deletes them.
 
         The active file stays whatever the position. Nothing depends on when they are deleted.
         """
         paths: list[str] = []
-        while len(self._files) > (0 if self._closed else 1):
+        while self.has_files_before(before):
             file = self._files[0]
-            if Position(file.number, file.end) > before:
-                break
             del self._files[0]
             self._sources.remove(file.source)
             if self._ends is not None:
