@@ -46,15 +46,9 @@ frames_set_hash(<frame_hash><size_t>xxh3.address if xxh3.address != 0 else hash_
 # --- Bytes in, answer out ---------------------------------------------------------------------------------
 
 
-def json_fault(text, uint32_t max_depth) -> str | None:
+def json_fault(const uint8_t[::1] text not None, uint32_t max_depth) -> str | None:
     """Return why this JSON text may not be stored though a parser accepts it, None if it may."""
-    cdef Py_buffer view
-    cdef int found
-    PyObject_GetBuffer(text, &view, PyBUF_SIMPLE)
-    try:
-        found = json_check(<const uint8_t *>view.buf, view.len, max_depth)
-    finally:
-        PyBuffer_Release(&view)
+    cdef int found = json_check(&text[0], text.shape[0], max_depth)
     if found == JSON_SOUND:
         return None
     if found == JSON_NOT_UTF8:
@@ -64,38 +58,29 @@ def json_fault(text, uint32_t max_depth) -> str | None:
     return "it has an escape of half a surrogate pair"
 
 
-def json_names(text) -> list[bytes]:
+def json_names(const uint8_t[::1] text not None) -> list[bytes]:
     """The names of an object's members in their order, as JSON strings; the text must be valid JSON."""
-    cdef Py_buffer view
-    cdef const uint8_t *at
-    cdef const uint8_t *end
-    cdef const uint8_t *start
+    cdef Py_ssize_t start, at = 0, end = text.shape[0]
     cdef size_t depth = 0
     cdef bint is_name = False
     cdef list names = []
-    PyObject_GetBuffer(text, &view, PyBUF_SIMPLE)
-    try:
-        at = <const uint8_t *>view.buf
-        end = at + view.len
-        while at < end:
-            if at[0] == b'"':
-                start = at
-                at += 1
-                while at < end and at[0] != b'"':
-                    at += 2 if at[0] == b"\\" else 1
-                if is_name and at < end:
-                    names.append(start[:at + 1 - start])
-                is_name = False
-            elif at[0] == b"{" or at[0] == b"[":
-                depth += 1
-                is_name = depth == 1
-            elif at[0] == b"}" or at[0] == b"]":
-                depth -= 1
-            elif at[0] == b",":
-                is_name = depth == 1
+    while at < end:
+        if text[at] == b'"':
+            start = at
             at += 1
-    finally:
-        PyBuffer_Release(&view)
+            while at < end and text[at] != b'"':
+                at += 2 if text[at] == b"\\" else 1
+            if is_name and at < end:
+                names.append(copy_part(&text[start], at + 1 - start))
+            is_name = False
+        elif text[at] == b"{" or text[at] == b"[":
+            depth += 1
+            is_name = depth == 1
+        elif text[at] == b"}" or text[at] == b"]":
+            depth -= 1
+        elif text[at] == b",":
+            is_name = depth == 1
+        at += 1
     return names
 
 

@@ -39,7 +39,6 @@ typedef struct {
 _Static_assert((int)ENTRY_HAS_TAG == (int)FRAME_HAS_TAG && (int)ENTRY_HAS_NODE == (int)FRAME_HAS_NODE &&
                    (int)ENTRY_HAS_META == (int)FRAME_HAS_META,
                "an entry takes these flags from its frame");
-#define SHARED_FLAGS (ENTRY_HAS_TAG | ENTRY_HAS_NODE | ENTRY_HAS_META)
 
 static inline uint8_t *put_text(uint8_t *out, const uint8_t *text, size_t length, int is_compact)
 {
@@ -104,7 +103,7 @@ static uint8_t *append_run(log_index *index, const batch_record *records, size_t
         block->offset[slot + place] = target->offset + (uint32_t)(out - start);
         block->size[slot + place] = (uint32_t)(end + LOG_TRAILER_SIZE - out);
         block->payload[slot + place] = frame_payload(frame.data_len, frame_flags);
-        block->flags[slot + place] = (frame_flags & SHARED_FLAGS) | ENTRY_IN_LOG;
+        block->flags[slot + place] = (frame_flags & ENTRY_FRAME_FLAGS) | ENTRY_IN_LOG;
         payload += block->payload[slot + place];
         out = end + LOG_TRAILER_SIZE;
     }

@@ -27,6 +27,7 @@ enum {
     ENTRY_DEAD = 64,             /* deleted, evicted, expired or a hole */
     ENTRY_PAYLOAD_UNKNOWN = 128, /* counts as 0 until the frame has been looked at */
 };
+#define ENTRY_FRAME_FLAGS (ENTRY_HAS_TAG | ENTRY_HAS_NODE | ENTRY_HAS_META)
 
 typedef struct {
     uint64_t ts;

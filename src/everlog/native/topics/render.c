@@ -14,12 +14,7 @@
 #define JOB_FIXED_TEXT (sizeof ALL_JOB_KEYS + 5 * LONGEST_NUMBER)
 #define FIRST_CAPACITY 4096u
 
-#define KEPT_FLAGS (ENTRY_HAS_TAG | ENTRY_HAS_NODE | ENTRY_HAS_META)
 #define PUT_LITERAL(out, text) put_bytes((out), (const uint8_t *)(text), sizeof(text) - 1)
-
-_Static_assert((int)ENTRY_HAS_TAG == (int)FRAME_HAS_TAG && (int)ENTRY_HAS_NODE == (int)FRAME_HAS_NODE &&
-                   (int)ENTRY_HAS_META == (int)FRAME_HAS_META,
-               "entries keep the flags of frames as they are");
 
 static inline uint8_t *put_bytes(uint8_t *out, const uint8_t *bytes, size_t length)
 {
@@ -318,7 +313,7 @@ static void index_entry_write(uint8_t *at, uint32_t offset, uint32_t size, uint6
 void index_entry_read(const uint8_t *at, uint32_t source, log_entry *entry)
 {
     const uint32_t overhead = SEGMENT_HEADER_SIZE + SEGMENT_TRAILER_SIZE;
-    *entry = (log_entry){.source = source, .flags = at[16] & (KEPT_FLAGS | ENTRY_DEAD)};
+    *entry = (log_entry){.source = source, .flags = at[16] & (ENTRY_FRAME_FLAGS | ENTRY_DEAD)};
     memcpy(&entry->offset, at, sizeof entry->offset);
     memcpy(&entry->size, at + 4, sizeof entry->size);
     memcpy(&entry->ts, at + 8, sizeof entry->ts);
@@ -357,7 +352,7 @@ uint64_t segment_copy(const record_place *places, uint64_t count, uint64_t topic
             return place;
         frame.flags &= (uint8_t)~FRAME_BATCH_CONTINUES; /* a batch is a matter of the log */
         uint32_t size = (uint32_t)segment_frame_write(data, &frame);
-        index_entry_write(entries, offset, size, frame.ts, frame.flags & KEPT_FLAGS);
+        index_entry_write(entries, offset, size, frame.ts, frame.flags & ENTRY_FRAME_FLAGS);
         data += size;
         offset += size;
     }
