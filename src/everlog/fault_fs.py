@@ -391,7 +391,7 @@ class FaultFs:
                 node.durable = dict(node.entries)
         self._pending.clear()
 
-    def open(self, path: str, flags: int, mode: int = 0o644) -> int:
+    def open(self, path: str, flags: int, mode: int = 0o600) -> int:
         """See `Fs.open`."""
         with self._renaming("open", path):
             fd = self._inner.open(path, flags, mode)

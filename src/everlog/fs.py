@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import grp
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
@@ -33,8 +35,8 @@ class Syncable(Protocol):
 class Fs(Protocol):
     """File operations with a guarantee. Descriptors are plain ints, always close-on-exec."""
 
-    def open(self, path: str, flags: int, mode: int = 0o644) -> int:
-        """Open `path` and return the descriptor."""
+    def open(self, path: str, flags: int, mode: int = 0o600) -> int:
+        """Open `path` and return the descriptor; a new file has the mode, and what its group is given."""
         ...
 
     def close(self, fd: int) -> None:
@@ -129,9 +131,13 @@ class Fs(Protocol):
 class OsFs:
     """The file system of the operating system."""
 
-    def open(self, path: str, flags: int, mode: int = 0o644) -> int:
+    def open(self, path: str, flags: int, mode: int = 0o600) -> int:
         """See `Fs.open`."""
-        return os.open(path, flags | os.O_CLOEXEC, mode)
+        fd = os.open(path, flags | os.O_CLOEXEC, mode)
+        if flags & os.O_CREAT and (group := _group_bits(os.path.dirname(path)) & 0o060):
+            with suppress(PermissionError):  # it exists and is another user's
+                os.fchmod(fd, mode | group)
+        return fd
 
     def close(self, fd: int) -> None:
         """See `Fs.close`."""
@@ -220,7 +226,17 @@ class OsFs:
 
     def makedirs(self, path: str) -> None:
         """See `Fs.makedirs`."""
-        os.makedirs(path, exist_ok=True)
+        parent = os.path.dirname(path.rstrip("/"))
+        if parent and not os.path.isdir(parent):
+            self.makedirs(parent)
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
+            return
+        if group := _group_bits(parent):
+            os.chmod(path, stat.S_ISGID | 0o700 | group)
 
     def rmdir(self, path: str) -> None:
         """See `Fs.rmdir`."""
@@ -252,6 +268,23 @@ class OsFs:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 
+def _group_bits(directory: str) -> int:
+    """What the group may do with new entries of a directory: as with itself if it is shared, else nothing."""
+    mode = os.stat(directory or ".").st_mode
+    return mode & 0o070 if mode & stat.S_ISGID else 0
+
+
+def share_with_group(path: str, group: str) -> None:
+    """Create a directory, if there is none, that a group may use: what is created in it belongs to the group.
+
+    Raises LookupError for a group that does not exist.
+    """
+    group_id = grp.getgrnam(group).gr_gid
+    os.makedirs(path, exist_ok=True)
+    os.chown(path, -1, group_id)
+    os.chmod(path, 0o2770)
+
+
 @contextmanager
 def opened(fs: Fs, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
     """Open a file for a block, which gets its descriptor."""
@@ -275,7 +308,7 @@ def read_file(fs: Fs, path: str) -> bytes:
 def replace_file(fs: Fs, path: str, data: bytes, *, durable: bool = True) -> None:
     """Write `path` by temp file and rename: a reader sees the old bytes or the new, never a mix."""
     temp = path + ".tmp"
-    with opened(fs, temp, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as fd:
+    with opened(fs, temp, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW) as fd:
         fs.pwrite(fd, data, 0)
         if durable:
             fs.fsync(fd)

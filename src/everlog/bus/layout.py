@@ -1,4 +1,4 @@
-"""Where every queue of a bus lives: paths and endpoint names. Touches no file.
+"""Where every queue of a bus lives: paths, endpoint names, and the group that may use them.
 
 One bus is one directory tree (the root is the user's choice)::
 
@@ -17,6 +17,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from everlog.fs import share_with_group
 from everlog.queue.names import check_component
 
 ORDERS_OUT = "orders_out"
@@ -72,10 +73,16 @@ class OrdersLayout:
 
 
 class IpcLayout:
-    """All queue directories of the bus at `root`."""
+    """All queue directories of the bus at `root`.
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    Queues are created for their user only (0700, files 0600). With `group` the root is created or changed so
+    that what is created below it belongs to the group and is open to it (0770, files 0660).
+    """
+
+    def __init__(self, root: str | os.PathLike[str], group: str | None = None) -> None:
         self.root = Path(root)
+        if group is not None:
+            share_with_group(os.fspath(root), group)
 
     def __repr__(self) -> str:
         return f"IpcLayout({os.fspath(self.root)!r})"

@@ -16,6 +16,7 @@ _ADVICE = {
     errno.EDQUOT: "the disk quota is used up; free space, then retry",
     errno.EROFS: "the file system is read-only; a writer and a named reader need to write",
     errno.EACCES: "this user may not; check owner and mode of the queue directory",
+    errno.ELOOP: "it is a symbolic link, which is not followed; remove it",
     errno.EMFILE: "too many open files; raise the limit (ulimit -n)",
 }
 

@@ -144,7 +144,7 @@ class _ReadOnlyFs:
     def __init__(self, inner: Fs) -> None:
         self._inner = inner
 
-    def open(self, path: str, flags: int, mode: int = 0o644) -> int:
+    def open(self, path: str, flags: int, mode: int = 0o600) -> int:
         if flags != os.O_RDONLY:
             raise Unsupported(f"{path} is opened for inspection, which never writes")
         try:

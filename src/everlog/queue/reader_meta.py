@@ -268,7 +268,7 @@ class ReaderMetaFile:
         """Lock and load the file; False if there is none."""
         for _ in range(_OPEN_ATTEMPTS_MAX):
             try:
-                fd = self._fs.open(self.path, os.O_RDWR)
+                fd = self._fs.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
             except FileNotFoundError:
                 return False
             try:
@@ -367,7 +367,7 @@ class ReaderMetaFile:
         the lock keeps two attempts apart.
         """
         try:
-            fd = self._fs.open(path, os.O_RDWR | os.O_CREAT)
+            fd = self._fs.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         except FileNotFoundError:
             return None  # the directory was renamed or removed under us
         try:

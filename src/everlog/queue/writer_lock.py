@@ -115,7 +115,7 @@ class WriterLock:
         After that, a forked child of the owner must be holding the descriptor.
         """
         path = os.path.join(queue_path, LOCK_FILE)
-        fd = fs.open(path, os.O_RDWR | os.O_CREAT)
+        fd = fs.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         try:
             _wait_for_lock(fs, clock, fd, path)
             lock = cls(fs, path, fd, decode_owner(fs.pread(fd, _RECORD_SIZE_MAX, 0)))
@@ -145,19 +145,54 @@ class WriterLock:
         return self._fd
 
 
+def lock_holder(fd: int) -> int | None:
+    """Return the process that holds the flock of an open file, None if it is not visible."""
+    inode = os.fstat(fd).st_ino
+    with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as locks:
+        for line in locks:
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode):
+                return int(fields[4]) if int(fields[4]) > 0 else None
+    return None
+
+
+def _processes_with(fd: int) -> list[int]:
+    """Return the other processes that have the file open, as far as this user may see."""
+    found = []
+    status = os.fstat(fd)
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/fd") if pid != os.getpid() else ():
+                with contextlib.suppress(OSError):
+                    if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), status):
+                        found.append(pid)
+                        break
+    return found
+
+
 def _wait_for_lock(fs: Fs, clock: Clock, fd: int, path: str) -> None:
     deadline_ns = clock.monotonic_ns() + STALE_RETRY_NS_MAX
     while not fs.try_lock(fd):
         owner = decode_owner(fs.pread(fd, _RECORD_SIZE_MAX, 0))
-        if owner is not None and owner_alive(owner):
+        holder = lock_holder(fd)
+        if owner is not None and holder in (None, owner.pid) and owner_alive(owner):
             raise WriterAlreadyActive(
                 f"{path} is held by the live process {owner.pid} (epoch {owner.epoch}); "
                 "close that writer first"
             )
         if clock.monotonic_ns() >= deadline_ns:
-            recorded = f"process {owner.pid} (epoch {owner.epoch}), which is dead" if owner else "no process"
-            raise WriterAlreadyActive(
-                f"{path} is held although it names {recorded}: a forked child of the writer may have "
-                "inherited it; end that child first"
-            )
+            raise WriterAlreadyActive(f"{path} is held {_who_holds(fd, owner, holder)}")
         clock.sleep_ns(_RETRY_INTERVAL_NS)
+
+
+def _who_holds(fd: int, owner: LockOwner | None, holder: int | None) -> str:
+    """Name the process that holds a lock which its recorded owner does not hold."""
+    recorded = f"process {owner.pid} (epoch {owner.epoch})" if owner else "no process"
+    if holder is not None and process_start_ticks(holder) is not None:
+        return f"by process {holder}, although it names {recorded} as its writer; end process {holder} first"
+    children = ", ".join(map(str, _processes_with(fd))) or "unknown"
+    dead = ", which is dead" if owner else ""
+    return (
+        f"although it names {recorded}{dead}: a forked child of the writer may have inherited it "
+        f"(processes with the file open: {children}); end that child first"
+    )
