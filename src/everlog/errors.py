@@ -48,6 +48,12 @@ class DamagedData(Corrupt):
     code = "damaged_data"
 
 
+class TopicDamaged(Corrupt):
+    """A segment of this topic is lost or damaged, so it is not served until that is repaired."""
+
+    code = "topic_damaged"
+
+
 class Unsupported(EverlogError):
     """The operation makes no sense for this object or in this state."""
 

@@ -170,7 +170,7 @@ def test_a_data_directory_in_use_is_exit_code_6(tmp_path: Path) -> None:
 
 def test_damaged_data_is_exit_code_7_and_stays_as_it_is(tmp_path: Path) -> None:
     data = stopped_directory(tmp_path)
-    for path in sorted((data / "topics").rglob("*.data")):
+    for path in (*(data / "meta").iterdir(), *data.glob("*.copy")):
         path.unlink()
     before = tree(data)
     words = ("--port", 0, "--data-dir", data, "--cold-dir", tmp_path / "cold", "--log-format", "json")

@@ -24,6 +24,7 @@ from everlog.errors import (
     ReadOnly,
     RecordTooLarge,
     StorageFailed,
+    TopicDamaged,
     TopicFull,
     TopicIncompatible,
     TopicNotEmpty,
@@ -347,6 +348,7 @@ def test_a_head_without_a_key_is_refused_before_its_body_is_read() -> None:
         (ReadOnly("x"), 500, "internal", None),
         (OutcomeUnknown("x"), 500, "outcome_unknown", None),
         (Corrupt("x"), 500, "internal", None),
+        (TopicDamaged("x"), 503, "topic_damaged", {"topic": "t"}),
         (Closed("x"), 503, "shutting_down", None),
     ],
 )

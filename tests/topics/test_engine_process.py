@@ -181,19 +181,14 @@ def _by_directory(path: Path) -> Path:
 
 
 def _cut_snapshot(data_dir: Path) -> Path:
-    path = _only(data_dir, "meta/snapshot-*.bin")
-    os.truncate(path, path.stat().st_size // 2)
-    return path
+    for path in (*data_dir.glob("meta/snapshot-*"), *data_dir.glob("*.copy")):
+        os.truncate(path, path.stat().st_size // 2)
+    return _only(data_dir, "meta/snapshot-*.bin")
 
 
 def _by_file(path: Path) -> Path:
     shutil.rmtree(path)
     path.write_bytes(b"")
-    return path
-
-
-def _without(path: Path) -> Path:
-    path.unlink()
     return path
 
 
@@ -211,7 +206,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Path]]] = {
         stopped_directory,
         lambda data: _by_directory(_only(data, "topics/*/*.idx")),
     ),
-    "a segment that is gone": (stopped_directory, lambda data: _without(_only(data, "topics/*/*.data"))),
     "a file in place of the log directory": (stopped_directory, lambda data: _by_file(data / "wal")),
     "a file in place of the snapshots": (stopped_directory, lambda data: _by_file(data / "meta")),
     "a file in place of the segments": (stopped_directory, lambda data: _by_file(data / "topics")),

@@ -21,6 +21,7 @@ from everlog.errors import (
     OutcomeUnknown,
     ReadOnly,
     RecordTooLarge,
+    TopicDamaged,
     TopicFull,
     TopicIncompatible,
     TopicNotEmpty,
@@ -97,11 +98,17 @@ def from_engine(error: EverlogError, topic: str | None) -> ApiError:
         return ApiError(status, error.code, message, about)
     if isinstance(error, InvalidRequest):
         return ApiError(400, "invalid_request", message)
-    return _from_storage(error) if isinstance(error, Io | Corrupt) else ApiError(500, "internal", message)
+    return (
+        _from_storage(error, topic) if isinstance(error, Io | Corrupt) else ApiError(500, "internal", message)
+    )
 
 
-def _from_storage(error: Io | Corrupt) -> ApiError:
+def _from_storage(error: Io | Corrupt, topic: str | None) -> ApiError:
     """A failure of the storage as a client may know it: the server log has its path."""
+    if isinstance(error, TopicDamaged):
+        return ApiError(
+            503, error.code, str(error), {"topic": topic} if topic is not None else None, RETRY_SOON
+        )
     cause = f" ({errno_name(error.errno)})" if isinstance(error, Io) and error.errno is not None else ""
     closed = f"a sync of the log failed{cause}; this topic takes no writes until a restart"
     if isinstance(error, OutcomeUnknown):

@@ -13,6 +13,7 @@ from everlog.errors import (
     InvalidRequest,
     LimitReached,
     StorageFailed,
+    TopicDamaged,
     TopicIncompatible,
     TopicNotEmpty,
     TopicNotFound,
@@ -39,12 +40,23 @@ def find(core: Core, name: str) -> Topic:
     """Return the topic; `TopicNotFound` if there is none."""
     topic = core.topics.get(name)
     if topic is None:
+        check_undamaged(core, name)
         raise TopicNotFound(f"there is no topic {name!r}; create it or check the name", name)
     return topic
 
 
+def check_undamaged(core: Core, name: str) -> None:
+    """Refuse a topic that is there and cannot be served."""
+    if name in core.damaged:
+        raise TopicDamaged(
+            f"a segment of topic {name!r} is lost or damaged; stop the server, restore the file or run "
+            f"`everlog repair`, and start again"
+        )
+
+
 def new_topic(core: Core, name: str, create: bool | None, config: TopicConfig | None) -> Topic:
     """Make a topic for a write to an absent name; not in the table until its frame is gathered."""
+    check_undamaged(core, name)
     config = config or TopicConfig()
     if not (config.auto_create if create is None else create):
         raise TopicNotFound(f"there is no topic {name!r}, and this write may not create it", name)
@@ -202,6 +214,7 @@ def delete_topic(core: Core, name: str, if_empty: bool) -> TopicDeleted:
     """See `Engine.delete_topic`."""
     topic = core.topics.get(name)
     if topic is None:
+        check_undamaged(core, name)
         return TopicDeleted(False, COMMITTED)
     sweep(core, topic, core.now_ms())
     if if_empty and topic.log.live_count > 0:

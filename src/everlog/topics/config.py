@@ -30,7 +30,8 @@ TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
 
 MIB: Final = 1 << 20
 
-OnDamage = Literal["refuse", "serve"]
+OnDamage = Literal["refuse", "serve", "give_up"]
+"""`give_up` is for repairs: segments that cannot be read are given up as well."""
 
 
 _Choice = TypeVar("_Choice", bound=StrEnum)

@@ -619,7 +619,7 @@ class Engine:
         }
         failing = core.failures.current()
         damage = Counter(found.kind for found in report.damage) if report is not None else {}
-        status: StorageStatus = "damaged" if damage else "degraded" if failing else "ok"
+        status: StorageStatus = "damaged" if damage or core.damaged else "degraded" if failing else "ok"
         if closed or not WRITE_FAILURES.isdisjoint(failing):
             status = "failing"
         return StorageHealth(
@@ -629,6 +629,7 @@ class Engine:
             errors=dict(core.failures.counts),
             damage=dict(damage),
             may_lack_acked=report is not None and report.may_lack_acked,
+            damaged_topics=len(core.damaged),
         )
 
     def checkpoint(self) -> None:

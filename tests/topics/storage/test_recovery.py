@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from everlog.errors import Corrupt, CorruptMetadata, EverlogError, Io, UnsupportedVersion
+from everlog.errors import Corrupt, CorruptMetadata, EverlogError, Io, TopicDamaged, UnsupportedVersion
 from everlog.topics import record_of
 from everlog.topics.storage.recovery import Progress
 from tests.support.engines import EngineHarness, sized
@@ -212,7 +212,7 @@ def test_one_idle_shard_does_not_make_a_trimmed_log_look_whole(tmp_path: Path) -
 def test_a_stopped_directory_that_lost_its_snapshot_is_refused(harness: EngineHarness) -> None:
     harness.append("t", 1)
     harness.engine.close()
-    for path in snapshot_paths(harness):
+    for path in [*snapshot_paths(harness), *harness.data_dir.glob("*.copy")]:
         path.unlink()
     with pytest.raises(CorruptMetadata):
         harness.open_with()
@@ -222,10 +222,10 @@ def test_a_stopped_directory_that_lost_its_snapshot_is_refused(harness: EngineHa
 def test_a_snapshot_of_a_later_format_is_refused(harness: EngineHarness) -> None:
     harness.append("t", 1)
     harness.engine.close()
-    (path,) = snapshot_paths(harness)
-    content = bytearray(path.read_bytes())
-    content[8] = 0xFE
-    path.write_bytes(content)
+    for path in [*snapshot_paths(harness), *harness.data_dir.glob("*.copy")]:
+        content = bytearray(path.read_bytes())
+        content[8] = 0xFE
+        path.write_bytes(content)
     with pytest.raises(UnsupportedVersion):
         harness.open_with()
 
@@ -233,19 +233,92 @@ def test_a_snapshot_of_a_later_format_is_refused(harness: EngineHarness) -> None
 # --- Refusing --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["missing data", "missing index", "short data", "short index"])
-def test_a_segment_that_is_not_as_the_snapshot_says_stops_the_start(harness: EngineHarness, way: str) -> None:
+@pytest.mark.parametrize("way", ["missing", "short", "flipped"])
+def test_an_index_is_made_again_from_its_data(harness: EngineHarness, way: str) -> None:
     harness.append_each("t", range(10))
+    harness.delete("t", before_seq=3)
+    expected = harness.items("t")
     harness.engine.close()
-    kind, part = way.split()
-    path = min((harness.data_dir / "topics").rglob("*.data" if part == "data" else "*.idx"))
-    if kind == "missing":
+    for path in (harness.data_dir / "topics").rglob("*.idx"):
+        if way == "missing":
+            path.unlink()
+        elif way == "short":
+            path.write_bytes(path.read_bytes()[:-25])
+        else:
+            flip_bit(path, 5)
+    harness.open_with()
+    assert harness.items("t") == expected
+    report = harness.engine.recovery
+    assert report is not None
+    assert {found.kind for found in report.damage} == {"index"}
+    harness.restart()
+    assert harness.items("t") == expected
+    assert harness.engine.recovery is not None
+    assert harness.engine.recovery.damage == []
+
+
+@pytest.mark.parametrize("way", ["missing", "short"])
+def test_a_topic_that_lost_a_segment_is_not_served_and_the_others_are(
+    harness: EngineHarness, way: str
+) -> None:
+    harness.append_each("t", range(10))
+    harness.append_each("other", range(3))
+    topic_id = harness.engine._core.topics["t"].topic_id
+    harness.engine.close()
+    path = sorted((harness.data_dir / "topics" / f"{topic_id:08X}").glob("*.data"))[1]
+    content = path.read_bytes()
+    path.unlink() if way == "missing" else path.write_bytes(content[:-25])
+    for again in (harness.open_with, harness.restart, harness.crash):
+        again()
+        assert harness.values("other") == [0, 1, 2]
+        for refused in (
+            lambda: harness.diff("t"),
+            lambda: harness.append("t", 1),
+            lambda: harness.put("t"),
+            lambda: harness.delete_topic("t"),
+        ):
+            with pytest.raises(TopicDamaged):
+                refused()
+        health = harness.engine.storage_health()
+        assert (health.status, health.damaged_topics, health.damage) == ("damaged", 1, {"segment": 1})
+    harness.engine.close()
+    path.write_bytes(content)
+    harness.open_with()
+    assert harness.values("t") == list(range(10)), "the file is back, and so is the topic"
+
+
+def test_a_repair_gives_up_a_lost_segment_and_damaged_records(harness: EngineHarness) -> None:
+    harness.append_each("t", [sized(50)] * 12)
+    harness.engine.close()
+    first, second, third = sorted((harness.data_dir / "topics").rglob("*.data"))
+    first.unlink()
+    flip_bit(third, 45)
+    harness.open_with(segment_max_events=4, on_damage="give_up")
+    assert harness.gap("t") == (1, 4, "corrupt")
+    assert harness.gap("t", 8) == (9, 9, "corrupt")
+    assert harness.seqs("t") == [5, 6, 7, 8, 10, 11, 12]
+    harness.restart(segment_max_events=4)
+    assert harness.seqs("t") == [5, 6, 7, 8, 10, 11, 12]
+    assert harness.append("t", 1).first_seq == 13
+    assert second.exists()
+
+
+@pytest.mark.parametrize("way", ["flipped", "cut", "missing"])
+def test_damage_to_the_snapshot_of_a_clean_stop_costs_nothing(harness: EngineHarness, way: str) -> None:
+    expected = fill(harness)
+    harness.engine.close()
+    (path,) = snapshot_paths(harness)
+    if way == "missing":
         path.unlink()
+    elif way == "cut":
+        path.write_bytes(path.read_bytes()[:40])
     else:
-        path.write_bytes(path.read_bytes()[:-25])
-    for _ in range(2):
-        with pytest.raises(Corrupt):
-            harness.open_with()
+        flip_bit(path, path.stat().st_size // 2)
+    harness.open_with()
+    assert harness.seqs("t") == expected
+    report = harness.engine.recovery
+    assert report is not None
+    assert [found.kind for found in report.damage] == ["snapshot"]
 
 
 def test_a_record_that_does_not_match_its_checksum_is_an_error_and_no_short_read(

@@ -58,6 +58,7 @@ class _Written(msgspec.Struct, frozen=True):
     piece: AppendPiece
     data_bytes: int
     index: bytes
+    index_checksum: int  # of the whole index
 
 
 class _TopicWork:
@@ -71,7 +72,7 @@ class _TopicWork:
         self.append = append
         self.marks = marks
         self.written: list[_Written] = []
-        self.live_after: list[int] = []
+        self.live_after: list[tuple[int, int]] = []
 
     def is_over(self) -> bool:
         """Whether there is nothing left to take over for: the topic was deleted."""
@@ -93,8 +94,8 @@ class _TopicWork:
                     sources, piece.first_seq, last_seq, piece.data_offset, data, index
                 )
                 index_bytes = index.tobytes()
-                write_piece(self.tier.hot, piece, data.tobytes(), index_bytes, sync=sync)
-                self.written.append(_Written(piece, len(data), index_bytes))
+                checksum = write_piece(self.tier.hot, piece, data.tobytes(), index_bytes, sync=sync)
+                self.written.append(_Written(piece, len(data), index_bytes, checksum))
 
 
 class Checkpointer:
@@ -295,11 +296,11 @@ class Checkpointer:
         if saved is None or work.is_over():
             return
         now_ms = self._core.now_ms()
-        for mark, live in zip(work.marks, work.live_after, strict=False):
-            dropped = saved.apply_marks(mark, live)
+        for mark, result in zip(work.marks, work.live_after, strict=False):
+            dropped = saved.apply_marks(mark, result)
             if dropped is not None:
                 self._drop_segment(work.tier, dropped)
-            elif not live:
+            elif not result[0]:
                 self._core.totals.shrunk[topic.topic_id] = topic
         for mark in work.marks[len(work.live_after) :]:
             saved.abandon(mark)
@@ -307,6 +308,7 @@ class Checkpointer:
         for written in work.written:
             assert work.append is not None
             info = saved.apply_append(work.append, written.piece, written.data_bytes, written.index, now_ms)
+            info.index_checksum = written.index_checksum
             self._place(topic, work.tier, info, written)
             yield written.piece.count
             if work.is_over():
@@ -393,6 +395,7 @@ class Checkpointer:
         for topic in self._core.topics.values():
             if not topic.storage.create_pending:
                 yield topic
+        yield from self._core.damaged.values()
         yield from self._core.deleting.values()
 
     def _record(self, topic: Topic, clean: bool) -> msgspec.Raw:
@@ -545,6 +548,7 @@ class Checkpointer:
         except OSError as error:
             raise StorageFailed(f"old segments cannot be removed: {error}", error.errno) from error
         snapshot.prune(self._core.fs, self._store.meta_dir, keep=1)
+        snapshot.copy(self._core.fs, self._store.meta_dir, self._store.snapshot_number)
 
 
 def _do_nothing() -> None:
@@ -576,6 +580,7 @@ def topic_record(topic: Topic, clean: bool) -> TopicRecord:
         last_write_ts=topic.last_write_ts,
         last_read_ts=topic.schedule.last_read_ts,
         segments=[(info.first_seq, info.last_seq, info.data_bytes) for info in saved.infos] if saved else [],
+        index_checksums=[info.index_checksum for info in saved.infos] if saved else [],
         keys=[
             (key, remembered.first_seq, remembered.count, remembered.ts)
             for key, remembered in topic.keys.items()

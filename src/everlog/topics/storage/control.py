@@ -192,6 +192,7 @@ class TopicRecord(msgspec.Struct, array_like=True, frozen=True):
     hop_runs: list[tuple[int, int, int]] = []  # first and last seq, hops; only what may be passed on again
     holes: list[tuple[int, int]] = []  # first and last seq; see `Floors.holes`
     corrupt: list[tuple[int, int]] = []  # first and last seq; see `Floors.corrupt`
+    index_checksums: list[int] = []  # of the indexes of `segments`; version 0.1 has none
 
 
 class SnapshotBody(msgspec.Struct, array_like=True, frozen=True):

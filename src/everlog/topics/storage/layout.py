@@ -6,6 +6,7 @@ Files of one data directory (all integers little-endian)::
     .topics.boot                                    the run of the machine that used it last, as text
     .topics.synced                                  up to where each log file is on disk
     meta/snapshot-NNNNNNNNNNNNNNNN.bin              the newest valid one counts
+    .topics.snapshot-NNNNNNNNNNNNNNNN.copy          the same bytes again, after a clean stop
     wal/wal-NNNNNNNNNNNNNNNN.log                    the log; with several shards wal/shard-NN/...
     topics/<topic id>/seg-NNNNNNNNNNNNNNNN.data     records of a topic, named by their first seq
     topics/<topic id>/seg-NNNNNNNNNNNNNNNN.idx      where each of them is
@@ -195,6 +196,8 @@ class NumberedName:
 WAL_FILE = NumberedName("wal-", "016d", ".log")
 SHARD_DIR = NumberedName("shard-", "02d")
 SNAPSHOT_FILE = NumberedName("snapshot-", "016d", ".bin")
+SNAPSHOT_COPY = NumberedName(".topics.snapshot-", "016d", ".copy")
+"""In the data directory: a clean stop leaves one snapshot, so a second file stands in for it."""
 SEGMENT_DATA = NumberedName("seg-", "016d", ".data")
 SEGMENT_INDEX = NumberedName("seg-", "016d", ".idx")
 TOPIC_DIR = NumberedName("", "08X")

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
 from everlog.api_types import Durability
 from everlog.errors import Corrupt, CorruptMetadata, DamagedData, Io
 from everlog.fs import create_directory, opened, read_file, replace_file, sync_path
@@ -33,13 +36,23 @@ from everlog.topics.storage import control, layout, snapshot
 from everlog.topics.storage.layout import FrameType
 from everlog.topics.storage.log_losses import LogLosses
 from everlog.topics.storage.log_survey import Survey, missing_file, survey
-from everlog.topics.storage.segment_loading import LoadedSegment, index_entries, load_listed, load_segments
+from everlog.topics.storage.segment_loading import (
+    LoadedSegment,
+    check_sealed,
+    contradicts,
+    damaged_seqs,
+    hole_index,
+    index_entries,
+    load_listed,
+    load_segments,
+    rebuilt_index,
+)
 from everlog.topics.storage.segment_store import SegmentPart, delete_topic, list_topics
 from everlog.topics.storage.segments import SegmentSet
 from everlog.topics.storage.store import DamageFound, OldFile, RecoveryReport, Store
 from everlog.topics.storage.synced_ends import SyncedEnd, read_ends
 from everlog.topics.storage.syncs import SyncRunner
-from everlog.topics.storage.tier import TopicTier
+from everlog.topics.storage.tier import Tier, TopicTier
 from everlog.topics.storage.wal_files import END_FRAME, WalFile, cut_tail, list_wal_files, map_file
 from everlog.topics.topic import RememberedKey, Topic
 
@@ -166,6 +179,7 @@ class _Recovery:
         self._forwards = ForwardReplay(core, store.load_segment)
         self._listed: set[int] = set()  # ids of topics of which the snapshot lists segments
         self._damaged: list[_LogContent] = []
+        self._quarantined: dict[int, Corrupt] = {}  # by topic id: why it cannot be served
         self._losses = LogLosses(core, self._logs)
 
     def run(self) -> None:
@@ -189,6 +203,7 @@ class _Recovery:
         self._forwards.finish()
         self._losses.settle_copies()
         self._check_policy()
+        self._quarantine()
         self._write_salvaged()
         self._core.totals.bytes = sum(topic.log.live_bytes for topic in self._core.topics.values())
         self._remove_unknown_topics()
@@ -296,24 +311,124 @@ class _Recovery:
     def _load_segments(self, topic: Topic, record: control.TopicRecord) -> None:
         store = self._store
         tier = store.tier_of(topic.topic_id)
-        loaded = load_listed(tier, record.segments)
-        if loaded is None:
-            self._cut_to_snapshot(tier, record)
-            loaded = load_segments(tier, durable_through_seq=record.saved_seq).segments
-        found = [(segment.first_seq, segment.last_seq, segment.data_bytes) for segment in loaded]
-        if found != record.segments:
-            missing = sorted(set(record.segments) - set(found)) or sorted(set(found) - set(record.segments))
-            raise Corrupt(
-                f"segment {missing[0][0]} of topic {topic.name!r} is not there as the snapshot says "
-                f"(seqs {missing[0][0]} to {missing[0][1]}, {missing[0][2]} bytes); restore it from a backup"
-            )
+        self._rebuild_indexes(tier, record)
+        try:
+            loaded = load_listed(tier, record.segments)
+            if loaded is None:
+                self._cut_to_snapshot(tier, record)
+                loaded = load_segments(tier, durable_through_seq=record.saved_seq).segments
+            found = [(segment.first_seq, segment.last_seq, segment.data_bytes) for segment in loaded]
+            if found != record.segments:
+                missing = sorted(set(record.segments) - set(found)) or sorted(
+                    set(found) - set(record.segments)
+                )
+                raise Corrupt(
+                    f"segment {missing[0][0]} of topic {topic.name!r} is not as the snapshot says (seqs "
+                    f"{missing[0][0]} to {missing[0][1]}, {missing[0][2]} bytes); restore it from a backup"
+                )
+        except Corrupt as error:
+            loaded = self._without_damaged(topic, tier, record, error)
         if not self._clean:
             self._sync_marks(tier, loaded)
         topic.storage.segments = SegmentSet.from_loaded(store.limits, loaded)
+        checksums = dict(zip(record.segments, record.index_checksums, strict=False))
         for segment, info in zip(loaded, topic.storage.segments.infos, strict=True):
+            key = (info.first_seq, info.last_seq, info.data_bytes)
+            if topic.topic_id in self._quarantined and key in checksums:
+                info.index_checksum = checksums[key]
+            if topic.topic_id in self._quarantined:
+                info.busy = True  # neither moved nor removed: the file may come back
             self._load_index(topic, tier, segment, store.loaded.add(tier, info))
             self._report.segments += 1
             self._report.records_from_segments += info.live
+
+    def _rebuild_indexes(self, tier: TopicTier, record: control.TopicRecord) -> None:
+        """Make indexes again that are not as the snapshot says: all that they say follows from the data."""
+        if not self._is_alone:
+            return
+        for (first_seq, last_seq, data_bytes), checksum in zip(
+            record.segments, record.index_checksums, strict=False
+        ):
+            count = last_seq - first_seq + 1
+            store = tier.store(self._tier_with_data(tier, first_seq))
+            try:
+                index = store.read(first_seq, SegmentPart.INDEX, 0)[: count * layout.INDEX_ENTRY_SIZE]
+            except Corrupt:
+                index = b""
+            if xxh3_64_intdigest(index) == checksum:
+                continue
+            try:
+                data = store.read(first_seq, SegmentPart.DATA, 0, data_bytes)
+            except Corrupt:
+                continue  # the data is gone, which is found when the segment is loaded
+            rebuilt = rebuilt_index(first_seq, last_seq, data)
+            if rebuilt is None:
+                continue
+            if contradicts(index, rebuilt):
+                path = store.describe(first_seq, SegmentPart.INDEX)
+                self._report.damage.append(DamageFound("index", path, "it was made again from its data"))
+            store.put_index(first_seq, rebuilt)
+
+    @staticmethod
+    def _tier_with_data(tier: TopicTier, segment_id: int) -> Tier:
+        if tier.cold is None or tier.hot.exists(segment_id, SegmentPart.DATA):
+            return Tier.HOT
+        return Tier.COLD if tier.cold.exists(segment_id, SegmentPart.DATA) else Tier.HOT
+
+    def _without_damaged(
+        self, topic: Topic, tier: TopicTier, record: control.TopicRecord, error: Corrupt
+    ) -> list[LoadedSegment]:
+        """Load the segments that can be loaded; the others have no record that can be read.
+
+        The topic is not served then, unless they are to be given up.
+        """
+        gives_up = self._core.settings.on_damage == "give_up"
+        if not self._is_alone:
+            raise error
+        self._report.damage.append(DamageFound("segment", tier.hot.directory, str(error)))
+        loaded: list[LoadedSegment] = []
+        for first_seq, last_seq, data_bytes in record.segments:
+            where = self._tier_with_data(tier, first_seq)
+            store, count = tier.store(where), last_seq - first_seq + 1
+            try:
+                index = store.read(first_seq, SegmentPart.INDEX, 0, count * layout.INDEX_ENTRY_SIZE)
+                store.map(first_seq, SegmentPart.DATA, data_bytes)
+                check_sealed(index, data_bytes, store.describe(first_seq, SegmentPart.DATA))
+            except Corrupt:
+                if gives_up:
+                    store.keep_damaged(first_seq)
+                    topic.note_corrupt(first_seq, last_seq)
+                    continue
+                self._quarantined[topic.topic_id] = error
+                index = hole_index(count)
+            loaded.append(LoadedSegment(first_seq, index, data_bytes, where, sealed=True))
+        if not self._quarantined.get(topic.topic_id) and not gives_up:
+            raise error  # each segment is sound by itself, so it is something else
+        self._report.may_lack_acked |= gives_up
+        return loaded
+
+    def _quarantine(self) -> None:
+        """Do not serve topics that have lost a segment; those that routers use stop the start instead."""
+        core = self._core
+        for topic_id, error in self._quarantined.items():
+            topic = core.by_id.get(topic_id)
+            if topic is None:
+                continue
+            if self._forwards.takes_part(topic_id) or core.routers.touching(topic):
+                raise error
+            core.topics.pop(topic.name, None)
+            core.damaged[topic.name] = topic
+
+    def _give_up_damaged_records(self, topic: Topic, tier: TopicTier, segment: LoadedSegment) -> None:
+        """Delete records whose frames are damaged, so that readers can go on behind their tombstone."""
+        data = tier.store(segment.tier).read(segment.first_seq, SegmentPart.DATA, 0, segment.data_bytes)
+        for seq in damaged_seqs(segment.first_seq, segment.index, data):
+            path = tier.store(segment.tier).describe(segment.first_seq, SegmentPart.DATA)
+            self._report.damage.append(DamageFound("record", path, f"record {seq} is given up"))
+            self._report.may_lack_acked = True
+            topic.kill_range(seq, seq + 1)
+            topic.note_corrupt(seq, seq)
+            topic.storage.unmarked.append(np.array([seq], dtype=np.uint64))
 
     def _sync_marks(self, tier: TopicTier, loaded: list[LoadedSegment]) -> None:
         """Make sure of deletion marks: a checkpoint that failed may have left them in the page cache only."""
@@ -345,11 +460,18 @@ class _Recovery:
             data = store.map(segment.first_seq, SegmentPart.DATA, segment.data_bytes)
             count = segment.last_seq - segment.first_seq + 1
             damaged = topic.log.load_frames(segment.first_seq, count, data)
-            if damaged:
-                raise Corrupt(
+            if damaged and self._core.settings.on_damage != "give_up":
+                error = Corrupt(
                     f"record {damaged} of topic {topic.name!r} is not where the index of its segment says; "
                     f"run `everlog verify`, then restore the segment from a backup"
                 )
+                if not self._is_alone:
+                    raise error
+                path = store.describe(segment.first_seq, SegmentPart.DATA)
+                self._report.damage.append(DamageFound("segment", path, str(error)))
+                self._quarantined[topic.topic_id] = error
+        if self._core.settings.on_damage == "give_up":
+            self._give_up_damaged_records(topic, tier, segment)
 
     def _remove_unknown_topics(self) -> None:
         """Remove the segments of topics that are not there any more, or whose checkpoint was cut short."""
@@ -515,8 +637,9 @@ class _Recovery:
 
     def _check_policy(self) -> None:
         """Refuse to go on if acknowledged records may be lost, unless the settings accept that."""
-        self._report.may_lack_acked = bool(self._damaged) and self._losses.reach_promised_topics()
-        if not self._report.may_lack_acked or self._core.settings.on_damage == "serve":
+        may_lack_acked = bool(self._damaged) and self._losses.reach_promised_topics()
+        self._report.may_lack_acked |= may_lack_acked
+        if not may_lack_acked or self._core.settings.on_damage != "refuse":
             return
         places = "; ".join(f"{found.path}: {found.message}" for found in self._report.damage[:3])
         raise DamagedData(

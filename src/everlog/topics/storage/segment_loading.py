@@ -134,6 +134,59 @@ def check_sealed(index: Buffer, data_length: int, name: str) -> None:
         )
 
 
+def rebuilt_index(first_seq: int, last_seq: int, data: bytes) -> bytes | None:
+    """Make the index of a segment from its frames; None if they are not sound or not of these seqs."""
+    index = np.zeros(last_seq - first_seq + 1, dtype=_ENTRY)
+    index["flags"] = layout.INDEX_FLAG_DELETED
+    offset, ts, place = 0, 0, 0
+    while offset < len(data):
+        try:
+            frame = frames.read_segment_frame(data, offset)
+        except Corrupt:
+            return None
+        if not first_seq + place <= frame.seq <= last_seq:
+            return None
+        at = frame.seq - first_seq
+        index["ts"][place:at] = ts or frame.ts
+        deleted = layout.INDEX_FLAG_DELETED if frame.deleted else 0
+        index[at] = (offset, frame.size, frame.ts, frame.flags & _FRAME_FLAGS | deleted, (0, 0, 0))
+        offset, ts, place = offset + frame.size, frame.ts, at + 1
+    index["ts"][place:] = ts
+    return index.tobytes()
+
+
+def contradicts(index: bytes, rebuilt: bytes) -> bool:
+    """Whether an index is not what its data says, apart from marks that a crash has kept from it."""
+    found, wanted = index_entries(index), index_entries(rebuilt)
+    if len(index) != len(rebuilt):
+        return True
+    deleted = np.uint8(layout.INDEX_FLAG_DELETED)
+    records = wanted["size"] > 0
+    same = (found["size"] == wanted["size"]) & (found["flags"] & ~deleted == wanted["flags"] & ~deleted)
+    same &= ~records | ((found["offset"] == wanted["offset"]) & (found["ts"] == wanted["ts"]))
+    same &= (found["flags"] & deleted <= wanted["flags"] & deleted) & ~found["zero"].any(axis=1)
+    return not bool(same.all())
+
+
+def hole_index(count: int) -> bytes:
+    """The index of a segment in which no record can be read."""
+    return layout.INDEX_ENTRY.pack(0, 0, 0, layout.INDEX_FLAG_DELETED) * count
+
+
+def damaged_seqs(first_seq: int, index: bytes, data: bytes) -> list[int]:
+    """The seqs of records that are not deleted and whose frames are not sound."""
+    entries = index_entries(index)
+    found: list[int] = []
+    for place in np.flatnonzero((entries["size"] > 0) & (entries["flags"] < layout.INDEX_FLAG_DELETED)):
+        try:
+            frame = frames.read_segment_frame(data, int(entries["offset"][place]))
+        except Corrupt:
+            frame = None
+        if frame is None or frame.seq != first_seq + place:
+            found.append(first_seq + int(place))
+    return found
+
+
 # --- Loading ---------------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from everlog.errors import Corrupt, CorruptMetadata, Io
-from everlog.fs import Fs
+from everlog.fs import Fs, replace_file
 from everlog.native.queue.ring import Mapping
 from everlog.topics.storage import layout
 
@@ -92,6 +92,12 @@ class SegmentStore:
             with _reported("rename to", path):
                 self._fs.rename(temporary, path)
         self._sync_names()
+
+    def put_index(self, segment_id: int, index: Buffer) -> None:
+        """Durably replace the index of a segment; the old one is there until then."""
+        path = self.describe(segment_id, SegmentPart.INDEX)
+        with _reported("write", path):
+            replace_file(self._fs, path, bytes(index))
 
     def append(
         self, segment_id: int, data_offset: int, data: Buffer, index_offset: int, index: Buffer
@@ -174,6 +180,15 @@ class SegmentStore:
                 self._fs.pwrite(fd, bytes((mark.index_flags,)), mark.index_offset)
             self._fs.fdatasync(fd)
 
+    def keep_damaged(self, segment_id: int) -> None:
+        """Durably rename what is left of a segment that is given up; it is not read any more."""
+        for part in SegmentPart:
+            path = self.describe(segment_id, part)
+            with _reported("rename", path), suppress(FileNotFoundError):
+                self._fs.rename(path, path + layout.DAMAGED_SUFFIX)
+        with _reported("sync the directory", self.directory), suppress(FileNotFoundError):
+            self._fs.fsync_dir(self.directory)
+
     def delete(self, segment_ids: Sequence[int]) -> None:
         """Durably remove segments; those that are not there are fine.
 
@@ -222,7 +237,7 @@ class SegmentStore:
                 data.add(segment_id)
             elif (segment_id := layout.SEGMENT_INDEX.number(name)) is not None:
                 index.add(segment_id)
-            else:
+            elif not name.endswith(layout.DAMAGED_SUFFIX):
                 raise CorruptMetadata(
                     f"{os.path.join(self.directory, name)} is no file of a topic; move it elsewhere"
                 )

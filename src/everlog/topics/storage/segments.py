@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
 from everlog.errors import Corrupt
 from everlog.topics.storage import layout
@@ -71,6 +72,8 @@ class SegmentInfo:
     """A removal or a relocation is under way, so no other may begin."""
     hot_left: bool = False
     """The cold copy is in force, but the hot one may still be there."""
+    index_checksum: int = 0
+    """Of the bytes of its index, as far as they count."""
     marks_pending: int = 0
     marks_applied: int = 0
 
@@ -126,11 +129,16 @@ class AppendPlan(NamedTuple):
 
 def write_piece(
     store: SegmentStore, piece: AppendPiece, data: Buffer, index: Buffer, *, sync: bool = True
-) -> None:
-    """Worker: write one piece and sync it; without `sync` that is left to the caller."""
+) -> int:
+    """Worker: write one piece and sync it; without `sync` that is left to the caller.
+
+    Returns the checksum of the whole index.
+    """
     store.append(piece.segment_id, piece.data_offset, data, piece.index_offset, index)
     if sync:
         store.sync(piece.segment_id, created=piece.creates)
+    before = store.read(piece.segment_id, SegmentPart.INDEX, 0, piece.index_offset)
+    return xxh3_64_intdigest(before + bytes(index))
 
 
 class MarkPlan(NamedTuple):
@@ -142,8 +150,11 @@ class MarkPlan(NamedTuple):
     positions: NDArray[np.int64]
     may_drop: bool
 
-    def write(self, tier: TopicTier) -> int:
-        """Worker: mark them durably in every copy; returns how many records stay unmarked."""
+    def write(self, tier: TopicTier) -> tuple[int, int]:
+        """Worker: mark them durably in every copy.
+
+        Returns how many records stay unmarked, and the checksum of the index.
+        """
         index = tier.read(self.segment_id, SegmentPart.INDEX, 0, self.index_bytes)
         entries = index_entries(index).copy()
         if well_formed_count(entries, self.data_bytes) < len(entries):
@@ -166,7 +177,7 @@ class MarkPlan(NamedTuple):
         ]
         if marks:
             tier.mark_deleted(self.segment_id, marks)
-        return live
+        return live, xxh3_64_intdigest(entries.tobytes())
 
 
 class Relocation(NamedTuple):
@@ -218,6 +229,7 @@ class SegmentSet:
                 created_ms=int(entries["ts"][0]),
                 sealed=found.sealed,
                 tier=found.tier,
+                index_checksum=xxh3_64_intdigest(found.index),
             )
             segments._segments.append(info)
         return segments
@@ -365,12 +377,12 @@ class SegmentSet:
             plans.append(MarkPlan(info.first_seq, info.index_bytes, info.data_bytes, positions, may_drop))
         return plans
 
-    def apply_marks(self, plan: MarkPlan, live: int) -> SegmentInfo | None:
-        """The deletion is durable and left `live` records; returns the segment if its files are to go."""
+    def apply_marks(self, plan: MarkPlan, written: tuple[int, int]) -> SegmentInfo | None:
+        """The deletion is durable, with this result; returns the segment if its files are to go."""
         info = self._release(plan)
-        info.live = live
+        info.live, info.index_checksum = written
         info.marks_applied += 1
-        if live or not plan.may_drop:
+        if info.live or not plan.may_drop:
             return None
         self._segments.remove(info)
         return info

@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
 from everlog.errors import CorruptMetadata, Io, UnsupportedVersion
 from everlog.fs import Fs, read_file, replace_file
 from everlog.topics.storage import layout
+
+_NAMINGS: Final = (layout.SNAPSHOT_FILE, layout.SNAPSHOT_COPY)
 
 
 class Rejected(NamedTuple):
@@ -57,15 +59,46 @@ def newest(fs: Fs, meta_dir: str) -> NewestSnapshot:
     """
     rejected: list[Rejected] = []
     for number in reversed(numbers(fs, meta_dir)):
-        path = os.path.join(meta_dir, layout.SNAPSHOT_FILE.name(number))
-        with _reported("read the snapshot", path, "check the disk and the permissions, then start again"):
-            content = read_file(fs, path)
-        reason = damage(path, content)
-        if reason is None:
-            payload = content[layout.SNAPSHOT_HEADER_SIZE : -layout.SNAPSHOT_TRAILER_SIZE]
-            return NewestSnapshot(number, payload, rejected)
-        rejected.append(Rejected(path, reason))
+        other_version: UnsupportedVersion | None = None
+        for naming in (layout.SNAPSHOT_FILE, layout.SNAPSHOT_COPY):
+            path = _path(meta_dir, naming, number)
+            content = _content(fs, path)
+            if content is None and naming is layout.SNAPSHOT_COPY:
+                continue  # only a clean stop makes one
+            try:
+                reason = "it is missing" if content is None else damage(path, content)
+            except UnsupportedVersion as error:
+                other_version = other_version or error
+                reason = str(error)
+            if content is not None and reason is None:
+                payload = content[layout.SNAPSHOT_HEADER_SIZE : -layout.SNAPSHOT_TRAILER_SIZE]
+                return NewestSnapshot(number, payload, rejected)
+            rejected.append(Rejected(path, reason or ""))
+        if other_version is not None:
+            raise other_version
     return NewestSnapshot(0, None, rejected)
+
+
+def _content(fs: Fs, path: str) -> bytes | None:
+    """Read a file; None if there is none."""
+    with _reported("read the snapshot", path, "check the disk and the permissions, then start again"):
+        try:
+            return read_file(fs, path)
+        except FileNotFoundError:
+            return None
+
+
+def copy(fs: Fs, meta_dir: str, number: int) -> None:
+    """Durably write a second file with the content of snapshot `number`, which is the only one left."""
+    path = _path(meta_dir, layout.SNAPSHOT_FILE, number)
+    with _reported("copy the snapshot", path, "nothing depends on the copy; check the disk"):
+        replace_file(fs, _path(meta_dir, layout.SNAPSHOT_COPY, number), read_file(fs, path))
+
+
+def _path(meta_dir: str, naming: layout.NumberedName, number: int) -> str:
+    """Where a snapshot is; the copy is in the directory above, so that `meta` holds snapshots alone."""
+    directory = os.path.dirname(meta_dir) if naming is layout.SNAPSHOT_COPY else meta_dir
+    return os.path.join(directory, naming.name(number))
 
 
 def prune(fs: Fs, meta_dir: str, keep: int = 2) -> list[int]:
@@ -74,8 +107,8 @@ def prune(fs: Fs, meta_dir: str, keep: int = 2) -> list[int]:
         raise ValueError(f"keep is {keep}; at least the newest snapshot must stay")
     found, temporary = _listed(fs, meta_dir)
     going = sorted(found)[:-keep]
-    for name in (*temporary, *map(layout.SNAPSHOT_FILE.name, going)):
-        path = os.path.join(meta_dir, name)
+    files = [_path(meta_dir, naming, number) for number in going for naming in _NAMINGS]
+    for path in (*(os.path.join(meta_dir, name) for name in temporary), *files):
         with (
             _reported("remove the old snapshot", path, "it is not needed; remove it by hand"),
             suppress(FileNotFoundError),
@@ -89,18 +122,19 @@ def _listed(fs: Fs, meta_dir: str) -> tuple[list[int], list[str]]:
     with _reported("list the directory", meta_dir, "check the permissions, then start again"):
         try:
             names = fs.listdir(meta_dir)
+            above = fs.listdir(os.path.dirname(meta_dir))
         except FileNotFoundError:
             return [], []
-    found: list[int] = []
+    found = {number for name in above if (number := layout.SNAPSHOT_COPY.number(name)) is not None}
     temporary: list[str] = []
     for name in names:
         if name.endswith(layout.TEMPORARY_SUFFIX):
             temporary.append(name)
         elif (number := layout.SNAPSHOT_FILE.number(name)) is not None:
-            found.append(number)
+            found.add(number)
         else:
             raise CorruptMetadata(f"{os.path.join(meta_dir, name)} is no snapshot; move it elsewhere")
-    return found, temporary
+    return sorted(found), temporary
 
 
 def damage(path: str, content: bytes) -> str | None:

@@ -171,7 +171,10 @@ class _Verifier:
         files = (layout.LOCK_FILE, layout.BOOT_FILE, layout.SYNCED_FILE)
         known = {*files, layout.META_DIR, layout.WAL_DIR, layout.TOPICS_DIR}
         for name in self._names(self._path):
-            if name.removesuffix(layout.TEMPORARY_SUFFIX) in files and name not in files:
+            base = name.removesuffix(layout.TEMPORARY_SUFFIX)
+            if layout.SNAPSHOT_COPY.number(name) is not None:
+                continue
+            if name != base and (base in files or layout.SNAPSHOT_COPY.number(base) is not None):
                 self._leftover(os.path.join(self._path, name), "a file that was not finished")
             elif name not in known:
                 self._unknown(os.path.join(self._path, name))
@@ -235,6 +238,12 @@ class _Verifier:
                 self._leftover(path, "a snapshot that was not finished")
             else:
                 self._unknown(path)
+        copies = [name for name in self._names(self._path) if layout.SNAPSHOT_COPY.number(name) is not None]
+        found += [os.path.join(self._path, name) for name in copies]
+        for name in copies:
+            path = os.path.join(directory, layout.SNAPSHOT_FILE.name(layout.SNAPSHOT_COPY.number(name) or 0))
+            if path not in found:
+                self._result.add(path, 0, "bad_snapshot", "it is missing; its copy is used instead")
         return found
 
     def _check_snapshot(self, path: str) -> None:
@@ -434,15 +443,17 @@ class _Verifier:
                 index.add(first_seq)
             elif name.endswith(layout.TEMPORARY_SUFFIX):
                 self._leftover(path, "a file that was not finished or not wholly removed")
+            elif name.endswith(layout.DAMAGED_SUFFIX):
+                self._result.add(path, 0, "orphan", "a repair has given this segment up; move it elsewhere")
             else:
                 self._unknown(path)
         newest = max(data & index, default=0)
         for first_seq in sorted(data - index):
             path = os.path.join(directory, layout.SEGMENT_DATA.name(first_seq))
-            if first_seq > newest or not self._is_listed(directory, first_seq):
+            if (self._listed is None and first_seq > newest) or not self._is_listed(directory, first_seq):
                 self._leftover(path, "a segment that was being created or removed")
             else:
-                self._result.add(path, 0, "missing_part", "its index is missing; restore it from a backup")
+                self._result.add(path, 0, "missing_part", "its index is missing; a start makes it again")
         for first_seq in sorted(index - data):
             path = os.path.join(directory, layout.SEGMENT_INDEX.name(first_seq))
             if not self._is_listed(directory, first_seq):
