@@ -227,3 +227,17 @@ def test_seqs_that_are_given_out_again_are_copied_by_a_router_that_copies_once(
         harness.crash()
     harness.append("s", 5, 6)
     assert harness.values("d") == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("durability", ["ephemeral", "memory"])
+def test_a_key_that_a_restart_has_lost_does_not_return_when_the_topic_becomes_durable(
+    tmp_path: Path, durability: str
+) -> None:
+    harness = EngineHarness(tmp_path)
+    harness.put("t", durability="disk")
+    harness.append("t", 1, idempotency_key="k")
+    harness.put("t", durability=durability)
+    harness.crash()
+    harness.put("t", durability="disk")
+    harness.crash()
+    assert not harness.append("t", 2, idempotency_key="k").deduped

@@ -685,6 +685,8 @@ class _Recovery:
             self._forget_log(topic)
         elif frame.type == FrameType.CONFIG_UPDATE:
             topic.configure(control.decode(frame.data, control.ConfigUpdate).config)
+            if topic.durability not in (Durability.DISK, Durability.FSYNC):
+                topic.keys.clear()  # a change back logs those that are still known
             clear_volatile_leases(topic)
         elif frame.type == FrameType.DELETE:
             topic.visible = topic.log.next_seq - 1
