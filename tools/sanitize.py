@@ -23,7 +23,7 @@ REPORTS: Final = FOLDER / "reports"
 CASES: Final = FOLDER / "cases"
 TESTS: Final = ("tests/native", "tests/queue", "tests/fuzz", "tests/server/test_fuzzed_requests.py")
 TEST_TIMEOUT_S: Final = 1200
-REQUEST_CASES_PER_SECOND: Final = 20
+REQUEST_CASES: Final = 400
 # Preloaded, because Python itself is not built with it; libstdc++ has to be there before ASan looks for it.
 LIBRARIES: Final = ("libasan.so", "libstdc++.so")
 # Leaks are left to tests/native/test_leaks.py. Tests ask for more memory than there is.
@@ -62,7 +62,7 @@ def environment(seed: int, seconds: float) -> dict[str, str]:
         "FUZZ_SEED": str(seed),
         "FUZZ_SECONDS": str(seconds),
         "FUZZ_LOG": str(CASES),
-        "FUZZ_CASES": str(int(seconds * REQUEST_CASES_PER_SECOND)),
+        "FUZZ_CASES": str(max(REQUEST_CASES, int(seconds * 20))),
         "TEST_SEED": str(seed),
     }
 
