@@ -60,6 +60,15 @@ def log_files(root: Path) -> list[Path]:
     return sorted((root / "data" / "wal").rglob("*.log"))
 
 
+def test_an_older_copy_does_not_count_before_a_newer_snapshot(stopped: Path) -> None:
+    engine = open_small(stopped)
+    engine.delete_topic("a")
+    engine.checkpoint()
+    engine.checkpoint()
+    engine.abandon()
+    assert verify(str(stopped / "data"), OsFs(), str(stopped / "cold")).errors == []
+
+
 def test_nothing_is_found_after_a_clean_stop(stopped: Path) -> None:
     result = verify(str(stopped / "data"), OsFs(), str(stopped / "cold"))
     assert result.findings == []

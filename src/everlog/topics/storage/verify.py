@@ -244,7 +244,8 @@ class _Verifier:
             path = os.path.join(directory, layout.SNAPSHOT_FILE.name(layout.SNAPSHOT_COPY.number(name) or 0))
             if path not in found:
                 self._result.add(path, 0, "bad_snapshot", "it is missing; its copy is used instead")
-        return found
+        # What counts is the newest one, so a copy comes right before the snapshot of its number.
+        return sorted(found, key=_snapshot_order)
 
     def _check_snapshot(self, path: str) -> None:
         content = self._read(path)
@@ -552,6 +553,12 @@ class _Verifier:
             self._result.add(path, offset, "torn_tail", f"{message}; the next start cuts it off")
         else:
             self._result.add(path, offset, kind, f"{message}; restore the segment from a backup")
+
+
+def _snapshot_order(path: str) -> tuple[int, bool]:
+    name = os.path.basename(path)
+    number = layout.SNAPSHOT_FILE.number(name)
+    return (layout.SNAPSHOT_COPY.number(name) or 0, False) if number is None else (number, True)
 
 
 def _is_blank(content: bytes) -> bool:
