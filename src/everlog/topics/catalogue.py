@@ -84,12 +84,17 @@ def register(core: Core, topic: Topic) -> None:
     core.by_id[topic.topic_id] = topic
 
 
-def hide(core: Core, topic: Topic) -> None:
-    """Take a topic out of the table and wake its waiters."""
-    topic.deleted = True
+def unlist(core: Core, topic: Topic) -> None:
+    """Take a topic out of the table of names, unless a newer one has its name."""
     if core.topics.get(topic.name) is topic:
         del core.topics[topic.name]
         core.topic_names.remove(topic.name)
+
+
+def hide(core: Core, topic: Topic) -> None:
+    """Take a topic out of the table and wake its waiters."""
+    topic.deleted = True
+    unlist(core, topic)
     core.by_id.pop(topic.topic_id, None)
     core.delivery.forget(topic.schedule)
     topic.schedule.serve()  # at once: a watcher must not mistake the next topic of this name for this one

@@ -271,6 +271,7 @@ def test_a_topic_that_lost_a_segment_is_not_served_and_the_others_are(
     for again in (harness.open_with, harness.restart, harness.crash):
         again()
         assert harness.values("other") == [0, 1, 2]
+        assert [state.topic for state in harness.engine.topics()] == ["other"]
         for refused in (
             lambda: harness.diff("t"),
             lambda: harness.append("t", 1),

@@ -213,6 +213,16 @@ def test_a_damaged_snapshot_is_found(stopped: Path) -> None:
     assert (finding.path, finding.kind) == (str(path), "bad_snapshot")
 
 
+def test_a_copy_whose_snapshot_was_removed_by_a_newer_one_is_a_leftover(stopped: Path) -> None:
+    data = stopped / "data"
+    number = layout.SNAPSHOT_FILE.number(only_path(data / "meta").name)
+    assert number is not None
+    older = data / layout.SNAPSHOT_COPY.name(number - 1)
+    older.write_bytes((data / layout.SNAPSHOT_COPY.name(number)).read_bytes())
+    finding = only(findings(stopped))
+    assert (finding.path, finding.kind) == (str(older), "leftover")
+
+
 def only_path(directory: Path) -> Path:
     (path,) = directory.iterdir()
     return path

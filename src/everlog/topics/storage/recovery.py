@@ -416,7 +416,7 @@ class _Recovery:
                 continue
             if self._forwards.takes_part(topic_id) or core.routers.touching(topic):
                 raise error
-            core.topics.pop(topic.name, None)
+            catalogue.unlist(core, topic)
             core.damaged[topic.name] = topic
 
     def _give_up_damaged_records(self, topic: Topic, tier: TopicTier, segment: LoadedSegment) -> None:

@@ -238,12 +238,17 @@ class _Verifier:
                 self._leftover(path, "a snapshot that was not finished")
             else:
                 self._unknown(path)
-        copies = [name for name in self._names(self._path) if layout.SNAPSHOT_COPY.number(name) is not None]
-        found += [os.path.join(self._path, name) for name in copies]
-        for name in copies:
-            path = os.path.join(directory, layout.SNAPSHOT_FILE.name(layout.SNAPSHOT_COPY.number(name) or 0))
-            if path not in found:
+        newest = max(found, default="")
+        for name in self._names(self._path):
+            number = layout.SNAPSHOT_COPY.number(name)
+            if number is None:
+                continue
+            path = os.path.join(directory, layout.SNAPSHOT_FILE.name(number))
+            if path not in found and path < newest:
+                self._leftover(os.path.join(self._path, name), "a copy of a snapshot that was removed")
+            elif path not in found:
                 self._result.add(path, 0, "bad_snapshot", "it is missing; its copy is used instead")
+            found.append(os.path.join(self._path, name))
         # What counts is the newest one, so a copy comes right before the snapshot of its number.
         return sorted(found, key=_snapshot_order)
 
