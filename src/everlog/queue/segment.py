@@ -168,7 +168,9 @@ def remove_leftovers(fs: Fs, queue_path: str) -> None:
         else:
             leftover = index_id is not None and layout.segment_name(index_id) not in names
         if leftover:
-            fs.unlink(os.path.join(queue_path, name))
+            # A worker of a writer that was not closed may still be renaming it.
+            with contextlib.suppress(FileNotFoundError):
+                fs.unlink(os.path.join(queue_path, name))
 
 
 def header_problem(header: bytes, segment_id: int) -> str | None:
