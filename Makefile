@@ -23,11 +23,12 @@ SOAK_SECONDS ?= 600
 SOAK_MARGIN_S := 300
 export CRASH_ROUNDS SOAK_SECONDS
 FUZZ_SECONDS ?= 20
+HISTORIES ?= 40
 SECONDS ?= 15
 SYMBOLS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint wheel bench bench-queue bench-engine bench-books bench-server bench-client bench-spark bench-page crash sim sanitize soak soak-server soak-others api docs clean
+.PHONY: help setup demo check test lint wheel bench bench-queue bench-engine bench-books bench-server bench-client bench-spark bench-page crash sim sanitize soak soak-server soak-others histories api docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -98,6 +99,9 @@ crash: setup ## Kill processes CRASH_ROUNDS times and check what survives
 
 sim: setup ## Simulate the topics engine with faults and power losses, SEEDS=FIRST..LAST
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+histories: setup ## Kill servers under concurrent clients and check the histories of all topics and jobs: HISTORIES=40 kills
+	$(BIN)/python -m tests.histories --kills $(HISTORIES)
 
 sanitize: setup ## Native and queue tests and fuzzing of every parser with ASan and UBSan: FUZZ_SECONDS=20 each
 	$(BIN)/python -m tools.sanitize --seconds $(FUZZ_SECONDS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,14 +55,17 @@ class ServerProcess:
         self._port_file.unlink(missing_ok=True)
         self._command = self._running.enter_context(started("everlog", *self._words))
 
-    def await_ready(self) -> None:
-        """Wait until it has recovered, and let the clients know."""
+    def await_ready(self, look: Callable[[str], None] | None = None) -> None:
+        """Wait until it has recovered, call `look` with its address, and let the clients know."""
         process = self.command.process
         eventually("the server listens", lambda: self._port_file.exists() or process.poll() is not None)
         assert process.poll() is None, self.command.wait()
-        self.url = f"http://{self._port_file.read_text().strip()}"
-        with HttpApi(self.url, self._key) as api:
+        url = f"http://{self._port_file.read_text().strip()}"
+        with HttpApi(url, self._key) as api:
             eventually("the server is ready", lambda: _is_ready(api))
+        if look is not None:
+            look(url)
+        self.url = url
         self._is_up.set()
 
     def kill(self) -> None:
