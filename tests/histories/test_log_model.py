@@ -44,7 +44,7 @@ class PlainTopic:
         self.rng = random.Random(seed)
         self.durability = durability
         self.records: list[Record] = []
-        self.synced: list[Record] = []
+        self.pasts: list[list[Record]] = [[]]  # since the last start: what a power cut may bring back
         self.head = 0
         self.sent = 0
         self.time = 0
@@ -77,6 +77,7 @@ class PlainTopic:
         append = Append(tuple(map(data, numbers)), self.head + 1, key, tags=tags)
         outcome = self.rng.random()
         if outcome < 0.9:
+            self.pasts.append(list(self.records))
             self.records += append.batch(self.head + 1)
             self.head += len(numbers)
             if key is not None:
@@ -105,6 +106,7 @@ class PlainTopic:
             )
         )
         gone = [record for record in self.records if delete.hits(record, self.head + 1)]
+        self.pasts.append(list(self.records))
         self.records = [record for record in self.records if record not in gone]
         self.do(replace(delete, deleted=len(gone), head_seq=self.head))
 
@@ -115,8 +117,7 @@ class PlainTopic:
         if self.durability == "ephemeral":
             self.records, self.head, self.keys = [], 0, {}
         elif how == POWER and self.durability == "disk":
-            lasting = self.rng.choice(self._pasts())
-            self.records = list(lasting)
+            self.records = list(self.rng.choice([*self.pasts, self.records]))
             self.head += self.rng.choice((0, 7, 256))
             self.keys = {}
         elif how == POWER and self.durability == "memory":
@@ -127,13 +128,7 @@ class PlainTopic:
             self.keys = {}
         self.do(Crash(how, Records(tuple(self.records)), self.head, 1, self.durability))
         self.free_at = dict.fromkeys(CLIENTS, max(self.free_at.values()))
-
-    def _pasts(self) -> list[list[Record]]:
-        cut = self.rng.randint(0, len(self.records))
-        return [self.records, self.records[:cut]] if not self._has_deleted() else [self.records]
-
-    def _has_deleted(self) -> bool:
-        return any(isinstance(operation.action, Delete) for operation in self.operations)
+        self.pasts = []
 
     def history(self) -> History:
         """What was recorded."""
