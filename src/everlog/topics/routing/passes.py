@@ -110,11 +110,13 @@ class CopyEntry(BatchEntry):
     def on_abort(self, error: EverlogError, written: bool) -> None:
         """Go back to where the router was; the seqs stay empty, since others may be behind them.
 
-        What could not be synced may still be there after a restart, so it is not copied further before that.
+        What could not be synced may still be there after a restart, so it is copied neither further nor a
+        second time before that.
         """
         router, dest = self._router, self.topic
         if written:
             dest.routes.uncertain_seq = min(dest.routes.uncertain_seq or self.first_seq, self.first_seq)
+            router.is_uncertain = True
         router.pending -= 1
         router.cursor = min(router.cursor, self._cursor_before)
         router.total -= self._step.copies + self._step.holes
@@ -197,10 +199,12 @@ class Pass:
     def _choose(self, router: Router, limit: int) -> RouterStep | None:
         source = self._source
         start, end = router.cursor + 1, source.visible + 1
+        if router.is_uncertain:
+            return None  # until a restart shows what is there
         if source.routes.uncertain_seq:
             end = min(end, source.routes.uncertain_seq)
             if end <= start:
-                return None  # until a restart shows what is there
+                return None
         lost_to = source.evict_floor - 1
         for first_seq, last_seq, _ in source.floors.gaps():
             if last_seq >= start:

@@ -186,11 +186,15 @@ class ForwardReplay:
         if end is None:
             return
         origin = Origin(entry.router, forward.source, source_id, forward.epoch) if entry.router else None
+        reused = [] if record is None else record.reused
         first_seq = entry.first_seq
         for source_seq, count, hop_count in entry.runs:
-            run = _Run(first_seq, count, source_id, source_seq, hop_count, entry.ts, entry.drops, origin)
-            end.runs.append(run)
-            first_seq += count
+            kept = _kept(reused, first_seq, source_seq, count)
+            for seq, length in ((source_seq, kept), (0, count - kept)):
+                if length:
+                    run = _Run(first_seq, length, source_id, seq, hop_count, entry.ts, entry.drops, origin)
+                    end.runs.append(run)
+                    first_seq += length
 
     def _raise_floors(self) -> None:
         for _, forward in self._forwards:
@@ -335,18 +339,30 @@ def router_of(record: control.RouterRecord, source: Topic, dest: Topic) -> Route
 
 
 def note_reused_seqs(core: Core) -> None:
-    """Remember, and log, which sources of routers that copy once may give out seqs a second time.
+    """Remember, and log, which sources of routers may give out seqs a second time.
 
     The frame lies in the shard of the source, before every record that gets such a seq.
     """
     for router in core.routers:
         is_promised = router.source.durability in (Durability.DISK, Durability.FSYNC)
-        if router.guarantee is Guarantee.EXACTLY_ONCE and not is_promised and router.dest.visible:
+        if not is_promised and router.dest.visible:
             router.note_restart()
             core.log_change(
                 router.source, FrameType.ROUTER_CREATE, control.encode(router.record()), needs_sync=False
             )
             core.shards[router.source.shard].write()  # there may be more of them than its queue has room for
+
+
+def _kept(reused: list[tuple[int, int]], first_seq: int, source_seq: int, count: int) -> int:
+    """How many records of a run are still those that were copied.
+
+    An earlier start found the others gone. Their seqs may have been given to new records since, which have
+    copies of their own; what was lost then stays lost, however often the log is replayed.
+    """
+    if source_seq == 0:
+        return count
+    ends = [above + 1 - source_seq for above, up_to in reused if first_seq <= up_to]
+    return max(0, min([count, *ends]))
 
 
 def _frame_bytes(log: TopicLog, first_seq: int, count: int) -> int:

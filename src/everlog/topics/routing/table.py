@@ -37,6 +37,7 @@ class Router:
         "guarantee",
         "is_active",
         "is_committed",
+        "is_uncertain",
         "last_commit",
         "match",
         "name",
@@ -64,6 +65,7 @@ class Router:
         self.pending = 0  # passes that are not committed
         self.is_committed = False
         self.is_active = False  # it is committed, and both topics are
+        self.is_uncertain = False  # its newest copies could not be synced: only a restart tells
         self.last_commit = COMMITTED  # of the newest copies
         self.evidence: Evidence | None = None
         self.reused: list[tuple[int, int]] = []  # see `RouterRecord`

@@ -108,7 +108,7 @@ def prune(fs: Fs, meta_dir: str, keep: int = 2) -> list[int]:
     found, temporary = _listed(fs, meta_dir)
     going = sorted(found)[:-keep]
     files = [_path(meta_dir, naming, number) for number in going for naming in _NAMINGS]
-    for path in (*(os.path.join(meta_dir, name) for name in temporary), *files):
+    for path in (*temporary, *files):
         with (
             _reported("remove the old snapshot", path, "it is not needed; remove it by hand"),
             suppress(FileNotFoundError),
@@ -118,7 +118,7 @@ def prune(fs: Fs, meta_dir: str, keep: int = 2) -> list[int]:
 
 
 def _listed(fs: Fs, meta_dir: str) -> tuple[list[int], list[str]]:
-    """Return the numbers of the snapshots and the names of temporary files; refuse any other name."""
+    """Return the numbers of the snapshots and the paths of temporary files; refuse any other name."""
     with _reported("list the directory", meta_dir, "check the permissions, then start again"):
         try:
             names = fs.listdir(meta_dir)
@@ -126,10 +126,15 @@ def _listed(fs: Fs, meta_dir: str) -> tuple[list[int], list[str]]:
         except FileNotFoundError:
             return [], []
     found = {number for name in above if (number := layout.SNAPSHOT_COPY.number(name)) is not None}
-    temporary: list[str] = []
+    temporary = [
+        os.path.join(os.path.dirname(meta_dir), name)
+        for name in above
+        if name.endswith(layout.TEMPORARY_SUFFIX)
+        and layout.SNAPSHOT_COPY.number(name.removesuffix(layout.TEMPORARY_SUFFIX)) is not None
+    ]
     for name in names:
         if name.endswith(layout.TEMPORARY_SUFFIX):
-            temporary.append(name)
+            temporary.append(os.path.join(meta_dir, name))
         elif (number := layout.SNAPSHOT_FILE.number(name)) is not None:
             found.add(number)
         else:

@@ -424,8 +424,9 @@ class _Verifier:
                 elif layout.TOPIC_DIR.number(name) is None:
                     self._unknown(path)
                 else:
-                    found = [(first_seq, path, is_cold) for first_seq in self._complete(path)]
-                    by_topic.setdefault(name, []).extend(found)
+                    found = by_topic.setdefault(name, [])
+                    hot = {first_seq for first_seq, _, _ in found}
+                    found += [(first_seq, path, is_cold) for first_seq in self._complete(path, hot)]
         segments: list[_Segment] = []
         for found in by_topic.values():
             newest = max((first_seq for first_seq, _, _ in found), default=0)
@@ -436,8 +437,11 @@ class _Verifier:
             ]
         return segments
 
-    def _complete(self, directory: str) -> list[int]:
-        """The segments of a topic in one tier that have both parts; anything else is reported."""
+    def _complete(self, directory: str, elsewhere: set[int]) -> list[int]:
+        """The segments of a topic in one tier that have both parts; anything else is reported.
+
+        Those in `elsewhere` are complete in the tier that is in force: what is here was being copied.
+        """
         data: set[int] = set()
         index: set[int] = set()
         names = self._names(directory)
@@ -456,8 +460,9 @@ class _Verifier:
         newest = max(data & index, default=0)
         for first_seq in sorted(data - index):
             path = os.path.join(directory, layout.SEGMENT_DATA.name(first_seq))
-            if (self._listed is None and first_seq > newest) or not self._is_listed(directory, first_seq):
-                self._leftover(path, "a segment that was being created or removed")
+            is_new = self._listed is None and first_seq > newest
+            if first_seq in elsewhere or is_new or not self._is_listed(directory, first_seq):
+                self._leftover(path, "a segment that was being created, copied or removed")
             else:
                 self._result.add(path, 0, "missing_part", "its index is missing; a start makes it again")
         for first_seq in sorted(index - data):
