@@ -698,6 +698,8 @@ class _Recovery:
             apply_lease(topic, control.decode(frame.data, control.Lease))
         elif frame.type == FrameType.EVICT_WATERMARK:
             mark = control.decode(frame.data, control.EvictWatermark)
+            # A crash may have taken the evicted records and left the floor, which shows that they were there.
+            _raise_head(topic, max(mark.cap_floor, mark.ttl_floor) - 1)
             topic.visible = topic.log.next_seq - 1
             topic.reserved.floor_logged = max(topic.reserved.floor_logged, mark.reserved)
             topic.kill_below(max(mark.cap_floor, mark.ttl_floor))
@@ -706,9 +708,7 @@ class _Recovery:
         elif frame.type == FrameType.HEAD_WATERMARK:
             head = control.decode(frame.data, control.HeadWatermark)
             topic.reserved.ceiling_logged = max(topic.reserved.ceiling_logged, head.ceiling)
-            if head.head >= topic.log.next_seq:
-                topic.note_holes(topic.log.next_seq, head.head)
-                topic.log.push_holes(head.head + 1 - topic.log.next_seq, topic.log.last_ts)
+            _raise_head(topic, head.head)
         else:
             key = control.decode(frame.data, control.IdempotencyKey)
             topic.keys.pop(key.key, None)  # keys are held in the order of their writing
@@ -766,3 +766,11 @@ class _Recovery:
         if topic.storage.segments is not None:
             topic.storage.segments.seal()  # of a time when it had another class: a checkpoint drops them
         topic.storage.saved_seq = topic.log.next_seq - 1
+
+
+def _raise_head(topic: Topic, head: int) -> None:
+    """Leave holes up to a seq that was given out."""
+    log = topic.log
+    if head >= log.next_seq:
+        topic.note_holes(log.next_seq, head)
+        log.push_holes(head + 1 - log.next_seq, log.last_ts)
