@@ -93,8 +93,8 @@ def test_bars_by_volume_do_not_split_a_trade() -> None:
 def test_a_bar_tells_its_prices_its_volume_and_who_took() -> None:
     ts = np.array([1, 2, 3, 12], dtype=np.uint64)
     price, quantity = floats(10, 12, 11, 20), floats(1, 2, 1, 5)
-    maker = np.array([False, True, False, True])
-    table = features.bars(ts, price, quantity, maker, features.time_bars(ts, 10))
+    side = np.array([1, 2, 1, 2])
+    table = features.bars(ts, price, quantity, side, features.time_bars(ts, 10))
     first, second = table
     assert [first[name] for name in ("start_ts_ns", "end_ts_ns", "trades")] == [1, 3, 3]
     assert [first[name] for name in ("open", "high", "low", "close", "volume")] == [10, 12, 10, 11, 4]
@@ -145,8 +145,8 @@ def test_every_trade_is_in_exactly_one_bar(rows: list[tuple[int, float, float, b
     rows.sort(key=lambda row: row[0])
     ts = np.array([row[0] for row in rows], dtype=np.uint64)
     price, quantity = floats(*(row[1] for row in rows)), floats(*(row[2] for row in rows))
-    maker = np.array([row[3] for row in rows], dtype=bool)
-    table = features.bars(ts, price, quantity, maker, features.time_bars(ts, interval))
+    side = np.array([2 if row[3] else 1 for row in rows])
+    table = features.bars(ts, price, quantity, side, features.time_bars(ts, interval))
     expected: dict[int, list[tuple[int, float, float, bool]]] = {}
     for row in rows:
         expected.setdefault(row[0] // interval, []).append(row)

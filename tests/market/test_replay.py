@@ -182,8 +182,8 @@ def test_a_choice_without_columns_or_with_one_twice_is_refused() -> None:
 def test_bars_do_not_depend_on_how_the_trades_come(queue: str, kind: str, size: float) -> None:
     def bars(batch_messages: int) -> bytes:
         builder, parts = BarBuilder(kind, size), []
-        for timestamps, trades in Replay(queue, batch_messages=batch_messages).trades():
-            parts.append(builder.add(timestamps, trades))
+        for batch in Replay(queue, batch_messages=batch_messages).trades():
+            parts.append(builder.add(*batch))
         return np.concatenate([*parts, builder.finish()]).tobytes()
 
     whole = bars(16384)

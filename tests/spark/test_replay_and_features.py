@@ -59,8 +59,8 @@ def test_features_are_those_of_one_machine_bit_for_bit(
         "2024-10-04",
     }
     builder, bars = BarBuilder("time", 5 * SECOND_NS), []
-    for times_ns, trades in Replay(queue).trades():
-        bars += builder.add(times_ns, trades).tolist()
+    for batch in Replay(queue).trades():
+        bars += builder.add(*batch).tolist()
     bars += builder.finish().tolist()
     kept = LakeTable(tmp_path, "features_bars").read(spark).orderBy("start_ts_ns").drop("date", "symbol_hash")
     assert [tuple(row) for row in kept.collect()] == bars

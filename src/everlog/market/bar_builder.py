@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from everlog.errors import InvalidConfig
 from everlog.market import features
-from everlog.market.protocol import TRADE
+from everlog.market.protocol import TRADE, taker_sides
 
 KINDS = ("time", "count", "volume")
 
@@ -28,14 +28,26 @@ class BarBuilder:
         self._size = size
         self._timestamps = np.zeros(0, np.uint64)
         self._trades: npt.NDArray[np.void] = np.zeros(0, TRADE)
+        self._sides = np.zeros(0, np.uint8)
         self._volume_before = 0.0
 
-    def add(self, timestamp_ns: npt.NDArray[np.uint64], trades: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
-        """Take trades (`protocol.TRADE`) with their ingest times; return the bars that they complete."""
+    def add(
+        self,
+        timestamp_ns: npt.NDArray[np.uint64],
+        trades: npt.NDArray[np.void],
+        side: npt.NDArray[np.uint8] | None = None,
+    ) -> npt.NDArray[np.void]:
+        """Take trades (`protocol.TRADE`) with their ingest times; return the bars that they complete.
+
+        `side` is the takers', as `Replay.trades` gives it; None: all are known, from `is_buyer_maker`.
+        """
         if not len(trades):
             return np.zeros(0, features.BAR_COLUMNS)
         self._timestamps = np.concatenate((self._timestamps, timestamp_ns))
         self._trades = np.concatenate((self._trades, trades))
+        self._sides = np.concatenate(
+            (self._sides, taker_sides(trades, np.zeros(len(trades), np.uint16)) if side is None else side)
+        )
         starts = self._starts()
         # The last bar may still grow.
         return self._take(starts[:-1], int(starts[-1]))
@@ -56,10 +68,10 @@ class BarBuilder:
         if not len(starts):
             return np.zeros(0, features.BAR_COLUMNS)
         trades, timestamps = self._trades[:count], self._timestamps[:count]
-        table = features.bars(
-            timestamps, trades["price"], trades["qty"], trades["is_buyer_maker"] != 0, starts
-        )
+        sides = self._sides[:count]
+        table = features.bars(timestamps, trades["price"], trades["qty"], sides, starts)
         if self._kind == "volume":
             self._volume_before = features.volume_after(trades["qty"], self._volume_before)
         self._trades, self._timestamps = self._trades[count:], self._timestamps[count:]
+        self._sides = self._sides[count:]
         return table

@@ -38,6 +38,8 @@ class Column(NamedTuple):
 
     name: str
     dtype: npt.DTypeLike
+    is_summed: bool = False
+    """A row has the sum over all messages since the row before it, not the value of the last one."""
 
 
 Step = Callable[[BookRows], Sequence[npt.NDArray[Any]]]
@@ -84,10 +86,15 @@ class GlobalTime:
 
 
 class OrderFlowImbalance:
-    """`order_flow_imbalance`: what each event added to the best bid minus what it added to the best ask."""
+    """`order_flow_imbalance`: what was added to the best bid minus what was added to the best ask.
+
+    Summed over the messages since the row before; `is_summed=False` has each row show its last message alone.
+    """
 
     depth = 1
-    columns = (Column("order_flow_imbalance", np.float64),)
+
+    def __init__(self, *, is_summed: bool = True) -> None:
+        self.columns = (Column("order_flow_imbalance", np.float64, is_summed),)
 
     def begin(self) -> Step:
         """The best prices before the batch are kept."""

@@ -95,13 +95,16 @@ def depth_slope(
     return np.where(mid > 0, (bids + asks) / 2, 0.0)
 
 
-def trade_imbalance(quantity: Floats, is_buyer_maker: Booleans, starts: Integers) -> Floats:
+def trade_imbalance(quantity: Floats, side: Integers, starts: Integers) -> Floats:
     """Per bar, how far takers leaned to buying: `(B - S) / (B + S)` of the taken quantities.
 
-    A trade whose buyer was the maker is a sale by the taker. `starts` are the first trades of the bars.
+    `side` is the taker's: 1 bought, 2 sold, 0 unknown (left out). `starts` are the first trades of the bars.
     """
-    signed = np.where(is_buyer_maker, -quantity, quantity)
-    return _ratio(_sums(signed, starts), _sums(quantity, starts))
+    side = np.asarray(side)
+    if side.dtype == np.bool_:
+        raise InvalidConfig("side is 0 (unknown), 1 (buy) or 2 (sell) of the taker, not a boolean")
+    bought, sold = np.where(side == 1, quantity, 0.0), np.where(side == 2, quantity, 0.0)
+    return _ratio(_sums(bought - sold, starts), _sums(bought + sold, starts))
 
 
 def vwap(price: Floats, quantity: Floats, starts: Integers) -> Floats:
@@ -172,9 +175,12 @@ BAR_COLUMNS: Final = np.dtype(
 
 
 def bars(
-    timestamp_ns: Integers, price: Floats, quantity: Floats, is_buyer_maker: Booleans, starts: Integers
+    timestamp_ns: Integers, price: Floats, quantity: Floats, side: Integers, starts: Integers
 ) -> npt.NDArray[np.void]:
-    """One row of `BAR_COLUMNS` per bar; `starts` comes from `time_bars`, `count_bars` or `volume_bars`."""
+    """One row of `BAR_COLUMNS` per bar; `starts` comes from `time_bars`, `count_bars` or `volume_bars`.
+
+    `side` is the taker's, as in `trade_imbalance`.
+    """
     table = np.zeros(len(starts), BAR_COLUMNS)
     if not len(starts):
         return table
@@ -187,7 +193,7 @@ def bars(
     table["close"] = price[ends]
     table["volume"] = _sums(quantity, starts)
     table["vwap"] = vwap(price, quantity, starts)
-    table["trade_imbalance"] = trade_imbalance(quantity, is_buyer_maker, starts)
+    table["trade_imbalance"] = trade_imbalance(quantity, side, starts)
     table["realised_volatility"] = realised_volatility(price, starts)
     table["trades"] = ends - starts + 1
     return table

@@ -79,6 +79,19 @@ class BookFlags(IntFlag):
     ABSOLUTE = 1
     DELTA = 2
     HAS_SCALE = 4
+    MARKS_EVENT_ENDS = 8
+    """The message's flags say whether it is the last of its event; without it every message is."""
+
+
+class MessageFlags(IntFlag):
+    """`MessageHeader.flags` of market data."""
+
+    SIDE_UNKNOWN = 1
+    """A trade whose source did not give the taker's side."""
+    LAST_OF_EVENT = 2
+    """The venue's event, of which this message may be one of several, ends with it."""
+    SNAPSHOT_PART = 4
+    GAP_BEFORE = 8
 
 
 class L3Flags(IntFlag):
@@ -186,7 +199,7 @@ TRADE: Final = layout(
 )
 """One trade; `timestamp_ns` is the exchange's time."""
 
-TRADE_SIDE_UNKNOWN: Final = 1
+TRADE_SIDE_UNKNOWN: Final = int(MessageFlags.SIDE_UNKNOWN)
 """Bit 0 of `MessageHeader.flags` of a trade: the source did not give the taker's side."""
 
 L3_EVENT: Final = layout(
@@ -308,6 +321,20 @@ def check_headers(headers: NDArray[np.void], lengths: NDArray[Any] | int | None 
             f"book event {row} says {headers['record_len'][row]} bytes, its payload has {length}; "
             "the record was cut or written by another program"
         )
+
+
+def event_flags(message_flags: NDArray[Any], header_flags: NDArray[Any]) -> NDArray[np.uint16]:
+    """Return the messages' flags; those of writers that mark no event ends are ends, one and all."""
+    is_whole = (header_flags & BookFlags.MARKS_EVENT_ENDS) == 0
+    flags: NDArray[np.uint16] = message_flags | is_whole * np.uint16(MessageFlags.LAST_OF_EVENT)
+    return flags
+
+
+def taker_sides(trades: NDArray[np.void], message_flags: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the side of each trade's taker as `Side`: buy, sell, or unknown."""
+    sides = np.where(trades["is_buyer_maker"] != 0, Side.SELL, Side.BUY).astype(np.uint8)
+    sides[(message_flags & MessageFlags.SIDE_UNKNOWN) != 0] = Side.UNKNOWN
+    return sides
 
 
 def first_true(flags: NDArray[Any]) -> int | None:

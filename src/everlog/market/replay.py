@@ -23,10 +23,10 @@ from everlog.market.book_results import Outputs
 from everlog.market.book_set import BookSet, BookSettings, Market
 from everlog.market.feature_rows import BookRows, Feature, Step, book_rows, row_dtype
 from everlog.market.packing import PackedRecords, gather_field, gather_headers
-from everlog.market.protocol import TRADE, TypeId
-from everlog.market.triggers import Always, Events, Trigger
+from everlog.market.protocol import TRADE, TypeId, event_flags, taker_sides
+from everlog.market.triggers import Always, Events, Trigger, fires_at_ends
 from everlog.queue import Batch, Queue
-from everlog.queue.layout import HEADER_SIZE
+from everlog.queue.layout import HEADER_SIZE, MSG_FLAGS
 
 BATCH_MESSAGES: Final = 16384
 
@@ -58,6 +58,13 @@ class Messages(NamedTuple):
         return self.batch.length[self.chosen]
 
     @property
+    def flags(self) -> npt.NDArray[np.uint16]:
+        """Each message's flags (`protocol.MessageFlags`)."""
+        places = self.batch.offset[self.chosen] + np.uint64(MSG_FLAGS)
+        flags: npt.NDArray[np.uint16] = self.batch.segment.view("<u2")[places // np.uint64(2)]
+        return flags
+
+    @property
     def packed(self) -> PackedRecords:
         """The payloads, without a copy."""
         offsets = self.batch.offset[self.chosen] + np.uint64(HEADER_SIZE)
@@ -80,6 +87,14 @@ class ReplayStats:
     filtered: int = 0
     written: int = 0
     seconds: float = 0.0
+
+
+class TradeBatch(NamedTuple):
+    """Trades of one batch; `side` is the taker's as `protocol.Side`, unknown where the source gave none."""
+
+    timestamp_ns: npt.NDArray[np.uint64]
+    trades: npt.NDArray[np.void]
+    side: npt.NDArray[np.uint8]
 
 
 class MarketRows(NamedTuple):
@@ -147,13 +162,13 @@ class Replay:
     # --- Where messages go -------------------------------------------------------------------------------
 
     def to_queue(self, path: str, **config: Any) -> ReplayStats:
-        """Copy the messages to another queue; they keep their times and types."""
+        """Copy the messages to another queue; they keep their times, types and flags."""
 
         def copy_batch(some: Messages) -> int:
             packed = some.packed
             times = np.ascontiguousarray(some.timestamp_ns)
             kinds = np.ascontiguousarray(some.type_id)
-            writer.append_packed(kinds, packed.buffer, packed.ends, times, starts=packed.offsets)
+            writer.append_packed(kinds, packed.buffer, packed.ends, times, some.flags, packed.offsets)
             return len(packed)
 
         with Queue.open_publisher(path, **config) as writer:
@@ -181,11 +196,12 @@ class Replay:
 
         return self._run(handle_batch)
 
-    def trades(self) -> Iterator[tuple[npt.NDArray[np.uint64], npt.NDArray[np.void]]]:
-        """Yield ingest times and trades (`protocol.TRADE`), batch by batch, as copies."""
+    def trades(self) -> Iterator[TradeBatch]:
+        """Yield ingest times, trades (`protocol.TRADE`) and the takers' sides, batch by batch, as copies."""
         for some in self.types(TypeId.TRADE).batches():
             data, _ = some.batch.joined(some.chosen)
-            yield some.timestamp_ns.copy(), data.view(TRADE)
+            trades = data.view(TRADE)
+            yield TradeBatch(some.timestamp_ns.copy(), trades, taker_sides(trades, some.flags))
 
     def features(self, chosen: Sequence[Feature], settings: BookSettings | None = None) -> FeatureReplay:
         """Build the books and compute features after every event."""
@@ -210,7 +226,11 @@ class FeatureReplay:
     fired_by: Trigger = field(default_factory=Always)
 
     def trigger(self, trigger: Trigger) -> FeatureReplay:
-        """Write a row only where this trigger fires; each market has its own."""
+        """Write a row only where this trigger fires; each market has its own.
+
+        It is shown the last messages of the venue's events alone: in between, a book may be crossed, and no
+        one could trade on it. `triggers.EveryMessage` around it shows it all messages.
+        """
         return replace(self, fired_by=trigger)
 
     def tables(self, stats: ReplayStats | None = None) -> Iterator[MarketRows]:
@@ -222,6 +242,7 @@ class FeatureReplay:
         for some in self.replay.types(TypeId.BOOK_EVENT).batches(stats):
             packed = some.packed
             headers = gather_headers(packed)
+            flags = event_flags(some.flags, headers["flags"])
             for market, (events, result) in books.apply_packed(packed, want).items():
                 if market not in markets:
                     markets[market] = _MarketFeatures(self.chosen, copy.deepcopy(self.fired_by), dtype)
@@ -230,6 +251,7 @@ class FeatureReplay:
                     of_market["ingest_ts_ns"].copy(),
                     of_market["exchange_ts_ns"].copy(),
                     of_market["event_type"].copy(),
+                    flags[events],
                 )
                 rows = markets[market].rows(book_rows(result, seen))
                 if len(rows):
@@ -279,14 +301,25 @@ class _MarketFeatures:
         self._steps: list[Step] = [feature.begin() for feature in chosen]
         self._trigger = trigger
         self._dtype = dtype
+        self._is_summed = [column.is_summed for feature in chosen for column in feature.columns]
+        self._rests = [0.0] * len(self._is_summed)
 
     def rows(self, rows: BookRows) -> npt.NDArray[np.void]:
         columns = [column for step in self._steps for column in step(rows)]
-        fires = self._trigger.fires(rows.events)
+        fires = fires_at_ends(self._trigger, rows.events)
         table = np.empty(int(np.count_nonzero(fires)), dtype=self._dtype)
-        for name, column in zip(self._dtype.names or (), columns, strict=True):
-            table[name] = column[fires]
+        for place, (name, column) in enumerate(zip(self._dtype.names or (), columns, strict=True)):
+            table[name] = self._sums(place, column, fires) if self._is_summed[place] else column[fires]
         return table
+
+    def _sums(self, place: int, column: npt.NDArray[Any], fires: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+        """Return the sum up to each row since the one before, and keep what belongs to the next row."""
+        row_of = np.concatenate(([0], np.cumsum(fires) - fires))
+        # One value after the other, the rest of the last batch first: cutting into batches changes no bit.
+        values = np.concatenate(([self._rests[place]], column))
+        sums = np.bincount(row_of, values, int(np.count_nonzero(fires)) + 1)
+        self._rests[place] = float(sums[-1])
+        return sums[:-1]
 
 
 def _of_markets(some: Messages, market_ids: tuple[int, ...]) -> npt.NDArray[Any]:

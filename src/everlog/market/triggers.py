@@ -1,19 +1,21 @@
 """When a row of features is written: triggers over batches of events.
 
-Owns only that decision. Features see every event; a trigger picks the events after which a row is kept. A
-trigger remembers what it needs between batches, so that cutting a day into batches changes no row.
+Owns only that decision. Features see every message; a trigger picks those after which a row is kept, among
+the last messages of the venue's events. A trigger remembers what it needs between batches, so that cutting a
+day into batches changes no row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from everlog.errors import InvalidConfig
 from everlog.market.features import Booleans
+from everlog.market.protocol import MessageFlags
 
 Timestamps = npt.NDArray[np.uint64]
 
@@ -24,6 +26,21 @@ class Events(NamedTuple):
     ingest_ts_ns: Timestamps
     exchange_ts_ns: Timestamps
     event_type: npt.NDArray[np.uint8]
+    flags: npt.NDArray[np.uint16] | None = None
+    """`protocol.MessageFlags` of each message; None: each is the last of its event."""
+
+    @property
+    def is_last(self) -> Booleans:
+        """Which messages end an event of the venue: the book between them is a state it never published."""
+        if self.flags is None:
+            return np.ones(len(self.event_type), dtype=np.bool_)
+        ends: Booleans = (self.flags & MessageFlags.LAST_OF_EVENT) != 0
+        return ends
+
+    def take(self, chosen: npt.NDArray[Any]) -> Events:
+        """Return some of them, by index or mask."""
+        flags = None if self.flags is None else self.flags[chosen]
+        return Events(self.ingest_ts_ns[chosen], self.exchange_ts_ns[chosen], self.event_type[chosen], flags)
 
 
 class Trigger(Protocol):
@@ -81,6 +98,27 @@ class EventTypes:
     def fires(self, events: Events) -> Booleans:
         """The events of the chosen types."""
         return np.isin(events.event_type, self.event_types)
+
+
+class EveryMessage:
+    """Lets another trigger see every message, in the middle of the venue's events too."""
+
+    def __init__(self, trigger: Trigger) -> None:
+        self.trigger = trigger
+
+    def fires(self, events: Events) -> Booleans:
+        """What the trigger says."""
+        return self.trigger.fires(events)
+
+
+def fires_at_ends(trigger: Trigger, events: Events) -> Booleans:
+    """Return after which messages the trigger fires; it is shown ends of events, unless it asks for all."""
+    ends = events.is_last
+    if isinstance(trigger, EveryMessage) or ends.all():
+        return trigger.fires(events)
+    fired = np.zeros(len(ends), dtype=np.bool_)
+    fired[ends] = trigger.fires(events.take(ends))
+    return fired
 
 
 class AnyOf:

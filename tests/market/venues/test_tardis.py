@@ -310,7 +310,7 @@ def test_trades_are_taken_over_field_by_field(tmp_path: Path) -> None:
     assert trades["trade_id"].tolist() == [77, symbol_hash("ab-1"), 0]
     assert trades["is_buyer_maker"].tolist() == [1, 0, 0]
     assert set(trades["symbol_hash"].tolist()) == {symbol_hash("BTCUSDT")}
-    assert flags_of(tmp_path / "queue") == [0, 0, 1]
+    assert flags_of(tmp_path / "queue") == [2, 2, 3]
 
 
 def flags_of(queue: Path) -> list[int]:

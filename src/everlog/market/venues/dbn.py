@@ -23,8 +23,10 @@ from everlog.errors import InvalidSource, Unsupported
 from everlog.market.protocol import (
     TRADE,
     TRADE_SIDE_UNKNOWN,
+    BookFlags,
     L3EventType,
     L3Flags,
+    MessageFlags,
     Side,
     TypeId,
     new_l3_records,
@@ -41,6 +43,8 @@ UNDEFINED_TIME: Final = np.uint64(2**64 - 1)
 FLAGS_SHIFT: Final = 24
 """Where the record's flags begin in the event's flags."""
 F_MAYBE_BAD_BOOK: Final = 4
+F_SNAPSHOT: Final = 32
+F_LAST: Final = 128
 NAMED_MAX: Final = 10
 
 _ACTIONS: Final = {
@@ -260,6 +264,7 @@ def _order_events(records: NDArray[np.void], belonging: Belonging, venue: int) -
     header["ingest_ts_ns"] = stamps = records["ts_recv"]
     header["exchange_ts_ns"] = records["ts_event"]
     header["native_seq"] = records["sequence"]
+    header["flags"] = BookFlags.MARKS_EVENT_ENDS
     letters = _letters(records)
     undefined = records["price"] == UNDEFINED_PRICE
     event["event_type"] = _KINDS[letters]
@@ -272,7 +277,16 @@ def _order_events(records: NDArray[np.void], belonging: Belonging, venue: int) -
     event["order_id"] = np.where(letters == ord("T"), 0, records["order_id"])
     event["price"] = np.where(undefined, 0, records["price"])
     event["qty"] = records["size"]
-    return EventBlock(TypeId.BOOK_EVENT, out, np.ascontiguousarray(stamps))
+    return EventBlock(TypeId.BOOK_EVENT, out, np.ascontiguousarray(stamps), flags=_message_flags(records))
+
+
+def _message_flags(records: NDArray[np.void]) -> NDArray[np.uint16]:
+    """Return what the records' own flags say of events and snapshots."""
+    given = records["flags"]
+    flags: NDArray[np.uint16] = ((given & F_LAST) != 0) * np.uint16(MessageFlags.LAST_OF_EVENT) | (
+        (given & F_SNAPSHOT) != 0
+    ) * np.uint16(MessageFlags.SNAPSHOT_PART)
+    return flags
 
 
 def _trades(records: NDArray[np.void], belonging: Belonging) -> EventBlock:
@@ -284,6 +298,7 @@ def _trades(records: NDArray[np.void], belonging: Belonging) -> EventBlock:
     trades["is_buyer_maker"] = side == Side.SELL  # the side is the taker's
     trades["symbol_hash"] = belonging.symbol_hashes
     flags = (side == Side.UNKNOWN).astype(np.uint16) * np.uint16(TRADE_SIDE_UNKNOWN)
+    flags |= _message_flags(records)
     return EventBlock(TypeId.TRADE, trades, np.ascontiguousarray(records["ts_recv"]), flags=flags)
 
 
@@ -296,7 +311,7 @@ def _level_events(
     if not is_trade.any():
         return books
     trades = _trades(records[is_trade], belonging.take(is_trade))
-    assert books.ends is not None and trades.flags is not None
+    assert books.ends is not None and books.flags is not None and trades.flags is not None
     # The bytes of the trades lie behind those of the books; the order is made by where each event begins.
     book_bytes, trade_bytes = books.payloads.view(np.uint8), trades.payloads.view(np.uint8)
     book_at = np.arange(len(records)) + np.cumsum(is_trade)
@@ -310,7 +325,9 @@ def _level_events(
     trade_starts = np.arange(len(trades), dtype=np.uint64) * np.uint64(TRADE.itemsize) + len(book_bytes)
     starts[trade_at], ends[trade_at] = trade_starts, trade_starts + np.uint64(TRADE.itemsize)
     stamps[book_at], stamps[trade_at] = books.timestamps_ns, trades.timestamps_ns
-    flags[trade_at] = trades.flags
+    # The book after the trade ends the event, if the record does.
+    flags[trade_at] = trades.flags & ~np.uint16(MessageFlags.LAST_OF_EVENT)
+    flags[book_at] = books.flags
     return EventBlock(kinds, np.concatenate([book_bytes, trade_bytes]), stamps, ends, flags, starts)
 
 
@@ -343,5 +360,8 @@ def _snapshots(
         records["sequence"].astype(np.uint64),
         venue,
         belonging.market_ids,
+        marks_event_ends=True,
     )
-    return pack_snapshots(levels, groups, price_scale, 0)
+    books = pack_snapshots(levels, groups, price_scale, 0)
+    books.flags = _message_flags(records)
+    return books

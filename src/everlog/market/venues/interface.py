@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everlog.errors import InvalidConfig, InvalidSource
+from everlog.market.protocol import MessageFlags
 from everlog.queue.faults import io_errors
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class EventBlock:
     timestamps_ns: NDArray[np.uint64]
     ends: NDArray[np.uint64] | None = None
     flags: NDArray[np.uint16] | None = None
+    """`protocol.MessageFlags` of each; None: each is an event of the venue by itself."""
     starts: NDArray[np.uint64] | None = None
     saturated: int = 0
     """Prices and sizes that did not fit into 64 bits at the scale of their event."""
@@ -80,14 +82,13 @@ class EventBlock:
         if len(self) == 0:
             return
         stamps = np.ascontiguousarray(self.timestamps_ns)
-        if self.ends is None and self.flags is None and isinstance(self.type_id, int):
-            writer.append_array(self.type_id, self.payloads, stamps)
-            return
-        ends, payloads = self.ends, self.payloads
+        ends, payloads, flags = self.ends, self.payloads, self.flags
+        if flags is None:
+            flags = np.full(len(self), MessageFlags.LAST_OF_EVENT, dtype=np.uint16)
         if ends is None:
             payloads = np.ascontiguousarray(payloads)
             ends = np.arange(1, len(self) + 1, dtype=np.uint64) * np.uint64(payloads.dtype.itemsize)
-        writer.append_packed(self.type_id, payloads.view(np.uint8), ends, stamps, self.flags, self.starts)
+        writer.append_packed(self.type_id, payloads.view(np.uint8), ends, stamps, flags, self.starts)
 
 
 @dataclass(slots=True)

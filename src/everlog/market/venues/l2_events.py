@@ -81,6 +81,7 @@ class Groups:
     venue_id: int
     market_id: int | NDArray[np.uint64]
     stream_id: int = 0
+    marks_event_ends: bool = False
     update_ids: tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]] | None = None
 
     def headers(self, kind: BookEventType) -> NDArray[np.void]:
@@ -92,6 +93,8 @@ class Groups:
         headers["exchange_ts_ns"] = self.exchange_ts_ns
         headers["seq"] = self.seqs
         headers["native_seq"] = self.native_seqs
+        if self.marks_event_ends:
+            headers["flags"] |= np.uint16(BookFlags.MARKS_EVENT_ENDS)
         return headers
 
 

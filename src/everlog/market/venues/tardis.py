@@ -15,6 +15,7 @@ from everlog.market.protocol import (
     MAX_DIFF_LEVELS,
     TRADE,
     TRADE_SIDE_UNKNOWN,
+    MessageFlags,
     Side,
     TypeId,
     crypto_market_id,
@@ -360,7 +361,7 @@ def _trades(block: RowBlock) -> EventBlock:
         TypeId.TRADE,
         trades,
         block.values["local_timestamp"] * NS_PER_US,
-        flags=flags if flags.any() else None,
+        flags=flags | np.uint16(MessageFlags.LAST_OF_EVENT) if flags.any() else None,
     )
 
 

@@ -20,7 +20,7 @@ from everlog.errors import DataLost
 from everlog.market import BarBuilder, BookSettings
 from everlog.market.feature_rows import Feature, row_dtype
 from everlog.market.features import BAR_COLUMNS
-from everlog.market.protocol import TRADE
+from everlog.market.protocol import TRADE, taker_sides
 from everlog.market.replay import Messages, Replay
 from everlog.market.triggers import Always, Trigger
 from everlog.pipeline.jobs.market_tasks import (
@@ -147,11 +147,11 @@ class _FeatureWork:
                 )
             data, _ = some.batch.joined(some.chosen)
             trades, times_ns = data.view(TRADE), some.timestamp_ns
-            hashes = trades["symbol_hash"]
+            hashes, sides = trades["symbol_hash"], taker_sides(trades, some.flags)
             for symbol in np.unique(hashes).tolist():
                 mine = hashes == symbol
                 builder = builders.setdefault(symbol, BarBuilder(*self._bars))
-                yield _bar_rows(table, symbol, builder.add(times_ns[mine], trades[mine]))
+                yield _bar_rows(table, symbol, builder.add(times_ns[mine], trades[mine], sides[mine]))
         for symbol, builder in builders.items():
             yield _bar_rows(table, symbol, builder.finish())
 

@@ -255,6 +255,12 @@ class TaskMessages(NamedTuple):
         return self.batch.timestamp_ns if self.chosen is None else self.batch.timestamp_ns[self.chosen]
 
     @property
+    def flags(self) -> NDArray[np.uint16]:
+        """Each message's flags."""
+        chosen = np.arange(len(self.batch)) if self.chosen is None else self.chosen
+        return Messages(self.batch, chosen).flags
+
+    @property
     def packed(self) -> PackedRecords:
         """The payloads, without a copy."""
         offsets, lengths = self.batch.offset, self.batch.length
