@@ -28,7 +28,7 @@ SECONDS ?= 15
 SYMBOLS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint wheel bench bench-queue bench-engine bench-books bench-server bench-client bench-spark bench-page crash sim sanitize soak soak-server soak-others histories api docs clean
+.PHONY: help setup demo check test lint wheel bench bench-queue bench-engine bench-books bench-server bench-client bench-spark bench-page crash sim mutants proof proof-page sanitize soak soak-server soak-others histories api docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -95,13 +95,22 @@ bench-page: setup ## Write docs/internals/benchmarks.md and the README's table f
 
 crash: setup ## Kill processes CRASH_ROUNDS times and check what survives
 	$(BIN)/python -m pytest tests/crash tests/simulation tests/spark -m crash --timeout=$(CRASH_TIMEOUT_S) \
-		--numprocesses 2 --dist worksteal
+		-p tests.support.counted --numprocesses 2 --dist worksteal
 
 sim: setup ## Simulate the topics engine with faults and power losses, SEEDS=FIRST..LAST
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 histories: setup ## Kill servers under concurrent clients and check the histories of all topics and jobs: HISTORIES=40 kills
 	$(BIN)/python -m tests.histories --kills $(HISTORIES)
+
+mutants: setup ## Plant faults in a copy of the source: a check must notice each
+	$(BIN)/python -m tools.proof run mutants
+
+proof: setup ## All long checks that have no result in build/proof yet, or PART=NAME again
+	$(BIN)/python -m tools.proof run $(PART)
+
+proof-page: setup ## Write the figures of the last runs into docs/internals/proof.md
+	$(BIN)/python -m tools.proof page build/proof
 
 sanitize: setup ## Native and queue tests and fuzzing of every parser with ASan and UBSan: FUZZ_SECONDS=20 each
 	$(BIN)/python -m tools.sanitize --seconds $(FUZZ_SECONDS)

@@ -6,6 +6,7 @@ a meaning: then everything is as the model says. QUEUE_DAMAGE_TRIALS sets the nu
 QUEUE_DAMAGE_SEED the first seed; a failure names the seed of its trial.
 """
 
+import json
 import os
 import random
 import shutil
@@ -177,11 +178,14 @@ def run_trial(root: Path, seed: int) -> str:
     return f"{kind}: {outcome}"
 
 
-def test_damage_to_any_file_is_surfaced_and_no_seq_is_given_out_again(tmp_path: Path) -> None:
+def test_damage_to_any_file_is_surfaced_and_no_seq_is_given_out_again(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     root = tmp_path / "trials"
     root.mkdir()
     outcomes = Counter(run_trial(root, seed) for seed in range(SEED, SEED + TRIALS))
     print(f"seeds {SEED} to {SEED + TRIALS - 1}: {dict(sorted(outcomes.items()))}")
+    record_property("trials", json.dumps(outcomes, sort_keys=True))
 
 
 # -- single promises -------------------------------------------------------------------------------

@@ -119,6 +119,24 @@ def test_records_missing_from_two_segments_are_reported_to_readers(tmp_path: Pat
         assert read_over_damage(reader) == [14, 15, 16]
 
 
+def test_a_damaged_segment_below_the_flushed_position_stops_no_writer_behind_a_stale_control_block(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "q"
+    write_small(path, PER_SEGMENT + 1)
+    control = (path / layout.CONTROL_FILE).read_bytes()
+    with open_writer(path, retention=False) as writer:
+        for _ in range(3 * PER_SEGMENT):
+            writer.append(1, b"x")
+        writer.flush_sync()
+        head, count = writer.segment_id, writer.next_seq
+    (path / layout.CONTROL_FILE).write_bytes(control)
+    overwrite(segment_file(path, 2), 0, b"JUNK")
+    with open_writer(path, retention=False) as writer:
+        assert (writer.segment_id, writer.next_seq) == (head, count)
+        assert [damage.segment_id for damage in writer.recovery.damage] == [2]
+
+
 def seqs_until_damage(reader: QueueReader) -> list[int]:
     """Read up to the damage that must be there."""
     found: list[int] = []

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.counted import FUZZED_REQUESTS, counts
 from tests.support.effort import effort
 from tests.support.fuzzing import mutated
 from tests.support.processes import eventually, resources_of
@@ -114,6 +115,7 @@ def test_no_mutation_of_a_request_disturbs_the_server_or_its_other_clients(serve
             data = mutated(rng, REQUESTS, INTERESTING)
             answers = exchange(address, data, rng)
             statuses.update(answers)
+            counts[FUZZED_REQUESTS] += 1
             assert all(status < 500 for status in answers), f"TEST_SEED={SEED}, case {number}: {data!r}"
     eventually("the connections are gone", lambda: resources_of(pid).descriptors <= before.descriptors)
     assert resources_of(pid).resident_bytes < before.resident_bytes + GROWTH_MAX_BYTES

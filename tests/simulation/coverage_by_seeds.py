@@ -1,8 +1,7 @@
 """Which lines of the topics engine the simulation reaches: `python -m tests.simulation.coverage_by_seeds`.
 
-Seeds alone, no other test. Writes `build/proof/coverage.json`: `first_seed`, `last_seed`, `operations` (for
-each seed), `seconds`, `lines` and `percent` of all of `src/everlog/topics`, and `modules`, the percentage of
-each file of it. The lowest ten are printed.
+Seeds alone, no other test. `--json FILE` writes `seeds` (how many, from 0 on), `operations_per_seed`, and
+`coverage`: reached lines and all lines of each file of `src/everlog/topics`. The lowest ten are printed.
 """
 
 from __future__ import annotations
@@ -10,43 +9,28 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from pathlib import Path
 
 from coverage import Coverage
 
 SOURCE = Path("src/everlog/topics")
-REPORT = Path("build/proof/coverage.json")
 SHOWN = 10
 
 
-def measure(seeds: range, operations: int) -> dict[str, object]:
-    """Run seeds with every line of the engine watched, from its import on."""
+def measure(seeds: int, operations: int) -> dict[str, tuple[int, int]]:
+    """Run seeds with every line of the engine watched, from its import on; reached and all lines by file."""
     measured = Coverage(source=[str(SOURCE)], data_file=None, config_file=False)
     measured.start()
     from tests.simulation.__main__ import run_seed
 
-    started = time.monotonic()
-    for seed in seeds:
+    for seed in range(seeds):
         run_seed(seed, operations)
     measured.stop()
-    modules: dict[str, float] = {}
-    lines = reached = 0
+    files: dict[str, tuple[int, int]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         _, statements, _, missing, _ = measured.analysis2(str(path))
-        lines += len(statements)
-        reached += len(statements) - len(missing)
-        share = 1 - len(missing) / len(statements) if statements else 1.0
-        modules[str(path.relative_to(SOURCE))] = round(100 * share, 1)
-    return {
-        "first_seed": seeds.start,
-        "last_seed": seeds.stop - 1,
-        "operations": operations,
-        "seconds": round(time.monotonic() - started, 1),
-        "lines": lines,
-        "percent": round(100 * reached / lines, 1),
-        "modules": modules,
-    }
+        files[str(path.relative_to(SOURCE))] = (len(statements) - len(missing), len(statements))
+    return files
 
 
 def main() -> int:
@@ -54,15 +38,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.coverage_by_seeds", description=__doc__)
     parser.add_argument("--seeds", type=int, default=50, help="how many, from 0 on")
     parser.add_argument("--operations", type=int, default=120, help="operations of each seed")
+    parser.add_argument("--json", type=Path, help="where to write what was reached")
     options = parser.parse_args()
-    report = measure(range(options.seeds), options.operations)
-    REPORT.parent.mkdir(parents=True, exist_ok=True)
-    REPORT.write_text(json.dumps(report, indent=2) + "\n")
-    modules = report["modules"]
-    assert isinstance(modules, dict)
-    for name, percent in sorted(modules.items(), key=lambda item: item[1])[:SHOWN]:
+    files = measure(options.seeds, options.operations)
+    percents = {name: 100 * reached / lines for name, (reached, lines) in files.items() if lines}
+    for name, percent in sorted(percents.items(), key=lambda item: item[1])[:SHOWN]:
         print(f"{percent:6.1f} %  {name}")
-    print(f"{report['percent']:6.1f} %  of {report['lines']} lines by {options.seeds} seeds")
+    reached, lines = (sum(counts) for counts in zip(*files.values(), strict=True))
+    print(f"{100 * reached / lines:6.1f} %  of {lines} lines by {options.seeds} seeds")
+    if options.json is not None:
+        document = {"seeds": options.seeds, "operations_per_seed": options.operations, "coverage": files}
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

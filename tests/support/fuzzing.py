@@ -18,6 +18,7 @@ from typing import Final
 from xxhash import xxh3_64_intdigest
 
 from everlog.topics.storage import layout
+from tests.support.counted import FUZZ_CASES, counts
 
 SECONDS: Final = float(os.environ.get("FUZZ_SECONDS", "1"))
 SEED: Final = int(os.environ.get("FUZZ_SEED", "7"))
@@ -43,6 +44,7 @@ def fuzz(check: Callable[[random.Random], None]) -> None:
         except BaseException as error:
             error.add_note(f"reproduce with FUZZ_SEED={SEED} FUZZ_CASE={number}")
             raise
+        counts[FUZZ_CASES] += 1
         if CASE is not None or time.monotonic() >= end_s:
             break
 

@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,19 +163,18 @@ def trial(
     kind = rng.choice(sorted(files))
     path = rng.choice(files[kind])
     what = f"{path.relative_to(data_dir)}: {damage(path, rng)}"
-    counts[kind] += 1
     errors = [] if path.name in HARMLESS else verify(str(data_dir), UnsyncedFs()).errors
     try:
         engine = open_engine(data_dir, on_damage="serve")
     except EverlogError:
-        counts["refused"] += 1
+        counts[f"{kind}: refused"] += 1
         assert errors, f"verify finds nothing, but the start is refused: {what}"
         return
     try:
         report = engine.recovery
         assert report is not None
         is_reported = bool(report.damage)
-        counts["reported" if is_reported else "unharmed"] += 1
+        counts[f"{kind}: {'reported' if is_reported else 'harmless'}"] += 1
         assert not is_reported or errors, f"verify finds nothing: {what}, {report.damage}"
         for name, truth in written.items():
             try:
@@ -189,7 +189,9 @@ def trial(
 
 @pytest.mark.timeout(60 + 3 * TRIALS)
 def test_damage_to_any_file_is_never_silent_and_gives_no_seq_again(
-    originals: list[tuple[Path, dict[str, Written]]], tmp_path: Path
+    originals: list[tuple[Path, dict[str, Written]]],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     rng = random.Random(SEED)
     counts: Counter[str] = Counter()
@@ -198,3 +200,4 @@ def test_damage_to_any_file_is_never_silent_and_gives_no_seq_again(
         trial(originals[number % 2], folder, rng, counts)
         shutil.rmtree(folder)
     print(dict(counts))
+    record_property("trials", json.dumps(counts, sort_keys=True))

@@ -1,0 +1,180 @@
+"""Faults of routers, of changes of the durability class, and of job queues."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant
+
+ROUTING: Final = [
+    Mutant(
+        name="shards commit in the wrong order",
+        file="topics/commits.py",
+        old="        self._is_committed[entry] = True\n        self._publish()",
+        new="        del self._is_committed[entry]\n        entry.publish()",
+        breaks="Records that come through several shards become visible in the order of their seqs.",
+        check="simulation",
+    ),
+    Mutant(
+        name="a copy gets another seq after a restart",
+        file="topics/routing/passes.py",
+        old="                    first_seq=hole_seq,",
+        new="                    first_seq=hole_seq + 1,",
+        breaks="Copies are made again with the seqs under which they were read.",
+        check="simulation",
+    ),
+    Mutant(
+        name="a lost source leaves no gap in the destination",
+        file="topics/routing/replay.py",
+        old="            end.topic.note_trim(first_seq, first_seq + count - 1)\n",
+        new="",
+        breaks="No gap is silent: a destination reports what its source has lost.",
+        check="routers",
+    ),
+]
+
+CHANGING_CLASS: Final = [
+    Mutant(
+        name="a class change is answered before copies are synced",
+        file="topics/class_change.py",
+        old="    return core.sync(core.shards)\n\n\ndef log_memory",
+        new="    return COMMITTED\n\n\ndef log_memory",
+        breaks="A class change makes what is visible as durable as the new class says before it is answered.",
+        check="routers",
+    ),
+    Mutant(
+        name="a class change does not log what is in memory",
+        file="topics/catalogue.py",
+        old="            class_change.log_memory(core, topic)\n",
+        new="",
+        breaks="A class change makes what is visible as durable as the new class says before it is answered.",
+        check="simulation",
+    ),
+    Mutant(
+        name="a class change does not log the cursors of routers",
+        file="topics/catalogue.py",
+        old="            waits_for.append(class_change.log_cursors(core, topic))\n",
+        new="",
+        breaks="A source that becomes durable is not copied twice.",
+        check="simulation",
+    ),
+    Mutant(
+        name="a class change does not log the head",
+        file="topics/catalogue.py",
+        old="        class_change.log_head(core, topic, durability)\n",
+        new="",
+        breaks="A seq that was given out in a durable class is not given out again.",
+        check="routers",
+    ),
+    Mutant(
+        name="a class change does not log the keys",
+        file="topics/catalogue.py",
+        old="        class_change.log_keys(core, topic, durability)\n",
+        new="",
+        breaks="A key is remembered over a restart within its window.",
+        check="simulation",
+    ),
+    Mutant(
+        name="a configuration takes effect before it is synced",
+        file="topics/catalogue.py",
+        old="core.log_change(topic, FrameType.CONFIG_UPDATE, update, apply, undo))",
+        new="core.log_change(topic, FrameType.CONFIG_UPDATE, update, apply, undo, needs_sync=False))",
+        breaks="A configuration that was answered survives a power loss.",
+        check="simulation",
+    ),
+]
+
+LEASING: Final = [
+    Mutant(
+        name="an ack is not logged",
+        file="topics/jobs/lease_log.py",
+        old="    if not core.logs_changes(topic):\n        on_commit()",
+        new="    if True:\n        on_commit()",
+        breaks="A job that was acknowledged never comes back.",
+        check="simulation",
+    ),
+    Mutant(
+        name="an ack is answered before the sync",
+        file="topics/jobs/lease_log.py",
+        old="    needs_sync = topic.durability is Durability.FSYNC\n    return core.log_change(",
+        new="    needs_sync = False\n    return core.log_change(",
+        breaks="A job of class fsync that was acknowledged never comes back.",
+        check="simulation",
+    ),
+    Mutant(
+        name="jobs acked out of order are not marked in segments",
+        file="topics/jobs/lease_log.py",
+        old="        if begin < end:\n",
+        new="        if False:\n",
+        breaks="A job that was acknowledged never comes back.",
+        check="simulation",
+    ),
+    Mutant(
+        name="a lease ends one millisecond early",
+        file="topics/jobs/lease_table.py",
+        old="        while self._expiries and self._expiries[0][0] < now_ms:\n"
+        "            _, _, seqs = heappop(self._expiries)\n"
+        "            self._expiring -= len(seqs)\n"
+        "            for seq in seqs:\n"
+        "                job = self.jobs.get(seq)\n"
+        "                if job is not None and job.phase == LEASED and job.until_ms < now_ms:",
+        new="        while self._expiries and self._expiries[0][0] <= now_ms:\n"
+        "            _, _, seqs = heappop(self._expiries)\n"
+        "            self._expiring -= len(seqs)\n"
+        "            for seq in seqs:\n"
+        "                job = self.jobs.get(seq)\n"
+        "                if job is not None and job.phase == LEASED and job.until_ms <= now_ms:",
+        breaks="A lease runs up to its deadline, that millisecond included.",
+        check="jobs",
+    ),
+    Mutant(
+        name="the ack of a stale lease is accepted",
+        file="topics/jobs/lease_table.py",
+        old=" and (fence is None or self.lease_id == fence)",
+        new="",
+        breaks="A lease that is over cannot acknowledge the job of the next one.",
+        check="jobs",
+    ),
+    Mutant(
+        name="deliveries are not counted",
+        file="topics/jobs/lease_table.py",
+        old="            job.deliveries += 1\n",
+        new="",
+        breaks="A job that was delivered too often becomes a dead letter.",
+        check="jobs",
+    ),
+    Mutant(
+        name="an older lease changes a newer one",
+        file="topics/jobs/lease_table.py",
+        old="        elif stored.lease_id < job.lease_id:\n            return\n",
+        new="",
+        breaks="The newest lease of a job counts after a restart.",
+        check="jobs",
+    ),
+    Mutant(
+        name="leases are not restored from the log",
+        file="topics/jobs/lease_log.py",
+        old="        table.restore(StoredLease(seq, entry.phase,",
+        new="        StoredLease(*(seq, entry.phase,",
+        breaks="Durable leases survive a restart, so that no job is given to two workers.",
+        check="jobs",
+    ),
+    Mutant(
+        name="a job is deleted before its dead letter is kept",
+        file="topics/jobs/dead_letters.py",
+        old="    appended.commit.on_done(copied)\n",
+        new="    copied(COMMITTED)\n",
+        breaks="A job is never lost on its way to the dead-letter topic.",
+        check="jobs",
+    ),
+    Mutant(
+        name="lease ids are given out again after a restart",
+        file="topics/core.py",
+        old="        self.next_lease_id = number << _LEASES_PER_MS_BITS\n",
+        new="        self.next_lease_id = 1\n",
+        breaks="A lease of an earlier run cannot acknowledge a job of this one.",
+        check="jobs",
+    ),
+]
+
+ROUTER_AND_JOB_FAULTS: Final = [*ROUTING, *CHANGING_CLASS, *LEASING]
