@@ -7,10 +7,16 @@ classes (`tools.reference_pages`), which adds the meaning of each field.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import msgspec
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
 
 Predicate = str | tuple[Literal["tag"], Literal["Eq", "Glob"], str]
 """Which tags are meant: `"eu"`, `"eu*"`, or `("tag", "Eq", "eu")` and `("tag", "Glob", "eu*")`."""
@@ -75,7 +81,7 @@ class NewRecord(msgspec.Struct, omit_defaults=True):
 _RECORD_NAMES = {"seq": "$seq", "ts_ms": "$ts", "node": "$node", "tag": "$tag"}
 
 
-class Record(msgspec.Struct, frozen=True, rename=_RECORD_NAMES):
+class Record(msgspec.Struct, frozen=True, repr_omit_defaults=True, rename=_RECORD_NAMES):
     """A record as it is read. `tag` is present only if tags were requested, `data` unless it was left out."""
 
     seq: int
@@ -133,7 +139,53 @@ class Appended(Answer, frozen=True):
     seqs: list[int] | None = None
 
 
-class Diff(Answer, frozen=True):
+def record_columns(records: Iterable[Record]) -> dict[str, list[Any]]:
+    """Records as columns of a data frame: seq, time (UTC), node, tag, data, meta."""
+    rows = list(records)
+    return {
+        "seq": [record.seq for record in rows],
+        "time": [datetime.fromtimestamp(record.ts_ms / 1000, UTC) for record in rows],
+        "node": [record.node for record in rows],
+        "tag": [record.tag for record in rows],
+        "data": [record.data for record in rows],
+        "meta": [record.meta for record in rows],
+    }
+
+
+class Framed:
+    """What has records, and gives them as a data frame."""
+
+    __slots__ = ()
+    records: list[Record]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The records as a pandas DataFrame; pandas has to be installed."""
+        import pandas
+
+        return pandas.DataFrame(record_columns(self.records))
+
+    def to_polars(self) -> polars.DataFrame:
+        """The records as a polars DataFrame; polars has to be installed.
+
+        A column of polars has one type and JSON any, so `data` and `meta` are JSON text.
+        """
+        import polars
+
+        columns = record_columns(self.records)
+        texts = {
+            name: [None if value is None else msgspec.json.encode(value).decode() for value in columns[name]]
+            for name in ("data", "meta")
+        }
+        kinds: dict[str, Any] = {
+            "seq": polars.UInt64,
+            "time": polars.Datetime("ms", "UTC"),
+            "node": polars.String,
+        }
+        kinds |= {"tag": polars.String, "data": polars.String, "meta": polars.String}
+        return polars.DataFrame(columns | texts, schema=kinds)
+
+
+class Diff(Answer, Framed, frozen=True):
     """Records after a cursor; `next_from_seq` is the next cursor, `caught_up` the only sign of the end."""
 
     topic: str
@@ -287,7 +339,7 @@ class TopicAccount(Answer, frozen=True):
 
 
 class TopicSummary(msgspec.Struct, frozen=True):
-    """One topic of a list."""
+    """One topic of a list; older servers leave `type` and `durability` out."""
 
     topic: str
     head_seq: int
@@ -296,6 +348,8 @@ class TopicSummary(msgspec.Struct, frozen=True):
     bytes: int
     durable: bool
     effective_priority: int
+    type: TopicType | None = None
+    durability: Durability | None = None
 
 
 class TopicPage(Answer, frozen=True):
@@ -311,6 +365,66 @@ class TopicDeleted(Answer, frozen=True):
     topic: str
     deleted: bool
     routers_removed: list[str]
+
+
+# --- Consumers -------------------------------------------------------------------------------------------
+
+
+class ConsumerState(Answer, frozen=True, kw_only=True):
+    """A consumer: a stored cursor of a topic, how far it is behind, and who owns it."""
+
+    name: str
+    topic: str
+    cursor: int
+    next_seq: int
+    head_seq: int
+    lag_records: int
+    lag_ms: int
+    at_risk: bool
+    hold: bool
+    hold_max_ms: int
+    owner: str | None
+    owner_epoch: int
+    created_ts: int
+    committed_ts: int | None
+    filter: list[Any] | None = None
+    node: list[str] = []
+
+
+class ConsumerPage(Answer, frozen=True):
+    """One page of consumers, sorted by name; `next_cursor` requests the next page, if there is one."""
+
+    consumers: list[ConsumerState]
+    next_cursor: str | None = None
+
+
+class ConsumerDiff(Diff, frozen=True):
+    """Records after the cursor of a consumer, which stays where it is until a commit."""
+
+    consumer: ConsumerState
+
+
+class ConsumerDeleted(Answer, frozen=True):
+    """A consumer was deleted, if it existed."""
+
+    topic: str
+    name: str
+    deleted: bool
+
+
+class ConsumerAcquired(Answer, frozen=True):
+    """A consumer has a new owner; requests with an earlier epoch are refused from now on."""
+
+    owner_epoch: int
+    expires_ts: int
+
+
+class ConsumerReset(Answer, frozen=True):
+    """The cursor of a consumer was moved, or would be; `records` is how many live ones lie between."""
+
+    cursor_before: int
+    cursor: int
+    records: int
 
 
 # --- Routers ---------------------------------------------------------------------------------------------
@@ -449,7 +563,7 @@ class WatchSession(Answer, frozen=True):
     topics: dict[str, Watched]
 
 
-class Records(msgspec.Struct, frozen=True):
+class Records(msgspec.Struct, Framed, frozen=True):
     """Records of one topic, and the cursor before and after them."""
 
     topic: str

@@ -7,11 +7,17 @@ output), the class is what Python code catches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class EverlogError(Exception):
     """Base of every error that everlog raises on purpose."""
 
     code: str = "error"
+
+    detail: dict[str, Any] | None = None
+    """What a program can use of it: values by name."""
 
 
 class Io(EverlogError):
@@ -238,9 +244,43 @@ class TopicNotEmpty(EverlogError):
 
 
 class TopicFull(EverlogError):
-    """The topic is at its cap and set to refuse; nothing was appended."""
+    """The topic is at its cap and set to refuse, or consumers hold what would have to go; nothing changed."""
 
     code = "topic_full"
+
+    def __init__(self, message: str, held_by: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.held_by = tuple(held_by)
+
+
+class ConsumerNotFound(EverlogError):
+    """The topic has no consumer of this name."""
+
+    code = "consumer_not_found"
+
+    def __init__(self, message: str, topic: str = "", name: str = "") -> None:
+        super().__init__(message)
+        self.detail = {"name": name, "topic": topic}
+
+
+class CursorBackwards(EverlogError):
+    """A commit below what the consumer has committed; only a reset moves a cursor back."""
+
+    code = "cursor_backwards"
+
+    def __init__(self, message: str, cursor: int = 0, seq: int = 0) -> None:
+        super().__init__(message)
+        self.detail = {"cursor": cursor, "seq": seq}
+
+
+class Fenced(EverlogError):
+    """Another owner has acquired the consumer since, or none was named although it has one."""
+
+    code = "fenced"
+
+    def __init__(self, message: str, owner_epoch: int = 0) -> None:
+        super().__init__(message)
+        self.detail = {"owner_epoch": owner_epoch}
 
 
 class RouterNotFound(EverlogError):

@@ -18,7 +18,17 @@ from tests.support.http_cases import (
 )
 
 U64_MAX = 2**64 - 1
-LIST_FIELDS = {"topic", "head_seq", "earliest_seq", "count", "bytes", "durable", "effective_priority"}
+LIST_FIELDS = {
+    "topic",
+    "head_seq",
+    "earliest_seq",
+    "count",
+    "bytes",
+    "durable",
+    "effective_priority",
+    "type",
+    "durability",
+}
 
 
 def config_of(api: Api, topic: str) -> dict[str, object]:

@@ -25,6 +25,9 @@ GUIDE = REPOSITORY / "docs" / "guide" / "queue.md"
 # Raised by parts of everlog that the queue does not use.
 NOT_OF_THE_QUEUE = {
     "BookGap",
+    "ConsumerNotFound",
+    "CursorBackwards",
+    "Fenced",
     "SnapshotGap",
     "BatchTooLarge",
     "DamagedData",

@@ -40,10 +40,12 @@ DEFAULTS: dict[str, tuple[str, object]] = {
     "TOPICS_ON_DAMAGE": ("on_damage", "refuse"),
     "TOPICS_MAX_TOPICS": ("max_topics", 100000),
     "TOPICS_MAX_ROUTERS": ("max_routers", 10000),
+    "TOPICS_MAX_CONSUMERS": ("max_consumers", 100000),
     "TOPICS_MAX_WATCH_SESSIONS": ("max_watch_sessions", 10000),
     "TOPICS_MAX_SSE_CONNECTIONS": ("max_sse_connections", 10000),
     "TOPICS_MAX_TOPICS_PER_KEY": ("max_topics_per_key", 10000),
     "TOPICS_MAX_ROUTERS_PER_KEY": ("max_routers_per_key", 1000),
+    "TOPICS_MAX_CONSUMERS_PER_KEY": ("max_consumers_per_key", 10000),
     "TOPICS_MAX_WATCH_SESSIONS_PER_KEY": ("max_watch_sessions_per_key", 1000),
     "TOPICS_MAX_SSE_CONNECTIONS_PER_KEY": ("max_sse_connections_per_key", 1000),
     "TOPICS_MAX_INFLIGHT_PER_KEY": ("max_inflight_per_key", 1000),
@@ -327,11 +329,13 @@ hot_retain_bytes = 8
 on_damage = "serve"
 max_topics = 9
 max_routers = 10
+max_consumers = 20
 max_watch_sessions = 11
 max_sse_connections = 12
 max_sse_connections_per_key = 13
 max_topics_per_key = 17
 max_routers_per_key = 18
+max_consumers_per_key = 21
 max_watch_sessions_per_key = 19
 max_inflight_per_key = 14
 max_total_bytes = 15

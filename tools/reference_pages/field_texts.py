@@ -13,6 +13,25 @@ from everlog.topics.config import MAX_IDEMPOTENCY_KEY_BYTES, MAX_RECORDS_PER_APP
 from everlog.topics.jobs.claims import SEQS_MAX
 
 COMMON: Final[dict[str, str]] = {
+    "at_risk": "records were evicted that it has not read, or soon will be",
+    "commit": "the seq to commit before the read",
+    "committed_ts": "time of the last commit, ms since the epoch; null: there was none",
+    "consumer": "the state of the consumer",
+    "consumers": "the consumers, sorted by name",
+    "created_ts": "when it was created, ms since the epoch",
+    "cursor_before": "the cursor as it was",
+    "dry_run": "only say what would happen",
+    "expires_ts": "up to this time it has an owner, ms since the epoch; reads and commits renew it",
+    "from_time_ms": "begin with the first record of this time or later; not together with `from_seq`",
+    "hold": "caps and age evict nothing that this consumer has not committed",
+    "hold_max_ms": "how long a record is held at most",
+    "lag_ms": "age of the oldest live record behind the cursor, 0 if there is none",
+    "lag_records": "live records behind the cursor",
+    "owner": "who reads with it now; null: no one",
+    "owner_epoch": "number of the ownership, 0 before the first",
+    "start": "where a new consumer begins: a word, the first `seq` to read, or `time_ms`",
+    "time_ms": "before the first record of this time or later",
+    "to": "where to: a word, the first `seq` to read, or `time_ms`",
     "$node": "who wrote it, if that was said",
     "$seq": "number of the record in its topic, from 1",
     "$tag": "its tag, if it has one and tags were wanted",
@@ -127,6 +146,27 @@ COMMON: Final[dict[str, str]] = {
 }
 
 SPECIAL: Final[dict[str, dict[str, str]]] = {
+    "DiffBody": {"filter": "only records that pass this expression; the others move the cursor"},
+    "ConsumerBody": {
+        "filter": "its reads give only records that pass this expression",
+        "node": "its reads leave out what these nodes wrote",
+    },
+    "ConsumerState": {
+        "name": "its name",
+        "cursor": "highest seq that is processed, 0 if none is",
+        "next_seq": "the seq behind the cursor",
+        "filter": "the expression that its reads apply",
+        "node": "whose records its reads leave out",
+    },
+    "ConsumerDeleted": {"name": "its name"},
+    "ConsumerReset": {"cursor": "the new cursor", "records": "live records between the two cursors"},
+    "ConsumerCommitBody": {"seq": "everything up to this seq is processed"},
+    "ConsumerReadBody": {"max_bytes": "most bytes of data and meta in the answer"},
+    "StartBody": {"seq": "the first record to read"},
+    "ConsumerAcquireBody": {
+        "owner": "who reads with it from now on, 1 to 128 bytes",
+        "ttl_ms": "how long that lasts without a read or commit; from 1000 to 3600000",
+    },
     "RecordBody": {"node": "who wrote it, at most 128 bytes; instead of the one of the batch"},
     "IgnoredMember": {
         "path": "where it was, as `records[0].priority`",

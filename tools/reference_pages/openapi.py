@@ -24,11 +24,13 @@ _DURABILITY: Final[Schema] = {"type": "string", "enum": [member.value for member
 _NAMES: Final[dict[str, Schema]] = {
     "topic": {"type": "string", "pattern": f"^{TOPIC_NAME.pattern}$"},
     "router": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}$"},
+    "consumer": {"type": "string", "pattern": f"^{TOPIC_NAME.pattern}$"},
     "wid": {"type": "string", "pattern": "^wid_[A-Za-z0-9_-]{22}$"},
 }
 _NAME_TEXTS: Final = {
     "topic": "name of the topic",
     "router": "name of the router",
+    "consumer": "name of the consumer",
     "wid": "`wid` of the session",
 }
 _KINDS: Final[dict[str, Schema]] = {
@@ -85,7 +87,8 @@ def openapi(routes: Routes) -> dict[str, Any]:
     for operation in operations:
         item = paths.setdefault(operation.template, {})
         if operation.name is not None and "parameters" not in item:
-            item["parameters"] = [_path_parameter(operation.name)]
+            names = (operation.name, *([] if operation.item is None else [operation.item]))
+            item["parameters"] = [_path_parameter(name) for name in names]
         item[operation.method.lower()] = _operation(operation, shapes)
     _add_stored_config(shapes)
     shapes.schemas["ErrorFields"]["properties"]["code"]["enum"] = sorted({row.code for row in ERROR_CODES})

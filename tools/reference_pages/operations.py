@@ -44,7 +44,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One method of one path. `name` says what `:name` in the path stands for."""
+    """One method of one path. `name` and `item` say what `:name` and `:item` in the path stand for."""
 
     method: str
     path: str
@@ -59,6 +59,7 @@ class Operation:
     takes_token: bool = False
     """The key may also stand in the query."""
     name: str | None = None
+    item: str | None = None
     parameters: tuple[Parameter, ...] = ()
     body: type | None = None
     body_is_optional: bool = False
@@ -66,8 +67,9 @@ class Operation:
 
     @property
     def template(self) -> str:
-        """The path with its parameter in braces."""
-        return self.path if self.name is None else self.path.replace(":name", f"{{{self.name}}}")
+        """The path with its parameters in braces."""
+        path = self.path if self.name is None else self.path.replace(":name", f"{{{self.name}}}")
+        return path if self.item is None else path.replace(":item", f"{{{self.item}}}")
 
 
 _STRICT: Final = Parameter(
@@ -101,6 +103,7 @@ def _operation(
         codes=frozenset(f"{keyed if scope else ''} {codes}".split()),
         scope=scope,
         name=next((name for start, name in names.items() if path.startswith(start)), None),
+        item="consumer" if ":item" in path else None,
         **more,
     )
 
@@ -270,6 +273,100 @@ ROUTERS: Final = (
     ),
 )
 
+_CONSUMER: Final = "/v0/topics/:name/consumers/:item"
+_CONSUMER_CODES: Final = "topic_not_found consumer_not_found"
+
+CONSUMERS: Final = (
+    _operation(
+        "Consumers",
+        "GET /v0/topics/:name/consumers",
+        "listConsumers",
+        "List the consumers of a topic",
+        Answer("a page", api_types.ConsumerPage),
+        Scope.READ,
+        "topic_not_found",
+        parameters=_PAGE,
+        text="Sorted by name, byte by byte.",
+    ),
+    _operation(
+        "Consumers",
+        f"PUT {_CONSUMER}",
+        "putConsumer",
+        "Create a consumer, or replace its settings",
+        {
+            200: Answer("replaced", api_types.ConsumerState),
+            201: Answer("created", api_types.ConsumerState),
+        },
+        Scope.ADMIN,
+        "topic_not_found",
+        body=bodies.ConsumerBody,
+        body_is_optional=True,
+        text="`start` counts for a new one only. What is left out returns to its default.",
+    ),
+    _operation(
+        "Consumers",
+        f"GET {_CONSUMER}",
+        "getConsumer",
+        "Look at a consumer",
+        Answer("its state", api_types.ConsumerState),
+        Scope.READ,
+        _CONSUMER_CODES,
+    ),
+    _operation(
+        "Consumers",
+        f"DELETE {_CONSUMER}",
+        "deleteConsumer",
+        "Delete a consumer",
+        Answer("gone; `deleted` is false if it was not there", api_types.ConsumerDeleted),
+        Scope.ADMIN,
+        "topic_not_found",
+        text="The scope `delete` is enough as well.",
+    ),
+    _operation(
+        "Consumers",
+        f"POST {_CONSUMER}/read",
+        "readConsumer",
+        "Read from the cursor of a consumer",
+        Answer("what is behind the cursor", api_types.ConsumerDiff),
+        Scope.READ,
+        f"{_CONSUMER_CODES} cursor_backwards fenced",
+        body=bodies.ConsumerReadBody,
+        body_is_optional=True,
+        text="The cursor moves only by a commit; one with `commit` needs the scope `write` too.",
+    ),
+    _operation(
+        "Consumers",
+        f"POST {_CONSUMER}/commit",
+        "commitConsumer",
+        "Note what is processed",
+        Answer("the state of the consumer", api_types.ConsumerState),
+        Scope.WRITE,
+        f"{_CONSUMER_CODES} cursor_backwards fenced",
+        body=bodies.ConsumerCommitBody,
+    ),
+    _operation(
+        "Consumers",
+        f"POST {_CONSUMER}/acquire",
+        "acquireConsumer",
+        "Become the owner of a consumer",
+        Answer("the epoch to send from now on", api_types.ConsumerAcquired),
+        Scope.WRITE,
+        _CONSUMER_CODES,
+        body=bodies.ConsumerAcquireBody,
+        text="Earlier epochs are refused from now on, and so are reads and commits without one.",
+    ),
+    _operation(
+        "Consumers",
+        f"POST {_CONSUMER}/reset",
+        "resetConsumer",
+        "Put the cursor of a consumer anywhere",
+        Answer("where it was and where it is", api_types.ConsumerReset),
+        Scope.ADMIN,
+        _CONSUMER_CODES,
+        body=bodies.ConsumerResetBody,
+    ),
+)
+
 _QUEUE_CODES: Final = "topic_not_found not_a_queue"
 
 
@@ -390,5 +487,5 @@ PROBES: Final = (
     ),
 )
 
-OPERATIONS: Final = (*TOPICS, *ROUTERS, *QUEUES, *WATCH, *PROBES)
+OPERATIONS: Final = (*TOPICS, *CONSUMERS, *ROUTERS, *QUEUES, *WATCH, *PROBES)
 """Every operation that is described; the document has those that the server has."""

@@ -40,7 +40,7 @@ log = logging.getLogger("everlog.server")
 class Call:
     """One request on its way through the application."""
 
-    __slots__ = ("exchange", "holds_slot", "ignored", "key", "name", "started_ns")
+    __slots__ = ("exchange", "holds_slot", "ignored", "item", "key", "name", "started_ns")
 
     def __init__(self, exchange: Exchange, started_ns: int) -> None:
         self.exchange = exchange
@@ -49,6 +49,8 @@ class Call:
         self.holds_slot = False
         self.ignored: list[UnknownMember] | None = None
         self.name = ""
+        self.item = ""
+        """The second name in the path: of something that belongs to the topic."""
 
     @property
     def request(self) -> Request:
@@ -58,29 +60,31 @@ class Call:
     def query(self) -> dict[str, str]:
         """The query, decoded; of a repeated name the first one counts."""
         target = self.exchange.request.target
-        query: dict[str, str] = (target.meaning or Match(None, "", "", target.query)).query
+        query: dict[str, str] = (target.meaning or Match(None, "", "", "", target.query)).query
         return query
 
 
 class Route:
-    """The handler of a method of a path, and what a key needs for it.
+    """The handler of a method of a path, and what a key needs for it: `scope`, or `or_scope` if it has one.
 
     One that `checks_key` looks at the key itself: its order of checks, or what counts as the key, is special.
     One that has no `needs_poll` only adds to what the next turn writes.
     """
 
-    __slots__ = ("checks_key", "handler", "is_probe", "needs_poll", "scope")
+    __slots__ = ("checks_key", "handler", "is_probe", "needs_poll", "or_scope", "scope")
 
     def __init__(
         self,
         scope: Scope,
         handler: Callable[[Call], None],
         *,
+        or_scope: Scope | None = None,
         is_probe: bool = False,
         checks_key: bool = False,
         needs_poll: bool = True,
     ) -> None:
         self.scope = scope
+        self.or_scope = scope if or_scope is None else or_scope
         self.handler = handler
         self.is_probe = is_probe
         self.checks_key = checks_key
@@ -88,14 +92,15 @@ class Route:
 
 
 class Match:
-    """What a target stands for. `path` has `:name` in place of the name; all requests share `query`."""
+    """What a target stands for. `path` has `:name` and `:item` for the names; all requests share `query`."""
 
-    __slots__ = ("is_topic", "name", "path", "query", "route")
+    __slots__ = ("is_topic", "item", "name", "path", "query", "route")
 
-    def __init__(self, route: Route | None, path: str, name: str, query: bytes) -> None:
+    def __init__(self, route: Route | None, path: str, name: str, item: str, query: bytes) -> None:
         self.route = route
         self.path = path
         self.name = name
+        self.item = item
         # What keys with prefixes are checked against.
         self.is_topic = bool(name) and not path.startswith("/v0/watch/")
         pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
@@ -166,6 +171,7 @@ class App:
             lambda key, limit: limit if key.max_topics is None else key.max_topics,
         )
         self.routers_of_keys = KeyCap("routers", settings.max_routers_per_key)
+        self.consumers_of_keys = KeyCap("consumers", settings.max_consumers_per_key)
         self._guard = OriginGuard(settings.host, settings.allowed_hosts, settings.cors_origins)
         self.turn_is_due = False
         self._poll_is_due = False
@@ -184,15 +190,15 @@ class App:
     def _match(self, target: Target) -> Match:
         """Find the route of a target; it is kept with the target, for all requests that have the same one."""
         method = "GET" if target.method == "HEAD" else target.method
-        path, name = _pattern(target.path)
-        match = target.meaning = Match(self.routes.get((method, path)), path, name, target.query)
+        path, name, item = _pattern(target.path)
+        match = target.meaning = Match(self.routes.get((method, path)), path, name, item, target.query)
         return match
 
     def check_head(self, request: Request) -> EarlyAnswer | None:
         """Refuse a request without a valid key before its body is read."""
         if not self._has_keys or request.method == "OPTIONS":
             return None
-        path, _ = _pattern(request.path)
+        path, _, _ = _pattern(request.path)
         route = self.routes.get(("GET", path))
         if (
             (route is not None and route.is_probe)
@@ -238,7 +244,7 @@ class App:
         request = call.exchange.request
         self._guard.check(request.headers)
         match: Match = request.target.meaning or self._match(request.target)
-        route, call.name = match.route, match.name
+        route, call.name, call.item = match.route, match.name, match.item
         if request.method == "OPTIONS" and match.path in self._paths:
             self._answer_options(call, match.path)
             return False
@@ -264,6 +270,7 @@ class App:
         path = request.path[:SHOWN_PATH_BYTES].decode("latin-1")
         near = get_close_matches(match.path[:SHOWN_PATH_BYTES], sorted(self._paths), 1)
         nearest = near[0].replace(":name", match.name[:SHOWN_PATH_BYTES]) if near else None
+        nearest = nearest and nearest.replace(":item", match.item[:SHOWN_PATH_BYTES])
         hint = "the reference lists all routes" if nearest is None else f"did you mean {nearest}?"
         detail = {"path": path} if nearest is None else {"path": path, "nearest": nearest}
         return ApiError(404, "not_found", f"there is no route {path}; {hint}", detail)
@@ -284,7 +291,7 @@ class App:
             raise _unauthorised()
         self._take_slot(call, key)
         needed = route.scope if route is not None else _scope_of_unknown(path)
-        if not key.allows(needed):
+        if not key.allows(needed) and (route is None or not key.allows(route.or_scope)):
             raise scope_missing(needed)
         if key.prefixes and match.is_topic and not key.allows_name(call.name.encode()):
             raise ApiError(
@@ -498,15 +505,18 @@ class App:
         self.engine = None
 
 
-def _pattern(path: bytes) -> tuple[str, str]:
-    """Return the path with its name replaced by `:name`, and the decoded name."""
+def _pattern(path: bytes) -> tuple[str, str, str]:
+    """Return the path with its names replaced by `:name` and `:item`, and the decoded names."""
     parts = path.split(b"/")
+    name = item = ""
     if len(parts) >= 4 and parts[1] == b"v0" and parts[2] in (b"topics", b"routers", b"watch"):
         # What is not UTF-8 is the name of nothing, but it must be possible to say so.
         name = unquote_to_bytes(parts[3]).decode("utf-8", "replace")
         parts[3] = b":name"
-        return b"/".join(parts).decode("latin-1"), name
-    return path.decode("latin-1"), ""
+        if len(parts) >= 6 and parts[2] == b"topics" and parts[4] == b"consumers":
+            item = unquote_to_bytes(parts[5]).decode("utf-8", "replace")
+            parts[5] = b":item"
+    return b"/".join(parts).decode("latin-1"), name, item
 
 
 def _unauthorised() -> ApiError:

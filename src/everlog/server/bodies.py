@@ -16,6 +16,8 @@ from everlog.server.body_checks import fault, unknown_members
 from everlog.server.errors import ApiError, invalid
 from everlog.server.http import Request
 from everlog.topics import TopicConfig
+from everlog.topics.delivery.consumers import Start
+from everlog.topics.filters import Filter, compile_filter
 
 MAX_NESTING: Final = 128
 # How the engine spells "absent"; a field may not be typed as "Raw or None".
@@ -54,6 +56,61 @@ class DiffBody(msgspec.Struct):
     include_meta: bool = True
     wait_ms: int = 0
     max_batch_bytes: int = 0
+    from_time_ms: int | None = None
+    filter: msgspec.Raw = _ABSENT
+
+
+class StartBody(msgspec.Struct):
+    """Where a consumer begins: before a record, or before the first one of a time."""
+
+    seq: int | None = None
+    time_ms: int | None = None
+
+
+StartWord = Literal["earliest", "latest"]
+
+
+class ConsumerBody(msgspec.Struct):
+    """PUT /v0/topics/:topic/consumers/:consumer."""
+
+    start: StartWord | StartBody = "earliest"
+    hold: bool = False
+    hold_max_ms: int = 86_400_000
+    filter: msgspec.Raw = _ABSENT
+    node: str | list[str] | None = None
+
+
+class ConsumerReadBody(msgspec.Struct):
+    """POST /v0/topics/:topic/consumers/:consumer/read."""
+
+    limit: int = 0
+    max_bytes: int = 0
+    wait_ms: int = 0
+    commit: int | None = None
+    owner_epoch: int | None = None
+    include_tags: bool = False
+    include_meta: bool = True
+
+
+class ConsumerCommitBody(msgspec.Struct):
+    """POST /v0/topics/:topic/consumers/:consumer/commit."""
+
+    seq: int
+    owner_epoch: int | None = None
+
+
+class ConsumerAcquireBody(msgspec.Struct):
+    """POST /v0/topics/:topic/consumers/:consumer/acquire."""
+
+    owner: str
+    ttl_ms: int = 30_000
+
+
+class ConsumerResetBody(msgspec.Struct):
+    """POST /v0/topics/:topic/consumers/:consumer/reset."""
+
+    to: StartWord | StartBody
+    dry_run: bool = False
 
 
 class DeleteBody(msgspec.Struct):
@@ -125,11 +182,22 @@ class ExtendBody(AckBody, kw_only=True):
     lease_ms: int
 
 
+_CONSUMER_BODIES: Final = (
+    ConsumerBody,
+    ConsumerReadBody,
+    ConsumerCommitBody,
+    ConsumerAcquireBody,
+    ConsumerResetBody,
+)
 _QUEUE_BODIES: Final = (ClaimBody, AckBody, NackBody, ExtendBody)
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 _DECODERS: Final[dict[type, msgspec.json.Decoder[Any]]] = {
     kind: msgspec.json.Decoder(kind)
-    for kind in (AppendBody, TopicConfig, DeleteBody, DiffBody, RouterBody, WatchBody, *_QUEUE_BODIES)
+    for kind in (
+        *(AppendBody, TopicConfig, DeleteBody, DiffBody, RouterBody, WatchBody),
+        *_QUEUE_BODIES,
+        *_CONSUMER_BODIES,
+    )
 }
 
 
@@ -217,3 +285,18 @@ def check_counts(body: msgspec.Struct) -> None:
         signed = field == "priority"
         if type(value) is int and not signed and not 0 <= value < 2**64:
             raise invalid(f"{field} is {value}; it must be an unsigned 64-bit number")
+
+
+def filter_of(text: msgspec.Raw) -> Filter | None:
+    """The filter in a body; absent and null are the same."""
+    return None if text is _ABSENT else compile_filter(text)
+
+
+def start_of(start: StartWord | StartBody) -> Start:
+    """Where a consumer is put."""
+    if not isinstance(start, StartBody):
+        return Start(start)
+    if (start.seq is None) == (start.time_ms is None):
+        raise invalid("a position has either seq or time_ms")
+    check_counts(start)
+    return Start(seq=start.seq, time_ms=start.time_ms)

@@ -12,8 +12,11 @@ import msgspec
 from everlog.errors import (
     BatchTooLarge,
     Closed,
+    ConsumerNotFound,
     Corrupt,
+    CursorBackwards,
     EverlogError,
+    Fenced,
     InvalidRequest,
     Io,
     LimitReached,
@@ -73,6 +76,9 @@ _STATUS: Final[dict[type[EverlogError], int]] = {
     TopicNotEmpty: 409,
     NotAQueue: 409,
     TopicFull: 422,
+    ConsumerNotFound: 404,
+    CursorBackwards: 409,
+    Fenced: 409,
 }
 
 
@@ -94,7 +100,7 @@ def from_engine(error: EverlogError, topic: str | None) -> ApiError:
         return ApiError(404, error.code, message, {"topic": error.topic or topic})
     status = _STATUS.get(type(error))
     if status is not None:
-        about = {"topic": topic} if topic is not None and status != 400 else None
+        about = error.detail or ({"topic": topic} if topic is not None and status != 400 else None)
         return ApiError(status, error.code, message, about)
     if isinstance(error, InvalidRequest):
         return ApiError(400, "invalid_request", message)

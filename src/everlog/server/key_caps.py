@@ -1,4 +1,4 @@
-"""How much of the server one key may take: topics, routers and watch sessions.
+"""How much of the server one key may take: topics, routers, consumers and watch sessions.
 
 Owns who created what since the server started; that is not stored, so things from before a restart count for
 no key. Requests in progress and streams are counted where they begin and end (`app`, `streams`).
@@ -43,6 +43,12 @@ class KeyCap:
         if key is not None and name not in self._owners:
             self._owners[name] = key.number
             self._counts[key.number] = self._counts.get(key.number, 0) + 1
+
+    def deleted_below(self, prefix: str) -> None:
+        """Count nothing any more whose name begins so."""
+        if self._owners:
+            for name in [name for name in self._owners if name.startswith(prefix)]:
+                self.deleted(name)
 
     def deleted(self, name: str) -> None:
         """Count it no more."""

@@ -7,7 +7,6 @@ caught up waits until the topic changes, is deleted, or the time is over.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Final
 
 import msgspec
@@ -16,28 +15,37 @@ from everlog.server.app import App, Call
 from everlog.server.bodies import DiffBody
 from everlog.server.errors import from_engine
 from everlog.topics import Commit, Diff, Tombstone
+from everlog.topics.filters import Filter
 
 WAIT_MS_MAX: Final = 30_000
+NS_PER_MS: Final = 1_000_000
 _json = msgspec.json.Encoder()
 
 
 class LongPoll:
     """One POST diff."""
 
-    def __init__(self, app: App, call: Call, body: DiffBody) -> None:
+    def __init__(self, app: App, call: Call, body: DiffBody, filter: Filter | None = None) -> None:
         self._app = app
         self._call = call
         self._body = body
+        self._filter = filter
         self._from_seq = body.from_seq
-        self._tombstone: Tombstone | None = None
-        self._scanned = 0
-        self._fetches = 0
+        self._from_time_ms = body.from_time_ms
+        self._earlier: Diff | None = None
+        self._is_gone = False
         self._wait_ms = min(body.wait_ms, WAIT_MS_MAX)
+        self._until_ns = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def read(self) -> None:
         """Read once; answer, fetch what is cold, or wait."""
         body, engine = self._body, self._app.ready_engine()
+        if self._is_gone:
+            return
+        if self._from_time_ms is not None:
+            self._from_seq = engine.first_of_time(self._call.name, self._from_time_ms)
+            self._from_time_ms = None
         diff = engine.diff(
             self._call.name,
             self._from_seq,
@@ -46,36 +54,36 @@ class LongPoll:
             include_tags=body.include_tags,
             include_meta=body.include_meta,
             max_batch_bytes=body.max_batch_bytes,
+            filter=self._filter,
             block=False,
+            after=self._earlier,
         )
-        diff = self._with_earlier_reads(diff)
         if diff.incomplete:
             # The rest is read from where this one stopped: to start again could need more segments than
             # there is memory for, and then each fetch would throw out what the next read begins with.
-            self._from_seq, self._tombstone = diff.next_from_seq, diff.tombstone
-            self._scanned, self._fetches = diff.scanned, diff.cold_segments_read + 1
+            self._earlier = diff
             diff.commit.on_done(self._fetched)
+        elif diff.paused:
+            self._earlier = diff
+            self._app.on_gone(self._call, self._stop)
+            self._app.loop.call_soon(self._go_on)
         elif self._wait_ms and not diff.delivered and diff.tombstone is None and diff.caught_up:
+            self._from_seq, self._earlier = diff.next_from_seq, None
             self._park()
         else:
-            self._app.answer_when(self._call, diff.commit, partial(render_diff, self._app, self._call, diff))
+            self._answer_when(diff)
 
-    def _with_earlier_reads(self, diff: Diff) -> Diff:
-        """The read, together with the earlier ones that stopped at cold segments."""
-        if not self._fetches:
-            return diff
-        tombstone = self._tombstone
-        if diff.tombstone is not None:
-            gap_from = diff.tombstone.gap_from if tombstone is None else tombstone.gap_from
-            tombstone = msgspec.structs.replace(
-                diff.tombstone, gap_from=min(gap_from, diff.tombstone.gap_from)
-            )
-        return msgspec.structs.replace(
-            diff,
-            tombstone=tombstone,
-            scanned=diff.scanned + self._scanned,
-            cold_segments_read=diff.cold_segments_read + self._fetches,
-        )
+    def _answer_when(self, diff: Diff) -> None:
+        """Answer as soon as what was read may be shown."""
+        app, call = self._app, self._call
+        app.answer_when(call, diff.commit, lambda: (render_diff(app, call, diff), 200))
+
+    def _go_on(self) -> None:
+        self._app.guarded(self._call, self.read)
+        self._app.turn_soon()
+
+    def _stop(self) -> None:
+        self._is_gone = True
 
     def _fetched(self, commit: Commit) -> None:
         if commit.error is not None:
@@ -89,10 +97,14 @@ class LongPoll:
         self._timer = app.loop.call_later(self._wait_ms / 1000, self._woken)
         app.parked.add(self._woken)
         app.on_gone(call, self._forget)
+        self._until_ns = self._until_ns or app.now_ns() + self._wait_ms * NS_PER_MS
         self._wait_ms = 0  # the next read is the answer
 
     def _woken(self) -> None:
         self._forget()
+        if self._filter is not None:
+            # What came may not match: then the wait goes on.
+            self._wait_ms = max(0, self._until_ns - self._app.now_ns()) // NS_PER_MS
         self._app.guarded(self._call, self.read)
         self._app.turn_soon()  # for what the read may have found to be too old
 
@@ -105,14 +117,14 @@ class LongPoll:
             self._app.engine.forget_change(self._call.name, self._woken)
 
 
-def render_diff(app: App, call: Call, diff: Diff) -> tuple[bytes, int]:
-    """The answer of a read; the records are in it as the kernel rendered them."""
+def render_diff(app: App, call: Call, diff: Diff, more: bytes = b"") -> bytes:
+    """The answer of a read; the records are in it as the kernel rendered them. `more` are further fields."""
     extra = b',"records_scanned":%d' % diff.scanned
     if diff.cold_segments_read:
         extra += b',"cold_segments_read":%d' % diff.cold_segments_read
     answer = (
         b'{"topic":%b,"records":%b,"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,'
-        b'"tombstone":%b,"lag":%d,"performance":%b}'
+        b'"tombstone":%b,"lag":%d%b,"performance":%b}'
     ) % (
         _json.encode(call.name),
         diff.records,
@@ -122,9 +134,10 @@ def render_diff(app: App, call: Call, diff: Diff) -> tuple[bytes, int]:
         b"true" if diff.caught_up else b"false",
         render_tombstone(diff.tombstone),
         diff.lag,
+        more,
         app.performance(call, extra),
     )
-    return answer, 200
+    return answer
 
 
 def render_tombstone(tombstone: Tombstone | None) -> bytes:

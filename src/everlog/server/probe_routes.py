@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from everlog.api_types import ConsumerState
 from everlog.server.app import App, Call, Route
 from everlog.server.auth import Key, Scope
 from everlog.server.errors import RETRY_SOON, ApiError
@@ -196,6 +197,15 @@ class ProbeRoutes:
         states = allowed_topics(engine, self._key, TOPIC_METRICS_MAX + 1)
         return states[:TOPIC_METRICS_MAX], len(states) > TOPIC_METRICS_MAX
 
+    def consumers_shown(self) -> tuple[list[ConsumerState], int]:
+        """The consumers that get metrics of their own, and how many of all are at risk."""
+        engine, key = self._app.engine, self._key
+        if engine is None:
+            return [], 0
+        return engine.consumers.lags(
+            TOPIC_METRICS_MAX, lambda name: key is None or key.allows_name(name.encode())
+        )
+
     def routers_shown(self) -> list[RouterState]:
         """The routers that get metrics of their own."""
         engine = self._app.engine
@@ -253,6 +263,7 @@ class _Metrics(Collector):
         yield from self._storage_metrics(self._probes.storage())
         yield from self._delivery_metrics(self._probes.delivery())
         yield from self._router_metrics()
+        yield from self._consumer_metrics()
         yield from self._topic_metrics()
 
     def _log_metrics(self, counts: EngineCounts) -> Iterator[Metric]:
@@ -290,6 +301,22 @@ class _Metrics(Collector):
             total.add_metric([state.router], state.forwarded_total)
         yield lag
         yield total
+
+    def _consumer_metrics(self) -> Iterator[Metric]:
+        labels = ["topic", "consumer"]
+        records = GaugeMetricFamily(
+            "topics_consumer_lag_records", "records a consumer has not committed", labels=labels
+        )
+        seconds = GaugeMetricFamily(
+            "topics_consumer_lag_seconds", "age of the oldest of these records", labels=labels
+        )
+        states, at_risk = self._probes.consumers_shown()
+        for state in states:
+            records.add_metric([state.topic, state.name], state.lag_records)
+            seconds.add_metric([state.topic, state.name], state.lag_ms / 1000)
+        yield from (records, seconds)
+        text = "consumers that have lost records to eviction, or soon will"
+        yield GaugeMetricFamily("topics_consumers_at_risk", text, value=at_risk)
 
     @staticmethod
     def _delivery_metrics(delivery: DeliveryCounts) -> Iterator[Metric]:

@@ -24,6 +24,7 @@ from everlog.queue.control import ControlBlock
 from everlog.server.app import App
 from everlog.server.auth import Key, check_bind, is_loopback
 from everlog.server.busy_time import busy_ns
+from everlog.server.consumer_routes import ConsumerRoutes
 from everlog.server.http import HttpServer
 from everlog.server.http_exchange import HttpLimits
 from everlog.server.job_routes import ClaimWindows, JobRoutes
@@ -117,6 +118,7 @@ class TopicsServer:
         app = App(self.settings, loop, time.monotonic_ns)
         slots = StreamSlots(self.settings)
         TopicRoutes(app)
+        ConsumerRoutes(app)
         RouterRoutes(app)
         self._watch = WatchRoutes(app, slots=slots)
         self._sockets = WebSocketRoutes(app, slots=slots, fan_out=self._watch.fan_out)

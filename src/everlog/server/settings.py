@@ -65,10 +65,12 @@ class ServerSettings:
     """Whether requests may come and answers may go compressed."""
     max_topics: int = EngineSettings.max_topics
     max_routers: int = 10_000
+    max_consumers: int = EngineSettings.max_consumers
     max_watch_sessions: int = 10_000
     max_sse_connections: int = 10_000
     max_topics_per_key: int = 10_000
     max_routers_per_key: int = 1000
+    max_consumers_per_key: int = 10_000
     max_watch_sessions_per_key: int = 1000
     max_sse_connections_per_key: int = 1000
     max_inflight_per_key: int = 1000
@@ -113,6 +115,7 @@ class ServerSettings:
             on_damage=self.on_damage,
             max_topics=self.max_topics,
             max_routers=self.max_routers,
+            max_consumers=self.max_consumers,
             max_total_bytes=self.max_total_bytes,
         )
 
@@ -137,10 +140,12 @@ RANGES: Final[dict[str, tuple[int, int]]] = {
     "hot_retain_bytes": (0, U64_MAX),
     "max_topics": (0, U64_MAX),
     "max_routers": (0, U64_MAX),
+    "max_consumers": (0, U64_MAX),
     "max_watch_sessions": (0, U64_MAX),
     "max_sse_connections": (0, U64_MAX),
     "max_topics_per_key": (0, U64_MAX),
     "max_routers_per_key": (0, U64_MAX),
+    "max_consumers_per_key": (0, U64_MAX),
     "max_watch_sessions_per_key": (0, U64_MAX),
     "max_sse_connections_per_key": (0, U64_MAX),
     "max_inflight_per_key": (0, U64_MAX),

@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from everlog.errors import BatchTooLarge, TopicFull, TopicNotEmpty
-from everlog.native.topics.log import SEQS_LISTED, SEQS_OMITTED, render_fields
+from everlog.native.topics.log import SEQS_LISTED, SEQS_OMITTED, json_names, render_fields
 from everlog.server.app import App, Call, Route, query_flag, query_seq
 from everlog.server.auth import Key, Scope
 from everlog.server.bodies import (
@@ -20,6 +20,7 @@ from everlog.server.bodies import (
     check_counts,
     decode,
     decode_append,
+    filter_of,
 )
 from everlog.server.errors import ApiError, invalid
 from everlog.server.long_poll import LongPoll
@@ -152,6 +153,8 @@ class TopicRoutes:
                     "bytes": state.bytes,
                     "durable": state.config.durable,
                     "effective_priority": state.effective_priority,
+                    "type": state.config.type,
+                    "durability": state.config.durability,
                 }
                 for state in states
             ],
@@ -171,6 +174,7 @@ class TopicRoutes:
             count = self._engine.state(call.name, touch=False).count
             raise ApiError(409, error.code, str(error), {"topic": call.name, "count": count}) from None
         self._app.topics_of_keys.deleted(call.name)
+        self._app.consumers_of_keys.deleted_below(f"{call.name}/")
         for router in deleted.routers_removed:
             self._app.routers_of_keys.deleted(router)
         self._app.answer_when(call, deleted.commit, partial(self._deleted_answer, call, deleted))
@@ -227,7 +231,10 @@ class TopicRoutes:
         """POST /v0/topics/:topic/diff."""
         body = decode(call, DiffBody, if_empty=DiffBody())
         check_counts(body)
-        when_forwarded(self._app, call, call.name, LongPoll(self._app, call, body).read)
+        selection = filter_of(body.filter)
+        if body.from_time_ms is not None and b'"from_seq"' in json_names(call.request.body):
+            raise invalid("from_seq and from_time_ms together; send one of them")
+        when_forwarded(self._app, call, call.name, LongPoll(self._app, call, body, selection).read)
 
 
 def allowed_topics(
@@ -303,13 +310,15 @@ def append_batch(app: App, key: Key | None, name: str, append: Append) -> Append
 
 def _full(engine: Engine, name: str, error: TopicFull) -> ApiError:
     state = engine.state(name, touch=False)
-    detail = {
+    detail: dict[str, object] = {
         "topic": name,
         "cap_records": state.config.cap_records,
         "cap_bytes": state.config.cap_bytes,
         "head_seq": state.head_seq,
         "earliest_seq": state.earliest_seq,
     }
+    if error.held_by:
+        detail["held_by"] = error.held_by
     return ApiError(422, error.code, str(error), detail)
 
 

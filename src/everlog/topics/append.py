@@ -18,7 +18,16 @@ from everlog.topics.due_work import run_due
 from everlog.topics.memory import MemoryChunks
 from everlog.topics.records import AnyRecord
 from everlog.topics.results import Appended
-from everlog.topics.retention import EvictionPlan, check_room, floor_commit, has_caps, plan_caps, sweep
+from everlog.topics.retention import (
+    EvictionPlan,
+    check_held,
+    check_room,
+    floor_commit,
+    has_caps,
+    held_floor,
+    plan_caps,
+    sweep,
+)
 from everlog.topics.storage.control import EvictWatermark, HeadWatermark, IdempotencyKey, encode
 from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES, FLAG_DURABLE, FrameType
 from everlog.topics.topic import RememberedKey, Topic
@@ -85,11 +94,15 @@ def _repeat(remembered: RememberedKey) -> Appended:
     )
 
 
-def _check_room(core: Core, topic: Topic, count: int, size: int, is_capped: bool) -> EvictionPlan | None:
+def _check_room(
+    core: Core, topic: Topic, count: int, size: int, is_capped: bool, ts: int
+) -> EvictionPlan | None:
     """Refuse a framed batch that has no room; return what it evicts, None for a topic without caps."""
     if topic.config.discard is Discard.REJECT:
         check_room(topic, count, size)
     plan = plan_caps(topic) if is_capped else None
+    if plan is not None and topic.consumers is not None:
+        check_held(topic, plan, ts)
     quota = core.settings.max_total_bytes
     if quota:
         after = core.totals.bytes + size - (plan.bytes if plan is not None else 0)
@@ -113,7 +126,7 @@ def _frame_into_memory(core: Core, topic: Topic, records: RecordBatch, ts: int, 
     first_seq, count, last_ts = log.next_seq, records.count, log.last_ts
     size = log.append(buffer, chunk.source, 0, records, ts, 0, None, False)
     try:
-        plan = _check_room(core, topic, count, size, has_caps(topic))
+        plan = _check_room(core, topic, count, size, has_caps(topic), ts)
         chunks.publish(chunk, first_seq + count - 1)
         commit = log_create(core, topic) if created else COMMITTED
     except BaseException:
@@ -161,7 +174,7 @@ def _frame_into_log(
             frames += 1
         size = log.append(buffer, wal.source, wal.source_offset, records, ts, flags, None, is_capped)
         try:
-            plan = _check_room(core, topic, count, size, is_capped)
+            plan = _check_room(core, topic, count, size, is_capped, ts)
         except BaseException:
             log.pop(buffer, wal.source_offset, count, last_ts)
             raise
@@ -205,8 +218,10 @@ def reserve_floor(entry: BatchEntry, plan: EvictionPlan, companions: list[Change
     """
     topic = entry.topic
     durability, reserved, log = topic.durability, topic.reserved, topic.log
+    # What a consumer holds is not reserved: a crash would evict it.
+    end_seq = min(log.next_seq, max(plan.floor, held_floor(topic, entry.ts)))
     floor = ack_policy.next_reserved_floor(
-        durability, plan.floor, reserved.floor_logged, log.live_count, log.next_seq
+        durability, plan.floor, reserved.floor_logged, log.live_count, end_seq
     )
     if durability is Durability.DISK and floor > reserved.floor_logged:
         companions.append(reserved.reserve_floor(floor))

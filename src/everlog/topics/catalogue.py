@@ -22,6 +22,7 @@ from everlog.topics import class_change
 from everlog.topics.commits import COMMITTED, ChangeEntry, Commit, ShardCommits, together
 from everlog.topics.config import TopicConfig, check_topic_name
 from everlog.topics.core import CONTROL_ROOM, Core
+from everlog.topics.delivery.consumer_table import delist, enlist, log_all_consumers
 from everlog.topics.due_work import schedule
 from everlog.topics.jobs.lease_log import has_durable_leases, log_all_leases
 from everlog.topics.results import TopicDeleted, TopicPut
@@ -95,6 +96,7 @@ def hide(core: Core, topic: Topic) -> None:
     """Take a topic out of the table and wake its waiters."""
     topic.deleted = True
     unlist(core, topic)
+    delist(core, topic)
     core.by_id.pop(topic.topic_id, None)
     core.delivery.forget(topic.schedule)
     topic.schedule.serve()  # at once: a watcher must not mistake the next topic of this name for this one
@@ -186,6 +188,7 @@ def _log_config(core: Core, topic: Topic, config: TopicConfig) -> Commit:
         if becomes_logged:
             topic.storage.logs_ahead = True
             class_change.log_memory(core, topic)
+            log_all_consumers(core, topic)
             waits_for.append(class_change.log_cursors(core, topic))
         class_change.log_head(core, topic, durability)
         class_change.log_keys(core, topic, durability)
@@ -240,6 +243,7 @@ def delete_topic(core: Core, name: str, if_empty: bool) -> TopicDeleted:
         if name not in core.topics:
             gone.deleted = False
             register(core, gone)
+            enlist(core, gone)
             schedule(core, gone)
             for router in touching:
                 core.routers.restore(router)

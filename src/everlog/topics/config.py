@@ -99,6 +99,7 @@ class EngineSettings:
     cold_cache_bytes: int = 64 * MIB
     max_topics: int = 100_000
     max_routers: int = 10_000
+    max_consumers: int = 100_000
     max_total_bytes: int = 0
     on_damage: OnDamage = "refuse"
     """Whether to open a directory in which acknowledged records of `disk` or `fsync` topics may be lost."""

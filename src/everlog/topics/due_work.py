@@ -28,7 +28,8 @@ def schedule(core: Core, topic: Topic, not_before_ms: int = 0) -> None:
     times: list[int] = []
     ttl_ms, first_live = topic.config.ttl_ms, topic.log.first_live
     if ttl_ms and first_live <= topic.visible:
-        times.append(topic.log.timestamp(first_live) + ttl_ms + 1)
+        held_ms = 0 if topic.consumers is None else topic.consumers.longest_hold_ms(first_live)
+        times.append(topic.log.timestamp(first_live) + ttl_ms + held_ms + 1)
     if topic.storage.segments is not None:
         sealed_ms = topic.storage.segments.seal_due_ms
         times.extend([] if sealed_ms is None else [sealed_ms])

@@ -22,9 +22,11 @@ from everlog.topics import append, catalogue, reading, retention
 from everlog.topics.commits import COMMITTED, Commit
 from everlog.topics.config import U64_MAX, EngineSettings, TopicConfig
 from everlog.topics.core import NS_PER_MS, Core
+from everlog.topics.delivery.consumers import Consumers
 from everlog.topics.delivery.delivery import BUDGET_NS, Delivery, Drain, RouterWork
 from everlog.topics.delivery.scheduler import TopicSchedule
 from everlog.topics.due_work import run_due
+from everlog.topics.filters import Filter
 from everlog.topics.jobs import claims
 from everlog.topics.jobs.claims import ClaimRequest
 from everlog.topics.records import AnyRecord
@@ -69,6 +71,7 @@ class Engine:
         self._forwarder = core.forwarder = Forwarder(core, self._load_segment)
         self._router_work = RouterWork(core.totals.unforwarded.values, self.forward_turn)
         self._checkpointer = None if store is None else Checkpointer(core, store, syncs)
+        self.consumers = Consumers(core, self._check_open, self._forwarder.forward_pending)
 
     @classmethod
     def open(
@@ -230,7 +233,7 @@ class Engine:
             self._core, name, records, node, idempotency_key, create, config, disable_backpressure
         )
 
-    def diff(
+    def diff(  # noqa: PLR0913
         self,
         name: str,
         from_seq: int = 0,
@@ -241,12 +244,16 @@ class Engine:
         include_meta: bool = True,
         include_data: bool = True,
         max_batch_bytes: int = 0,
+        filter: Filter | None = None,
         touch: bool = True,
         block: bool = True,
+        after: Diff | None = None,
     ) -> Diff:
         """Read records behind `from_seq`; those of `node`, deleted and expired ones are passed over.
 
-        Without `block` a cold segment is fetched in the background: see `Diff.incomplete`.
+        So are those that do not pass `filter`; of these at most 100,000 are looked at. Without `block` a cold
+        segment is fetched in the background, and a filter works in slices: see `Diff`. `after` is the answer
+        that was `incomplete` or `paused`: this one goes on from there and has both.
         """
         self._check_open()
         topic = catalogue.find(self._core, name)
@@ -261,12 +268,20 @@ class Engine:
             include_tags=include_tags,
             include_meta=include_meta,
             include_data=include_data,
+            filter=filter,
         )
         load = self._load_segment if block else self._fetch_segment
-        diff = reading.diff(self._core, topic, from_seq, options, load)
+        diff = reading.diff(self._core, topic, from_seq, options, load, after)
+        while block and diff.paused:
+            diff = reading.diff(self._core, topic, from_seq, options, load, diff)
         if diff.delivered and self._store is not None:
             self._store.touch_segment(topic, diff.next_from_seq)
         return diff
+
+    def first_of_time(self, name: str, time_ms: int) -> int:
+        """The cursor from which a read begins with the first record of this time or later."""
+        self._check_open()
+        return reading.first_of_time(self._core, catalogue.find(self._core, name), time_ms)
 
     def delete_records(
         self, name: str, *, before_seq: int | None = None, match: str | Sequence[Any] | None = None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from everlog.api_types import GapReason, Tombstone
 from everlog.errors import Corrupt, InvalidRequest
 from everlog.native.topics.log import Rendered, next_live
@@ -19,8 +21,10 @@ from everlog.topics.config import (
     U64_MAX,
 )
 from everlog.topics.core import Core
+from everlog.topics.filters import Filter
 from everlog.topics.results import Diff
 from everlog.topics.retention import floor_commit, sweep
+from everlog.topics.scanning import Scan
 from everlog.topics.topic import Topic
 
 
@@ -82,7 +86,15 @@ class ColdRead(Exception):
 class ReadOptions:
     """What a read returns, clamped: how much, without records of which nodes, with which fields."""
 
-    __slots__ = ("include_data", "include_meta", "include_tags", "limit", "max_bytes", "nodes")
+    __slots__ = (
+        "filter",
+        "include_data",
+        "include_meta",
+        "include_tags",
+        "limit",
+        "max_bytes",
+        "nodes",
+    )
 
     def __init__(
         self,
@@ -93,6 +105,7 @@ class ReadOptions:
         include_tags: bool = False,
         include_meta: bool = True,
         include_data: bool = True,
+        filter: Filter | None = None,
     ) -> None:
         for name, value in (("limit", limit), ("max_batch_bytes", max_bytes)):
             if value < 0:
@@ -103,17 +116,69 @@ class ReadOptions:
         self.include_tags = include_tags
         self.include_meta = include_meta
         self.include_data = include_data
+        self.filter = filter
 
 
-def diff(core: Core, topic: Topic, from_seq: int, options: ReadOptions, load: Callable[[int], bool]) -> Diff:
-    """Read from a cursor. `load` loads a segment; True if it came from the cold tier."""
+def first_of_time(core: Core, topic: Topic, time_ms: int) -> int:
+    """The cursor before the first record with a timestamp from `time_ms` on; the head if there is none.
+
+    The timestamps of a topic never fall: while the clock is behind the last one, records get that one again.
+    """
+    if not 0 <= time_ms <= U64_MAX:
+        raise InvalidRequest(f"from_time_ms is {time_ms}; it must be from 0 to {U64_MAX}")
+    sweep(core, topic, core.now_ms())
+    return topic.log.find_ts(time_ms, topic.visible + 1) - 1
+
+
+def joined(earlier: Diff, later: Diff) -> Diff:
+    """Two reads of one call, the second one from where the first stopped."""
+    tombstone = earlier.tombstone
+    if later.tombstone is not None:
+        gap_from = later.tombstone.gap_from if tombstone is None else tombstone.gap_from
+        tombstone = msgspec.structs.replace(later.tombstone, gap_from=min(gap_from, later.tombstone.gap_from))
+    records = [part for part in (earlier.records[1:-1], later.records[1:-1]) if part]
+    return msgspec.structs.replace(
+        later,
+        records=b"[%b]" % b",".join(records),
+        delivered=earlier.delivered + later.delivered,
+        tombstone=tombstone,
+        scanned=earlier.scanned + later.scanned,
+        cold_segments_read=earlier.cold_segments_read + later.cold_segments_read,
+    )
+
+
+def diff(
+    core: Core,
+    topic: Topic,
+    from_seq: int,
+    options: ReadOptions,
+    load: Callable[[int], bool],
+    after: Diff | None = None,
+) -> Diff:
+    """Read from a cursor, or go on behind an earlier read of the same call and return both together.
+
+    `load` loads a segment; True if it came from the cold tier.
+    """
+    if after is not None:
+        return joined(after, _diff(core, topic, after.next_from_seq, options, load, after))
+    return _diff(core, topic, from_seq, options, load, None)
+
+
+def _diff(
+    core: Core,
+    topic: Topic,
+    from_seq: int,
+    options: ReadOptions,
+    load: Callable[[int], bool],
+    after: Diff | None,
+) -> Diff:
     if not 0 <= from_seq <= U64_MAX:
         raise InvalidRequest(f"from_seq is {from_seq}; it must be from 0 to {U64_MAX}")
     sweep(core, topic, core.now_ms())
     tombstone = tombstone_for(topic, from_seq)
     start = from_seq if tombstone is None else tombstone.earliest_seq - 1
     cold_reads = 0
-    rendered = _render(core, topic, start, options)
+    rendered, is_paused = _render(core, topic, start, options, after)
     # A read stops where a segment is not in memory; only one that has nothing yet goes on.
     commit = None
     while rendered.missing_source and rendered.delivered == 0:
@@ -121,8 +186,9 @@ def diff(core: Core, topic: Topic, from_seq: int, options: ReadOptions, load: Ca
             cold_reads += load(rendered.missing_source)
         except ColdRead as cold:
             commit = cold.commit
+            cold_reads += 1
             break
-        rendered = _render(core, topic, rendered.next_from_seq, options)
+        rendered, is_paused = _render(core, topic, rendered.next_from_seq, options, after)
     if rendered.corrupt_seq and rendered.delivered == 0:
         error = Corrupt(
             f"record {rendered.corrupt_seq} of topic {topic.name!r} does not match its checksum; "
@@ -141,14 +207,31 @@ def diff(core: Core, topic: Topic, from_seq: int, options: ReadOptions, load: Ca
         tombstone=tombstone,
         commit=commit or floor_commit(topic),
         incomplete=commit is not None,
+        paused=commit is None and is_paused,
     )
 
 
-def _render(core: Core, topic: Topic, from_seq: int, options: ReadOptions) -> Rendered:
-    return topic.log.render(
+def _render(
+    core: Core, topic: Topic, from_seq: int, options: ReadOptions, after: Diff | None
+) -> tuple[Rendered, bool]:
+    """Read on, and whether a filter wants to look at more for this call."""
+    end_seq = _end_of_read(topic, from_seq) if has_gaps(topic) else topic.visible
+    if options.filter is not None:
+        scan = Scan(core, topic, from_seq, end_seq, options, after)
+        scan.run()
+        found = Rendered(
+            scan.records,
+            scan.position,
+            scan.delivered,
+            scan.scanned,
+            scan.missing_source,
+            scan.corrupt_seq,
+        )
+        return found, not scan.is_over
+    rendered = topic.log.render(
         core.sources,
         from_seq,
-        _end_of_read(topic, from_seq) if has_gaps(topic) else topic.visible,
+        end_seq,
         options.limit,
         options.max_bytes,
         options.nodes if topic.config.dedupe_node else (),
@@ -156,3 +239,4 @@ def _render(core: Core, topic: Topic, from_seq: int, options: ReadOptions) -> Re
         options.include_meta,
         options.include_data,
     )
+    return rendered, False

@@ -37,7 +37,8 @@ class Diff(msgspec.Struct, frozen=True):
     """Answer of `diff`; `records` is a JSON array, ready to be sent.
 
     `incomplete` is set only if the read was not to block: a cold segment is being fetched;
-    when `commit` is done, the same read will find it.
+    when `commit` is done, the same read will find it. `paused` is set only then too: a filter has more to
+    look at, after a turn for others; pass the answer as `after`.
     """
 
     records: bytes
@@ -50,6 +51,7 @@ class Diff(msgspec.Struct, frozen=True):
     tombstone: Tombstone | None
     commit: Commit
     incomplete: bool = False
+    paused: bool = False
 
     @property
     def caught_up(self) -> bool:

@@ -83,6 +83,26 @@ def check_room(topic: Topic, count: int, size: int) -> None:
         )
 
 
+def held_floor(topic: Topic, since_ms: int) -> int:
+    """The first seq that consumers hold back from eviction; caps count from now, age from the expiry."""
+    consumers = topic.consumers
+    if consumers is None or not consumers.has_holders:
+        return U64_MAX
+    return consumers.held_floor(topic.log, since_ms)
+
+
+def check_held(topic: Topic, plan: EvictionPlan, now_ms: int) -> None:
+    """Refuse a batch that was just framed if what it has to evict is held by a consumer."""
+    if topic.consumers is None or not plan.count or plan.floor <= held_floor(topic, now_ms):
+        return
+    names = topic.consumers.held_by(topic.log, now_ms, plan.floor)
+    raise TopicFull(
+        f"topic {topic.name!r} is full: {', '.join(names[:3])} and perhaps others hold records that have to "
+        f"go first; let these consumers commit, or reset or delete them",
+        names,
+    )
+
+
 def expired_floor(topic: Topic, now_ms: int) -> int:
     """Return one past the last live record that is too old; 1 if none is."""
     ttl_ms = topic.config.ttl_ms
@@ -92,7 +112,8 @@ def expired_floor(topic: Topic, now_ms: int) -> int:
     first_live = log.first_live
     if first_live > topic.visible or log.timestamp(first_live) >= now_ms - ttl_ms:
         return 1
-    return log.last_live_below(log.find_ts(now_ms - ttl_ms, topic.visible + 1)) + 1
+    end_seq = min(log.find_ts(now_ms - ttl_ms, topic.visible + 1), held_floor(topic, now_ms - ttl_ms))
+    return log.last_live_below(end_seq) + 1 if end_seq > first_live else 1
 
 
 def sweep(core: Core, topic: Topic, now_ms: int) -> None:
@@ -107,18 +128,19 @@ def sweep(core: Core, topic: Topic, now_ms: int) -> None:
         topic.kill_below(floor)
         topic.raise_floor(ttl=floor)
     if floors.caps_due:
-        _enforce_caps(core, topic)
+        _enforce_caps(core, topic, now_ms)
 
 
-def _enforce_caps(core: Core, topic: Topic) -> None:
+def _enforce_caps(core: Core, topic: Topic, now_ms: int) -> None:
     plan = plan_caps(topic) if has_caps(topic) else None
     is_over = plan is not None and plan.count > 0
     if plan is not None and is_over:
-        floor = min(plan.floor, topic.visible + 1)
-        _log_floors(core, topic, floor, topic.floors.ttl)
-        topic.kill_below(floor)
-        topic.raise_floor(cap=floor)
-        is_over = floor < plan.floor  # the others are not visible yet, and go when they are
+        floor = min(plan.floor, topic.visible + 1, held_floor(topic, now_ms))
+        if floor > topic.log.first_live:
+            _log_floors(core, topic, floor, topic.floors.ttl)
+            topic.kill_below(floor)
+            topic.raise_floor(cap=floor)
+        is_over = floor < plan.floor  # the others are not visible yet or held, and go when they are not
     topic.floors.caps_due = is_over
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from everlog.topics.delivery.consumer_table import ConsumerTable
     from everlog.topics.delivery.delivery import Delivery
     from everlog.topics.jobs.lease_table import LeaseTable
     from everlog.topics.memory import MemoryChunks
@@ -65,10 +66,25 @@ class RememberedKey(msgspec.Struct, frozen=True):
 class Totals:
     """What an engine knows of all its topics together."""
 
-    __slots__ = ("bytes", "delivery", "due", "sealed", "shrunk", "unforwarded", "unreclaimed", "unsaved")
+    __slots__ = (
+        "bytes",
+        "consumed",
+        "consumers",
+        "delivery",
+        "due",
+        "sealed",
+        "shrunk",
+        "unforwarded",
+        "unreclaimed",
+        "unsaved",
+    )
 
     def __init__(self, delivery: Delivery | None = None) -> None:
         self.bytes = 0
+        self.consumed: dict[int, Topic] = {}
+        """By id: topics that have consumers."""
+        self.consumers = 0
+        """How many consumers there are."""
         self.delivery = delivery
         self.due = DueTopics()
         """Topics to which time alone does something."""
@@ -264,6 +280,7 @@ class Topic:
 
     __slots__ = (
         "config",
+        "consumers",
         "deleted",
         "due_ms",
         "epoch",
@@ -306,6 +323,7 @@ class Topic:
         self.storage = TopicStorage()
         self.keys: dict[str, RememberedKey] = {}
         self.leases: LeaseTable | None = None  # created by the first claim, or when a lease is restored
+        self.consumers: ConsumerTable | None = None  # None: it has none
         self.snapshot_record: bytes | None = None
         self.due_ms = 0  # its entry in `Totals.due`, 0 if it has none
         self.deleted = False  # not in the table

@@ -42,6 +42,10 @@ cdef extern from "topics/log_index.h" nogil:
         uint32_t size
         uint32_t payload
         uint8_t flags
+    cdef uint64_t BLOCK_ENTRIES
+    ctypedef struct log_block:
+        uint32_t *payload
+        uint64_t live_bytes, live_count
     ctypedef struct log_index:
         uint64_t base_seq
         uint64_t next_seq
@@ -67,6 +71,8 @@ cdef extern from "topics/log_index.h" nogil:
                                  uint64_t max_bytes, uint64_t *count, uint64_t *bytes)
     uint64_t log_index_find_ts(const log_index *index, uint64_t cutoff, uint64_t end)
     void log_index_drop_front(log_index *index, uint64_t seq)
+    log_block *log_index_block(const log_index *index, uint64_t seq)
+    size_t log_index_slot(const log_index *index, uint64_t seq)
     bint log_index_has(const log_index *index, uint64_t seq)
     bint log_index_is_live(const log_index *index, uint64_t seq)
 

@@ -495,13 +495,17 @@ cdef class TopicLog:
 
     def live_in(self, uint64_t first_seq, uint64_t end_seq) -> tuple[int, int]:
         """Return (count, payload) of the live records from `first_seq` up to before `end_seq`."""
-        cdef uint64_t seq, count = 0, payload = 0
-        cdef log_entry entry
-        for seq in range(max(first_seq, self.index.first_live), min(end_seq, self.index.next_seq)):
+        cdef uint64_t seq = max(first_seq, self.index.first_live), end = min(end_seq, self.index.next_seq)
+        cdef uint64_t count = 0, payload = 0
+        cdef log_block *block
+        while seq < end:
+            block = log_index_block(&self.index, seq)
+            if end - seq >= BLOCK_ENTRIES and log_index_slot(&self.index, seq) == 0:
+                count, payload, seq = count + block.live_count, payload + block.live_bytes, seq + BLOCK_ENTRIES
+                continue
             if log_index_is_live(&self.index, seq):
-                log_index_get(&self.index, seq, &entry)
-                count += 1
-                payload += entry.payload
+                count, payload = count + 1, payload + block.payload[log_index_slot(&self.index, seq)]
+            seq += 1
         return count, payload
 
     def last_live_below(self, uint64_t seq) -> int:

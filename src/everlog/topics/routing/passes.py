@@ -16,7 +16,7 @@ from everlog.topics.commits import COMMITTED, BatchEntry, ChangeEntry, Commit
 from everlog.topics.config import U64_MAX
 from everlog.topics.core import CONTROL_ROOM, Core
 from everlog.topics.memory import MemoryChunks
-from everlog.topics.retention import EvictionPlan, has_caps, plan_caps
+from everlog.topics.retention import EvictionPlan, has_caps, held_floor, plan_caps
 from everlog.topics.routing.copying import (
     Copying,
     HopRun,
@@ -280,6 +280,12 @@ class Pass:
                 count = min(count, max(0, config.cap_records - log.live_count))
             if config.cap_bytes:
                 size = max(0, config.cap_bytes - log.live_bytes)
+        elif has_caps(dest) and (held := held_floor(dest, self._now_ms)) < log.next_seq:
+            held_count, held_bytes = log.live_in(held, log.next_seq)
+            if config.cap_records:
+                count = min(count, max(0, config.cap_records - held_count))
+            if config.cap_bytes:
+                size = max(0, config.cap_bytes - held_bytes)
         quota = self._core.settings.max_total_bytes
         if quota:
             size = min(size, max(0, quota - self._core.totals.bytes))

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from everlog.api_types import Durability
 from everlog.errors import EverlogError, StorageFailed
 from everlog.native.topics.log import FrameBuffer
+from everlog.topics.delivery.consumer_table import stored_consumers
 from everlog.topics.due_work import schedule
 from everlog.topics.jobs.lease_log import stored_leases
 from everlog.topics.storage import snapshot
@@ -588,4 +589,5 @@ def topic_record(topic: Topic, clean: bool) -> TopicRecord:
         ],
         leases=stored_leases(topic),
         dead_lettered=0 if topic.leases is None else topic.leases.dead_lettered,
+        consumers=stored_consumers(topic),
     )

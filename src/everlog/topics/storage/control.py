@@ -166,6 +166,38 @@ class Forward(msgspec.Struct, array_like=True, frozen=True):
     entries: list[ForwardEntry]
 
 
+class ConsumerRecord(msgspec.Struct, array_like=True, frozen=True):
+    """A consumer was created or changed other than by a commit; also one consumer in a snapshot."""
+
+    name: str
+    cursor: int
+    hold: bool
+    hold_max_ms: int
+    filter: str  # JSON text, empty if there is none
+    nodes: list[str]
+    owner: str
+    owner_epoch: int  # 0: it was never acquired
+    owner_ttl_ms: int
+    expires_ts: int
+    created_ts: int
+    committed_ts: int | None
+
+
+class ConsumerCommit(msgspec.Struct, array_like=True, frozen=True):
+    """A consumer has processed everything up to `cursor`."""
+
+    name: str
+    cursor: int
+    committed_ts: int
+    expires_ts: int
+
+
+class ConsumerDelete(msgspec.Struct, array_like=True, frozen=True):
+    """The consumer is gone."""
+
+    name: str
+
+
 class TopicRecord(msgspec.Struct, array_like=True, frozen=True):
     """One topic in a snapshot."""
 
@@ -193,6 +225,7 @@ class TopicRecord(msgspec.Struct, array_like=True, frozen=True):
     holes: list[tuple[int, int]] = []  # first and last seq; see `Floors.holes`
     corrupt: list[tuple[int, int]] = []  # first and last seq; see `Floors.corrupt`
     index_checksums: list[int] = []  # of the indexes of `segments`; version 0.1 has none
+    consumers: list[ConsumerRecord] = []
 
 
 class SnapshotBody(msgspec.Struct, array_like=True, frozen=True):
@@ -223,6 +256,9 @@ ENTRY_TYPES: Final[dict[int, type[msgspec.Struct]]] = {
     FrameType.DELETE_SEQS: DeleteSeqs,
     FrameType.LEASE: Lease,
     FrameType.DAMAGE: Damage,
+    FrameType.CONSUMER: ConsumerRecord,
+    FrameType.CONSUMER_COMMIT: ConsumerCommit,
+    FrameType.CONSUMER_DELETE: ConsumerDelete,
 }
 """The class of each kind of frame that is neither a record nor the end of a file."""
 

@@ -142,6 +142,9 @@ class FrameType(IntEnum):
     FORWARD = 14
     DELETE_SEQS = 16
     DAMAGE = 17
+    CONSUMER = 18
+    CONSUMER_COMMIT = 19
+    CONSUMER_DELETE = 20
 
 
 LOCK_FILE = ".topics.lock"

@@ -22,6 +22,14 @@ from everlog.native.queue.ring import Mapping
 from everlog.native.topics.log import LogFrame, LogReplay, TopicLog
 from everlog.topics import catalogue
 from everlog.topics.commits import COMMITTED
+from everlog.topics.delivery.consumer_table import (
+    CONSUMER_FRAMES,
+    apply_consumer,
+    clear_volatile_consumers,
+    enlist,
+    finish_consumer_replay,
+    restore_consumers,
+)
 from everlog.topics.due_work import schedule
 from everlog.topics.jobs.lease_log import (
     apply_delete_seqs,
@@ -90,6 +98,7 @@ def open_store(
         core.begin_leases()
         for topic in list(core.topics.values()):
             topic.shard = core.shard_of(topic.topic_id, len(core.shards))
+            enlist(core, topic)
             topic.floors.caps_due = has_caps(topic)
             if topic.floors.caps_due:
                 core.totals.due.add(topic, core.now_ms())
@@ -274,6 +283,7 @@ class _Recovery:
         for key, first_seq, count, ts in record.keys:
             topic.keys[key] = RememberedKey(first_seq, count, ts, COMMITTED)
         restore_leases(topic, record)
+        restore_consumers(topic, record.consumers)
         topic.storage.restored_head = record.head_seq
         topic.storage.restored_ts = record.last_ts
         first_seq = record.segments[0][0] if record.segments else record.saved_seq + 1
@@ -688,6 +698,7 @@ class _Recovery:
             if topic.durability not in (Durability.DISK, Durability.FSYNC):
                 topic.keys.clear()  # a change back logs those that are still known
             clear_volatile_leases(topic)
+            clear_volatile_consumers(topic)
         elif frame.type == FrameType.DELETE:
             topic.visible = topic.log.next_seq - 1
             apply_delete(topic, control.decode(frame.data, control.Delete))
@@ -696,6 +707,8 @@ class _Recovery:
             apply_delete_seqs(topic, control.decode(frame.data, control.DeleteSeqs))
         elif frame.type == FrameType.LEASE:
             apply_lease(topic, control.decode(frame.data, control.Lease))
+        elif frame.type in CONSUMER_FRAMES:
+            apply_consumer(topic, frame)
         elif frame.type == FrameType.EVICT_WATERMARK:
             mark = control.decode(frame.data, control.EvictWatermark)
             # A crash may have taken the evicted records and left the floor, which shows that they were there.
@@ -756,6 +769,7 @@ class _Recovery:
         topic.reclaim()
         topic.storage.logged_seq = topic.visible if topic.durability is not Durability.EPHEMERAL else 0
         finish_lease_replay(topic)
+        finish_consumer_replay(topic)
         if topic.visible > topic.storage.saved_seq or topic.storage.unmarked:
             self._core.totals.unsaved[topic.topic_id] = topic
 
