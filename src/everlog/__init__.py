@@ -2,18 +2,54 @@
 
 from typing import TYPE_CHECKING, Any
 
-from everlog.errors import EverlogError
+from everlog.errors import (
+    Closed,
+    EverlogError,
+    InvalidRecord,
+    InvalidRequest,
+    NotAQueue,
+    QueueFull,
+    QueueNotFound,
+    RecordTooLarge,
+    RouterNotFound,
+    TopicFull,
+    TopicIncompatible,
+    TopicNotEmpty,
+    TopicNotFound,
+)
 
 if TYPE_CHECKING:
     from everlog.client.async_client import AsyncClient
+    from everlog.client.errors import ApiFailed, RecordsLost
     from everlog.client.producer import Producer
     from everlog.client.sync_client import Client
     from everlog.client.worker import Worker
 
-__all__ = ["AsyncClient", "Client", "EverlogError", "Producer", "Worker", "__version__"]
+__all__ = [
+    "ApiFailed",
+    "AsyncClient",
+    "Client",
+    "Closed",
+    "EverlogError",
+    "InvalidRecord",
+    "InvalidRequest",
+    "NotAQueue",
+    "Producer",
+    "QueueFull",
+    "QueueNotFound",
+    "RecordTooLarge",
+    "RecordsLost",
+    "RouterNotFound",
+    "TopicFull",
+    "TopicIncompatible",
+    "TopicNotEmpty",
+    "TopicNotFound",
+    "Worker",
+    "__version__",
+]
 __version__ = "0.2.0"
 
-_CLIENTS = ("AsyncClient", "Client", "Producer", "Worker")
+_CLIENTS = ("ApiFailed", "AsyncClient", "Client", "Producer", "RecordsLost", "Worker")
 
 
 def __getattr__(name: str) -> Any:

@@ -25,7 +25,7 @@ EVERLOG = typer.main.get_command(main.app)
 CHRON_CLI = typer.main.get_command(chron_cli.app)
 ALL = dict([*commands(EVERLOG, "everlog"), *commands(CHRON_CLI, "chron-cli")])
 
-NOUNS = ("everlog queue ", "everlog topic ", "everlog jobs ", "everlog router ")
+NOUNS = ("everlog queue ", "everlog topic ", "everlog jobs ", "everlog router ", "everlog context ")
 
 
 def test_the_commands_are_these() -> None:
@@ -44,6 +44,14 @@ def test_the_commands_are_these() -> None:
         "everlog verify",
         "everlog repair",
         "everlog status",
+        "everlog top",
+        "everlog config",
+        "everlog completion",
+        "everlog context",
+        "everlog context add",
+        "everlog context ls",
+        "everlog context rm",
+        "everlog context use",
         "everlog serve",
         "everlog audit",
         "everlog audit bridge",
@@ -110,10 +118,11 @@ def test_json_is_offered_everywhere(path: str) -> None:
     assert any("--json" in parameter.opts for parameter in ALL[path].params)
 
 
+@pytest.mark.parametrize("option", ["-h", "--help"])
 @pytest.mark.parametrize("path", ALL)
-def test_help_can_be_shown(path: str) -> None:
+def test_help_can_be_shown(path: str, option: str) -> None:
     app = main.app if path.startswith("everlog") else chron_cli.app
-    result = CliRunner().invoke(app, [*path.split()[1:], "--help"])
+    result = CliRunner().invoke(app, [*path.split()[1:], option])
     assert result.exit_code == 0
     assert "Example: " in result.stdout
 

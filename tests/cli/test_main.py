@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -91,3 +92,93 @@ def test_a_full_disk_behind_the_output_is_told_in_one_line(words: tuple[str, ...
 
 def test_closed_output_counts_as_a_reader_that_has_gone(tmp_path: Path) -> None:
     assert written_to(None, "queue", "ls", cwd=tmp_path, preexec_fn=lambda: os.close(1)) == (0, "")
+
+
+# --- Greeting, usage errors, completion ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [("everlog",), (sys.executable, "-m", "everlog")])
+def test_without_words_it_says_what_to_do(words: tuple[str, ...]) -> None:
+    program = command_line(*words) if words[0] == "everlog" else list(words)
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert f"everlog {main.everlog.__version__}" in ended.stdout
+    for line in ended.stdout.splitlines():
+        if line.startswith("  everlog "):
+            assert line.split()[1] in main.NOUNS
+    assert "everlog serve" in ended.stdout
+
+
+def test_python_with_the_module_runs_the_same_commands() -> None:
+    program = [sys.executable, "-m", "everlog", "--version"]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert ended.stdout == f"everlog {main.everlog.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("topic", "lss", "--json"), "lss"),
+        (("topic", "ls", "--no-such", "--json"), "--no-such"),
+        (("topic", "show", "--json"), "TOPIC"),
+        (("topic", "read", "t", "--from", "x", "--json"), "--from"),
+        (("nothing", "--json"), "nothing"),
+    ],
+)
+def test_wrong_usage_is_a_json_object_if_json_is_asked_for(words: tuple[str, ...], named: str) -> None:
+    ended = run("everlog", *words)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    error = json.loads(ended.stderr)["error"]
+    assert error["code"] == "usage"
+    assert named in error["message"]
+
+
+def completed(shell: str, line: str) -> list[str]:
+    """What a shell would offer at the end of a line, asked as its script asks."""
+    environment = {**os.environ, "_EVERLOG_COMPLETE": f"complete_{shell}"}
+    if shell == "bash":
+        environment |= {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    else:
+        environment |= {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    ended = subprocess.run(
+        command_line("everlog"),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    return ended.stdout.splitlines()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    ("line", "offered"), [("everlog rou", "router"), ("everlog topic de", "delete"), ("everlog ", "serve")]
+)
+def test_shells_are_told_what_can_come_next(shell: str, line: str, offered: str) -> None:
+    assert any(offered in each for each in completed(shell, line))
+
+
+def test_options_are_completed() -> None:
+    assert "--durability" in completed("bash", "everlog topic create --dur")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell_asks_this_command(shell: str) -> None:
+    script = run("everlog", "completion", shell).stdout
+    assert "_EVERLOG_COMPLETE=complete_" + shell in script
+    assert run("everlog", "completion", "tcsh").returncode == 2
+
+
+def test_bash_completes_with_the_script() -> None:
+    lines = f"""
+PATH={os.path.dirname(command_line("everlog")[0])}:$PATH
+eval "$(everlog completion bash)"
+COMP_WORDS=(everlog topic cre) COMP_CWORD=2
+_everlog_completion everlog
+echo "${{COMPREPLY[@]}}"
+"""
+    ended = subprocess.run(
+        ["bash", "-c", lines], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
+    assert ended.stdout.split() == ["create"], ended.stderr

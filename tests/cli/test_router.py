@@ -24,7 +24,9 @@ def router(url: str) -> TopicCommands:
 
 
 def test_a_router_is_put_shown_listed_and_removed(router: TopicCommands, url: str) -> None:
-    put = router.json("put", "a>b", "a", "b", "--filter", "eu*", "--exactly-once", "--no-preserve-node")
+    put = router.json(
+        "put", "a>b", "a", "b", "--create", "--filter", "eu*", "--exactly-once", "--no-preserve-node"
+    )
     assert put["created"] is True
     TopicCommands(url).json("append", "a", "--data", "1", "--tag", "eu")
     shown = router.json("show", "a>b")
@@ -37,20 +39,33 @@ def test_a_router_is_put_shown_listed_and_removed(router: TopicCommands, url: st
 
 
 def test_people_get_tables_and_sentences(router: TopicCommands) -> None:
-    assert router("put", "r", "from", "to") == "r: created, from -> to\n"
+    assert router("put", "r", "from", "to", "--create") == "r: created, from -> to\n"
     assert router("put", "r", "from", "to") == "r: changed, from -> to\n"
     assert "from" in router("ls", "--dest", "to")
     shown = router("show", "r")
     assert "node and tag" in shown
     assert "at_least_once" in shown
     assert router("rm", "r") == "r: deleted\n"
-    assert router("rm", "r") == "r: there is no such router\n"
+    assert router.error("rm", "r")["code"] == "router_not_found"
     assert router("ls", "--prefix", "nothing").startswith("no routers like that on ")
 
 
 def test_what_the_server_refuses_is_an_error(router: TopicCommands) -> None:
-    router("put", "xy", "x", "y")
+    router("put", "xy", "x", "y", "--create")
     refusal = router.error("put", "yx", "y", "x")
     assert (refusal["code"], refusal["detail"]["cycle"]) == ("router_cycle", ["y", "x", "y"])
     assert router.error("show", "absent")["code"] == "router_not_found"
     assert router.json("put", "yx", "y", "x", "--allow-cycle")["allow_cycle"] is True
+
+
+@pytest.mark.parametrize(("made", "missing"), [("sp.dest", "sp.source"), ("sp.source", "sp.dest")])
+def test_a_misspelt_topic_is_refused_and_nothing_is_made(
+    router: TopicCommands, url: str, made: str, missing: str
+) -> None:
+    TopicCommands(url)("create", made)
+    error = router.error("put", "sp", "sp.source", "sp.dest")
+    assert error["code"] == "topic_not_found"
+    assert missing in error["message"] and "--create" in error["message"]
+    assert router.json("ls", "--prefix", "sp")["routers"] == []
+    assert TopicCommands(url).error("show", missing)["code"] == "topic_not_found"
+    TopicCommands(url)("rm", made, "--yes")

@@ -63,13 +63,13 @@ def test_topics_are_listed_by_prefix_across_pages(tmp_path: Path) -> None:
 
 def test_the_list_is_a_table_of_what_is_there(topic: TopicCommands) -> None:
     append(topic, "list.one", 1, 2)
-    topic("create", "list.two")
+    topic("create", "list.two", "--type", "queue", "--durability", "fsync")
     shown = topic("ls", "--prefix", "list.").splitlines()
     assert shown[0] == f"topics of {topic.url}"
-    assert shown[1].split() == ["topic", "head", "earliest", "records", "bytes", "durable", "priority"]
-    assert [line.split()[:6] for line in shown[2:]] == [
-        ["list.one", "2", "1", "2", "2", "B"],
-        ["list.two", "0", "1", "0", "0", "B"],
+    assert shown[1].split() == ["topic", "type", "class", "head", "earliest", "records", "bytes", "priority"]
+    assert [line.split()[:8] for line in shown[2:]] == [
+        ["list.one", "log", "disk", "2", "1", "2", "2", "B"],
+        ["list.two", "queue", "fsync", "0", "1", "0", "0", "B"],
     ]
     assert topic("ls", "--prefix", "none.") == f"no topics that begin with none. on {topic.url}\n"
 
@@ -122,7 +122,10 @@ def test_a_topic_is_removed_without_a_question_where_there_is_no_terminal(topic:
     error = topic.error("rm", "gone", "--if-empty")
     assert (error["code"], error["detail"]) == ("topic_not_empty", {"topic": "gone", "count": 1})
     assert topic("rm", "gone") == "gone: deleted\n"
-    assert topic("rm", "gone") == "gone: there was no such topic\n"
+    assert topic.error("rm", "gone") == {
+        "code": "topic_not_found",
+        "message": "there is no topic gone; nothing was deleted",
+    }
     assert topic.error("show", "gone")["code"] == "topic_not_found"
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everlog.client import ApiFailed, Client, NewRecord, RetryPolicy
-from everlog.client.retrying import Attempts
+from everlog.client.retrying import Attempts, Reached
 from everlog.clock import NS_PER_S, TestClock
 from everlog.errors import InvalidConfig
 from tests.support.client_faces import face
@@ -129,12 +129,20 @@ ERRORS = st.builds(
 )
 
 
-@given(st.lists(ERRORS, min_size=1, max_size=30), st.booleans(), st.sampled_from([0.0, 1.0, 10.0]))
+@given(
+    st.lists(ERRORS, min_size=1, max_size=30),
+    st.booleans(),
+    st.sampled_from([0.0, 1.0, 10.0]),
+    st.booleans(),
+)
 def test_what_is_tried_again_follows_the_rule(
-    errors: list[ApiFailed], may_repeat: bool, deadline_s: float
+    errors: list[ApiFailed], may_repeat: bool, deadline_s: float, is_known: bool
 ) -> None:
     clock = TestClock()
-    attempts = Attempts(RetryPolicy(deadline_s=deadline_s), clock.monotonic_ns)
+    policy = RetryPolicy(deadline_s=deadline_s)
+    reached = Reached()
+    reached.is_known = is_known
+    attempts = Attempts(policy, clock.monotonic_ns, reached)
     attempts.left_s(30)
     for error in errors:
         harmless = error.status in (429, 503) or (
@@ -144,9 +152,13 @@ def test_what_is_tried_again_follows_the_rule(
             pause_s = attempts.pause_s(error, may_repeat)
         except ApiFailed as raised:
             assert raised is error
-            # It gave up because it had to, or because the next try would be too late.
-            assert not harmless or clock.monotonic_ns() / NS_PER_S + 5 >= deadline_s
+            # It gave up because it had to, or because the next try would be too late: sooner if nothing
+            # has ever answered.
+            answered = is_known or error.was_sent or error.status in (429, 503)
+            last_s = deadline_s if answered else min(deadline_s, policy.connect_s)
+            assert not harmless or clock.monotonic_ns() / NS_PER_S + 5 >= last_s
             return
+        is_known = is_known or error.status in (429, 503)
         assert harmless
         assert pause_s >= min(error.retry_after_s, 5)
         clock.advance_ns(int(pause_s * NS_PER_S))

@@ -2,13 +2,14 @@
 
 import os
 import struct
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from everlog.clock import NS_PER_S, TestClock
+from everlog.clock import NS_PER_S, SystemClock, TestClock
 from everlog.errors import (
     CorruptMetadata,
     EverlogError,
@@ -237,3 +238,35 @@ def test_what_is_printed_tells_queue_and_reader_and_whether_it_is_open(tmp_path:
     told = [f"<QueueWriter of {path}", f"<QueueReader 'r' of {path}", f"<QueueReader anonymous of {path}"]
     assert shown == [f"{each}>" for each in told]
     assert [repr(each) for each in (writer, reader, anonymous)] == [f"{each}, closed>" for each in told]
+
+
+def test_a_reader_waits_for_a_queue_that_is_made_later(tmp_path: Path) -> None:
+    path = tmp_path / "late"
+    looks = threading.Event()
+
+    class Looking(SystemClock):
+        def sleep_ns(self, duration_ns: int) -> None:
+            looks.set()
+            super().sleep_ns(duration_ns)
+
+    def make() -> None:
+        looks.wait(60)
+        with Queue.open_publisher(path) as writer:
+            writer.append(1, b"hello")
+
+    maker = threading.Thread(target=make)
+    maker.start()
+    try:
+        with Queue.open_subscriber(path, None, "earliest", wait=60, clock=Looking()) as reader:
+            assert reader.wait(60)
+    finally:
+        looks.set()
+        maker.join()
+
+
+def test_a_queue_that_does_not_come_is_reported_when_the_wait_is_over(tmp_path: Path) -> None:
+    clock = TestClock()
+    began_ns = clock.monotonic_ns()
+    with pytest.raises(QueueNotFound):
+        Queue.open_subscriber(tmp_path / "never", None, wait=2.0, clock=clock)
+    assert 2.0 <= (clock.monotonic_ns() - began_ns) / 1e9 < 2.1

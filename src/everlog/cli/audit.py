@@ -16,8 +16,7 @@ import typer
 
 from everlog.cli.options import AsJson
 from everlog.cli.output import Table, counted, group, print_error, print_json, print_table, reporting
-from everlog.cli.session import Key, Url
-from everlog.client.wire import DEFAULT_URL
+from everlog.cli.session import ContextName, Key, Url, connected
 from everlog.clock import SystemClock
 from everlog.errors import EverlogError
 from everlog.fs import OsFs
@@ -49,8 +48,9 @@ def topic_command(
         list[str] | None,
         typer.Argument(metavar="TOPIC...", help="Topics; all of the server if none is given."),
     ] = None,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     key: Key = None,
+    context: ContextName = None,
     as_json: AsJson = False,
 ) -> None:
     """Account for every seq that topics have given out: live, deleted, evicted, expired, or a hole.
@@ -58,9 +58,8 @@ def topic_command(
     Reads the topics from their beginning to their present head.
     """
     from everlog.bridge.audit_topic import audit_topic
-    from everlog.client import Client
 
-    with reporting(as_json=as_json), Client(url, key) as client:
+    with reporting(as_json=as_json), connected(url, key, context) as client:
         names = topics or [summary.topic for summary in client.topics()]
         audits = [audit_topic(client, name) for name in names]
         _report("topic", TOPIC_COLUMNS, audits, as_json)
@@ -93,16 +92,16 @@ def bridge_command(
         list[str] | None,
         typer.Option("--name", metavar="NAME", help="A bridge; may be repeated. Default: all of the queue."),
     ] = None,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     key: Key = None,
+    context: ContextName = None,
     as_json: AsJson = False,
 ) -> None:
     """Account for everything that bridges have forwarded: present on the other side, or gone there since."""
     from everlog.bridge.audit_bridge import audit_bridge
     from everlog.bridge.state import bridge_names
-    from everlog.client import Client
 
-    with reporting(as_json=as_json), Client(url, key) as client:
+    with reporting(as_json=as_json), connected(url, key, context) as client:
         wanted = names or bridge_names(OsFs(), queue)
         if not wanted:
             raise EverlogError(f"no bridge has run on {queue}; start one with `everlog bridge`")

@@ -30,8 +30,7 @@ from everlog.cli.output import (
     print_warning,
     reporting,
 )
-from everlog.cli.session import Key, Url
-from everlog.client.wire import DEFAULT_URL
+from everlog.cli.session import ContextName, Key, Url, connected
 
 if TYPE_CHECKING:
     from everlog.bridge.base import Progress
@@ -86,8 +85,9 @@ def queue_to_topic_command(  # noqa: PLR0913, PLR0917
     queue: QueueDir,
     topic: TopicName,
     name: BridgeName = None,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     key: Key = None,
+    context: ContextName = None,
     once: Once = False,
     metrics_port: MetricsPort = None,
     metrics_port_file: MetricsPortFile = None,
@@ -122,7 +122,6 @@ def queue_to_topic_command(  # noqa: PLR0913, PLR0917
     """
     from everlog.bridge.queue_to_topic import QueueToTopic, QueueToTopicSettings
     from everlog.bridge.rendering import Format
-    from everlog.client import Client
 
     def build(metrics: BridgeMetrics, progress: _ProgressLine) -> _Bridge:
         settings = QueueToTopicSettings(
@@ -137,7 +136,7 @@ def queue_to_topic_command(  # noqa: PLR0913, PLR0917
             durability=durability,
             in_doubt=in_doubt,
         )
-        client = Client(url, key)
+        client = connected(url, key, context)
         return QueueToTopic(client, settings, metrics=metrics, warn=progress.warn, on_progress=progress.show)
 
     _run("queue-to-topic", name or topic, build, as_json, metrics_port, metrics_port_file)
@@ -150,8 +149,9 @@ def topic_to_queue_command(  # noqa: PLR0913, PLR0917
     queue: QueueDir,
     topic: TopicName,
     name: BridgeName = None,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     key: Key = None,
+    context: ContextName = None,
     once: Once = False,
     metrics_port: MetricsPort = None,
     metrics_port_file: MetricsPortFile = None,
@@ -183,7 +183,6 @@ def topic_to_queue_command(  # noqa: PLR0913, PLR0917
     The bridge is the queue's writer. Records that the topic lost before they were read become gap messages.
     """
     from everlog.bridge.topic_to_queue import PayloadFormat, TopicToQueue, TopicToQueueSettings
-    from everlog.client import Client
     from everlog.queue import WriterConfig
 
     def build(metrics: BridgeMetrics, progress: _ProgressLine) -> _Bridge:
@@ -198,7 +197,7 @@ def topic_to_queue_command(  # noqa: PLR0913, PLR0917
             type_id=type_id,
             writer=WriterConfig(segment_size=segment_mib << 20, retention=not keep),
         )
-        client = Client(url, key)
+        client = connected(url, key, context)
         return TopicToQueue(client, settings, metrics=metrics, warn=progress.warn, on_progress=progress.show)
 
     _run("topic-to-queue", name or topic, build, as_json, metrics_port, metrics_port_file)

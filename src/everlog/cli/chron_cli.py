@@ -42,6 +42,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: chron-cli inspect ./queue",
     help="Look at queues; output as key=value. `everlog queue` does the same with tables and JSON.",
 )
@@ -169,4 +170,4 @@ def _rate_line(what: str, rate: Rate) -> str:
 
 def main() -> None:
     """Run `chron-cli`."""
-    output.run(app)
+    output.run(app, "chron-cli")

@@ -7,15 +7,18 @@ books and the engine of topics. `everlog --help` needs all of them and uses `app
 from __future__ import annotations
 
 import functools
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
+from typer._completion_classes import completion_init
 
 import everlog
 from everlog.cli import output
+from everlog.cli.completion import VARIABLE
 
 if TYPE_CHECKING:
     # Loaded by name below; here for tools that read the source.
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
         audit,
         book,
         bridge,
+        completion,
+        context,
         import_,
         jobs,
         pipeline,
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
         repair,
         router,
         serve,
+        status,
         topic,
         verify,
     )
@@ -55,6 +61,7 @@ _GROUPS: Final = {
     "pipeline": "pipeline",
     "bridge": "bridge",
     "audit": "audit",
+    "context": "context",
 }
 """The module of each noun with verbs."""
 
@@ -68,11 +75,34 @@ _COMMANDS: Final = {
     "serve": _Command("serve", "serve_command", "everlog serve --data-dir ./topics-data"),
     "verify": _Command("verify", "verify_command", "everlog verify ./topics-data"),
     "repair": _Command("repair", "repair_command", "everlog repair --accept-loss ./topics-data"),
-    "status": _Command("repair", "status_command", "everlog status --url http://127.0.0.1:4000"),
+    "status": _Command("status", "status_command", "everlog status --url http://127.0.0.1:4000"),
+    "top": _Command("status", "top_command", "everlog top --interval 2"),
+    "config": _Command("context", "config_command", "everlog config --json"),
+    "completion": _Command("completion", "completion_command", "everlog completion bash"),
 }
 
 NOUNS: Final = (*_GROUPS, *_COMMANDS)
 """What can follow `everlog`."""
+
+
+HELP_OPTIONS: Final = {"help_option_names": ["-h", "--help"]}
+
+GREETING: Final = """\
+everlog {version}: an ordered log that never loses anything silently.
+
+Try it, with two terminals:
+  everlog serve --memory                            run a server that keeps nothing
+  everlog topic append orders -d '{{"id": 1}}'        write a record
+  everlog topic tail -f orders                      read what comes
+  everlog status                                    see how the server is
+
+  everlog serve --data-dir ./topics-data            keep the records
+  everlog simulate --queue ./queue                  or fill a queue on this machine
+  everlog queue tail -f ./queue                     and read it, without any server
+
+{name} -h lists all commands, and -h behind a command explains it.
+"""
+"""What `everlog` alone prints."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -92,7 +122,12 @@ def everlog_command(
 
 def command_line(nouns: Iterable[str] = NOUNS) -> typer.Typer:
     """Return `everlog` with these nouns."""
-    line = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    line = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings=HELP_OPTIONS,
+    )
     line.callback(epilog="Example: everlog queue tail -f ./queue")(everlog_command)
     for noun in nouns:
         if noun in _GROUPS:
@@ -115,11 +150,24 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def main() -> None:
-    """Run `everlog`."""
-    # Options may come first, and a noun may be misspelt: then all of them are needed for the answer.
+def _words_to_complete(environment: Mapping[str, str]) -> list[str]:
+    """The words before the cursor, without `everlog`, as the script of a shell gives them."""
+    text = environment.get("COMP_WORDS") or environment.get("_TYPER_COMPLETE_ARGS") or ""
+    # The last word may be half typed; then it is no noun yet.
+    return text.split()[1:] if text[-1:].isspace() else text.split()[1:-1]
+
+
+def main(name: str = "everlog") -> None:
+    """Run `everlog`; `name` is what the user typed to get here."""
     asked = sys.argv[1:2]
+    if is_completing := VARIABLE in os.environ:
+        completion_init()
+        asked = _words_to_complete(os.environ)[:1]
+    if not asked and not is_completing:
+        output.run_greeting(GREETING.format(version=everlog.__version__, name=name))
+    # Options may come first, and a noun may be misspelt: then all of them are needed for the answer.
     if asked == ["--version"]:
-        output.run(command_line(()))
+        line = command_line(())
     else:
-        output.run(command_line(asked) if asked and asked[0] in NOUNS else _whole())
+        line = command_line(asked) if asked and asked[0] in NOUNS else _whole()
+    output.run(line, name)

@@ -35,7 +35,8 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="earliest|latest|SEQ",
-        help="Where to start. Default: the oldest message, or where the named reader left off.",
+        help="Where to start; SEQ itself is included. Default: the oldest message, or where the named reader "
+        "left off.",
     ),
 ]
 

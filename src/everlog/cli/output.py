@@ -5,7 +5,7 @@ pipes. Knows nothing of queues.
 
     exit 0    done; also when the reader of a pipe has seen enough
     exit 1    an everlog error: one line "error: ..." (or one JSON object) on standard error
-    exit 2    wrong usage
+    exit 2    wrong usage, with --json also as one JSON object with the code "usage"
     exit 130  interrupted by Ctrl-C,   exit 143  by SIGTERM
 """
 
@@ -40,13 +40,18 @@ _BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
 _LONG_UNITS_S = (("days", 86_400), ("h", 3600), ("min", 60))
 _GIVE_UP_CHECK_MS = 100
 _WIDEST = 1_000_000
+# The library keeps the class in different modules from version to version.
+_UsageError: Any = typer.BadParameter.__base__
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan", "dead": "red", "alive": "green"}
 
 
 def group(help_text: str, example: str) -> typer.Typer:
     """A noun of the command line, to which its verbs are added."""
     return typer.Typer(
-        no_args_is_help=True, pretty_exceptions_enable=False, help=help_text, epilog=f"Example: {example}"
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        help=help_text,
+        epilog=f"Example: {example}",
     )
 
 
@@ -272,9 +277,15 @@ def discard_output() -> None:
     os.close(null)
 
 
-def run(app: typer.Typer) -> NoReturn:
-    """Run a command line and exit."""
-    signal.signal(signal.SIGTERM, _terminated)
+def run_greeting(text: str) -> NoReturn:
+    """Print a text and exit."""
+    _prepare_streams()
+    with reporting(as_json=False):
+        print(text, end="", flush=True)
+    sys.exit(0)
+
+
+def _prepare_streams() -> None:
     # Closed by the parent process. Files that are opened later must not get their descriptors.
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -284,15 +295,28 @@ def run(app: typer.Typer) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             # A path may hold bytes that are no text; showing them escaped beats failing.
             stream.reconfigure(errors="backslashreplace")
+
+
+def run(app: typer.Typer, name: str) -> NoReturn:
+    """Run a command line of this name and exit."""
+    signal.signal(signal.SIGTERM, _terminated)
+    _prepare_streams()
     command = typer.main.get_command(app)
     _reflow(command)
+    as_json = "--json" in sys.argv[1:]
     try:
-        command()
-        code = 0
+        # Not standalone with --json: then errors of usage are printed here, as all others are.
+        ended = command(prog_name=name, standalone_mode=not as_json)
+        code = ended if isinstance(ended, int) else 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0
         if isinstance(end.__context__, BrokenPipeError):
             code = 0  # the libraries that print help call a reader who has seen enough an error
+    except typer.Abort:
+        code = 1
+    except _UsageError as error:
+        print_problem("error", "usage", error.format_message(), as_json=True)
+        code = error.exit_code
     except OSError as error:
         # From the library, while printing help. Commands report their own errors.
         discard_output()

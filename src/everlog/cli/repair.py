@@ -1,25 +1,20 @@
-"""The commands `everlog repair` and `everlog status`: what is damaged, and going on without it.
+"""The command `everlog repair`: what is damaged, and going on without it.
 
-Owns their output. What is saved and what is given up is decided by the recovery of the engine.
+Owns its output. What is saved and what is given up is decided by the recovery of the engine.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 
-from everlog.api_types import StorageHealth
 from everlog.cli import output
 from everlog.cli.options import AsJson
 from everlog.cli.output import Table, printable, reporting
-from everlog.cli.session import Key, Url
-from everlog.cli.verify import FINDINGS_EXIT_CODE, ColdDir, DataDir
-from everlog.client.retrying import ONCE
-from everlog.client.sync_client import Client
-from everlog.client.wire import DEFAULT_URL
+from everlog.cli.verify import ColdDir, DataDir
 from everlog.errors import Io
 from everlog.topics import Engine, EngineSettings
 from everlog.topics.storage.store import RecoveryReport
@@ -65,33 +60,3 @@ def _print_report(data_dir: str, report: RecoveryReport) -> None:
             (found.kind, printable(found.path), output.one_line(found.message)) for found in report.damage
         ]
         output.print_table(Table("damage", ("kind", "file", "what it is"), rows))
-
-
-def status_command(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
-    """Show how a running server is: its storage, what failed, and what the last start found damaged.
-
-    Exit code 1 unless everything is fine.
-    """
-    with reporting(as_json=as_json), Client(url, key, retry=ONCE) as client:
-        health = client.health()
-        storage = health.storage or StorageHealth()
-        if as_json:
-            output.print_json({**msgspec.to_builtins(health), "storage": msgspec.to_builtins(storage)})
-        else:
-            output.print_fields(
-                _status_fields(str(client.address), health.version, msgspec.to_builtins(storage))
-            )
-    if storage.status != "ok":
-        raise typer.Exit(FINDINGS_EXIT_CODE)
-
-
-def _status_fields(address: str, version: str, storage: dict[str, Any]) -> list[tuple[str, str]]:
-    fields = [
-        ("server", f"{printable(address)}, version {printable(version)}"),
-        ("storage", storage["status"]),
-    ]
-    for name in ("closed_shards", "failing", "errors", "damage"):
-        values = ", ".join(f"{printable(kind)} {value}" for kind, value in sorted(storage[name].items()))
-        fields.append((name.replace("_", " "), values or "none"))
-    lost = "some may be lost" if storage["may_lack_acked"] else "none is lost"
-    return [*fields, ("damaged topics", str(storage["damaged_topics"])), ("acknowledged records", lost)]

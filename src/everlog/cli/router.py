@@ -9,10 +9,12 @@ import typer
 from everlog.api_types import RouterState
 from everlog.cli.output import group, print_fields, printable
 from everlog.cli.session import Prefix, Session, server_command
+from everlog.client.errors import ApiFailed
+from everlog.errors import RouterNotFound, TopicNotFound
 
 app = group(
     "Copy records from one topic of a running server to another.",
-    "everlog router put orders-eu orders orders.eu --filter 'eu*'",
+    "everlog router put orders-eu orders orders.eu --create --filter 'eu*'",
 )
 
 RouterName = Annotated[str, typer.Argument(metavar="ROUTER", help="Name of the router.", show_default=False)]
@@ -46,7 +48,7 @@ def ls_command(
     session.list("routers", routers, columns, rows, condition)
 
 
-@server_command(app, "put", "everlog router put orders-eu orders orders.eu --filter 'eu*'")
+@server_command(app, "put", "everlog router put orders-eu orders orders.eu --create --filter 'eu*'")
 def put_command(
     session: Session,
     router: RouterName,
@@ -58,12 +60,20 @@ def put_command(
     ] = False,
     preserve_node: Annotated[bool, typer.Option(help="Let copies carry the node.")] = True,
     preserve_tag: Annotated[bool, typer.Option(help="Let copies carry the tag.")] = True,
-    create_dest: Annotated[bool, typer.Option(help="Create DEST if there is none.")] = True,
+    create: Annotated[
+        bool, typer.Option("--create", help="Create SOURCE and DEST if there are none.")
+    ] = False,
     allow_cycle: Annotated[
         bool, typer.Option("--allow-cycle", help="Let records come back to SOURCE, a few times at most.")
     ] = False,
 ) -> None:
-    """Create a router, or change one between the same topics. Copying begins with the next record."""
+    """Create a router, or change one between the same topics. Copying begins with the next record.
+
+    Topics that do not exist are refused without --create, because a misspelt name would copy nothing.
+    """
+    if not create:
+        for topic in (source, dest):
+            _check_exists(session, topic)
     answer = session.client.put_router(
         router,
         source,
@@ -72,11 +82,20 @@ def put_command(
         guarantee="exactly_once" if exactly_once else "at_least_once",
         preserve_node=preserve_node,
         preserve_tag=preserve_tag,
-        create_dest=create_dest,
+        create_dest=create,
         allow_cycle=allow_cycle,
     )
     done = "created" if answer.created else "changed"
     session.report(answer, f"{printable(router)}: {done}, {printable(source)} -> {printable(dest)}")
+
+
+def _check_exists(session: Session, topic: str) -> None:
+    try:
+        session.client.topic(topic, touch=False)
+    except ApiFailed as error:
+        if error.code != "topic_not_found":
+            raise
+        raise TopicNotFound(f"there is no topic {topic}; check the name, or give --create") from None
 
 
 @server_command(app, "show", "everlog router show orders-eu")
@@ -107,8 +126,8 @@ def _carried(state: RouterState) -> str:
 
 @server_command(app, "rm", "everlog router rm orders-eu")
 def rm_command(session: Session, router: RouterName) -> None:
-    """Delete a router. What it has copied stays; one that does not exist is no error."""
+    """Delete a router. What it has copied stays."""
     answer = session.client.delete_router(router)
-    session.report(
-        answer, f"{printable(router)}: {'deleted' if answer.deleted else 'there is no such router'}"
-    )
+    if not answer.deleted:
+        raise RouterNotFound(f"there is no router {router}; nothing was deleted")
+    session.report(answer, f"{printable(router)}: deleted")

@@ -1,4 +1,4 @@
-"""Commands that talk to a running server: `server_command` gives them --url, --key and --json.
+"""Commands that talk to a running server: `server_command` gives them --url, --key, --context and --json.
 
 Owns the session of such a command: the client, and how answers and problems are printed.
 """
@@ -14,14 +14,24 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 import typer
 
+from everlog.cli.context_file import target
 from everlog.cli.options import AsJson
 from everlog.cli.output import Table, print_json, print_problem, print_table, printable, reporting
 from everlog.client.errors import ApiFailed
-from everlog.client.retrying import ONCE
+from everlog.client.retrying import ONCE, RetryPolicy
 from everlog.client.sync_client import Client
 from everlog.client.wire import DEFAULT_URL
 
-Url = Annotated[str, typer.Option("--url", metavar="URL", envvar="EVERLOG_URL", help="Where the server is.")]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        envvar="EVERLOG_URL",
+        show_default=False,
+        help=f"Where the server is. Default: the selected context, else {DEFAULT_URL}.",
+    ),
+]
 Key = Annotated[
     str | None,
     typer.Option(
@@ -32,7 +42,25 @@ Key = Annotated[
         help="Key for the server. Other users see arguments; the variable is safer.",
     ),
 ]
+ContextName = Annotated[
+    str | None,
+    typer.Option(
+        "--context",
+        metavar="NAME",
+        envvar="EVERLOG_CONTEXT",
+        show_default=False,
+        help="Server of this name; see `everlog context`.",
+    ),
+]
 Prefix = Annotated[str, typer.Option(metavar="TEXT", help="Only names that begin with this.")]
+
+
+def connected(
+    url: str | None, key: str | None, context: str | None = None, retry: RetryPolicy | None = None
+) -> Client:
+    """A client of the server that is given, named or selected."""
+    chosen = target(url, key, context)
+    return Client(chosen.url, chosen.key, retry=retry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +106,14 @@ def beginning_with(prefix: str) -> str:
 def server_command(
     group: typer.Typer, name: str, example: str
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command whose first parameter is a `Session`; it gets --url, --key and --json for it."""
+    """Register a command whose first parameter is a `Session`; it gets --url, --key, --context and --json."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
-        def command(*, url: str, key: str | None, as_json: bool, **options: Any) -> None:
-            with reporting(as_json=as_json), Client(url, key, retry=ONCE) as client:
+        def command(
+            *, url: str | None, key: str | None, context: str | None, as_json: bool, **options: Any
+        ) -> None:
+            with reporting(as_json=as_json), connected(url, key, context, ONCE) as client:
                 try:
                     function(Session(client, as_json), **options)
                 except ApiFailed as error:
@@ -102,7 +132,12 @@ def _set_parameters(command: Callable[..., None], function: Callable[..., None])
     hints = get_type_hints(function, include_extras=True)
     keyword = inspect.Parameter.KEYWORD_ONLY
     shown = [each.replace(kind=keyword, annotation=hints[each.name]) for each in own]
-    shared = (("url", Url, DEFAULT_URL), ("key", Key, None), ("as_json", AsJson, False))
+    shared = (
+        ("url", Url, None),
+        ("key", Key, None),
+        ("context", ContextName, None),
+        ("as_json", AsJson, False),
+    )
     for word, annotation, default in shared:
         shown.append(inspect.Parameter(word, keyword, default=default, annotation=annotation))
     command.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]

@@ -38,7 +38,7 @@ from everlog.client.errors import ApiFailed
 from everlog.client.flows import Call
 from everlog.client.retrying import Backoff
 from everlog.client.sync_client import Client
-from everlog.errors import TopicIncompatible
+from everlog.errors import TopicIncompatible, TopicNotFound
 
 BATCH_DEFAULT: Final = 500
 BATCH_MAX: Final = 10_000
@@ -56,17 +56,18 @@ TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the top
 
 @server_command(app, "ls", "everlog topic ls --prefix orders.")
 def ls_command(session: Session, prefix: Prefix = "") -> None:
-    """List the topics of the server: seqs, records, bytes."""
+    """List the topics of the server: type, durability class, seqs, records, bytes."""
     topics = session.client.topics(prefix or None)
-    columns = ("topic", "head>", "earliest>", "records>", "bytes>", "durable", "priority>")
+    columns = ("topic", "type", "class", "head>", "earliest>", "records>", "bytes>", "priority>")
     rows = [
         (
             printable(each.topic),
+            each.type or "",
+            each.durability or "",
             str(each.head_seq),
             str(each.earliest_seq),
             str(each.count),
             human_bytes(each.bytes),
-            "yes" if each.durable else "no",
             str(each.effective_priority),
         )
         for each in topics
@@ -304,7 +305,9 @@ def _summary(totals: AppendTotals) -> str:
 From = Annotated[
     str,
     typer.Option(
-        "--from", metavar="earliest|latest|SEQ|-N", help="Where to start; -N: N seqs before the end."
+        "--from",
+        metavar="earliest|latest|SEQ|-N",
+        help="Where to start; SEQ itself is included, -N: N seqs before the end.",
     ),
 ]
 Count = Annotated[int | None, typer.Option("--count", "-c", min=1, help="Stop after so many records.")]
@@ -425,9 +428,9 @@ def rm_command(
             print("nothing was deleted", file=sys.stderr)
             raise typer.Exit(1)
     answer = session.client.delete_topic(topic, if_empty=if_empty)
-    session.report(
-        answer, f"{printable(topic)}: {'deleted' if answer.deleted else 'there was no such topic'}"
-    )
+    if not answer.deleted:
+        raise TopicNotFound(f"there is no topic {topic}; nothing was deleted", topic)
+    session.report(answer, f"{printable(topic)}: deleted")
 
 
 def _confirmed(question: str) -> bool:

@@ -20,6 +20,7 @@ from everlog.api_types import (
     TopicSettings,
     WatchEvent,
 )
+from everlog.client.arguments import as_base64
 from everlog.client.errors import ApiFailed, BufferFull, ProducerFailed, RecordsLost
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ __all__ = [
     "TopicSettings",
     "WatchEvent",
     "Worker",
+    "as_base64",
 ]
 
 

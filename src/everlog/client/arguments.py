@@ -6,6 +6,7 @@ ignored. What the server refuses is left to the server. Sends nothing.
 
 from __future__ import annotations
 
+import base64
 import difflib
 import inspect
 import operator
@@ -86,8 +87,18 @@ def checked_records(records: Iterable[object]) -> list[NewRecord]:
         if not isinstance(record, NewRecord):
             shown = reprlib.repr(record)
             raise InvalidRecord(f"record {len(gathered)} is {shown}; make it a record: NewRecord({shown})")
+        if isinstance(record.data, bytes | bytearray | memoryview):
+            raise InvalidRecord(
+                f"the data of record {len(gathered)} is {type(record.data).__name__}, which JSON does not "
+                "have; decode it to text, or say how it is sent: as_base64(data)"
+            )
         gathered.append(record)
     return gathered
+
+
+def as_base64(data: bytes | bytearray | memoryview) -> str:
+    """Bytes as the text that a record can hold; `base64.b64decode` gives them back."""
+    return base64.b64encode(data).decode("ascii")
 
 
 _DESCRIPTION: Final = re.compile(r"(Call|Command|Steps|Stream)\[(.*)\]")

@@ -16,10 +16,11 @@ from everlog.client.arguments import Gaps, show_as_method
 from everlog.client.async_connection import AsyncConnection, AsyncConnections
 from everlog.client.errors import ApiFailed
 from everlog.client.flows import ClientContext, Described, Emit, Flow, More, Open, Pause, Send, Step, Stream
-from everlog.client.retrying import RetryPolicy, checked_policy
+from everlog.client.retrying import Reached, RetryPolicy, checked_policy
 from everlog.client.sockets import AsyncSocket
 from everlog.client.wire import DEFAULT_URL, TIMEOUT_S, Answer, RequestWriter, ServerAddress
 from everlog.clock import Clock, SystemClock
+from everlog.errors import Closed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,8 +71,9 @@ class AsyncClient:
         self._sleep = sleep
         writer = RequestWriter(self.address, key)
         now_ns = (clock if clock is not None else SystemClock()).monotonic_ns
-        self._context = ClientContext(writer, checked_policy(retry), timeout_s, now_ns)
+        self._context = ClientContext(writer, checked_policy(retry), timeout_s, now_ns, Reached())
         self._connections = AsyncConnections(self.address)
+        self._is_closed = False
 
     @property
     def retry(self) -> RetryPolicy:
@@ -121,6 +123,7 @@ class AsyncClient:
     ) -> Answer:
         """Send any request, once, and return what the server answers; for what has no method here."""
         request = self._context.writer.bare_request(method, target, body, dict(headers or {}))
+        self._check_open()
         return await self._send(Send(request, self._context.timeout_s))
 
     async def _send(self, step: Send) -> Answer:
@@ -145,7 +148,12 @@ class AsyncClient:
         await self._sleep(step.duration_s)
         return None
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed(f"this client of {self.address} was closed; make another one")
+
     async def _run(self, flow: Flow[T]) -> T:
+        self._check_open()
         try:
             step = next(flow)
             while True:
@@ -160,6 +168,7 @@ class AsyncClient:
             return result
 
     async def _iterate(self, flow: Flow[None]) -> AsyncIterator[Any]:
+        self._check_open()
         stream: AsyncConnection | None = None
         try:
             step = next(flow)
@@ -190,7 +199,8 @@ class AsyncClient:
                 stream.close()
 
     async def close(self) -> None:
-        """Close the idle connections; the next call opens new ones."""
+        """Close the connections; a call after this raises Closed."""
+        self._is_closed = True
         self._connections.close()
 
     async def __aenter__(self) -> Self:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+from everlog import errors
 from everlog.errors import DataLost, EverlogError
 
 if TYPE_CHECKING:
@@ -44,7 +46,8 @@ class ApiFailed(EverlogError):
     def __reduce__(self) -> tuple[object, ...]:
         # Errors are pickled between processes; the default would call the constructor with the message only.
         parts = (self.status, self.code, str(self), self.detail, self.retry_after_s, self.was_sent)
-        return type(self), parts
+        # The class of a code is made when it is needed, so it cannot be found by its name.
+        return ApiFailed if type(self) is ApiFailed else api_failed, parts
 
     @property
     def is_busy(self) -> bool:
@@ -55,6 +58,37 @@ class ApiFailed(EverlogError):
     def is_outage(self) -> bool:
         """Whether no server answered."""
         return self.status == UNREACHABLE or self.status in GATEWAY_STATUSES
+
+
+def api_failed(
+    status: int,
+    code: str,
+    message: str,
+    detail: dict[str, Any] | None = None,
+    retry_after_s: float = 0.0,
+    was_sent: bool = True,
+) -> ApiFailed:
+    """The failure with this code: an `ApiFailed` that is also the class of `everlog.errors` with the code.
+
+    `except everlog.TopicNotFound` therefore catches what a server refuses and what an engine raises.
+    """
+    return _class_of(code)(status, code, message, detail, retry_after_s, was_sent)
+
+
+@cache
+def _classes() -> dict[str, type[EverlogError]]:
+    found = (value for value in vars(errors).values() if isinstance(value, type))
+    return {
+        kind.code: type(kind.__name__, (ApiFailed, kind), {"__doc__": kind.__doc__, "__module__": __name__})
+        for kind in found
+        if issubclass(kind, EverlogError) and kind is not EverlogError
+    }
+
+
+def _class_of(code: str) -> type[ApiFailed]:
+    found = _classes().get(code, ApiFailed)
+    assert issubclass(found, ApiFailed)
+    return found
 
 
 class RecordsLost(DataLost):

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 import msgspec
 
 from everlog.client.errors import ApiFailed
-from everlog.client.retrying import Attempts, RetryPolicy
+from everlog.client.retrying import Attempts, Reached, RetryPolicy
 from everlog.client.wire import Answer, RequestWriter, ServerAddress, foreign, refusal
 
 T = TypeVar("T")
@@ -70,6 +70,7 @@ class ClientContext(NamedTuple):
     policy: RetryPolicy
     timeout_s: float
     now_ns: Callable[[], int]
+    reached: Reached
 
     @property
     def address(self) -> ServerAddress:
@@ -78,7 +79,7 @@ class ClientContext(NamedTuple):
 
     def attempts(self) -> Attempts:
         """The attempts of a new call."""
-        return Attempts(self.policy, self.now_ns)
+        return Attempts(self.policy, self.now_ns, self.reached)
 
 
 class Described(Protocol[T_co]):
@@ -146,6 +147,7 @@ class Call(Generic[T]):
                 answer: Answer = yield Send(
                     request, attempts.left_s(context.timeout_s) + self.wait_s, self.may_repeat
                 )
+                context.reached.is_known = True
                 return self._result(context.writer, answer)
             except ApiFailed as error:
                 pause_s = attempts.pause_s(error, self.may_repeat)

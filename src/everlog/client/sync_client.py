@@ -15,11 +15,11 @@ from everlog.client.arguments import Gaps, show_as_method
 from everlog.client.connection import Connection, Connections
 from everlog.client.errors import ApiFailed
 from everlog.client.flows import ClientContext, Described, Emit, Flow, More, Open, Pause, Send, Step, Stream
-from everlog.client.retrying import RetryPolicy, checked_policy
+from everlog.client.retrying import Reached, RetryPolicy, checked_policy
 from everlog.client.sockets import Socket
 from everlog.client.wire import DEFAULT_URL, TIMEOUT_S, Answer, RequestWriter, ServerAddress
 from everlog.clock import NS_PER_S, Clock, SystemClock
-from everlog.errors import InvalidConfig
+from everlog.errors import Closed, InvalidConfig
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,8 +66,10 @@ class Client:
         self.address = ServerAddress.parse(url)
         self._clock: Clock = clock if clock is not None else SystemClock()
         writer = RequestWriter(self.address, key)
-        self._context = ClientContext(writer, checked_policy(retry), timeout_s, self._clock.monotonic_ns)
+        now_ns = self._clock.monotonic_ns
+        self._context = ClientContext(writer, checked_policy(retry), timeout_s, now_ns, Reached())
         self._connections = Connections(self.address)
+        self._is_closed = False
 
     @property
     def retry(self) -> RetryPolicy:
@@ -117,6 +119,7 @@ class Client:
     ) -> Answer:
         """Send any request, once, and return what the server answers; for what has no method here."""
         request = self._context.writer.bare_request(method, target, body, dict(headers or {}))
+        self._check_open()
         return self._send(Send(request, self._context.timeout_s))
 
     def _send(self, step: Send) -> Answer:
@@ -141,7 +144,12 @@ class Client:
         self._clock.sleep_ns(int(step.duration_s * NS_PER_S))
         return None
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed(f"this client of {self.address} was closed; make another one")
+
     def _run(self, flow: Flow[T]) -> T:
+        self._check_open()
         try:
             step = next(flow)
             while True:
@@ -156,6 +164,7 @@ class Client:
             return result
 
     def _iterate(self, flow: Flow[None]) -> Iterator[Any]:
+        self._check_open()
         stream: Connection | None = None
         try:
             step = next(flow)
@@ -186,7 +195,8 @@ class Client:
                 stream.close()
 
     def close(self) -> None:
-        """Close the idle connections; the next call opens new ones."""
+        """Close the connections; a call after this raises Closed."""
+        self._is_closed = True
         self._connections.close()
 
     def __enter__(self) -> Self:

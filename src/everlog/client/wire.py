@@ -16,7 +16,7 @@ import httptools
 import msgspec
 
 from everlog.api_types import ErrorAnswer
-from everlog.client.errors import UNREACHABLE, ApiFailed
+from everlog.client.errors import UNREACHABLE, ApiFailed, api_failed
 from everlog.errors import InvalidConfig, InvalidRequest
 
 DEFAULT_URL: Final = "http://127.0.0.1:4000"
@@ -279,7 +279,7 @@ def refusal(writer: RequestWriter, answer: Answer) -> ApiFailed:
     message = error.message or error.code
     if answer.status == UNAUTHORIZED:
         message = _key_wanted(writer)
-    return ApiFailed(answer.status, error.code, message, error.detail, retry_after_s)
+    return api_failed(answer.status, error.code, message, error.detail, retry_after_s)
 
 
 def _key_wanted(writer: RequestWriter) -> str:

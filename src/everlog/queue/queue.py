@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Unpack
+from typing import Final, Unpack
 
-from everlog.clock import Clock, SystemClock
+from everlog.clock import NS_PER_S, Clock, SystemClock
 from everlog.errors import InvalidConfig
 from everlog.fs import Fs, OsFs, create_directory
 from everlog.queue.config import WriterConfig, WriterSettings
@@ -17,6 +17,7 @@ from everlog.queue.wait import SpinThenPark, WaitStrategy
 from everlog.queue.writer import QueueWriter
 
 StrPath = str | os.PathLike[str]
+_LOOK_INTERVAL_NS: Final = 5_000_000
 
 
 class Queue:
@@ -53,6 +54,7 @@ class Queue:
         reader: str | None,
         start: StartMode | str = StartMode.RESUME_STRICT,
         *,
+        wait: float = 0.0,
         wait_strategy: WaitStrategy | None = None,
         verify: bool = True,
         clock: Clock | None = None,
@@ -61,11 +63,13 @@ class Queue:
         """Open the queue for reading under a name that remembers its position.
 
         `reader=None` opens an anonymous reader: it has no position to commit and does not hold
-        back retention. `verify=False` skips the checksums. Raises QueueNotFound,
-        ReaderAlreadyActive or SegmentMissing.
+        back retention. `verify=False` skips the checksums. `wait` is how many seconds to wait for
+        a queue that does not exist yet. Raises QueueNotFound, ReaderAlreadyActive or SegmentMissing.
         """
         if reader is not None:
             check_component(reader, "reader name")
+        if wait > 0:
+            _wait_for_queue(os.fspath(path), wait, clock or SystemClock(), fs or OsFs())
         return QueueReader(
             os.fspath(path),
             reader,
@@ -95,6 +99,14 @@ class Queue:
         return Queue.open_subscriber(
             directory, reader, start, wait_strategy=wait_strategy, verify=verify, clock=clock, fs=fs
         )
+
+
+def _wait_for_queue(directory: str, wait_s: float, clock: Clock, fs: Fs) -> None:
+    """Return when the queue is ready to be read, or the time is over; opening it then says which."""
+    deadline_ns = clock.monotonic_ns() + int(wait_s * NS_PER_S)
+    with io_errors(f"look for a queue at {directory}"):
+        while not ControlBlock.is_ready(fs, directory) and clock.monotonic_ns() < deadline_ns:
+            clock.sleep_ns(_LOOK_INTERVAL_NS)
 
 
 def _start_mode(start: StartMode | str) -> StartMode:

@@ -1,0 +1,180 @@
+"""The commands `everlog status` and `everlog top`: how a running server is, once and again and again.
+
+Owns what they print; everything comes from the public API.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+import typer
+
+from everlog.api_types import StorageHealth, TopicSummary
+from everlog.cli import output
+from everlog.cli.options import AsJson
+from everlog.cli.output import Table, counted, human_bytes, printable, reporting
+from everlog.cli.session import ContextName, Key, Url, connected
+from everlog.client.errors import ApiFailed
+from everlog.client.retrying import ONCE
+from everlog.client.sync_client import Client
+
+UNWELL_EXIT_CODE: Final = 1
+TOPICS_COMPARED: Final = 1000
+"""One page: looking at a server costs the same whatever it holds."""
+
+
+def status_command(
+    url: Url = None, key: Key = None, context: ContextName = None, as_json: AsJson = False
+) -> None:
+    """Show how a running server is: what it holds, what failed, and what the last start found damaged.
+
+    Exit code 1 unless everything is fine.
+    """
+    with reporting(as_json=as_json), connected(url, key, context, ONCE) as client:
+        health = client.health()
+        storage = health.storage or StorageHealth()
+        try:
+            metrics: dict[str, Any] | None = client.metrics()
+        except ApiFailed as error:
+            # Health is open to everyone, metrics are not; a probe without a key still shows the storage.
+            if error.status not in (401, 403):
+                raise
+            metrics = None
+        if as_json:
+            document = {**msgspec.to_builtins(health), "storage": msgspec.to_builtins(storage)}
+            output.print_json({**document, "metrics": metrics})
+        else:
+            server = f"{printable(str(client.address))}, version {printable(health.version)}"
+            fields = [("server", server), ("up", _duration(health.uptime_ms))]
+            output.print_fields(
+                [*fields, *_content_fields(metrics), *_storage_fields(msgspec.to_builtins(storage))]
+            )
+    if storage.status != "ok":
+        raise typer.Exit(UNWELL_EXIT_CODE)
+
+
+def _content_fields(metrics: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if metrics is None:
+        return [("topics", "not shown without a key that may read")]
+    classes = {name: metrics.get(f"topics_{name}", 0) for name in ("ephemeral", "memory", "disk", "fsync")}
+    by_class = ", ".join(f"{count} {name}" for name, count in classes.items() if count)
+    return [
+        (
+            "ready",
+            "yes" if metrics["ready"] else f"no, {metrics['replay_progress']:.0%} of the log is replayed",
+        ),
+        ("topics", f"{metrics['topics']}{f' ({by_class})' if by_class else ''}"),
+        ("records", f"{metrics['records_live']}, {human_bytes(metrics['bytes_live'])}"),
+        ("job queues", f"{metrics['queue_topics']}, {counted(metrics['queue_leases_in_flight'], 'lease')}"),
+        ("connections", str(metrics.get("sse_connections", 0))),
+    ]
+
+
+def _storage_fields(storage: dict[str, Any]) -> list[tuple[str, str]]:
+    fields = [("storage", storage["status"])]
+    for name in ("closed_shards", "failing", "errors", "damage"):
+        values = ", ".join(f"{printable(kind)} {value}" for kind, value in sorted(storage[name].items()))
+        fields.append((name.replace("_", " "), values or "none"))
+    lost = "some may be lost" if storage["may_lack_acked"] else "none is lost"
+    return [*fields, ("damaged topics", str(storage["damaged_topics"])), ("acknowledged records", lost)]
+
+
+def _duration(milliseconds: int) -> str:
+    seconds = milliseconds // 1000
+    days, seconds = divmod(seconds, 86_400)
+    clock = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return f"{counted(days, 'day')}, {clock}" if days else clock
+
+
+# -- top -----------------------------------------------------------------------------------
+
+
+class Sample(NamedTuple):
+    """A server at one time."""
+
+    at_s: float
+    metrics: dict[str, Any]
+    topics: Sequence[TopicSummary]
+    has_more: bool
+
+
+def top_command(
+    url: Url = None,
+    key: Key = None,
+    context: ContextName = None,
+    interval_s: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between two looks.")
+    ] = 2.0,
+    count: Annotated[int | None, typer.Option("--count", "-c", min=1, help="Stop after so many.")] = None,
+    rows: Annotated[int, typer.Option("--rows", min=1, max=1000, help="Busiest topics shown.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show the busiest topics and what the server does, again and again, until Ctrl-C.
+
+    Rates are those since the look before. The first 1000 topics by name are compared.
+    """
+    with reporting(as_json=as_json), connected(url, key, context, ONCE) as client:
+        before = _sample(client)
+        looks = 0
+        try:
+            while count is None or looks < count:
+                time.sleep(interval_s)
+                now = _sample(client)
+                _show(str(client.address), before, now, rows, as_json=as_json)
+                before = now
+                looks += 1
+        except KeyboardInterrupt:
+            raise typer.Exit(0) from None
+
+
+def _sample(client: Client) -> Sample:
+    metrics = client.metrics()
+    page = client.topics_page(page_size=TOPICS_COMPARED)
+    return Sample(time.monotonic(), metrics, page.topics, page.next_cursor is not None)
+
+
+def rates(before: Sample, now: Sample) -> list[tuple[TopicSummary, float]]:
+    """The topics with the records each got a second, busiest first; a new topic counts from its start."""
+    heads = {topic.topic: topic.head_seq for topic in before.topics}
+    duration_s = max(now.at_s - before.at_s, 1e-9)
+    # A head that went back belongs to a topic that was deleted and made again.
+    found = [
+        (topic, (topic.head_seq - min(heads.get(topic.topic, 0), topic.head_seq)) / duration_s)
+        for topic in now.topics
+    ]
+    return sorted(found, key=lambda each: (-each[1], each[0].topic))
+
+
+def _show(address: str, before: Sample, now: Sample, rows: int, *, as_json: bool) -> None:
+    busiest = rates(before, now)
+    total = sum(rate for _, rate in busiest)
+    metrics = now.metrics
+    duration_s = max(now.at_s - before.at_s, 1e-9)
+    syncs = max(0, metrics["wal"]["fsyncs"] - before.metrics["wal"]["fsyncs"]) / duration_s
+    if as_json:
+        topics = [{"topic": topic.topic, "records_per_s": round(rate, 3)} for topic, rate in busiest[:rows]]
+        sample = {"records_per_s": round(total, 3), "syncs_per_s": round(syncs, 3), "topics": topics}
+        print(output.json_line(sample), end="", flush=True)
+        return
+    if output.is_terminal():
+        print("\x1b[2J\x1b[H", end="")  # the screen begins anew
+    more = f", the first {TOPICS_COMPARED} by name" if now.has_more else ""
+    title = (
+        f"{address}: up {_duration(metrics['uptime_ms'])}, {counted(metrics['topics'], 'topic')}{more}, "
+        f"{total:.1f} records/s, {syncs:.1f} syncs/s, {human_bytes(metrics['bytes_live'])} live"
+    )
+    lines = [
+        (
+            printable(topic.topic),
+            topic.type or "",
+            topic.durability or "",
+            f"{rate:.1f}",
+            str(topic.head_seq),
+            human_bytes(topic.bytes),
+        )
+        for topic, rate in busiest[:rows]
+    ]
+    output.print_table(Table(title, ("topic", "type", "class", "records/s>", "head>", "bytes>"), lines))
