@@ -59,13 +59,18 @@ def assert_equal_books(book: L3Book, twin: L3Twin) -> None:
         assert book.queue_place(order_id) == twin.place(order_id)
 
 
-@given(events=st.lists(rows(), max_size=120))
-@settings(max_examples=effort(150))
-def test_any_events_leave_the_orders_and_queues_of_the_plain_book(events: list[L3Row]) -> None:
-    book, twin = L3Book(unknown_orders="skip"), L3Twin()
+@pytest.mark.parametrize("priority", ["keep", "lose_on_increase", "venue"])
+@given(events=st.lists(rows(), max_size=120), venue=st.sampled_from([0, 2, 4, 5, 64, 69]))
+@settings(max_examples=effort(100))
+def test_any_events_leave_the_orders_and_queues_of_the_plain_book(
+    events: list[L3Row], venue: int, priority: str
+) -> None:
+    loses = priority == "lose_on_increase" or (priority == "venue" and venue in (4, 5))
+    book, twin = L3Book(unknown_orders="skip", priority=priority), L3Twin(loses_on_increase=loses)
     if not events:
         return
     records = l3_records(events)
+    records["header"]["venue_id"] = venue
     result = book.apply_array(records, Outputs(statuses=True))
     for number, record in enumerate(records):
         twin.apply(record)

@@ -67,6 +67,7 @@ class L3Twin:
     orders: dict[int, TwinOrder] = field(default_factory=dict)
     arrivals: int = 0
     unknown: int = 0
+    loses_on_increase: bool = False
 
     def apply(self, record: np.void) -> None:
         event = record["event"]
@@ -108,11 +109,12 @@ class L3Twin:
             self.unknown += 1
             return
         before = (order.is_on_ladder(), order.price)
+        is_larger = self.loses_on_increase and int(event["qty"]) > order.qty
         order.qty = int(event["qty"]) or order.qty
         order.price = int(event["price"]) or order.price
         order.side = order.side or int(event["side"])
         order.flags = int(event["flags"])
-        if before != (order.is_on_ladder(), order.price):
+        if is_larger or before != (order.is_on_ladder(), order.price):
             self.arrivals += 1
             order.arrival = self.arrivals
 

@@ -44,6 +44,7 @@ class BookFeed:
         self._reader = reader
         self.books = books
         self._memory = ResultMemory()
+        self._begun = False
         self._market_ids = None if market_ids is None else np.array(sorted(market_ids), dtype=np.uint32)
 
     def advance(self, max_messages: int = 65536, want: Outputs | None = None) -> FeedStep | None:
@@ -51,6 +52,9 @@ class BookFeed:
         with self._reader.read_batch(max_messages) as batch:
             if len(batch) == 0:
                 return None
+            if not self._begun and batch.seq[0] > 0:
+                self.books.begin_in_middle()
+            self._begun = True
             lengths = batch.length.astype(np.uint64)
             chosen = np.flatnonzero((batch.type_id == TypeId.BOOK_EVENT) & (lengths >= HEADER_BYTES))
             offsets = batch.offset[chosen] + np.uint64(HEADER_SIZE)

@@ -25,6 +25,7 @@ from everlog.market.books import (
     GapPolicy,
     L2Book,
     L3Book,
+    Priority,
     UnknownOrders,
 )
 from everlog.market.packing import PackedRecords, gather_field, gather_headers
@@ -32,7 +33,10 @@ from everlog.market.protocol import (
     BOOK_EVENT_HEADER,
     HEADER_BYTES,
     L3_RECORD,
+    BookEventType,
+    BookFlags,
     BookMode,
+    L3EventType,
     check_headers,
     first_true,
 )
@@ -65,6 +69,7 @@ class BookSettings:
 
     gap_policy: str = GapPolicy.PANIC
     unknown_orders: str = UnknownOrders.FAIL
+    priority: str = Priority.VENUE
     mode: BookMode | None = None
     other_modes: str = OtherModes.FAIL
     max_levels: int = MAX_LEVELS
@@ -127,7 +132,18 @@ class BookSet:
         self.passed_over: Counter[BookMode] = Counter()
         """How many events were not applied because of their book mode."""
 
+        self.unanchored: Counter[Market] = Counter()
+        """How many events came before the first snapshot or reset of a market that did not begin empty."""
+
+        self._begins_empty = True
         self._streams: dict[tuple[int, int], _Stream] = {}
+
+    def begin_in_middle(self) -> None:
+        """Make no book from here on of a market that does not begin with a snapshot or a reset.
+
+        For streams of which earlier events are missing: what they left in the book is unknown.
+        """
+        self._begins_empty = False
 
     def apply(self, payload: bytes | memoryview) -> EventStatus | None:
         """Apply one book event; None if its book mode is not wanted and skipped."""
@@ -157,7 +173,7 @@ class BookSet:
             # The same checks again, for their words.
             self._headers(wanted)
         results: dict[Market, MarketResult] = {}
-        for first, stop, gap_stream in self._runs(split, len(wanted), chosen):
+        for first, stop, gap_stream in self._runs(split, wanted, chosen):
             if gap_stream is not None:
                 self._quarantine(gap_stream)
             self._apply_run(wanted, split, (first, stop), want, memory, results)
@@ -216,7 +232,7 @@ class BookSet:
         return own.take(np.flatnonzero(fitting)), index[fitting]
 
     def _runs(
-        self, split: _Split, count: int, chosen: NDArray[np.intp] | None
+        self, split: _Split, packed: PackedRecords, chosen: NDArray[np.intp] | None
     ) -> Iterable[tuple[int, int, _Stream | None]]:
         """Cut the batch where a channel has a gap: the books of that channel must know before going on."""
         streams = [self._stream(key >> 32, key & 0xFFFFFFFF) for key in split.channels.tolist()]
@@ -226,7 +242,7 @@ class BookSet:
             seen = stream.numbers.last
             if seen is not None and found != seen + 1:
                 gaps.append((event, number, seen, found))
-        gaps.sort()
+        gaps = [gap for gap in sorted(gaps) if not _is_expected(packed, gap)]
         policy = GapPolicy(self.settings.gap_policy)
         self.channel_gaps = []
         for event, number, seen, found in gaps:
@@ -239,7 +255,7 @@ class BookSet:
         cuts = gaps if policy is GapPolicy.QUARANTINE else []
         begins = [0, *(event for event, *_ in cuts)]
         behind: list[_Stream | None] = [None, *(streams[number] for _, number, *_ in cuts)]
-        return zip(begins, [*begins[1:], count], behind, strict=True)
+        return zip(begins, [*begins[1:], len(packed)], behind, strict=True)
 
     def _quarantine(self, stream: _Stream) -> None:
         stream.quarantined = True
@@ -268,6 +284,10 @@ class BookSet:
                 continue
             market = Market(key >> 32, key & 0xFFFFFFFF)
             own = packed if len(index) == len(packed) else packed.take(index)
+            if not self._begins_empty and market not in self.books:
+                own, index = self._from_anchor(market, own, index)
+                if len(index) == 0:
+                    continue
             book = self._book(market, own)
             if passes_over:
                 own, index = self._of_its_mode(own, index, book)
@@ -278,6 +298,22 @@ class BookSet:
             results[market] = (
                 MarketResult(index, result) if earlier is None else _joined(earlier, index, result)
             )
+
+    def _from_anchor(
+        self, market: Market, own: PackedRecords, index: NDArray[np.intp]
+    ) -> tuple[PackedRecords, NDArray[np.intp]]:
+        """Return the events from the first on from which a book can be built."""
+        headers = gather_headers(own)
+        kinds = headers["event_type"]
+        is_anchor = (kinds == BookEventType.SNAPSHOT) | (kinds == BookEventType.RESET)
+        is_anchor |= (headers["flags"] & BookFlags.RESETS) != 0
+        of_orders = np.flatnonzero((headers["book_mode"] == BookMode.L3) & (own.lengths > HEADER_BYTES))
+        bodies = own.buffer[own.offsets[of_orders] + np.uint64(HEADER_BYTES)]
+        is_anchor[of_orders] |= bodies == L3EventType.RESET
+        first = first_true(is_anchor)
+        begin = len(index) if first is None else first
+        self.unanchored[market] += begin
+        return own.take(np.arange(begin, len(index))), index[begin:]
 
     def _book(self, market: Market, own: PackedRecords) -> Book:
         book = self.books.get(market)
@@ -308,6 +344,7 @@ class BookSet:
             )
         book = L3Book(
             unknown_orders=settings.unknown_orders,
+            priority=settings.priority,
             max_orders=settings.max_orders,
             max_levels=settings.max_levels,
             max_window_ticks=settings.max_window_ticks,
@@ -322,9 +359,16 @@ class BookSet:
         return self._streams[key]
 
 
-def _head(packed: PackedRecords) -> Any:
-    """Return the header of the first event."""
-    return np.frombuffer(packed.buffer, BOOK_EVENT_HEADER, 1, int(packed.offsets[0]))[0]
+def _head(packed: PackedRecords, event: int = 0) -> Any:
+    """Return the header of an event."""
+    return np.frombuffer(packed.buffer, BOOK_EVENT_HEADER, 1, int(packed.offsets[event]))[0]
+
+
+def _is_expected(packed: PackedRecords, gap: tuple[int, int, int, int]) -> bool:
+    """Whether a number that does not follow is no gap: the channel begins anew, or is not recorded whole."""
+    event, _, seen, found = gap
+    flags = int(_head(packed, event)["flags"])
+    return bool(flags & BookFlags.SPARSE) or bool(flags & BookFlags.RESETS and found <= seen)
 
 
 def _as_records(packed: PackedRecords) -> PackedRecords | NDArray[np.void]:

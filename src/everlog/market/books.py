@@ -31,6 +31,7 @@ from everlog.market.protocol import (
     new_headers,
 )
 from everlog.market.result_memory import ResultMemory
+from everlog.market.venues.registry import LOSES_ON_INCREASE, VENUE_IDS
 from everlog.native.market.books import L2Kernel, L3Kernel
 
 MAX_LEVELS: Final = 1 << 22
@@ -62,6 +63,14 @@ class UnknownOrders(StrEnum):
     SKIP = "skip"
 
 
+class Priority(StrEnum):
+    """What a modify does to an order's place in the queue; another price always costs it."""
+
+    VENUE = "venue"
+    KEEP = "keep"
+    LOSE_ON_INCREASE = "lose_on_increase"
+
+
 class Level(NamedTuple):
     """A price level."""
 
@@ -86,6 +95,12 @@ class QueuePlace(NamedTuple):
 
 _GAP_NUMBERS: Final = {policy: number for number, policy in enumerate(GapPolicy)}
 _UNKNOWN_NUMBERS: Final = {policy: number for number, policy in enumerate(UnknownOrders)}
+_LOSING_VENUES: Final = {
+    Priority.VENUE: sum(1 << VENUE_IDS[name] for name in LOSES_ON_INCREASE),
+    Priority.KEEP: 0,
+    Priority.LOSE_ON_INCREASE: 2**64 - 1,
+}
+"""A bit for each venue id at which a larger order goes to the back."""
 _SIDE_INDEX: Final = {Side.BUY: 0, Side.SELL: 1}
 
 
@@ -258,6 +273,7 @@ class L3Book(_Book, L3Kernel):
         *,
         gap_policy: str = GapPolicy.PANIC,
         unknown_orders: str = UnknownOrders.FAIL,
+        priority: str = Priority.VENUE,
         max_orders: int = MAX_ORDERS,
         max_levels: int = MAX_LEVELS,
         max_window_ticks: int = MAX_WINDOW_TICKS,
@@ -266,7 +282,9 @@ class L3Book(_Book, L3Kernel):
 
         `gap_policy` says what happens when `seq` does not rise by one (0 is never checked):
         `panic` raises BookGap, `quarantine` skips events until the next reset, `ignore` goes on.
-        `unknown_orders`: `fail` raises, `skip` counts and goes on.
+        `unknown_orders`: `fail` raises, `skip` counts and goes on. `priority`: the rule of the venue that
+        an event names, or one for all: with `keep` a larger order keeps its place in the queue, with
+        `lose_on_increase` it goes to the back.
         """
         _check_limits(max_levels, max_window_ticks)
         if not 1 <= max_orders < 2**31:
@@ -278,6 +296,7 @@ class L3Book(_Book, L3Kernel):
             max_window_ticks=max_window_ticks,
             gap_policy=_policy(gap_policy, GapPolicy, _GAP_NUMBERS),
             unknown_policy=_policy(unknown_orders, UnknownOrders, _UNKNOWN_NUMBERS),
+            losing_venues=_policy(priority, Priority, _LOSING_VENUES),
         )
 
     def apply_array(

@@ -26,7 +26,6 @@ from everlog.market.venues.archives import file_hash, open_members
 from everlog.market.venues.bybit import Bybit
 from everlog.market.venues.dbn import Dbn
 from everlog.market.venues.interface import (
-    MULTI,
     ImportContext,
     Importer,
     ImportOptions,
@@ -58,8 +57,6 @@ FORMATS: Final[dict[str, Importer]] = {importer.name: importer for importer in _
 SEGMENT_SIZE: Final = 32 * MIB
 """Filling new segments is most of an import's work, and smaller ones cost the kernel less: a third
 of the system time at 32 MiB compared with 128 MiB."""
-DAILY_NUMBERS: Final = frozenset({Szse.name, Lobster.name})
-"""Formats whose sequences and order ids begin anew each day, without an event that says so."""
 CHANNEL_INDEX: Final = "channel_index.json"
 
 
@@ -142,21 +139,12 @@ class ImportRun:
             return ()
         return ("it was imported with other options; --force imports it again with these",)
 
-    def _other_days(self, entry: LedgerEntry) -> list[str]:
-        """Say what a second day means for books of venues that count their orders anew each day."""
-        others = {
-            other.date
+    def _is_continued(self, symbol: str, date: str) -> bool:
+        """Whether the queue holds events of this symbol and day from another file."""
+        return any(
+            (other.format, other.symbol, other.date) == (self._importer.name, symbol, date)
             for other in self._ledger.all_finished()
-            if other.format == entry.format
-            and other.date != entry.date
-            and (other.symbol == entry.symbol or MULTI in (other.symbol, entry.symbol))
-        }
-        if self._importer.name not in DAILY_NUMBERS or not others:
-            return []
-        return [
-            f"the queue holds {entry.symbol} of {', '.join(sorted(others))} too, and numbers of orders begin "
-            "anew each day; for books, import each day into a queue of its own"
-        ]
+        )
 
     def _write(self, paths: Sequence[str], digest: str) -> ImportResult:
         # The index is refreshed every second; every few thousand events would be too often at this rate.
@@ -181,7 +169,10 @@ class ImportRun:
                         begun_at_ns=self._clock.wall_ns(),
                     )
                 )
-                self._append_all(paths, ImportContext(self._request.options, tally, rejects), writer)
+                context = ImportContext(
+                    self._request.options, tally, rejects, is_continued=self._is_continued
+                )
+                self._append_all(paths, context, writer)
                 rejects.close()
                 writer.flush_sync()
                 entry = ledger_entry(
@@ -201,7 +192,11 @@ class ImportRun:
                 with contextlib.suppress(EverlogError):
                     self._remove(first_seq, 2**64, digest)
             raise
-        tally.notes += self._other_days(entry)
+        if self._is_continued(entry.symbol, entry.date):
+            tally.notes.append(
+                f"the queue holds {entry.symbol} of {entry.date} from another file already; if it is the "
+                "same data, import into a new queue"
+            )
         self._store_channel_index(tally)
         self._ledger.finish(entry)
         return ImportResult(entry, True, tuple(tally.notes), quarantine if tally.quarantined else None)

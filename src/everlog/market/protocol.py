@@ -81,6 +81,10 @@ class BookFlags(IntFlag):
     HAS_SCALE = 4
     MARKS_EVENT_ENDS = 8
     """The message's flags say whether it is the last of its event; without it every message is."""
+    RESETS = 16
+    """The book is emptied before the event: a snapshot run, a day or a stream begins with it."""
+    SPARSE = 32
+    """Numbers of the channel that are missing may be those of markets that were not recorded."""
 
 
 class MessageFlags(IntFlag):

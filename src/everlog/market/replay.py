@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from everlog.errors import InvalidConfig
-from everlog.market.book_results import Outputs
+from everlog.market.book_results import BookResult, EventStatus, Outputs
 from everlog.market.book_set import BookSet, BookSettings, Market
 from everlog.market.feature_rows import BookRows, Feature, Step, book_rows, row_dtype
 from everlog.market.packing import PackedRecords, gather_field, gather_headers
@@ -117,8 +117,7 @@ class Replay:
         """Only messages with an ingest time from `start_ns` up to, but not including, `end_ns`."""
         if not 0 <= start_ns <= end_ns:
             raise InvalidConfig(f"the time range {start_ns} to {end_ns} is empty or negative")
-        low, high = np.uint64(start_ns), np.uint64(end_ns)
-        return self._also(lambda: lambda some: (some.timestamp_ns >= low) & (some.timestamp_ns < high))
+        return self._also(_Between(start_ns, end_ns))
 
     def types(self, *type_ids: int) -> Replay:
         """Only messages of these types."""
@@ -140,6 +139,14 @@ class Replay:
 
     def _also(self, make: Callable[[], Filter]) -> Replay:
         return replace(self, filters=(*self.filters, make))
+
+    def _from_the_start(self) -> tuple[Replay, np.uint64]:
+        """Return the replay without the beginnings of its time ranges, and the latest of these."""
+        start_ns = max((one.start_ns for one in self.filters if isinstance(one, _Between)), default=0)
+        filters = tuple(
+            replace(one, start_ns=0) if isinstance(one, _Between) else one for one in self.filters
+        )
+        return replace(self, filters=filters), np.uint64(start_ns)
 
     def batches(self, stats: ReplayStats | None = None) -> Iterator[Messages]:
         """Yield what passes, batch by batch; a batch is valid until the next one is asked for."""
@@ -204,7 +211,12 @@ class Replay:
             yield TradeBatch(some.timestamp_ns.copy(), trades, taker_sides(trades, some.flags))
 
     def features(self, chosen: Sequence[Feature], settings: BookSettings | None = None) -> FeatureReplay:
-        """Build the books and compute features after every event."""
+        """Build the books and compute features after every event.
+
+        The books of `between` are those of all events before it: they are built from the first message of the
+        queue, and rows begin with the range. A replay that cannot begin with the first message has no rows of
+        a market before its next snapshot or reset.
+        """
         return FeatureReplay(self, tuple(chosen), settings or BookSettings())
 
     def _run(self, write: Callable[[Messages], int]) -> ReplayStats:
@@ -236,10 +248,13 @@ class FeatureReplay:
     def tables(self, stats: ReplayStats | None = None) -> Iterator[MarketRows]:
         """Yield rows, market by market within a batch, in the order of the events of each market."""
         dtype = row_dtype(self.chosen)
-        want = Outputs(top=True, depth=max(feature.depth for feature in self.chosen))
+        want = Outputs(top=True, depth=max(feature.depth for feature in self.chosen), statuses=True)
         books = BookSet(self.settings)
         markets: dict[Market, _MarketFeatures] = {}
-        for some in self.replay.types(TypeId.BOOK_EVENT).batches(stats):
+        replay, start_ns = self.replay._from_the_start()
+        for some in replay.types(TypeId.BOOK_EVENT).batches(stats):
+            if not markets and some.batch.seq[0] > 0:
+                books.begin_in_middle()
             packed = some.packed
             headers = gather_headers(packed)
             flags = event_flags(some.flags, headers["flags"])
@@ -253,7 +268,8 @@ class FeatureReplay:
                     of_market["event_type"].copy(),
                     flags[events],
                 )
-                rows = markets[market].rows(book_rows(result, seen))
+                is_shown = _is_live(result) & (seen.ingest_ts_ns >= start_ns)
+                rows = markets[market].rows(book_rows(result, seen), is_shown)
                 if len(rows):
                     yield MarketRows(market, rows)
 
@@ -280,6 +296,18 @@ class FeatureReplay:
             return self.for_each(lambda row: files.write(row.market, row.rows))
 
 
+@dataclass(frozen=True, slots=True)
+class _Between:
+    """Passes the messages of a time range."""
+
+    start_ns: int
+    end_ns: int
+
+    def __call__(self) -> Filter:
+        low, high = np.uint64(self.start_ns), np.uint64(self.end_ns)
+        return lambda some: (some.timestamp_ns >= low) & (some.timestamp_ns < high)
+
+
 class _EveryNth:
     """Passes the messages n, 2n, 3n, counted over all batches."""
 
@@ -304,9 +332,9 @@ class _MarketFeatures:
         self._is_summed = [column.is_summed for feature in chosen for column in feature.columns]
         self._rests = [0.0] * len(self._is_summed)
 
-    def rows(self, rows: BookRows) -> npt.NDArray[np.void]:
+    def rows(self, rows: BookRows, is_shown: npt.NDArray[np.bool_]) -> npt.NDArray[np.void]:
         columns = [column for step in self._steps for column in step(rows)]
-        fires = fires_at_ends(self._trigger, rows.events)
+        fires = fires_at_ends(self._trigger, rows.events) & is_shown
         table = np.empty(int(np.count_nonzero(fires)), dtype=self._dtype)
         for place, (name, column) in enumerate(zip(self._dtype.names or (), columns, strict=True)):
             table[name] = self._sums(place, column, fires) if self._is_summed[place] else column[fires]
@@ -320,6 +348,13 @@ class _MarketFeatures:
         sums = np.bincount(row_of, values, int(np.count_nonzero(fires)) + 1)
         self._rests[place] = float(sums[-1])
         return sums[:-1]
+
+
+def _is_live(result: BookResult) -> npt.NDArray[np.bool_]:
+    """Return after which events the book is that of the venue, not one that a gap has left behind."""
+    assert result.statuses is not None
+    is_live: npt.NDArray[np.bool_] = result.statuses != EventStatus.QUARANTINED
+    return is_live
 
 
 def _of_markets(some: Messages, market_ids: tuple[int, ...]) -> npt.NDArray[Any]:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from everlog.errors import InvalidSource
-from everlog.market.book_set import BookSet
-from everlog.market.books import L2Book
+from everlog.market.book_set import BookSet, Market
+from everlog.market.books import L2Book, L3Book
 from everlog.market.protocol import BookEventType, L3EventType, L3Flags, Side, crypto_market_id
 from everlog.market.venues import bybit as bybit_format
 from everlog.market.venues.interface import ImportOptions
@@ -159,8 +159,13 @@ def test_symbols_of_one_day_in_one_queue_are_feeds_of_their_own(tmp_path: Path) 
         assert {market.market_id for market in books.books} == {
             crypto_market_id(name) for name in ("AAPL", "MSFT")
         }
-    (result,) = import_into(queue, "lobster", other_day)
-    assert "import each day into a queue of its own" in result.notes[0]
+    import_into(queue, "lobster", other_day)
+    books = BookSet()
+    for found in messages_of(queue):
+        books.apply(found.payload)
+    book = books.books[Market(4, crypto_market_id("AAPL"))]
+    assert isinstance(book, L3Book)
+    assert book.order_count == 1, "the day before left nothing in the book"
 
 
 def message(kind: str, number: int, bids: Any = (), asks: Any = (), **more: Any) -> str:

@@ -128,6 +128,7 @@ class _File:
         self._rows = self._left_out = 0
         self._negative: Counter[str] = Counter()
         self._maybe_bad = 0
+        self._in_snapshot: dict[int, bool] = {}
 
     def events(self) -> Iterator[EventBlock]:
         """Yield the events, and leave the notes."""
@@ -161,7 +162,10 @@ class _File:
         self._context.tally.rows += len(block.records)
         self._maybe_bad += int(((block.records["flags"] & F_MAYBE_BAD_BOOK) != 0).sum())
         if self._schema.stream == "book":
-            return _order_events(block.records, belonging, self._instruments.venue_id)
+            events = _order_events(block.records, belonging, self._instruments.venue_id)
+            starts = self._snapshot_starts(block.records, belonging)
+            events.payloads["header"]["flags"] |= starts * np.uint16(BookFlags.RESETS)
+            return events
         if self._schema.stream == "trades":
             return _trades(block.records, belonging)
         scale = self._context.options.price_scale
@@ -172,6 +176,20 @@ class _File:
             self._instruments.venue_id,
             PRICE_SCALE if scale is None else scale,
         )
+
+    def _snapshot_starts(self, records: NDArray[np.void], belonging: Belonging) -> NDArray[np.bool_]:
+        """Return which records begin a run of snapshot records of their market: no older order is left."""
+        parts = (records["flags"] & F_SNAPSHOT) != 0
+        starts = np.zeros(len(records), dtype=np.bool_)
+        if not parts.any() and not any(self._in_snapshot.values()):
+            return starts
+        for market in np.unique(belonging.market_ids).tolist():
+            places = np.flatnonzero(belonging.market_ids == market)
+            own = parts[places]
+            before = np.concatenate(([self._in_snapshot.get(market, False)], own[:-1]))
+            starts[places] = own & ~before
+            self._in_snapshot[market] = bool(own[-1])
+        return starts
 
     # -- what cannot be held -------------------------------------------------------------
 

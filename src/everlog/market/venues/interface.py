@@ -177,6 +177,8 @@ class ImportContext:
     tally: Tally
     rejects: Rejects
     advance: Callable[[int], None] = lambda count: None
+    is_continued: Callable[[str, str], bool] = lambda symbol, date: False
+    """Whether events of this symbol and day are in the queue already, so that books go on with these."""
 
 
 class Importer(Protocol):

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from everlog.errors import InvalidSource, Unsupported
 from everlog.market.protocol import (
+    BookFlags,
     L3EventType,
     L3Flags,
     Side,
@@ -76,10 +77,15 @@ class Lobster:
             midnight_ns = np.uint64(_midnight_ns(date))
             context.tally.name(venue=venue, symbol=symbol, date=date, stream="book")
             reader = CsvReader(member, context.rejects, NAMES)
+            begins = not context.is_continued(symbol, date)
             for block in reader.blocks(_COLUMNS):
                 kept = _sound(block, context)
                 context.tally.rows += len(kept)
-                yield _events(kept, midnight_ns, venue_id(venue), crypto_market_id(symbol))
+                events = _events(kept, midnight_ns, venue_id(venue), crypto_market_id(symbol))
+                if begins and len(events):
+                    events.payloads["header"]["flags"][0] |= BookFlags.RESETS
+                    begins = False
+                yield events
 
 
 def _sound(block: RowBlock, context: ImportContext) -> RowBlock:

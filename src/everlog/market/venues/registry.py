@@ -1,4 +1,4 @@
-"""Venue ids. An id is never reused for another venue."""
+"""Venue ids, and rules of venues that books need. An id is never reused for another venue."""
 
 from __future__ import annotations
 
@@ -42,6 +42,9 @@ VENUE_IDS: Final[dict[str, int]] = {
     "gemini": 32,
     "sse": 33,
 }
+
+LOSES_ON_INCREASE: Final = frozenset({"cme", "nasdaq", "eurex", "ice", "nyse"})
+"""Where an order that becomes larger goes to the back of its queue; elsewhere it keeps its place."""
 
 
 def venue_id(name: str) -> int:

@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everlog.errors import InvalidSource
-from everlog.market.protocol import L3EventType, L3Flags, Side, TypeId, new_l3_records
+from everlog.market.protocol import L3EventType, L3Flags, Side, new_l3_records
 from everlog.market.venues.archives import Member
 from everlog.market.venues.csv_blocks import CHOICE, FIXED, IDENTIFIER, UNSIGNED, Column, CsvReader, RowBlock
 from everlog.market.venues.interface import EventBlock, ImportContext
 from everlog.market.venues.merging import KeyedBlock, merge
 from everlog.market.venues.registry import venue_id
+from everlog.market.venues.szse_events import mark_events
 
 VENUE: Final = "szse"
 PRICE_SCALE: Final = 3
@@ -160,12 +161,7 @@ class Szse:
         for file in files:
             channels.setdefault(file.channel, []).append(file)
         streams = [_by_time(_channel(number, channels[number], context)) for number in sorted(channels)]
-        for block in merge(streams):
-            yield EventBlock(
-                TypeId.BOOK_EVENT,
-                block.records,
-                np.ascontiguousarray(block.records["header"]["ingest_ts_ns"]),
-            )
+        yield from mark_events((block.records for block in merge(streams)), tally.date, context)
         symbols = {symbol for file in files for symbol in file.symbols}
         tally.symbol = symbols.pop() if len(symbols) == 1 else "MULTI"
 

@@ -12,7 +12,11 @@
 
 enum { EVENT_SNAPSHOT = 1, EVENT_DIFF = 2, EVENT_RESET = 3, EVENT_HEARTBEAT = 4 };
 enum { MODE_L2 = 0, MODE_L3 = 1 };
-enum { FLAG_DELTA = 2 };
+enum {
+    FLAG_DELTA = 2,
+    FLAG_RESETS = 16, /* the book is emptied before the event */
+    FLAG_SPARSE = 32, /* numbers between may belong to markets that were not recorded */
+};
 
 /* what functions of the books return; negative ones are errors */
 enum {
@@ -49,25 +53,9 @@ typedef struct __attribute__((packed, may_alias)) {
 
 _Static_assert(sizeof(book_header) == 64, "BookEventHeader");
 
-static const uint64_t TENS[LARGEST_SCALE + 1] = {1u,
-                                                 10u,
-                                                 100u,
-                                                 1000u,
-                                                 10000u,
-                                                 100000u,
-                                                 1000000u,
-                                                 10000000u,
-                                                 100000000u,
-                                                 1000000000u,
-                                                 10000000000u,
-                                                 100000000000u,
-                                                 1000000000000u,
-                                                 10000000000000u,
-                                                 100000000000000u,
-                                                 1000000000000000u,
-                                                 10000000000000000u,
-                                                 100000000000000000u,
-                                                 1000000000000000000u};
+/* Each of them is a double without an error. */
+static const uint64_t TENS[LARGEST_SCALE + 1] = {1,    1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8, 1e9,
+                                                 1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18};
 
 /* Checks what all book events have in common. */
 static inline int read_header(const uint8_t *payload, size_t length, book_header *header)

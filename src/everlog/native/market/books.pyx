@@ -111,7 +111,7 @@ cdef extern from "market/l3_array.h" nogil:
     l3_detail *queue_details(const l3_queue *queue)
     size_t queue_positions(const l3_queue *queue, uint32_t *positions)
     int l3_init(l3_book *book, size_t max_orders, size_t max_levels, uint64_t max_window, int gap_policy,
-                int unknown_policy)
+                int unknown_policy, uint64_t losing_venues)
     void l3_free(l3_book *book)
     size_t l3_apply_records(l3_book *book, const uint8_t *records, ptrdiff_t stride, size_t count,
                             book_output *output, int *error)
@@ -509,9 +509,9 @@ cdef class L3Kernel(BookKernel):
     cdef l3_book book
 
     def __cinit__(self, *, size_t max_orders, size_t max_levels, uint64_t max_window_ticks, int gap_policy,
-                  int unknown_policy):
+                  int unknown_policy, uint64_t losing_venues):
         cdef int error = l3_init(&self.book, max_orders, max_levels, max_window_ticks, gap_policy,
-                                 unknown_policy)
+                                 unknown_policy, losing_venues)
         if error != BOOK_OK:
             raise MemoryError("no memory for an empty book")
         self.core = &self.book.core

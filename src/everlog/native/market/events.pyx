@@ -37,9 +37,9 @@ cdef extern from "market/book_protocol.h" nogil:
     int LARGEST_SCALE
     const uint64_t *TENS
     enum:
-        BOOK_OK, EVENT_SNAPSHOT, EVENT_HEARTBEAT, MODE_L3
+        BOOK_OK, EVENT_SNAPSHOT, EVENT_HEARTBEAT, MODE_L3, FLAG_SPARSE
     ctypedef struct book_header:
-        uint16_t venue_id
+        uint16_t venue_id, flags
         uint32_t market_id, stream_id
         uint64_t seq
         uint8_t event_type, book_mode
@@ -310,7 +310,7 @@ cdef inline uint32_t check_number(MarketSplit *split, const book_header *header,
         channel = number_of(&split.channels, key)
     if split.channels.count != known:
         split.first_events[channel], split.firsts[channel] = event, header.seq
-    elif header.seq != split.lasts[channel] + 1:
+    elif header.seq != split.lasts[channel] + 1 and not header.flags & FLAG_SPARSE:
         gaps[split.gap_count, 0], gaps[split.gap_count, 1] = event, channel
         gaps[split.gap_count, 2], gaps[split.gap_count, 3] = split.lasts[channel], header.seq
         split.gap_count += 1

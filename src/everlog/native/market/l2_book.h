@@ -251,6 +251,10 @@ static int l2_apply(book_core *core, const uint8_t *payload, size_t length, uint
     if (header.book_mode != MODE_L2)
         return BOOK_BAD_MODE;
     const uint8_t *body = payload + sizeof header;
+    if (header.flags & FLAG_RESETS) {
+        l2_clear(core);
+        core->quarantined = 0;
+    }
     switch (header.event_type) {
     case EVENT_SNAPSHOT:
         result = apply_snapshot(book, &header, body, length - sizeof header, index, output);

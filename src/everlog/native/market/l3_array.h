@@ -26,11 +26,13 @@ static inline void finish_event(const l3_book *book, size_t index, uint8_t statu
 
 /* The first eight bytes of a header without the reserved ones: version and length. */
 #define START_BITS 0xFFFFFFFF0000FFFFu
+/* Of the four bytes from the event type on: that, the book mode, and the flag that empties the book. */
+#define KIND_BITS ((uint32_t)FLAG_RESETS << 16 | 0xFFFFu)
 
 /* What a record must say so that nothing about it is unusual, in the words it is read in. */
 typedef struct {
     uint64_t start;  /* version and length; what no record says if the book has no scales or is quarantined */
-    uint16_t kind;   /* event type and book mode */
+    uint32_t kind;   /* event type, book mode, and no flag that empties the book */
     uint16_t scales; /* price and size */
 } plain_record;
 
@@ -48,11 +50,12 @@ HOT int is_plain(const l3_book *book, const plain_record *plain, const l3_record
 {
     const book_header *header = &record->header;
     uint64_t start;
-    uint16_t kind, scales;
+    uint32_t kind;
+    uint16_t scales;
     memcpy(&start, &header->schema_version, sizeof start);
     memcpy(&kind, &header->event_type, sizeof kind);
     memcpy(&scales, &record->event.price_scale, sizeof scales);
-    uint64_t odd = ((start & START_BITS) ^ plain->start) | (uint64_t)(kind ^ plain->kind) |
+    uint64_t odd = ((start & START_BITS) ^ plain->start) | (uint64_t)((kind & KIND_BITS) ^ plain->kind) |
                    (uint64_t)(scales ^ plain->scales) | header->endianness;
     return odd == 0 && (header->seq == 0 || header->seq - 1 == book->core.last_seq);
 }
@@ -65,6 +68,7 @@ HOT int apply_plain(l3_book *book, const l3_record *record, size_t index, uint32
     step.price = record->event.price;
     step.quantity = record->event.quantity;
     step.ts_ns = record->header.exchange_ts_ns;
+    step.venue = record->header.venue_id;
     if (place != NULL)
         *place = (book_queue_place){UINT64_MAX, UINT64_MAX};
     if (record->header.seq != 0) {

@@ -45,6 +45,7 @@ typedef struct {
     book_core core; /* the value of a level is the number of its queue, plus 1 */
     l3_orders orders;
     uint8_t unknown_policy, has_seq;
+    uint64_t losing_venues;  /* bit n: at venue n a larger order goes to the back; bit 63: at others */
     uint64_t unknown_orders; /* events that named an order that is not there */
 } l3_book;
 
@@ -272,7 +273,8 @@ typedef struct {
     uint64_t price, quantity; /* of the event, at the book's scales */
     uint64_t ts_ns;
     uint64_t index;
-    uint32_t hash;           /* of the event's order_id */
+    uint32_t hash; /* of the event's order_id */
+    uint16_t venue;
     book_output *output;     /* NULL: nothing wanted */
     book_queue_place *place; /* NULL: not wanted */
     uint8_t status;
@@ -403,6 +405,12 @@ static __attribute__((noinline)) int move_order(l3_book *book, uint64_t place, c
     return result;
 }
 
+/* Whether an order of the venue keeps its place in the queue with this quantity. */
+HOT int keeps_place(const l3_book *book, uint16_t venue, uint64_t had, uint64_t quantity)
+{
+    return quantity <= had || !(book->losing_venues >> (venue < 63 ? venue : 63) & 1);
+}
+
 HOT int modify_order(l3_book *book, l3_step *step)
 {
     uint64_t place = orders_locate(&book->orders, step->event->order_id, step->hash);
@@ -411,10 +419,11 @@ HOT int modify_order(l3_book *book, l3_step *step)
     uint64_t where = book->orders.table[place].where;
     l3_queue *queue = &book->orders.queues[queue_of(where)];
     uint32_t position = position_of(where);
-    int keeps_price = step->price == 0 || step->price == queue->price;
-    if (queue->on_ladder && keeps_price && !(step->event->flags & L3_PRICE_IS_MARKET)) {
-        uint64_t total, had = queue->quantities[position];
-        uint64_t quantity = step->quantity != 0 ? step->quantity : had;
+    uint64_t had = queue->quantities[position];
+    int keeps_queue = step->price == 0 || step->price == queue->price;
+    keeps_queue &= keeps_place(book, step->venue, had, step->quantity);
+    if (queue->on_ladder && keeps_queue && !(step->event->flags & L3_PRICE_IS_MARKET)) {
+        uint64_t total, quantity = step->quantity != 0 ? step->quantity : had;
         if (__builtin_add_overflow(queue->total - had, quantity, &total))
             return BOOK_OVERFLOW;
         if (step->place != NULL) /* before the change: it is the same after, but would wait for the stores */
@@ -466,10 +475,12 @@ static int apply_trade(l3_book *book, l3_step *step)
 }
 
 /* Says in the status whether the event is to be skipped; an error only under GAP_PANIC. */
-static inline int l3_check_gap(l3_book *book, uint64_t seq, int is_reset, l3_step *step)
+static inline int l3_check_gap(l3_book *book, uint64_t seq, int is_reset, uint16_t flags, l3_step *step)
 {
     if (seq != 0) {
-        int is_gap = book->has_seq && seq != book->core.last_seq + 1;
+        uint64_t last = book->core.last_seq;
+        int is_next = seq == last + 1 || ((flags & FLAG_RESETS) && seq <= last) || (flags & FLAG_SPARSE);
+        int is_gap = book->has_seq && !is_next;
         if (__builtin_expect(is_gap, 0) && book->core.gap_policy != GAP_UNCHECKED) {
             int status = core_note_gap(&book->core, book->core.last_seq, seq, step->index, step->output);
             if (status != BOOK_OK)
@@ -568,9 +579,13 @@ static int l3_apply(book_core *core, const uint8_t *payload, size_t length, uint
     }
     step.ts_ns = header->exchange_ts_ns;
     step.hash = hash_of_id(record->event.order_id);
-    int is_reset = header->event_type == EVENT_RESET || record->event.event_type == L3_RESET;
-    result = l3_check_gap(book, header->seq, is_reset, &step);
+    step.venue = header->venue_id;
+    int begins_anew = (header->flags & FLAG_RESETS) != 0;
+    int is_reset = begins_anew || header->event_type == EVENT_RESET || record->event.event_type == L3_RESET;
+    result = l3_check_gap(book, header->seq, is_reset, header->flags, &step);
     if (result == BOOK_OK && step.status == EVENT_APPLIED) {
+        if (begins_anew)
+            l3_clear(core);
         if (__builtin_expect(header->event_type == EVENT_DIFF, 1))
             result = apply_event(book, &step);
         else if (header->event_type == EVENT_RESET)
@@ -586,11 +601,12 @@ static int l3_apply(book_core *core, const uint8_t *payload, size_t length, uint
 static const book_kind L3 = {l3_apply, l3_top, l3_depth, l3_rescale, l3_clear};
 
 static int l3_init(l3_book *book, size_t max_orders, size_t max_levels, uint64_t max_window, int gap_policy,
-                   int unknown_policy)
+                   int unknown_policy, uint64_t losing_venues)
 {
     memset(book, 0, sizeof *book);
     core_init(&book->core, &L3, max_levels, max_window, gap_policy);
     book->unknown_policy = (uint8_t)unknown_policy;
+    book->losing_venues = losing_venues;
     return orders_init(&book->orders, max_orders);
 }
 

@@ -188,6 +188,7 @@ class BookTables:
         self._want = Outputs(depth=plan.depth, drift=True)
         self._bars: dict[Market, TimeBar] = {}
         self._memory = ResultMemory()
+        self._is_new = state is None
         if state is None:
             self._books = BookSet(plan.settings)
             return
@@ -203,6 +204,9 @@ class BookTables:
 
     def replay(self, path: str, wanted: SeqRange, selects: TaskFilter) -> Iterator[Rows]:
         """Apply the messages of a range that belong to the task; yield rows."""
+        if self._is_new and wanted.first > 0:
+            self._books.begin_in_middle()
+        self._is_new = False
         for some in task_messages(path, wanted, selects, self._books):
             yield from self._apply(some)
 
