@@ -97,11 +97,12 @@ def run(name: str, folder: Path = FOLDER) -> bool:
         target.unlink(missing_ok=True)
         return False
     document = of_report(report) if part.has_report else json.loads(target.read_text(encoding="utf-8"))
+    kernel = ".".join(platform.release().split(".")[:2])
     document |= {
         "seconds": round(time.monotonic() - started),
         "commit": _output("git", "rev-parse", "--short", "HEAD"),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "machine": f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}",
+        "machine": f"{os.cpu_count()} cores, Linux {kernel}, Python {platform.python_version()}",
     }
     target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return True

@@ -86,7 +86,7 @@ class Memory:
 def describe() -> dict[str, str]:
     """Facts that a reader of the table needs to judge it."""
     return {
-        "kernel": f"{platform.system()} {platform.release()}",
+        "kernel": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         "cpu": f"{cpu_model()}, {os.cpu_count()} cores",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "load": " ".join(f"{load:.2f}" for load in os.getloadavg()),
