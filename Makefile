@@ -16,6 +16,7 @@ NATIVE_SOURCES := $(foreach kind,pyx pxi pxd c h,$(wildcard src/everlog/native/*
 CRASH_ROUNDS ?= 300
 CRASH_TIMEOUT_S ?= 7200
 SEEDS ?= 0..199
+ROUNDS ?= 200
 ifdef MINUTES
 SOAK_SECONDS := $(shell expr $(MINUTES) \* 60)
 endif
@@ -28,10 +29,10 @@ SECONDS ?= 15
 SYMBOLS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint wheel bench bench-queue bench-engine bench-books bench-server bench-client bench-spark bench-page crash sim mutants proof proof-page sanitize soak soak-server soak-others histories api docs clean
+.PHONY: help setup demo check test lint wheel bench bench-queue bench-engine bench-books bench-server bench-client bench-spark bench-page crash sim mutants proof proof-page sanitize test-object-store soak soak-server soak-others histories api docs clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(SETUP_STAMP) ## Create .venv, install the pinned versions and build the native code
 
@@ -96,6 +97,10 @@ bench-page: setup ## Write docs/internals/benchmarks.md and the README's table f
 crash: setup ## Kill processes CRASH_ROUNDS times and check what survives
 	$(BIN)/python -m pytest tests/crash tests/simulation tests/spark -m crash --timeout=$(CRASH_TIMEOUT_S) \
 		-p tests.support.counted --numprocesses 2 --dist worksteal
+
+test-object-store: setup ## Races, fencing and failover on a real S3 server (versitygw): ROUNDS=200
+	$(BIN)/python -m tests.support.versitygw
+	FAILOVER_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest tests -m object_store --timeout=$(CRASH_TIMEOUT_S)
 
 sim: setup ## Simulate the topics engine with faults and power losses, SEEDS=FIRST..LAST
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)

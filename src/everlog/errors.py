@@ -180,6 +180,30 @@ class OutcomeUnknown(ReadOnly):
     code = "outcome_unknown"
 
 
+class ObjectStoreFailed(Io):
+    """An object store refused a request, did not answer in time, or holds something else than it should."""
+
+    code = "object_store_failed"
+
+
+class ObjectNotFound(ObjectStoreFailed):
+    """The object store has no object of this key."""
+
+    code = "object_not_found"
+
+
+class ObjectExists(ObjectStoreFailed):
+    """An object that was to be created exists already with other content."""
+
+    code = "object_exists"
+
+
+class ObjectChanged(ObjectStoreFailed):
+    """An object that was to be replaced has been replaced by another writer since it was read."""
+
+    code = "object_changed"
+
+
 class DataDirInUse(EverlogError):
     """Another process has this topics data directory open."""
 
