@@ -4,7 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 from everlog.errors import (
     Closed,
+    ConsumerNotFound,
     EverlogError,
+    Fenced,
     InvalidRecord,
     InvalidRequest,
     NotAQueue,
@@ -20,6 +22,7 @@ from everlog.errors import (
 
 if TYPE_CHECKING:
     from everlog.client.async_client import AsyncClient
+    from everlog.client.consumer import AsyncConsumer, Consumer
     from everlog.client.errors import ApiFailed, RecordsLost
     from everlog.client.producer import Producer
     from everlog.client.sync_client import Client
@@ -28,9 +31,13 @@ if TYPE_CHECKING:
 __all__ = [
     "ApiFailed",
     "AsyncClient",
+    "AsyncConsumer",
     "Client",
     "Closed",
+    "Consumer",
+    "ConsumerNotFound",
     "EverlogError",
+    "Fenced",
     "InvalidRecord",
     "InvalidRequest",
     "NotAQueue",
@@ -49,7 +56,16 @@ __all__ = [
 ]
 __version__ = "0.2.0"
 
-_CLIENTS = ("ApiFailed", "AsyncClient", "Client", "Producer", "RecordsLost", "Worker")
+_CLIENTS = (
+    "ApiFailed",
+    "AsyncClient",
+    "AsyncConsumer",
+    "Client",
+    "Consumer",
+    "Producer",
+    "RecordsLost",
+    "Worker",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -25,7 +25,12 @@ EVERLOG = typer.main.get_command(main.app)
 CHRON_CLI = typer.main.get_command(chron_cli.app)
 ALL = dict([*commands(EVERLOG, "everlog"), *commands(CHRON_CLI, "chron-cli")])
 
-NOUNS = ("everlog queue ", "everlog topic ", "everlog jobs ", "everlog router ", "everlog context ")
+NOUNS = tuple(f"everlog {noun} " for noun in ("queue", "topic", "jobs", "router", "consumer", "context"))
+
+
+def verbs(noun: str, *names: str) -> set[str]:
+    """A noun with its verbs."""
+    return {f"everlog {noun}", *(f"everlog {noun} {name}" for name in names)}
 
 
 def test_the_commands_are_these() -> None:
@@ -72,11 +77,8 @@ def test_the_commands_are_these() -> None:
         "everlog jobs ls",
         "everlog jobs peek",
         "everlog jobs redrive",
-        "everlog router",
-        "everlog router ls",
-        "everlog router put",
-        "everlog router show",
-        "everlog router rm",
+        *verbs("router", "ls", "put", "show", "rm"),
+        *verbs("consumer", "ls", "put", "show", "read", "commit", "reset", "rm"),
         "everlog topic",
         "everlog topic ls",
         "everlog topic create",

@@ -16,6 +16,7 @@ import pytest
 
 from tests.conformance import (
     test_append,
+    test_consumers,
     test_delete,
     test_diff,
     test_idempotency,
@@ -28,7 +29,10 @@ from tests.conformance.test_queue import queue, restarted
 from tests.support.client_faces import ClientOfCases
 from tests.support.http_cases import RunningServer
 
-MODULES = (test_append, test_delete, test_diff, test_idempotency, test_queue, test_routers, test_topics)
+MODULES = (
+    *(test_append, test_consumers, test_delete, test_diff, test_idempotency, test_queue, test_routers),
+    test_topics,
+)
 NEEDS_THE_SOCKET = ".http."
 FIXTURES = (api, nothing_goes_wrong_inside, queue, restarted, server)
 

@@ -21,6 +21,7 @@ from everlog.topics.commits import Commit
 from everlog.topics.storage.syncs import InlineSyncs
 from everlog.topics.storage.verify import verify
 from tests.simulation.classed import ClassedTruth
+from tests.simulation.consumed import ConsumedTruth
 from tests.simulation.machine import Machine
 from tests.simulation.routed import PREFIX, RoutedTruth
 from tests.simulation.truth import Birth, Step, TopicTruth
@@ -58,6 +59,7 @@ class Lives:
         self.truths = {name: TopicTruth(name) for name in NAMES}
         self.routed = RoutedTruth(self.rng)
         self.classed = ClassedTruth(self.rng)
+        self.consumed = ConsumedTruth(self.rng)
         self.windows_ms = {name: self.rng.choice((1000, 120_000)) for name in NAMES}
         self.flights: list[Flight] = []
         self.engine: Engine | None = None
@@ -151,6 +153,7 @@ class Lives:
             truth.reconcile(look(self.live, truth.name), self.machine.now_ms, self.how)
         self.routed.check(self.live, self.how, is_faulty=self._is_faulty)
         self.classed.check(self.live, self.how, is_faulty=self._is_faulty)
+        self.consumed.check(self.live, self.how)
         self._check_list()
 
     def _check_list(self) -> None:
@@ -244,8 +247,13 @@ class Lives:
 
     def _fold(self) -> None:
         """Take over what the engine has decided about the appends in flight."""
-        decided = [flight for flight in self.flights if flight.commit.done]
-        self.flights = [flight for flight in self.flights if not flight.commit.done]
+        decided: list[Flight] = []
+        undecided: list[Flight] = []
+        for flight in self.flights:
+            # An ephemeral topic made anew answers at once, before the drop of the old one is committed.
+            waits = any(earlier.truth is flight.truth for earlier in undecided)
+            (decided if flight.commit.done and not waits else undecided).append(flight)
+        self.flights = undecided
         for flight in decided:
             truth = flight.truth
             if flight.commit.error is None:

@@ -477,6 +477,11 @@ class Simulation(Lives):
         self._settle_flights()
         self.classed.step(self.live, self._is_faulty)
 
+    def _consumers(self) -> None:
+        """Commit, reset, acquire and delete consumers of topics whose caps evict what is not held."""
+        self._settle_flights()
+        self.consumed.step(self.live)
+
     def _mix(self) -> None:
         """Appends, deletes, and topics made anew, none of them waiting for the one before."""
         self._settle_flights()
@@ -633,6 +638,7 @@ OPERATIONS = (
     ("work", 8),
     ("route", 8),
     ("classes", 12),
+    ("consumers", 10),
     ("delete_topic", 2),
     ("diff", 10),
     ("check_all", 3),

@@ -126,6 +126,14 @@ _ANSWERS: dict[tuple[str, str], Any] = {
     ("POST", "watch"): shapes.WatchSession,
     ("GET", "topics list"): shapes.TopicPage,
     ("GET", "routers list"): shapes.RouterPage,
+    ("GET", "consumers"): shapes.ConsumerPage,
+    ("PUT", "consumer"): shapes.ConsumerState,
+    ("GET", "consumer"): shapes.ConsumerState,
+    ("DELETE", "consumer"): shapes.ConsumerDeleted,
+    ("POST", "consumer read"): shapes.ConsumerDiff,
+    ("POST", "consumer commit"): shapes.ConsumerState,
+    ("POST", "consumer acquire"): shapes.ConsumerAcquired,
+    ("POST", "consumer reset"): shapes.ConsumerReset,
 }
 
 
@@ -135,7 +143,9 @@ def typed_answer(method: str, path: str, body: bytes) -> Any:
     if not parts:
         return None
     what = (
-        f"{parts[0]} list"
+        " ".join(["consumer", *parts[4:]])
+        if len(parts) > 3 and parts[2] == "consumers"
+        else f"{parts[0]} list"
         if len(parts) == 1 and method == "GET"
         else parts[2]
         if len(parts) == 3

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 if TYPE_CHECKING:
@@ -14,6 +16,10 @@ QueuePath = Annotated[
 ]
 RootPath = Annotated[
     str, typer.Argument(metavar="ROOT", help="Directory to search for queues, itself included.")
+]
+FilterText = Annotated[
+    str | None,
+    typer.Option("--filter", metavar="JSON", help='Only records that match, like \'["tag","Eq","eu"]\'.'),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
@@ -49,6 +55,24 @@ BenchPath = Annotated[
 Messages = Annotated[int, typer.Option("--messages", min=1, help="How many messages of each size.")]
 ReadBack = Annotated[bool, typer.Option("--read", help="Also read the messages back and check them.")]
 Keep = Annotated[bool, typer.Option("--keep", help="Leave the queue for a closer look.")]
+
+
+def parse_filter(text: str | None) -> list[Any] | None:
+    """Parse the value of --filter; the server says what is wrong with an expression."""
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=list[Any])
+    except msgspec.MsgspecError as error:
+        raise typer.BadParameter(f"--filter {text!r} is no JSON array: {error}") from None
+
+
+def parse_time_ms(text: str) -> int | None:
+    """A time like 2026-11-18T12:00:00Z as milliseconds, None if it is none; without a zone it is local."""
+    try:
+        return int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return None
 
 
 def parse_start(value: str | None) -> Start:

@@ -18,6 +18,7 @@ import msgspec
 import typer
 
 from everlog.api_types import Appended, TopicPut, TopicSettings, TopicState
+from everlog.cli.options import FilterText, parse_filter, parse_time_ms
 from everlog.cli.output import (
     Table,
     counted,
@@ -31,7 +32,7 @@ from everlog.cli.output import (
 from everlog.cli.record_format import Renderer, renderer
 from everlog.cli.record_input import STDIN, Defaults, Line, LineFormat, batches, read_lines
 from everlog.cli.session import Prefix, Session, beginning_with, server_command
-from everlog.cli.topic_reading import Last, ReadRequest, Start, TopicReading
+from everlog.cli.topic_reading import Last, ReadRequest, Since, Start, TopicReading
 from everlog.client import calls
 from everlog.client.arguments import checked_settings
 from everlog.client.errors import ApiFailed
@@ -306,8 +307,9 @@ From = Annotated[
     str,
     typer.Option(
         "--from",
-        metavar="earliest|latest|SEQ|-N",
-        help="Where to start; SEQ itself is included, -N: N seqs before the end.",
+        metavar="earliest|latest|SEQ|-N|TIME",
+        help="Where to start; SEQ itself is included, -N: N seqs before the end, TIME: like "
+        "2026-11-18T12:00:00Z.",
     ),
 ]
 Count = Annotated[int | None, typer.Option("--count", "-c", min=1, help="Stop after so many records.")]
@@ -343,6 +345,7 @@ def read_command(
     count: Count = None,
     form: Format = "text",
     node: Node = None,
+    expression: FilterText = None,
     allow_gaps: AllowGaps = False,
     at_end: ExitAtEnd = False,
 ) -> None:
@@ -350,7 +353,8 @@ def read_command(
 
     Exit code 4 if records were lost before they could be read; what is missing is said on standard error.
     """
-    request = ReadRequest(topic, parse_start(start), False, count, tuple(node or ()), allow_gaps)
+    nodes, selection = tuple(node or ()), parse_filter(expression)
+    request = ReadRequest(topic, parse_start(start), False, count, nodes, allow_gaps, selection)
     TopicReading(session, request, _renderer(form, as_json=session.as_json)).run()
 
 
@@ -363,6 +367,7 @@ def tail_command(
     count: Count = None,
     form: Format = "text",
     node: Node = None,
+    expression: FilterText = None,
     allow_gaps: AllowGaps = False,
     at_end: ExitAtEnd = False,
 ) -> None:
@@ -372,7 +377,8 @@ def tail_command(
     """
     if follow and at_end:
         raise typer.BadParameter("--follow and --exit contradict each other; give one of them")
-    request = ReadRequest(topic, parse_start(start), follow, count, tuple(node or ()), allow_gaps)
+    nodes, selection = tuple(node or ()), parse_filter(expression)
+    request = ReadRequest(topic, parse_start(start), follow, count, nodes, allow_gaps, selection)
     TopicReading(session, request, _renderer(form, as_json=session.as_json)).run()
 
 
@@ -385,7 +391,10 @@ def parse_start(text: str) -> Start:
     digits = text.removeprefix("-")
     if digits.isascii() and digits.isdigit() and len(digits) <= 20:
         return Last(int(digits)) if text.startswith("-") else int(text)
-    raise typer.BadParameter(f"--from {text!r} is neither 'earliest', 'latest', a seq nor -N")
+    time_ms = parse_time_ms(text)
+    if time_ms is not None:
+        return Since(time_ms)
+    raise typer.BadParameter(f"--from {text!r} is neither 'earliest', 'latest', a seq, -N nor a time")
 
 
 def _renderer(form: str, *, as_json: bool) -> Renderer:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 import typer
@@ -40,7 +40,14 @@ class Last:
     count: int
 
 
-Start = Literal["earliest", "latest"] | Last | int
+@dataclass(frozen=True, slots=True)
+class Since:
+    """Start with the first record of a time."""
+
+    time_ms: int
+
+
+Start = Literal["earliest", "latest"] | Last | Since | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,7 @@ class ReadRequest:
     count: int | None = None
     nodes: tuple[str, ...] = ()
     allow_gaps: bool = False
+    filter: list[Any] | None = None
 
 
 class _Page(msgspec.Struct):
@@ -114,7 +122,7 @@ class TopicReading:
         start = self._request.start
         if isinstance(start, int):
             return max(start - 1, 0)
-        if start == "earliest":
+        if start == "earliest" or isinstance(start, Since):
             return 0
         state = self._patiently(calls.topic(self._request.topic, touch=False))
         if isinstance(start, Last):
@@ -122,9 +130,12 @@ class TopicReading:
         return state.head_seq
 
     def _page_call(self, cursor: int) -> Call[_Page]:
+        start = self._request.start
         return calls.diff(
             self._request.topic,
             cursor,
+            from_time_ms=start.time_ms if isinstance(start, Since) and not cursor else None,
+            filter=self._request.filter,
             limit=LIMIT_MAX if self._left is None else min(self._left, LIMIT_MAX),
             node=self._request.nodes or None,
             include_tags=True,

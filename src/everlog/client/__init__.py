@@ -1,4 +1,4 @@
-"""Clients of a topics server: `Client`, `AsyncClient`, `Producer`, `Worker`, and the types they use.
+"""Clients of a topics server: `Client`, `AsyncClient`, `Producer`, `Consumer`, `Worker`, and their types.
 
 The classes that send requests are imported when they are first used: a command that lists topics does not
 wait for asyncio and WebSockets.
@@ -25,6 +25,7 @@ from everlog.client.errors import ApiFailed, BufferFull, ProducerFailed, Records
 
 if TYPE_CHECKING:
     from everlog.client.async_client import AsyncClient
+    from everlog.client.consumer import AsyncConsumer, Consumer
     from everlog.client.producer import Producer
     from everlog.client.retrying import RetryPolicy
     from everlog.client.sync_client import Client
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "AsyncClient": "async_client",
+    "AsyncConsumer": "consumer",
     "Client": "sync_client",
+    "Consumer": "consumer",
     "DeadLetter": "worker",
     "Producer": "producer",
     "RetryPolicy": "retrying",
@@ -42,9 +45,11 @@ _LAZY = {
 __all__ = [
     "ApiFailed",
     "AsyncClient",
+    "AsyncConsumer",
     "BufferFull",
     "CaughtUp",
     "Client",
+    "Consumer",
     "DeadLetter",
     "Job",
     "NewRecord",

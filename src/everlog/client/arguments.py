@@ -24,6 +24,9 @@ Nodes = str | Sequence[str]
 Start = Literal["earliest", "now"] | int
 """Where a reader begins: the oldest record, the next one, or the record with this seq (included)."""
 
+Position = Literal["earliest", "latest"] | int | Mapping[str, int]
+"""Where a consumer is put: at an end, before the record with this seq, or `{"time_ms": t}`."""
+
 Gaps = Literal["raise", "yield"]
 """How a reader reports records that are gone: by the exception RecordsLost, or by a Tombstone."""
 
@@ -47,6 +50,21 @@ def checked_start(start: object) -> Start:
             f"start is {start!r}; it must be 'earliest', 'now', or the seq of the first record{hint}"
         )
     return seq
+
+
+def checked_position(position: object) -> object:
+    """Where a consumer is put, as the server takes it; raises InvalidRequest for anything else."""
+    if position in ("earliest", "latest"):
+        return position
+    if isinstance(position, Mapping):
+        return dict(position)
+    try:
+        return {"seq": operator.index(position)}  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidRequest(
+            f"the position is {position!r}; it must be 'earliest', 'latest', the seq of the first record to "
+            "read, or {'time_ms': t}"
+        ) from None
 
 
 def checked_starts(topics: object) -> dict[str, Start]:

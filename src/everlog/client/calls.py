@@ -13,12 +13,13 @@ from urllib.parse import urlencode
 
 from everlog import api_types
 from everlog.api_types import NewRecord, Predicate, TopicSettings
-from everlog.client.arguments import Nodes, checked_records, checked_settings
+from everlog.client.arguments import Nodes, Position, checked_position, checked_records, checked_settings
 from everlog.client.encoding import encode
 from everlog.client.flows import Call, ClientContext, Flow, Steps
-from everlog.client.wire import router_path, topic_path
+from everlog.client.wire import consumer_path, router_path, topic_path
+from everlog.errors import InvalidRequest
 
-_Page = TypeVar("_Page", api_types.TopicPage, api_types.RouterPage)
+_Page = TypeVar("_Page", api_types.TopicPage, api_types.RouterPage, api_types.ConsumerPage)
 _Entry = TypeVar("_Entry")
 
 
@@ -143,10 +144,20 @@ def diff(
     include_meta: bool = True,
     wait_ms: int = 0,
     max_batch_bytes: int = 0,
+    from_time_ms: int | None = None,
+    filter: Sequence[Any] | None = None,
 ) -> Call[api_types.Diff]:
-    """Read the records after `from_seq`; if there are none, wait for them for up to `wait_ms`."""
+    """Read the records after `from_seq`; if there are none, wait for them for up to `wait_ms`.
+
+    With `from_time_ms` reading begins at the first record of that time. Records that do not match `filter`,
+    an expression like `["data.price", "Gt", 100]`, are passed over.
+    """
+    if from_time_ms is not None and from_seq:
+        raise InvalidRequest(f"both from_seq {from_seq} and from_time_ms {from_time_ms}; give one of them")
     body = _given(
-        from_seq=from_seq,
+        from_seq=from_seq if from_time_ms is None else None,
+        from_time_ms=from_time_ms,
+        filter=filter,
         limit=limit,
         node=node,
         include_tags=include_tags,
@@ -265,6 +276,97 @@ def extend(
     """Extend leases: they end `lease_ms` from now."""
     body = _given(node=node, seqs=seqs, lease_ms=lease_ms, lease_ids=lease_ids)
     return Call("POST", topic_path(queue, "/extend"), api_types.Extended, body)
+
+
+# --- Consumers -------------------------------------------------------------------------------------------
+
+
+def put_consumer(
+    topic: str,
+    consumer: str,
+    *,
+    start: Position = "earliest",
+    hold: bool = False,
+    hold_max_ms: int | None = None,
+    filter: Sequence[Any] | None = None,
+    node: Nodes | None = None,
+) -> Call[api_types.ConsumerState]:
+    """Create a consumer at `start`, or replace all but the cursor and the owner of an existing one."""
+    body = _given(start=checked_position(start), hold=hold, hold_max_ms=hold_max_ms, filter=filter, node=node)
+    return Call("PUT", consumer_path(topic, consumer), api_types.ConsumerState, body)
+
+
+def consumer(topic: str, consumer: str) -> Call[api_types.ConsumerState]:
+    """The state of a consumer: where it is, and how far behind in records and in time."""
+    return Call("GET", consumer_path(topic, consumer), api_types.ConsumerState)
+
+
+def consumers_page(
+    topic: str, *, page_size: int = 1000, cursor: str | None = None
+) -> Call[api_types.ConsumerPage]:
+    """One page of the consumers of a topic; `consumers` gives them all."""
+    query = _query(page_size=page_size, cursor=cursor)
+    return Call("GET", topic_path(topic, f"/consumers{query}"), api_types.ConsumerPage)
+
+
+def consumers(topic: str) -> Steps[list[api_types.ConsumerState]]:
+    """All consumers of a topic."""
+    return _all_pages(lambda cursor: consumers_page(topic, cursor=cursor), lambda page: page.consumers)
+
+
+def delete_consumer(topic: str, consumer: str) -> Call[api_types.ConsumerDeleted]:
+    """Delete a consumer; an absent one is no error."""
+    return Call("DELETE", consumer_path(topic, consumer), api_types.ConsumerDeleted)
+
+
+def read_consumer(
+    topic: str,
+    consumer: str,
+    *,
+    limit: int = 256,
+    max_bytes: int = 0,
+    wait_ms: int = 0,
+    commit: int | None = None,
+    owner_epoch: int | None = None,
+    include_tags: bool = True,
+    include_meta: bool = True,
+) -> Call[api_types.ConsumerDiff]:
+    """Read behind the cursor, which stays; `commit` is a seq to commit before."""
+    body = _given(
+        limit=limit,
+        max_bytes=max_bytes,
+        wait_ms=wait_ms,
+        commit=commit,
+        owner_epoch=owner_epoch,
+        include_tags=include_tags,
+        include_meta=include_meta,
+    )
+    path = consumer_path(topic, consumer, "/read")
+    return Call("POST", path, api_types.ConsumerDiff, body, wait_s=wait_ms / 1000)
+
+
+def commit_consumer(
+    topic: str, consumer: str, seq: int, *, owner_epoch: int | None = None
+) -> Call[api_types.ConsumerState]:
+    """Note that everything up to `seq` is processed."""
+    body = _given(seq=seq, owner_epoch=owner_epoch)
+    return Call("POST", consumer_path(topic, consumer, "/commit"), api_types.ConsumerState, body)
+
+
+def acquire_consumer(
+    topic: str, consumer: str, owner: str, *, ttl_ms: int | None = None
+) -> Call[api_types.ConsumerAcquired]:
+    """Become the owner of a consumer: reads and commits with an earlier epoch are refused from now on."""
+    body = _given(owner=owner, ttl_ms=ttl_ms)
+    return Call("POST", consumer_path(topic, consumer, "/acquire"), api_types.ConsumerAcquired, body)
+
+
+def reset_consumer(
+    topic: str, consumer: str, to: Position, *, dry_run: bool = False
+) -> Call[api_types.ConsumerReset]:
+    """Put the cursor anywhere, forward or back; with `dry_run` only say where and over how many records."""
+    body = _given(to=checked_position(to), dry_run=dry_run)
+    return Call("POST", consumer_path(topic, consumer, "/reset"), api_types.ConsumerReset, body)
 
 
 # --- Watching and probes ---------------------------------------------------------------------------------

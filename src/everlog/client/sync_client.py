@@ -95,6 +95,15 @@ class Client:
     ack = _method(calls.ack)
     nack = _method(calls.nack)
     extend = _method(calls.extend)
+    put_consumer = _method(calls.put_consumer)
+    consumer = _method(calls.consumer)
+    consumers_page = _method(calls.consumers_page)
+    consumers = _method(calls.consumers)
+    delete_consumer = _method(calls.delete_consumer)
+    read_consumer = _method(calls.read_consumer)
+    commit_consumer = _method(calls.commit_consumer)
+    acquire_consumer = _method(calls.acquire_consumer)
+    reset_consumer = _method(calls.reset_consumer)
     health = _method(calls.health)
     ready = _method(calls.ready)
     metrics = _method(calls.metrics)
@@ -113,6 +122,10 @@ class Client:
         """Carry out a request of `everlog.client.calls`, with another retry policy if one is given."""
         context = self._context if retry is None else self._context._replace(policy=retry)
         return self._run(described.steps(context))
+
+    def iterate(self, described: Stream[T]) -> Iterator[T]:
+        """Iterate over what a description of `everlog.client.streams` emits."""
+        return self._iterate(described.steps(self._context))
 
     def exchange(
         self, method: str, target: str, body: bytes | None = None, headers: Mapping[str, str] | None = None

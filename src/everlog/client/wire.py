@@ -74,6 +74,11 @@ def topic_path(topic: str, action: str = "") -> str:
     return f"/topics/{_segment(topic)}{action}"
 
 
+def consumer_path(topic: str, consumer: str, action: str = "") -> str:
+    """The route of a consumer of a topic, whatever their names hold."""
+    return f"{topic_path(topic)}/consumers/{_segment(consumer)}{action}"
+
+
 def router_path(router: str) -> str:
     """The route of a router, whatever its name holds."""
     return f"/routers/{_segment(router)}"

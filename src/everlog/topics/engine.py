@@ -520,6 +520,8 @@ class Engine:
             run_due(self._core, now_ms)
         if self._core.totals.unreclaimed:
             self._core.totals.unreclaimed.popitem()[1].reclaim()
+        if self._core.totals.evicted:
+            self.consumers.warn()
         if self._checkpointer is not None:
             self._checkpointer.poll()
         self._mark_routers()

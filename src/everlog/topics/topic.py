@@ -72,6 +72,7 @@ class Totals:
         "consumers",
         "delivery",
         "due",
+        "evicted",
         "sealed",
         "shrunk",
         "unforwarded",
@@ -88,6 +89,8 @@ class Totals:
         self.delivery = delivery
         self.due = DueTopics()
         """Topics to which time alone does something."""
+        self.evicted: dict[int, Topic] = {}
+        """By id: topics with consumers that have evicted records; see `Consumers.warn`."""
         self.sealed: dict[int, Topic] = {}
         """By id: topics with sealed segments that may have to move to the cold directory."""
         self.shrunk: dict[int, Topic] = {}
@@ -427,6 +430,8 @@ class Topic:
         self.floors.cap = max(self.floors.cap, cap)
         self.floors.ttl = max(self.floors.ttl, ttl)
         self.snapshot_record = None
+        if self.consumers is not None:
+            self.totals.evicted[self.topic_id] = self
         self.reclaim()
 
     def reclaim(self) -> None:

@@ -192,3 +192,28 @@ def test_consumers_follow_a_change_of_the_class(tmp_path: Path) -> None:
     engine.abandon()
     with opened(tmp_path) as engine:
         assert engine.consumers.page("t")[0] == []
+
+
+def test_a_warning_is_logged_before_a_consumer_loses_records_and_once_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = TestClock()
+    with opened(None, clock) as engine:
+        append(engine, 100, cap_records=100)
+        engine.consumers.put("t", "c", Start(seq=20))
+        messages = []
+        for _ in range(40):
+            append(engine, 1)
+            clock.advance_ns(1_100_000_000)
+            engine.poll()
+            messages.append([record.getMessage() for record in caplog.records])
+        first = next(index for index, found in enumerate(messages) if found)
+        # At seq 10 the distance to the floor is a tenth of what is kept; nothing unread is gone then.
+        assert first < 19
+        assert len(messages[-1]) == 1
+        assert "consumer 'c' of topic 't' is about to lose records: its cursor is 19" in messages[-1][0]
+        engine.consumers.commit("t", "c", 140)
+        append(engine, 1)
+        clock.advance_ns(1_100_000_000)
+        engine.poll()
+        assert len(caplog.records) == 1

@@ -40,6 +40,7 @@ class Consumer:
         "filter",
         "hold",
         "hold_max_ms",
+        "is_warned",
         "name",
         "nodes",
         "owner",
@@ -51,6 +52,7 @@ class Consumer:
     def __init__(self, record: ConsumerRecord) -> None:
         self.commit: Commit = COMMITTED
         self.selection: Filter | None = None  # `filter`, once it is compiled
+        self.is_warned = False  # that it is about to lose records
         self.name = record.name
         self.load(record)
 

@@ -6,12 +6,14 @@ read as by any reader, and the cursor moves only by `commit` and `reset`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
 from everlog.api_types import ConsumerState, Durability
+from everlog.clock import NS_PER_S
 from everlog.errors import ConsumerNotFound, CursorBackwards, Fenced, InvalidRequest, LimitReached
 from everlog.native.topics.log import next_live
 from everlog.topics import catalogue
@@ -33,6 +35,9 @@ OWNER_BYTES_MAX: Final = 128
 OWNER_TTL_MS: Final = 30_000
 OWNER_TTL_RANGE_MS: Final = (1000, 3_600_000)
 _AT_RISK_SHARE: Final = 10
+_WARN_INTERVAL_NS: Final = NS_PER_S
+_WARN_CONSUMERS: Final = 5000  # looked at in one step: two milliseconds
+log = logging.getLogger("everlog.topics")
 
 
 class Start(NamedTuple):
@@ -99,6 +104,7 @@ class Consumers:
         self._core = core
         self._check_open = check_open
         self._forward = forward
+        self._warned_ns = core.clock.monotonic_ns() - _WARN_INTERVAL_NS
 
     # --- Create, look, delete ----------------------------------------------------------------------------
 
@@ -203,6 +209,38 @@ class Consumers:
                 if len(states) < limit:
                     states.append(self._state(topic, consumer))
         return states, at_risk
+
+    def warn(self) -> None:
+        """Log which consumers are about to lose records, or have: each once, until it is safe again.
+
+        Only topics that have evicted since the last time are looked at, a few at a time and once a second.
+        """
+        now_ns, evicted = self._core.clock.monotonic_ns(), self._core.totals.evicted
+        if now_ns < self._warned_ns + _WARN_INTERVAL_NS:
+            return
+        self._warned_ns = now_ns
+        left = _WARN_CONSUMERS
+        while evicted and left > 0:
+            _, topic = evicted.popitem()
+            if topic.consumers is None or topic.deleted:
+                continue
+            left -= len(topic.consumers)
+            for consumer in topic.consumers.by_name.values():
+                is_at_risk = _is_at_risk(topic, consumer.cursor)
+                if is_at_risk and not consumer.is_warned:
+                    log.warning(
+                        "consumer %r of topic %r is %s: its cursor is %d, records below %d are evicted, the "
+                        "head is %d; let it catch up, raise the caps, or give it a hold",
+                        consumer.name,
+                        topic.name,
+                        "losing records"
+                        if consumer.cursor + 1 < topic.evict_floor
+                        else "about to lose records",
+                        consumer.cursor,
+                        topic.evict_floor,
+                        topic.visible,
+                    )
+                consumer.is_warned = is_at_risk
 
     # --- Move --------------------------------------------------------------------------------------------
 
