@@ -28,6 +28,7 @@ CODES = {
     "InvalidTimestamp": "invalid_timestamp",
     "QueueFull": "queue_full",
     "SegmentNotPrepared": "segment_not_prepared",
+    "LateData": "late_data",
     "WriterAlreadyActive": "writer_already_active",
     "ReaderAlreadyActive": "reader_already_active",
     "SegmentMissing": "segment_missing",

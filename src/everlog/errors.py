@@ -114,6 +114,12 @@ class SegmentNotPrepared(EverlogError):
     code = "segment_not_prepared"
 
 
+class LateData(EverlogError):
+    """A message belongs to a day of the archive that was closed an hour after its end."""
+
+    code = "late_data"
+
+
 class WriterAlreadyActive(EverlogError):
     """Another live process (or object) holds the writer lock of this queue."""
 

@@ -22,7 +22,13 @@ PATIENCE_S = 60.0
 
 _POLL_S = 0.001
 _PR_SET_PDEATHSIG = 1
-_PRELOADED = ["everlog.queue", "tests.support.crashes", "tests.support.topics_worker", "tests.support.wakes"]
+_PRELOADED = [
+    "everlog.queue",
+    "tests.support.archives",
+    "tests.support.crashes",
+    "tests.support.topics_worker",
+    "tests.support.wakes",
+]
 
 # The server forks, so it must not have the worker threads that numpy's linear algebra starts.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

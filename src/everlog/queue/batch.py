@@ -16,6 +16,7 @@ from everlog.native.queue.ring import Mapping, MessageView, join_payloads, run_o
 from everlog.queue.layout import (
     HEADER_SIZE,
     MSG_COMMIT_LEN,
+    MSG_FLAGS,
     MSG_SEQ,
     MSG_TIMESTAMP_NS,
     MSG_TYPE_ID,
@@ -110,6 +111,11 @@ class Batch:
     def type_id(self) -> NDArray[np.uint16]:
         """Each message's type."""
         return self._field(MSG_TYPE_ID, "<u2")
+
+    @property
+    def flags(self) -> NDArray[np.uint16]:
+        """Each message's flags."""
+        return self._field(MSG_FLAGS, "<u2")
 
     @property
     def length(self) -> NDArray[np.uint32]:

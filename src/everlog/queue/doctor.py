@@ -279,7 +279,8 @@ def _stands_on_nothing(info: QueueInfo, segment_id: int) -> bool:
 def _judge_files(info: QueueInfo) -> Iterator[Finding]:
     for name, reason in info.unreadable.items():
         yield Finding("file_unreadable", Severity.ERROR, name, f"{name}: {reason}")
-    present = set(info.names)
+    # Compressed segments, and stubs of those in an object store, begin with the name of the segment.
+    present = {name[: len(layout.segment_name(0))] for name in info.names if not name.endswith(TEMP_SUFFIX)}
     for name in info.names:
         segment_id = layout.parse_seek_index_name(name)
         if segment_id is not None and layout.segment_name(segment_id) not in present:

@@ -364,6 +364,8 @@ class QueueReader(RingReader):
         """Stand before the first message at or after this time; False: none, stand at the end."""
         return self._seek(lambda seeker: seeker.by_timestamp(_as_u64(timestamp_ns, "nanoseconds")))
 
+    seek_time = seek_timestamp
+
     def _seek(self, search: Callable[[Seeker], SegmentPosition | None]) -> bool:
         with self._exclusive(), io_errors(f"seek in {self.path}"):
             seeker = Seeker(self._fs, self.path, self.segment_size, self._control.head())

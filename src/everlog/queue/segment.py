@@ -160,13 +160,15 @@ def remove_segment(fs: Fs, queue_path: str, segment_id: int) -> None:
 def remove_leftovers(fs: Fs, queue_path: str) -> None:
     """Delete what an interrupted writer left: half-prepared files, indexes without a segment."""
     names = set(fs.listdir(queue_path))
+    # Compressed segments, and stubs of those in an object store, begin with the name of the segment.
+    segments = {name[: len(layout.segment_name(0))] for name in names if not name.endswith(TEMP_SUFFIX)}
     for name in sorted(names):
         final = name.removesuffix(TEMP_SUFFIX)
         index_id = layout.parse_seek_index_name(final)
         if name != final:
             leftover = index_id is not None or layout.parse_segment_name(final) is not None
         else:
-            leftover = index_id is not None and layout.segment_name(index_id) not in names
+            leftover = index_id is not None and layout.segment_name(index_id) not in segments
         if leftover:
             # A worker of a writer that was not closed may still be renaming it.
             with contextlib.suppress(FileNotFoundError):

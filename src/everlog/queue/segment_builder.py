@@ -161,7 +161,7 @@ def assemble(fs: Fs, folder: str, target: str, segments: Sequence[BuiltSegment],
                 f"{before.last_seq}; an archive has every seq from its first to its last exactly once"
             )
     for segment_id, segment in enumerate(ordered):
-        _adopt(fs, folder, segment_id, segment, segment_size)
+        adopt(fs, folder, segment_id, segment, segment_size)
     for name in fs.listdir(folder):
         if layout.parse_segment_name(name) is None and layout.parse_seek_index_name(name) is None:
             fs.unlink(os.path.join(folder, name))
@@ -187,7 +187,7 @@ def assemble(fs: Fs, folder: str, target: str, segments: Sequence[BuiltSegment],
     fs.fsync_dir(os.path.dirname(os.path.abspath(target)))
 
 
-def _adopt(fs: Fs, folder: str, segment_id: int, segment: BuiltSegment, segment_size: int) -> None:
+def adopt(fs: Fs, folder: str, segment_id: int, segment: BuiltSegment, segment_size: int) -> None:
     """Give a file its place in the queue: header, name and seek index."""
     header = layout.SEGMENT_HEADER.pack(
         layout.SEG_MAGIC, layout.SEG_VERSION, segment_id, layout.SEG_FLAG_SEALED

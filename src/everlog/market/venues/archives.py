@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
+import zstandard
+
 from everlog.errors import InvalidSource, Unsupported
 from everlog.queue.faults import io_errors
 
@@ -78,10 +80,10 @@ class CountedFile(io.RawIOBase):
 class ZstdStream(io.RawIOBase):
     """Zstd frames as a stream. The package's own reader does not report a truncated frame."""
 
-    def __init__(self, source: IO[bytes], package: Any) -> None:
+    def __init__(self, source: IO[bytes]) -> None:
         """Read compressed bytes from `source`."""
         self._source = source
-        self._decompressor = package.ZstdDecompressor()
+        self._decompressor = zstandard.ZstdDecompressor()
         self._frame: Any = None
         self._compressed = b""
         self._ready = memoryview(b"")
@@ -204,19 +206,8 @@ def _decompressed(path: str, magic: bytes, raw: io.RawIOBase) -> Any:
     if magic.startswith(GZIP_MAGIC):
         return gzip.GzipFile(fileobj=io.BufferedReader(raw, COMPRESSED_BLOCK_BYTES), mode="rb")
     if magic.startswith(ZSTD_MAGIC):
-        return ZstdStream(io.BufferedReader(raw, COMPRESSED_BLOCK_BYTES), _zstandard(path))
+        return ZstdStream(io.BufferedReader(raw, COMPRESSED_BLOCK_BYTES))
     return raw
-
-
-def _zstandard(path: str) -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        raise Unsupported(
-            f"{path} is compressed with zstd and the package zstandard is not installed; "
-            "run: pip install 'everlog[market]'"
-        ) from None
-    return zstandard
 
 
 def _zip_members(path: str, raw: CountedFile, opened: contextlib.ExitStack) -> list[Member]:

@@ -1,0 +1,31 @@
+"""History of queues: archived segments in tiers, readers over them, and what fills and keeps the archive.
+
+`open_archive` reads any mixture of plain, compressed and remote segments as a queue is read. `segment_writer`
+writes history without a live queue; `tiers` compresses and restores segments, `policies` says when. The
+formats are in `layout`. An archive has no index of its own: its directory tree is the index.
+"""
+
+from everlog.archive.layout import ArchiveMeta, RemoteStub, StreamKey, symbol_code
+from everlog.archive.policies import AgeAfter, IdleAfter, Immediate, Never, SizeThreshold, parse_policy
+from everlog.archive.reader import ArchiveReader, open_archive
+from everlog.archive.segment_writer import ArchiveSegmentWriter, DayWriter
+from everlog.archive.tiers import ArchivedSegment, Tier
+
+__all__ = [
+    "AgeAfter",
+    "ArchiveMeta",
+    "ArchiveReader",
+    "ArchiveSegmentWriter",
+    "ArchivedSegment",
+    "DayWriter",
+    "IdleAfter",
+    "Immediate",
+    "Never",
+    "RemoteStub",
+    "SizeThreshold",
+    "StreamKey",
+    "Tier",
+    "open_archive",
+    "parse_policy",
+    "symbol_code",
+]
