@@ -648,6 +648,83 @@ class Ready(msgspec.Struct, frozen=True):
     """Only if something is wrong."""
 
 
+class PressureState(msgspec.Struct, frozen=True):
+    """How busy the server is, and what it does about it."""
+
+    pressure: float
+    busy: float
+    rungs: list[str]
+    """The measures that are taken now, the cheapest first."""
+    throttled_total: int
+
+
+class RecoverySummary(msgspec.Struct, frozen=True):
+    """What the last start found in the data directory."""
+
+    snapshot_number: int
+    rejected_snapshots: int
+    topics: int
+    segments: int
+    records_from_segments: int
+    log_files: int
+    records_from_log: int
+    cut_bytes: int
+    damage: list[str]
+    """What no crash can have left, in words; the first ones."""
+
+
+class DiskSpace(msgspec.Struct, frozen=True):
+    """The file system of the data directory."""
+
+    free_bytes: int
+    total_bytes: int
+
+
+class Alert(msgspec.Struct, frozen=True):
+    """Something that a person should know."""
+
+    level: Literal["warning", "error"]
+    code: str
+    message: str
+
+
+class Overview(Answer, frozen=True, omit_defaults=True, kw_only=True):
+    """How a server is."""
+
+    version: str
+    uptime_ms: int
+    has_keys: bool
+    is_memory: bool
+    topics: int
+    routers: int
+    consumers: int
+    bytes_live: int
+    appended_total: int
+    sse_connections: int
+    watch_sessions: int
+    pressure: PressureState
+    storage: StorageHealth
+    recovery: RecoverySummary | None
+    disk: DiskSpace | None
+    alerts: list[Alert]
+
+
+class Samples(Answer, frozen=True, omit_defaults=True, kw_only=True):
+    """What the server measured of itself."""
+
+    step_ms: int
+    fields: list[str]
+    rows: list[list[float]]
+
+
+class ServerIndex(msgspec.Struct, frozen=True):
+    """What answers at the root of a server."""
+
+    name: str
+    version: str
+    links: dict[str, str]
+
+
 class WalCounts(msgspec.Struct, frozen=True):
     """Counters of the write-ahead log."""
 

@@ -35,6 +35,7 @@ FLAGS = (
     "--disable-default-apps",
     "--disable-extensions",
     "--disable-sync",
+    "--disable-quic",
     "--no-proxy-server",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
@@ -123,10 +124,10 @@ def served_page(script: Callable[[str], str]) -> Iterator[tuple[str, Reports]]:
 
 
 @contextmanager
-def browsing(program: str, url: str, profile: Path) -> Iterator[None]:
+def browsing(program: str, url: str, profile: Path, *flags: str) -> Iterator[None]:
     """A browser that shows a page for as long as the block lasts."""
     process = subprocess.Popen(
-        [program, *FLAGS, f"--user-data-dir={profile}", url],
+        [program, *FLAGS, *flags, f"--user-data-dir={profile}", url],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

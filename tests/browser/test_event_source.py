@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.browsers import Relay, Reports, browsing, find_browser, served_page
+from tests.browser.browsers import Relay, Reports, browsing, served_page
 from tests.support.server_clients import PlainClient
 from tests.support.server_processes import running_server
 
@@ -51,14 +51,6 @@ async function watch() {
 }
 watch();
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> str:
-    program = find_browser()
-    if program is None:
-        pytest.skip("no Chromium is installed; on Debian the package is called chromium")
-    return program
 
 
 def watching(server: str, *, token: str = "", retries: bool = False) -> Callable[[str], str]:

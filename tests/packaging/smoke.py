@@ -9,6 +9,7 @@ import pkgutil
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from pathlib import Path
 
 import everlog
@@ -40,6 +41,19 @@ def pass_a_record() -> None:
         client.append("smoke", {"n": 1})
         record = next(iter(client.read("smoke")))
         assert (record.seq, record.data) == (1, {"n": 1}), record
+        see_the_console(url)
+
+
+def see_the_console(url: str) -> None:
+    """Get the page of the console, a file that it loads, and a document of the API."""
+    for path, mark in (
+        ("/", b"<everlog-console>"),
+        ("/console/app.js", b"import"),
+        ("/openapi.json", b"3.1.0"),
+    ):
+        request = urllib.request.Request(url + path, headers={"Accept": "text/html"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert mark in answer.read(), path
 
 
 def main() -> None:

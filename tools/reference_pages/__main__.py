@@ -8,7 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tools.reference_pages.documents import documents, write_changed
+from tools.reference_pages.documents import DOCUMENTS_OF_SERVER, documents, write_changed
+
+SERVED = Path("src/everlog/server/documents")
 
 
 def main(arguments: list[str]) -> int:
@@ -19,7 +21,11 @@ def main(arguments: list[str]) -> int:
             f"{directory} is not a directory; name one, or run this in the repository root", file=sys.stderr
         )
         return 2
-    for path in write_changed(directory, documents()):
+    texts = documents()
+    changed = write_changed(directory, texts)
+    if not arguments:
+        changed += write_changed(SERVED, {name: texts[name] for name in DOCUMENTS_OF_SERVER})
+    for path in changed:
         print(f"wrote {path}")
     return 0
 

@@ -59,6 +59,10 @@ def _pretty(document: dict[str, Any]) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
+DOCUMENTS_OF_SERVER = ("openapi.json", "asyncapi.json")
+"""What the server itself serves; these have a copy in its package."""
+
+
 def write_changed(directory: Path, texts: dict[str, str]) -> list[Path]:
     """Write the files of a directory that are missing or have another text; return them."""
     changed = outdated(directory, texts)

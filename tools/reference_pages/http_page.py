@@ -139,7 +139,9 @@ class _Page:
             self.fields(operation.body.__name__, with_defaults=True)
         for status, answer in operation.answers.items():
             shape = (
-                "" if answer.body is None else f": [{answer.body.__name__}](#{answer.body.__name__.lower()})"
+                ""
+                if answer.body is None or answer.body.__name__ not in self._schemas
+                else f": [{answer.body.__name__}](#{answer.body.__name__.lower()})"
             )
             self.add(f"{status}{shape}, {answer.text}.\n")
         self.add(f"Errors: {_error_words(operation)}.\n")

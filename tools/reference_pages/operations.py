@@ -16,6 +16,7 @@ from everlog.topics import TopicConfig
 
 EVENT_STREAM: Final = "text/event-stream"
 PLAIN_TEXT: Final = "text/plain"
+HTML: Final = "text/html"
 NO_SCOPE: Final = Scope(0)
 _KEYED: Final = "unauthorized forbidden not_ready"
 _STREAM: Final = "server-sent events, see the AsyncAPI document"
@@ -487,5 +488,57 @@ PROBES: Final = (
     ),
 )
 
-OPERATIONS: Final = (*TOPICS, *CONSUMERS, *ROUTERS, *QUEUES, *WATCH, *PROBES)
+SERVER: Final = (
+    _operation(
+        "Server",
+        "GET /v0/overview",
+        "overview",
+        "How the server is",
+        Answer("its state", api_types.Overview),
+        Scope.READ,
+        text="Answered without a look at each topic: it takes as long with 100,000 topics as with one.",
+    ),
+    _operation(
+        "Server",
+        "GET /v0/samples",
+        "samples",
+        "What the server measured of itself",
+        Answer("the samples", api_types.Samples),
+        Scope.READ,
+        "invalid_request",
+        parameters=(
+            Parameter("step_ms", "integer", "1000: the last five minutes; 10000: the last hour", 1000),
+            Parameter("after_ms", "integer", "only samples that are later, ms since the epoch", 0),
+        ),
+        text="`fields` names the numbers of a row. Rates are means over the step; latencies are those of the "
+        "step, 0 if there were none. The samples are in memory and begin with the start of the server.",
+    ),
+    _operation(
+        "Server",
+        "GET /",
+        "index",
+        "The console, or links",
+        Answer("a page if `Accept` has `text/html`, else JSON", api_types.ServerIndex, HTML),
+        is_open=True,
+        text="Not a part of `/v0`. Needs no key; the page asks for one.",
+    ),
+    _operation(
+        "Server",
+        "GET /openapi.json",
+        "openapiDocument",
+        "The OpenAPI document",
+        Answer("OpenAPI 3.1", dict[str, Any]),
+        is_open=True,
+    ),
+    _operation(
+        "Server",
+        "GET /asyncapi.json",
+        "asyncapiDocument",
+        "The AsyncAPI document",
+        Answer("AsyncAPI 3.0", dict[str, Any]),
+        is_open=True,
+    ),
+)
+
+OPERATIONS: Final = (*TOPICS, *CONSUMERS, *ROUTERS, *QUEUES, *WATCH, *PROBES, *SERVER)
 """Every operation that is described; the document has those that the server has."""

@@ -157,7 +157,7 @@ def _show_banner(server: TopicsServer) -> None:
         else "OFF, every client may do everything"
     )
     data = "in memory only, gone when it stops" if server.is_memory else os.path.abspath(settings.data_dir)
-    fields = [("listens on", f"{url}/v0"), ("data", data)]
+    fields = [("console", f"{url}/"), ("listens on", f"{url}/v0"), ("data", data)]
     if settings.cold_dir is not None:
         fields.append(("old segments", os.path.abspath(settings.cold_dir)))
     fields += [("auth", keys), ("try", f"curl {url}/v0/health"), ("stop", "Ctrl-C")]

@@ -162,6 +162,10 @@ class App:
         self.advisers: list[Callable[[list[str]], None]] = []
         """They are called with the topics that have records which are not pushed for now."""
         self.routes: dict[tuple[str, str], Route] = {}
+        self.files: dict[str, Callable[[Exchange], None]] = {}
+        """What is sent as it stands, by path; it needs no key."""
+        self.requests = 0
+        """Requests that came since the start."""
         self._paths: set[str] = set()
         self._in_flight: dict[int, int] = {}
         self._has_keys = settings.api_keys.enabled
@@ -202,6 +206,7 @@ class App:
         route = self.routes.get(("GET", path))
         if (
             (route is not None and route.is_probe)
+            or path in self.files
             or self._key_of(request) is not None
             or _takes_query_token(path)
         ):
@@ -212,6 +217,7 @@ class App:
     def handle(self, exchange: Exchange) -> None:
         """Answer a request, now or later."""
         call = Call(exchange, self.now_ns())
+        self.requests += 1
         try:
             needs_poll = self._dispatch(call)
         except Exception as error:
@@ -247,6 +253,9 @@ class App:
         route, call.name, call.item = match.route, match.name, match.item
         if request.method == "OPTIONS" and match.path in self._paths:
             self._answer_options(call, match.path)
+            return False
+        if route is None and match.path in self.files and request.method in ("GET", "HEAD"):
+            self.files[match.path](call.exchange)
             return False
         if self._has_keys:
             self._authorise(call, match)

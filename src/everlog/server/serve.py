@@ -24,12 +24,14 @@ from everlog.queue.control import ControlBlock
 from everlog.server.app import App
 from everlog.server.auth import Key, check_bind, is_loopback
 from everlog.server.busy_time import busy_ns
+from everlog.server.console_routes import ConsoleRoutes
 from everlog.server.consumer_routes import ConsumerRoutes
 from everlog.server.http import HttpServer
 from everlog.server.http_exchange import HttpLimits
 from everlog.server.job_routes import ClaimWindows, JobRoutes
 from everlog.server.key_file import read_key_file
 from everlog.server.logs import configure_logging
+from everlog.server.overview_routes import OverviewRoutes
 from everlog.server.probe_routes import ProbeRoutes
 from everlog.server.router_routes import RouterRoutes
 from everlog.server.settings import ServerSettings
@@ -111,6 +113,7 @@ class TopicsServer:
         if self.settings.api_keys_file is not None:
             loop.call_later(REVOKE_INTERVAL_S, self._revoke_regularly)
         app.engine.delivery.measure_busy(busy_ns)
+        self._overview.start()
         app.turn_soon()
 
     def build_app(self, loop: asyncio.AbstractEventLoop) -> App:
@@ -126,6 +129,8 @@ class TopicsServer:
         JobRoutes(app, windows)
         self._work = WorkRoutes(app, windows, slots=slots)
         self.probes = ProbeRoutes(app, self._gauges)
+        self._overview = OverviewRoutes(app, self._gauges, is_memory=self.is_memory)
+        ConsoleRoutes(app)
         return app
 
     def reload_keys(self) -> None:

@@ -79,6 +79,7 @@ def append(
         entry = _frame_into_log(core, topic, batch, key, ts, created)
     else:
         entry = _frame_into_memory(core, topic, batch, ts, created)
+    core.totals.appended += entry.count
     if key is not None:
         # A pending key stands for its batch too: a repeated write waits for the same commit.
         topic.keys[key] = RememberedKey(entry.first_seq, entry.count, ts, entry.commit)

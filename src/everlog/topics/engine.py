@@ -35,6 +35,7 @@ from everlog.topics.results import (
     Claimed,
     Diff,
     EngineCounts,
+    EngineVitals,
     RecordsDeleted,
     Settled,
     TopicDeleted,
@@ -173,9 +174,6 @@ class Engine:
     def counts(self) -> EngineCounts:
         """Count topics, live records and what the log has done; looks at every topic."""
         topics = self._core.topics.values()
-        wal = WalMetrics()
-        for shard in self._core.shards:
-            wal.add(shard.wal.metrics)
         now_ms = self._core.now_ms()
         queues = [topic.queue_counts(now_ms) for topic in topics if topic.config.type is TopicType.QUEUE]
         return EngineCounts(
@@ -189,8 +187,28 @@ class Engine:
             queue_refused=sum(shard.refused for shard in self._core.shards),
             queue_topics=len(queues),
             queue_leases_in_flight=sum(queue.in_flight for queue in queues),
-            wal=wal,
+            wal=self._wal_metrics(),
         )
+
+    def vitals(self) -> EngineVitals:
+        """Count what can be counted without looking at each topic."""
+        core = self._core
+        return EngineVitals(
+            topics=len(core.topics),
+            routers=self.router_count,
+            consumers=core.totals.consumers,
+            appended=core.totals.appended,
+            bytes_live=core.totals.bytes,
+            read_only=sum(shard.wal.read_only is not None for shard in core.shards),
+            queue_depth=sum(shard.depth for shard in core.shards),
+            wal=self._wal_metrics(),
+        )
+
+    def _wal_metrics(self) -> WalMetrics:
+        wal = WalMetrics()
+        for shard in self._core.shards:
+            wal.add(shard.wal.metrics)
+        return wal
 
     def floor_commit(self, name: str) -> Commit:
         """What a report about this topic has to wait for before it is shown."""

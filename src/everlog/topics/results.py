@@ -110,6 +110,20 @@ class EngineCounts(msgspec.Struct, frozen=True):
     wal: WalMetrics = msgspec.field(default_factory=WalMetrics)
 
 
+class EngineVitals(msgspec.Struct, frozen=True):
+    """What an engine knows without looking at each topic, so it can be asked every second."""
+
+    topics: int = 0
+    routers: int = 0
+    consumers: int = 0
+    appended: int = 0
+    """Records that were accepted since the start."""
+    bytes_live: int = 0
+    read_only: int = 0
+    queue_depth: int = 0
+    wal: WalMetrics = msgspec.field(default_factory=WalMetrics)
+
+
 class RecordsDeleted(msgspec.Struct, frozen=True):
     """Answer of `delete_records`."""
 

@@ -67,6 +67,7 @@ class Totals:
     """What an engine knows of all its topics together."""
 
     __slots__ = (
+        "appended",
         "bytes",
         "consumed",
         "consumers",
@@ -81,6 +82,8 @@ class Totals:
     )
 
     def __init__(self, delivery: Delivery | None = None) -> None:
+        self.appended = 0
+        """Records that were accepted since the start."""
         self.bytes = 0
         self.consumed: dict[int, Topic] = {}
         """By id: topics that have consumers."""

@@ -13,7 +13,7 @@ from everlog.server.errors import _STATUS
 from tests.support.api_documents import codes_in, references_in, refusals_in, resolved
 from tools.reference_pages.__main__ import main
 from tools.reference_pages.asyncapi import asyncapi
-from tools.reference_pages.documents import documents, outdated, registered_routes
+from tools.reference_pages.documents import DOCUMENTS_OF_SERVER, documents, outdated, registered_routes
 from tools.reference_pages.error_codes import ERROR_CODES, OF_EVERY_REQUEST, SOCKET_CODES
 from tools.reference_pages.field_texts import BOUNDS, COMMON, SPECIAL
 from tools.reference_pages.openapi import openapi, operations_of, undescribed
@@ -28,6 +28,8 @@ DOCUMENTS: dict[str, dict[str, Any]] = {"openapi": openapi(EVERYTHING), "asyncap
 
 def test_the_committed_documents_are_what_the_code_says() -> None:
     stale = [path.name for path in outdated(REFERENCE, documents())]
+    served = {name: documents()[name] for name in DOCUMENTS_OF_SERVER}
+    stale += [path.name for path in outdated(SERVER / "documents", served)]
     assert stale == [], f"{stale} are out of date; run: python -m tools.reference_pages"
 
 
