@@ -21,6 +21,7 @@ CODES = {
     "CorruptMetadata": "corrupt_metadata",
     "DamagedData": "damaged_data",
     "TopicDamaged": "topic_damaged",
+    "NotReady": "not_ready",
     "Unsupported": "unsupported",
     "UnsupportedVersion": "unsupported_version",
     "PayloadTooLarge": "payload_too_large",

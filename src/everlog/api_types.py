@@ -626,6 +626,8 @@ class StorageHealth(msgspec.Struct, frozen=True):
     """Whether acknowledged records of `disk` or `fsync` topics may be lost."""
     damaged_topics: int = 0
     """Topics that are not served because their segments are damaged."""
+    filling_topics: int = 0
+    """Topics of class `memory` that are not served yet, because their records are still being loaded."""
 
 
 class Health(msgspec.Struct, frozen=True):

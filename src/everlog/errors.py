@@ -60,6 +60,12 @@ class TopicDamaged(Corrupt):
     code = "topic_damaged"
 
 
+class NotReady(EverlogError):
+    """The records of this topic are still being loaded after a start; try again soon."""
+
+    code = "not_ready"
+
+
 class Unsupported(EverlogError):
     """The operation makes no sense for this object or in this state."""
 

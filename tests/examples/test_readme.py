@@ -43,6 +43,7 @@ NOT_OF_THE_QUEUE = {
     "DataLost",
     "LimitReached",
     "NotAQueue",
+    "NotReady",
     "OutcomeUnknown",
     "ReadOnly",
     "RouterCycle",

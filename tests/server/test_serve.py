@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from everlog.errors import EverlogError, Io
 from everlog.server import serve
 from everlog.server.serve import StartCancelled, TopicsServer
 from everlog.topics import Durability, Engine, EngineSettings, NewRecord, TopicConfig
+from everlog.topics.storage.memory_fill import MemoryFill
 from everlog.topics.storage.recovery import Progress
-from tests.support.http_cases import PATIENCE_S, RunningServer, settings_of
+from tests.support.http_cases import PATIENCE_S, HttpClient, RunningServer, settings_of
 
 RECORDS = 50
 
@@ -100,6 +102,50 @@ def test_a_start_that_is_cancelled_says_so_and_can_be_repeated(
 
     asyncio.run(scenario())
     assert record_count(data_dir) == RECORDS
+
+
+# --- Memory topics ---------------------------------------------------------------------------------------
+
+
+def test_a_server_is_ready_before_its_memory_topics_are_loaded(
+    monkeypatch: pytest.MonkeyPatch, data_dir: Path
+) -> None:
+    engine = Engine.open(data_dir, EngineSettings(shards=2))
+    engine.wait_for(engine.put_topic("m", TopicConfig(durability=Durability.MEMORY)).commit)
+    engine.wait_for(engine.append("m", [NewRecord(b"1")] * 1000).commit)
+    engine.checkpoint()
+    engine.abandon()
+    may_load = threading.Event()
+    load = MemoryFill._load
+
+    def held_load(fill: MemoryFill) -> None:
+        assert may_load.wait(PATIENCE_S)
+        load(fill)
+
+    monkeypatch.setattr(MemoryFill, "_load", held_load)
+    server = RunningServer(settings_of(data_dir=str(data_dir)), memory=False)
+    try:
+        client = HttpClient(server.server.address)
+        assert client.request("GET", "/v0/ready").status == 200
+        assert client.request("GET", "/v0/topics/t").json["count"] == RECORDS
+        for method, path, body in (
+            ("GET", "/v0/topics/m", None),
+            ("POST", "/v0/topics/m", {"records": [{"data": 1}]}),
+            ("POST", "/v0/topics/m/diff", {}),
+            ("POST", "/v0/watch", {"topics": {"m": {}}}),
+        ):
+            refused = client.request(method, path, body)
+            assert (refused.status, refused.json["error"]["code"]) == (503, "not_ready"), path
+            assert refused.headers["retry-after"] == "1"
+        assert "topics_filling_topics 1.0" in client.request("GET", "/v0/metrics").text
+        may_load.set()
+        deadline = time.monotonic() + PATIENCE_S
+        while (state := client.request("GET", "/v0/topics/m")).status == 503:
+            assert time.monotonic() < deadline
+        assert state.json["count"] == 1000
+    finally:
+        may_load.set()
+        server.stop()
 
 
 # --- The port file ---------------------------------------------------------------------------------------

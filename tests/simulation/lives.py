@@ -109,13 +109,20 @@ class Lives:
         )
 
     def _open(self) -> Engine:
-        return Engine.open(
+        engine = Engine.open(
             self.data_dir,
             self._settings(),
             clock=self.machine.clock,
             fs=self.machine.fs,
             syncs=InlineSyncs(),
+            fills_later=self.operation % 2 == 0,
         )
+        try:
+            engine.wait_filled()
+        except BaseException:
+            engine.abandon()
+            raise
+        return engine
 
     def _start(self) -> None:
         """Open the engine, whatever it takes, and check what is there."""

@@ -21,6 +21,7 @@ from everlog.errors import (
     Io,
     LimitReached,
     NotAQueue,
+    NotReady,
     OutcomeUnknown,
     ReadOnly,
     RecordTooLarge,
@@ -91,8 +92,10 @@ def from_engine(error: EverlogError, topic: str | None) -> ApiError:
         return ApiError(429, error.code, message, {"retry_after_ms": error.retry_after_ms}, headers)
     if isinstance(error, LimitReached):
         return limit_reached(message, error.limit, error.maximum)
-    if isinstance(error, Closed):
-        return ApiError(503, "shutting_down", message, None, RETRY_SOON)
+    if isinstance(error, Closed | NotReady):
+        code = "shutting_down" if isinstance(error, Closed) else error.code
+        about = {"topic": topic} if topic is not None and isinstance(error, NotReady) else None
+        return ApiError(503, code, message, about, RETRY_SOON)
     if isinstance(error, TopicIncompatible):
         detail = {"existing_type": error.existing, "requested_type": error.requested}
         return ApiError(409, error.code, message, detail)

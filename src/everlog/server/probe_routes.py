@@ -288,6 +288,8 @@ class _Metrics(Collector):
             yield family
         text = "topics that are not served because their segments are damaged"
         yield GaugeMetricFamily("topics_damaged_topics", text, value=health.damaged_topics)
+        text = "topics of class memory whose records are still being loaded after the start"
+        yield GaugeMetricFamily("topics_filling_topics", text, value=health.filling_topics)
 
     def _router_metrics(self) -> Iterator[Metric]:
         lag = GaugeMetricFamily(

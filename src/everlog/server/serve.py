@@ -177,7 +177,8 @@ class TopicsServer:
         data_dir = None if self.is_memory else self.settings.data_dir
         if data_dir is not None:
             _check_data_dir(data_dir)
-        engine = Engine.open(data_dir, self.settings.engine_settings(), wake=app.wake, progress=show)
+        settings = self.settings.engine_settings()
+        engine = Engine.open(data_dir, settings, wake=app.wake, progress=show, fills_later=True)
         try:
             self._write_port_file()
         except BaseException:

@@ -12,6 +12,7 @@ from everlog.api_types import Durability
 from everlog.errors import (
     InvalidRequest,
     LimitReached,
+    NotReady,
     StorageFailed,
     TopicDamaged,
     TopicIncompatible,
@@ -41,13 +42,17 @@ def find(core: Core, name: str) -> Topic:
     """Return the topic; `TopicNotFound` if there is none."""
     topic = core.topics.get(name)
     if topic is None:
-        check_undamaged(core, name)
+        check_served(core, name)
         raise TopicNotFound(f"there is no topic {name!r}; create it or check the name", name)
     return topic
 
 
-def check_undamaged(core: Core, name: str) -> None:
+def check_served(core: Core, name: str) -> None:
     """Refuse a topic that is there and cannot be served."""
+    if name in core.filling:
+        raise NotReady(
+            f"the records of topic {name!r}, which is of class memory, are still being loaded; try again soon"
+        )
     if name in core.damaged:
         raise TopicDamaged(
             f"a segment of topic {name!r} is lost or damaged; stop the server, restore the file or run "
@@ -57,16 +62,17 @@ def check_undamaged(core: Core, name: str) -> None:
 
 def new_topic(core: Core, name: str, create: bool | None, config: TopicConfig | None) -> Topic:
     """Make a topic for a write to an absent name; not in the table until its frame is gathered."""
-    check_undamaged(core, name)
+    check_served(core, name)
     config = config or TopicConfig()
     if not (config.auto_create if create is None else create):
         raise TopicNotFound(f"there is no topic {name!r}, and this write may not create it", name)
     check_topic_name(name)
     resolved = config.resolved(name)
     limit = core.settings.max_topics
-    if limit and len(core.topics) >= limit:
+    count = len(core.topics) + len(core.filling)
+    if limit and count >= limit:
         raise LimitReached(
-            f"there are {len(core.topics)} topics, as many as max_topics allows; delete some",
+            f"there are {count} topics, as many as max_topics allows; delete some",
             "max_topics",
             limit,
         )
@@ -222,7 +228,7 @@ def delete_topic(core: Core, name: str, if_empty: bool) -> TopicDeleted:
     """See `Engine.delete_topic`."""
     topic = core.topics.get(name)
     if topic is None:
-        check_undamaged(core, name)
+        check_served(core, name)
         return TopicDeleted(False, COMMITTED)
     sweep(core, topic, core.now_ms())
     if if_empty and topic.log.live_count > 0:

@@ -55,6 +55,7 @@ class Core:
         self.delivery.ingest = self._ingest
         self.totals = Totals(self.delivery)
         self.damaged: dict[str, Topic] = {}  # by name: not served, because a segment cannot be read
+        self.filling: set[str] = set()  # names of topics whose records are still being loaded
         self.deleting: dict[int, Topic] = {}  # by id: deleted, but that is not committed yet
         self.dropped: list[Topic] = []  # deleted, with files that the next checkpoint removes
         self.routers = RouterTable()

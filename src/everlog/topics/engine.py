@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from everlog.api_types import Durability, StorageHealth, StorageStatus, TopicAccount, TopicType
 from everlog.clock import Clock, SystemClock
-from everlog.errors import Closed, EverlogError, ReadOnly, StorageFailed
+from everlog.errors import Closed, EverlogError, Io, ReadOnly, StorageFailed
 from everlog.fs import Fs, OsFs
 from everlog.native.topics.log import RecordBatch
 from everlog.topics import append, catalogue, reading, retention
@@ -85,11 +85,14 @@ class Engine:
         syncs: SyncRunner | None = None,
         wake: Callable[[], None] | None = None,
         progress: Callable[[Progress], None] | None = None,
+        fills_later: bool = False,
     ) -> Engine:
         """Open a data directory, recovering what it holds, or start in memory.
 
         `syncs` defaults to one thread per shard, one for checkpoints and one for cold reads; `wake` is
         called from these threads when `poll` has something to do. `progress` is called during recovery.
+        With `fills_later` topics of class `memory` are loaded by later polls, and refused with `NotReady`
+        until they are.
         """
         settings = settings or EngineSettings()
         core = Core(settings, clock or SystemClock(), fs or OsFs())
@@ -97,7 +100,7 @@ class Engine:
             return cls(core, None, syncs or InlineSyncs())
         runner = syncs or ThreadSyncs(lanes_for(settings), wake)
         try:
-            store = open_store(core, os.fspath(data_dir), runner, progress)
+            store = open_store(core, os.fspath(data_dir), runner, progress, fills_later=fills_later)
         except BaseException:
             runner.close()
             raise
@@ -540,7 +543,9 @@ class Engine:
             self._core.totals.unreclaimed.popitem()[1].reclaim()
         if self._core.totals.evicted:
             self.consumers.warn()
-        if self._checkpointer is not None:
+        if self._store is not None and self._store.fill is not None:
+            self._store.fill.poll(self._syncs)
+        elif self._checkpointer is not None:
             self._checkpointer.poll()
         self._mark_routers()
         self.deliver(drain=drain)
@@ -665,11 +670,28 @@ class Engine:
             damage=dict(damage),
             may_lack_acked=report is not None and report.may_lack_acked,
             damaged_topics=len(core.damaged),
+            filling_topics=len(core.filling),
         )
+
+    @property
+    def filling_topics(self) -> int:
+        """How many topics of class `memory` are still being loaded."""
+        return len(self._core.filling)
+
+    def wait_filled(self) -> None:
+        """Load the topics that were left for later, and wait for that; raises what went wrong."""
+        while self._store is not None and (fill := self._store.fill) is not None:
+            fill.poll(self._syncs)
+            if not self._syncs.poll():
+                self._syncs.wait(NS_PER_S)
+            if fill.error is not None:
+                number = getattr(fill.error, "errno", None)
+                raise Io(f"topics of class memory cannot be loaded: {fill.error}", number) from fill.error
 
     def checkpoint(self) -> None:
         """Save everything that is committed in segments and a snapshot, and trim the log; blocks."""
         self._check_open()
+        self.wait_filled()
         if self._checkpointer is not None:
             self.write()
             self._checkpointer.run()
@@ -683,7 +705,7 @@ class Engine:
         """Write everything, leave one final snapshot, and unlock the directory.
 
         If a shard is read-only, or the snapshot fails, the log stays as it is for the next start, and this
-        raises once everything is closed.
+        raises once everything is closed. The log stays, too, while topics of class `memory` are being loaded.
         """
         if self._closed:
             return
@@ -696,8 +718,11 @@ class Engine:
                 for shard in self._core.shards:
                     if shard.wal.read_only is not None:
                         raise ReadOnly(str(shard.wal.read_only), shard.wal.read_only.errno)
-                self._checkpointer.finish()
-                finished = True
+                if self._store is not None and self._store.fill is not None:
+                    self._store.fill.cancel()
+                else:
+                    self._checkpointer.finish()
+                    finished = True
         finally:
             self._closed = True
             if self._store is not None:
@@ -724,6 +749,8 @@ class Engine:
         """Close everything without writing, as a crash would."""
         self._closed = True
         self.delivery.scheduler.drain()
+        if self._store is not None and self._store.fill is not None:
+            self._store.fill.cancel()
         if self._store is not None:
             self._store.abandon()
         self._syncs.abandon()

@@ -116,6 +116,10 @@ class ForwardReplay:
         end = self._ends[topic_id] = _End(topic_id, log)
         return end.staged
 
+    def is_expected(self, topic_id: int) -> bool:
+        """Whether the log has copies from or to this topic."""
+        return topic_id in self._taking_part
+
     def takes_part(self, topic_id: int) -> bool:
         """Whether the records of this topic may be needed although it is deleted."""
         return topic_id in self._ends

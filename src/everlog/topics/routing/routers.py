@@ -105,6 +105,9 @@ def _check_cycle(core: Core, name: str, config: RouterConfig) -> None:
 
 def _check_limits(core: Core, config: RouterConfig) -> None:
     """Refuse before anything is created."""
+    for end in (config.source, config.dest):
+        if end not in core.topics:
+            catalogue.check_served(core, end)
     limit = core.settings.max_routers
     if limit and len(core.routers) >= limit:
         raise LimitReached(

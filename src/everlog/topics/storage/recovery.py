@@ -12,57 +12,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-from xxhash import xxh3_64_intdigest
-
-from everlog.api_types import Durability
 from everlog.errors import Corrupt, CorruptMetadata, DamagedData, Io
 from everlog.fs import create_directory, opened, read_file, replace_file, sync_path
 from everlog.native.queue.ring import Mapping
 from everlog.native.topics.log import LogFrame, LogReplay, TopicLog
 from everlog.topics import catalogue
-from everlog.topics.commits import COMMITTED
-from everlog.topics.delivery.consumer_table import (
-    CONSUMER_FRAMES,
-    apply_consumer,
-    clear_volatile_consumers,
-    enlist,
-    finish_consumer_replay,
-    restore_consumers,
-)
-from everlog.topics.due_work import schedule
-from everlog.topics.jobs.lease_log import (
-    apply_delete_seqs,
-    apply_lease,
-    clear_volatile_leases,
-    finish_lease_replay,
-    restore_leases,
-)
-from everlog.topics.retention import apply_delete, has_caps
 from everlog.topics.routing.replay import ForwardReplay, note_reused_seqs
 from everlog.topics.storage import control, layout, snapshot
 from everlog.topics.storage.layout import FrameType
 from everlog.topics.storage.log_losses import LogLosses
 from everlog.topics.storage.log_survey import Survey, missing_file, survey
-from everlog.topics.storage.segment_loading import (
-    LoadedSegment,
-    check_sealed,
-    contradicts,
-    damaged_seqs,
-    hole_index,
-    index_entries,
-    load_listed,
-    load_segments,
-    rebuilt_index,
-)
-from everlog.topics.storage.segment_store import SegmentPart, delete_topic, list_topics
-from everlog.topics.storage.segments import SegmentSet
+from everlog.topics.storage.memory_fill import LogStretch, MemoryFill, choose, enter, is_deferrable
+from everlog.topics.storage.segment_store import delete_topic, list_topics
 from everlog.topics.storage.store import DamageFound, OldFile, RecoveryReport, Store
 from everlog.topics.storage.synced_ends import SyncedEnd, read_ends
 from everlog.topics.storage.syncs import SyncRunner
-from everlog.topics.storage.tier import Tier, TopicTier
+from everlog.topics.storage.topic_replay import apply_entry, finish_topic
+from everlog.topics.storage.topic_restore import TopicRestore
 from everlog.topics.storage.wal_files import END_FRAME, WalFile, cut_tail, list_wal_files, map_file
-from everlog.topics.topic import RememberedKey, Topic
+from everlog.topics.topic import Topic
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -82,30 +50,30 @@ class Progress(NamedTuple):
 
 
 def open_store(
-    core: Core, data_dir: str, syncs: SyncRunner, progress: Callable[[Progress], None] | None
+    core: Core,
+    data_dir: str,
+    syncs: SyncRunner,
+    progress: Callable[[Progress], None] | None,
+    *,
+    fills_later: bool = False,
 ) -> Store:
-    """Lock a data directory, recover what it holds into `core`, and begin this run's log."""
+    """Lock a data directory, recover what it holds into `core`, and begin this run's log.
+
+    With `fills_later` topics of class `memory` are left to `Store.fill`.
+    """
     try:
         store = Store(core, data_dir, syncs)
     except OSError as error:
         raise Io(f"cannot open the data directory {data_dir}: {error}", error.errno) from error
     try:
-        _Recovery(core, store, progress).run()
+        _Recovery(core, store, progress, fills_later=fills_later).run()
         _log_report(store.report)
         if not store.boot_pending:
             store.note_boot()
         store.open_shards()
         core.begin_leases()
         for topic in list(core.topics.values()):
-            topic.shard = core.shard_of(topic.topic_id, len(core.shards))
-            enlist(core, topic)
-            topic.floors.caps_due = has_caps(topic)
-            if topic.floors.caps_due:
-                core.totals.due.add(topic, core.now_ms())
-            else:
-                schedule(core, topic)
-            if topic.storage.segments is not None:
-                core.totals.sealed[topic.topic_id] = topic
+            enter(core, topic)
         note_reused_seqs(core)
     except OSError as error:
         store.abandon()
@@ -175,8 +143,10 @@ class _Recovery:
         progress: Callable[[Progress], None] | None,
         *,
         is_alone: bool = True,
+        fills_later: bool = False,
     ) -> None:
         self._is_alone = is_alone
+        self._fills_later = fills_later
         self._core = core
         self._store = store
         self._report = store.report
@@ -187,8 +157,10 @@ class _Recovery:
         self._logs: dict[int, TopicLog] = {}
         self._forwards = ForwardReplay(core, store.load_segment)
         self._listed: set[int] = set()  # ids of topics of which the snapshot lists segments
+        self._deferred: list[control.TopicRecord] = []
+        self._stretches: list[LogStretch] = []
         self._damaged: list[_LogContent] = []
-        self._quarantined: dict[int, Corrupt] = {}  # by topic id: why it cannot be served
+        self._restore = TopicRestore(core, store, is_clean=False, is_alone=is_alone)
         self._losses = LogLosses(core, self._logs)
 
     def run(self) -> None:
@@ -198,9 +170,16 @@ class _Recovery:
         files = list_wal_files(self._core.fs, self._store.wal_dir)
         if body is not None:
             self._clean = body.clean
+            self._restore = TopicRestore(
+                core=self._core, store=self._store, is_clean=body.clean, is_alone=self._is_alone
+            )
             self._forwards.restore(body)
             for number, raw in enumerate(body.topics):
-                self._restore_topic(control.decode(raw, control.TopicRecord))
+                record = control.decode(raw, control.TopicRecord)
+                if self._fills_later and is_deferrable(record):
+                    self._deferred.append(record)
+                else:
+                    self._restore_topic(record)
                 if number % 1000 == 0:
                     self._progress(Progress("segments", number, len(body.topics)))
             self._progress(Progress("segments", len(body.topics), len(body.topics)))
@@ -208,7 +187,9 @@ class _Recovery:
         self._forwards.resolve(self._apply_to)
         for topic in self._core.topics.values():
             self._losses.settle(topic)
-            self._finish_topic(topic)
+            # A process that was killed has lost nothing it wrote; only a machine that stopped may have.
+            crashed = (self._replayed_frames or not self._clean) and not self._is_same_boot
+            finish_topic(self._store, topic, crashed=crashed or self._losses.reach(topic))
         self._forwards.finish()
         self._losses.settle_copies()
         self._check_policy()
@@ -216,7 +197,11 @@ class _Recovery:
         self._write_salvaged()
         self._core.totals.bytes = sum(topic.log.live_bytes for topic in self._core.topics.values())
         self._remove_unknown_topics()
-        self._report.topics = len(self._core.topics)
+        self._report.topics = len(self._core.topics) + len(self._deferred)
+        if self._deferred:
+            self._store.fill = MemoryFill(
+                self._core, self._store, self._restore, self._deferred, self._stretches
+            )
 
     # --- Snapshot ----------------------------------------------------------------------------------------
 
@@ -265,36 +250,9 @@ class _Recovery:
     # --- Segments ----------------------------------------------------------------------------------------
 
     def _restore_topic(self, record: control.TopicRecord) -> None:
-        core = self._core
-        topic = Topic(record.topic_id, record.name, record.epoch, record.config, 0, core.totals)
-        topic.floors.cap = record.cap_floor
-        topic.floors.ttl = record.ttl_floor
-        topic.floors.trim = record.trim_floor
-        topic.floors.trim_runs = record.trim_holes
-        topic.routes.hop_runs = record.hop_runs
-        topic.floors.holes = record.holes
-        topic.floors.corrupt = record.corrupt
-        topic.floors.delete_below = record.delete_below
-        topic.reserved.floor_logged = max(record.cap_floor, record.reserved_floor)
-        topic.reserved.ceiling_logged = record.ceiling
-        topic.storage.saved_seq = record.saved_seq
-        topic.last_write_ts = record.last_write_ts
-        topic.schedule.last_read_ts = record.last_read_ts
-        for key, first_seq, count, ts in record.keys:
-            topic.keys[key] = RememberedKey(first_seq, count, ts, COMMITTED)
-        restore_leases(topic, record)
-        restore_consumers(topic, record.consumers)
-        topic.storage.restored_head = record.head_seq
-        topic.storage.restored_ts = record.last_ts
-        first_seq = record.segments[0][0] if record.segments else record.saved_seq + 1
-        topic.log = TopicLog(topic.topic_id, first_seq)
         if record.segments:
-            self._listed.add(topic.topic_id)
-            self._load_segments(topic, record)
-        if topic.log.next_seq <= record.saved_seq:
-            topic.log.push_holes(record.saved_seq + 1 - topic.log.next_seq, record.last_ts)
-        topic.log.kill_below(max(topic.evict_floor, topic.floors.delete_below))
-        self._register(topic)
+            self._listed.add(record.topic_id)
+        self._register(self._restore.restore(record, self._core.totals))
 
     def _register(self, topic: Topic) -> None:
         """Put a topic into the table; its name belongs to the newest instance.
@@ -318,109 +276,10 @@ class _Recovery:
         if not self._forwards.takes_part(topic.topic_id):
             self._logs.pop(topic.topic_id, None)
 
-    def _load_segments(self, topic: Topic, record: control.TopicRecord) -> None:
-        store = self._store
-        tier = store.tier_of(topic.topic_id)
-        self._rebuild_indexes(tier, record)
-        try:
-            loaded = load_listed(tier, record.segments)
-            if loaded is None:
-                self._cut_to_snapshot(tier, record)
-                loaded = load_segments(tier, durable_through_seq=record.saved_seq).segments
-            found = [(segment.first_seq, segment.last_seq, segment.data_bytes) for segment in loaded]
-            if found != record.segments:
-                missing = sorted(set(record.segments) - set(found)) or sorted(
-                    set(found) - set(record.segments)
-                )
-                raise Corrupt(
-                    f"segment {missing[0][0]} of topic {topic.name!r} is not as the snapshot says (seqs "
-                    f"{missing[0][0]} to {missing[0][1]}, {missing[0][2]} bytes); restore it from a backup"
-                )
-        except Corrupt as error:
-            loaded = self._without_damaged(topic, tier, record, error)
-        if not self._clean:
-            self._sync_marks(tier, loaded)
-        topic.storage.segments = SegmentSet.from_loaded(store.limits, loaded)
-        checksums = dict(zip(record.segments, record.index_checksums, strict=False))
-        for segment, info in zip(loaded, topic.storage.segments.infos, strict=True):
-            key = (info.first_seq, info.last_seq, info.data_bytes)
-            if topic.topic_id in self._quarantined and key in checksums:
-                info.index_checksum = checksums[key]
-            if topic.topic_id in self._quarantined:
-                info.busy = True  # neither moved nor removed: the file may come back
-            self._load_index(topic, tier, segment, store.loaded.add(tier, info))
-            self._report.segments += 1
-            self._report.records_from_segments += info.live
-
-    def _rebuild_indexes(self, tier: TopicTier, record: control.TopicRecord) -> None:
-        """Make indexes again that are not as the snapshot says: all that they say follows from the data."""
-        if not self._is_alone:
-            return
-        for (first_seq, last_seq, data_bytes), checksum in zip(
-            record.segments, record.index_checksums, strict=False
-        ):
-            count = last_seq - first_seq + 1
-            store = tier.store(self._tier_with_data(tier, first_seq))
-            try:
-                index = store.read(first_seq, SegmentPart.INDEX, 0)[: count * layout.INDEX_ENTRY_SIZE]
-            except Corrupt:
-                index = b""
-            if xxh3_64_intdigest(index) == checksum:
-                continue
-            try:
-                data = store.read(first_seq, SegmentPart.DATA, 0, data_bytes)
-            except Corrupt:
-                continue  # the data is gone, which is found when the segment is loaded
-            rebuilt = rebuilt_index(first_seq, last_seq, data)
-            if rebuilt is None:
-                continue
-            if contradicts(index, rebuilt):
-                path = store.describe(first_seq, SegmentPart.INDEX)
-                self._report.damage.append(DamageFound("index", path, "it was made again from its data"))
-            store.put_index(first_seq, rebuilt)
-
-    @staticmethod
-    def _tier_with_data(tier: TopicTier, segment_id: int) -> Tier:
-        if tier.cold is None or tier.hot.exists(segment_id, SegmentPart.DATA):
-            return Tier.HOT
-        return Tier.COLD if tier.cold.exists(segment_id, SegmentPart.DATA) else Tier.HOT
-
-    def _without_damaged(
-        self, topic: Topic, tier: TopicTier, record: control.TopicRecord, error: Corrupt
-    ) -> list[LoadedSegment]:
-        """Load the segments that can be loaded; the others have no record that can be read.
-
-        The topic is not served then, unless they are to be given up.
-        """
-        gives_up = self._core.settings.on_damage == "give_up"
-        if not self._is_alone:
-            raise error
-        self._report.damage.append(DamageFound("segment", tier.hot.directory, str(error)))
-        loaded: list[LoadedSegment] = []
-        for first_seq, last_seq, data_bytes in record.segments:
-            where = self._tier_with_data(tier, first_seq)
-            store, count = tier.store(where), last_seq - first_seq + 1
-            try:
-                index = store.read(first_seq, SegmentPart.INDEX, 0, count * layout.INDEX_ENTRY_SIZE)
-                store.map(first_seq, SegmentPart.DATA, data_bytes)
-                check_sealed(index, data_bytes, store.describe(first_seq, SegmentPart.DATA))
-            except Corrupt:
-                if gives_up:
-                    store.keep_damaged(first_seq)
-                    topic.note_corrupt(first_seq, last_seq)
-                    continue
-                self._quarantined[topic.topic_id] = error
-                index = hole_index(count)
-            loaded.append(LoadedSegment(first_seq, index, data_bytes, where, sealed=True))
-        if not self._quarantined.get(topic.topic_id) and not gives_up:
-            raise error  # each segment is sound by itself, so it is something else
-        self._report.may_lack_acked |= gives_up
-        return loaded
-
     def _quarantine(self) -> None:
         """Do not serve topics that have lost a segment; those that routers use stop the start instead."""
         core = self._core
-        for topic_id, error in self._quarantined.items():
+        for topic_id, error in self._restore.quarantined.items():
             topic = core.by_id.get(topic_id)
             if topic is None:
                 continue
@@ -428,60 +287,6 @@ class _Recovery:
                 raise error
             catalogue.unlist(core, topic)
             core.damaged[topic.name] = topic
-
-    def _give_up_damaged_records(self, topic: Topic, tier: TopicTier, segment: LoadedSegment) -> None:
-        """Delete records whose frames are damaged, so that readers can go on behind their tombstone."""
-        data = tier.store(segment.tier).read(segment.first_seq, SegmentPart.DATA, 0, segment.data_bytes)
-        for seq in damaged_seqs(segment.first_seq, segment.index, data):
-            path = tier.store(segment.tier).describe(segment.first_seq, SegmentPart.DATA)
-            self._report.damage.append(DamageFound("record", path, f"record {seq} is given up"))
-            self._report.may_lack_acked = True
-            topic.kill_range(seq, seq + 1)
-            topic.note_corrupt(seq, seq)
-            topic.storage.unmarked.append(np.array([seq], dtype=np.uint64))
-
-    def _sync_marks(self, tier: TopicTier, loaded: list[LoadedSegment]) -> None:
-        """Make sure of deletion marks: a checkpoint that failed may have left them in the page cache only."""
-        for segment in loaded:
-            entries = index_entries(segment.index)
-            if ((entries["flags"] & layout.INDEX_FLAG_DELETED != 0) & (entries["size"] > 0)).any():
-                tier.store(segment.tier).sync(segment.first_seq, created=False)
-
-    def _cut_to_snapshot(self, tier: TopicTier, record: control.TopicRecord) -> None:
-        """Remove what a checkpoint wrote whose snapshot never came: the log has it, with its keys."""
-        known = {first_seq for first_seq, _, _ in record.segments}
-        extra = [segment_id for segment_id, _ in tier.list() if segment_id not in known]
-        if extra:
-            tier.delete(extra)
-        first_seq, last_seq, data_bytes = record.segments[-1]
-        index_bytes = (last_seq - first_seq + 1) * layout.INDEX_ENTRY_SIZE
-        for store in (tier.hot, tier.cold):
-            # It may have grown, been sealed and even moved since the snapshot.
-            if store is not None and all(store.exists(first_seq, part) for part in SegmentPart):
-                data_length = store.length(first_seq, SegmentPart.DATA)
-                index_length = store.length(first_seq, SegmentPart.INDEX)
-                if data_length >= data_bytes and index_length > index_bytes:
-                    store.trim(first_seq, data_bytes, index_bytes)
-
-    def _load_index(self, topic: Topic, tier: TopicTier, segment: LoadedSegment, source: int) -> None:
-        needing_frames = topic.log.load_index(segment.first_seq, segment.index, source)
-        if needing_frames:
-            store = tier.store(segment.tier)
-            data = store.map(segment.first_seq, SegmentPart.DATA, segment.data_bytes)
-            count = segment.last_seq - segment.first_seq + 1
-            damaged = topic.log.load_frames(segment.first_seq, count, data)
-            if damaged and self._core.settings.on_damage != "give_up":
-                error = Corrupt(
-                    f"record {damaged} of topic {topic.name!r} is not where the index of its segment says; "
-                    f"run `everlog verify`, then restore the segment from a backup"
-                )
-                if not self._is_alone:
-                    raise error
-                path = store.describe(segment.first_seq, SegmentPart.DATA)
-                self._report.damage.append(DamageFound("segment", path, str(error)))
-                self._quarantined[topic.topic_id] = error
-        if self._core.settings.on_damage == "give_up":
-            self._give_up_damaged_records(topic, tier, segment)
 
     def _remove_unknown_topics(self) -> None:
         """Remove the segments of topics that are not there any more, or whose checkpoint was cut short."""
@@ -515,6 +320,7 @@ class _Recovery:
             if end.file_number not in known and end.offset > needed_from and self._is_alone:
                 contents.append(self._missing_file(end))
         contents.sort(key=lambda log: log.file.number)
+        self._choose_deferred(contents, body)
         self._forwards.begin(self._logs)
         for number, log in enumerate(contents):
             self._progress(Progress("log", number, len(contents)))
@@ -523,6 +329,20 @@ class _Recovery:
         for file in files:
             if file not in wanted:
                 self._core.fs.unlink(file.path)
+
+    def _choose_deferred(self, contents: list[_LogContent], body: control.SnapshotBody | None) -> None:
+        """Restore those topics now whose entries in the log concern others as well."""
+        if not self._deferred or body is None:
+            return
+        buffers = [(log.content, log.start) for log in contents]
+        chosen = [] if self._damaged else choose(self._deferred, body, buffers)
+        chosen = [record for record in chosen if not self._forwards.is_expected(record.topic_id)]
+        chosen_ids = {record.topic_id for record in chosen}
+        for record in self._deferred:
+            if record.topic_id not in chosen_ids:
+                self._restore_topic(record)
+        self._deferred = chosen
+        self._listed |= chosen_ids
 
     def _read_ends(self, body: control.SnapshotBody | None) -> dict[int, SyncedEnd]:
         """Read up to where the log files were synced; reports a file or slot that is lost."""
@@ -616,6 +436,7 @@ class _Recovery:
         if frame is None:
             self._cut(file, replay, memoryview(content).nbytes)
             end += len(END_FRAME)
+        self._stretches.append(LogStretch(source, log.start, replay.position, file.path))
         shard = log.synced or SyncedEnd(0, 0)
         self._store.earlier_ends.append(shard._replace(file_number=file.number, offset=end))
 
@@ -689,43 +510,12 @@ class _Recovery:
 
     def _apply_to(self, topic: Topic, frame: LogFrame) -> None:
         """Apply one control frame of a topic."""
-        if frame.type == FrameType.TOPIC_DELETE:
-            catalogue.hide(self._core, topic)
-            catalogue.release(self._core, topic)
-            self._forget_log(topic)
-        elif frame.type == FrameType.CONFIG_UPDATE:
-            topic.configure(control.decode(frame.data, control.ConfigUpdate).config)
-            if topic.durability not in (Durability.DISK, Durability.FSYNC):
-                topic.keys.clear()  # a change back logs those that are still known
-            clear_volatile_leases(topic)
-            clear_volatile_consumers(topic)
-        elif frame.type == FrameType.DELETE:
-            topic.visible = topic.log.next_seq - 1
-            apply_delete(topic, control.decode(frame.data, control.Delete))
-        elif frame.type == FrameType.DELETE_SEQS:
-            topic.visible = topic.log.next_seq - 1
-            apply_delete_seqs(topic, control.decode(frame.data, control.DeleteSeqs))
-        elif frame.type == FrameType.LEASE:
-            apply_lease(topic, control.decode(frame.data, control.Lease))
-        elif frame.type in CONSUMER_FRAMES:
-            apply_consumer(topic, frame)
-        elif frame.type == FrameType.EVICT_WATERMARK:
-            mark = control.decode(frame.data, control.EvictWatermark)
-            # A crash may have taken the evicted records and left the floor, which shows that they were there.
-            _raise_head(topic, max(mark.cap_floor, mark.ttl_floor) - 1)
-            topic.visible = topic.log.next_seq - 1
-            topic.reserved.floor_logged = max(topic.reserved.floor_logged, mark.reserved)
-            topic.kill_below(max(mark.cap_floor, mark.ttl_floor))
-            topic.restore_gaps(mark.trim_floor, mark.trim_runs, mark.holes)
-            topic.raise_floor(cap=mark.cap_floor, ttl=mark.ttl_floor)
-        elif frame.type == FrameType.HEAD_WATERMARK:
-            head = control.decode(frame.data, control.HeadWatermark)
-            topic.reserved.ceiling_logged = max(topic.reserved.ceiling_logged, head.ceiling)
-            _raise_head(topic, head.head)
-        else:
-            key = control.decode(frame.data, control.IdempotencyKey)
-            topic.keys.pop(key.key, None)  # keys are held in the order of their writing
-            topic.keys[key.key] = RememberedKey(key.first_seq, key.count, frame.ts, COMMITTED)
+        if frame.type != FrameType.TOPIC_DELETE:
+            apply_entry(topic, frame)
+            return
+        catalogue.hide(self._core, topic)
+        catalogue.release(self._core, topic)
+        self._forget_log(topic)
 
     def _create(self, frame: LogFrame) -> None:
         core = self._core
@@ -736,55 +526,3 @@ class _Recovery:
             return
         topic = Topic(frame.topic_id, created.name, created.epoch, created.config, 0, core.totals)
         self._register(topic)
-
-    # --- The end -----------------------------------------------------------------------------------------
-
-    def _finish_topic(self, topic: Topic) -> None:
-        """Close the gap between what is there and what may have been promised before a crash."""
-        if topic.durability is Durability.EPHEMERAL:
-            self._forget_records(topic)
-        log = topic.log
-        # A class that is `fsync` now may have been `disk` before; `memory` promises nothing.
-        promised = topic.durability in (Durability.DISK, Durability.FSYNC)
-        # A process that was killed has lost nothing it wrote; only a machine that stopped may have.
-        crashed = (self._replayed_frames or not self._clean) and not self._is_same_boot
-        crashed |= self._losses.reach(topic)
-        if promised and crashed and topic.reserved.ceiling_logged >= log.next_seq:
-            topic.note_holes(log.next_seq, topic.reserved.ceiling_logged)
-            log.push_holes(topic.reserved.ceiling_logged + 1 - log.next_seq, log.last_ts)
-            self._store.boot_pending = True
-        topic.visible = log.next_seq - 1
-        floor = min(topic.reserved.floor_logged, topic.visible + 1)
-        if crashed and promised and floor > topic.floors.cap:
-            self._store.boot_pending = True
-            topic.kill_below(floor)
-            topic.raise_floor(cap=floor)
-        if log.last_ts:
-            topic.last_write_ts = max(topic.last_write_ts or 0, log.last_ts)
-        if not promised:
-            topic.keys.clear()  # of a time when it was of another class
-        topic.floors.planned = topic.floors.cap
-        topic.reserved.floor_logged = topic.reserved.floor_durable = topic.floors.cap
-        topic.reserved.ceiling_logged = 0
-        topic.reclaim()
-        topic.storage.logged_seq = topic.visible if topic.durability is not Durability.EPHEMERAL else 0
-        finish_lease_replay(topic)
-        finish_consumer_replay(topic)
-        if topic.visible > topic.storage.saved_seq or topic.storage.unmarked:
-            self._core.totals.unsaved[topic.topic_id] = topic
-
-    def _forget_records(self, topic: Topic) -> None:
-        """An ephemeral topic comes back empty, with its head."""
-        topic.log = TopicLog(topic.topic_id, max(topic.log.next_seq, topic.storage.restored_head + 1))
-        topic.note_holes(1, topic.log.next_seq - 1)
-        if topic.storage.segments is not None:
-            topic.storage.segments.seal()  # of a time when it had another class: a checkpoint drops them
-        topic.storage.saved_seq = topic.log.next_seq - 1
-
-
-def _raise_head(topic: Topic, head: int) -> None:
-    """Leave holes up to a seq that was given out."""
-    log = topic.log
-    if head >= log.next_seq:
-        topic.note_holes(log.next_seq, head)
-        log.push_holes(head + 1 - log.next_seq, log.last_ts)

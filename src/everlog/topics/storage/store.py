@@ -25,6 +25,7 @@ from everlog.topics.topic import Topic
 
 if TYPE_CHECKING:
     from everlog.topics.core import Core
+    from everlog.topics.storage.memory_fill import MemoryFill
 
 _END_OF_LOG = Position(2**64, 0)
 
@@ -109,6 +110,8 @@ class Store:
         )
         self.old_files: list[OldFile] = []
         self.report = RecoveryReport()
+        self.fill: MemoryFill | None = None
+        """What is left of recovery: topics of class `memory`."""
         self.snapshot_number = 0
         self._fetching: dict[int, Commit] = {}
         self.boot_pending = False
