@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -88,13 +88,21 @@ window.onunhandledrejection = (event) => report('broken', {message: String(event
 
 
 @contextmanager
-def served_page(script: Callable[[str], str]) -> Iterator[tuple[str, Reports]]:
-    """Serve a page that runs a script, made for the origin of the page; gives that origin and the reports."""
+def served_page(
+    script: Callable[[str], str], modules: Mapping[str, Path] | None = None
+) -> Iterator[tuple[str, Reports]]:
+    """Serve a page that runs a script, made for the origin of the page; gives that origin and the reports.
+
+    `modules` are JavaScript files that the script may import, by their paths.
+    """
     reports = Reports()
     content = b""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            module = (modules or {}).get(self.path)
+            if module is not None:
+                return self._answer(module.read_bytes(), "text/javascript; charset=utf-8")
             self._answer(content if self.path == "/" else b"", "text/html; charset=utf-8")
 
         def do_POST(self) -> None:
