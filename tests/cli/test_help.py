@@ -82,6 +82,7 @@ def test_the_commands_are_these() -> None:
         "everlog topic",
         "everlog topic ls",
         "everlog topic create",
+        "everlog quickstart",
         "everlog topic show",
         "everlog topic append",
         "everlog topic read",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         jobs,
         pipeline,
         queue,
+        quickstart,
         repair,
         router,
         serve,
@@ -74,6 +75,7 @@ _COMMANDS: Final = {
     "simulate": _Command(
         "import_", "simulate_command", "everlog simulate --queue ./queue --symbols 100 --events 1000000"
     ),
+    "quickstart": _Command("quickstart", "quickstart_command", "everlog quickstart my-project"),
     "serve": _Command("serve", "serve_command", "everlog serve --data-dir ./topics-data"),
     "verify": _Command("verify", "verify_command", "everlog verify ./topics-data"),
     "repair": _Command("repair", "repair_command", "everlog repair --accept-loss ./topics-data"),
@@ -92,7 +94,9 @@ HELP_OPTIONS: Final = {"help_option_names": ["-h", "--help"]}
 GREETING: Final = """\
 everlog {version}: an ordered log that never loses anything silently.
 
-Try it, with two terminals:
+  everlog quickstart                                a server and programs to change, all running
+
+Or step by step, with two terminals:
   everlog serve --memory                            run a server that keeps nothing
   everlog topic append orders -d '{{"id": 1}}'        write a record
   everlog topic tail -f orders                      read what comes

@@ -1,0 +1,56 @@
+"""`everlog quickstart`: the folder it makes, and that what it makes runs."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from everlog import Client
+from tests.support.command_lines import run, started
+from tests.support.processes import eventually
+
+
+def test_the_folder_has_the_programs_and_a_second_run_keeps_what_was_changed(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    assert run("everlog", "quickstart", folder, "--no-run").returncode == 0
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert names == ["README.md", "consumer.py", "page/index.html", "producer.py", "worker.py"]
+    (folder / "producer.py").write_text("print('mine')\n")
+    (folder / "README.md").unlink()
+    assert run("everlog", "quickstart", folder, "--no-run").returncode == 0
+    assert (folder / "producer.py").read_text() == "print('mine')\n"
+    assert (folder / "README.md").exists()
+
+
+def test_a_folder_of_something_else_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    ended = run("everlog", "quickstart", tmp_path, "--no-run")
+    assert ended.returncode != 0
+    assert "is no quickstart folder; name a new one" in ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_all_programs_run_until_the_command_is_stopped(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    with started("everlog", "quickstart", folder, "--port", 0) as command:
+        seen: set[str] = set()
+        url = ""
+        while not {"producer", "consumer", "worker", "page"} <= seen:
+            line = command.line()
+            name, _, rest = line.partition("|") if "|" in line else line.partition("  ")
+            seen.add(name.strip())
+            url = rest.strip() if name.strip() == "server" and rest.strip().startswith("http") else url
+        with Client(url) as client:
+            eventually("the consumer commits", lambda: client.consumer("orders", "totals").cursor > 0)
+        code, _, _ = command.end(signal.SIGINT)
+    assert code == 0
+    assert (folder / "data").is_dir()
+
+
+def test_a_program_that_fails_ends_the_command_with_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    assert run("everlog", "quickstart", folder, "--no-run").returncode == 0
+    (folder / "worker.py").write_text("raise SystemExit(3)\n")
+    ended = run("everlog", "quickstart", folder, "--port", 0)
+    assert ended.returncode == 1
+    assert "worker ended with exit code 3" in ended.stderr
