@@ -21,9 +21,12 @@ KEY = "js-key-0123456789"
 
 
 @pytest.mark.parametrize("key", [None, KEY])
-def test_every_case_of_the_client_holds(key: str | None, tmp_path: Path) -> None:
-    keys = () if key is None else ("--api-key", f"{key}:read,write,delete,admin")
-    with running_server(tmp_path, *keys, key=key) as server:
+def test_every_case_of_the_client_holds(
+    key: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if key is not None:
+        monkeypatch.setenv("TOPICS_API_KEYS", key)
+    with running_server(tmp_path, key=key) as server:
         command = [find_node(), str(FOLDER / "run_cases.mjs"), server.url, *([key] if key else [])]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S * 4, check=False)
     assert ended.returncode == 0, ended.stderr
