@@ -445,7 +445,7 @@ class RouterFields(Answer, frozen=True):
     dest: str
     preserve_node: bool
     preserve_tag: bool
-    filter: tuple[str, str, str] | None
+    filter: list[Any] | None
     allow_cycle: bool
     guarantee: Guarantee
 
@@ -580,6 +580,13 @@ class CaughtUp(msgspec.Struct, frozen=True):
     head_seq: int
 
 
+class TopicCreated(msgspec.Struct, frozen=True):
+    """A topic has appeared that a pattern of the watch matches; its records follow from the first one on."""
+
+    topic: str
+    head_seq: int
+
+
 class TopicGone(msgspec.Struct, frozen=True):
     """A watched topic was deleted; nothing of it follows, and a stream ends with its last topic."""
 
@@ -588,7 +595,7 @@ class TopicGone(msgspec.Struct, frozen=True):
     reason: Literal["deleted"]
 
 
-WatchEvent = Records | CaughtUp | Tombstone | TopicGone
+WatchEvent = Records | CaughtUp | Tombstone | TopicGone | TopicCreated
 
 
 class StreamError(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -24,6 +24,7 @@ from everlog.client import (
     RecordsLost,
     RetryPolicy,
     Tombstone,
+    TopicCreated,
     TopicGone,
     calls,
 )
@@ -298,7 +299,7 @@ def test_a_watch_goes_on_after_the_server_came_back_without_its_sessions(tmp_pat
 
 def test_routers_are_made_looked_at_listed_and_deleted(client: Any) -> None:
     put = client.put_router("r", "a", "b", filter="eu*")
-    assert (put.created, put.filter) == (True, ("tag", "Glob", "eu*"))
+    assert (put.created, put.filter) == (True, ["tag", "Glob", "eu*"])
     client.append_many("a", [NewRecord(1, tag="eu"), NewRecord(2)])
     assert [record.data for record in client.read("b")] == [1]
     assert client.router("r").source == "a"
@@ -409,3 +410,68 @@ def test_a_thread_publishes_while_another_waits_for_news(plain: Client) -> None:
             assert socket.publish("t", [NewRecord(number)]).count == 1
         listener.join(10)
         assert seen == list(range(10))
+
+
+# --- Watches of patterns, consumers and filters ------------------------------------------------------------
+
+
+def test_a_watch_takes_patterns_filters_times_and_consumers(client: Any, plain: Client) -> None:
+    filled(plain, "p.a", 1, 2, 3)
+    plain.put_consumer("p.a", "c", start=3)
+    assert values_until_caught_up(client.watch({"p.a": {"consumer": "c"}})) == [3]
+    assert values_until_caught_up(client.watch({"p.a": {"filter": ["data", "Ge", 2]}})) == [2, 3]
+    assert values_until_caught_up(client.watch({"p.a": {"from_time_ms": 2**50}})) == []
+    events = client.watch({"p.*": "earliest"})
+    assert [record.data for record in next(events).records] == [1, 2, 3]
+    assert isinstance(next(events), CaughtUp)
+    plain.append("p.b", 7)
+    created = next(events)
+    assert isinstance(created, TopicCreated)
+    assert (created.topic, next(events).records[0].data) == ("p.b", 7)
+    events.close()
+    with client.socket() as socket:
+        assert set(socket.subscribe({"p.*": "now"})) == {"p.a", "p.b"}
+        plain.append("p.c", 8)
+        found = [socket.next_event() for _ in range(4)]
+        assert [event.topic for event in found if isinstance(event, TopicCreated)] == ["p.c"]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_watch_of_a_pattern_misses_and_repeats_nothing_over_cut_connections(url: str, kind: str) -> None:
+    retry = RetryPolicy(first_pause_s=0.001, longest_pause_s=0.01)
+    with Client(url) as writer, FaultProxy(url, seed=5, most_bytes=6000) as proxy:
+        for number in range(20):
+            filled(writer, f"p.{number}", *range(20))
+        with face(kind, proxy.url, retry=retry) as client:
+            seen: dict[str, list[object]] = {}
+            for event in client.watch({"p.*": "earliest"}, limit=7):
+                if isinstance(event, Records):
+                    seen.setdefault(event.topic, []).extend(record.data for record in event.records)
+                    if sum(map(len, seen.values())) == 400:
+                        filled(writer, "p.new", *range(20))
+                if sum(map(len, seen.values())) >= 420:
+                    break
+        assert seen == {f"p.{number}": list(range(20)) for number in (*range(20), "new")}
+        assert proxy.cuts > 2
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_watch_of_a_pattern_goes_on_after_the_server_came_back(tmp_path: Any, kind: str) -> None:
+    first = RunningServer(settings_of(data_dir=str(tmp_path)), memory=False)
+    port = first.server.address[1]
+    retry = RetryPolicy(first_pause_s=0.01, longest_pause_s=0.05)
+    try:
+        with face(kind, f"http://127.0.0.1:{port}", retry=retry) as client:
+            filled(client, "p.a", 1, 2)
+            events = client.watch({"p.*": {"filter": ["data", "Ne", 2]}})
+            assert [record.data for record in next(events).records] == [1]
+            assert isinstance(next(events), CaughtUp)
+            first.stop(drain_s=1)
+            second = RunningServer(settings_of(data_dir=str(tmp_path), port=port), memory=False)
+            try:
+                client.append_many("p.a", [NewRecord(2), NewRecord(3)])
+                assert values_until_caught_up(events) == [3]
+            finally:
+                second.stop(drain_s=0.2)
+    finally:
+        first.stop()

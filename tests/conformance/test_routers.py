@@ -91,7 +91,9 @@ def test_router_names_may_have_an_arrow(api: Api, name: str) -> None:
         {"source": 1, "dest": "b"},
         {"source": "a", "dest": "b", "preserve_node": "yes"},
         {"source": "a", "dest": "b", "guarantee": "maybe"},
-        {"source": "a", "dest": "b", "filter": ["node", "Eq", "x"]},
+        {"source": "a", "dest": "b", "filter": ["node", "Lt", "x"]},
+        {"source": "a", "dest": "b", "filter": ["tag", "Ne", "x"]},
+        {"source": "a", "dest": "b", "filter": []},
         {"source": "a", "dest": "b", "filter": ["tag", "Glob", "x"]},
         {"source": "a", "dest": "b", "filter": 7},
     ],
@@ -458,3 +460,26 @@ def test_scopes_and_prefixes_cover_routers() -> None:
         assert_error(part.drop_router("p.mixed"), 403, "forbidden", topic="a")
         assert [router["router"] for router in taken(part.routers())["routers"]] == ["p.r"]
         assert [router["router"] for router in taken(root.routers())["routers"]] == ["p.mixed", "p.r", "r"]
+
+
+@pytest.mark.parametrize(
+    ("filter", "copied"),
+    [
+        (["node", "Eq", "n1"], [1, 3]),
+        (["tag", "In", ["eu", "us"]], [1, 2]),
+        (["and", ["tag", "Glob", "e*"], ["data.price", "Gt", 1]], [4]),
+        (["or", ["meta.k", "Eq", "v"], ["data.price", "Lt", 2]], [1, 3]),
+    ],
+)
+def test_a_router_takes_the_filters_of_reads(api: Api, filter: list[Any], copied: list[int]) -> None:
+    assert taken(api.put_router("r", "a", "b", filter=filter), 201)["filter"] == filter
+    records = [
+        {"data": {"price": 1}, "tag": "eu", "node": "n1"},
+        {"data": {"price": 2}, "tag": "us"},
+        {"data": {"price": 3}, "node": "n1", "meta": {"k": "v"}},
+        {"data": {"price": 4}, "tag": "ea"},
+    ]
+    taken(api.request("POST", "/v0/topics/a", {"records": records}), 200)
+    found = taken(api.request("POST", "/v0/topics/b/diff", {}))["records"]
+    assert [record["data"]["price"] for record in found] == copied
+    assert taken(api.request("GET", "/v0/routers/r"))["filter"] == filter

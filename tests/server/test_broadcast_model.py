@@ -80,12 +80,16 @@ class RecordingWatcher(Watcher):
         self.events: list[str] = []
         self.batch: Batch | None = None
         if spec.is_at_head:
-            self.at_head = WatchCursor(spec.name, spec.seq, epoch if spec.is_current else epoch - 1, HEAD)
+            epoch = epoch if spec.is_current else epoch - 1
+            self.at_head = WatchCursor(spec.name, spec.seq, epoch, HEAD, spec.options)
 
     def topic_changed(self, name: str) -> bool:
         assert name == "t"
         self.events.append("changed")
         return self.spec.delivers
+
+    def topic_created(self, name: str) -> None:
+        raise AssertionError("no pattern is followed")
 
     def deliver(self) -> None:
         self.events.append("delivered")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from everlog.server.watch_sessions import TOPICS_MAX
+from everlog.server.watch_starts import MATCHED_MAX
 from everlog.topics.config import MAX_IDEMPOTENCY_KEY_BYTES, MAX_RECORDS_PER_APPEND, TOPIC_NAME
 from everlog.topics.jobs.claims import SEQS_MAX
 
@@ -98,7 +98,7 @@ COMMON: Final[dict[str, str]] = {
     "effective_priority": "the priority that counts now",
     "error": "the error",
     "extended": "number of leases that were extended",
-    "filter": "only records whose tag matches are copied; null: all",
+    "filter": "only records that match are copied, by their tag or an expression; null: all",
     "first_seq": "seq of the first record of the batch",
     "forwarded_total": "records that were copied, or lost before they could be",
     "from_seq": "begin behind this seq",
@@ -204,7 +204,8 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
     },
     "DeleteBody": {"before_seq": "only records below this seq"},
     "WatchBody": {
-        "topics": "where to begin in each topic, by name; 1 to 256",
+        "topics": "where to begin in each topic, by name; 1 to 256. A name that ends in `*` stands for all "
+        "topics that begin so, also those that appear later; then 10,000 in all",
         "limit": "most records of one frame; 0 is the default, above 1000 is 1000",
         "max_batch_bytes": "most bytes of one frame, but always one record; 0 is 1 MiB, above 8 MiB is 8 MiB",
     },
@@ -237,6 +238,13 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
     },
     "TopicState": {"queue": "queues only: the jobs"},
     "WatchSession": {"topics": "where reading begins, by topic"},
+    "WatchedBody": {
+        "from_seq": "begin behind this seq; 0 if nothing else is said",
+        "consumer": "begin at the cursor of this consumer, with its filter and nodes; no commits are made",
+        "filter": "only records that pass this expression; the others move the cursor",
+    },
+    "TopicCreated": {"head_seq": "its newest seq when it joined"},
+    "TopicCreatedPush": {"head_seq": "its newest seq when it joined"},
     "Watched": {"from_seq": "reading begins behind this seq"},
     "Overview": {
         "version": "of the server",
@@ -309,7 +317,7 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
     "StreamError": {"topics": "topics that had more to send"},
     "Subscribe": {
         "topic": "a topic, from `from_seq` or `tail` of this command",
-        "topics": "topics, each from its own cursor",
+        "topics": "topics, each from its own cursor; a name may end in `*` as in a watch",
         "from_seq": "begin behind this seq of `topic`",
     },
     "Unsubscribe": {"topic": "a topic", "topics": "topics"},
@@ -345,8 +353,7 @@ BOUNDS: Final[dict[str, dict[str, dict[str, Any]]]] = {
     },
     "TopicConfig": {"dead_letter": {"pattern": f"^{TOPIC_NAME.pattern}$"}},
     "DeleteBody": {"match": _PREDICATE},
-    "RouterBody": {"filter": _PREDICATE},
-    "WatchBody": {"topics": {"minProperties": 1, "maxProperties": TOPICS_MAX}},
+    "WatchBody": {"topics": {"minProperties": 1, "maxProperties": MATCHED_MAX}},
     "ClaimBody": {"node": {"minLength": 1, "maxLength": 128}},
     "AckBody": {"node": {"minLength": 1, "maxLength": 128}, "seqs": {"maxItems": SEQS_MAX}},
     "Ready": {"wal_replay_complete": {"const": True}},

@@ -17,6 +17,7 @@ from everlog.api_types import (
     Records,
     StreamError,
     Tombstone,
+    TopicCreated,
     TopicGone,
     Watched,
 )
@@ -88,11 +89,16 @@ class TopicDeletedPush(TopicGone, frozen=True, tag_field="op", tag="topic_delete
     """The topic was deleted and is no longer followed."""
 
 
+class TopicCreatedPush(TopicCreated, frozen=True, tag_field="op", tag="topic_created"):
+    """A topic has appeared that a pattern matches."""
+
+
 EVENTS: dict[str, type[Struct]] = {
     "record": Records,
     "tombstone": Tombstone,
     "caught-up": CaughtUp,
     "topic-deleted": TopicGone,
+    "topic-created": TopicCreated,
     "error": StreamError,
 }
 """The events of a watch stream and their data."""
@@ -101,4 +107,6 @@ WORK_EVENTS: dict[str, type[Struct]] = {"job": JobFrame, "error": StreamError}
 """The events of a work stream."""
 
 REPLIES: tuple[type[Struct], ...] = (Subscribed, Unsubscribed, Ack, Pong, SocketError)
-PUSHES: tuple[type[Struct], ...] = (RecordPush, TombstonePush, CaughtUpPush, TopicDeletedPush)
+PUSHES: tuple[type[Struct], ...] = (
+    *(RecordPush, TombstonePush, CaughtUpPush, TopicDeletedPush, TopicCreatedPush),
+)

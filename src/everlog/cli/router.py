@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 import typer
 
 from everlog.api_types import RouterState
+from everlog.cli.options import parse_filter
 from everlog.cli.output import group, print_fields, printable
 from everlog.cli.session import Prefix, Session, server_command
 from everlog.client.errors import ApiFailed
@@ -20,7 +22,12 @@ app = group(
 RouterName = Annotated[str, typer.Argument(metavar="ROUTER", help="Name of the router.", show_default=False)]
 Filter = Annotated[
     str | None,
-    typer.Option("--filter", metavar="TAG", help="Only records with this tag; a final * means any ending."),
+    typer.Option(
+        "--filter",
+        metavar="TAG|JSON",
+        help="Only records with this tag, a final * means any ending; or an expression like "
+        '\'["data.price","Gt",100]\'.',
+    ),
 ]
 
 
@@ -78,7 +85,7 @@ def put_command(
         router,
         source,
         dest,
-        filter=tag_filter,
+        filter=parse_filter(tag_filter) if (tag_filter or "").startswith("[") else tag_filter,
         guarantee="exactly_once" if exactly_once else "at_least_once",
         preserve_node=preserve_node,
         preserve_tag=preserve_tag,
@@ -110,13 +117,21 @@ def show_command(session: Session, router: RouterName) -> None:
             ("router", printable(state.router)),
             ("source", printable(state.source)),
             ("dest", printable(state.dest)),
-            ("filter", "none" if state.filter is None else f"tag {printable(state.filter[2])}"),
+            ("filter", _filter(state)),
             ("guarantee", state.guarantee),
             ("copies carry", _carried(state)),
             ("may close a cycle", "yes" if state.allow_cycle else "no"),
             ("copied", str(state.forwarded_total)),
         ]
     )
+
+
+def _filter(state: RouterState) -> str:
+    if state.filter is None:
+        return "none"
+    is_tag = state.filter[0] == "tag" and isinstance(state.filter[-1], str)
+    expression = msgspec.json.encode(state.filter).decode()
+    return f"tag {printable(state.filter[-1])}" if is_tag else printable(expression)
 
 
 def _carried(state: RouterState) -> str:

@@ -24,6 +24,9 @@ Nodes = str | Sequence[str]
 Start = Literal["earliest", "now"] | int
 """Where a reader begins: the oldest record, the next one, or the record with this seq (included)."""
 
+WatchStart = Start | Mapping[str, Any]
+"""Where watching a topic begins: a start, or an entry as the server takes it."""
+
 Position = Literal["earliest", "latest"] | int | Mapping[str, int]
 """Where a consumer is put: at an end, before the record with this seq, or `{"time_ms": t}`."""
 
@@ -67,12 +70,15 @@ def checked_position(position: object) -> object:
         ) from None
 
 
-def checked_starts(topics: object) -> dict[str, Start]:
+def checked_starts(topics: object) -> dict[str, WatchStart]:
     """Where each topic begins; topics that are only named begin with the next record."""
     if isinstance(topics, str):
         return {topics: "now"}
     if isinstance(topics, Mapping):
-        return {topic: checked_start(start) for topic, start in topics.items()}
+        return {
+            topic: dict(start) if isinstance(start, Mapping) else checked_start(start)
+            for topic, start in topics.items()
+        }
     if isinstance(topics, Iterable):
         return dict.fromkeys(topics, "now")
     raise InvalidRequest(f"the topics are {topics!r}; give a name, several, or a mapping of names to starts")

@@ -186,7 +186,7 @@ def put_router(
     source: str,
     dest: str,
     *,
-    filter: Predicate | None = None,
+    filter: Predicate | Sequence[Any] | None = None,
     preserve_node: bool = True,
     preserve_tag: bool = True,
     create_dest: bool = True,

@@ -23,6 +23,7 @@ from everlog.api_types import (
     NewRecord,
     Records,
     Tombstone,
+    TopicCreated,
     TopicGone,
     TopicSettings,
     Watched,
@@ -31,7 +32,7 @@ from everlog.api_types import (
 from everlog.client.arguments import (
     Gaps,
     Nodes,
-    Start,
+    WatchStart,
     checked_gaps,
     checked_records,
     checked_settings,
@@ -54,6 +55,7 @@ _PUSHED: Final[dict[str, type[WatchEvent]]] = {
     "caught_up": CaughtUp,
     "tombstone": Tombstone,
     "topic_deleted": TopicGone,
+    "topic_created": TopicCreated,
 }
 
 
@@ -255,7 +257,7 @@ def _read_subscribed(messages: Messages, text: bytes) -> dict[str, Watched]:
 
 
 def subscribe(
-    topics: Mapping[str, Start] | str,
+    topics: Mapping[str, WatchStart] | str,
     *,
     node: Nodes | None = None,
     include_tags: bool = False,

@@ -6,7 +6,7 @@ Owns where reading goes on after a lost connection, and how gaps are reported; t
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple, overload
 from urllib.parse import urlencode
 
@@ -19,12 +19,22 @@ from everlog.api_types import (
     Records,
     StreamError,
     Tombstone,
+    TopicCreated,
     TopicGone,
+    Watched,
     WatchEvent,
     WatchSession,
 )
 from everlog.client import calls
-from everlog.client.arguments import Gaps, Nodes, Start, checked_gaps, checked_start, checked_starts
+from everlog.client.arguments import (
+    Gaps,
+    Nodes,
+    Start,
+    WatchStart,
+    checked_gaps,
+    checked_start,
+    checked_starts,
+)
 from everlog.client.errors import UNREACHABLE, ApiFailed, RecordsLost
 from everlog.client.flows import Call, ClientContext, Emit, Flow, More, Open, Pause, Stream
 from everlog.client.retrying import Attempts
@@ -36,6 +46,7 @@ HEARTBEAT_MS: Final = 15_000
 SILENCE_S: Final = 2.5 * HEARTBEAT_MS / 1000
 """A stream without a heartbeat for so long counts as lost."""
 
+_STARTS: Final = frozenset(("from_seq", "tail", "from_time_ms", "consumer"))
 NOT_FOUND: Final = 404
 SESSION_GONE: Final = 410
 THROTTLED: Final = 429
@@ -161,18 +172,19 @@ _EVENTS: Final[dict[str, type[WatchEvent]]] = {
     "caught-up": CaughtUp,
     "tombstone": Tombstone,
     "topic-deleted": TopicGone,
+    "topic-created": TopicCreated,
 }
 
 
 class _WatchOptions(NamedTuple):
-    topics: Mapping[str, Start]
+    topics: Mapping[str, WatchStart]
     gaps: Gaps
     lenient: bool
     session: Mapping[str, Any]
 
 
 def watch(
-    topics: Mapping[str, Start] | Iterable[str] | str,
+    topics: Mapping[str, WatchStart] | Iterable[str] | str,
     *,
     gaps: Gaps = "raise",
     lenient: bool = False,
@@ -185,8 +197,10 @@ def watch(
 ) -> Stream[WatchEvent]:
     """Iterate over what happens to topics; the iteration ends when all of them are deleted.
 
-    A mapping says where each topic begins; otherwise all begin with the next record. After a lost connection
-    or a restart of the server it continues where it was, without a missing or repeated record.
+    A mapping says where each topic begins; otherwise all begin with the next record. An entry may also be
+    like `{"from_time_ms": t}`, `{"consumer": name}` or `{"tail": True, "filter": [...]}`. A name that ends in
+    `*` stands for all topics that begin so; those that appear later join with a `TopicCreated`. After a lost
+    connection or a restart of the server it continues where it was, without a missing or repeated record.
     """
     session = {
         "heartbeat_ms": HEARTBEAT_MS,
@@ -208,7 +222,7 @@ def _watch(context: ClientContext, wanted: _WatchOptions) -> Flow[None]:
     session = yield from _session(wanted, cursors).steps(context)
     watching = _Watching(context, wanted, {topic: seen.from_seq for topic, seen in session.topics.items()})
     attempts = context.attempts()
-    while watching.at:
+    while watching.is_going_on:
         try:
             yield from _events(context, watching.request(session.wid), watching.take, attempts)
             failure = _ended(context)
@@ -216,13 +230,15 @@ def _watch(context: ClientContext, wanted: _WatchOptions) -> Flow[None]:
             failure = error
         if failure.status == NOT_FOUND:
             session = yield from _session(wanted, watching.cursors()).steps(context)
-            watching.keep_only(session.topics)
-        elif watching.at:
+            watching.begin_again(session.topics)
+        elif watching.is_going_on:
             yield Pause(attempts.pause_s(failure, may_repeat=True))
 
 
-def watched_from(start: Start) -> dict[str, object]:
+def watched_from(start: WatchStart) -> dict[str, object]:
     """Where watching a topic begins, as the server takes it."""
+    if isinstance(start, Mapping):
+        return dict(start)
     if start == "now":
         return {"tail": True}
     return {"from_seq": 0 if start == "earliest" else max(int(start) - 1, 0)}
@@ -239,24 +255,48 @@ class _Watching:
         self.at = at
         self._context = context
         self._gaps = wanted.gaps
+        self._patterns = [topic for topic in wanted.topics if topic.endswith("*")]
+        self._entries = {topic: watched_from(start) for topic, start in wanted.topics.items()}
+        # With patterns the topics are too many to name in a header, and the server's id stands for them.
+        self._last_id = ""
         # A watch from "earliest" misses nothing that had gone before.
         self._ignores_gap = {topic for topic, start in wanted.topics.items() if start == "earliest"}
 
+    @property
+    def is_going_on(self) -> bool:
+        return bool(self.at or self._patterns)
+
     def request(self, wid: str) -> bytes:
         event_id = base64.urlsafe_b64encode(msgspec.json.encode(self.at)).rstrip(b"=")
-        headers = _EVENT_STREAM + b"Last-Event-ID: " + event_id + b"\r\n"
+        if self._patterns:
+            event_id = self._last_id.encode()
+        headers = _EVENT_STREAM + (b"Last-Event-ID: " + event_id + b"\r\n" if event_id else b"")
         return self._context.writer.request("GET", f"/watch/{wid}", None, headers)
 
     def cursors(self) -> dict[str, dict[str, object]]:
-        return {topic: {"from_seq": seq} for topic, seq in self.at.items()}
+        """The entries of a new session: every known topic from where it was, patterns for the others."""
+        entries = {topic: {**self._rest_of(topic), "from_seq": seq} for topic, seq in self.at.items()}
+        return entries | {pattern: self._rest_of(pattern) for pattern in self._patterns}
 
-    def keep_only(self, topics: Container[str]) -> None:
-        self.at = {topic: seq for topic, seq in self.at.items() if topic in topics}
+    def _rest_of(self, topic: str) -> dict[str, object]:
+        """What an entry says besides where it begins."""
+        pattern = next((each for each in self._patterns if topic.startswith(each[:-1])), topic)
+        entry = self._entries.get(topic) or self._entries.get(pattern) or {}
+        return {name: value for name, value in entry.items() if name not in _STARTS}
+
+    def begin_again(self, topics: Mapping[str, Watched]) -> None:
+        """A new session has these topics."""
+        self._last_id = ""
+        if self._patterns:
+            self.at = {topic: watched.from_seq for topic, watched in topics.items()}
+        else:
+            self.at = {topic: seq for topic, seq in self.at.items() if topic in topics}
 
     def take(self, event: Event) -> WatchEvent | None:
         """Move the cursor; returns the event if it is to be emitted, raises a gap that is to be raised."""
         found = _decoded(self._context.address, event)
-        if found is None or found.topic not in self.at:
+        self._last_id = event.event_id or self._last_id
+        if found is None or (found.topic not in self.at and not self._patterns):
             return None
         topic = found.topic
         ignores_gap = topic in self._ignores_gap
@@ -274,6 +314,8 @@ def advance(at: dict[str, int], event: WatchEvent) -> None:
     """Move the cursor of a watched topic past an event; a deleted topic has none."""
     if isinstance(event, Records):
         at[event.topic] = event.to_seq
+    elif isinstance(event, TopicCreated):
+        at[event.topic] = 0
     elif isinstance(event, TopicGone):
         at.pop(event.topic, None)
     elif isinstance(event, Tombstone) and event.topic in at:

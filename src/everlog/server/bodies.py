@@ -134,10 +134,18 @@ class RouterBody(msgspec.Struct):
 
 
 class WatchedBody(msgspec.Struct):
-    """Where watching one topic begins."""
+    """Where watching one topic begins, and what is sent of it."""
 
-    from_seq: int = 0
+    from_seq: int | msgspec.UnsetType = msgspec.UNSET
     tail: bool = False
+    from_time_ms: int | None = None
+    consumer: str | None = None
+    filter: msgspec.Raw = _ABSENT
+
+    @property
+    def cursor(self) -> int:
+        """`from_seq`, or 0."""
+        return 0 if isinstance(self.from_seq, msgspec.UnsetType) else self.from_seq
 
 
 class WatchBody(msgspec.Struct):

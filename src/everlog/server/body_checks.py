@@ -211,9 +211,9 @@ def _shown(value: Json) -> str:
 
 def _described(hint: object) -> str:
     """What a field takes, in words."""
-    parts = [part for part in _parts(hint) if part is not NoneType]
-    words = [_part_described(part) for part in parts]
-    if len(parts) < len(_parts(hint)):
+    parts = [part for part in _parts(hint) if part is not msgspec.UnsetType]
+    words = [_part_described(part) for part in parts if part is not NoneType]
+    if NoneType in parts:
         words.append("null")
     return " or ".join(words)
 

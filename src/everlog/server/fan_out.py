@@ -33,6 +33,7 @@ from everlog.topics.config import (
     READ_LIMIT_MAX,
     U64_MAX,
 )
+from everlog.topics.filters import Filter
 
 # One step of the loop delivers to so many watchers, or works so long; then requests get their turn.
 STEP_WATCHERS: Final = 256
@@ -55,6 +56,7 @@ class ReadOptions(NamedTuple):
     include_meta: bool = True
     include_data: bool = True
     is_strong: bool = False
+    filter: Filter | None = None
 
 
 class WatchCursor:
@@ -69,12 +71,14 @@ class WatchCursor:
         "is_gone",
         "is_live",
         "name",
+        "options",
         "seq",
         "topic",
     )
 
-    def __init__(self, name: str, seq: int, epoch: int, head_seq: int) -> None:
+    def __init__(self, name: str, seq: int, epoch: int, head_seq: int, options: ReadOptions) -> None:
         self.name = name
+        self.options = options
         self.topic: bytes = msgspec.json.encode(name)
         self.seq = seq
         self.epoch = epoch
@@ -189,6 +193,10 @@ class Watcher(ABC):
         """Note that a topic changed or is deleted; returns whether to deliver now."""
 
     @abstractmethod
+    def topic_created(self, name: str) -> None:
+        """Note that a topic appeared that a pattern matches; see `FanOut.follow`."""
+
+    @abstractmethod
     def deliver(self) -> None:
         """Send a little; called after `topic_changed` or `FanOut.serve_soon`."""
 
@@ -258,6 +266,8 @@ class FanOut:
     def __init__(self, app: App) -> None:
         self._app = app
         self._topics: dict[str, _TopicWatchers] = {}
+        self._prefixes: dict[str, dict[Watcher, None]] = {}
+        self._is_following = False
         self._changed: list[_TopicWatchers] = []
         # Topics under broadcast, each with the watchers that were not served yet.
         self._unserved: deque[tuple[str, Iterator[Watcher]]] = deque()
@@ -289,6 +299,29 @@ class FanOut:
             del self._topics[name]
             if topic.is_armed and self._app.engine is not None:
                 self._app.engine.forget_change(name, topic.changed)
+
+    def follow(self, prefix: str, watcher: Watcher) -> None:
+        """Report topics to a watcher that appear from now on and begin with `prefix`."""
+        if not self._is_following:
+            self._app.ready_engine().on_topic_created(self._topic_created)
+            self._is_following = True
+        self._prefixes.setdefault(prefix, {})[watcher] = None
+
+    def unfollow(self, prefix: str, watcher: Watcher) -> None:
+        """Undo a `follow`; an unknown watcher is no error."""
+        watchers = self._prefixes.get(prefix)
+        if watchers is not None:
+            watchers.pop(watcher, None)
+            if not watchers:
+                del self._prefixes[prefix]
+
+    def _topic_created(self, name: str) -> None:
+        if self._prefixes:
+            # The prefixes of a name are few, whatever number of patterns there is.
+            for size in range(len(name) + 1):
+                for watcher in self._prefixes.get(name[:size], ()):
+                    watcher.topic_created(name)
+                    self.serve_soon(watcher)
 
     def forget(self, watcher: Watcher) -> None:
         """Deliver no more to a watcher that has ended."""
@@ -473,6 +506,7 @@ class FanOut:
             include_meta=options.include_meta,
             include_data=options.include_data,
             max_batch_bytes=options.max_batch_bytes,
+            filter=options.filter,
             block=False,
         )
         commit = diff.commit

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 from wsproto.frame_protocol import CloseReason
 
-from everlog.errors import Closed, EverlogError
+from everlog.errors import Closed, EverlogError, TopicNotFound
 from everlog.native.topics.log import SEQS_LISTED, SEQS_NULL
 from everlog.server import sse
 from everlog.server.app import App, Call, Route, query_flag, scope_missing
@@ -39,7 +39,19 @@ from everlog.server.socket_commands import (
 )
 from everlog.server.streams import KEY_REVOKED, StreamSlots, stream_key
 from everlog.server.topic_routes import append_batch, appended_fields, check_dead_letter
-from everlog.server.watch_sessions import TOPICS_MAX, positions_answer, topic_states, when_all_done
+from everlog.server.watch_sessions import positions_answer, when_all_done
+from everlog.server.watch_starts import (
+    MATCHED_MAX,
+    TOPICS_MAX,
+    Pattern,
+    Resolution,
+    Resolved,
+    WatchStart,
+    allows_topic,
+    check_entries,
+    is_pattern,
+    pattern_of,
+)
 from everlog.server.websocket import WebSocket, handshake_headers, push_frame, text_frame
 from everlog.topics import Appended, Commit, TopicState
 
@@ -57,11 +69,11 @@ log = logging.getLogger("everlog.server.websocket")
 class Subscription(WatchCursor):
     """The cursor of one socket in one topic."""
 
-    __slots__ = ("is_active", "options")
+    __slots__ = ("is_active",)
 
-    def __init__(self, state: TopicState, from_seq: int, options: ReadOptions) -> None:
-        super().__init__(state.topic, from_seq, state.epoch, state.head_seq)
-        self.options = options
+    def __init__(self, start: WatchStart) -> None:
+        state = start.state
+        super().__init__(state.topic, start.seq, state.epoch, state.head_seq, start.options)
         self.is_active = False  # not before the reply that confirms it
 
 
@@ -81,6 +93,8 @@ class SocketSession(Watcher):
         self._socket = WebSocket(channel, self, routes.app.loop, routes.app.settings.max_body_bytes)
         self._subscriptions: dict[str, Subscription] = {}
         self._due: dict[str, Subscription] = {}  # those to look at, the first one first
+        self._patterns: dict[str, Pattern] = {}  # by prefix
+        self._appeared: deque[str] = deque()  # topics that patterns match, not followed yet
         self._unanswered = 0
         self._replies: deque[Callable[[], bytes]] = deque()
         self._sending_is_due = False
@@ -175,14 +189,14 @@ class SocketSession(Watcher):
         else:
             self._reply(partial(_render, b"pong", echo))
 
+    def _require_scope(self, scope: Scope) -> None:
+        if self.key is not None and not self.key.allows(scope):
+            raise scope_missing(scope)
+
     def _require(self, scope: Scope, name: str) -> None:
         """Refuse what the key of this socket may not do."""
-        key = self.key
-        if key is None:
-            return
-        if not key.allows(scope):
-            raise scope_missing(scope)
-        if not key.allows_name(name.encode()):
+        self._require_scope(scope)
+        if not allows_topic(self.key, name):
             raise ApiError(403, "forbidden", f"this key may not use the name {name!r}", {"topic": name})
 
     def _publish(self, command: Publish, echo: bytes) -> None:
@@ -211,26 +225,69 @@ class SocketSession(Watcher):
 
     def _subscribe(self, command: Subscribe, echo: bytes) -> None:
         wanted = command.wanted()
-        if not 1 <= len(wanted) <= TOPICS_MAX:
-            raise invalid(f"a subscription to {len(wanted)} topics; name 1 to {TOPICS_MAX}")
         check_counts(command)
-        for name, start in wanted.items():
-            check_counts(start)
-            self._require(Scope.READ, name)
-        states = topic_states(self._app.ready_engine(), wanted, command.lenient)
-        if len(self._subscriptions.keys() | states.keys()) > TOPICS_MAX:
-            raise invalid(f"a socket follows {TOPICS_MAX} topics at most; open another one for more")
-        options = options_of(command)
-        fresh = []
-        for name, state in states.items():
-            start = wanted[name]
-            self._drop(name)
-            subscription = Subscription(state, state.head_seq if start.tail else start.from_seq, options)
-            self._subscriptions[name] = subscription
-            self._routes.fan_out.join(name, self)
-            fresh.append(subscription)
-        floors = [self._app.ready_engine().floor_commit(name) for name in states]
+        self._require_scope(Scope.READ)
+        check_entries(self.key, wanted)
+        Resolution(
+            self._app,
+            self.key,
+            wanted,
+            options_of(command),
+            is_lenient=command.lenient,
+            found=partial(self._resolved, echo),
+            guarded=partial(self._guarded, echo, None),
+        ).run()
+
+    def _resolved(self, echo: bytes, resolved: Resolved) -> None:
+        """Subscribe to what was found, and reply as soon as its numbers are committed."""
+        if self._is_over:
+            return
+        has_patterns = bool(resolved.patterns or self._patterns)
+        most = MATCHED_MAX if has_patterns else TOPICS_MAX
+        if len(self._subscriptions.keys() | resolved.starts.keys()) > most:
+            raise invalid(f"a socket follows {most} topics at most; open another one for more")
+        for pattern in resolved.patterns:
+            self._patterns[pattern.prefix] = pattern
+            self._routes.fan_out.follow(pattern.prefix, self)
+        engine = self._app.ready_engine()
+        fresh, floors = [], []
+        for name, start in resolved.starts.items():
+            fresh.append(self._follow(start))
+            if not (floor := engine.floor_commit(name)).done:
+                floors.append(floor)
+        states = {name: start.state for name, start in resolved.starts.items()}
         when_all_done(floors, partial(self._subscribed, echo, fresh, states))
+
+    def _follow(self, start: WatchStart) -> Subscription:
+        """Follow a topic; what was pushed of it before is forgotten."""
+        name = start.state.topic
+        self._drop(name)
+        subscription = self._subscriptions[name] = Subscription(start)
+        self._routes.fan_out.join(name, self)
+        return subscription
+
+    def topic_created(self, name: str) -> None:
+        """Note that a topic appeared that a pattern matches."""
+        self._appeared.append(name)
+
+    def _join_appeared(self) -> None:
+        """Follow topics that have appeared, from their first record on."""
+        name = self._appeared.popleft()
+        pattern = pattern_of(tuple(self._patterns.values()), name)
+        if pattern is None or name in self._subscriptions or not allows_topic(self.key, name):
+            return
+        if len(self._subscriptions) >= MATCHED_MAX:
+            message = f"topic {name!r} is not followed: a socket follows {MATCHED_MAX} topics at most"
+            self._socket.send(self.error_frame("throttled", message))
+            return
+        try:
+            state = self._app.ready_engine().state(name, touch=False)
+        except TopicNotFound:
+            return
+        subscription = self._follow(WatchStart(state, 0, pattern.options))
+        self._push("topic_created", sse.topic_created_lines(subscription.topic, state.head_seq))
+        subscription.is_active = True
+        self._due[name] = subscription
 
     def _subscribed(
         self,
@@ -259,6 +316,8 @@ class SocketSession(Watcher):
         if not names:
             raise invalid("name the topics to unsubscribe from, in topic or topics")
         for name in names:
+            if is_pattern(name):
+                self._drop_pattern(name[:-1])
             self._drop(name)
         self._reply(partial(_render, b"unsubscribed", echo, b'"topics":%b' % _json.encode(names)))
 
@@ -269,7 +328,19 @@ class SocketSession(Watcher):
             self._due.pop(name, None)
             self._routes.fan_out.leave(name, self)
 
+    def _drop_pattern(self, prefix: str) -> None:
+        """Follow no topic any more that this pattern matches and no other one does."""
+        if self._patterns.pop(prefix, None) is None:
+            return
+        self._routes.fan_out.unfollow(prefix, self)
+        left = tuple(self._patterns.values())
+        for name in [name for name in self._subscriptions if name.startswith(prefix)]:
+            if pattern_of(left, name) is None:
+                self._drop(name)
+
     def _drop_all(self) -> None:
+        for prefix in tuple(self._patterns):
+            self._drop_pattern(prefix)
         for name in tuple(self._subscriptions):
             self._drop(name)
 
@@ -337,7 +408,7 @@ class SocketSession(Watcher):
 
     def _serve_soon(self) -> None:
         """Ask for a turn; without room there is nothing to do in it, and `room_made` asks again."""
-        if self._due and self._socket.room >= PUSHES_PER_READ:
+        if (self._due or self._appeared) and self._socket.room >= PUSHES_PER_READ:
             self._routes.fan_out.serve_soon(self)
 
     def deliver(self) -> None:
@@ -349,6 +420,8 @@ class SocketSession(Watcher):
             # No commands inside a turn of the watchers: nothing may change in it.
             self._send_replies_soon()
         for _ in range(READS_PER_PUMP):
+            if self._appeared and self._socket.room >= PUSHES_PER_READ:
+                self._join_appeared()
             if not self._due or self._socket.room < PUSHES_PER_READ:
                 break
             self._read(next(iter(self._due.values())))
@@ -358,7 +431,13 @@ class SocketSession(Watcher):
 
     def _note_at_head(self) -> None:
         """Share the next batch with others if this socket follows one topic and nothing is due."""
-        if len(self._subscriptions) != 1 or self._due or self._replies or not self._socket.is_quiet:
+        if (
+            len(self._subscriptions) != 1
+            or self._due
+            or self._appeared
+            or self._replies
+            or not self._socket.is_quiet
+        ):
             return
         (subscription,) = self._subscriptions.values()
         if subscription.is_active and subscription.is_live and subscription.held is None:

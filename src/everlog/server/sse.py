@@ -85,6 +85,11 @@ def caught_up_lines(topic: bytes, head_seq: int) -> bytes:
     return b'event: caught-up\ndata: {"topic":%b,"head_seq":%d}\n' % (topic, head_seq)
 
 
+def topic_created_lines(topic: bytes, head_seq: int) -> bytes:
+    """A topic has appeared that a pattern matches; `topic` is JSON."""
+    return b'event: topic-created\ndata: {"topic":%b,"head_seq":%d}\n' % (topic, head_seq)
+
+
 def topic_deleted_lines(topic: bytes, head_seq: int) -> bytes:
     """The topic is gone; `topic` is JSON."""
     return b'event: topic-deleted\ndata: {"topic":%b,"head_seq":%d,"reason":"deleted"}\n' % (topic, head_seq)

@@ -7,23 +7,23 @@ a while, so that a client that lost its connection resumes there; the streams ar
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 import msgspec
 
-from everlog.errors import TopicNotFound
 from everlog.server.app import App, Call, query_flag
 from everlog.server.auth import Key
 from everlog.server.bodies import WatchBody, check_counts, decode
-from everlog.server.errors import ApiError, from_engine, invalid, limit_reached
+from everlog.server.errors import from_engine, limit_reached
 from everlog.server.fan_out import ReadOptions, options_of
 from everlog.server.key_caps import KeyCap
-from everlog.topics import Commit, Engine, TopicState
+from everlog.server.watch_journal import FrameJournal
+from everlog.server.watch_starts import Pattern, Resolution, Resolved, check_entries
+from everlog.topics import Commit, TopicState
 
 SESSION_TTL_MS: Final = 300_000
-TOPICS_MAX: Final = 256
 HEARTBEAT_MS_MIN: Final = 1000
 HEARTBEAT_MS_MAX: Final = 60_000
 NS_PER_MS: Final = 1_000_000
@@ -36,12 +36,24 @@ class Position(msgspec.Struct):
     seq: int
     epoch: int
     head_seq: int
+    options: ReadOptions
 
 
 class Session:
     """One subscription; `owner` is the stream that was opened last, which stores the positions."""
 
-    __slots__ = ("heartbeat_ms", "idle_since_ns", "key", "options", "owner", "positions", "streams", "wid")
+    __slots__ = (
+        "heartbeat_ms",
+        "idle_since_ns",
+        "journal",
+        "key",
+        "options",
+        "owner",
+        "patterns",
+        "positions",
+        "streams",
+        "wid",
+    )
 
     def __init__(
         self,
@@ -50,7 +62,10 @@ class Session:
         positions: dict[str, Position],
         options: ReadOptions,
         heartbeat_ms: int,
+        patterns: tuple[Pattern, ...] = (),
     ) -> None:
+        self.patterns = patterns
+        self.journal = FrameJournal() if patterns else None
         self.wid = wid
         self.key = key
         self.positions = positions
@@ -111,32 +126,42 @@ class WatchSessions:
         self.sweep()
         body = decode(call, WatchBody)
         check_counts(body)
-        if not 1 <= len(body.topics) <= TOPICS_MAX:
-            raise invalid(f"a watch of {len(body.topics)} topics; name 1 to {TOPICS_MAX}")
-        for name, wanted in body.topics.items():
-            check_counts(wanted)
-            if call.key is not None and not call.key.allows_name(name.encode("utf-8", "surrogatepass")):
-                raise ApiError(403, "forbidden", f"this key may not use the name {name!r}", {"topic": name})
-        is_lenient = query_flag(call.query(), "lenient", False)
-        states = topic_states(self._app.ready_engine(), body.topics, is_lenient)
+        check_entries(call.key, body.topics)
+        Resolution(
+            self._app,
+            call.key,
+            body.topics,
+            options_of(body, is_strong=body.consistency == "strong"),
+            is_lenient=query_flag(call.query(), "lenient", False),
+            found=partial(self._resolved, call, body),
+            guarded=partial(self._app.guarded, call),
+        ).run()
+
+    def _resolved(self, call: Call, body: WatchBody, resolved: Resolved) -> None:
+        """Open the session, if there may be one more."""
         most = self._app.settings.max_watch_sessions
         if most and len(self._sessions) >= most:
             message = f"there are {len(self._sessions)} watch sessions; let some expire"
             raise limit_reached(message, "max_watch_sessions", most)
         self._of_keys.check(call.key, ("",), lambda _: False)
-        session = self._open(call.key, body, states)
-        floors = [self._app.ready_engine().floor_commit(name) for name in states]
+        session = self._open(call.key, body, resolved)
+        engine, states = self._app.ready_engine(), {}
+        floors = []
+        for name, start in resolved.starts.items():
+            states[name] = start.state
+            if not (floor := engine.floor_commit(name)).done:
+                floors.append(floor)
         when_all_done(floors, partial(self._answer, call, session, states))
 
-    def _open(self, key: Key | None, body: WatchBody, states: dict[str, TopicState]) -> Session:
-        positions = {}
-        for name, state in states.items():
-            wanted = body.topics[name]
-            from_seq = state.head_seq if wanted.tail else wanted.from_seq
-            positions[name] = Position(from_seq, state.epoch, state.head_seq)
+    def _open(self, key: Key | None, body: WatchBody, resolved: Resolved) -> Session:
+        positions = {
+            name: Position(start.seq, start.state.epoch, start.state.head_seq, start.options)
+            for name, start in resolved.starts.items()
+        }
         wid = "wid_" + secrets.token_urlsafe(16)
         options = options_of(body, is_strong=body.consistency == "strong")
-        session = Session(wid, key, positions, options, self._heartbeat_ms(body.heartbeat_ms))
+        heartbeat_ms = self._heartbeat_ms(body.heartbeat_ms)
+        session = Session(wid, key, positions, options, heartbeat_ms, resolved.patterns)
         self._sessions[wid] = session
         self._of_keys.created(key, wid)
         self._mark_idle(session)
@@ -167,20 +192,6 @@ class WatchSessions:
             "performance": msgspec.Raw(self._app.performance(call)),
         }
         self._app.answer(call, _json.encode(answer))
-
-
-def topic_states(engine: Engine, names: Iterable[str], is_lenient: bool) -> dict[str, TopicState]:
-    """The states of the topics that exist; an absent one raises, unless `is_lenient` and another exists."""
-    states: dict[str, TopicState] = {}
-    absent: ApiError | None = None
-    for name in names:
-        try:
-            states[name] = engine.state(name, touch=False)
-        except TopicNotFound as error:
-            absent = absent or from_engine(error, name)
-    if absent is not None and not (is_lenient and states):
-        raise absent
-    return states
 
 
 def positions_answer(seqs: dict[str, int], states: dict[str, TopicState]) -> dict[str, dict[str, int]]:

@@ -7,9 +7,10 @@ Broadcasts and shared batches are in `fan_out`, the text of frames in `sse`.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
-from everlog.errors import Closed, EverlogError
+from everlog.errors import Closed, EverlogError, TopicNotFound
 from everlog.server import sse
 from everlog.server.app import App, Call, Route
 from everlog.server.auth import Key, Scope
@@ -17,10 +18,13 @@ from everlog.server.errors import CHALLENGE, ApiError, from_engine
 from everlog.server.fan_out import Batch, FanOut, WatchCursor, Watcher
 from everlog.server.http import Stream
 from everlog.server.streams import KEY_REVOKED, Heartbeat, StreamSlots, Timer, Timers, stream_key
-from everlog.server.watch_sessions import Session, WatchSessions
+from everlog.server.watch_journal import FRAME_KEY, FrameJournal
+from everlog.server.watch_sessions import Position, Session, WatchSessions
+from everlog.server.watch_starts import MATCHED_MAX, allows_topic, pattern_of
 
 # Frames of one topic that may be sent before those of another one with a backlog.
 BURST_FRAMES: Final = 64
+JOINS_PER_STEP: Final = 64
 CLOSE_AFTER_S: Final = 30.0
 """A stream whose client takes nothing for so long ends; its session can be resumed.
 
@@ -38,6 +42,7 @@ class WatchStream(Watcher):
         "_full_timer",
         "_heartbeat",
         "_is_over",
+        "_joining",
         "_left",
         "_routes",
         "_session",
@@ -51,15 +56,20 @@ class WatchStream(Watcher):
         self._routes = routes
         self._session = session
         self._stream = stream
+        # Patterns may match thousands of topics, which join a few at a time.
+        self._joining: deque[str] = deque(session.positions if session.patterns else ())
         self._cursors = {
-            name: WatchCursor(name, position.seq, position.epoch, position.head_seq)
+            name: _cursor(name, position)
             for name, position in session.positions.items()
+            if not session.patterns
         }
         self._left = len(self._cursors)
         self._dirty: dict[str, None] = dict.fromkeys(self._cursors)  # topics to read, the first one first
         # All streams of one topic alone, in chunks of HTTP/1.1, get the same bytes.
-        is_sole = len(self._cursors) == 1 and stream.takes_chunks
+        is_sole = len(self._cursors) == 1 and stream.takes_chunks and not session.patterns
         self._sole = next(iter(self._cursors.values())) if is_sole else None
+        if self._sole is not None:
+            self.options = self._sole.options
         # Position and epoch of cursors before the first frame that the kernel has not taken.
         self._unsent: dict[WatchCursor, tuple[int, int]] = {}
         self._full_timer: Timer | None = None
@@ -73,19 +83,76 @@ class WatchStream(Watcher):
         self._stream.on_writable = self._writable
         for name in self._cursors:
             self._routes.fan_out.join(name, self)
+        if self._session.patterns:
+            self._follow_patterns()
         self._write(sse.RETRY)
         self._heartbeat = Heartbeat(
             self._routes.timers, self._session.heartbeat_ms / 1000, lambda: self.output_s, self._beat
         )
         self._routes.fan_out.serve_soon(self)
 
+    # --- Patterns ----------------------------------------------------------------------------------------
+
+    def _follow_patterns(self) -> None:
+        """Hear of new topics, and look for those that appeared while the session had no stream."""
+        session, engine = self._session, self._routes.app.ready_engine()
+        assert session.journal is not None
+        session.journal.begin({name: (each.seq, each.epoch) for name, each in session.positions.items()})
+        for pattern in session.patterns:
+            self._routes.fan_out.follow(pattern.prefix, self)
+            known = session.positions
+            for name in engine.topic_names(pattern.prefix, MATCHED_MAX):
+                if name not in known:
+                    self._joining.append(name)
+
+    def topic_created(self, name: str) -> None:
+        """Note that a topic appeared that a pattern matches."""
+        self._joining.append(name)
+
+    def _join_some(self) -> None:
+        """Follow the next few topics that patterns match."""
+        for _ in range(min(len(self._joining), JOINS_PER_STEP)):
+            name = self._joining.popleft()
+            if name in self._cursors:
+                continue
+            position = self._session.positions.get(name)
+            is_new = position is None
+            if position is None:
+                position = self._appeared(name)
+            if position is None:
+                continue
+            cursor = self._cursors[name] = _cursor(name, position)
+            if is_new:
+                end = self._end(cursor, -1, cursor.epoch)
+                self._write(sse.topic_created_lines(cursor.topic, cursor.head_seq) + end)
+            self._routes.fan_out.join(name, self)
+            self._dirty[name] = None
+
+    def _appeared(self, name: str) -> Position | None:
+        """Where a topic that has appeared is read from; None if it is not for this reader."""
+        session = self._session
+        pattern = pattern_of(session.patterns, name)
+        if pattern is None or not allows_topic(session.key, name):
+            return None
+        if len(self._cursors) >= MATCHED_MAX:
+            self.advise([name], 0)
+            return None
+        try:
+            state = self._routes.app.ready_engine().state(name, touch=False)
+        except TopicNotFound:
+            return None
+        position = Position(0, state.epoch, state.head_seq, pattern.options)
+        if session.owner is self:
+            session.positions[name] = position
+        return position
+
     # --- Delivery ----------------------------------------------------------------------------------------
 
     def topic_changed(self, name: str) -> bool:
         """Note that a topic changed or is deleted; returns whether to deliver now."""
         self.at_head = None
-        cursor = self._cursors[name]
-        if cursor.is_gone or cursor.held is not None:
+        cursor = self._cursors.get(name)
+        if cursor is None or cursor.is_gone or cursor.held is not None:
             return False
         self._dirty[name] = None
         return True
@@ -107,18 +174,30 @@ class WatchStream(Watcher):
 
     def deliver(self) -> None:
         """Send the next of what is due, if the client has room for it."""
-        if self._is_over or not self._dirty:
+        if self._is_over or not (self._dirty or self._joining):
             return
         stream = self._stream
         if not stream.is_writable:
             self._note_full()
             return
+        if self._joining:
+            self._join_some()
+        if self._dirty:
+            self._deliver_first()
+        if (self._dirty or self._joining) and not self._is_over:
+            self._routes.fan_out.serve_soon(self)
+        else:
+            self._note_at_head()
+
+    def _deliver_first(self) -> None:
+        """Send the next of the topic that has waited longest."""
+        stream = self._stream
         if self._unsent and stream.buffered == 0:
             self._unsent.clear()
         cursor = self._cursors[next(iter(self._dirty))]
         batch = cursor.held
         if batch is None:
-            batch = self._routes.fan_out.read(cursor.name, cursor.epoch, cursor.seq, self.options)
+            batch = self._routes.fan_out.read(cursor.name, cursor.epoch, cursor.seq, cursor.options)
         if batch is None:
             self._send_deleted(cursor)
         elif not batch.commit.done:
@@ -127,10 +206,6 @@ class WatchStream(Watcher):
             self.fail(batch.commit.error)
         elif not batch.is_incomplete:
             self._send(cursor, batch)
-        if self._dirty and not self._is_over:
-            self._routes.fan_out.serve_soon(self)
-        else:
-            self._note_at_head()
 
     def _note_at_head(self) -> None:
         """Share the next batch with others if this stream follows one topic and nothing is due."""
@@ -180,25 +255,24 @@ class WatchStream(Watcher):
         if lost is None:
             return b""
         is_late = cursor.is_first and lost.reason != "recreated"
-        cursor.seq = batch.start_seq
-        return (
-            sse.tombstone_lines(
-                cursor.topic,
-                "from_seq_too_old" if is_late else lost.reason,
-                lost.gap_from,
-                lost.gap_to,
-                lost.earliest_seq,
-                lost.head_seq,
-            )
-            + self._end()
-        )
+        before, cursor.seq = cursor.seq, batch.start_seq
+        return sse.tombstone_lines(
+            cursor.topic,
+            "from_seq_too_old" if is_late else lost.reason,
+            lost.gap_from,
+            lost.gap_to,
+            lost.earliest_seq,
+            lost.head_seq,
+        ) + self._end(cursor, before, cursor.epoch)
 
     def _records(self, cursor: WatchCursor, batch: Batch) -> bytes:
         """The records of a read, if there are any that this reader gets."""
-        cursor.seq = batch.to_seq
+        before, cursor.seq = cursor.seq, batch.to_seq
         if not batch.lines:
             return b""
-        return batch.sse_frame if len(self._cursors) == 1 else batch.lines + self._end()
+        if len(self._cursors) == 1 and not self._session.patterns:
+            return batch.sse_frame
+        return batch.lines + self._end(cursor, before, batch.epoch)
 
     def _after_read(self, cursor: WatchCursor, is_caught_up: bool) -> bytes:
         """Decide whether the topic is read again; return the frame that says its backlog is over."""
@@ -215,21 +289,37 @@ class WatchStream(Watcher):
         if cursor.is_live:
             return b""
         cursor.is_live = True
-        return sse.caught_up_lines(cursor.topic, cursor.head_seq) + self._end()
+        return sse.caught_up_lines(cursor.topic, cursor.head_seq) + self._end(
+            cursor, cursor.seq, cursor.epoch
+        )
 
     def _send_deleted(self, cursor: WatchCursor) -> None:
         """Report a deleted topic; a new topic of the name is not sent on this connection."""
         del self._dirty[cursor.name]
         cursor.is_gone = True
         self._routes.fan_out.leave(cursor.name, self)
-        self._write(sse.topic_deleted_lines(cursor.topic, cursor.head_seq) + self._end())
+        end = self._end(cursor, cursor.seq, cursor.epoch)
+        self._write(sse.topic_deleted_lines(cursor.topic, cursor.head_seq) + end)
+        if self._session.patterns:
+            # A topic of this name that appears again joins like any other.
+            del self._cursors[cursor.name]
+            self._unsent.pop(cursor, None)
+            if self._session.owner is self:
+                self._session.positions.pop(cursor.name, None)
+            return
         self._left -= 1
         if self._left == 0:
             self._close()
 
-    def _end(self) -> bytes:
-        """The last lines of a frame: the positions in all topics of the stream."""
-        return sse.end_with_id({name: cursor.seq for name, cursor in self._cursors.items()})
+    def _end(self, cursor: WatchCursor, seq: int, epoch: int) -> bytes:
+        """The last lines of a frame that moves a topic on from here: the positions in all topics.
+
+        With patterns these can be thousands, and the id is the number of the frame instead.
+        """
+        journal = self._session.journal
+        if journal is not None:
+            return sse.end_with_id({FRAME_KEY: journal.note(cursor.name, seq, epoch)})
+        return sse.end_with_id({name: each.seq for name, each in self._cursors.items()})
 
     def save_positions(self) -> None:
         """Store the cursors in the session, unless a newer stream has taken it over."""
@@ -327,6 +417,8 @@ class WatchStream(Watcher):
         fan_out = self._routes.fan_out
         for cursor in self._cursors.values():
             fan_out.leave(cursor.name, self)
+        for pattern in self._session.patterns:
+            fan_out.unfollow(pattern.prefix, self)
         fan_out.forget(self)
         self._routes.stream_ended(self, self._session)
 
@@ -388,10 +480,32 @@ class WatchRoutes:
             watch.shut_down()
 
 
+def _cursor(name: str, position: Position) -> WatchCursor:
+    return WatchCursor(name, position.seq, position.epoch, position.head_seq, position.options)
+
+
 def _rewind(session: Session, last_event_id: bytes | None) -> None:
     """Go back to what the client has processed; an id can never skip anything."""
     cursors = None if last_event_id is None else sse.read_event_id(last_event_id)
+    if session.journal is not None and cursors is not None and FRAME_KEY in cursors:
+        _rewind_frames(session, session.journal, cursors[FRAME_KEY])
+        return
     for name, seq in (cursors or {}).items():
         position = session.positions.get(name)
         if position is not None and seq < position.seq:
             position.seq = seq
+
+
+def _rewind_frames(session: Session, journal: FrameJournal, number: int) -> None:
+    """Go back to a frame of the last stream of patterns."""
+    moved = journal.before(number)
+    if moved is None:
+        moved = {name: journal.start.get(name, (-1, 0)) for name in session.positions} | journal.start
+    for name, (seq, epoch) in moved.items():
+        position = session.positions.get(name)
+        if seq < 0:
+            session.positions.pop(name, None)  # it appears again
+        elif position is not None:
+            position.seq, position.epoch = seq, epoch
+        elif (pattern := pattern_of(session.patterns, name)) is not None:
+            session.positions[name] = Position(seq, epoch, seq, pattern.options)

@@ -130,6 +130,7 @@ def frame_create(core: Core, shard: ShardCommits, topic: Topic) -> ChangeEntry:
     def apply() -> None:
         topic.pending.syncs -= 1
         topic.storage.create_pending = False
+        _tell_created(core, topic)
 
     def undo() -> None:
         topic.pending.syncs -= 1
@@ -139,10 +140,16 @@ def frame_create(core: Core, shard: ShardCommits, topic: Topic) -> ChangeEntry:
     return ChangeEntry(apply, undo)
 
 
+def _tell_created(core: Core, topic: Topic) -> None:
+    for tell in core.created:
+        tell(topic.name)
+
+
 def log_create(core: Core, topic: Topic) -> Commit:
     """Log a new topic by itself and put it into the table."""
     if not core.shards:
         register(core, topic)
+        _tell_created(core, topic)
         return COMMITTED
     shard = core.writable_shard(topic)
     shard.reserve(CONTROL_ROOM)

@@ -58,6 +58,8 @@ class Core:
         self.filling: set[str] = set()  # names of topics whose records are still being loaded
         self.deleting: dict[int, Topic] = {}  # by id: deleted, but that is not committed yet
         self.dropped: list[Topic] = []  # deleted, with files that the next checkpoint removes
+        self.created: list[Callable[[str], None]] = []
+        """Called with the name of each new topic once its creation is committed."""
         self.routers = RouterTable()
         self.forwarder: Forwarder | None = None  # once everything is recovered
         self.scratch = FrameBuffer()

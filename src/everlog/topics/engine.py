@@ -169,6 +169,17 @@ class Engine:
             retention.sweep(self._core, topic, now_ms)
         return [topic.state(now_ms) for topic in listed]
 
+    def topic_names(self, prefix: str, limit: int) -> list[str]:
+        """Up to `limit` names that begin with `prefix`, in byte order."""
+        return [topic.name for topic in catalogue.list_topics(self._core, prefix, None, limit)]
+
+    def on_topic_created(self, callback: Callable[[str], None]) -> None:
+        """Call back with the name of every topic that is created from now on, as soon as it is committed.
+
+        That may be the middle of a change: the callback only notes it.
+        """
+        self._core.created.append(callback)
+
     @property
     def topic_count(self) -> int:
         """How many topics there are."""

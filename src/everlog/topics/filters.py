@@ -66,6 +66,12 @@ class Filter:
         self.tag = tag
         self.is_tag_only = is_tag_only
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Filter) and other.text == self.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
 
 def rows_of(rendered: bytes) -> list[Row]:
     """Records as `render` gives them, as rows that a filter can look at."""

@@ -165,3 +165,31 @@ class Scan:
         self._is_full = self._room <= 0 or found.next_from_seq < last_seq
         self.corrupt_seq = self.corrupt_seq or found.corrupt_seq
         return not self._is_full
+
+
+def matching_runs(
+    core: Core, topic: Topic, selection: Filter, runs: list[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Of runs of first seq and length those parts whose records match; a record that cannot be read does."""
+    found: list[tuple[int, int]] = []
+    for first_seq, length in runs:
+        from_seq, end_seq = first_seq - 1, first_seq + length - 1
+        while from_seq < end_seq:
+            page = topic.log.render(
+                core.sources, from_seq, end_seq, _STEP_RECORDS, _STEP_BYTES, (), True, True, True
+            )
+            for row in rows_of(page.json) if page.delivered else []:
+                if selection.matches(row):
+                    _add_to_runs(found, row["$seq"], 1)
+            if page.next_from_seq <= from_seq:
+                _add_to_runs(found, from_seq + 1, end_seq - from_seq)  # the copy meets the same error
+                break
+            from_seq = page.next_from_seq
+    return found
+
+
+def _add_to_runs(runs: list[tuple[int, int]], seq: int, length: int) -> None:
+    if runs and sum(runs[-1]) == seq:
+        runs[-1] = (runs[-1][0], runs[-1][1] + length)
+    else:
+        runs.append((seq, length))

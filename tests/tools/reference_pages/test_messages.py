@@ -26,13 +26,15 @@ def test_every_event_of_a_watch_stream_is_as_described(tmp_path: Path, judge: Ju
         client.ask("PUT", "/topics/a", {"cap_records": 2})
         client.append("a", [RECORD] * 5)
         client.append("b", [RECORD])
-        wanted = {"topics": {"a": {}, "b": {}}, "include_tags": True, "include_data": False}
+        wanted = {"topics": {"a": {}, "b": {}, "c*": {}}, "include_tags": True, "include_data": False}
         made = client.ask("POST", "/watch", wanted)
         with EventStream(server.url, made.json["stream_url"]) as stream:
             for frame in stream.frames():
                 if frame.event in EVENTS:
                     judge.check(EVENTS[frame.event].__name__, frame.data)
                 if frame.event == "caught-up" and frame.data["topic"] == "b":
+                    client.append("c1", [RECORD])
+                if frame.event == "topic-created":
                     client.ask("DELETE", "/topics/a")
                 if frame.event == "topic-deleted":
                     assert server.stop()[0] == 0
@@ -82,6 +84,10 @@ def test_every_command_reply_and_push_of_a_socket_is_as_described(tmp_path: Path
         say(op="subscribe", topics={"b": {"tail": True}}, include_data=False)
         say(op="unsubscribe", topics=["b"])
         hear("unsubscribed")
+        say(op="subscribe", topics={"c*": {"filter": ["tag", "Eq", "x"]}})
+        hear("subscribed")
+        client.append("c1", [RECORD])
+        hear("topic_created")
         say(op="ping", request_id={"x": 1})
         socket.send(op="nothing")
         hear("pong", "error")

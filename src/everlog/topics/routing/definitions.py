@@ -11,7 +11,8 @@ from everlog.api_types import Guarantee
 from everlog.errors import InvalidRequest
 from everlog.topics.commits import Commit
 from everlog.topics.config import check_topic_name
-from everlog.topics.records import TagMatch, parse_match
+from everlog.topics.filters import Filter, compile_filter
+from everlog.topics.records import parse_match
 
 HOP_LIMIT: Final = 8
 RECORDS_PER_PASS: Final = 1024
@@ -32,8 +33,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     allow_cycle: bool = False
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
 
-    def check(self, name: str) -> TagMatch | None:
-        """Check every field; returns the filter as it is applied."""
+    def check(self, name: str) -> Filter | None:
+        """Check every field; returns the filter, whose old form is a string or a term about the tag."""
         if ROUTER_NAME.fullmatch(name) is None:
             raise InvalidRequest(
                 f"router name {name!r} is not allowed: 1 to 255 of A-Z a-z 0-9 . _ : > -, first a letter or "
@@ -45,7 +46,11 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"a router cannot lead from {self.source!r} to itself; name two topics")
         if self.guarantee not in set(Guarantee):
             raise InvalidRequest(f"guarantee is {self.guarantee!r}; it must be one of {', '.join(Guarantee)}")
-        return None if self.filter is None else parse_match(self.filter)
+        if self.filter is None:
+            return None
+        is_old = isinstance(self.filter, str) or (self.filter[:1] == ["tag"] and self.filter[1:2] != ["In"])
+        wanted = parse_match(self.filter).canonical() if is_old else self.filter
+        return compile_filter(msgspec.json.encode(wanted))
 
 
 class RouterState(msgspec.Struct, frozen=True):
@@ -56,7 +61,7 @@ class RouterState(msgspec.Struct, frozen=True):
     dest: str
     preserve_node: bool
     preserve_tag: bool
-    filter: list[str] | None
+    filter: list[Any] | None
     allow_cycle: bool
     guarantee: Guarantee
     forwarded_total: int

@@ -30,6 +30,7 @@ from everlog.topics.routing.copying import (
 from everlog.topics.routing.definitions import HOP_LIMIT
 from everlog.topics.routing.exactly_once import Evidence, Origin
 from everlog.topics.routing.table import Router
+from everlog.topics.scanning import matching_runs
 from everlog.topics.storage.control import Forward, ForwardEntry, encode
 from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES, FLAG_DURABLE, FrameType
 
@@ -215,7 +216,9 @@ class Pass:
                     break
         if lost_to >= start:
             return self._choose_holes(start, min(lost_to, source.visible, router.cursor + HOLES_PER_PASS) + 1)
-        end = min(end, start + limit * _LOOK_AHEAD)
+        # An expression is applied to one record after the other, and a pass must not take long.
+        is_slow = router.filter is not None and not router.filter.is_tag_only
+        end = min(end, start + limit * (1 if is_slow else _LOOK_AHEAD))
         if start <= source.storage.logged_seq:
             end = min(end, source.storage.logged_seq + 1)  # those behind are in no log and go another way
         return self._choose_records(router, start, end, limit)
@@ -252,8 +255,9 @@ class Pass:
 
     def _select(self, router: Router, first_seq: int, end_seq: int, count: int, size: int) -> Selection:
         """Ask the kernel, once for all routers that want the same."""
-        match = router.match
-        key = (first_seq, end_seq, match)
+        selection = router.filter
+        match = None if selection is None else selection.tag
+        key = (first_seq, end_seq, selection)
         known = self._selections.get(key)
         if known is not None and known.records <= count and known.payload <= size:
             return known
@@ -267,6 +271,9 @@ class Pass:
             count,
             size,
         )
+        if selection is not None and not selection.is_tag_only:
+            runs = matching_runs(self._core, self._source, selection, found.runs)
+            found = found._replace(runs=runs, records=sum(length for _, length in runs))
         if found.next_seq >= end_seq:
             self._selections[key] = found
         return found

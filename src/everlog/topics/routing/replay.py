@@ -16,6 +16,7 @@ import numpy as np
 from everlog.api_types import Durability, Guarantee
 from everlog.errors import Corrupt
 from everlog.native.topics.log import TopicLog, find_frames, move_records, next_live
+from everlog.topics.filters import Filter, compile_filter
 from everlog.topics.memory import MemoryChunks
 from everlog.topics.records import TagMatch
 from everlog.topics.routing.copying import Copying, copy_to_memory, note_hops
@@ -336,10 +337,20 @@ def router_of(record: control.RouterRecord, source: Topic, dest: Topic) -> Route
     router.preserve_tag = record.preserve_tag
     router.allow_cycle = record.allow_cycle
     router.guarantee = Guarantee.EXACTLY_ONCE if record.exactly_once else Guarantee.AT_LEAST_ONCE
-    router.match = None if record.filter_tag is None else TagMatch(record.filter_tag, record.filter_prefix)
+    router.filter = _filter_of(record)
     router.reused = record.reused
     router.is_committed = router.is_active = True
     return router
+
+
+def _filter_of(record: control.RouterRecord) -> Filter | None:
+    """The filter of a stored router: an expression, or a tag alone."""
+    if record.filter:
+        return compile_filter(record.filter)
+    if record.filter_tag is None:
+        return None
+    match = TagMatch(record.filter_tag, record.filter_prefix)
+    return compile_filter(msgspec.json.encode(match.canonical()))
 
 
 def note_reused_seqs(core: Core) -> None:

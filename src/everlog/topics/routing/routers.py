@@ -27,7 +27,7 @@ from everlog.topics.storage.layout import FrameType
 
 if TYPE_CHECKING:
     from everlog.topics.core import Core
-    from everlog.topics.records import TagMatch
+    from everlog.topics.filters import Filter
     from everlog.topics.topic import Topic
 
 
@@ -41,12 +41,12 @@ def find(core: Core, name: str) -> Router:
 
 def put_router(core: Core, name: str, config: RouterConfig) -> RouterPut:
     """See `Engine.put_router`."""
-    match = config.check(name)
+    selection = config.check(name)
     existing = core.routers.by_name.get(name)
     if existing is not None:
         _check_ends(existing, config)
         _check_cycle(core, name, config)
-        return _change(core, existing, config, match)
+        return _change(core, existing, config, selection)
     _check_fan_in(core, config)
     _check_cycle(core, name, config)
     _check_limits(core, config)
@@ -54,7 +54,7 @@ def put_router(core: Core, name: str, config: RouterConfig) -> RouterPut:
     dest, dest_commit = _topic(core, config.dest)
     router = Router(core.routers.next_id, name, source, dest, source.visible)
     core.routers.next_id += 1
-    _define(router, config, match)
+    _define(router, config, selection)
     commit = core.log_change(source, FrameType.ROUTER_CREATE, encode(router.record()), router.on_commit)
     core.routers.add(router)
     whole = together((source_commit, dest_commit, commit))
@@ -138,23 +138,23 @@ def _topic(core: Core, name: str) -> tuple[Topic, Commit]:
     return topic, catalogue.log_create(core, topic)
 
 
-def _define(router: Router, config: RouterConfig, match: TagMatch | None) -> None:
+def _define(router: Router, config: RouterConfig, selection: Filter | None) -> None:
     router.preserve_node = config.preserve_node
     router.preserve_tag = config.preserve_tag
     router.allow_cycle = config.allow_cycle
     router.guarantee = Guarantee(config.guarantee)
-    router.match = match
+    router.filter = selection
 
 
-def _change(core: Core, router: Router, config: RouterConfig, match: TagMatch | None) -> RouterPut:
+def _change(core: Core, router: Router, config: RouterConfig, selection: Filter | None) -> RouterPut:
     """Change the definition of a router once that is committed; its cursor stays."""
     changed = Router(router.router_id, router.name, router.source, router.dest, router.committed_cursor)
     changed.total = changed.committed_total = router.committed_total
     changed.reused = router.reused
-    _define(changed, config, match)
+    _define(changed, config, selection)
 
     def apply() -> None:
-        _define(router, config, match)
+        _define(router, config, selection)
 
     commit = core.log_change(router.source, FrameType.ROUTER_CREATE, encode(changed.record()), apply)
     return RouterPut(False, changed.state(), commit)

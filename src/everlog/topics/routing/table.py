@@ -9,13 +9,15 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from everlog.api_types import Guarantee
 from everlog.topics.commits import COMMITTED
 from everlog.topics.routing.definitions import RouterState
 from everlog.topics.storage.control import RouterRecord
 
 if TYPE_CHECKING:
-    from everlog.topics.records import TagMatch
+    from everlog.topics.filters import Filter
     from everlog.topics.routing.exactly_once import Evidence
     from everlog.topics.topic import Topic
 
@@ -34,12 +36,12 @@ class Router:
         "cursor",
         "dest",
         "evidence",
+        "filter",
         "guarantee",
         "is_active",
         "is_committed",
         "is_uncertain",
         "last_commit",
-        "match",
         "name",
         "pending",
         "preserve_node",
@@ -59,7 +61,7 @@ class Router:
         self.preserve_tag = True
         self.allow_cycle = False
         self.guarantee = Guarantee.AT_LEAST_ONCE
-        self.match: TagMatch | None = None
+        self.filter: Filter | None = None
         self.cursor = self.committed_cursor = cursor
         self.total = self.committed_total = 0
         self.pending = 0  # passes that are not committed
@@ -81,6 +83,8 @@ class Router:
 
     def record(self) -> RouterRecord:
         """The router as it is stored."""
+        selection = self.filter
+        tag = selection.tag if selection is not None and selection.is_tag_only else None
         return RouterRecord(
             router_id=self.router_id,
             name=self.name,
@@ -92,9 +96,10 @@ class Router:
             preserve_tag=self.preserve_tag,
             allow_cycle=self.allow_cycle,
             exactly_once=self.guarantee is Guarantee.EXACTLY_ONCE,
-            filter_tag=None if self.match is None else self.match.tag,
-            filter_prefix=self.match is not None and self.match.prefix,
+            filter_tag=None if tag is None else tag.tag,
+            filter_prefix=tag is not None and tag.prefix,
             reused=self.reused,
+            filter="" if selection is None or tag is not None else selection.text,
         )
 
     def state(self) -> RouterState:
@@ -105,7 +110,7 @@ class Router:
             dest=self.dest.name,
             preserve_node=self.preserve_node,
             preserve_tag=self.preserve_tag,
-            filter=None if self.match is None else self.match.canonical(),
+            filter=None if self.filter is None else msgspec.json.decode(self.filter.text),
             allow_cycle=self.allow_cycle,
             guarantee=self.guarantee,
             forwarded_total=self.committed_total,

@@ -128,6 +128,7 @@ class RouterRecord(msgspec.Struct, array_like=True, frozen=True):
     filter_tag: bytes | None
     filter_prefix: bool
     reused: list[tuple[int, int]] = []
+    filter: str = ""
 
 
 class RouterDelete(msgspec.Struct, array_like=True, frozen=True):
