@@ -10,10 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
+from everlog.archive import tap
+from everlog.archive.policies import Immediate
+from everlog.archive.raw_archiver import RawArchiver
+from everlog.archive.remote import RemoteTier
 from everlog.archive.segment_writer import ArchiveSegmentWriter
+from everlog.archive.tap import ArchiveTap
 from everlog.archive.tiers import changing, compress_segment
 from everlog.fs import OsFs
-from everlog.queue import Message
+from everlog.queue import Message, Queue
 from tests.support.files import UnsyncedFs
 
 FIRST_NS = 1_700_000_000_000_000_000
@@ -85,3 +90,52 @@ def append_until_killed(channel: Connection, directory: str) -> None:
         writer.append(1, b"%d" % number, FIRST_NS + number)
         if number == 30:
             channel.send("going")
+
+
+def append_known(channel: Connection, path: str, count: int) -> None:
+    """Append numbered messages to a live queue with small segments, in bursts, and say so."""
+    with Queue.open_publisher(path, segment_size=4096) as writer:
+        for number in range(count):
+            writer.append(1 + number % 3, b"%d" % number, FIRST_NS + number)
+    channel.send(count)
+
+
+def tap_for_ever(channel: Connection, live: str, archive: str) -> None:
+    """Tap a live queue until killed; commits often, so that kills meet every step."""
+    tap.COMMIT_NS = 1_000_000
+    with ArchiveTap(live, archive) as running:
+        channel.send("running")
+        while True:
+            if not running.run_once(17):
+                running.reader.wait(0.01)
+
+
+def tap_and_die(channel: Connection, live: str, archive: str, number: int) -> None:
+    """Tap everything that is there in a process that kills itself before its file operation `number`."""
+    DyingFs.dies_at = number
+    tap.COMMIT_BYTES = 1000
+    with ArchiveTap(live, archive, fs=DyingFs()) as running:
+        while running.run_once(7):
+            pass
+
+
+def archive_raw_and_die(channel: Connection, live: str, root: str, number: int, compresses: bool) -> None:
+    """Archive sealed segments in a process that kills itself before its file operation `number`."""
+    DyingFs.dies_at = number
+    policy = Immediate() if compresses else None
+    with RawArchiver(live, root, "binance", policy=policy, fs=DyingFs()) as running:
+        running.run_once()
+
+
+def move_and_die(channel: Connection, directory: str, url: str, number: int) -> None:
+    """Move a compressed segment to a store in a process that kills itself before a file operation."""
+    DyingFs.dies_at = number
+    with changing(DyingFs(), directory):
+        RemoteTier(DyingFs()).move(directory, 0, url, "v1/x")
+
+
+def restore_and_die(channel: Connection, directory: str, number: int) -> None:
+    """Bring a segment back in a process that kills itself before a file operation."""
+    DyingFs.dies_at = number
+    with changing(DyingFs(), directory):
+        RemoteTier(DyingFs()).restore(directory, 0)

@@ -22,7 +22,7 @@ from everlog.errors import LateData
 from everlog.fs import Fs, OsFs, create_directory
 from everlog.queue.config import MIB
 from everlog.queue.faults import io_errors
-from everlog.queue.segment import TEMP_SUFFIX
+from everlog.queue.segment import TEMP_SUFFIX, remove_leftovers
 from everlog.queue.segment_builder import BuiltSegment, SegmentBuilder, adopt
 
 SEGMENT_SIZE: Final = 128 * MIB
@@ -52,6 +52,7 @@ class ArchiveSegmentWriter(SegmentBuilder):
         files = fs or OsFs()
         with io_errors(f"write to the archive directory {directory}"):
             create_directory(files, directory)
+            remove_leftovers(files, directory)
             self._first_id, next_seq = _next_place(files, directory)
             super().__init__(files, directory, segment_size, next_seq)
 

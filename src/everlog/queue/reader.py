@@ -337,6 +337,10 @@ class QueueReader(RingReader):
         """
         self._commit_at(self.position, durable)
 
+    def commit_at(self, segment_id: int, offset: int, durable: bool = True) -> None:
+        """Make a position that the caller vouches for the one a restart resumes at."""
+        self._commit_at((segment_id, offset), durable)
+
     def _commit_at(self, position: tuple[int, int], durable: bool) -> None:
         with self._exclusive():
             if self._meta is None:
