@@ -336,6 +336,8 @@ class TopicAccount(Answer, frozen=True):
     holes: int
     evict_floor: int
     head_seq: int
+    epoch: int = 0
+    """Which instance of the topic this is: a topic that is created again has a higher one."""
 
 
 class TopicSummary(msgspec.Struct, frozen=True):

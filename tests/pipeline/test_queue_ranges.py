@@ -17,6 +17,7 @@ from everlog.pipeline import queue_ranges
 from everlog.pipeline.queue_ranges import QueueBounds
 from everlog.queue import Queue
 from everlog.queue.batch import Batch
+from everlog.queue.layout import IDENTITY_FILE
 from everlog.seq_ranges import Gap, SeqRange
 
 SEGMENT_SIZE = 4096
@@ -172,6 +173,26 @@ def test_what_retention_deleted_is_reported_and_the_rest_is_read(queue: str) -> 
 def test_a_range_that_is_gone_as_a_whole_is_one_loss(queue: str) -> None:
     left = delete_oldest_segment(queue)
     assert seqs(queue, SeqRange(0, left - 1)) == ([], [Gap(0, left - 1, "retention")])
+
+
+def test_a_queue_made_anew_is_another_instance_and_a_restart_is_not(queue: str) -> None:
+    instance = queue_ranges.instance_of(queue)
+    Queue.open_publisher(queue).close()
+    assert queue_ranges.instance_of(queue) == instance is not None
+    shutil.rmtree(queue)
+    with Queue.open_publisher(queue, segment_size=SEGMENT_SIZE) as writer:
+        writer.append_many(1, [b"x"] * 300)
+    assert queue_ranges.instance_of(queue) not in (instance, None)
+    (gap,) = queue_ranges.read(queue, SeqRange(10, 20), instance=instance)
+    assert gap == Gap(10, 20, "recreated")
+
+
+def test_a_queue_of_an_earlier_version_gets_an_identity_from_its_next_writer(queue: str) -> None:
+    os.unlink(os.path.join(queue, IDENTITY_FILE))
+    assert queue_ranges.instance_of(queue) is None
+    assert sum(len(piece) for piece in queue_ranges.read(queue, SeqRange(0, 9), instance="any")) == 9
+    Queue.open_publisher(queue).close()
+    assert queue_ranges.instance_of(queue) is not None
 
 
 def test_a_segment_deleted_under_the_reader_is_reported(queue: str) -> None:

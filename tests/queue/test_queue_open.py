@@ -29,7 +29,7 @@ def test_a_new_queue_has_these_files_and_bytes(tmp_path: Path) -> None:
     clock = TestClock(wall_ns=123)
     open_writer(tmp_path / "q", clock=clock).close()
     files = tree(tmp_path / "q")
-    assert sorted(files) == ["000000000.q", "control.meta", "writer.lock"]
+    assert sorted(files) == ["000000000.q", "control.meta", "queue.id", "writer.lock"]
     control = files["control.meta"]
     assert control is not None
     assert struct.unpack_from("<III4xQQ", control) == (0x4348524E, 3, 2, 1, SMALL)

@@ -79,7 +79,7 @@ def test_a_number_of_partitions_is_kept(spark: SparkSession, queue: Path) -> Non
     ("options", "said"),
     [
         ({"nonsense": "1"}, "unknown option 'nonsense'"),
-        ({"columns": "seq,colour"}, "some of queue, seq, ts_ns"),
+        ({"columns": "seq,colour"}, r"some of \*, queue, seq, ts_ns"),
         ({"onDataLoss": "ignore"}, "one of fail, record"),
         ({"startingOffsets": "middle"}, "earliest, latest"),
     ],
@@ -158,7 +158,7 @@ def test_a_stream_goes_on_where_its_checkpoint_stands(spark: SparkSession, tmp_p
     seqs = [row.seq for row in spark.read.parquet(str(tmp_path / "out")).select("seq").collect()]
     assert sorted(seqs) == list(range(1250))
     offsets = (tmp_path / "checkpoint" / "offsets").glob("*")
-    assert any('{"seq": 1250}' in one.read_text() for one in offsets if not one.name.startswith("."))
+    assert any('"seq": 1250' in one.read_text() for one in offsets if not one.name.startswith("."))
 
 
 def test_pushing_filters_down_is_left_to_options_while_spark_gives_wrong_answers(

@@ -224,6 +224,7 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
         "holes": "seqs that hold no record and of which none was deleted: given up by a crash, by a write "
         "that failed or, class `ephemeral`, by a restart; or lost by the source of a router",
         "evict_floor": "tombstones tell of seqs below this one",
+        "epoch": "which instance of the topic this is; one that is created again has a higher one",
     },
     "Record": {"data": "any JSON, returned with the same value; absent from streams without `include_data`"},
     "Tombstone": {

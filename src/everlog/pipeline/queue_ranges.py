@@ -15,7 +15,7 @@ from everlog.clock import SystemClock
 from everlog.errors import Corrupt, QueueNotFound, SegmentMissing
 from everlog.fs import OsFs
 from everlog.native.queue import ring as native
-from everlog.queue import Queue
+from everlog.queue import Queue, identity
 from everlog.queue.batch import Batch
 from everlog.queue.control import ControlBlock
 from everlog.queue.damage import first_seq
@@ -32,6 +32,7 @@ LARGE_BATCH_RECORDS: Final = 65536
 """For work that costs something for each market in a batch."""
 
 RETENTION: Final = "retention"
+RECREATED: Final = "recreated"
 ReadNext = Callable[[QueueReader, int], Batch]
 
 
@@ -121,6 +122,11 @@ class QueueBounds:
         return tail.offset if is_record(mapping, *tail[1:]) else SEG_DATA_OFFSET
 
 
+def instance_of(path: str) -> str | None:
+    """Return the identity of a queue; None if its writer is of an earlier version."""
+    return identity.load(OsFs(), path)
+
+
 def bounds(path: str) -> SeqRange:
     """Return the range of all retained messages; in an empty queue, an empty one at the next seq."""
     return QueueBounds(path).bounds()
@@ -167,10 +173,12 @@ def read(
     batch_records: int = BATCH_RECORDS,
     read_next: ReadNext | None = None,
     verify: bool = True,
+    instance: str | None = None,
 ) -> Iterator[Batch | Gap]:
     """Yield the messages of a range in order, at most `batch_records` at once, and the gaps in it.
 
-    `read_next(reader, limit)` replaces the read of a batch; it returns at most `limit`, of one segment.
+    `read_next(reader, limit)` replaces the read of a batch; it returns at most `limit`, of one segment. If
+    the queue is no longer that `instance`, the whole range is a gap.
     """
     if not wanted.size:
         return
@@ -180,6 +188,9 @@ def read(
 
     at = wanted.first
     with Queue.open_subscriber(path, None, "earliest", verify=verify) as reader:
+        if instance is not None and instance_of(path) not in (instance, None):
+            yield Gap(wanted.first, wanted.end, RECREATED)
+            return
         reader.seek_seq(at)
         while at < wanted.end:
             try:

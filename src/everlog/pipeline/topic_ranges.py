@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
-from everlog.api_types import RawDiff, TopicState
+from everlog.api_types import RawDiff
 from everlog.client import ApiFailed, calls
 from everlog.client.flows import Call
-from everlog.client.retrying import ONCE
+from everlog.client.retrying import CONNECT_S, RetryPolicy
 from everlog.client.sync_client import Client
 from everlog.errors import InvalidConfig, TopicNotFound
 from everlog.native.columns.frame_columns import FrameColumns
@@ -28,6 +29,7 @@ BATCH_PAGES: Final = 16
 
 KEY_VARIABLE: Final = "EVERLOG_KEY"
 RECREATED: Final = "recreated"
+Answer = TypeVar("Answer")
 
 
 class ServerAddress(NamedTuple):
@@ -36,9 +38,14 @@ class ServerAddress(NamedTuple):
     url: str
     key: str | None
 
-    def connect(self) -> Client:
-        """Return a client; without a key of its own it uses that of the environment."""
-        return Client(self.url, self.key or os.environ.get(KEY_VARIABLE), retry=ONCE)
+    def connect(self, timeout_s: float = 0, *, is_tried: bool = True) -> Client:
+        """Return a client; without a key of its own it uses that of the environment.
+
+        Each request is tried for `timeout_s`. An address that is not `is_tried`, so may be wrong, is given
+        up sooner.
+        """
+        policy = RetryPolicy(timeout_s, connect_s=max(timeout_s, CONNECT_S) if is_tried else CONNECT_S)
+        return Client(self.url, self.key or os.environ.get(KEY_VARIABLE), retry=policy)
 
     def __repr__(self) -> str:
         """Leave out the key: plans and errors print this."""
@@ -64,22 +71,26 @@ def find_topics(client: Client, wanted: Iterable[str]) -> list[str]:
     return match_topics(wanted, listed, str(client.address))
 
 
-def bounds(client: Client, topic: str) -> SeqRange:
-    """Return the live seqs of a topic, without counting as a reader of it."""
-    state = _state(client, topic)
-    return SeqRange(state.earliest_seq, state.head_seq + 1)
+def live_span(client: Client, topic: str) -> tuple[SeqRange, str | None]:
+    """Return the seqs of a topic that are not lost, and its instance, without counting as a reader of it.
+
+    The instance is the epoch, which no other topic of the same name has; an old server has none.
+    """
+    account = _found(client, topic, lambda: client.account(topic, 0, 0))
+    end = account.head_seq + 1
+    return SeqRange(min(max(1, account.evict_floor), end), end), str(account.epoch) if account.epoch else None
 
 
 def average_bytes(client: Client, topics: Iterable[str]) -> int:
     """Return the average bytes of data and meta of a live record of these topics, at least 1."""
-    states = [_state(client, topic) for topic in topics]
+    states = [_found(client, topic, partial(client.topic, topic, touch=False)) for topic in topics]
     count = sum(state.count for state in states)
     return max(1, sum(state.bytes for state in states) // max(1, count))
 
 
-def _state(client: Client, topic: str) -> TopicState:
+def _found(client: Client, topic: str, call: Callable[[], Answer]) -> Answer:
     try:
-        return client.topic(topic, touch=False)
+        return call()
     except ApiFailed as error:
         if error.code == "topic_not_found":
             raise TopicNotFound(f"there is no topic {topic!r} at {client.address}") from None
@@ -91,7 +102,7 @@ def seq_at_time(client: Client, topic: str, ts_ms: int) -> int:
 
     Times do not decrease with seqs, so a binary search needs few requests whatever the topic's size.
     """
-    low, high = bounds(client, topic)
+    low, high = live_span(client, topic)[0]
     end = high
     while low < high:
         middle = (low + high) // 2
@@ -104,34 +115,60 @@ def seq_at_time(client: Client, topic: str, ts_ms: int) -> int:
 
 
 def read(
-    client: Client, topic: str, wanted: SeqRange, passing: RecordFilter, names: tuple[str, ...]
+    client: Client,
+    topic: str,
+    wanted: SeqRange,
+    passing: RecordFilter,
+    names: tuple[str, ...],
+    instance: str | None = None,
 ) -> Iterator[Columns | Gap]:
     """Yield the columns `names` of the records of a range, and the gaps between them.
 
-    An end beyond the head means that the topic was recreated with fewer records: a gap.
+    What is left of the range when the topic is no longer that `instance` is a gap. Without an instance, an
+    end beyond the head means that the topic was recreated with fewer records: a gap too.
     """
     collected = passing.collector()
-    pages = 0
-    for gap in _collect(client, topic, wanted, collected):
-        pages += gap is None
-        if len(collected) and (gap is not None or pages >= BATCH_PAGES):
+    done = wanted.first
+    for gap, cursor in _parts(client, topic, wanted, collected):
+        # Records count only if the topic is still the same after they were read: no instance returns.
+        if instance is not None and live_span(client, topic)[1] not in (instance, None):
+            yield Gap(done, wanted.end, RECREATED)
+            return
+        if len(collected):
             yield take_columns(collected, names)
-            pages = 0
         if gap is not None:
             yield gap
-    if len(collected):
-        yield take_columns(collected, names)
+        done = cursor + 1
 
 
-def _collect(client: Client, topic: str, wanted: SeqRange, collected: FrameColumns) -> Iterator[Gap | None]:
-    """Collect records page by page; yield each gap before what follows it, and None after a page."""
+def _parts(
+    client: Client, topic: str, wanted: SeqRange, collected: FrameColumns
+) -> Iterator[tuple[Gap | None, int]]:
+    """Collect records; yield before each gap, after some pages and at the end, with the last seq so far."""
+    pages, cursor = 0, wanted.first - 1
+    for gap, cursor in _collect(client, topic, wanted, collected):
+        pages += gap is None
+        if gap is not None or pages >= BATCH_PAGES:
+            yield gap, cursor
+            pages = 0
+    if pages:
+        yield None, cursor
+
+
+def _collect(
+    client: Client, topic: str, wanted: SeqRange, collected: FrameColumns
+) -> Iterator[tuple[Gap | None, int]]:
+    """Collect records page by page; yield each gap before what follows it, and None after a page.
+
+    With each comes the last seq that is accounted for.
+    """
     cursor, end = wanted.first - 1, wanted.end
     while cursor + 1 < end:
         page = _collect_page(client, topic, cursor, end, collected)
         if page.tombstone is not None:
             is_recreated = page.tombstone.reason == RECREATED
             gap_end = end if is_recreated else min(page.tombstone.gap_to + 1, end)
-            yield Gap(cursor + 1, gap_end, page.tombstone.reason)
+            yield Gap(cursor + 1, gap_end, page.tombstone.reason), gap_end - 1
             cursor = gap_end - 1
             if cursor + 1 >= end:
                 return
@@ -140,11 +177,11 @@ def _collect(client: Client, topic: str, wanted: SeqRange, collected: FrameColum
                 node, tag = (None if name is None else name.encode() for name in (record.node, record.tag))
                 meta = bytes(record.meta) or None
                 collected.add(record.seq, record.ts_ms, node, tag, meta, bytes(record.data))
-        yield None
+        cursor = max(cursor, min(page.next_from_seq, end - 1))
+        yield None, cursor
         if page.caught_up and page.head_seq + 1 < end:
-            yield Gap(page.head_seq + 1, end, RECREATED)
+            yield Gap(page.head_seq + 1, end, RECREATED), end - 1
             return
-        cursor = max(cursor, page.next_from_seq)
 
 
 def _collect_page(client: Client, topic: str, cursor: int, end: int, collected: FrameColumns) -> RawDiff:

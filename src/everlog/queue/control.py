@@ -12,7 +12,7 @@ from everlog.clock import Clock
 from everlog.errors import CorruptMetadata, QueueNotFound, UnsupportedVersion
 from everlog.fs import Fs
 from everlog.native.queue import ring as native
-from everlog.queue import layout
+from everlog.queue import identity, layout
 from everlog.queue.config import SEGMENT_SIZE_MAX
 from everlog.queue.layout import SEG_DATA_OFFSET
 
@@ -45,6 +45,7 @@ class ControlBlock:
         It appears under its name complete or not at all. Subscribers wait until the writer has
         made the first segment and calls `mark_ready`.
         """
+        identity.create(fs, queue_path)
         path = os.path.join(queue_path, layout.CONTROL_FILE)
         block = bytearray(layout.CTRL_SIZE)
         layout.CTRL_PREFIX.pack_into(

@@ -4,6 +4,7 @@ Files of one queue (all integers little-endian)::
 
     control.meta         the control block, shared by writer and readers
     writer.lock          flock + "pid start_ticks epoch"
+    queue.id             32 hex digits that no other queue has, also not one made anew at the same path
     index.meta           where flush_sync last stood
     NNNNNNNNN.q          a segment          (NNNNNNNNN.q.tmp while it is prepared)
     NNNNNNNNN.idx        its seek index
@@ -114,6 +115,7 @@ SEEK_INDEX_ENTRY = struct.Struct("<QQQ")
 
 CONTROL_FILE = "control.meta"
 LOCK_FILE = "writer.lock"
+IDENTITY_FILE = "queue.id"
 INDEX_META_FILE = "index.meta"
 READERS_DIR = "readers"
 READER_META_SUFFIX = ".meta"

@@ -20,7 +20,7 @@ from everlog.clock import AnchoredClock, Clock, SystemClock
 from everlog.errors import Closed, Corrupt, CorruptMetadata, QueueFull, SegmentNotPrepared, Unsupported
 from everlog.fs import Fs, sync_path
 from everlog.native.queue.ring import RingWriter
-from everlog.queue import index_meta, layout, retention, seek_index
+from everlog.queue import identity, index_meta, layout, retention, seek_index
 from everlog.queue.config import WriterConfig
 from everlog.queue.control import ControlBlock
 from everlog.queue.faults import io_errors
@@ -402,6 +402,8 @@ def _open_control(fs: Fs, clock: Clock, path: str, segment_size: int) -> Control
                 "or move the segments away"
             )
         ControlBlock.create(fs, path, segment_size)
+    elif identity.load(fs, path) is None:
+        identity.create(fs, path)  # a queue of an earlier version
     return ControlBlock.open(fs, clock, path, wait_ready=False)
 
 

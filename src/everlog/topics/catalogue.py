@@ -76,9 +76,10 @@ def new_topic(core: Core, name: str, create: bool | None, config: TopicConfig | 
             "max_topics",
             limit,
         )
-    topic_id, epoch = core.next_topic_id, core.next_epoch
+    # The time is in it so that two data directories behind one address do not give out the same epoch.
+    topic_id, epoch = core.next_topic_id, max(core.next_epoch, core.now_ms())
     core.next_topic_id += 1
-    core.next_epoch += 1
+    core.next_epoch = epoch + 1
     shard = core.shard_of(topic_id, len(core.shards))
     return Topic(topic_id, name, epoch, resolved, shard, core.totals)
 

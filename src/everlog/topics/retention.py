@@ -259,6 +259,7 @@ def account(topic: Topic, from_seq: int, to_seq: int) -> TopicAccount:
         holes=trimmed + empty,
         evict_floor=floor,
         head_seq=topic.visible,
+        epoch=topic.epoch,
     )
 
 

@@ -18,8 +18,12 @@ from everlog.errors import InvalidConfig
 from everlog.pipeline.jobs.batches import ReaderPosition, application_of, run_batches
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import Appended, LakeTable
+from everlog.pipeline.sources.base import RECREATED
 
-NS_PER_US: Final = 1000
+FIRST_OF_TOPIC: Final = '{"seq": 1}'
+COLUMNS: Final = "*,instance"
+US_PER_DAY: Final = 86_400_000_000
+NS_PER_DAY: Final = US_PER_DAY * 1000
 Shown = Callable[[RunReport], None]
 
 
@@ -38,16 +42,18 @@ def archive_topics(
 ) -> RunReport:
     """Append topics (a name, several, or a prefix with `*`) to `table`, partitioned by date and topic.
 
+    Every topic begins with seq 1: what is lost already is a gap in the table, like what is lost later.
     Ends when it has caught up; with `follow` it never ends. A further run continues. `checkpoint` defaults to
     a directory beside the table; `options` are further options of the format.
     """
-    given = {"url": url, "topic": topics, "onDataLoss": "record", **(options or {})}
+    given = {"url": url, "topic": topics, "onDataLoss": "record", "columns": COLUMNS}
+    given |= {"startingOffsets": FIRST_OF_TOPIC, **(options or {})}
     if key:
         given["key"] = key
     source = spark.readStream.format("everlog.topics").options(**given).load()
     target = LakeTable(lake, table)
     report = RunReport(job="archive", source=f"{url} {topics}", table=target.path)
-    frame = source.withColumn("date", _date(fn.col("ts")))
+    frame = source.withColumn("date", _date(fn.floor(fn.unix_micros("ts") / US_PER_DAY)))
     return _run(frame, target, ("date", "topic"), checkpoint, report, follow=follow, shown=shown)
 
 
@@ -66,19 +72,20 @@ def archive_queue(
     """Append a queue to `table`, partitioned by date, and by venue too if its messages are decoded.
 
     With a `reader` name the archive is a reader of the queue: retention keeps what is not committed to the
-    table yet. The rest is as for `archive_topics`.
+    table yet, and the table begins with the position that this reader had. Otherwise it begins with the
+    first message ever. The rest is as for `archive_topics`.
     """
     # Tasks may run in another directory than this process.
     path = os.path.abspath(path)
-    given = {"path": path, "onDataLoss": "record", **(options or {})}
-    source = spark.readStream.format("everlog.queue").options(**given).load()
     target = LakeTable(lake, table)
-    _check_decoding(target, source)
-    partition_by = _queue_partitions(target, source)
-    when = fn.timestamp_micros((fn.col("ts_ns") / NS_PER_US).cast("long"))
-    frame = source.withColumn("date", _date(when))
     report = RunReport(job="archive", source=path, table=target.path)
     with ReaderPosition(path, reader) as position:
+        given = {"path": path, "onDataLoss": "record", "columns": COLUMNS}
+        given |= {"startingOffsets": f'{{"seq": {position.begin}}}', **(options or {})}
+        source = spark.readStream.format("everlog.queue").options(**given).load()
+        _check_decoding(target, source)
+        partition_by = _queue_partitions(target, source)
+        frame = source.withColumn("date", _date(fn.floor(fn.col("ts_ns") / NS_PER_DAY)))
         return _run(
             frame,
             target,
@@ -93,7 +100,7 @@ def archive_queue(
 
 def _check_decoding(table: LakeTable, source: DataFrame) -> None:
     """Refuse to mix decodings in one table: columns may be added, but not replaced by others."""
-    known, coming = set(table.columns() or ()) - {"date"}, set(source.columns)
+    known, coming = set(table.columns() or ()) - {"date"}, set(source.columns) - {"instance"}
     empty, missing = sorted(known - coming), sorted(coming - known)
     if empty and missing:
         raise InvalidConfig(
@@ -112,9 +119,13 @@ def _queue_partitions(table: LakeTable, source: DataFrame) -> tuple[str, ...]:
     return ("date", "venue_id") if "venue_id" in source.columns else ("date",)
 
 
-def _date(when: Column) -> Column:
-    """The day of a record; a gap has no time and gets the day on which it was found."""
-    return fn.to_date(fn.coalesce(when, fn.current_timestamp()))
+def _date(day: Column) -> Column:
+    """The day of a record, counted in UTC whatever the session's time zone is.
+
+    A gap has no time and gets the day on which it was found.
+    """
+    today = fn.floor(fn.unix_micros(fn.current_timestamp()) / US_PER_DAY)
+    return fn.date_from_unix_date(fn.coalesce(day, today).cast("int"))
 
 
 def _run(
@@ -153,8 +164,10 @@ def _run(
 
 def _last_seq(rows: DataFrame, appended: Appended) -> int | None:
     """Return the last seq of a batch, from the statistics of its files: nothing is read again."""
-    if appended.is_repeat:
-        found: int | None = rows.agg(fn.max(fn.coalesce("gap_to", "seq"))).collect()[0][0]
+    if appended.is_repeat or "reason" in appended.highest:
+        # The position in an instance that was replaced is none in the present one.
+        is_present = fn.coalesce("reason", fn.lit("")) != RECREATED
+        found: int | None = rows.where(is_present).agg(fn.max(fn.coalesce("gap_to", "seq"))).collect()[0][0]
         return found
     known = [appended.highest[name] for name in ("seq", "gap_to") if name in appended.highest]
     return max(known, default=None)

@@ -77,7 +77,7 @@ def audit_topics(
     with ServerAddress(url, key).connect() as api:
         named = set(topic_ranges.find_topics(api, topics)) if topics else set()
         for name in sorted(named | set(found)):
-            live = topic_ranges.bounds(api, name)
+            live = topic_ranges.live_span(api, name)[0]
             stream = found.get(name) or _nothing_of(name, live.first)
             stream.behind = max(0, live.end - 1 - stream.last_seq)
             absent = list(_absent(rows.where(fn.col("topic") == name), stream))

@@ -18,10 +18,13 @@ from pyspark import java_gateway
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from everlog.errors import InvalidConfig, Unsupported
+from everlog.errors import CorruptMetadata, InvalidConfig, Unsupported
 from everlog.fs import OsFs, create_directory, replace_file, sync_path
+from everlog.pipeline import queue_ranges
 from everlog.pipeline.lake import LakeTable
 from everlog.queue import Queue
+from everlog.queue.reader_meta import ReaderPosition as StoredPosition
+from everlog.queue.reader_meta import list_readers
 
 LAST_DESCRIPTOR: Final = 1023
 """Spark waits for its calls back into Python with select(), which accepts no higher descriptor."""
@@ -127,10 +130,23 @@ class ReaderPosition:
     """
 
     def __init__(self, path: str, name: str | None) -> None:
+        known = None if name is None else (list_readers(OsFs(), path) or {}).get(name)
         self._reader = None if name is None else Queue.open_subscriber(path, name, "resume-snapshot")
+        self.begin = 0 if known is None else self._committed_seq(path, known)
+        """The seq at which a first run begins: the position that the reader has, or the first ever."""
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="archive-heartbeat", daemon=True)
+
+    def _committed_seq(self, path: str, known: StoredPosition | CorruptMetadata) -> int:
+        assert self._reader is not None, "only a reader has a position"
+        if isinstance(known, CorruptMetadata) or self._reader.committed_position != (
+            known.segment_id,
+            known.offset,
+        ):
+            return 0  # the segment that it stood in is gone: its seq is not known any more
+        batch = self._reader.read_batch(1, verify=False)
+        return int(batch.seq[0]) if len(batch) else queue_ranges.bounds(path).end
 
     def move_to(self, next_seq: int) -> None:
         """Commit a position: everything before it is in the table."""

@@ -20,7 +20,7 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
 from everlog.clock import NS_PER_S
-from everlog.errors import Corrupt
+from everlog.errors import Corrupt, DataLost
 from everlog.fs import OsFs, create_directory, replace_file
 from everlog.market import BookSettings
 from everlog.pipeline import queue_ranges
@@ -35,7 +35,7 @@ from everlog.pipeline.jobs.replay import (
     count_replayed,
 )
 from everlog.pipeline.jobs.report import stored_settings
-from everlog.seq_ranges import SeqRange
+from everlog.seq_ranges import Position, SeqRange
 
 PLAN_FILE: Final = "plan.json"
 STATES: Final = "books"
@@ -121,7 +121,7 @@ class _LiveReplay:
 
     def _replay(self, batch: int) -> None:
         """Apply one batch to the books, commit its rows, and delete the states before it."""
-        wanted = SeqRange(self._begin(batch), self._end(batch))
+        wanted = self._wanted(batch)
         specs = [*self._tables.values()]
         work = self._work(wanted, is_first=batch == 0)
         files = fill_tables(
@@ -148,15 +148,24 @@ class _LiveReplay:
 
         return work
 
-    def _begin(self, batch: int) -> int:
-        """Return the first seq of a batch: where the one before it ended."""
-        return self._end(batch - 1) if batch else queue_ranges.bounds(self._path).first
+    def _wanted(self, batch: int) -> SeqRange:
+        """Return the range of a batch: from the end of the one before it to its own end."""
+        end = self._end(batch)
+        if not batch:
+            return SeqRange(queue_ranges.bounds(self._path).first, end.seq)
+        before = self._end(batch - 1)
+        if before.is_replaced_by(end):
+            raise DataLost(
+                f"the queue {self._path} was made anew: the books are those before message {before.seq} of "
+                f"instance {before.instance}. Replay the new queue into another table"
+            )
+        return SeqRange(before.seq, end.seq)
 
-    def _end(self, batch: int) -> int:
-        """Return the seq after the last of a batch, from the query's own log, which is written before it."""
+    def _end(self, batch: int) -> Position:
+        """Return the position behind a batch, from the query's own log, which is written before it."""
         with open(os.path.join(self._checkpoint, OFFSETS, str(batch)), encoding="utf-8") as file:
             lines = file.read().splitlines()
-        return msgspec.json.decode(lines[-1], type=dict[str, int])["seq"]
+        return Position(**msgspec.json.decode(lines[-1]))
 
     def _states(self) -> str:
         return os.path.join(self._checkpoint, STATES)

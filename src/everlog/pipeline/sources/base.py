@@ -1,7 +1,8 @@
 """The base of both Spark formats: options, columns, gaps, tasks and stream offsets.
 
 A format adds its own options, which streams it reads (one queue, or many topics), how a range of seqs is
-split into tasks, and how a task reads its part. An offset in a checkpoint is the next seq of each stream.
+split into tasks, and how a task reads its part. An offset in a checkpoint has the next seq of each stream and
+the instance that it is of; a stream that was made anew is reported like a gap.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -26,12 +27,42 @@ from pyspark.sql.types import StructType
 from everlog.errors import DataLost, InvalidConfig
 from everlog.pipeline.gc_freeze import freeze_loaded_modules
 from everlog.pipeline.options import EARLIEST, LATEST, ON_DATA_LOSS, U64_MAX, Options, Start
-from everlog.seq_ranges import Gap, SeqRange
+from everlog.seq_ranges import Gap, Position, SeqRange
 
-Offset = dict[str, int]
-Spans = dict[str, SeqRange]
+Offset = dict[str, Any]
+"""As it is in the checkpoint; `Source.positions` reads it."""
+Positions = dict[str, Position]
+
+
+class Span(NamedTuple):
+    """A range of one instance of a stream."""
+
+    range: SeqRange
+    instance: str | None
+
+
+class Head(NamedTuple):
+    """A stream as it is now: what it holds, what is wanted of it, and which instance it is."""
+
+    live: SeqRange
+    wanted: SeqRange
+    instance: str | None
+
+
+class Recreated(NamedTuple):
+    """The task that reports a stream made anew: the position in the old one."""
+
+    stream: str
+    position: Position
+
+
+Heads = dict[str, Head]
+Spans = dict[str, Span]
 Columns = Mapping[str, pa.DataType]
 
+ALL_COLUMNS: Final = "*"
+RECREATED: Final = "recreated"
+INSTANCE_COLUMN: Final = {"instance": pa.string()}
 GAP_COLUMNS: Final = {"kind": pa.string(), "gap_to": pa.int64(), "reason": pa.string()}
 READ_OPTIONS: Final = (
     "startingOffsets",
@@ -58,8 +89,6 @@ class Source(ABC):
     """The column that names the stream: `queue` or `topic`."""
     UNITS: ClassVar[str]
     FIRST_SEQ: ClassVar[int]
-    CAN_RESTART: ClassVar[bool]
-    """Whether a stream may begin again with lower seqs."""
 
     starting: Start
     ending: Start
@@ -94,10 +123,13 @@ class Source(ABC):
             on_data_loss=options.choice("onDataLoss", ON_DATA_LOSS),
             **cls.own_options(options),
         )
-        unknown = [name for name in source.columns if name not in source.known]
+        columns: dict[str, None] = {}
+        for name in source.columns or (ALL_COLUMNS,):
+            columns.update(dict.fromkeys(source.default_columns if name == ALL_COLUMNS else (name,)))
+        unknown = [name for name in columns if name not in source.known]
         if unknown:
-            raise options.wrong("columns", ",".join(unknown), f"some of {', '.join(source.known)}")
-        return replace(source, columns=source.columns or source.default_columns)
+            raise options.wrong("columns", ",".join(unknown), f"some of *, {', '.join(source.known)}")
+        return replace(source, columns=tuple(columns))
 
     @classmethod
     @abstractmethod
@@ -111,8 +143,8 @@ class Source(ABC):
 
     @property
     def default_columns(self) -> tuple[str, ...]:
-        """The columns of a read that names none."""
-        return tuple(self.known)
+        """The columns of a read that names none, or `*`."""
+        return tuple(name for name in self.known if name not in INSTANCE_COLUMN)
 
     @property
     def first_seq(self) -> int:
@@ -146,13 +178,28 @@ class Source(ABC):
 
     def spans(self) -> Spans:
         """Return the range of each stream that is to be read, as of now."""
+        return {name: Span(head.wanted, head.instance) for name, head in self.heads(is_first=True).items()}
+
+    def heads(self, *, is_first: bool) -> Heads:
+        """Return the streams as they are now; later calls wait for a source that is away."""
         raise NotImplementedError("a source that overrides `plan` is read in batch only")
+
+    def offset(self, positions: Positions) -> Offset:
+        """Return positions as the checkpoint has them."""
+        return {name: one._asdict() for name, one in positions.items()}
+
+    def positions(self, offset: Offset) -> Positions:
+        """Return the positions of an offset; earlier versions stored a seq alone."""
+        return {
+            name: Position(one) if isinstance(one, int) else Position(one["seq"], one["instance"])
+            for name, one in offset.items()
+        }
 
     def tasks(self, spans: Spans) -> Sequence[tuple[Any, ...]]:
         """Split ranges into tasks; the same ranges give the same tasks."""
         raise NotImplementedError
 
-    def end_within_bytes(self, start: Offset, ends: Offset, max_bytes: int) -> Offset:
+    def end_within_bytes(self, spans: Spans, max_bytes: int) -> dict[str, int]:
         """Return ends such that a micro-batch has about `max_bytes` at most."""
         raise NotImplementedError
 
@@ -169,16 +216,15 @@ class Source(ABC):
         first = max(resolved(self.starting), self.first_seq)
         return SeqRange(first, min(resolved(self.ending), self.wanted.end))
 
-    def end_within_records(self, start: Offset, ends: Offset, records: int) -> Offset:
+    def end_within_records(self, spans: Spans, records: int) -> dict[str, int]:
         """Return ends such that all streams together have `records` at most; a short one leaves room."""
-        firsts = {name: start.get(name, self.first_seq) for name in ends}
-        lags = sorted((max(0, end - firsts[name]), name) for name, end in ends.items())
-        left, result = records, dict(start)
+        lags = sorted((span.range.size, name) for name, span in spans.items())
+        left, ends = records, {}
         for done, (lag, name) in enumerate(lags):
             share = min(lag, max(1, left // (len(lags) - done)))
-            result[name] = firsts[name] + share
+            ends[name] = spans[name].range.first + share
             left -= share
-        return result
+        return ends
 
     # --- Reading, in a task ------------------------------------------------------------------------------
 
@@ -186,9 +232,11 @@ class Source(ABC):
     def batches(self, *args: Any, **kwargs: Any) -> Iterator[pa.RecordBatch]:
         """Yield the Arrow batches of one task."""
 
-    def to_batch(self, stream: str, count: int, found: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    def to_batch(
+        self, stream: str, instance: str | None, count: int, found: Mapping[str, pa.Array]
+    ) -> pa.RecordBatch:
         """Return rows of a stream; columns that are not in `found` have the same value in all rows."""
-        same = {self.STREAM: stream, "kind": "record"}
+        same = {self.STREAM: stream, "instance": instance, "kind": "record"}
         schema = self.arrow_schema
         arrays = [
             found[field.name]
@@ -198,15 +246,25 @@ class Source(ABC):
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def gap_batch(self, stream: str, gap: Gap) -> pa.RecordBatch:
+    def gap_batch(self, stream: str, instance: str | None, gap: Gap) -> pa.RecordBatch:
         """Return a gap as one row whose `seq` is its first; raise `DataLost` with onDataLoss=fail."""
         if self.on_data_loss != "record":
             raise DataLost(
                 f"{self.UNITS} {gap.first} to {gap.last} of {self.STREAM} {stream!r} are lost ({gap.reason})"
                 "; start behind them, or read with onDataLoss=record to have the gap as a row"
             )
-        row = {self.STREAM: stream, "seq": gap.first, "kind": "gap", "gap_to": gap.last, "reason": gap.reason}
+        row = {self.STREAM: stream, "instance": instance, "seq": gap.first}
+        row |= {"kind": "gap", "gap_to": gap.last, "reason": gap.reason}
         return pa.RecordBatch.from_pylist([row], schema=self.arrow_schema)
+
+    def check_continues(self, stream: str, before: Position, now: Position) -> None:
+        """Refuse a stream that was made anew or lost its end, unless such a loss is to be a row."""
+        if self.on_data_loss != "record" and before.is_replaced_by(now):
+            raise DataLost(
+                f"{self.STREAM} {stream!r} was made anew: seq {before.seq} of instance {before.instance} is "
+                f"next, but instance {now.instance} ends at {now.seq}. Start with a new checkpoint, or read "
+                "with onDataLoss=record to have the loss as a row and go on with the new instance"
+            )
 
 
 class Format(DataSource):
@@ -257,7 +315,11 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offset | None = None
 
     def initialOffset(self) -> Offset:
-        return {name: span.first for name, span in self._source.spans().items()}
+        spans = self._source.spans()
+        return self._offset({name: Position(span.range.first, span.instance) for name, span in spans.items()})
+
+    def _offset(self, positions: Positions) -> Offset:
+        return self._source.offset(positions)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._source.max_records is not None:
@@ -267,26 +329,43 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self.reportLatestOffset()
+        self._target = self._source.heads(is_first=False)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        source = self._source
-        ends = self.reportLatestOffset() if self._target is None else self._target
-        if not source.CAN_RESTART:
-            ends = {name: max(end, start.get(name, 0)) for name, end in ends.items()}
+        source, before = self._source, self._source.positions(start)
+        heads = source.heads(is_first=False) if self._target is None else self._target
+        spans: Spans = {}
+        for name, (live, wanted, instance) in heads.items():
+            at, now = before.get(name), Position(live.end, instance)
+            first = source.first_seq
+            if at is not None:
+                source.check_continues(name, at, now)
+                first = at.next_in(now, first)
+            # An end that the options lower is not a loss; only the live one can be below the start.
+            spans[name] = Span(SeqRange(first, max(first, wanted.end)), instance)
+        ends = {name: span.range.end for name, span in spans.items()}
         if isinstance(limit, ReadMaxBytes):
-            return source.end_within_bytes(start, ends, limit.max_bytes)
-        if isinstance(limit, ReadMaxRows):
-            return source.end_within_records(start, ends, limit.max_rows)
-        return {**start, **ends}
+            ends = source.end_within_bytes(spans, limit.max_bytes)
+        elif isinstance(limit, ReadMaxRows):
+            ends = source.end_within_records(spans, limit.max_rows)
+        found = {name: Position(ends[name], span.instance) for name, span in spans.items()}
+        return self._offset({**before, **found})
 
     def reportLatestOffset(self) -> Offset:
-        return {name: span.end for name, span in self._source.spans().items()}
+        heads = self._source.heads(is_first=False)
+        return self._offset({name: Position(one.wanted.end, one.instance) for name, one in heads.items()})
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        first_seq = self._source.first_seq
-        spans = {name: SeqRange(start.get(name, first_seq), end[name]) for name in sorted(end)}
-        return _partitions(self._source.tasks(spans))
+        source, before = self._source, self._source.positions(start)
+        spans: Spans = {}
+        recreated: list[Recreated] = []
+        for name, now in sorted(source.positions(end).items()):
+            at = before.get(name)
+            if at is not None and at.is_replaced_by(now):
+                recreated.append(Recreated(name, at))
+            first = source.first_seq if at is None else at.next_in(now, source.first_seq)
+            spans[name] = Span(SeqRange(first, now.seq), now.instance)
+        return _partitions([*recreated, *source.tasks(spans)])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._source, partition)
@@ -300,4 +379,8 @@ def _read(source: Source, partition: InputPartition) -> Iterator[pa.RecordBatch]
     if partition.value is None:  # nothing to read: Spark runs one task all the same
         return
     freeze_loaded_modules()
+    if isinstance(partition.value, Recreated):
+        stream, at = partition.value
+        yield source.gap_batch(stream, at.instance, Gap(at.seq, at.seq, RECREATED))
+        return
     yield from source.batches(*partition.value)

@@ -1,14 +1,15 @@
 """The format `everlog.queue`: a live queue directory as a batch or streaming source, an archive as a sink.
 
 One task per segment, or as many as asked for. Which seqs there are is found in `queue_ranges`, columns are
-made in `decoding`; only the bytes that a column needs are copied. An offset is `{"seq": 17}`.
+made in `decoding`; only the bytes that a column needs are copied. An offset is
+`{"seq": 17, "instance": "..."}` with the identity of the queue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,13 +30,22 @@ from everlog.pipeline.decoding import (
 from everlog.pipeline.options import U64_MAX, Options
 from everlog.pipeline.queue_ranges import QueueBounds, queue_name
 from everlog.pipeline.sources import queue_sink
-from everlog.pipeline.sources.base import GAP_COLUMNS, READ_OPTIONS, Columns, Format, Offset, Source, Spans
+from everlog.pipeline.sources.base import (
+    GAP_COLUMNS,
+    INSTANCE_COLUMN,
+    READ_OPTIONS,
+    Columns,
+    Format,
+    Head,
+    Heads,
+    Offset,
+    Positions,
+    Source,
+    Spans,
+)
 from everlog.pipeline.sources.queue_sink import QueueArchiveWriter
 from everlog.queue.batch import Batch
-from everlog.seq_ranges import Gap, SeqRange
-
-SEQ: Final = "seq"
-"""The key of the offset; there is one stream."""
+from everlog.seq_ranges import Gap, Position, SeqRange
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +57,6 @@ class QueueSource(Source):
     STREAM = "queue"
     UNITS = "messages"
     FIRST_SEQ = 0
-    CAN_RESTART = False
 
     path: str
     held: QueueBounds
@@ -80,49 +89,60 @@ class QueueSource(Source):
     def known(self) -> Columns:
         """The columns of the decoding; those of a gap only if gaps can be rows."""
         gaps = GAP_COLUMNS if self.on_data_loss == "record" else {}
-        return {**DECODINGS[self.decode].columns, **gaps}
+        return {**DECODINGS[self.decode].columns, **gaps, **INSTANCE_COLUMN}
 
     @property
     def default_columns(self) -> tuple[str, ...]:
         """All columns but the rarely used ones."""
-        return tuple(name for name in self.known if name not in OPTIONAL_COLUMNS.get(self.decode, ()))
+        return tuple(
+            name for name in super().default_columns if name not in OPTIONAL_COLUMNS.get(self.decode, ())
+        )
 
-    def spans(self) -> Spans:
+    def heads(self, *, is_first: bool) -> Heads:
         """Return the range of the queue."""
-        live = self.held.bounds()
-        return {SEQ: self.span(live, lambda ts_ns: queue_ranges.seq_at_time(self.path, ts_ns))}
+        live, instance = self.held.bounds(), queue_ranges.instance_of(self.path)
+        wanted = self.span(live, lambda ts_ns: queue_ranges.seq_at_time(self.path, ts_ns))
+        return {queue_name(self.path): Head(live, wanted, instance)}
 
-    def tasks(self, spans: Spans) -> list[SeqRange]:
+    def offset(self, positions: Positions) -> Offset:
+        """Return the position itself: there is one stream."""
+        (position,) = positions.values()
+        return position._asdict()
+
+    def positions(self, offset: Offset) -> Positions:
+        """Return the position; earlier versions stored a seq alone."""
+        return {queue_name(self.path): Position(offset["seq"], offset.get("instance"))}
+
+    def tasks(self, spans: Spans) -> list[tuple[int, int, str | None]]:
         """Split at segments; what retention deleted in front goes to the first task, which reports it."""
-        wanted = spans[SEQ]
+        ((wanted, instance),) = spans.values()
         if not wanted.size:
             return []
         ranges = queue_ranges.split(self.held.ranges(), wanted, self.partitions) or [wanted]
         ranges[0] = SeqRange(wanted.first, ranges[0].end)
         ranges[-1] = SeqRange(ranges[-1].first, wanted.end)
-        return ranges
+        return [(first, end, instance) for first, end in ranges]
 
-    def end_within_bytes(self, start: Offset, ends: Offset, max_bytes: int) -> Offset:
+    def end_within_bytes(self, spans: Spans, max_bytes: int) -> dict[str, int]:
         """Return the end of what occupies `max_bytes` at most."""
-        wanted = SeqRange(start[SEQ], ends[SEQ])
-        return {SEQ: queue_ranges.end_within_bytes(self.path, wanted, max_bytes)}
+        ((wanted, _),) = spans.values()
+        return {queue_name(self.path): queue_ranges.end_within_bytes(self.path, wanted, max_bytes)}
 
-    def batches(self, first: int, end: int) -> Iterator[pa.RecordBatch]:
+    def batches(self, first: int, end: int, instance: str | None) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a range."""
-        for piece in queue_ranges.read(self.path, SeqRange(first, end)):
+        for piece in queue_ranges.read(self.path, SeqRange(first, end), instance=instance):
             if isinstance(piece, Gap):
-                yield self.gap_batch(queue_name(self.path), piece)
-            elif (batch := self._decoded(piece)).num_rows:
+                yield self.gap_batch(queue_name(self.path), instance, piece)
+            elif (batch := self._decoded(piece, instance)).num_rows:
                 yield batch
 
-    def _decoded(self, batch: Batch) -> pa.RecordBatch:
+    def _decoded(self, batch: Batch, instance: str | None) -> pa.RecordBatch:
         """Return the wanted columns of the messages that pass the filters."""
         decoding = DECODINGS[self.decode]
         some = select(decoding, self._filtered(select_all(batch)), self.venues, self.markets)
         names = decoding.columns.keys() & set(self.columns) - {self.STREAM}
-        return self.to_batch(
-            queue_name(self.path), len(some), {name: column(decoding, some, name) for name in names}
-        )
+        arrays = {name: column(decoding, some, name) for name in names}
+        return self.to_batch(queue_name(self.path), instance, len(some), arrays)
 
     def _filtered(self, some: MessageSelection) -> MessageSelection:
         """Return the messages that pass the filters of type and time."""

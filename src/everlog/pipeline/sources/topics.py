@@ -1,7 +1,8 @@
 """The format `everlog.topics`: topics of a server as a batch or streaming source and as a sink.
 
-Executors read over HTTP, each a range of one topic (`topic_ranges`). An offset is the next seq of each topic,
-`{"orders": 17}`. With `dataDir`, `topics_directory` reads the files of a data directory instead.
+Executors read over HTTP, each a range of one topic (`topic_ranges`). An offset has the next seq of each topic
+and its epoch, `{"orders": {"seq": 17, "instance": "1763460000000"}}`. With `dataDir`, `topics_directory`
+reads the files of a data directory instead.
 """
 
 from __future__ import annotations
@@ -20,13 +21,26 @@ from everlog.pipeline.columns_from_frames import FRAME_COLUMNS, RecordFilter
 from everlog.pipeline.columns_from_frames import Columns as FrameArrays
 from everlog.pipeline.options import Options
 from everlog.pipeline.sources import topics_sink
-from everlog.pipeline.sources.base import GAP_COLUMNS, READ_OPTIONS, Columns, Format, Offset, Source, Spans
+from everlog.pipeline.sources.base import (
+    GAP_COLUMNS,
+    INSTANCE_COLUMN,
+    READ_OPTIONS,
+    Columns,
+    Format,
+    Head,
+    Heads,
+    Source,
+    Spans,
+)
 from everlog.pipeline.sources.topics_sink import TopicsBatchWriter, TopicsStreamWriter
 from everlog.pipeline.topic_ranges import ServerAddress
 from everlog.seq_ranges import Gap, SeqRange
 
 TASK_RECORDS: Final = 250_000
 NS_PER_MS: Final = 1_000_000
+MS_PER_S: Final = 1000
+TIMEOUT_MS: Final = 60_000
+"""How long a read waits for a server that is away or busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +48,10 @@ class TopicsSource(Source):
     """A read of topics from wherever they are: their names, filters and columns."""
 
     FORMAT = "everlog.topics"
-    OPTIONS = ("url", "key", "dataDir", "coldDir", "topic", *READ_OPTIONS, "tag")
+    OPTIONS = ("url", "key", "dataDir", "coldDir", "topic", *READ_OPTIONS, "tag", "timeoutMs")
     STREAM = "topic"
     UNITS = "records"
     FIRST_SEQ = 1
-    CAN_RESTART = True  # a topic that is deleted and created again
 
     topics: tuple[str, ...]
     tag: str | None
@@ -56,7 +69,7 @@ class TopicsSource(Source):
     @property
     def known(self) -> Columns:
         """The columns of records and gaps."""
-        return {"topic": pa.string(), **FRAME_COLUMNS, **GAP_COLUMNS}
+        return {"topic": pa.string(), **FRAME_COLUMNS, **GAP_COLUMNS, **INSTANCE_COLUMN}
 
     @property
     def passing(self) -> RecordFilter:
@@ -68,21 +81,23 @@ class TopicsSource(Source):
         """The columns that come from records; at least one, for the number of rows."""
         return tuple(name for name in self.columns if name in FRAME_COLUMNS) or ("seq",)
 
-    def ranges(self, spans: Spans) -> Iterator[tuple[str, int, int]]:
+    def ranges(self, spans: Spans) -> Iterator[tuple[str, str | None, int, int]]:
         """Split the ranges into parts of about equal length, each of one topic."""
-        total = sum(span.size for span in spans.values())
+        total = sum(span.range.size for span in spans.values())
         size = TASK_RECORDS if self.partitions is None else max(1, -(-total // self.partitions))
-        for name, span in spans.items():
-            for first in range(span.first, span.end, size):
-                yield name, first, min(first + size, span.end)
+        for name, ((start, end), instance) in spans.items():
+            for first in range(start, end, size):
+                yield name, instance, first, min(first + size, end)
 
-    def to_batches(self, topic: str, found: Iterable[FrameArrays | Gap]) -> Iterator[pa.RecordBatch]:
+    def to_batches(
+        self, topic: str, instance: str | None, found: Iterable[FrameArrays | Gap]
+    ) -> Iterator[pa.RecordBatch]:
         """Yield columns and gaps of a topic as Arrow batches."""
         for one in found:
             if isinstance(one, Gap):
-                yield self.gap_batch(topic, one)
+                yield self.gap_batch(topic, instance, one)
             else:
-                yield self.to_batch(topic, len(next(iter(one.values()))), one)
+                yield self.to_batch(topic, instance, len(next(iter(one.values()))), one)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +105,7 @@ class ServerSource(TopicsSource):
     """A read over HTTP."""
 
     address: ServerAddress
+    timeout_s: float
 
     @classmethod
     def own_options(cls, options: Options) -> dict[str, Any]:
@@ -99,36 +115,38 @@ class ServerSource(TopicsSource):
         if "url" not in options:
             raise InvalidConfig("everlog.topics needs the option 'url', or 'dataDir' to read files")
         address = topic_ranges.server_address(options.text("url"), options.text("key", ""))
-        return {**super().own_options(options), "address": address}
+        timeout_s = (options.whole("timeoutMs", TIMEOUT_MS) or 0) / MS_PER_S
+        return {**super().own_options(options), "address": address, "timeout_s": timeout_s}
 
-    def spans(self) -> Spans:
-        """Ask the server for the range of each topic."""
-        with self.address.connect() as api:
+    def heads(self, *, is_first: bool) -> Heads:
+        """Ask the server for the range of each topic; an address that never answered is soon given up."""
+        with self.address.connect(self.timeout_s, is_tried=not is_first) as api:
 
-            def span(name: str) -> SeqRange:
-                live = topic_ranges.bounds(api, name)
-                return self.span(
+            def head(name: str) -> Head:
+                live, instance = topic_ranges.live_span(api, name)
+                wanted = self.span(
                     live, lambda ts_ns: topic_ranges.seq_at_time(api, name, -(-ts_ns // NS_PER_MS))
                 )
+                return Head(live, wanted, instance)
 
-            return {name: span(name) for name in topic_ranges.find_topics(api, self.topics)}
+            return {name: head(name) for name in topic_ranges.find_topics(api, self.topics)}
 
-    def tasks(self, spans: Spans) -> list[tuple[str, int, int]]:
+    def tasks(self, spans: Spans) -> list[tuple[str, str | None, int, int]]:
         """Split the ranges of all topics."""
         return list(self.ranges(spans))
 
-    def end_within_bytes(self, start: Offset, ends: Offset, max_bytes: int) -> Offset:
+    def end_within_bytes(self, spans: Spans, max_bytes: int) -> dict[str, int]:
         """Estimate by the average size of the live records."""
-        with self.address.connect() as api:
-            average = topic_ranges.average_bytes(api, ends)
-        return self.end_within_records(start, ends, max(1, max_bytes // average))
+        with self.address.connect(self.timeout_s) as api:
+            average = topic_ranges.average_bytes(api, spans)
+        return self.end_within_records(spans, max(1, max_bytes // average))
 
-    def batches(self, topic: str, first: int, end: int) -> Iterator[pa.RecordBatch]:
+    def batches(self, topic: str, instance: str | None, first: int, end: int) -> Iterator[pa.RecordBatch]:
         """Yield the records of a range."""
-        with self.address.connect() as api:
+        with self.address.connect(self.timeout_s) as api:
             wanted = SeqRange(first, end)
-            found = topic_ranges.read(api, topic, wanted, self.passing, self.frame_columns)
-            yield from self.to_batches(topic, found)
+            found = topic_ranges.read(api, topic, wanted, self.passing, self.frame_columns, instance)
+            yield from self.to_batches(topic, instance, found)
 
 
 class TopicsFormat(Format):

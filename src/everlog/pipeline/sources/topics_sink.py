@@ -175,7 +175,7 @@ class _Pending:
 
     def __init__(self, client: Client, write: TopicsWrite, topic: str, key: str) -> None:
         self._client = client
-        self._retry = RetryPolicy(write.timeout_s)
+        self._retry = RetryPolicy(write.timeout_s, connect_s=write.timeout_s)
         self._write = write
         self._topic = topic
         self._key = key

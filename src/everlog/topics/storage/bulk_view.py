@@ -241,10 +241,10 @@ class BulkView:
         topic = self._topic(name)
         return SeqRange(topic.earliest_seq, topic.visible + 1)
 
-    def instance(self, name: str) -> int | None:
-        """Return the id of a topic, which no other of the same name has; None if there is no topic."""
+    def instance(self, name: str) -> str | None:
+        """Return the epoch of a topic, which no other of the same name has; None if there is no topic."""
         topic = self._core.topics.get(name)
-        return None if topic is None else topic.topic_id
+        return None if topic is None else str(topic.epoch)
 
     def seq_at_time(self, name: str, ts_ms: int) -> int:
         """Return the seq of the first record at or after this time; the next one's if there is none."""
