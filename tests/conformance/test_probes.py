@@ -250,8 +250,11 @@ def test_each_topic_has_its_metrics(api: Api) -> None:
 def test_at_most_1000_topics_have_their_own_metrics(api: Api) -> None:
     for number in range(1001):
         api.put(f"t{number:04}")
+    api.fill("t1000", "abc")
     text = metrics_of(api).text
     assert text.count("topics_topic_head_seq{") == 1000
+    assert 'topics_topic_records_live{topic="t1000"} 1.0' in text  # by activity, not by name
+    assert 'topics_topic_records_live{topic="_other"} 0.0' in text
     assert samples(text)["topics_topic_metrics_truncated"] == 1
     api.drop("t0000")
     text = metrics_of(api).text

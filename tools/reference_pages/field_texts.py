@@ -282,6 +282,7 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
         "damage": "what the last start found damaged, by kind",
         "may_lack_acked": "acknowledged records of `disk` or `fsync` topics may be lost",
         "damaged_topics": "topics that are not served because their segments are damaged",
+        "filling_topics": "topics of class `memory` whose records are still being loaded after the start",
     },
     "Metrics": {
         "topics": "topics",

@@ -5,8 +5,10 @@ Owns the metrics and their names; they are read from the engine when asked for, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -20,13 +22,15 @@ from everlog.server.app import App, Call, Route
 from everlog.server.auth import Key, Scope
 from everlog.server.errors import RETRY_SOON, ApiError
 from everlog.server.router_routes import is_allowed
-from everlog.server.topic_routes import allowed_topics
 from everlog.topics import Durability, EngineCounts, StorageHealth
+from everlog.topics.counting import OTHER_TOPICS, OtherTopics, TopicCount
 from everlog.topics.delivery.delivery import DeliveryCounts
 from everlog.topics.delivery.governor import Rung
 from everlog.topics.routing.definitions import RouterState
 
 TOPIC_METRICS_MAX: Final = 1000
+_SUMMED: Final = ("count", "bytes")
+_RENDERED_AT_ONCE: Final = 100  # topics whose values are rendered on the loop
 _VERSION: Final = version("everlog")
 _json = msgspec.json.Encoder()
 
@@ -71,9 +75,6 @@ class ProbeRoutes:
     def __init__(self, app: App, gauges: Callable[[], dict[str, int]]) -> None:
         self._app = app
         self._gauges = gauges
-        self._key: Key | None = None  # whose topics and routers are shown; set while metrics are collected
-        self._registry = CollectorRegistry()
-        self._registry.register(_Metrics(self))
         for path in ("/v0/health", "/healthz"):
             app.add("GET", path, Route(Scope(0), self.health, is_probe=True))
         for path in ("/v0/ready", "/readyz"):
@@ -112,15 +113,43 @@ class ProbeRoutes:
 
     def metrics(self, call: Call) -> None:
         """GET /v0/metrics."""
-        if b"application/json" in (call.request.header(b"accept") or b""):
-            self._app.answer(call, _json.encode(self.document()))
+        is_json = b"application/json" in (call.request.header(b"accept") or b"")
+        key, engine = call.key, self._app.engine
+
+        def is_shown(name: str) -> bool:
+            return key is None or key.allows_name(name.encode("utf-8", "surrogatepass"))
+
+        if engine is None:
+            self._answer(call, None, is_json)
+        else:
+            self._count(call, engine.count_topics(is_shown, 0 if is_json else TOPIC_METRICS_MAX), is_json)
+
+    def _count(self, call: Call, counted: TopicCount, is_json: bool) -> None:
+        """Count in steps, and let the loop turn between two of them."""
+        if counted.step():
+            self._answer(call, counted, is_json)
+        else:
+            step = partial(self._count, call, counted, is_json)
+            self._app.loop.call_soon(self._app.guarded, call, step)
+
+    def _answer(self, call: Call, counted: TopicCount | None, is_json: bool) -> None:
+        if is_json:
+            self._app.answer(call, _json.encode(self.document(counted)))
             return
-        self._key = call.key
-        try:
-            text = generate_latest(self._registry) + self._uptime_text()
-        finally:
-            self._key = None
-        self._app.answer(call, text, content_type=b"text/plain; version=0.0.4; charset=utf-8")
+        families = list(_Metrics(self, call.key, counted).collect())
+        of_topics = partial(_topic_families, counted)
+        if counted is None or len(counted.states) <= _RENDERED_AT_ONCE:
+            self._send(call, _text_of(families, of_topics))
+            return
+        # Thousands of lines take longer than a step of the loop may.
+        rendered = self._app.loop.run_in_executor(None, _text_of, families, of_topics)
+        rendered.add_done_callback(
+            lambda done: self._app.guarded(call, lambda: self._send(call, done.result()))
+        )
+
+    def _send(self, call: Call, text: bytes) -> None:
+        content_type = b"text/plain; version=0.0.4; charset=utf-8"
+        self._app.answer(call, text + self._uptime_text(), content_type=content_type)
 
     def _uptime_text(self) -> bytes:
         """The one counter whose name does not end as the library lets all counters end."""
@@ -130,16 +159,17 @@ class ProbeRoutes:
 
     def families(self) -> list[Metric]:
         """Every metric with its name, its kind, its labels and what it means."""
-        return [*self._registry.collect(), Metric("topics_uptime_ms", _UPTIME, "counter")]
+        uptime = Metric("topics_uptime_ms", _UPTIME, "counter")
+        return [*_Metrics(self, None, None).collect(), *_topic_families(None), uptime]
 
     def uptime_ms(self) -> int:
         """Time since the start."""
         return (self._app.now_ns() - self._app.started_ns) // 1_000_000
 
-    def counts(self) -> EngineCounts:
+    def counts(self, counted: TopicCount | None) -> EngineCounts:
         """What the engine counts; zeros before it is ready."""
         engine = self._app.engine
-        return EngineCounts() if engine is None else engine.counts()
+        return EngineCounts() if engine is None else engine.counts(counted)
 
     def delivery(self) -> DeliveryCounts:
         """How delivery is; zeros before the engine is ready."""
@@ -159,9 +189,9 @@ class ProbeRoutes:
         """1 once recovery is over."""
         return int(self._app.engine is not None)
 
-    def document(self) -> dict[str, Any]:
+    def document(self, counted: TopicCount | None) -> dict[str, Any]:
         """The metrics as one JSON object."""
-        counts = self.counts()
+        counts = self.counts(counted)
         wal = counts.wal
         return {
             "topics": counts.topics,
@@ -172,7 +202,7 @@ class ProbeRoutes:
             "queue_leases_in_flight": counts.queue_leases_in_flight,
             **self.gauges(),
             "ready": bool(self.is_ready()),
-            "replay_progress": 1.0 if self.is_ready() else self._app.replay_progress,
+            "replay_progress": self.replay_progress(),
             "uptime_ms": self.uptime_ms(),
             "wal": {
                 "fsyncs": wal.fsyncs,
@@ -189,29 +219,25 @@ class ProbeRoutes:
             },
         }
 
-    def topics_shown(self) -> tuple[list[Any], bool]:
-        """The topics that get metrics of their own, and whether there are more."""
-        engine = self._app.engine
-        if engine is None:
-            return [], False
-        states = allowed_topics(engine, self._key, TOPIC_METRICS_MAX + 1)
-        return states[:TOPIC_METRICS_MAX], len(states) > TOPIC_METRICS_MAX
+    def replay_progress(self) -> float:
+        """The share of the log that is replayed."""
+        return 1.0 if self.is_ready() else self._app.replay_progress
 
-    def consumers_shown(self) -> tuple[list[ConsumerState], int]:
+    def consumers_shown(self, key: Key | None) -> tuple[list[ConsumerState], int]:
         """The consumers that get metrics of their own, and how many of all are at risk."""
-        engine, key = self._app.engine, self._key
+        engine = self._app.engine
         if engine is None:
             return [], 0
         return engine.consumers.lags(
             TOPIC_METRICS_MAX, lambda name: key is None or key.allows_name(name.encode())
         )
 
-    def routers_shown(self) -> list[RouterState]:
+    def routers_shown(self, key: Key | None) -> list[RouterState]:
         """The routers that get metrics of their own."""
         engine = self._app.engine
         if engine is None:
             return []
-        return [state for state in engine.routers(limit=TOPIC_METRICS_MAX) if is_allowed(self._key, state)]
+        return [state for state in engine.routers(limit=TOPIC_METRICS_MAX) if is_allowed(key, state)]
 
 
 def _shown(health: StorageHealth) -> dict[str, StorageHealth]:
@@ -228,14 +254,16 @@ def _why_unready(health: StorageHealth) -> str:
 
 
 class _Metrics(Collector):
-    """The same for Prometheus."""
+    """The same for Prometheus, without the values per topic. `key`: whose consumers and routers are shown."""
 
-    def __init__(self, probes: ProbeRoutes) -> None:
+    def __init__(self, probes: ProbeRoutes, key: Key | None, counted: TopicCount | None) -> None:
         self._probes = probes
+        self._key = key
+        self._counted = counted
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric once."""
-        counts = self._probes.counts()
+        counts = self._probes.counts(self._counted)
         by_class = GaugeMetricFamily(
             "topics_topics_by_class", "topics of each durability class", labels=["class"]
         )
@@ -250,9 +278,7 @@ class _Metrics(Collector):
             "queue_leases_in_flight": counts.queue_leases_in_flight,
             **self._probes.gauges(),
             "ready": self._probes.is_ready(),
-            "recovery_progress": 1.0
-            if self._probes.is_ready()
-            else self._probes.document()["replay_progress"],
+            "recovery_progress": self._probes.replay_progress(),
             "wal_queue_depth": counts.queue_depth,
             "wal_queue_depth_peak": counts.queue_depth_peak,
             "wal_read_only": counts.read_only,
@@ -264,7 +290,6 @@ class _Metrics(Collector):
         yield from self._delivery_metrics(self._probes.delivery())
         yield from self._router_metrics()
         yield from self._consumer_metrics()
-        yield from self._topic_metrics()
 
     def _log_metrics(self, counts: EngineCounts) -> Iterator[Metric]:
         wal = counts.wal
@@ -298,7 +323,7 @@ class _Metrics(Collector):
         total = CounterMetricFamily(
             "topics_router_forwarded", "records a router has copied", labels=["router"]
         )
-        for state in self._probes.routers_shown():
+        for state in self._probes.routers_shown(self._key):
             lag.add_metric([state.router], state.lag)
             total.add_metric([state.router], state.forwarded_total)
         yield lag
@@ -312,7 +337,7 @@ class _Metrics(Collector):
         seconds = GaugeMetricFamily(
             "topics_consumer_lag_seconds", "age of the oldest of these records", labels=labels
         )
-        states, at_risk = self._probes.consumers_shown()
+        states, at_risk = self._probes.consumers_shown(self._key)
         for state in states:
             records.add_metric([state.topic, state.name], state.lag_records)
             seconds.add_metric([state.topic, state.name], state.lag_ms / 1000)
@@ -348,17 +373,40 @@ class _Metrics(Collector):
         histogram.add_metric([], delivery.cumulative_buckets(), delivery.latency_us_total)
         yield histogram
 
-    def _topic_metrics(self) -> Iterator[Metric]:
-        states, truncated = self._probes.topics_shown()
-        for name, (field, text) in _OF_TOPICS.items():
-            family = GaugeMetricFamily(f"topics_topic_{name}", text, labels=["topic"])
-            for state in states:
-                family.add_metric([state.topic], getattr(state, field))
-            yield family
-        for name, text in _OF_QUEUES.items():
-            family = GaugeMetricFamily(f"topics_topic_queue_{name}", text, labels=["topic"])
-            for state in states:
-                if state.queue is not None:
-                    family.add_metric([state.topic], getattr(state.queue, name))
-            yield family
-        yield GaugeMetricFamily("topics_topic_metrics_truncated", "1 if topics are left out", int(truncated))
+
+def _topic_families(counted: TopicCount | None) -> Iterator[Metric]:
+    """Values per topic; those of less active ones are sums under `_other`. Runs on any thread."""
+    states = [] if counted is None else counted.states
+    other = OtherTopics() if counted is None else counted.other
+    for name, (field, text) in _OF_TOPICS.items():
+        family = GaugeMetricFamily(f"topics_topic_{name}", text, labels=["topic"])
+        for state in states:
+            family.add_metric([state.topic], getattr(state, field))
+        if other.topics and field in _SUMMED:
+            family.add_metric([OTHER_TOPICS], getattr(other, field))
+        yield family
+    for name, text in _OF_QUEUES.items():
+        family = GaugeMetricFamily(f"topics_topic_queue_{name}", text, labels=["topic"])
+        for state in states:
+            if state.queue is not None:
+                family.add_metric([state.topic], getattr(state.queue, name))
+        yield family
+    text = "1 if topics are summed up under _other"
+    yield GaugeMetricFamily("topics_topic_metrics_truncated", text, int(other.topics > 0))
+
+
+class _Families(CollectorRegistry):
+    """Families that were collected before, for `generate_latest`."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        super().__init__()
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield them."""
+        yield from self._families
+
+
+def _text_of(families: list[Metric], of_topics: Callable[[], Iterator[Metric]]) -> bytes:
+    """The text format; runs on any thread."""
+    return generate_latest(_Families(chain(families, of_topics())))

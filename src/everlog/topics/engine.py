@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from everlog.api_types import Durability, StorageHealth, StorageStatus, TopicAccount, TopicType
+from everlog.api_types import Durability, StorageHealth, StorageStatus, TopicAccount
 from everlog.clock import Clock, SystemClock
 from everlog.errors import Closed, EverlogError, Io, ReadOnly, StorageFailed
 from everlog.fs import Fs, OsFs
@@ -22,6 +22,7 @@ from everlog.topics import append, catalogue, reading, retention
 from everlog.topics.commits import COMMITTED, Commit
 from everlog.topics.config import U64_MAX, EngineSettings, TopicConfig
 from everlog.topics.core import NS_PER_MS, Core
+from everlog.topics.counting import TopicCount
 from everlog.topics.delivery.consumers import Consumers
 from everlog.topics.delivery.delivery import BUDGET_NS, Delivery, Drain, RouterWork
 from everlog.topics.delivery.scheduler import TopicSchedule
@@ -161,13 +162,14 @@ class Engine:
     def topics(self, prefix: str = "", after: str | None = None, limit: int = 100) -> list[TopicState]:
         """Report topics in byte order of their names, beginning behind the name `after`."""
         self._check_open()
+        return [self._report(topic) for topic in catalogue.list_topics(self._core, prefix, after, limit)]
+
+    def _report(self, topic: Topic) -> TopicState:
+        if topic.routes.feeders:
+            self._forwarder.forward_pending(topic)
         now_ms = self._core.now_ms()
-        listed = catalogue.list_topics(self._core, prefix, after, limit)
-        for topic in listed:
-            if topic.routes.feeders:
-                self._forwarder.forward_pending(topic)
-            retention.sweep(self._core, topic, now_ms)
-        return [topic.state(now_ms) for topic in listed]
+        retention.sweep(self._core, topic, now_ms)
+        return topic.state(now_ms)
 
     def topic_names(self, prefix: str, limit: int) -> list[str]:
         """Up to `limit` names that begin with `prefix`, in byte order."""
@@ -185,22 +187,28 @@ class Engine:
         """How many topics there are."""
         return len(self._core.topics)
 
-    def counts(self) -> EngineCounts:
-        """Count topics, live records and what the log has done; looks at every topic."""
-        topics = self._core.topics.values()
-        now_ms = self._core.now_ms()
-        queues = [topic.queue_counts(now_ms) for topic in topics if topic.config.type is TopicType.QUEUE]
+    def count_topics(self, is_shown: Callable[[str], bool], limit: int) -> TopicCount:
+        """Begin to count all topics; `limit` of those that `is_shown` are reported by themselves."""
+        self._check_open()
+        return TopicCount(self._core, self._report, is_shown, limit)
+
+    def counts(self, counted: TopicCount | None = None) -> EngineCounts:
+        """Count topics, live records and what the log has done; looks at every topic without `counted`."""
+        if counted is None:
+            counted = TopicCount(self._core, self._report, lambda _: False, 0)
+            while not counted.step():
+                pass
         return EngineCounts(
-            topics=len(topics),
-            by_class=Counter(topic.durability for topic in topics),
-            records_live=sum(topic.count for topic in topics),
-            bytes_live=sum(topic.bytes for topic in topics),
+            topics=counted.topics,
+            by_class=counted.by_class,
+            records_live=counted.records_live,
+            bytes_live=counted.bytes_live,
             read_only=sum(shard.wal.read_only is not None for shard in self._core.shards),
             queue_depth=sum(shard.depth for shard in self._core.shards),
             queue_depth_peak=sum(shard.depth_peak for shard in self._core.shards),
             queue_refused=sum(shard.refused for shard in self._core.shards),
-            queue_topics=len(queues),
-            queue_leases_in_flight=sum(queue.in_flight for queue in queues),
+            queue_topics=counted.queue_topics,
+            queue_leases_in_flight=counted.queue_leases_in_flight,
             wal=self._wal_metrics(),
         )
 
