@@ -20,7 +20,7 @@ SOURCE_FOLDERS = ("src", "tests", "tools", "benchmarks", "examples")
 SOURCE_KINDS = (".py", ".pyi", ".pyx", ".pxi", ".pxd", ".c", ".h")
 IGNORED_FOLDERS = {".git", ".venv", "build", "dist", "__pycache__", ".hypothesis"}
 # Imported by tests only, ours and those of users.
-FOR_TESTS = ("everlog.fault_fs", "everlog.objects", "everlog.testing")
+FOR_TESTS = ("everlog.fault_fs", "everlog.testing")
 NATIVE = ROOT / "src/everlog/native"
 MAX_FUNCTION_LINES = 70
 MAX_FILE_LINES = 800

@@ -31,6 +31,7 @@ DEFAULTS: dict[str, tuple[str, object]] = {
     "TOPICS_GZIP": ("gzip", False),
     "TOPICS_DATA_DIR": ("data_dir", "./topics-data"),
     "TOPICS_COLD_DIR": ("cold_dir", None),
+    "TOPICS_COLD_URL": ("cold_url", None),
     "TOPICS_WAL_SHARDS": ("wal_shards", DEFAULT_SHARDS),
     "TOPICS_SEGMENT_MAX_EVENTS": ("segment_max_events", 10000),
     "TOPICS_SEGMENT_MAX_BYTES": ("segment_max_bytes", 67108864),
@@ -320,6 +321,7 @@ max_body_bytes = 2
 gzip = true
 data_dir = "d"
 cold_dir = "c"
+cold_url = "file:///c"
 wal_shards = 3
 segment_max_events = 4
 segment_max_bytes = 5

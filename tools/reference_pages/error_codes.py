@@ -77,7 +77,12 @@ ERROR_CODES: Final = (
     ErrorCode(500, "outcome_unknown", "the sync of a change failed; a restart shows whether it happened"),
     ErrorCode(503, "not_ready", "the log is being replayed", ("replay_progress",)),
     ErrorCode(503, "shutting_down", "the server is about to end"),
-    ErrorCode(503, "storage_failed", "some topics cannot be written; reads go on", ("storage",)),
+    ErrorCode(
+        503,
+        "storage_failed",
+        "some topics cannot be written, or the object store with these records does not answer",
+        ("storage",),
+    ),
     ErrorCode(503, "topic_damaged", "a segment of this topic is lost; others are served", ("topic",)),
     ErrorCode(503, "throttled", "the server has as many connections as it takes"),
 )
@@ -103,6 +108,7 @@ OF_EVERY_REQUEST: Final = frozenset(
         (500, "internal"),
         (500, "outcome_unknown"),
         (503, "shutting_down"),
+        (503, "storage_failed"),
         (503, "throttled"),
         (503, "topic_damaged"),
     }

@@ -67,6 +67,7 @@ SERVER_TEXTS: Final[dict[str, str]] = {
     "allowed_hosts": "names in `Host` that are answered besides loopback names and `host`; `*` is any",
     "data_dir": "log, snapshots, segments",
     "cold_dir": "old segments are moved here, for example to a cheaper disk",
+    "cold_url": "object store for sealed segments beyond the hot bound, instead of `cold_dir`",
     "wal_shards": "parts of the log that are synced side by side; may change between starts",
     "segment_max_events": "records after which a segment is sealed",
     "segment_max_bytes": "bytes after which it is",

@@ -36,7 +36,12 @@ def repair_command(
     with reporting(as_json=as_json):
         if not os.path.isdir(data_dir):
             raise Io(f"there is no data directory {data_dir}; check the path")
-        settings = EngineSettings(cold_dir=cold, on_damage="give_up" if accept_loss else "refuse")
+        is_url = cold is not None and "://" in cold
+        settings = EngineSettings(
+            cold_dir=None if is_url else cold,
+            cold_url=cold if is_url else None,
+            on_damage="give_up" if accept_loss else "refuse",
+        )
         with Engine.open(data_dir, settings) as engine:
             report = engine.recovery
             assert report is not None

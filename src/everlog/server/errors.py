@@ -22,6 +22,7 @@ from everlog.errors import (
     LimitReached,
     NotAQueue,
     NotReady,
+    ObjectStoreFailed,
     OutcomeUnknown,
     ReadOnly,
     RecordTooLarge,
@@ -118,6 +119,9 @@ def _from_storage(error: Io | Corrupt, topic: str | None) -> ApiError:
         return ApiError(
             503, error.code, str(error), {"topic": topic} if topic is not None else None, RETRY_SOON
         )
+    if isinstance(error, ObjectStoreFailed):
+        message = "these records are in an object store that does not answer; try again"
+        return ApiError(503, "storage_failed", message, None, RETRY_SOON)
     cause = f" ({errno_name(error.errno)})" if isinstance(error, Io) and error.errno is not None else ""
     closed = f"a sync of the log failed{cause}; this topic takes no writes until a restart"
     if isinstance(error, OutcomeUnknown):

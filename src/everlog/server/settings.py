@@ -51,6 +51,8 @@ class ServerSettings:
 
     data_dir: str = "./topics-data"
     cold_dir: str | None = None
+    cold_url: str | None = None
+    """Object store for older segments: s3://bucket/prefix, gs:, az: or file:."""
     wal_shards: int = EngineSettings.shards
     segment_max_events: int = EngineSettings.segment_max_events
     segment_max_bytes: int = EngineSettings.segment_max_bytes
@@ -112,6 +114,7 @@ class ServerSettings:
             hot_retain_segments=self.hot_retain_segments,
             hot_retain_bytes=self.hot_retain_bytes,
             cold_dir=self.cold_dir,
+            cold_url=self.cold_url,
             on_damage=self.on_damage,
             max_topics=self.max_topics,
             max_routers=self.max_routers,
@@ -406,6 +409,7 @@ _READERS: Final[dict[str, Callable[[_Given], object]]] = {
     "allowed_hosts": _allowed_hosts,
     "data_dir": _path,
     "cold_dir": _path,
+    "cold_url": _path,
     "on_damage": _on_damage,
     "log_level": _log_level,
     "log_format": _log_format,

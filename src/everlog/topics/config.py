@@ -93,6 +93,7 @@ class EngineSettings:
     hot_retain_segments: int = 4
     hot_retain_bytes: int = 0
     cold_dir: str | None = None
+    cold_url: str | None = None
     snapshot_log_bytes: int = 64 * MIB
     snapshot_interval_ms: int = 60_000
     mapped_bytes_max: int = 4096 * MIB
@@ -108,5 +109,7 @@ class EngineSettings:
         for field in ("shards", "segment_max_events", "segment_max_bytes", "file_bytes"):
             if getattr(self, field) < 1:
                 raise InvalidConfig(f"{field} is {getattr(self, field)}; it must be at least 1")
+        if self.cold_dir is not None and self.cold_url is not None:
+            raise InvalidConfig("cold_dir and cold_url are both set; older segments go to one of them")
         if self.file_bytes >= 2**32:
             raise InvalidConfig(f"file_bytes is {self.file_bytes}; a log file must be smaller than 4 GiB")

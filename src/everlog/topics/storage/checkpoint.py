@@ -23,7 +23,7 @@ from everlog.topics.due_work import schedule
 from everlog.topics.jobs.lease_log import stored_leases
 from everlog.topics.storage import snapshot
 from everlog.topics.storage.control import SnapshotBody, TopicRecord, encode
-from everlog.topics.storage.segment_store import delete_topic
+from everlog.topics.storage.remote import RemoteTier
 from everlog.topics.storage.segments import (
     AppendPiece,
     AppendPlan,
@@ -108,6 +108,7 @@ class Checkpointer:
         self._syncs = syncs
         self._lane = store.checkpoint_lane
         self._busy = False
+        self._moving = False  # a segment to the object store, in a lane of its own
         self._last_ns = core.clock.monotonic_ns()
         self._bytes_at_last = self._log_bytes()
         self._next_look_ns = self._last_ns + _CHECK_INTERVAL_NS
@@ -141,8 +142,10 @@ class Checkpointer:
         ):
             if self._is_prepared():
                 self.start()
-        elif now_ns >= self._next_look_ns and not self._start_relocation(_TOPICS_A_LOOK):
+        elif now_ns >= self._next_look_ns and not self._moving and not self._start_relocation(_TOPICS_A_LOOK):
             self._next_look_ns = now_ns + (0 if self._core.totals.sealed else _CHECK_INTERVAL_NS)
+            if not self._core.totals.sealed:
+                self._start_collection()
 
     def _has_leftovers(self) -> bool:
         """Whether only the snapshot before the last one needs some of the files."""
@@ -180,12 +183,12 @@ class Checkpointer:
             if not self._syncs.poll() and not self._is_prepared():
                 self._syncs.wait(_WAIT_SLICE_NS)
 
-    def wait_idle(self) -> None:
-        """Wait until no checkpoint is running."""
-        while self._busy:
+    def wait_idle(self, *, moves: bool = False) -> None:
+        """Wait until no checkpoint is running; with `moves`, nor a move to the object store."""
+        while self._busy or (moves and self._moving):
             for shard in self._core.shards:
                 shard.wal.sync_now()
-            if not self._syncs.poll() and self._busy:
+            if not self._syncs.poll() and (self._busy or self._moving):
                 self._syncs.wait(_WAIT_SLICE_NS)
 
     def _log_bytes(self) -> int:
@@ -429,12 +432,12 @@ class Checkpointer:
         self._drops_next.append(lambda: tier.delete([info.first_seq]))
 
     def _drop_topic(self, topic: Topic) -> None:
-        store, fs = self._store, self._core.fs
+        store = self._store
         for info in topic.storage.segments.infos if topic.storage.segments is not None else ():
             if info.source:
                 store.loaded.remove(info.source)
         for root in store.topic_roots:
-            self._drops_next.append(lambda root=root: delete_topic(fs, root, topic.topic_id))  # type: ignore[misc]
+            self._drops_next.append(lambda root=root: store.delete_topic(root, topic.topic_id))  # type: ignore[misc]
 
     def _clean_up(self, drops: list[Callable[[], None]], previous: Coverage | None) -> None:
         """Remove what the snapshot before the last one was the last to need."""
@@ -476,64 +479,105 @@ class Checkpointer:
     # --- The cold tier -----------------------------------------------------------------------------------
 
     def relocate(self) -> int:
-        """Move all segments that need not stay hot to the cold directory and wait; returns how many."""
+        """Move all segments that need not stay hot to the cold tier and wait; returns how many."""
         before = self.relocated
-        self.wait_idle()
+        self.wait_idle(moves=True)
         self.last_error = None
         while self._core.totals.sealed:
             self._start_relocation(_TOPICS_A_LOOK)
-            self.wait_idle()
+            self.wait_idle(moves=True)
             if self.last_error is not None:
                 raise self.last_error
+        self._start_collection()
+        self.wait_idle(moves=True)
         return self.relocated - before
 
     def _start_relocation(self, limit: int) -> bool:
         """Begin to move one segment in the lane; False if none of `limit` topics has one to move."""
         sealed = self._core.totals.sealed
-        if self._core.settings.cold_dir is None:
+        if len(self._store.topic_roots) == 1:
             sealed.clear()
         for topic in list(islice(sealed.values(), limit)):
             saved = self._store.segments_of(topic)
             for plan in () if topic.deleted else saved.plan_relocations(1):
-                self._busy = True
+                self._set_moving(True)
                 self._copy(topic, saved, self._store.tier_of(topic.topic_id), plan)
                 return True
             del sealed[topic.topic_id]
         return False
+
+    @property
+    def _move_lane(self) -> int:
+        """Where segments are moved: a store that hangs holds up no checkpoint."""
+        return self._lane if self._store.remote is None else self._store.move_lane
+
+    def _set_moving(self, moving: bool) -> None:
+        """A move begins or is over; one between directories counts as a checkpoint."""
+        if self._store.remote is None:
+            self._busy = moving
+        else:
+            self._moving = moving
+
+    def _move_failed(self, error: BaseException) -> None:
+        """A move is tried again at the next look."""
+        self._set_moving(False)
+        if self._store.remote is None or not isinstance(error, Exception):
+            self._give_up(error)
+            return
+        self._next_look_ns = self._core.clock.monotonic_ns() + _CHECK_INTERVAL_NS
+        self._core.failures.report("relocation", error, self._store.remote.objects.url)
+        self.last_error = error
+
+    def _start_collection(self) -> None:
+        """Begin to remove objects that are not referenced any more."""
+        remote = self._store.remote
+        if remote is None:
+            return
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                self._move_failed(error)
+            else:
+                self._set_moving(False)
+
+        self._set_moving(True)
+        self._syncs.start(self._move_lane, lambda: _collect_all(remote), done)
 
     def _copy(self, topic: Topic, saved: SegmentSet, tier: TopicTier, plan: Relocation) -> None:
         def done(error: BaseException | None) -> None:
             info = None
             if error is not None:
                 saved.abandon(plan)
-                self._give_up(error)
-            elif not topic.gone:
+                self._move_failed(error)
+                return
+            if not topic.gone:
                 info = saved.apply_copied(plan)
             if info is None:
-                self._busy = False
+                self._set_moving(False)
             else:
                 self._store.loaded.unload(info.source)  # read from the cold copy from now on
                 self._delete_hot(saved, tier, plan)
 
-        self._syncs.start(self._lane, lambda: plan.copy(tier), done)
+        self._syncs.start(self._move_lane, lambda: plan.copy(tier), done)
 
     def _delete_hot(self, saved: SegmentSet, tier: TopicTier, plan: Relocation) -> None:
         def done(error: BaseException | None) -> None:
-            self._busy = False
+            self._set_moving(False)
             if error is not None:
                 saved.abandon(plan)
-                self._give_up(error)
+                self._move_failed(error)
             else:
                 saved.apply_moved(plan)
                 self.relocated += 1
+                self._core.failures.succeeded("relocation")
 
-        self._syncs.start(self._lane, lambda: plan.delete_hot(tier), done)
+        self._syncs.start(self._move_lane, lambda: plan.delete_hot(tier), done)
 
     # --- The end -----------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Leave one clean snapshot, after which the log is not needed; all commits must be done."""
-        self.wait_idle()
+        self.wait_idle(moves=True)
         for clean in (False, True):
             # The first saves the records in segments, the second has nothing left to do but to
             # say so; then no older snapshot needs what is removed.
@@ -550,6 +594,12 @@ class Checkpointer:
             raise StorageFailed(f"old segments cannot be removed: {error}", error.errno) from error
         snapshot.prune(self._core.fs, self._store.meta_dir, keep=1)
         snapshot.copy(self._core.fs, self._store.meta_dir, self._store.snapshot_number)
+
+
+def _collect_all(remote: RemoteTier) -> None:
+    """Worker: remove all objects that are not referenced any more."""
+    while remote.collect():
+        pass
 
 
 def _do_nothing() -> None:

@@ -10,6 +10,8 @@ Files of one data directory (all integers little-endian)::
     wal/wal-NNNNNNNNNNNNNNNN.log                    the log; with several shards wal/shard-NN/...
     topics/<topic id>/seg-NNNNNNNNNNNNNNNN.data     records of a topic, named by their first seq
     topics/<topic id>/seg-NNNNNNNNNNNNNNNN.idx      where each of them is
+    remote/topics/<topic id>/seg-....data, .idx     stub and index of a segment in an object store
+    remote/garbage/...                              keys of objects that may have to be removed
     N: decimal, at least 16 digits (shard: 2); topic id: upper-case hexadecimal, at least 8 digits
 
 Log frame: header of 38 bytes, body, checksum; a frame_len of 0 ends the file::
@@ -154,6 +156,8 @@ SYNCED_FILE = ".topics.synced"
 META_DIR = "meta"
 WAL_DIR = "wal"
 TOPICS_DIR = "topics"
+REMOTE_DIR = "remote"
+"""Stubs and indexes of segments whose data is in an object store."""
 TEMPORARY_SUFFIX = ".tmp"
 DAMAGED_SUFFIX = ".damaged"
 """A damaged log file as it was before what is sound in it was saved; it is never read."""

@@ -23,7 +23,7 @@ from everlog.topics.storage.layout import FrameType
 from everlog.topics.storage.log_losses import LogLosses
 from everlog.topics.storage.log_survey import Survey, missing_file, survey
 from everlog.topics.storage.memory_fill import LogStretch, MemoryFill, choose, enter, is_deferrable
-from everlog.topics.storage.segment_store import delete_topic, list_topics
+from everlog.topics.storage.segment_store import list_topics
 from everlog.topics.storage.store import DamageFound, OldFile, RecoveryReport, Store
 from everlog.topics.storage.synced_ends import SyncedEnd, read_ends
 from everlog.topics.storage.syncs import SyncRunner
@@ -295,7 +295,7 @@ class _Recovery:
                 topic = self._core.by_id.get(topic_id)
                 # What the snapshot lists stays until the next one: this start may have to be repeated.
                 if (topic is None or topic.storage.segments is None) and topic_id not in self._listed:
-                    delete_topic(self._core.fs, root, topic_id)
+                    self._store.delete_topic(root, topic_id)
 
     # --- The log -----------------------------------------------------------------------------------------
 

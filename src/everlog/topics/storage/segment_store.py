@@ -67,6 +67,8 @@ class SegmentStore:
     """
 
     __slots__ = ("_fs", "directory")
+    is_remote = False
+    """Whether the data is in an object store; then deletion marks are in the index alone."""
 
     def __init__(self, directory: str, fs: Fs) -> None:
         self.directory = directory
@@ -166,18 +168,18 @@ class SegmentStore:
 
         Single bytes, so no crash can tear one.
         """
-        data_path = self.describe(segment_id, SegmentPart.DATA)
-        index_path = self.describe(segment_id, SegmentPart.INDEX)
-        deleted = bytes((layout.SEGMENT_DELETED,))
-        with self._opened(data_path, os.O_RDWR, "mark records in") as fd:
-            self._check_length(fd, data_path, max((mark.data_offset + 1 for mark in marks), default=0))
-            for mark in marks:
-                self._fs.pwrite(fd, deleted, mark.data_offset)
-            self._fs.fdatasync(fd)
-        with self._opened(index_path, os.O_RDWR, "mark records in") as fd:
-            self._check_length(fd, index_path, max((mark.index_offset + 1 for mark in marks), default=0))
-            for mark in marks:
-                self._fs.pwrite(fd, bytes((mark.index_flags,)), mark.index_offset)
+        places = [(mark.data_offset, layout.SEGMENT_DELETED) for mark in marks]
+        self._write_bytes(segment_id, SegmentPart.DATA, places)
+        places = [(mark.index_offset, mark.index_flags) for mark in marks]
+        self._write_bytes(segment_id, SegmentPart.INDEX, places)
+
+    def _write_bytes(self, segment_id: int, part: SegmentPart, places: Sequence[tuple[int, int]]) -> None:
+        """Durably write single bytes, each given by its offset and value."""
+        path = self.describe(segment_id, part)
+        with self._opened(path, os.O_RDWR, "mark records in") as fd:
+            self._check_length(fd, path, max((offset + 1 for offset, _ in places), default=0))
+            for offset, value in places:
+                self._fs.pwrite(fd, bytes((value,)), offset)
             self._fs.fdatasync(fd)
 
     def keep_damaged(self, segment_id: int) -> None:

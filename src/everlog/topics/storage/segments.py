@@ -519,6 +519,7 @@ class SegmentSources:
         self._mapped_count_max = mapped_count_max
         self._fetched_bytes_max = fetched_bytes_max
         self._held: dict[int, _Held] = {}
+        self._by_first_seq: dict[tuple[str, int], int] = {}
         # Lengths of what is loaded, least recently used first.
         self._mapped: OrderedDict[int, int] = OrderedDict()
         self._fetched: OrderedDict[int, int] = OrderedDict()
@@ -529,12 +530,14 @@ class SegmentSources:
         """Assign a segment its id, unloaded; it is written to `info.source` as well."""
         info.source = self._sources.add(None)
         self._held[info.source] = _Held(tier, info)
+        self._by_first_seq[tier.hot.directory, info.first_seq] = info.source
         return info.source
 
     def remove(self, source: int) -> None:
         """The segment is gone: release its id."""
         self.unload(source)
-        del self._held[source]
+        held = self._held.pop(source)
+        self._by_first_seq.pop((held.tier.hot.directory, held.info.first_seq), None)
         self._sources.remove(source)
 
     def unload(self, source: int) -> None:
@@ -570,6 +573,18 @@ class SegmentSources:
         ):
             self.unload(next(iter(self._mapped)))
         return True
+
+    def following(self, source: int) -> int | None:
+        """Return the remote segment behind this one, if it is not loaded and there is room for it."""
+        held = self._held.get(source)
+        if held is None or held.tier.cold is None or not held.tier.cold.is_remote:
+            return None
+        following = self._by_first_seq.get((held.tier.hot.directory, held.info.last_seq + 1))
+        if following is None or following in self._fetched:
+            return None
+        info = self._held[following].info
+        has_room = self.fetched_bytes + info.data_bytes <= self._fetched_bytes_max
+        return following if info.tier is Tier.COLD and has_room else None
 
     def plan_fetch(self, source: int) -> Fetch:
         """Plan reading a segment that `load` could not load."""

@@ -15,7 +15,8 @@ from everlog.fs import close_locked, create_directory, read_file, replace_file
 from everlog.topics.commits import Commit, ShardCommits
 from everlog.topics.config import EngineSettings
 from everlog.topics.storage import layout
-from everlog.topics.storage.segment_store import SegmentStore
+from everlog.topics.storage.remote import RemoteTier, check_no_remote
+from everlog.topics.storage.segment_store import SegmentStore, delete_topic
 from everlog.topics.storage.segments import SegmentLimits, SegmentSet, SegmentSources
 from everlog.topics.storage.synced_ends import SyncedEnd, SyncedEnds
 from everlog.topics.storage.syncs import SyncRunner
@@ -76,8 +77,8 @@ class OldFile(NamedTuple):
 
 
 def lanes_for(settings: EngineSettings) -> int:
-    """How many lanes the `SyncRunner` of an engine needs: those of its shards, and three of its store."""
-    return settings.shards + 3
+    """How many lanes the `SyncRunner` of an engine needs: those of its shards, and four of its store."""
+    return settings.shards + 4
 
 
 class Store:
@@ -92,6 +93,7 @@ class Store:
         self.checkpoint_lane = settings.shards
         self.cold_lane = settings.shards + 1
         self._prepare_lane = settings.shards + 2
+        self.move_lane = settings.shards + 3
         self.meta_dir = os.path.join(data_dir, layout.META_DIR)
         self.wal_dir = os.path.join(data_dir, layout.WAL_DIR)
         roots = [data_dir] if settings.cold_dir is None else [data_dir, settings.cold_dir]
@@ -121,6 +123,12 @@ class Store:
         for directory in (data_dir, self.meta_dir, self.wal_dir, *self.topic_roots):
             create_directory(core.fs, directory)
         self._lock_fd: int | None = self._take_lock()
+        self.remote: RemoteTier | None = None
+        try:
+            self._open_remote()
+        except BaseException:
+            self._release_lock()
+            raise
 
     def _take_lock(self) -> int:
         fs = self._core.fs
@@ -132,6 +140,17 @@ class Store:
                 f"another process has {self.data_dir} open; stop it or use another data directory"
             )
         return fd
+
+    def _open_remote(self) -> None:
+        """Reach the object store of the cold tier; one that cannot be reached now does not stop a start."""
+        core, url = self._core, self._core.settings.cold_url
+        if url is None:
+            check_no_remote(core.fs, self.data_dir)
+            return
+        self.remote = RemoteTier(url, self.data_dir, core.fs, core.clock)
+        self.topic_roots.append(self.remote.topics_dir)
+        if (error := self.remote.probe()) is not None:
+            core.failures.report("relocation", error, url)
 
     # --- Did the machine stop? ---------------------------------------------------------------------------
 
@@ -162,8 +181,18 @@ class Store:
     def tier_of(self, topic_id: int) -> TopicTier:
         """Where the segments of a topic are."""
         name = layout.TOPIC_DIR.name(topic_id)
+        if self.remote is not None:
+            hot_dir = os.path.join(self.topic_roots[0], name)
+            return TopicTier(SegmentStore(hot_dir, self._core.fs), self.remote.store_of(topic_id))
         hot, *cold = (SegmentStore(os.path.join(root, name), self._core.fs) for root in self.topic_roots)
         return TopicTier(hot, cold[0] if cold else None)
+
+    def delete_topic(self, root: str, topic_id: int) -> None:
+        """Worker: remove everything that a topic has below one of the roots."""
+        if self.remote is not None and root == self.remote.topics_dir:
+            self.remote.delete_topic(topic_id)
+        else:
+            delete_topic(self._core.fs, root, topic_id)
 
     def touch_segment(self, topic: Topic, seq: int) -> None:
         """A read ended at `seq`: its segment was used last."""
@@ -188,7 +217,7 @@ class Store:
             raise
         return True
 
-    def fetch_segment(self, source: int) -> Commit:
+    def fetch_segment(self, source: int, *, is_asked_for: bool = True) -> Commit:
         """Begin to read a segment in the background; done when it is in memory, or cannot be."""
         running = self._fetching.get(source)
         if running is not None:
@@ -204,6 +233,8 @@ class Store:
             if error is None:
                 self.loaded.attach(fetch, found[0])
                 commit.finish()
+                if is_asked_for:
+                    self._read_ahead(source)
             elif isinstance(error, EverlogError):
                 commit.finish(error)
             elif isinstance(error, Exception):
@@ -213,6 +244,12 @@ class Store:
 
         self._syncs.start(self.cold_lane, lambda: found.append(fetch.read()), done)
         return commit
+
+    def _read_ahead(self, source: int) -> None:
+        """Fetch the segment behind one that a read has met, if there is room for both."""
+        following = self.loaded.following(source)
+        if following is not None and following not in self._fetching:
+            self.fetch_segment(following, is_asked_for=False)
 
     # --- The log -----------------------------------------------------------------------------------------
 

@@ -132,8 +132,8 @@ class TopicRestore:
                 index = store.read(first_seq, SegmentPart.INDEX, 0)[: count * layout.INDEX_ENTRY_SIZE]
             except Corrupt:
                 index = b""
-            if xxh3_64_intdigest(index) == checksum:
-                continue
+            if xxh3_64_intdigest(index) == checksum or store.is_remote:
+                continue  # a remote index is checked when it is loaded; its data has no deletion marks
             try:
                 data = store.read(first_seq, SegmentPart.DATA, 0, data_bytes)
             except Corrupt:

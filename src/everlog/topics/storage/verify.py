@@ -27,11 +27,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from everlog.errors import Corrupt, DataDirInUse, Io, UnsupportedVersion
+from xxhash import xxh3_128_hexdigest
+
+from everlog.errors import Corrupt, DataDirInUse, Io, ObjectNotFound, UnsupportedVersion
 from everlog.fs import Fs, close_locked, read_file
 from everlog.native.topics import log as frames
+from everlog.objects import ObjectStore, open_store
 from everlog.topics.storage import control, layout, snapshot
 from everlog.topics.storage.log_survey import survey
+from everlog.topics.storage.remote import load_stub, unmarked, with_marks
 from everlog.topics.storage.segment_loading import index_entries
 from everlog.topics.storage.segment_store import DELETED_TOPIC_SUFFIX
 from everlog.topics.storage.synced_ends import SyncedEnd, read_ends
@@ -156,6 +160,8 @@ class _Verifier:
         self._path = path
         self._cold_dir = cold_dir
         self._progress = progress
+        self._remote_dir = os.path.join(path, layout.REMOTE_DIR, layout.TOPICS_DIR)
+        self._stores: dict[str, ObjectStore] = {}
         self._total = 0
         # What the newest readable snapshot says: seqs that must be in segments, where the log is needed.
         self._saved_through: dict[str, int] = {}
@@ -169,7 +175,7 @@ class _Verifier:
 
     def run(self) -> Verification:
         files = (layout.LOCK_FILE, layout.BOOT_FILE, layout.SYNCED_FILE)
-        known = {*files, layout.META_DIR, layout.WAL_DIR, layout.TOPICS_DIR}
+        known = {*files, layout.META_DIR, layout.WAL_DIR, layout.TOPICS_DIR, layout.REMOTE_DIR}
         for name in self._names(self._path):
             base = name.removesuffix(layout.TEMPORARY_SUFFIX)
             if layout.SNAPSHOT_COPY.number(name) is not None:
@@ -415,6 +421,7 @@ class _Verifier:
         roots = [(os.path.join(self._path, layout.TOPICS_DIR), False)]
         if self._cold_dir is not None:
             roots.append((os.path.join(self._cold_dir, layout.TOPICS_DIR), True))
+        roots.append((self._remote_dir, True))
         by_topic: dict[str, list[tuple[int, str, bool]]] = {}
         for root, is_cold in roots:
             for name in self._names(root):
@@ -483,8 +490,10 @@ class _Verifier:
             if not self._is_listed(segment.directory, segment.first_seq):
                 self._leftover(segment.data_path, "a segment that the snapshot does not know")
                 continue
-            data = self._read(segment.data_path)
             index = self._read(segment.index_path)
+            data = self._read(segment.data_path)
+            if data is not None and index is not None and segment.directory.startswith(self._remote_dir):
+                data = self._read_object(segment, index)
             if data is None or index is None:
                 continue
             # The cold copy of a segment that is still hot begins where the hot one does.
@@ -494,6 +503,27 @@ class _Verifier:
             count = self._check_segment(segment, data, index)
             last_seq = max(last_seq, segment.first_seq + count - 1)
 
+    def _read_object(self, segment: _Segment, index: bytes) -> bytes | None:
+        """Fetch the data that a stub stands for, with the marks of the index; None if it is not sound."""
+        path = segment.data_path
+        try:
+            stub = load_stub(self._fs, path)
+            if stub.url not in self._stores:
+                self._stores[stub.url] = open_store(stub.url, fs=self._fs)
+            data = self._stores[stub.url].get(stub.key).data
+        except (Corrupt, ObjectNotFound) as error:
+            self._result.add(path, 0, "missing_part", f"{error}; restore it from a backup")
+            return None
+        if len(data) != stub.size or xxh3_128_hexdigest(data) != stub.checksum:
+            message = f"{stub.url}/{stub.key} does not match its checksum; restore it from a backup"
+            self._result.add(path, 0, "bad_checksum", message)
+            return None
+        if len(index) != stub.index_size or unmarked(index) != stub.index_checksum:
+            message = "the index does not match its checksum; restore it from a backup"
+            self._result.add(segment.index_path, 0, "bad_index", message)
+            return None
+        return with_marks(data, index)
+
     def _is_listed(self, directory: str, first_seq: int) -> bool:
         """Whether the snapshot relies on this segment; without a snapshot any may be needed."""
         return self._listed is None or first_seq in self._listed.get(os.path.basename(directory), ())
@@ -501,7 +531,7 @@ class _Verifier:
     def _check_listed(self, segments: list[_Segment]) -> None:
         """Report segments that the snapshot lists and that are nowhere; needs both tiers to be known."""
         found = {(os.path.basename(segment.directory), segment.first_seq) for segment in segments}
-        for name, listed in (self._listed or {}).items() if self._cold_dir is not None else ():
+        for name, listed in (self._listed or {}).items() if self._knows_both_tiers() else ():
             directory = os.path.join(self._path, layout.TOPICS_DIR, name)
             names = set(self._names(directory))
             for first_seq in sorted(listed):
@@ -512,6 +542,9 @@ class _Verifier:
                 if (name, first_seq) not in found and names.isdisjoint((data_name, index_name)):
                     message = "the snapshot lists this segment, but it is gone; restore it from a backup"
                     self._result.add(os.path.join(directory, data_name), 0, "missing_part", message)
+
+    def _knows_both_tiers(self) -> bool:
+        return self._cold_dir is not None or self._fs.exists(self._remote_dir)
 
     def _check_segment(self, segment: _Segment, data: bytes, index: bytes) -> int:
         """Compare the index with the frames; return the number of whole entries."""
