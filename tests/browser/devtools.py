@@ -77,7 +77,7 @@ class Page:
         try:
             eventually(expression, lambda: self._is_true(expression))
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.text()}\n{self.complaints}") from None
+            raise AssertionError(f"{error}\n{self.text()[-2000:]}\n{self.complaints}") from None
 
     def _is_true(self, expression: str) -> bool:
         answer = self.call("Runtime.evaluate", expression=f"Boolean({expression})", returnByValue=True)

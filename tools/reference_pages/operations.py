@@ -223,7 +223,8 @@ TOPICS: Final = (
         Scope.DELETE,
         "topic_not_found",
         body=bodies.DeleteBody,
-        text="`before_seq` or `match` must be there; with both, both must be fulfilled. No gap is reported.",
+        text="`before_seq` or `match` must be there; with both, both must be fulfilled. No gap is reported. "
+        "With `dry_run` the answer says how many these are, and nothing is deleted.",
     ),
 )
 

@@ -118,6 +118,7 @@ class DeleteBody(msgspec.Struct):
 
     before_seq: int | None = None
     match: str | list[Any] | None = None
+    dry_run: bool = False
 
 
 class RouterBody(msgspec.Struct):

@@ -208,7 +208,9 @@ class TopicRoutes:
         """POST /v0/topics/:topic/delete."""
         body = decode(call, DeleteBody)
         check_counts(body)
-        deleted = self._engine.delete_records(call.name, before_seq=body.before_seq, match=body.match)
+        deleted = self._engine.delete_records(
+            call.name, before_seq=body.before_seq, match=body.match, dry_run=body.dry_run
+        )
         self._app.answer_when(call, deleted.commit, partial(self._records_deleted_answer, call, deleted))
 
     def _records_deleted_answer(self, call: Call, deleted: RecordsDeleted) -> tuple[bytes, int]:

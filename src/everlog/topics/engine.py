@@ -324,11 +324,20 @@ class Engine:
         return reading.first_of_time(self._core, catalogue.find(self._core, name), time_ms)
 
     def delete_records(
-        self, name: str, *, before_seq: int | None = None, match: str | Sequence[Any] | None = None
+        self,
+        name: str,
+        *,
+        before_seq: int | None = None,
+        match: str | Sequence[Any] | None = None,
+        dry_run: bool = False,
     ) -> RecordsDeleted:
-        """Delete records for good: below a seq, by tag, or both; later records are never touched."""
+        """Delete records for good: below a seq, by tag, or both; later records are never touched.
+
+        `dry_run` says how many these are and changes nothing.
+        """
         self._check_open()
-        return retention.delete_records(self._core, catalogue.find(self._core, name), before_seq, match)
+        topic = catalogue.find(self._core, name)
+        return retention.delete_records(self._core, topic, before_seq, match, dry_run=dry_run)
 
     # --- Jobs --------------------------------------------------------------------------------------------
 

@@ -175,9 +175,14 @@ def floor_commit(topic: Topic) -> Commit:
 
 
 def delete_records(
-    core: Core, topic: Topic, before_seq: int | None, match: str | Sequence[Any] | None
+    core: Core,
+    topic: Topic,
+    before_seq: int | None,
+    match: str | Sequence[Any] | None,
+    *,
+    dry_run: bool = False,
 ) -> RecordsDeleted:
-    """Delete records below a seq, by tag, or both; as of now, never later ones."""
+    """Delete records below a seq, by tag, or both; as of now, never later ones; `dry_run` counts them."""
     if before_seq is None and match is None:
         raise InvalidRequest("a delete needs before_seq, match, or both")
     if before_seq is not None and not 0 <= before_seq <= U64_MAX:
@@ -187,6 +192,8 @@ def delete_records(
     bound = topic.visible + 1
     before = bound if before_seq is None else min(before_seq, bound)
     frame = Delete(before, bound) if selector is None else Delete(before, bound, *selector)
+    if dry_run:
+        return _deleted(topic, _count_selected(topic, frame), floor_commit(topic))
     commit = COMMITTED
     if core.logs_changes(topic):
         waits = ack_policy.delete_needs_sync(topic.durability)
@@ -198,14 +205,18 @@ def delete_records(
     deleted = apply_delete(topic, frame)
     if not commit.done:
         topic.floors.commit = commit  # a front that a crash could bring back is not shown
-    return RecordsDeleted(
-        deleted,
-        topic.earliest_seq,
-        topic.visible,
-        topic.count,
-        topic.bytes,
-        floor_commit(topic) if commit.done else commit,
-    )
+    return _deleted(topic, deleted, floor_commit(topic) if commit.done else commit)
+
+
+def _deleted(topic: Topic, deleted: int, commit: Commit) -> RecordsDeleted:
+    return RecordsDeleted(deleted, topic.earliest_seq, topic.visible, topic.count, topic.bytes, commit)
+
+
+def _count_selected(topic: Topic, frame: Delete) -> int:
+    """How many records `apply_delete` would remove."""
+    if frame.tag is not None:
+        return len(topic.log.find_tag(frame.tag, frame.prefix, frame.before_seq))
+    return topic.log.live_in(1, frame.before_seq)[0] if frame.before_seq > 1 else 0
 
 
 def apply_delete(topic: Topic, frame: Delete) -> int:

@@ -4,9 +4,12 @@ import { connection, get, keyring } from './api.js';
 import { fill, h, icon, notice, say } from './dom.js';
 import { duration } from './format.js';
 import './overview.js';
+import './topic.js';
+import './topics.js';
 
 const PAGES = [
   { path: 'overview', label: 'Overview', tag: 'ev-overview' },
+  { path: 'topics', label: 'Topics', tag: 'ev-topics', one: 'ev-topic' },
 ];
 const THEMES = ['auto', 'light', 'dark'];
 const THEME = 'everlog.theme';
@@ -64,7 +67,7 @@ class Console extends HTMLElement {
       fill(this.main, notice('empty', 'There is no such page', `“${name}” is not a page of the console.`, h('a', { href: '#/overview' }, 'Go to the overview')));
       return;
     }
-    this.page = document.createElement(page.tag);
+    this.page = document.createElement(rest.length && page.one ? page.one : page.tag);
     this.page.place = rest;
     fill(this.main, this.page);
   }
