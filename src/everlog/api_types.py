@@ -472,6 +472,8 @@ class RouterSummary(msgspec.Struct, frozen=True):
     dest: str
     guarantee: Guarantee
     forwarded_total: int
+    lag: int | None = None
+    """Only if it was asked for."""
 
 
 class RouterPage(Answer, frozen=True):

@@ -261,6 +261,7 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
         "damage": "what no crash can have left, in words; the first ones",
         "topics": "topics that were found",
     },
+    "RouterSummary": {"lag": "records it is behind its source; only if it was asked for"},
     "ServerIndex": {"name": "`everlog`", "version": "of the server"},
     "Health": {
         "status": "`ok`",

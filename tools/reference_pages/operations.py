@@ -240,6 +240,7 @@ ROUTERS: Final = (
             _PREFIX,
             Parameter("source", "string", "only those of this source"),
             Parameter("dest", "string", "only those into this topic"),
+            Parameter("lag", "boolean", "whether each says how many records it is behind", False),
             *_PAGE,
         ),
         text="A key with prefixes sees only routers whose name, source and dest it may use.",
@@ -279,6 +280,17 @@ _CONSUMER: Final = "/v0/topics/:name/consumers/:item"
 _CONSUMER_CODES: Final = "topic_not_found consumer_not_found"
 
 CONSUMERS: Final = (
+    _operation(
+        "Consumers",
+        "GET /v0/consumers",
+        "listAllConsumers",
+        "List the consumers of all topics",
+        Answer("a page", api_types.ConsumerPage),
+        Scope.READ,
+        parameters=_PAGE,
+        text="Those of the oldest topic first, within a topic by name. A key with prefixes sees only "
+        "consumers of topics that it may use.",
+    ),
     _operation(
         "Consumers",
         "GET /v0/topics/:name/consumers",

@@ -24,6 +24,7 @@ from everlog.server.bodies import (
     filter_of,
     start_of,
 )
+from everlog.server.errors import invalid
 from everlog.server.long_poll import LongPoll, render_diff
 from everlog.server.pages import cursor_behind, name_in_cursor, page_size
 from everlog.server.router_wait import when_forwarded
@@ -40,6 +41,7 @@ class ConsumerRoutes:
     def __init__(self, app: App) -> None:
         self._app = app
         one = "/v0/topics/:name/consumers/:item"
+        app.add("GET", "/v0/consumers", Route(Scope.READ, self.list_all))
         app.add("GET", "/v0/topics/:name/consumers", Route(Scope.READ, self.list_consumers))
         app.add("PUT", one, Route(Scope.ADMIN, self.put_consumer))
         app.add("GET", one, Route(Scope.READ, self.get_consumer))
@@ -101,6 +103,19 @@ class ConsumerRoutes:
             answer["next_cursor"] = cursor_behind(states[size - 1].name)
         return self._encoded(call, answer), 200
 
+    def list_all(self, call: Call) -> None:
+        """GET /v0/consumers."""
+        query, key = call.query(), call.key
+        states, place, commit = self._consumers.everywhere(
+            _place_in(query.get("cursor")),
+            page_size(query.get("page_size")),
+            lambda name: key is None or key.allows_name(name.encode()),
+        )
+        answer: dict[str, object] = {"consumers": states}
+        if place is not None:
+            answer["next_cursor"] = cursor_behind(f"{place[0]}/{place[1]}")
+        self._app.answer_when(call, commit, lambda: (self._encoded(call, answer), 200))
+
     def delete_consumer(self, call: Call) -> None:
         """DELETE /v0/topics/:topic/consumers/:consumer."""
         deleted = self._consumers.delete(call.name, call.item)
@@ -146,6 +161,17 @@ class ConsumerRoutes:
 
     def _encoded(self, call: Call, answer: dict[str, object]) -> bytes:
         return _json.encode({**answer, "performance": msgspec.Raw(self._app.performance(call))})
+
+
+def _place_in(cursor: str | None) -> tuple[int, str] | None:
+    """Topic and consumer behind which a page begins, None for the first page."""
+    text = name_in_cursor(cursor)
+    if text is None:
+        return None
+    topic_id, _, name = text.partition("/")
+    if not (topic_id.isascii() and topic_id.isdigit()):
+        raise invalid(f"the cursor {cursor!r} is not one that this server gave")
+    return int(topic_id), name
 
 
 class ConsumerPoll(LongPoll):

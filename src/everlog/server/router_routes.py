@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from everlog.errors import RouterCycle, RouterIncompatible, RouterNotFound
-from everlog.server.app import App, Call, Route
+from everlog.server.app import App, Call, Route, query_flag
 from everlog.server.auth import Key, Scope
 from everlog.server.bodies import RouterBody, decode
 from everlog.server.errors import ApiError
@@ -101,7 +101,7 @@ class RouterRoutes:
             if len(page) < _LIST_STEP:
                 break
             after = page[-1].router
-        shown = found[:size]
+        shown, has_lag = found[:size], query_flag(query, "lag", False)
         answer: dict[str, object] = {
             "routers": [
                 {
@@ -110,6 +110,7 @@ class RouterRoutes:
                     "dest": state.dest,
                     "guarantee": state.guarantee,
                     "forwarded_total": state.forwarded_total,
+                    **({"lag": state.lag} if has_lag else {}),
                 }
                 for state in shown
             ]

@@ -3,13 +3,17 @@
 import { connection, get, keyring } from './api.js';
 import { fill, h, icon, notice, say } from './dom.js';
 import { duration } from './format.js';
+import './consumers.js';
 import './overview.js';
+import './routers.js';
 import './topic.js';
 import './topics.js';
 
 const PAGES = [
   { path: 'overview', label: 'Overview', tag: 'ev-overview' },
   { path: 'topics', label: 'Topics', tag: 'ev-topics', one: 'ev-topic' },
+  { path: 'consumers', label: 'Consumers', tag: 'ev-consumers' },
+  { path: 'routers', label: 'Routers', tag: 'ev-routers' },
 ];
 const THEMES = ['auto', 'light', 'dark'];
 const THEME = 'everlog.theme';

@@ -195,6 +195,33 @@ class Consumers:
         """How many consumers there are."""
         return self._core.totals.consumers
 
+    def everywhere(
+        self, after: tuple[int, str] | None, limit: int, is_shown: Callable[[str], bool]
+    ) -> tuple[list[ConsumerState], tuple[int, str] | None, Commit]:
+        """Report consumers of all topics that are shown: oldest topic first, then by name.
+
+        Begins behind a place, and returns the place of the last one, None if no more follow.
+        """
+        consumed, now_ms = self._core.totals.consumed, self._core.now_ms()
+        first_id, name = (0, None) if after is None else after
+        states: list[ConsumerState] = []
+        commits: list[Commit] = []
+        place: tuple[int, str] | None = None
+        for topic_id in sorted(number for number in consumed if number >= first_id):
+            topic = consumed[topic_id]
+            if topic.consumers is None or not is_shown(topic.name):
+                continue
+            sweep(self._core, topic, now_ms)
+            by_name = topic.consumers.by_name
+            at = by_name.bisect_right(name) if topic_id == first_id and name is not None else 0
+            for each in by_name.islice(at):
+                if len(states) == limit:
+                    return states, place, together(commits)
+                states.append(self._state(topic, by_name[each]))
+                commits.append(self._shown_when(topic, by_name[each]))
+                place = (topic_id, each)
+        return states, None, together(commits)
+
     def lags(self, limit: int, is_shown: Callable[[str], bool]) -> tuple[list[ConsumerState], int]:
         """Report up to `limit` consumers of topics that are shown, and how many of all are at risk."""
         states: list[ConsumerState] = []
