@@ -50,8 +50,8 @@ from everlog.topics.storage.failures import WRITE_FAILURES, errno_name
 from everlog.topics.storage.recovery import Progress, open_store
 from everlog.topics.storage.store import RecoveryReport, Store, lanes_for
 from everlog.topics.storage.syncs import WINDOW_MIN_NS, InlineSyncs, SyncRunner, ThreadSyncs
-from everlog.topics.storage.wal import WalMetrics
 from everlog.topics.topic import Topic, TopicState
+from everlog.topics.vitals import vitals_of, wal_metrics
 
 NS_PER_S: Final = 1_000_000_000
 
@@ -209,28 +209,12 @@ class Engine:
             queue_refused=sum(shard.refused for shard in self._core.shards),
             queue_topics=counted.queue_topics,
             queue_leases_in_flight=counted.queue_leases_in_flight,
-            wal=self._wal_metrics(),
+            wal=wal_metrics(self._core),
         )
 
     def vitals(self) -> EngineVitals:
         """Count what can be counted without looking at each topic."""
-        core = self._core
-        return EngineVitals(
-            topics=len(core.topics),
-            routers=self.router_count,
-            consumers=core.totals.consumers,
-            appended=core.totals.appended,
-            bytes_live=core.totals.bytes,
-            read_only=sum(shard.wal.read_only is not None for shard in core.shards),
-            queue_depth=sum(shard.depth for shard in core.shards),
-            wal=self._wal_metrics(),
-        )
-
-    def _wal_metrics(self) -> WalMetrics:
-        wal = WalMetrics()
-        for shard in self._core.shards:
-            wal.add(shard.wal.metrics)
-        return wal
+        return vitals_of(self._core)
 
     def floor_commit(self, name: str) -> Commit:
         """What a report about this topic has to wait for before it is shown."""
