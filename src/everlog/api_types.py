@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import msgspec
 
+from everlog.job_types import Job, JobMembers, RateLimit, Retry
+
 if TYPE_CHECKING:
     import pandas
     import polars
@@ -69,7 +71,7 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
 # --- Records ---------------------------------------------------------------------------------------------
 
 
-class NewRecord(msgspec.Struct, omit_defaults=True):
+class NewRecord(JobMembers, omit_defaults=True):
     """A record to append."""
 
     data: Any
@@ -127,16 +129,20 @@ class Tombstone(msgspec.Struct, frozen=True):
 
 
 class Appended(Answer, frozen=True):
-    """Records were appended; `deduped` if an earlier request with the same key had done it."""
+    """Records were appended; `deduped` if an earlier request with the same key had done it.
+
+    If every job was there already by its unique key, `count` is 0 and there is no first and no last seq.
+    """
 
     topic: str
-    first_seq: int
-    last_seq: int
     head_seq: int
     count: int
     created: bool
     deduped: bool
+    first_seq: int = 0
+    last_seq: int = 0
     seqs: list[int] | None = None
+    unique_hits: int = 0
 
 
 def record_columns(records: Iterable[Record]) -> dict[str, list[Any]]:
@@ -266,6 +272,11 @@ class TopicSettings(TypedDict, total=False):
     max_deliveries: int
     dead_letter: str | None
     leases_durable: bool
+    concurrency_limit: int
+    rate_limit: dict[str, Any] | None
+    retry: dict[str, Any] | None
+    unique_window_ms: int
+    paused: bool
 
 
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -288,6 +299,11 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_deliveries: int = 0
     dead_letter: str | None = None
     leases_durable: bool = False
+    concurrency_limit: int = 0
+    rate_limit: RateLimit | None = None
+    retry: Retry | None = None
+    unique_window_ms: int = 0
+    paused: bool = False
 
 
 class TopicPut(Answer, frozen=True):
@@ -491,22 +507,6 @@ class RouterDeleted(Answer, frozen=True):
 
 
 # --- Jobs ------------------------------------------------------------------------------------------------
-
-
-_JOB_NAMES = {"seq": "$seq", "ts_ms": "$ts", "deadline_ms": "deadline", "tag": "$tag"}
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True, rename=_JOB_NAMES):
-    """A leased job; the lease ends at `deadline_ms` unless it is extended."""
-
-    seq: int
-    lease_id: str
-    deadline_ms: int
-    ts_ms: int
-    deliveries: int
-    data: Any
-    tag: str | None = None
-    meta: dict[str, Any] | None = None
 
 
 class Claimed(Answer, frozen=True):

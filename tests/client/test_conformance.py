@@ -20,6 +20,7 @@ from tests.conformance import (
     test_delete,
     test_diff,
     test_idempotency,
+    test_jobs,
     test_queue,
     test_routers,
     test_topics,
@@ -31,7 +32,7 @@ from tests.support.http_cases import RunningServer
 
 MODULES = (
     *(test_append, test_consumers, test_delete, test_diff, test_idempotency, test_queue, test_routers),
-    test_topics,
+    *(test_jobs, test_topics),
 )
 NEEDS_THE_SOCKET = ".http."
 FIXTURES = (api, nothing_goes_wrong_inside, queue, restarted, server)

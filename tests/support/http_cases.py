@@ -51,6 +51,11 @@ ConfigDefaults: dict[str, object] = {
     "max_deliveries": 0,
     "dead_letter": None,
     "leases_durable": False,
+    "concurrency_limit": 0,
+    "rate_limit": None,
+    "retry": None,
+    "unique_window_ms": 0,
+    "paused": False,
 }
 
 

@@ -13,7 +13,6 @@ from everlog.api_types import (
     Appended,
     CaughtUp,
     IgnoredMember,
-    Job,
     Records,
     StreamError,
     Tombstone,
@@ -21,6 +20,7 @@ from everlog.api_types import (
     TopicGone,
     Watched,
 )
+from everlog.job_types import Job
 
 
 class JobFrame(Job, frozen=True, kw_only=True):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from everlog.api_types import (
     CaughtUp,
-    Job,
     NewRecord,
     Record,
     Records,
@@ -23,6 +22,7 @@ from everlog.api_types import (
 )
 from everlog.client.arguments import as_base64
 from everlog.client.errors import ApiFailed, BufferFull, ProducerFailed, RecordsLost
+from everlog.job_types import Job
 
 if TYPE_CHECKING:
     from everlog.client.async_client import AsyncClient

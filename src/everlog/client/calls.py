@@ -18,6 +18,7 @@ from everlog.client.encoding import encode
 from everlog.client.flows import Call, ClientContext, Flow, Steps
 from everlog.client.wire import consumer_path, router_path, topic_path
 from everlog.errors import InvalidRequest
+from everlog.job_types import JobError
 
 _Page = TypeVar("_Page", api_types.TopicPage, api_types.RouterPage, api_types.ConsumerPage)
 _Entry = TypeVar("_Entry")
@@ -92,7 +93,7 @@ def delete_topic(topic: str, *, if_empty: bool = False) -> Call[api_types.TopicD
     return Call("DELETE", topic_path(topic) + _query(if_empty=if_empty), api_types.TopicDeleted)
 
 
-def append(
+def append(  # noqa: PLR0913
     topic: str,
     data: Any,
     *,
@@ -102,9 +103,29 @@ def append(
     idempotency_key: str | None = None,
     create: bool | None = None,
     config: TopicSettings | None = None,
+    delay_ms: int | None = None,
+    run_at: int | None = None,
+    priority: int | None = None,
+    unique_key: str | None = None,
+    concurrency_key: str | None = None,
+    max_deliveries: int | None = None,
 ) -> Call[api_types.Appended]:
-    """Append one record. Without `idempotency_key` it gets a new one: a retry never appends it twice."""
-    record = NewRecord(data, tag, node, meta)
+    """Append one record. Without `idempotency_key` it gets a new one: a retry never appends it twice.
+
+    The arguments from `delay_ms` on are for jobs, in a topic of type `queue`.
+    """
+    record = NewRecord(
+        data,
+        tag,
+        node,
+        meta,
+        delay_ms=delay_ms,
+        run_at=run_at,
+        priority=priority,
+        unique_key=unique_key,
+        concurrency_key=concurrency_key,
+        max_deliveries=max_deliveries,
+    )
     return append_many(topic, [record], idempotency_key=idempotency_key, create=create, config=config)
 
 
@@ -261,10 +282,19 @@ def ack(
 
 
 def nack(
-    queue: str, node: str, seqs: Sequence[int], *, delay_ms: int = 0, lease_ids: Sequence[str] | None = None
+    queue: str,
+    node: str,
+    seqs: Sequence[int],
+    *,
+    delay_ms: int | None = None,
+    lease_ids: Sequence[str] | None = None,
+    error: JobError | None = None,
 ) -> Call[api_types.Nacked]:
-    """Return jobs to the job queue; they can be claimed again after `delay_ms`."""
-    body = _given(node=node, seqs=seqs, delay_ms=delay_ms, lease_ids=lease_ids)
+    """Return jobs to the job queue; they can be claimed again after `delay_ms`, or as its `retry` says.
+
+    `error` says why, and is kept with the attempt.
+    """
+    body = _given(node=node, seqs=seqs, delay_ms=delay_ms, lease_ids=lease_ids, error=error)
     # Without lease ids a repeat could return a job that this worker has claimed again.
     is_fenced = lease_ids is not None
     return Call("POST", topic_path(queue, "/nack"), api_types.Nacked, body, may_repeat=is_fenced)

@@ -14,7 +14,6 @@ import msgspec
 
 from everlog.api_types import (
     CaughtUp,
-    Job,
     Record,
     Records,
     StreamError,
@@ -40,6 +39,7 @@ from everlog.client.flows import Call, ClientContext, Emit, Flow, More, Open, Pa
 from everlog.client.retrying import Attempts
 from everlog.client.sse import Event, EventParser
 from everlog.client.wire import Answer, ServerAddress, foreign, refusal, topic_path
+from everlog.job_types import Job
 
 LONG_POLL_MS: Final = 25_000
 HEARTBEAT_MS: Final = 15_000

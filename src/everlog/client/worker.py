@@ -22,13 +22,14 @@ from functools import partial
 from types import FrameType
 from typing import Any, Final, Self, TypeVar
 
-from everlog.api_types import Job, NewRecord
+from everlog.api_types import NewRecord
 from everlog.client.calls import new_key
 from everlog.client.errors import ApiFailed
 from everlog.client.retrying import Backoff
 from everlog.client.sync_client import Client, client_of
 from everlog.clock import NS_PER_S, Clock, SystemClock
 from everlog.errors import Closed, EverlogError, InvalidConfig
+from everlog.job_types import Job
 
 log = logging.getLogger("everlog.worker")
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeVar, cast
 import msgspec
 
 from everlog.api_types import Guarantee
+from everlog.job_types import JobError, JobMembers
 from everlog.native.topics.log import RecordBatch, json_fault, scan_append
 from everlog.server.app import Call, query_flag
 from everlog.server.body_checks import fault, unknown_members
@@ -18,6 +19,7 @@ from everlog.server.http import Request
 from everlog.topics import TopicConfig
 from everlog.topics.delivery.consumers import Start
 from everlog.topics.filters import Filter, compile_filter
+from everlog.topics.jobs.options import has_members
 
 MAX_NESTING: Final = 128
 # How the engine spells "absent"; a field may not be typed as "Raw or None".
@@ -26,7 +28,7 @@ _ABSENT: Final = cast(msgspec.Raw, None)
 _JSON_TYPES: Final = frozenset({b"application/json", b"application/json; charset=utf-8"})
 
 
-class RecordBody(msgspec.Struct):
+class RecordBody(JobMembers):
     """A record of an append, as the engine's kernel reads it."""
 
     data: msgspec.Raw
@@ -182,7 +184,8 @@ class AckBody(msgspec.Struct):
 class NackBody(AckBody):
     """POST /v0/topics/:topic/nack."""
 
-    delay_ms: int = 0
+    delay_ms: int | None = None
+    error: JobError | None = None
 
 
 class ExtendBody(AckBody, kw_only=True):
@@ -219,6 +222,8 @@ class Append(msgspec.Struct):
     create: bool | None = None
     config: TopicConfig | None = None
     disable_backpressure: bool = False
+    jobs: dict[int, JobMembers] | None = None
+    """What records say about their jobs, by their place."""
 
     @classmethod
     def of(cls, body: AppendBody) -> Append:
@@ -226,6 +231,9 @@ class Append(msgspec.Struct):
         for record in body.records:
             if record.meta is not _ABSENT and bytes(record.meta) == b"null":
                 record.meta = _ABSENT
+        jobs: dict[int, JobMembers] = {
+            place: record for place, record in enumerate(body.records) if has_members(record)
+        }
         return cls(
             body.records,
             body.node,
@@ -233,6 +241,7 @@ class Append(msgspec.Struct):
             body.create,
             body.config,
             body.disable_backpressure,
+            jobs or None,
         )
 
 

@@ -100,7 +100,10 @@ class ClaimWindows:
                 claimer.refused(error)
             return
         for (claimer, _), claimed in zip(asked, answers, strict=True):
-            if claimed.incomplete:
+            if claimed.incomplete and claimed.commit.done:
+                # It has passed over many jobs that may not be claimed now, and goes on after a turn.
+                self._app.loop.call_soon(self._fetched, name, claimer, claimed.commit)
+            elif claimed.incomplete:
                 claimed.commit.on_done(lambda commit, claimer=claimer: self._fetched(name, claimer, commit))  # type: ignore[misc]
             else:
                 claimer.served(claimed)
@@ -162,7 +165,12 @@ class JobRoutes:
         settled = self._settle(
             body,
             lambda: self._engine.nack(
-                call.name, body.node, body.seqs, body.lease_ids, delay_ms=body.delay_ms
+                call.name,
+                body.node,
+                body.seqs,
+                body.lease_ids,
+                delay_ms=body.delay_ms,
+                error=body.error,
             ),
         )
         self.app.answer_when(

@@ -299,6 +299,7 @@ def append_batch(app: App, key: Key | None, name: str, append: Append) -> Append
             create=append.create,
             config=append.config,
             disable_backpressure=append.disable_backpressure,
+            jobs=append.jobs,
         )
     except TopicFull as error:
         raise _full(engine, name, error) from None
@@ -328,6 +329,8 @@ def appended_fields(app: App, name: str, appended: Appended, seqs: int, started_
     """The fields of the answer to an append, without braces; `seqs` is one of the `SEQS_` of the renderer."""
     total_ns = app.now_ns() - started_ns
     written_ns, synced_ns = (0, 0) if appended.deduped else app.ready_engine().commit_times_ns(name)
+    if appended.seqs:
+        return _fields_with_hits(name, appended, seqs, total_ns, written_ns, synced_ns)
     return render_fields(
         name,
         appended.first_seq,
@@ -341,6 +344,30 @@ def appended_fields(app: App, name: str, appended: Appended, seqs: int, started_
         synced_ns,
         app.throttle_field(total_ns / 1e6 if synced_ns else 0.0),
     )
+
+
+def _fields_with_hits(
+    name: str, appended: Appended, seqs: int, total_ns: int, written_ns: int, synced_ns: int
+) -> bytes:
+    """The same for an append of jobs with unique keys: some of them, or all, were there already."""
+    fields: dict[str, object] = {"topic": name}
+    if appended.count:
+        fields |= {"first_seq": appended.first_seq, "last_seq": appended.last_seq}
+    if seqs != SEQS_OMITTED:
+        fields["seqs"] = appended.seqs if seqs == SEQS_LISTED else None
+    fields |= {
+        "head_seq": appended.head_seq,
+        "count": appended.count,
+        "unique_hits": len(appended.seqs) - appended.count,
+        "created": appended.created,
+        "deduped": appended.deduped,
+        "performance": {
+            "server_total_ms": total_ns // 1000 / 1000,
+            "wal_append_ms": written_ns // 1000 / 1000,
+            "fsync_ms": synced_ns // 1000 / 1000,
+        },
+    }
+    return _json.encode(fields)[1:-1]
 
 
 def _header_text(name: str, value: bytes) -> str:

@@ -6,15 +6,21 @@ acknowledged is decided by `ack_policy` and happens in `commits`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from everlog.api_types import Discard, Durability
 from everlog.errors import BatchTooLarge, InvalidRequest, LimitReached
+from everlog.job_types import JobMembers
 from everlog.native.topics.log import RecordBatch
 from everlog.topics import ack_policy
 from everlog.topics.catalogue import frame_create, log_create, new_topic, register
-from everlog.topics.commits import COMMITTED, BatchEntry, ChangeEntry, ShardCommits
+from everlog.topics.commits import COMMITTED, BatchEntry, ChangeEntry, ShardCommits, together
 from everlog.topics.config import MAX_IDEMPOTENCY_KEY_BYTES, MAX_RECORDS_PER_APPEND, TopicConfig
 from everlog.topics.core import CONTROL_ROOM, Core
 from everlog.topics.due_work import run_due
+from everlog.topics.jobs.lease_log import frame_options
+from everlog.topics.jobs.new_jobs import NewJobs, check_job_queue
+from everlog.topics.jobs.options import options_of
 from everlog.topics.memory import MemoryChunks
 from everlog.topics.records import AnyRecord
 from everlog.topics.results import Appended
@@ -42,21 +48,13 @@ def append(
     create: bool | None,
     config: TopicConfig | None,
     disable_backpressure: bool = False,
+    jobs: Mapping[int, JobMembers] | None = None,
 ) -> Appended:
     """See `Engine.append`."""
-    if not records:
-        raise InvalidRequest("an append needs at least one record")
-    if len(records) > MAX_RECORDS_PER_APPEND:
-        raise BatchTooLarge(
-            f"an append of {len(records)} records; at most {MAX_RECORDS_PER_APPEND} are allowed, split it"
-        )
-    if key is not None and not 1 <= len(key.encode("utf-8", "surrogatepass")) <= MAX_IDEMPOTENCY_KEY_BYTES:
-        raise InvalidRequest(
-            f"the idempotency key {key[:100]!r} has {len(key)} characters; it must have 1 to "
-            f"{MAX_IDEMPOTENCY_KEY_BYTES} bytes: use a hash, or leave it out"
-        )
+    _check_size(records, key)
     batch = records if isinstance(records, RecordBatch) else RecordBatch(records, node)
     now_ms = core.now_ms()
+    options = options_of(jobs, now_ms) if jobs else None
     topic = core.topics.get(name)
     created = topic is None
     if topic is None:
@@ -69,12 +67,16 @@ def append(
                 return _repeat(remembered)
         if topic.config.ttl_ms or topic.floors.caps_due or topic.floors.commit is not None:
             sweep(core, topic, now_ms)
+    if options:
+        check_job_queue(topic)
     if core.delivery.is_refusing and not disable_backpressure:
         core.check_pressure(topic)
     quota = core.settings.max_total_bytes
     if quota and core.totals.bytes + batch.frame_bytes > quota:
         run_due(core, now_ms)  # idle topics may hold records that have expired
     ts = max(now_ms, topic.log.last_ts, topic.storage.restored_ts)
+    if options:
+        return _append_jobs(core, topic, records, node, key, ts, created, NewJobs(topic, options, now_ms))
     if core.is_logged(topic):
         entry = _frame_into_log(core, topic, batch, key, ts, created)
     else:
@@ -88,11 +90,76 @@ def append(
     )
 
 
+def _check_size(records: list[AnyRecord] | RecordBatch, key: str | None) -> None:
+    if not records:
+        raise InvalidRequest("an append needs at least one record")
+    if len(records) > MAX_RECORDS_PER_APPEND:
+        raise BatchTooLarge(
+            f"an append of {len(records)} records; at most {MAX_RECORDS_PER_APPEND} are allowed, split it"
+        )
+    if key is not None and not 1 <= len(key.encode("utf-8", "surrogatepass")) <= MAX_IDEMPOTENCY_KEY_BYTES:
+        raise InvalidRequest(
+            f"the idempotency key {key[:100]!r} has {len(key)} characters; it must have 1 to "
+            f"{MAX_IDEMPOTENCY_KEY_BYTES} bytes: use a hash, or leave it out"
+        )
+
+
+def _append_jobs(
+    core: Core,
+    topic: Topic,
+    records: list[AnyRecord] | RecordBatch,
+    node: str | None,
+    key: str | None,
+    ts: int,
+    created: bool,
+    new_jobs: NewJobs,
+) -> Appended:
+    """Append jobs with options, except those that are there already by their unique keys."""
+    assert not isinstance(records, RecordBatch), "records with options come one by one"
+    kept = [record for place, record in enumerate(records) if place not in new_jobs.hits]
+    if not kept:
+        return _only_hits(core, topic, new_jobs, len(records), key, ts)
+    batch = RecordBatch(kept, node)
+    seqs = new_jobs.seqs(topic.log.next_seq, len(records))
+    if core.is_logged(topic):
+        entry = _frame_into_log(core, topic, batch, key, ts, created, new_jobs, seqs)
+    else:
+        entry = _frame_into_memory(core, topic, batch, ts, created)
+    new_jobs.register(entry.first_seq, ts, entry.commit)
+    commit = together([entry.commit, *new_jobs.waits_for])
+    if key is not None:
+        topic.keys[key] = RememberedKey(entry.first_seq, entry.count, ts, commit, seqs)
+    return Appended(
+        entry.first_seq, entry.last_seq, entry.count, entry.last_seq, created, False, commit, seqs
+    )
+
+
 def _repeat(remembered: RememberedKey) -> Appended:
     last_seq = remembered.first_seq + remembered.count - 1
     return Appended(
-        remembered.first_seq, last_seq, remembered.count, last_seq, False, True, remembered.commit
+        remembered.first_seq,
+        last_seq,
+        remembered.count,
+        last_seq if remembered.count else max(remembered.seqs, default=0),
+        False,
+        True,
+        remembered.commit,
+        remembered.seqs,
     )
+
+
+def _only_hits(core: Core, topic: Topic, new_jobs: NewJobs, count: int, key: str | None, ts: int) -> Appended:
+    """Answer an append whose jobs are all there already; what is remembered of it is its key."""
+    seqs = new_jobs.seqs(0, count)
+    commits = list(new_jobs.waits_for)
+    if key is not None:
+        if core.is_logged(topic) and topic.durability is not Durability.MEMORY:
+            payload = encode(IdempotencyKey(key, 0, 0, list(seqs)))
+            waits = topic.durability is Durability.FSYNC
+            commits.append(core.log_change(topic, FrameType.IDEMPOTENCY_KEY, payload, needs_sync=waits))
+        topic.keys[key] = RememberedKey(0, 0, ts, together(commits), seqs)
+        topic.snapshot_record = None
+    return Appended(0, 0, 0, topic.visible, False, False, together(commits), seqs)
 
 
 def _check_room(
@@ -146,12 +213,20 @@ def _frame_into_memory(core: Core, topic: Topic, records: RecordBatch, ts: int, 
 
 
 def _frame_into_log(
-    core: Core, topic: Topic, records: RecordBatch, key: str | None, ts: int, created: bool
+    core: Core,
+    topic: Topic,
+    records: RecordBatch,
+    key: str | None,
+    ts: int,
+    created: bool,
+    new_jobs: NewJobs | None = None,
+    seqs: tuple[int, ...] = (),
 ) -> BatchEntry:
     """Frame the batch at the end of its shard's gathered bytes, all of it or nothing, and gather it."""
     log, durability = topic.log, topic.durability
     shard = core.writable_shard(topic)
-    shard.reserve(records.frame_bytes + CONTROL_ROOM)
+    options = b"" if new_jobs is None else new_jobs.payload(log.next_seq)
+    shard.reserve(records.frame_bytes + CONTROL_ROOM + len(options))
     wal = shard.wal
     buffer = wal.buffer
     mark = len(buffer)
@@ -166,7 +241,10 @@ def _frame_into_log(
             companions.append(frame_create(core, shard, topic))
             frames += 1
         if key is not None and durability is not Durability.MEMORY:
-            _frame_key(shard, topic, key, count, ts)
+            _frame_key(shard, topic, key, count, ts, seqs)
+            frames += 1
+        if options:
+            frame_options(buffer, topic, options, ts)
             frames += 1
         ceiling = ack_policy.next_ceiling(durability, last_seq, topic.reserved.ceiling_logged)
         if ceiling:
@@ -230,10 +308,12 @@ def reserve_floor(entry: BatchEntry, plan: EvictionPlan, companions: list[Change
     return floor
 
 
-def _frame_key(shard: ShardCommits, topic: Topic, key: str, count: int, ts: int) -> None:
+def _frame_key(
+    shard: ShardCommits, topic: Topic, key: str, count: int, ts: int, seqs: tuple[int, ...]
+) -> None:
     """Write the frame that remembers the key of the batch behind it."""
     first_seq = topic.log.next_seq
-    payload = encode(IdempotencyKey(key, first_seq, count))
+    payload = encode(IdempotencyKey(key, first_seq, count, list(seqs)))
     shard.wal.buffer.append_control(
         FrameType.IDEMPOTENCY_KEY, FLAG_BATCH_CONTINUES, topic.topic_id, first_seq, ts, payload
     )

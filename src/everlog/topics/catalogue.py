@@ -25,7 +25,12 @@ from everlog.topics.config import TopicConfig, check_topic_name
 from everlog.topics.core import CONTROL_ROOM, Core
 from everlog.topics.delivery.consumer_table import delist, enlist, log_all_consumers
 from everlog.topics.due_work import schedule
-from everlog.topics.jobs.lease_log import has_durable_leases, log_all_leases
+from everlog.topics.jobs.lease_log import (
+    has_durable_leases,
+    log_all_leases,
+    log_all_options,
+    reconfigure_jobs,
+)
 from everlog.topics.results import TopicDeleted, TopicPut
 from everlog.topics.retention import sweep
 from everlog.topics.storage.control import (
@@ -203,6 +208,7 @@ def _log_config(core: Core, topic: Topic, config: TopicConfig) -> Commit:
             topic.storage.logs_ahead = True
             class_change.log_memory(core, topic)
             log_all_consumers(core, topic)
+            log_all_options(core, topic)
             waits_for.append(class_change.log_cursors(core, topic))
         class_change.log_head(core, topic, durability)
         class_change.log_keys(core, topic, durability)
@@ -222,6 +228,7 @@ def reconfigure(core: Core, topic: Topic, config: TopicConfig) -> None:
     topic.configure(config)
     if not kept_leases:
         log_all_leases(core, topic, config)  # those of claims since this change was logged
+    reconfigure_jobs(topic)
     core.delivery.reconsider(topic.schedule)
     topic.storage.logs_ahead = False
     topic.snapshot_record = None

@@ -110,7 +110,7 @@ def log_keys(core: Core, topic: Topic, durability: Durability) -> None:
     shard = core.writable_shard(topic)
     shard.gather(ChangeEntry(needs_sync=False), 0)
     for key, remembered in topic.keys.items():
-        payload = encode(IdempotencyKey(key, remembered.first_seq, remembered.count))
+        payload = encode(IdempotencyKey(key, remembered.first_seq, remembered.count, list(remembered.seqs)))
         shard.reserve(len(payload) + CONTROL_ROOM)
         shard.wal.buffer.append_control(
             FrameType.IDEMPOTENCY_KEY, 0, topic.topic_id, remembered.first_seq, remembered.ts, payload

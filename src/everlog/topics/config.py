@@ -16,6 +16,7 @@ import msgspec
 from everlog import api_types
 from everlog.api_types import Discard, Durability, TopicType
 from everlog.errors import InvalidConfig, InvalidRequest
+from everlog.job_types import RateLimit, Retry
 
 MAX_RECORDS_PER_APPEND: Final = 10_000
 MAX_IDEMPOTENCY_KEY_BYTES: Final = 256
@@ -24,6 +25,8 @@ READ_LIMIT_MAX: Final = 1000
 READ_BYTES_DEFAULT: Final = 1 << 20
 READ_BYTES_MAX: Final = 8 << 20
 WAIT_MS_MAX: Final = 30_000
+RATE_COUNT_MAX: Final = 1_000_000
+RATE_PER_MS_MAX: Final = 86_400_000
 U64_MAX: Final = 2**64 - 1
 
 TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
@@ -53,15 +56,41 @@ def check_topic_name(name: str) -> None:
         )
 
 
+_COUNTS: Final = (
+    *("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "max_deliveries"),
+    *("concurrency_limit", "unique_window_ms"),
+)
+
+
+def _check_job_settings(rate: RateLimit | None, retry: Retry | None) -> None:
+    if rate is not None and not (1 <= rate.count <= RATE_COUNT_MAX and 1 <= rate.per_ms <= RATE_PER_MS_MAX):
+        raise InvalidRequest(
+            f"rate_limit has count {rate.count} and per_ms {rate.per_ms}; they must be from 1 to "
+            f"{RATE_COUNT_MAX} and from 1 to {RATE_PER_MS_MAX}"
+        )
+    if retry is None:
+        return
+    for field in ("base_ms", "max_ms"):
+        value = getattr(retry, field)
+        if not 0 <= value <= RATE_PER_MS_MAX:
+            raise InvalidRequest(f"retry.{field} is {value}; it must be from 0 to {RATE_PER_MS_MAX}")
+    if not 1 <= retry.factor <= 1000 or not 0 <= retry.jitter <= 1:
+        raise InvalidRequest(
+            f"retry has factor {retry.factor} and jitter {retry.jitter}; they must be from 1 to 1000 and "
+            f"from 0 to 1"
+        )
+
+
 class TopicConfig(api_types.TopicConfig, frozen=True, kw_only=True):
     """The configuration of a topic; `resolved` gives the form that is stored and reported."""
 
     def resolved(self, topic: str) -> TopicConfig:
         """Check every field and return the stored form: one durability class, clamped times."""
-        for field in ("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "max_deliveries"):
+        for field in _COUNTS:
             value = getattr(self, field)
             if not 0 <= value <= U64_MAX:
                 raise InvalidRequest(f"{field} is {value}; it must be from 0 to {U64_MAX}")
+        _check_job_settings(self.rate_limit, self.retry)
         if self.priority is not None and not -(2**31) <= self.priority < 2**31:
             raise InvalidRequest(f"priority is {self.priority}; it must be a signed 32-bit number or null")
         if self.dead_letter is not None:

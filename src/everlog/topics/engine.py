@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from everlog.api_types import Durability, StorageHealth, StorageStatus, TopicAcc
 from everlog.clock import Clock, SystemClock
 from everlog.errors import Closed, EverlogError, Io, ReadOnly, StorageFailed
 from everlog.fs import Fs, OsFs
+from everlog.job_types import JobError, JobMembers
 from everlog.native.topics.log import RecordBatch
 from everlog.topics import append, catalogue, reading, retention
 from everlog.topics.commits import COMMITTED, Commit
@@ -245,16 +246,18 @@ class Engine:
         create: bool | None = None,
         config: TopicConfig | None = None,
         disable_backpressure: bool = False,
+        jobs: Mapping[int, JobMembers] | None = None,
     ) -> Appended:
         """Append a batch: contiguous seqs in order, all of it or nothing.
 
         A missing topic is created if `create` is true, or if it is None and `config.auto_create` is.
         A key that was used within the topic's window gives the first batch's seqs again.
-        With `disable_backpressure` it is not refused for pressure, only for limits.
+        With `disable_backpressure` it is not refused for pressure, only for limits. `jobs` has what records
+        of a job queue say about their jobs, by their place in the batch.
         """
         self._check_open()
         return append.append(
-            self._core, name, records, node, idempotency_key, create, config, disable_backpressure
+            self._core, name, records, node, idempotency_key, create, config, disable_backpressure, jobs
         )
 
     def diff(  # noqa: PLR0913
@@ -353,7 +356,10 @@ class Engine:
         if topic.routes.feeders:
             self._forward_pending(topic, block)
         load = self._load_segment if block else self._fetch_segment
-        return claims.claim(self._core, topic, requests, load)
+        answers = claims.claim(self._core, topic, requests, load)
+        while block and all(answer.incomplete for answer in answers):
+            answers = claims.claim(self._core, topic, requests, load)
+        return answers
 
     def ack(
         self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str] | None = None
@@ -368,10 +374,11 @@ class Engine:
         seqs: Sequence[int],
         lease_ids: Sequence[str] | None = None,
         *,
-        delay_ms: int = 0,
+        delay_ms: int | None = None,
+        error: JobError | None = None,
     ) -> Settled:
-        """Return jobs, claimable at once or after a delay."""
-        return self._settling(name, claims.nack, node, seqs, lease_ids, delay_ms)
+        """Return jobs, claimable at once or after a delay; None: that of `retry` in the configuration."""
+        return self._settling(name, claims.nack, node, seqs, lease_ids, delay_ms, error)
 
     def extend(
         self,
@@ -392,7 +399,7 @@ class Engine:
         node: str,
         seqs: Sequence[int],
         lease_ids: Sequence[str] | None,
-        *more: int,
+        *more: object,
     ) -> Settled:
         self._check_open()
         fences = claims.check_settling(node, seqs, lease_ids)

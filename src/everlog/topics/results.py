@@ -31,6 +31,8 @@ class Appended(msgspec.Struct, frozen=True):
     created: bool
     deduped: bool
     commit: Commit
+    seqs: tuple[int, ...] = ()
+    """All seqs of the request, if its jobs have unique keys; `count` is without those that were there."""
 
 
 class Diff(msgspec.Struct, frozen=True):

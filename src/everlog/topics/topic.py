@@ -61,6 +61,8 @@ class RememberedKey(msgspec.Struct, frozen=True):
     count: int
     ts: int
     commit: Commit
+    seqs: tuple[int, ...] = ()
+    """All seqs of the answer, if some of them are of jobs that were there already."""
 
 
 class Totals:

@@ -1,28 +1,43 @@
 """Claim jobs, and end their leases: ack, nack, extend.
 
-Owns the order of a claim (reclaimed jobs first, then fresh ones, shared round-robin) and what it logs.
-The state of leases is in `lease_table`, the move to a dead-letter topic in `dead_letters`.
+Owns how a claim is served and what it logs. Without a board its order is reclaimed jobs first, then fresh
+ones; otherwise `job_board` decides it. The state of leases is in `lease_table`, the move to a dead-letter
+topic in `dead_letters`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Final, NamedTuple
 
+import msgspec
+from xxhash import xxh3_64_intdigest
+
 from everlog.api_types import TopicType
-from everlog.errors import BatchTooLarge, Corrupt, InvalidRequest, NotAQueue, StorageFailed
+from everlog.errors import (
+    BatchTooLarge,
+    Corrupt,
+    InvalidRequest,
+    LimitReached,
+    NotAQueue,
+    StorageFailed,
+)
+from everlog.job_types import JobError, Retry
 from everlog.native.topics.log import CORRUPT, DELETED, DONE, FULL, MISSING, live_seqs, render_jobs
 from everlog.topics.commits import COMMITTED, Commit, failed, together
 from everlog.topics.config import U64_MAX
 from everlog.topics.core import Core
 from everlog.topics.jobs.dead_letters import move_to_dead_letters
 from everlog.topics.jobs.lease_log import delete_jobs, lease_table_of, log_leases, logs_leases
-from everlog.topics.jobs.lease_table import DELAYED, LEASED, READY, LeaseTable
+from everlog.topics.jobs.lease_table import DELAYED, LEASED, NACKED, READY, RELEASED, Job, LeaseTable
+from everlog.topics.jobs.options import fields_of
 from everlog.topics.reading import ColdRead
 from everlog.topics.results import Claimed, Settled
 from everlog.topics.retention import sweep
+from everlog.topics.storage.control import JobOptions
 from everlog.topics.topic import Topic
 
 CLAIM_MAX: Final = 1000
@@ -33,6 +48,8 @@ LEASE_MS_MIN: Final = 100
 LEASE_MS_MAX: Final = 86_400_000
 # Jobs moved to the dead-letter topic by one claim; the next claim moves more.
 MOVES_MAX: Final = 1000
+ERROR_BYTES_MAX: Final = 8192
+_json: Final = msgspec.json.Encoder()
 _LEASE_ID: Final = re.compile(r"lease_([0-9a-fA-F]{1,16})")
 
 Load = Callable[[int], bool]
@@ -80,13 +97,23 @@ def _swept(core: Core, topic: Topic, now_ms: int) -> LeaseTable:
     sweep(core, topic, now_ms)
     if table.sweep(now_ms) and table.waiters:
         table.wake()
+    if table.cancelled:
+        _delete_cancelled(core, topic, table)
     return table
+
+
+def _delete_cancelled(core: Core, topic: Topic, table: LeaseTable) -> None:
+    """Delete jobs that were cancelled while they were leased; what fails is tried by the next call."""
+    seqs, table.cancelled = sorted(table.cancelled), []
+    # Aborted, they are reclaimed, which notes them as cancelled again.
+    with suppress(StorageFailed, LimitReached):
+        delete_jobs(core, topic, table, seqs)
 
 
 def expire(core: Core, topic: Topic) -> int | None:
     """End the leases and delays that are over; return the ms until the next one ends, None if none runs."""
     now_ms = core.now_ms()
-    due_ms = _swept(core, topic, now_ms).next_due_ms()
+    due_ms = _swept(core, topic, now_ms).next_due_ms(now_ms, topic.count)
     return None if due_ms is None else max(0, due_ms - now_ms)
 
 
@@ -106,7 +133,15 @@ def claim(core: Core, topic: Topic, requests: Sequence[ClaimRequest], load: Load
     if logs_leases(core, topic):
         core.writable_shard(topic)  # raises before anything has changed
     maxima = [min(request.maximum or 1, CLAIM_MAX) for request in requests]
-    picked, poisoned = _pick(topic, table, sum(maxima))
+    board = table.board
+    picked: list[int]
+    poisoned: list[int]
+    if topic.config.paused:
+        picked, poisoned = [], []
+    elif board is None:
+        picked, poisoned = _pick(topic, table, sum(maxima))
+    else:
+        picked, poisoned = board.pick(sum(maxima), MOVES_MAX, now_ms)
     cold: list[Commit] = []
     try:
         moves = [move_to_dead_letters(core, topic, table, seq, load, cold) for seq in poisoned]
@@ -117,7 +152,13 @@ def claim(core: Core, topic: Topic, requests: Sequence[ClaimRequest], load: Load
     except BaseException:
         for seq in (*picked, *poisoned):
             table.put_back(seq)  # no job may be neither claimable nor leased
+        if board is not None:
+            board.settle(())
         raise
+    if board is not None:
+        board.settle([seq for _, leases, _ in answers for seq in leases])
+        if board.is_unfinished:
+            cold.append(COMMITTED)
     ready = table.ready(topic.count)
     results = []
     for jobs, leases, commit in answers:
@@ -176,10 +217,11 @@ def _lease(
     load: Load,
     cold: list[Commit],
 ) -> tuple[list[bytes], dict[int, int], Commit]:
-    """Lease one claimer's jobs, in the order of seq, and render them."""
+    """Lease one claimer's jobs, in the order of the claim, and render them."""
     if not share:
         return [], {}, COMMITTED
-    share.sort()  # fresh jobs that were put back may be lower than reclaimed ones
+    if table.board is None:
+        share.sort()  # fresh jobs that were put back may be lower than reclaimed ones
     lease_ms = topic.config.lease_ms if request.lease_ms is None else request.lease_ms
     deadline_ms = now_ms + min(max(lease_ms, LEASE_MS_MIN), LEASE_MS_MAX)
     first_lease_id = core.take_lease_ids(len(share))
@@ -212,7 +254,9 @@ def _lease(
         table.put_back(seq)
     if not jobs and outcome == CORRUPT:
         return jobs, leases, failed(_corrupt(topic, share[-1]))
-    table.lease(leases, request.node, deadline_ms, request.held)
+    if table.board is not None:
+        jobs = _with_options(table.board.options, leases, jobs)
+    table.lease(leases, request.node, deadline_ms, request.held, now_ms)
     try:
         commit = log_leases(core, topic, LEASED, request.node, deadline_ms, leases)
     except StorageFailed as error:
@@ -220,6 +264,14 @@ def _lease(
     if commit is not COMMITTED:
         commit.on_done(lambda done: _cancel_unlogged(table, leases, done))
     return jobs, leases, commit
+
+
+def _with_options(options: dict[int, JobOptions], leases: dict[int, int], jobs: list[bytes]) -> list[bytes]:
+    """The jobs with the options that they were appended with."""
+    return [
+        job if seq not in options else b"%b,%b" % (job[:-1], _json.encode(fields_of(options[seq]))[1:])
+        for seq, job in zip(leases, jobs, strict=True)
+    ]
 
 
 def _corrupt(topic: Topic, seq: int) -> Corrupt:
@@ -310,7 +362,7 @@ def ack(core: Core, topic: Topic, node: str, seqs: Sequence[int], fences: list[i
         return _settled(topic, table, acked, skipped, COMMITTED)
     if failure is None:
         try:
-            commit = delete_jobs(core, topic, table, sorted(acked))
+            commit = delete_jobs(core, topic, table, sorted(acked), are_done=True)
         except StorageFailed as error:
             failure = error
     if failure is not None:
@@ -322,21 +374,66 @@ def ack(core: Core, topic: Topic, node: str, seqs: Sequence[int], fences: list[i
 
 
 def nack(
-    core: Core, topic: Topic, node: str, seqs: Sequence[int], fences: list[int | None], delay_ms: int
+    core: Core,
+    topic: Topic,
+    node: str,
+    seqs: Sequence[int],
+    fences: list[int | None],
+    delay_ms: int | None = None,
+    error: JobError | None = None,
 ) -> Settled:
-    """End leases; their jobs are claimable again, at once or after a delay."""
+    """End leases; their jobs are claimable again, at once or after a delay, by default that of `retry`."""
     now_ms = core.now_ms()
-    delay_ms = min(delay_ms, LEASE_MS_MAX)
     table = _swept(core, topic, now_ms)
     if logs_leases(core, topic):
         core.writable_shard(topic)
-    nacked, skipped = _match(table, node, seqs, fences, lambda seq: table.release(seq, now_ms, delay_ms))
-    leases = {seq: table.jobs[seq].lease_id for seq in nacked}
-    phase = DELAYED if delay_ms else READY
-    commit = log_leases(core, topic, phase, node, now_ms + delay_ms, leases)
+    error = None if error is None else _bounded(error)
+    retry = topic.config.retry if delay_ms is None else None
+    groups: dict[int, dict[int, int]] = {}  # by delay: seq -> lease id
+
+    def release(seq: int) -> None:
+        job = table.jobs[seq]
+        delay = min(delay_ms or 0, LEASE_MS_MAX) if retry is None else retry_delay_ms(retry, job)
+        groups.setdefault(delay, {})[seq] = job.lease_id
+        table.release(seq, now_ms, delay, NACKED, error)
+
+    nacked, skipped = _match(table, node, seqs, fences, release)
+    commits = [
+        log_leases(
+            core,
+            topic,
+            DELAYED if delay else READY,
+            node,
+            now_ms + delay,
+            leases,
+            outcome=NACKED,
+            error=error,
+        )
+        for delay, leases in groups.items()
+    ]
+    if table.cancelled:
+        _delete_cancelled(core, topic, table)
     if nacked and table.waiters:
         table.wake()
-    return _settled(topic, table, nacked, skipped, commit)
+    return _settled(topic, table, nacked, skipped, together(commits))
+
+
+def retry_delay_ms(retry: Retry, job: Job) -> int:
+    """How long a job waits after this delivery; the share of chance in it follows from the lease."""
+    delay = min(retry.base_ms * retry.factor ** min(job.deliveries - 1, 1000), retry.max_ms)
+    chance = xxh3_64_intdigest(job.lease_id.to_bytes(8, "little")) / 2**64
+    return int(delay * (1 - retry.jitter * chance))
+
+
+def _bounded(error: JobError) -> JobError:
+    """An error that is cut to what is kept of it: first the trace, then the message."""
+    left = ERROR_BYTES_MAX
+    texts = []
+    for text in (error.type, error.message, error.trace):
+        kept = text.encode("utf-8", "replace")[:left]
+        left -= len(kept)
+        texts.append(kept.decode("utf-8", "ignore"))
+    return JobError(*texts)
 
 
 def extend(
@@ -366,6 +463,8 @@ def release(core: Core, topic: Topic, node: str, leases: dict[int, int]) -> None
     for seq in ended:
         table.release(seq, now_ms)
     # If that cannot be logged, a restart brings the leases back and they end at their deadlines.
-    log_leases(core, topic, READY, node, now_ms, ended, must_log=False)
+    log_leases(core, topic, READY, node, now_ms, ended, must_log=False, outcome=RELEASED)
+    if table.cancelled:
+        _delete_cancelled(core, topic, table)
     if ended:
         table.wake()

@@ -80,7 +80,8 @@ def _append_copy(core: Core, topic: Topic, seq: int, load: Callable[[int], bool]
     record = _read(core, topic, seq, load)
     target = topic.config.dead_letter
     assert target is not None, "only a queue with a dead-letter topic moves jobs"
-    marked = NewRecord(record.data, record.tag, record.node, _with_provenance(topic, seq, record.meta))
+    marks = _provenance(topic, seq)
+    marked = NewRecord(record.data, record.tag, record.node, with_marks(record.meta, marks))
     try:
         return append(core, target, [marked], None, None, True, None)
     except InvalidRequest:
@@ -107,19 +108,36 @@ def _text(stored: bytes) -> str | None:
     return stored.decode("utf-8", "surrogatepass") or None
 
 
-def _with_provenance(topic: Topic, seq: int, meta: bytes | msgspec.Raw | None) -> bytes:
-    """The meta of a job, as text, with where it comes from."""
-    marks = {
+def _provenance(topic: Topic, seq: int) -> dict[str, object]:
+    """Where a dead letter comes from and why."""
+    table = topic.leases
+    most = topic.config.max_deliveries
+    marks: dict[str, object] = {
         f"{PROVENANCE}from": topic.name,
-        f"{PROVENANCE}deliveries": str(topic.config.max_deliveries),
+        f"{PROVENANCE}deliveries": str(most),
         f"{PROVENANCE}src_seq": str(seq),
     }
+    if table is None:
+        return marks
+    if table.board is not None and (options := table.board.options.get(seq)) is not None:
+        marks[f"{PROVENANCE}deliveries"] = str(
+            most if options.max_deliveries is None else options.max_deliveries
+        )
+    error = table.last_error(seq)
+    if error is not None:
+        marks[f"{PROVENANCE}error"] = {"type": error.type, "message": error.message}
+    return marks
+
+
+def with_marks(meta: bytes | msgspec.Raw | None, marks: dict[str, object]) -> bytes:
+    """The meta of a record, as text, with other marks in place of those of dead letters."""
     text = bytes(meta or b"{}")
     if PROVENANCE.encode() in text:
         # It has been a dead letter before: the marks of the last time count, the rest stays as it is.
         values = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        for mark in marks:
-            values.pop(mark, None)
+        values = {name: value for name, value in values.items() if not name.startswith(PROVENANCE)}
         text = _json.encode(values)
+    if not marks:
+        return text
     added = _json.encode(marks)[1:]
     return text[:-1] + (b"," if len(text) > len(b"{}") else b"") + added

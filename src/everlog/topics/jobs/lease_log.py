@@ -5,26 +5,63 @@ Owns the shape of both entries and their effect, which is the same on the first 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from everlog.api_types import Durability, TopicType
 from everlog.errors import LimitReached, StorageFailed
+from everlog.job_types import JobError
 from everlog.topics.commits import COMMITTED, ChangeEntry, Commit, nothing
 from everlog.topics.config import TopicConfig
 from everlog.topics.core import CONTROL_ROOM, Core
+from everlog.topics.jobs.claim_rates import QUEUE_KEY
+from everlog.topics.jobs.job_board import JobBoard
 from everlog.topics.jobs.lease_table import LeaseTable, StoredLease
-from everlog.topics.storage.control import DeleteSeqs, Lease, TopicRecord, encode
-from everlog.topics.storage.layout import FrameType
+from everlog.topics.storage.control import DeleteSeqs, JobOptions, Jobs, Lease, TopicRecord, encode
+from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES, FrameType
 from everlog.topics.topic import Topic
+
+if TYPE_CHECKING:
+    from everlog.native.topics.log import FrameBuffer
+
+_OPTIONS_A_FRAME: Final = 4096
 
 
 def lease_table_of(topic: Topic) -> LeaseTable:
     """The leases of a job queue, created on first use."""
     if topic.leases is None:
         topic.leases = LeaseTable()
+        if wants_board(topic):
+            board_of(topic)
     return topic.leases
+
+
+def board_of(topic: Topic) -> JobBoard:
+    """The board of a job queue, created on first use."""
+    table = lease_table_of(topic)
+    if table.board is None:
+        table.attach(JobBoard(topic, table))
+    assert table.board is not None
+    return table.board
+
+
+def wants_board(topic: Topic) -> bool:
+    """Whether claims of a job queue need a board although no job has options."""
+    return topic.config.type is TopicType.QUEUE and topic.config.rate_limit is not None
+
+
+def reconfigure_jobs(topic: Topic) -> None:
+    """Apply a configuration that has changed."""
+    if wants_board(topic):
+        board_of(topic)
+    if topic.leases is not None:
+        if topic.leases.board is not None:
+            topic.leases.board.reconfigure()
+        topic.leases.wake()
 
 
 # --- Deleted jobs -----------------------------------------------------------------------------------------
@@ -46,10 +83,18 @@ def runs_of(seqs: list[int]) -> list[tuple[int, int]]:
 
 
 def delete_jobs(
-    core: Core, topic: Topic, table: LeaseTable, seqs: list[int], *, dead_lettered: int = 0
+    core: Core,
+    topic: Topic,
+    table: LeaseTable,
+    seqs: list[int],
+    *,
+    dead_lettered: int = 0,
+    are_done: bool = False,
 ) -> Commit:
     """Delete ascending jobs whose deletion has begun; if that does not commit, they are claimable again."""
-    entry = DeleteSeqs(runs_of(seqs), dead_lettered)
+    if are_done:
+        table.done_total += len(seqs)
+    entry = DeleteSeqs(runs_of(seqs), dead_lettered, table.done_total if are_done else 0)
 
     def on_commit() -> None:
         apply_delete_seqs(topic, entry)
@@ -57,6 +102,8 @@ def delete_jobs(
             table.wake()
 
     def on_abort() -> None:
+        if are_done:
+            table.done_total -= len(seqs)
         for seq in seqs:
             table.abort_delete(seq)
         table.wake()
@@ -65,9 +112,13 @@ def delete_jobs(
         on_commit()
         return COMMITTED
     needs_sync = topic.durability is Durability.FSYNC
-    return core.log_change(
-        topic, FrameType.DELETE_SEQS, encode(entry), on_commit, on_abort, needs_sync=needs_sync
-    )
+    try:
+        return core.log_change(
+            topic, FrameType.DELETE_SEQS, encode(entry), on_commit, on_abort, needs_sync=needs_sync
+        )
+    except BaseException:
+        on_abort()
+        raise
 
 
 def apply_delete_seqs(topic: Topic, entry: DeleteSeqs) -> int:
@@ -85,6 +136,9 @@ def apply_delete_seqs(topic: Topic, entry: DeleteSeqs) -> int:
     if entry.dead_lettered:
         table = lease_table_of(topic)
         table.dead_lettered = max(table.dead_lettered, entry.dead_lettered)
+    if entry.done_total:
+        table = lease_table_of(topic)
+        table.done_total = max(table.done_total, entry.done_total)
     topic.snapshot_record = None
     topic.reclaim()
     return deleted
@@ -116,6 +170,8 @@ def log_leases(
     leases: dict[int, int],
     *,
     must_log: bool = True,
+    outcome: str = "",
+    error: JobError | None = None,
 ) -> Commit:
     """Log the new phase of these jobs (seq -> lease id), if the topic has durable leases."""
     if not leases or not logs_leases(core, topic):
@@ -125,7 +181,7 @@ def log_leases(
     needs_sync = topic.durability is Durability.FSYNC
     topic.snapshot_record = None
     try:
-        entry = Lease(phase, node, until_ms, jobs)
+        entry = Lease(phase, node, until_ms, jobs, outcome, error, table.failed_total)
         return core.log_change(topic, FrameType.LEASE, encode(entry), needs_sync=needs_sync)
     except (StorageFailed, LimitReached):
         if must_log:
@@ -153,11 +209,62 @@ def log_all_leases(core: Core, topic: Topic, config: TopicConfig) -> None:
             shard.wal.frames_gathered += 1
 
 
-def apply_lease(topic: Topic, entry: Lease) -> None:
-    """Replay one entry."""
+def apply_lease(topic: Topic, entry: Lease, ts: int) -> None:
+    """Replay one entry, which was logged at `ts`."""
     table = lease_table_of(topic)
+    failed_total = max(table.failed_total, entry.failed_total)
+    rate = topic.config.rate_limit
     for seq, lease_id, deliveries in entry.jobs:
-        table.restore(StoredLease(seq, entry.phase, entry.node, lease_id, entry.until_ms, deliveries))
+        stored = StoredLease(seq, entry.phase, entry.node, lease_id, entry.until_ms, deliveries)
+        if table.restore(stored, ts, entry.outcome, entry.error) and rate is not None:
+            board = board_of(topic)
+            key = board.options[seq].concurrency_key if seq in board.options else QUEUE_KEY
+            if rate.by == "queue" or key:
+                board.rates.note(QUEUE_KEY if rate.by == "queue" else key, ts)
+    table.failed_total = failed_total
+
+
+# --- Options ----------------------------------------------------------------------------------------------
+
+
+def frame_options(buffer: FrameBuffer, topic: Topic, payload: bytes, ts: int) -> None:
+    """Write the frame with the options of the jobs of the batch behind it."""
+    buffer.append_control(FrameType.JOBS, FLAG_BATCH_CONTINUES, topic.topic_id, 0, ts, payload)
+
+
+def apply_jobs(topic: Topic, entry: Jobs, ts: int) -> None:
+    """Replay options of jobs, and which of them were cancelled while leased."""
+    board = board_of(topic)
+    for seq, options in entry.jobs:
+        known = board.unique.get(options.unique_key)
+        appended_ms = known.ts if known is not None and known.seq == seq and known.ts else ts
+        board.register(seq, options, appended_ms, COMMITTED)
+    for seq in entry.cancelled:
+        if seq in board.table.jobs:
+            board.table.cancel(seq)
+
+
+def log_all_options(core: Core, topic: Topic) -> None:
+    """Log the options of all jobs of a topic that is about to be logged."""
+    board = None if topic.leases is None else topic.leases.board
+    if board is None or not core.shards:
+        return
+    shard = core.writable_shard(topic)
+    shard.gather(ChangeEntry(needs_sync=False), 0)  # the change of the class behind them is waited for
+    for jobs in _pieces(board.options.items()):
+        payload = encode(Jobs(jobs))
+        shard.reserve(len(payload) + CONTROL_ROOM)
+        shard.wal.buffer.append_control(FrameType.JOBS, 0, topic.topic_id, 0, core.now_ms(), payload)
+        shard.wal.frames_gathered += 1
+
+
+def _pieces(options: Iterable[tuple[int, JobOptions]]) -> Iterator[list[tuple[int, JobOptions]]]:
+    left = iter(options)
+    while piece := list(islice(left, _OPTIONS_A_FRAME)):
+        yield piece
+
+
+# --- Snapshots --------------------------------------------------------------------------------------------
 
 
 def stored_leases(topic: Topic) -> list[tuple[int, int, str, int, int, int]]:
@@ -167,13 +274,45 @@ def stored_leases(topic: Topic) -> list[tuple[int, int, str, int, int, int]]:
     return list(topic.leases.stored())
 
 
+def stored_jobs(topic: Topic) -> dict[str, Any]:
+    """What else a snapshot stores of a job queue, by the fields of `TopicRecord`."""
+    table = topic.leases
+    if table is None or topic.durability is Durability.EPHEMERAL:
+        return {}
+    fields: dict[str, Any] = {
+        "dead_lettered": table.dead_lettered,
+        "done_total": table.done_total,
+        "failed_total": table.failed_total,
+    }
+    if has_durable_leases(topic.config):
+        kept = [(seq, job) for seq, job in table.jobs.items() if job.attempts or job.claimed_ms]
+        fields["attempts"] = [(seq, job.claimed_ms, list(job.attempts)) for seq, job in kept]
+        fields["cancelled"] = [seq for seq, job in table.jobs.items() if job.is_cancelled]
+    if table.board is not None:
+        fields["job_options"] = table.board.stored_options()
+        fields["unique_keys"] = table.board.stored_unique_keys()
+        if has_durable_leases(topic.config):
+            fields["claims"] = table.board.rates.stored()
+    return fields
+
+
 def restore_leases(topic: Topic, record: TopicRecord) -> None:
     """Apply the leases of a snapshot."""
-    if record.leases or record.dead_lettered:
+    if wants_board(topic) or record.job_options or record.unique_keys:
+        board = board_of(topic)
+        board.restore(record.job_options, record.unique_keys)
+        board.restore_claims(record.claims)
+    if record.leases or record.dead_lettered or record.done_total or record.failed_total:
         table = lease_table_of(topic)
         table.dead_lettered = record.dead_lettered
+        table.done_total = record.done_total
         for stored in record.leases:
             table.restore(StoredLease(*stored))
+        for seq, claimed_ms, attempts in record.attempts:
+            table.restore_attempts(seq, claimed_ms, attempts)
+        for seq in record.cancelled:
+            table.cancel(seq)
+        table.failed_total = record.failed_total
 
 
 def clear_volatile_leases(topic: Topic) -> None:
@@ -187,3 +326,7 @@ def finish_lease_replay(topic: Topic) -> None:
     clear_volatile_leases(topic)
     if topic.leases is not None:
         topic.leases.drop_missing(topic.log.is_live)
+        if topic.leases.board is not None:
+            topic.leases.board.finish_replay()
+    if wants_board(topic):
+        board_of(topic).reconfigure()

@@ -16,7 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from everlog.job_types import JobError
+    from everlog.topics.jobs.job_board import JobBoard
+    from everlog.topics.storage.control import Attempt
 
 # A heap is rebuilt when it has more than this many entries besides those of current jobs.
 STALE_MAX: Final = 1024
@@ -27,6 +32,13 @@ READY: Final = 0
 LEASED: Final = 1
 DELAYED: Final = 2
 DELETING: Final = 3  # acknowledged or being moved; decided when the log has committed that
+
+
+# How a lease ended that did not end in an ack.
+NACKED: Final = "nacked"
+EXPIRED: Final = "expired"
+RELEASED: Final = "released"
+ATTEMPTS_MAX: Final = 10
 
 
 class StoredLease(NamedTuple):
@@ -43,7 +55,18 @@ class StoredLease(NamedTuple):
 class Job:
     """A job that was leased at least once; `until_ms` is the end of its lease or of its delay."""
 
-    __slots__ = ("deliveries", "held", "lease_id", "node", "phase", "until_ms")
+    __slots__ = (
+        "attempts",
+        "claimed_ms",
+        "deliveries",
+        "held",
+        "is_cancelled",
+        "is_failed",
+        "lease_id",
+        "node",
+        "phase",
+        "until_ms",
+    )
 
     def __init__(
         self,
@@ -53,6 +76,7 @@ class Job:
         until_ms: int = 0,
         deliveries: int = 0,
         held: dict[int, int] | None = None,
+        claimed_ms: int = 0,
     ) -> None:
         self.phase = phase
         self.node = node
@@ -60,6 +84,10 @@ class Job:
         self.until_ms = until_ms
         self.deliveries = deliveries
         self.held = held
+        self.claimed_ms = claimed_ms
+        self.attempts: tuple[Attempt, ...] = ()
+        self.is_failed = False  # it waits again after an error or an expiry
+        self.is_cancelled = False  # it is deleted when its lease ends
 
     def is_held_by(self, node: str, fence: int | None) -> bool:
         """Whether this node has the lease, and it is the lease `fence` if one is named."""
@@ -77,10 +105,16 @@ class LeaseTable:
         "_order",
         "_reclaimed",
         "_tracked",
+        "board",
+        "cancelled",
         "cursor",
         "dead_lettered",
         "delayed",
         "deleting",
+        "done_total",
+        "failed",
+        "failed_delayed",
+        "failed_total",
         "jobs",
         "leased",
         "waiters",
@@ -94,6 +128,17 @@ class LeaseTable:
         self.delayed = 0
         self.deleting = 0
         self.dead_lettered = 0
+        self.done_total = 0
+        """How many jobs were acknowledged."""
+        self.failed_total = 0
+        """How many attempts ended with an error or expired."""
+        self.failed = 0
+        """Jobs that wait again after that, of which `failed_delayed` are delayed."""
+        self.failed_delayed = 0
+        self.cancelled: list[int] = []
+        """Jobs whose lease has ended after they were cancelled: `DELETING`, and still to be deleted."""
+        self.board: JobBoard | None = None
+        """Once jobs have options, or the job queue a rate limit: decides the order of claims."""
         self.waiters: dict[Callable[[], None], None] = {}
         # Heaps. An entry is valid only if its job still says the same; others are skipped.
         self._reclaimed: list[int] = []
@@ -130,6 +175,7 @@ class LeaseTable:
             for seq in seqs:
                 job = self.jobs.get(seq)
                 if job is not None and job.phase == LEASED and job.until_ms < now_ms:
+                    self._end_attempt(job, job.until_ms, EXPIRED, None)
                     self._reclaim(seq, job)
                     found = True
         while self._delays and self._delays[0][0] <= now_ms:
@@ -138,11 +184,16 @@ class LeaseTable:
             if job is not None and job.phase == DELAYED and job.until_ms <= now_ms:
                 self._reclaim(seq, job)
                 found = True
+        if self.board is not None:
+            found |= self.board.sweep(now_ms)
         return found
 
-    def next_due_ms(self) -> int | None:
-        """When `sweep` next makes a job claimable; None if no lease and no delay is running."""
+    def next_due_ms(self, now_ms: int = 0, live: int = 0) -> int | None:
+        """When a job may next become claimable by time alone; None if none will."""
         times = []
+        if self.board is not None:
+            due_ms = self.board.next_due_ms(now_ms, self.ready(live))
+            times.extend([] if due_ms is None else [due_ms])
         while self._expiries:
             deadline_ms, _, seqs = self._expiries[0]
             if any(self._is_in(LEASED, seq, deadline_ms) for seq in seqs):
@@ -185,6 +236,10 @@ class LeaseTable:
     def put_back(self, seq: int) -> None:
         """Return a job to the supply that was taken from it and not leased."""
         job = self.jobs.get(seq)
+        if self.board is not None:
+            if job is None or job.phase == READY:
+                self.board.add(seq)
+            return
         if job is None:
             self.cursor = min(self.cursor, seq)
         elif job.phase == READY:
@@ -196,24 +251,37 @@ class LeaseTable:
         return 0 if job is None else job.deliveries
 
     def next_deliveries(self, seqs: list[int]) -> list[int]:
-        """Return the delivery count that each of the ascending `seqs` has after its next lease."""
-        if seqs and seqs[0] > self._highest:
+        """Return the delivery count that each of `seqs`, ascending if no board orders them, has next."""
+        if seqs and seqs[0] > self._highest and self.board is None:
             return [1] * len(seqs)
         return [self.deliveries(seq) + 1 for seq in seqs]
+
+    def last_error(self, seq: int) -> JobError | None:
+        """The error of the last attempt at a job that has one."""
+        job = self.jobs.get(seq)
+        attempts = () if job is None else job.attempts
+        return next((attempt[5] for attempt in reversed(attempts) if attempt[5] is not None), None)
 
     # --- Transitions -------------------------------------------------------------------------------------
 
     def lease(
-        self, leases: dict[int, int], node: str, deadline_ms: int, held: dict[int, int] | None = None
+        self,
+        leases: dict[int, int],
+        node: str,
+        deadline_ms: int,
+        held: dict[int, int] | None = None,
+        now_ms: int = 0,
     ) -> None:
         """Lease jobs (seq -> lease id) to a node; `held` always equals those of its leases that still run."""
         jobs = self.jobs
         for seq, lease_id in leases.items():
             job = jobs.get(seq)
             if job is None:
-                self._track(seq, Job(LEASED, node, lease_id, deadline_ms, 1, held))
+                self._track(seq, Job(LEASED, node, lease_id, deadline_ms, 1, held, now_ms))
                 continue
             self._leave_phase(seq, job)
+            self._recover(job)
+            job.claimed_ms = now_ms
             job.phase = LEASED
             job.node = node
             job.lease_id = lease_id
@@ -247,6 +315,9 @@ class LeaseTable:
                 job.held = None
             job.phase = DELETING
             acked.append(seq)
+        if self.board is not None:
+            for seq in acked:
+                self.board.lease_ended(seq)
         self.leased -= len(acked)
         self.deleting += len(acked)
         return acked, skipped
@@ -257,9 +328,17 @@ class LeaseTable:
             self.jobs[seq].until_ms = deadline_ms
         self._expect_expiry(deadline_ms, list(seqs))
 
-    def release(self, seq: int, now_ms: int, delay_ms: int = 0) -> None:
+    def release(
+        self,
+        seq: int,
+        now_ms: int,
+        delay_ms: int = 0,
+        outcome: str = RELEASED,
+        error: JobError | None = None,
+    ) -> None:
         """End a lease; the job is claimable again, at once or after a delay."""
         job = self.jobs[seq]
+        self._end_attempt(job, now_ms, outcome, error)
         if delay_ms:
             self._delay(seq, job, now_ms + delay_ms)
         else:
@@ -271,7 +350,9 @@ class LeaseTable:
 
     def begin_delete(self, seq: int) -> None:
         """Make a job unclaimable until its deletion is decided."""
-        job = self.jobs[seq]
+        job = self.jobs.get(seq) or self._track(seq, Job())
+        if self.board is not None:
+            self.board.begin_delete(seq)
         self._leave_phase(seq, job)
         job.phase = DELETING
         self.deleting += 1
@@ -289,15 +370,31 @@ class LeaseTable:
             job.deliveries -= 1
             self._reclaim(seq, job)
 
-    def restore(self, stored: StoredLease) -> None:
-        """Apply what log or snapshot say of a job; an older lease never changes a newer one."""
+    def cancel(self, seq: int) -> None:
+        """Delete a leased job when its lease ends, unless it is acknowledged."""
+        self.jobs[seq].is_cancelled = True
+
+    def restore(
+        self, stored: StoredLease, ts: int = 0, outcome: str = "", error: JobError | None = None
+    ) -> bool:
+        """Apply what log or snapshot say of a job; an older lease never changes a newer one.
+
+        With `outcome` its lease ended at `ts`. Returns whether it is a lease that was not known.
+        """
         seq = stored.seq
         job = self.jobs.get(seq)
+        is_new = job is None or stored.lease_id > job.lease_id
         if job is None:
             job = self._track(seq, Job())
         elif stored.lease_id < job.lease_id:
-            return
+            return False
+        if job.phase == LEASED and (is_new or outcome):
+            ended_ms = job.until_ms if is_new else ts
+            self._end_attempt(job, ended_ms, EXPIRED if is_new else outcome, error)
         self._leave_phase(seq, job)
+        if stored.phase == LEASED and is_new:
+            self._recover(job)
+            job.claimed_ms = ts
         job.node = stored.node
         job.lease_id = stored.lease_id
         job.deliveries = stored.deliveries
@@ -310,6 +407,20 @@ class LeaseTable:
             self._delay(seq, job, stored.until_ms)
         else:
             heappush(self._reclaimed, seq)
+        return is_new and stored.phase == LEASED
+
+    def restore_attempts(self, seq: int, claimed_ms: int, attempts: list[Attempt]) -> None:
+        """Apply how earlier leases of a job ended, as a snapshot stores it."""
+        job = self.jobs.get(seq)
+        if job is None:
+            return
+        job.claimed_ms = claimed_ms
+        job.attempts = tuple(attempts)
+        is_failed = bool(attempts) and (attempts[-1][4] == EXPIRED or attempts[-1][5] is not None)
+        if is_failed and job.phase in (READY, DELAYED) and not job.is_failed:
+            job.is_failed = True
+            self.failed += 1
+            self.failed_delayed += job.phase == DELAYED
 
     def stored(self) -> Iterator[StoredLease]:
         """What a snapshot stores."""
@@ -322,18 +433,25 @@ class LeaseTable:
 
     def drop(self, seqs: Iterable[int]) -> None:
         """Forget jobs that are deleted, leased or not."""
-        if not self.jobs:
-            return
-        pop = self.jobs.pop
-        for seq in seqs:
-            job = pop(seq, None)
-            if job is not None:
-                self._leave_phase(seq, job)
-        self._drop_stale()
+        if self.board is not None:
+            seqs = list(seqs)
+        if self.jobs:
+            pop = self.jobs.pop
+            for seq in seqs:
+                job = pop(seq, None)
+                if job is not None:
+                    self._forget(seq, job)
+            self._drop_stale()
+        if self.board is not None:
+            self.board.drop(seqs)
 
     def drop_range(self, first_seq: int, end_seq: int) -> None:
         """Forget the jobs from `first_seq` up to before `end_seq`."""
+        board, self.board = self.board, None
         self.drop(range(first_seq, min(end_seq, self._highest + 1)))
+        self.board = board
+        if board is not None:
+            board.drop_range(first_seq, end_seq)
 
     def drop_below(self, floor: int) -> None:
         """Forget all jobs below `floor`."""
@@ -341,7 +459,9 @@ class LeaseTable:
             seq = heappop(self._tracked)
             job = self.jobs.pop(seq, None)
             if job is not None:
-                self._leave_phase(seq, job)
+                self._forget(seq, job)
+        if self.board is not None:
+            self.board.drop_below(floor)
 
     def drop_missing(self, is_live: Callable[[int], bool]) -> None:
         """Forget the jobs that do not exist; called at the end of a replay."""
@@ -350,10 +470,18 @@ class LeaseTable:
     def clear(self) -> None:
         """Forget every lease and every count, as if no job had been leased."""
         for seq, job in self.jobs.items():
-            self._leave_phase(seq, job)
+            self._forget(seq, job)
         self.jobs.clear()
         self.cursor = 1
         self._drop_stale()
+        if self.board is not None:
+            self.board.rebuild()
+
+    def attach(self, board: JobBoard) -> None:
+        """Let a board decide the order of claims from now on."""
+        self.board = board
+        self._reclaimed.clear()
+        board.rebuild()
 
     # --- Steps -------------------------------------------------------------------------------------------
 
@@ -368,20 +496,59 @@ class LeaseTable:
 
     def _reclaim(self, seq: int, job: Job) -> None:
         self._leave_phase(seq, job)
-        heappush(self._reclaimed, seq)
+        if job.is_cancelled:
+            self._delete_cancelled(seq, job)
+        elif self.board is not None:
+            self.board.add(seq)
+        else:
+            heappush(self._reclaimed, seq)
 
     def _delay(self, seq: int, job: Job, until_ms: int) -> None:
         self._leave_phase(seq, job)
+        if job.is_cancelled:
+            self._delete_cancelled(seq, job)
+            return
         job.phase = DELAYED
         job.until_ms = until_ms
         self.delayed += 1
+        self.failed_delayed += job.is_failed
         heappush(self._delays, (until_ms, seq))
+
+    def _delete_cancelled(self, seq: int, job: Job) -> None:
+        job.phase = DELETING
+        self.deleting += 1
+        self.cancelled.append(seq)
+
+    def _end_attempt(self, job: Job, ended_ms: int, outcome: str, error: JobError | None) -> None:
+        """Note how a lease ended that was not acknowledged."""
+        attempt = (job.deliveries, job.node, job.claimed_ms, ended_ms, outcome, error)
+        if job.attempts and job.attempts[-1][0] == job.deliveries:
+            job.attempts = job.attempts[:-1]  # the log says it once more than the snapshot
+        job.attempts = (*job.attempts[1 - ATTEMPTS_MAX :], attempt)
+        if outcome == EXPIRED or error is not None:
+            self.failed_total += 1
+            if not job.is_failed:
+                job.is_failed = True
+                self.failed += 1
+
+    def _recover(self, job: Job) -> None:
+        """A job does not wait after an error any more; it is not delayed."""
+        if job.is_failed:
+            job.is_failed = False
+            self.failed -= 1
+
+    def _forget(self, seq: int, job: Job) -> None:
+        """Take a job that is in `jobs` no more, or soon not, out of all counts."""
+        self._leave_phase(seq, job)
+        self._recover(job)
 
     def _leave_phase(self, seq: int, job: Job) -> None:
         """Subtract a job from the count of its phase; it is READY then, but in no heap yet."""
         phase = job.phase
         if phase == LEASED:
             self.leased -= 1
+            if self.board is not None:
+                self.board.lease_ended(seq)
             if job.held is not None:
                 job.held.pop(seq, None)
                 job.held = None
@@ -389,6 +556,7 @@ class LeaseTable:
             self.deleting -= 1
         elif phase == DELAYED:
             self.delayed -= 1
+            self.failed_delayed -= job.is_failed
         job.phase = READY
 
     def _expect_expiry(self, deadline_ms: int, seqs: list[int]) -> None:

@@ -20,7 +20,7 @@ from everlog.errors import EverlogError, StorageFailed
 from everlog.native.topics.log import FrameBuffer
 from everlog.topics.delivery.consumer_table import stored_consumers
 from everlog.topics.due_work import schedule
-from everlog.topics.jobs.lease_log import stored_leases
+from everlog.topics.jobs.lease_log import stored_jobs, stored_leases
 from everlog.topics.storage import snapshot
 from everlog.topics.storage.control import SnapshotBody, TopicRecord, encode
 from everlog.topics.storage.remote import RemoteTier
@@ -638,6 +638,7 @@ def topic_record(topic: Topic, clean: bool) -> TopicRecord:
             if has_durable_keys and remembered.commit.done and remembered.commit.error is None
         ],
         leases=stored_leases(topic),
-        dead_lettered=0 if topic.leases is None else topic.leases.dead_lettered,
         consumers=stored_consumers(topic),
+        key_seqs=[(key, list(known.seqs)) for key, known in topic.keys.items() if known.seqs],
+        **stored_jobs(topic),
     )

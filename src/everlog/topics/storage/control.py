@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from everlog.errors import Corrupt
+from everlog.job_types import JobError
 from everlog.topics.config import TopicConfig
 from everlog.topics.storage.layout import FrameType
 
@@ -53,6 +54,7 @@ class DeleteSeqs(msgspec.Struct, array_like=True, frozen=True):
 
     runs: list[tuple[int, int]]
     dead_lettered: int = 0
+    done_total: int = 0  # how many jobs of the topic were acknowledged up to now, 0 if none of these were
 
 
 class Lease(msgspec.Struct, array_like=True, frozen=True):
@@ -62,6 +64,33 @@ class Lease(msgspec.Struct, array_like=True, frozen=True):
     node: str
     until_ms: int  # deadline of the leases, or end of the delay
     jobs: list[tuple[int, int, int]]  # seq, lease id, deliveries
+    outcome: str = ""  # how the lease of the jobs ended; empty: it did not
+    error: JobError | None = None
+    failed_total: int = 0  # how many attempts of the topic had failed up to then
+
+
+class JobOptions(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What the record of a job says about its claims; see `api_types.JobMembers`."""
+
+    run_at: int = 0  # 0: it is due when it is appended
+    priority: int = 0
+    unique_key: str = ""
+    concurrency_key: str = ""
+    max_deliveries: int | None = None
+
+
+class Jobs(msgspec.Struct, array_like=True, frozen=True):
+    """Jobs have these options: those of the batch that follows, or others whose options were changed.
+
+    `cancelled` are leased jobs that are deleted when their leases end.
+    """
+
+    jobs: list[tuple[int, JobOptions]]
+    cancelled: list[int] = []
+
+
+Attempt = tuple[int, str, int, int, str, JobError | None]
+"""Delivery, node, claimed and ended (ms), outcome, error."""
 
 
 class EvictWatermark(msgspec.Struct, array_like=True, frozen=True):
@@ -93,6 +122,7 @@ class IdempotencyKey(msgspec.Struct, array_like=True, frozen=True):
     key: str
     first_seq: int
     count: int
+    seqs: list[int] = []  # all seqs of the answer, if some are of jobs that were there already
 
 
 class Damage(msgspec.Struct, array_like=True, frozen=True):
@@ -227,6 +257,14 @@ class TopicRecord(msgspec.Struct, array_like=True, frozen=True):
     corrupt: list[tuple[int, int]] = []  # first and last seq; see `Floors.corrupt`
     index_checksums: list[int] = []  # of the indexes of `segments`; version 0.1 has none
     consumers: list[ConsumerRecord] = []
+    job_options: list[bytes] = []  # each the msgpack of jobs as in `Jobs.jobs`, of some thousand seqs
+    attempts: list[tuple[int, int, list[Attempt]]] = []  # seq, claimed ms, those that ended
+    cancelled: list[int] = []
+    unique_keys: list[tuple[str, int, int]] = []  # of jobs that are gone: key, seq, ts
+    claims: list[tuple[str, list[tuple[int, int]]]] = []  # by key, for the rate limit: ms, how many
+    done_total: int = 0
+    failed_total: int = 0
+    key_seqs: list[tuple[str, list[int]]] = []  # see `IdempotencyKey.seqs`
 
 
 class SnapshotBody(msgspec.Struct, array_like=True, frozen=True):
@@ -260,6 +298,7 @@ ENTRY_TYPES: Final[dict[int, type[msgspec.Struct]]] = {
     FrameType.CONSUMER: ConsumerRecord,
     FrameType.CONSUMER_COMMIT: ConsumerCommit,
     FrameType.CONSUMER_DELETE: ConsumerDelete,
+    FrameType.JOBS: Jobs,
 }
 """The class of each kind of frame that is neither a record nor the end of a file."""
 

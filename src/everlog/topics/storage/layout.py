@@ -147,6 +147,7 @@ class FrameType(IntEnum):
     CONSUMER = 18
     CONSUMER_COMMIT = 19
     CONSUMER_DELETE = 20
+    JOBS = 21
 
 
 LOCK_FILE = ".topics.lock"

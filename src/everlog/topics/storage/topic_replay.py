@@ -18,6 +18,7 @@ from everlog.topics.delivery.consumer_table import (
 )
 from everlog.topics.jobs.lease_log import (
     apply_delete_seqs,
+    apply_jobs,
     apply_lease,
     clear_volatile_leases,
     finish_lease_replay,
@@ -46,7 +47,9 @@ def apply_entry(topic: Topic, frame: LogFrame) -> None:
         topic.visible = topic.log.next_seq - 1
         apply_delete_seqs(topic, control.decode(frame.data, control.DeleteSeqs))
     elif frame.type == FrameType.LEASE:
-        apply_lease(topic, control.decode(frame.data, control.Lease))
+        apply_lease(topic, control.decode(frame.data, control.Lease), frame.ts)
+    elif frame.type == FrameType.JOBS:
+        apply_jobs(topic, control.decode(frame.data, control.Jobs), frame.ts)
     elif frame.type in CONSUMER_FRAMES:
         apply_consumer(topic, frame)
     elif frame.type == FrameType.EVICT_WATERMARK:
@@ -65,7 +68,7 @@ def apply_entry(topic: Topic, frame: LogFrame) -> None:
     else:
         key = control.decode(frame.data, control.IdempotencyKey)
         topic.keys.pop(key.key, None)  # keys are held in the order of their writing
-        topic.keys[key.key] = RememberedKey(key.first_seq, key.count, frame.ts, COMMITTED)
+        topic.keys[key.key] = RememberedKey(key.first_seq, key.count, frame.ts, COMMITTED, tuple(key.seqs))
 
 
 def finish_topic(store: Store, topic: Topic, *, crashed: bool) -> None:

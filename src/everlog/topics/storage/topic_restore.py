@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from msgspec import structs
 from xxhash import xxh3_64_intdigest
 
 from everlog.errors import Corrupt
@@ -72,7 +73,9 @@ class TopicRestore:
         topic.schedule.last_read_ts = record.last_read_ts
         for key, first_seq, count, ts in record.keys:
             topic.keys[key] = RememberedKey(first_seq, count, ts, COMMITTED)
-        restore_leases(topic, record)
+        for key, seqs in record.key_seqs:
+            if key in topic.keys:
+                topic.keys[key] = structs.replace(topic.keys[key], seqs=tuple(seqs))
         restore_consumers(topic, record.consumers)
         topic.storage.restored_head = record.head_seq
         topic.storage.restored_ts = record.last_ts
@@ -83,6 +86,7 @@ class TopicRestore:
         if topic.log.next_seq <= record.saved_seq:
             topic.log.push_holes(record.saved_seq + 1 - topic.log.next_seq, record.last_ts)
         topic.log.kill_below(max(topic.evict_floor, topic.floors.delete_below))
+        restore_leases(topic, record)
         return topic
 
     def _load_segments(self, topic: Topic, record: TopicRecord) -> None:

@@ -1,0 +1,479 @@
+"""The jobs of one job queue that say more than a record: options, unique keys, limits, and the claim order.
+
+Owns which jobs can be claimed next, once a job queue uses any of it; a plain one has no board. Leases are in
+`lease_table`, which tells the board when one ends. A job that can be claimed is in one of these places:
+
+    the log, behind the cursor of the lease table   never leased, due, priority 0 to 249
+    `_order`                                        every other due job
+    `_parked`, by key                               due, but its key has no room; room moves one to `_order`
+    `_delays`                                       never leased, not due yet
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import takewhile
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from everlog.native.topics.log import live_seqs
+from everlog.topics.commits import COMMITTED, Commit
+from everlog.topics.jobs.claim_order import ClaimOrder, base_band, rank_of
+from everlog.topics.jobs.claim_rates import QUEUE_KEY, ClaimRates
+from everlog.topics.jobs.lease_table import LEASED, READY
+from everlog.topics.jobs.options import NO_OPTIONS
+from everlog.topics.storage.control import JobOptions
+
+if TYPE_CHECKING:
+    from everlog.topics.jobs.lease_table import LeaseTable
+    from everlog.topics.topic import Topic
+
+LOOKS_MAX: Final = 4000
+"""Jobs that one claim looks at, a few milliseconds; what it passes over is parked, so the next goes on."""
+_BLOCK_BITS: Final = 12
+_FRESH_AT_ONCE: Final = 128
+_STALE_MAX: Final = 1024
+_options_of_block: Final = msgspec.msgpack.Decoder(list[tuple[int, JobOptions]])
+_encode_block: Final = msgspec.msgpack.Encoder().encode
+
+
+class UniqueHolder(NamedTuple):
+    """The job that has a unique key, when it was appended, and whether that is certain."""
+
+    seq: int
+    ts: int
+    commit: Commit
+
+
+class JobBoard:
+    """See the module."""
+
+    __slots__ = (
+        "_blocks",
+        "_delays",
+        "_key_leases",
+        "_order",
+        "_parked",
+        "_queued",
+        "_rate_ends",
+        "_reserved",
+        "_taken",
+        "_topic",
+        "_unique_ends",
+        "delayed",
+        "is_unfinished",
+        "options",
+        "rates",
+        "table",
+        "unique",
+    )
+
+    def __init__(self, topic: Topic, table: LeaseTable) -> None:
+        self._topic = topic
+        self.table = table
+        self.options: dict[int, JobOptions] = {}
+        self.delayed: dict[int, int] = {}
+        """Jobs that were never leased and are not due: when they are."""
+        self.unique: dict[str, UniqueHolder] = {}
+        self.rates = ClaimRates(topic.config.rate_limit)
+        self.is_unfinished = False
+        """The last claim stopped because it had looked at enough jobs."""
+        self._unique_ends: deque[tuple[int, str, int]] = deque()  # end of the window, key, seq; of gone jobs
+        self._order = ClaimOrder()
+        self._queued: dict[int, bool] = {}  # in `_order` (False) or in `_parked` (True)
+        self._parked: dict[str, ClaimOrder] = {}
+        self._delays: list[tuple[int, int]] = []  # a heap; entries that `delayed` does not confirm are stale
+        self._rate_ends: list[tuple[int, str]] = []  # a heap: when a key with parked jobs has room again
+        self._key_leases: dict[str, int] = {}
+        self._reserved: dict[int, str] = {}  # taken by the claim that is being served: seq -> key
+        self._taken: set[int] = set()  # out of `_order`, by the claim that is being served
+        self._blocks: dict[int, bytes | None] = {}
+
+    # --- Jobs come ---------------------------------------------------------------------------------------
+
+    def register(self, seq: int, options: JobOptions, ts: int, commit: Commit) -> None:
+        """Note the options of a job that is appended, visible or not."""
+        if options.unique_key:
+            self.unique[options.unique_key] = UniqueHolder(seq, ts, commit)
+        if options == NO_OPTIONS:
+            return
+        self.options[seq] = options
+        block = seq >> _BLOCK_BITS
+        if block not in self._blocks:
+            self._begin_block(block)
+        self._blocks[block] = None
+
+    def _begin_block(self, block: int) -> None:
+        """Encode the block before this one, so that a snapshot finds all but the last one done."""
+        floor = self._topic.log.first_live >> _BLOCK_BITS
+        for old in list(takewhile(lambda each: each < floor, self._blocks)):
+            del self._blocks[old]
+        if block - 1 in self._blocks:
+            self._encoded(block - 1)
+
+    def admit(self, seqs: Iterable[int]) -> None:
+        """Jobs became visible."""
+        for seq in seqs:
+            options = self.options.get(seq)
+            if options is not None:
+                self._admit(seq, options)
+
+    def _admit(self, seq: int, options: JobOptions) -> None:
+        if options.run_at > self._topic.log.timestamp(seq):
+            self.delayed[seq] = options.run_at
+            self.table.delayed += 1
+            heappush(self._delays, (options.run_at, seq))
+        elif base_band(options.priority):
+            self.add(seq)
+
+    def withdraw(self, seqs: Iterable[int]) -> None:
+        """Jobs did not become visible."""
+        for seq in seqs:
+            options = self.options.pop(seq, None)
+            if options is not None:
+                self._blocks[seq >> _BLOCK_BITS] = None
+                if options.unique_key and self.unique[options.unique_key].seq == seq:
+                    del self.unique[options.unique_key]
+
+    def add(self, seq: int) -> None:
+        """Let a job be claimed in its turn; one that is in line already stays where it is."""
+        if seq not in self._queued and self._topic.log.is_live(seq):
+            self._queued[seq] = False
+            self._enter(self._order, seq)
+
+    def _enter(self, order: ClaimOrder, seq: int) -> None:
+        options = self.options.get(seq, NO_OPTIONS)
+        due_ms = max(self._topic.log.timestamp(seq), options.run_at)
+        order.add(seq, base_band(options.priority), due_ms, self.table.deliveries(seq) == 0)
+
+    def make_due(self, seq: int) -> bool:
+        """End the delay of a job that was never leased; whether it had one."""
+        if self.delayed.pop(seq, None) is None:
+            return False
+        self.table.delayed -= 1
+        self.add(seq)
+        return True
+
+    def find_unique(self, key: str, now_ms: int) -> UniqueHolder | None:
+        """The job that stands for a new one with this key."""
+        window_ms = self._topic.config.unique_window_ms
+        while self._unique_ends and self._unique_ends[0][0] < now_ms:
+            _, old, seq = self._unique_ends.popleft()
+            if (holder := self.unique.get(old)) is not None and holder.seq == seq:
+                del self.unique[old]
+        holder = self.unique.get(key)
+        if holder is None or (holder.commit.done and holder.commit.error is not None):
+            return None
+        if not holder.commit.done or self._topic.log.is_live(holder.seq):
+            return holder
+        return holder if now_ms - holder.ts <= window_ms else None
+
+    # --- Jobs go -----------------------------------------------------------------------------------------
+
+    def drop(self, seqs: Iterable[int]) -> None:
+        """Forget deleted jobs."""
+        for seq in seqs:
+            self._drop(seq)
+
+    def drop_range(self, first_seq: int, end_seq: int) -> None:
+        """Forget the jobs from `first_seq` up to before `end_seq`."""
+        if end_seq - first_seq > len(self.options) + len(self._queued):
+            known = [*self.options, *self._queued]
+            self.drop([seq for seq in known if first_seq <= seq < end_seq])
+        else:
+            self.drop(range(first_seq, end_seq))
+
+    def drop_below(self, floor: int) -> None:
+        """Forget all jobs below `floor`."""
+        self.drop(list(takewhile(lambda seq: seq < floor, self.options)))
+
+    def begin_delete(self, seq: int) -> None:
+        """A job is about to be deleted: it is not claimed meanwhile."""
+        was_next = self._queued.pop(seq, None) is False
+        if self.delayed.pop(seq, None) is not None:
+            self.table.delayed -= 1
+        if was_next:
+            self._unpark(self.options.get(seq, NO_OPTIONS).concurrency_key)
+
+    def _drop(self, seq: int) -> None:
+        options = self.options.pop(seq, None)
+        was_next = self._queued.pop(seq, None) is False
+        if options is None:
+            return
+        if self.delayed.pop(seq, None) is not None:
+            self.table.delayed -= 1
+        if options.unique_key:
+            self._end_unique(options.unique_key, seq)
+        if was_next and options.concurrency_key:
+            self._unpark(options.concurrency_key)
+
+    def _end_unique(self, key: str, seq: int) -> None:
+        holder = self.unique.get(key)
+        if holder is None or holder.seq != seq:
+            return
+        window_ms = self._topic.config.unique_window_ms
+        if window_ms:
+            self._unique_ends.append((holder.ts + window_ms, key, seq))
+        else:
+            del self.unique[key]
+
+    # --- Time --------------------------------------------------------------------------------------------
+
+    def sweep(self, now_ms: int) -> bool:
+        """Let jobs that became due be claimed, and keys that have room again; whether there were any."""
+        found = False
+        while self._delays and self._delays[0][0] <= now_ms:
+            run_at, seq = heappop(self._delays)
+            if self.delayed.get(seq) == run_at:
+                found |= self.make_due(seq)
+        while self._rate_ends and self._rate_ends[0][0] <= now_ms:
+            found = True
+            _, key = heappop(self._rate_ends)
+            for _ in range(max(1, self.rates.room(key, now_ms) if self.rates.limit is not None else 1)):
+                self._unpark(key)
+        if len(self._delays) > 2 * len(self.delayed) + _STALE_MAX:
+            self._delays = [(run_at, seq) for seq, run_at in self.delayed.items()]
+            heapify(self._delays)
+        return found
+
+    def next_due_ms(self, now_ms: int, ready: int) -> int | None:
+        """When `sweep` next finds something, or the rate of the job queue leaves room; None: it will not."""
+        times = [now_ms] if self.is_unfinished else []
+        while self._delays and self.delayed.get(self._delays[0][1]) != self._delays[0][0]:
+            heappop(self._delays)
+        if self._delays:
+            times.append(self._delays[0][0])
+        if self._rate_ends:
+            times.append(self._rate_ends[0][0])
+        limit = self.rates.limit
+        if ready and limit is not None and limit.by == "queue" and self.rates.room(QUEUE_KEY, now_ms) <= 0:
+            times.append(self.rates.free_ms(QUEUE_KEY))
+        return min(times, default=None)
+
+    # --- Claims ------------------------------------------------------------------------------------------
+
+    def pick(self, wanted: int, poisoned_max: int, now_ms: int) -> tuple[list[int], list[int]]:
+        """Take up to `wanted` jobs, and apart from them those that were delivered too often.
+
+        `settle` has to be called when it is known which of them are leased.
+        """
+        picked: list[int] = []
+        poisoned: list[int] = []
+        fresh = self._fresh(wanted)
+        candidate = next(fresh, None)
+        by_queue = self.rates.limit is not None and self.rates.limit.by == "queue"
+        self.is_unfinished = False
+        looks = 0
+        while len(picked) < wanted and len(poisoned) < poisoned_max:
+            if by_queue and self.rates.room(QUEUE_KEY, now_ms) <= 0:
+                break
+            looks += 1
+            if looks > LOOKS_MAX:
+                self.is_unfinished = True
+                break
+            seq = self._take_ordered(candidate, now_ms)
+            if seq is None:
+                if candidate is None:
+                    break
+                seq, candidate = candidate, next(fresh, None)
+                self.table.cursor = max(self.table.cursor, seq + 1)
+            if self._is_poisoned(seq):
+                poisoned.append(seq)
+                self._unpark(self.options.get(seq, NO_OPTIONS).concurrency_key)
+            elif self._reserve(seq, now_ms):
+                picked.append(seq)
+        return picked, poisoned
+
+    def _fresh(self, wanted: int) -> Iterator[int]:
+        """Jobs behind the cursor that are nowhere else. Taking them moves the cursor."""
+        topic, table = self._topic, self.table
+        begin = table.cursor
+        count = min(wanted, _FRESH_AT_ONCE)
+        while found := live_seqs(topic.log, begin, topic.visible, count):
+            for seq in found:
+                if seq in table.jobs or seq in self._queued or seq in self.delayed or seq in self._taken:
+                    continue
+                yield seq
+            begin = found[-1] + 1
+            count = _FRESH_AT_ONCE
+        table.cursor = max(table.cursor, min(begin, topic.visible + 1))
+
+    def _take_ordered(self, fresh: int | None, now_ms: int) -> int | None:
+        """Take the first job of `_order`, unless the first one behind the cursor comes before it."""
+        order = self._order
+        while len(order):
+            first = order.first(now_ms)
+            assert first is not None
+            if self._queued.get(first.seq, True):
+                order.remove(first)  # deleted meanwhile
+                continue
+            if fresh is not None:
+                rank = rank_of(0, self._topic.log.timestamp(fresh), True, fresh, now_ms)
+                if rank < first.rank:
+                    return None
+            order.remove(first)
+            del self._queued[first.seq]
+            self._taken.add(first.seq)
+            job = self.table.jobs.get(first.seq)
+            if (job is None or job.phase == READY) and self._topic.log.is_live(first.seq):
+                return first.seq
+        return None
+
+    def _is_poisoned(self, seq: int) -> bool:
+        config = self._topic.config
+        if config.dead_letter is None:
+            return False
+        most = self.options.get(seq, NO_OPTIONS).max_deliveries
+        most = config.max_deliveries if most is None else most
+        return bool(most) and self.table.deliveries(seq) >= most
+
+    def _reserve(self, seq: int, now_ms: int) -> bool:
+        """Count a job against its limits; False if there is no room, then it is parked."""
+        options = self.options.get(seq)
+        key = "" if options is None else options.concurrency_key
+        limit = self.rates.limit
+        if key:
+            leases = self._key_leases.get(key, 0)
+            if leases >= (self._topic.config.concurrency_limit or 1):
+                self._park(seq, key)
+                return False
+            if limit is not None and limit.by == "key":
+                if self.rates.room(key, now_ms) <= 0:
+                    heappush(self._rate_ends, (self.rates.free_ms(key), key))
+                    self._park(seq, key)
+                    return False
+                self.rates.note(key, now_ms)
+            self._key_leases[key] = leases + 1
+        if limit is not None and limit.by == "queue":
+            self.rates.note(QUEUE_KEY, now_ms)
+        if key or limit is not None:
+            self._reserved[seq] = key
+        return True
+
+    def _park(self, seq: int, key: str) -> None:
+        order = self._parked.get(key)
+        if order is None:
+            order = self._parked[key] = ClaimOrder()
+        self._queued[seq] = True
+        self._enter(order, seq)
+
+    def settle(self, leased: Iterable[int]) -> None:
+        """End a claim: these were leased, and the others that it took were not."""
+        self._taken.clear()
+        for seq in leased:
+            self._reserved.pop(seq, None)
+        reserved, self._reserved = self._reserved, {}
+        limit = self.rates.limit
+        for key in reserved.values():
+            if limit is not None and (key or limit.by == "queue"):
+                self.rates.undo(QUEUE_KEY if limit.by == "queue" else key)
+            self.free_key(key)
+
+    def lease_ended(self, seq: int) -> None:
+        """A lease is over, by whatever."""
+        options = self.options.get(seq)
+        if options is not None and options.concurrency_key:
+            self.free_key(options.concurrency_key)
+
+    def free_key(self, key: str) -> None:
+        """One lease less of a key."""
+        if not key:
+            return
+        left = self._key_leases.get(key, 0) - 1
+        if left > 0:
+            self._key_leases[key] = left
+        else:
+            self._key_leases.pop(key, None)
+        self._unpark(key)
+
+    def _unpark(self, key: str) -> None:
+        """Let the first parked job of a key be claimed in its turn."""
+        order = self._parked.get(key)
+        while order is not None and len(order):
+            first = order.first(self._topic.log.last_ts)
+            assert first is not None
+            order.remove(first)
+            if not len(order):
+                del self._parked[key]
+            if self._queued.get(first.seq):
+                self._queued[first.seq] = False
+                self._enter(self._order, first.seq)
+                return
+
+    def reconfigure(self) -> None:
+        """The limits may be others now."""
+        if self.rates.limit != self._topic.config.rate_limit:
+            stored, before = self.rates.stored(), self.rates.limit
+            self.rates = ClaimRates(self._topic.config.rate_limit)
+            limit = self.rates.limit
+            if limit is not None and before is not None and limit.by == before.by:
+                self.restore_claims(stored)
+        for key in list(self._parked):
+            while key in self._parked:
+                self._unpark(key)
+
+    # --- The whole ---------------------------------------------------------------------------------------
+
+    def rebuild(self) -> None:
+        """Put every job where it belongs, from the options and the leases: at the start, after a replay."""
+        self.table.delayed -= len(self.delayed)
+        self._order, self._queued, self._parked = ClaimOrder(), {}, {}
+        self.delayed, self._delays, self._rate_ends = {}, [], []
+        self._key_leases, self._reserved = {}, {}
+        for seq, job in self.table.jobs.items():
+            if job.phase == READY:
+                self.add(seq)
+            elif job.phase == LEASED:
+                key = self.options.get(seq, NO_OPTIONS).concurrency_key
+                if key:
+                    self._key_leases[key] = self._key_leases.get(key, 0) + 1
+        for seq, options in self.options.items():
+            if seq <= self._topic.visible and seq not in self.table.jobs:
+                self._admit(seq, options)
+
+    def finish_replay(self) -> None:
+        """End a replay: forget the options of jobs that do not exist."""
+        log = self._topic.log
+        for seq in [seq for seq in self.options if not log.is_live(seq)]:
+            self._drop(seq)
+        self.rebuild()
+
+    def stored_options(self) -> list[bytes]:
+        """The options as a snapshot stores them, in blocks of some thousand seqs."""
+        return [text for block in sorted(self._blocks) if (text := self._encoded(block))]
+
+    def _encoded(self, block: int) -> bytes:
+        text = self._blocks.get(block)
+        if text is None:
+            seqs = range(block << _BLOCK_BITS, (block + 1) << _BLOCK_BITS)
+            jobs = [(seq, self.options[seq]) for seq in seqs if seq in self.options]
+            text = self._blocks[block] = _encode_block(jobs) if jobs else b""
+        return text
+
+    def stored_unique_keys(self) -> list[tuple[str, int, int]]:
+        """The unique keys of jobs that are gone, which count until their window ends."""
+        return [
+            (key, seq, holder.ts)
+            for _, key, seq in self._unique_ends
+            if (holder := self.unique.get(key)) is not None and holder.seq == seq
+        ]
+
+    def restore(self, blocks: list[bytes], unique: list[tuple[str, int, int]]) -> None:
+        """Apply what a snapshot stores."""
+        log = self._topic.log
+        for block in blocks:
+            for seq, options in _options_of_block.decode(block):
+                is_loaded = log.base_seq <= seq < log.next_seq  # otherwise the log says it again
+                self.register(seq, options, log.timestamp(seq) if is_loaded else 0, COMMITTED)
+        for key, seq, ts in unique:
+            self.unique[key] = UniqueHolder(seq, ts, COMMITTED)
+            self._unique_ends.append((ts + self._topic.config.unique_window_ms, key, seq))
+
+    def restore_claims(self, claims: list[tuple[str, list[tuple[int, int]]]]) -> None:
+        """Apply the claims that count for the rate limit."""
+        for key, times in claims:
+            for claimed_ms, count in times:
+                self.rates.note(key, claimed_ms, count)
