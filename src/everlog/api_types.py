@@ -215,6 +215,31 @@ class RawDiff(msgspec.Struct, frozen=True):
     tombstone: Tombstone | None = None
 
 
+class Latest(Answer, Framed, frozen=True):
+    """The newest live record of each tag, by tag."""
+
+    topic: str
+    records: list[Record]
+    next_cursor: str | None = None
+
+
+class HistogramBucket(msgspec.Struct, frozen=True):
+    """Live records of a span of time, up to the next bucket."""
+
+    from_ms: int
+    records: int
+    bytes: int
+
+
+class Histogram(Answer, frozen=True):
+    """Live records by time."""
+
+    topic: str
+    from_ms: int
+    to_ms: int
+    buckets: list[HistogramBucket]
+
+
 class RecordsDeleted(Answer, frozen=True):
     """Records were deleted from a topic."""
 

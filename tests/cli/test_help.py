@@ -87,6 +87,7 @@ def test_the_commands_are_these() -> None:
         "everlog topic append",
         "everlog topic read",
         "everlog topic tail",
+        "everlog topic latest",
         "everlog topic delete",
         "everlog topic rm",
         "everlog queue doctor",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import struct
 from itertools import pairwise
 from typing import Any
@@ -37,6 +38,41 @@ def raw_frame(first_byte: int, payload: bytes = b"", *, masked: bool = True) -> 
 
 
 # --- Handshake -------------------------------------------------------------------------------------------
+
+
+def protocols(*words: str) -> dict[str, str | None]:
+    return {"Sec-WebSocket-Protocol": ", ".join(words)}
+
+
+def key_protocol(secret: str) -> str:
+    return "everlog.key." + base64.urlsafe_b64encode(secret.encode()).decode().rstrip("=")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "chosen"),
+    [
+        (protocols("everlog", key_protocol("alpha")), 101, b"everlog"),
+        (protocols(key_protocol("alpha"), "everlog"), 101, b"everlog"),
+        (protocols(key_protocol("alpha")), 101, None),
+        (protocols("everlog"), 401, None),
+        (protocols("everlog", key_protocol("wrong")), 401, None),
+        (protocols("everlog", "everlog.key.!"), 401, None),
+        (protocols("everlog", "everlog.key."), 401, None),
+        ({**bearer("alpha"), **protocols("everlog")}, 101, b"everlog"),
+        ({**bearer("wrong"), **protocols("everlog", key_protocol("alpha"))}, 401, None),
+        ({}, 401, None),
+    ],
+)
+def test_a_key_may_come_as_a_subprotocol(
+    headers: dict[str, str | None], status: int, chosen: bytes | None
+) -> None:
+    async def scenario(server: WatchServer) -> None:
+        response = await server.upgrade(headers)
+        assert response.status == status
+        assert response.headers.get(b"sec-websocket-protocol") == chosen
+        assert (await server.upgrade(None, "/v0/ws?token=alpha")).status == 401
+
+    play(scenario, settings=KEYED)
 
 
 @pytest.mark.parametrize("loop", LOOPS)

@@ -115,6 +115,8 @@ _ANSWERS: dict[tuple[str, str], Any] = {
     ("DELETE", "topics"): shapes.TopicDeleted,
     ("POST", "topics"): shapes.Appended,
     ("POST", "diff"): shapes.Diff,
+    ("GET", "latest"): shapes.Latest,
+    ("GET", "histogram"): shapes.Histogram,
     ("POST", "delete"): shapes.RecordsDeleted,
     ("POST", "claim"): shapes.Claimed,
     ("POST", "ack"): shapes.Acked,

@@ -281,6 +281,17 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
         "consumer": "begin at the cursor of this consumer, with its filter and nodes; no commits are made",
         "filter": "only records that pass this expression; the others move the cursor",
     },
+    "Histogram": {
+        "from_ms": "begin of the first bucket",
+        "to_ms": "end of the last bucket, not included",
+        "buckets": "spans of equal length, one after the other",
+    },
+    "HistogramBucket": {
+        "from_ms": "begin of the span; it ends where the next one begins",
+        "records": "live records in it",
+        "bytes": "bytes of these records: compact JSON of data and meta",
+    },
+    "Latest": {"records": "the newest live record of each tag, sorted by tag"},
     "TopicCreated": {"head_seq": "its newest seq when it joined"},
     "TopicCreatedPush": {"head_seq": "its newest seq when it joined"},
     "Watched": {"from_seq": "reading begins behind this seq"},

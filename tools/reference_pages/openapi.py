@@ -37,6 +37,7 @@ _KINDS: Final[dict[str, Schema]] = {
     "string": {"type": "string"},
     "boolean": {"type": "boolean"},
     "integer": U64,
+    "strings": {"type": "array", "items": {"type": "string"}},
 }
 _ERROR_HEADERS: Final[dict[int, dict[str, tuple[str, bool]]]] = {
     401: {"WWW-Authenticate": ("`Bearer`", False)},

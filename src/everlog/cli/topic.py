@@ -1,4 +1,4 @@
-"""The commands of `everlog topic`: ls, create, show, append, read, tail, delete, rm.
+"""The commands of `everlog topic`: ls, create, show, append, read, tail, latest, delete, rm.
 
 Owns what they print. The loop of reading is in `topic_reading`, the lines of `append` in `record_input`.
 """
@@ -402,6 +402,34 @@ def _renderer(form: str, *, as_json: bool) -> Renderer:
         return renderer("json" if as_json else form)
     except ValueError as error:
         raise typer.BadParameter(f"--format: {error}") from None
+
+
+@server_command(app, "latest", "everlog topic latest quotes --tag BTC --tag ETH")
+def latest_command(
+    session: Session,
+    topic: TopicName,
+    tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="A tag; may be repeated.")] = None,
+    prefix: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="All tags that begin with this; '' is all of them.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, max=1000, help="Print at most so many.")] = None,
+    form: Format = "text",
+) -> None:
+    """Print the newest record of each tag, sorted by tag."""
+    if bool(tag) == (prefix is not None):
+        raise typer.BadParameter("give --tag or --prefix")
+    render = _renderer(form, as_json=session.as_json)
+    answer = session.client.call(calls.latest(topic, tag or (), prefix=prefix, limit=limit).reading(_RawPage))
+    print("".join(render(topic, record) for record in answer.records), end="")
+    if answer.next_cursor is not None and limit is None:
+        session.warn("truncated", "there are more tags; give --limit, or a longer --prefix")
+
+
+class _RawPage(msgspec.Struct):
+    """Records that stay the text that the server sent."""
+
+    records: list[msgspec.Raw]
+    next_cursor: str | None = None
 
 
 # -- delete, rm ----------------------------------------------------------------------------

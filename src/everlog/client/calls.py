@@ -189,6 +189,29 @@ def diff(
     return Call("POST", topic_path(topic, "/diff"), api_types.Diff, body, wait_s=wait_ms / 1000)
 
 
+def latest(
+    topic: str,
+    tags: Sequence[str] = (),
+    *,
+    prefix: str | None = None,
+    limit: int | None = None,
+    cursor: str | None = None,
+) -> Call[api_types.Latest]:
+    """The newest record of each of these tags, or of each tag that begins with `prefix`; sorted by tag."""
+    fields = [("tag", tag) for tag in ([tags] if isinstance(tags, str) else tags)]
+    given = {"prefix": prefix, "limit": limit, "cursor": cursor}
+    words = [*fields, *((name, str(value)) for name, value in given.items() if value is not None)]
+    return Call("GET", topic_path(topic, f"/latest?{urlencode(words)}"), api_types.Latest)
+
+
+def histogram(
+    topic: str, from_ms: int | None = None, to_ms: int | None = None, *, buckets: int = 60
+) -> Call[api_types.Histogram]:
+    """How many live records there are by time, from `from_ms` up to before `to_ms`."""
+    query = _query(from_ms=from_ms, to_ms=to_ms, buckets=buckets)
+    return Call("GET", topic_path(topic, f"/histogram{query}"), api_types.Histogram)
+
+
 def delete_records(
     topic: str, *, before_seq: int | None = None, match: Predicate | None = None
 ) -> Call[api_types.RecordsDeleted]:

@@ -85,6 +85,8 @@ class Client:
     append = _method(calls.append)
     append_many = _method(calls.append_many)
     diff = _method(calls.diff)
+    latest = _method(calls.latest)
+    histogram = _method(calls.histogram)
     delete_records = _method(calls.delete_records)
     put_router = _method(calls.put_router)
     router = _method(calls.router)

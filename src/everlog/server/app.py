@@ -208,7 +208,7 @@ class App:
             (route is not None and route.is_probe)
             or path in self.files
             or self._key_of(request) is not None
-            or _takes_query_token(path)
+            or _takes_other_token(path)
         ):
             return None
         error = _unauthorised()
@@ -532,9 +532,9 @@ def _unauthorised() -> ApiError:
     return ApiError(401, "unauthorized", "send a valid key as a bearer token", None, CHALLENGE)
 
 
-def _takes_query_token(path: str) -> bool:
-    """Streams that a browser opens cannot send headers, so these accept `?token=`."""
-    return path in ("/v0/watch/:name", "/v0/topics/:name/work")
+def _takes_other_token(path: str) -> bool:
+    """Streams that a browser opens cannot send headers: these look for the key elsewhere."""
+    return path in ("/v0/watch/:name", "/v0/topics/:name/work", "/v0/ws")
 
 
 def _scope_of_unknown(path: str) -> Scope:

@@ -37,6 +37,7 @@ from everlog.server.router_routes import RouterRoutes
 from everlog.server.settings import ServerSettings
 from everlog.server.socket_session import WebSocketRoutes
 from everlog.server.streams import StreamSlots
+from everlog.server.summary_routes import SummaryRoutes
 from everlog.server.topic_routes import TopicRoutes
 from everlog.server.watch_stream import WatchRoutes
 from everlog.server.work_stream import WorkRoutes
@@ -122,6 +123,7 @@ class TopicsServer:
         slots = StreamSlots(self.settings)
         TopicRoutes(app)
         ConsumerRoutes(app)
+        SummaryRoutes(app)
         RouterRoutes(app)
         self._watch = WatchRoutes(app, slots=slots)
         self._sockets = WebSocketRoutes(app, slots=slots, fan_out=self._watch.fan_out)

@@ -52,7 +52,13 @@ from everlog.server.watch_starts import (
     is_pattern,
     pattern_of,
 )
-from everlog.server.websocket import WebSocket, handshake_headers, push_frame, text_frame
+from everlog.server.websocket import (
+    WebSocket,
+    handshake_headers,
+    key_of_protocols,
+    push_frame,
+    text_frame,
+)
 from everlog.topics import Appended, Commit, TopicState
 
 UNANSWERED_MAX: Final = 64
@@ -583,8 +589,8 @@ class WebSocketRoutes:
 
     def open_socket(self, call: Call) -> None:
         """GET /v0/ws."""
-        hint = "send a valid key as a bearer token"
-        key = stream_key(self.app, call.request, hint, takes_query=False)
+        hint = "send a valid key as a bearer token, or as a subprotocol: everlog.key.<base64url of the key>"
+        key = stream_key(self.app, call.request, hint, key_of_protocols)
         headers = handshake_headers(call.request)
         self.slots.take(key)
         try:

@@ -61,17 +61,20 @@ class Heartbeat:
         self._timer.cancel()
 
 
-def stream_key(app: App, request: Request, hint: str, *, takes_query: bool = True) -> Key | None:
+def stream_key(
+    app: App, request: Request, hint: str, other: Callable[[Request], bytes | None] | None = None
+) -> Key | None:
     """The key of a request for a stream; None if the server has no keys. A 401 says `hint`.
 
-    A browser cannot send headers with an event stream, so the key may be in the query there.
+    A browser cannot send headers with a stream, so the key may be elsewhere: `other` looks there, by default
+    in the query.
     """
     keys = app.settings.api_keys
     if not keys.enabled:
         return None
     token = bearer_token(request.header(b"authorization"))
-    if token is None and takes_query:
-        token = token_of_query(request.query)
+    if token is None:
+        token = token_of_query(request.query) if other is None else other(request)
     key = None if token is None else keys.find(token)
     if key is None:
         raise ApiError(401, "unauthorized", hint, None, CHALLENGE)

@@ -101,7 +101,7 @@ class WatchStream(Watcher):
         for pattern in session.patterns:
             self._routes.fan_out.follow(pattern.prefix, self)
             known = session.positions
-            for name in engine.topic_names(pattern.prefix, MATCHED_MAX):
+            for name in engine.summaries.names(pattern.prefix, MATCHED_MAX):
                 if name not in known:
                     self._joining.append(name)
 

@@ -31,6 +31,8 @@ CLOSE_TIMEOUT_S: Final = 5.0
 """How long a client may take to answer the end of the conversation."""
 MESSAGE_TIMEOUT_S: Final = 60.0
 """How long a client may take for one message, from its first piece to its last."""
+SUBPROTOCOL: Final = b"everlog"
+KEY_PROTOCOL: Final = b"everlog.key."
 VERSION: Final = b"13"
 KEY_BYTES: Final = 16
 # Small messages go out together; large ones are not worth another copy.
@@ -67,7 +69,27 @@ def handshake_headers(request: Request) -> Headers:
     key = request.header(b"sec-websocket-key") or b""
     if not _is_key(key):
         raise invalid(f"Sec-WebSocket-Key must be {KEY_BYTES} bytes in base64")
-    return ((b"Upgrade", b"websocket"), (b"Sec-WebSocket-Accept", generate_accept_token(key)))
+    answer = ((b"Upgrade", b"websocket"), (b"Sec-WebSocket-Accept", generate_accept_token(key)))
+    if SUBPROTOCOL in offered_protocols(request):
+        return (*answer, (b"Sec-WebSocket-Protocol", SUBPROTOCOL))
+    return answer
+
+
+def offered_protocols(request: Request) -> list[bytes]:
+    """The subprotocols that a client offers."""
+    return [part.strip() for part in (request.header(b"sec-websocket-protocol") or b"").split(b",")]
+
+
+def key_of_protocols(request: Request) -> bytes | None:
+    """The key that a browser sends as a subprotocol, since it cannot send headers; None if there is none."""
+    for offered in offered_protocols(request):
+        if offered.startswith(KEY_PROTOCOL):
+            text = offered.removeprefix(KEY_PROTOCOL).rstrip(b"=")
+            try:
+                return base64.b64decode(text + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
+            except binascii.Error:
+                return None
+    return None
 
 
 def _is_key(key: bytes) -> bool:

@@ -48,6 +48,7 @@ from everlog.topics.storage.failures import WRITE_FAILURES, errno_name
 from everlog.topics.storage.recovery import Progress, open_store
 from everlog.topics.storage.store import RecoveryReport, Store, lanes_for
 from everlog.topics.storage.syncs import WINDOW_MIN_NS, InlineSyncs, SyncRunner, ThreadSyncs
+from everlog.topics.summaries import Summaries
 from everlog.topics.topic import Topic, TopicState
 from everlog.topics.vitals import vitals_of, wal_metrics
 
@@ -72,6 +73,7 @@ class Engine(JobCalls):
         self._router_work = RouterWork(core.totals.unforwarded.values, self.forward_turn)
         self._checkpointer = None if store is None else Checkpointer(core, store, syncs)
         self.consumers = Consumers(core, self._check_open, self._forwarder.forward_pending)
+        self.summaries = Summaries(self._core, self._check_open)
 
     @classmethod
     def open(
@@ -168,10 +170,6 @@ class Engine(JobCalls):
         now_ms = self._core.now_ms()
         retention.sweep(self._core, topic, now_ms)
         return topic.state(now_ms)
-
-    def topic_names(self, prefix: str, limit: int) -> list[str]:
-        """Up to `limit` names that begin with `prefix`, in byte order."""
-        return [topic.name for topic in catalogue.list_topics(self._core, prefix, None, limit)]
 
     def on_topic_created(self, callback: Callable[[str], None]) -> None:
         """Call back with the name of every topic that is created from now on, as soon as it is committed.
