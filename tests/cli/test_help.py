@@ -25,7 +25,9 @@ EVERLOG = typer.main.get_command(main.app)
 CHRON_CLI = typer.main.get_command(chron_cli.app)
 ALL = dict([*commands(EVERLOG, "everlog"), *commands(CHRON_CLI, "chron-cli")])
 
-NOUNS = tuple(f"everlog {noun} " for noun in ("queue", "topic", "jobs", "router", "consumer", "context"))
+NOUNS = tuple(
+    f"everlog {noun} " for noun in ("queue", "archive", "topic", "jobs", "router", "consumer", "context")
+)
 
 
 def verbs(noun: str, *names: str) -> set[str]:
@@ -77,6 +79,7 @@ def test_the_commands_are_these() -> None:
         "everlog jobs ls",
         "everlog jobs peek",
         "everlog jobs redrive",
+        *verbs("archive", "tap", "run", "ls", "compress", "move", "verify", "cat", "restore"),
         *verbs("router", "ls", "put", "show", "rm"),
         *verbs("consumer", "ls", "put", "show", "read", "commit", "reset", "rm"),
         "everlog topic",

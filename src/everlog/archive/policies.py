@@ -114,8 +114,10 @@ class PassReport:
     failed: dict[str, EverlogError] = field(default_factory=dict)
 
 
-def due_segments(fs: Fs, directory: str, policy: Policy, now_ns: int) -> Iterator[ArchivedSegment]:
-    """Yield the plain segments of a directory that the policy wants compressed.
+def due_segments(
+    fs: Fs, directory: str, policy: Policy, now_ns: int, tiers: tuple[Tier, ...] = (Tier.PLAIN,)
+) -> Iterator[ArchivedSegment]:
+    """Yield the segments of a directory in these tiers that the policy names.
 
     The newest sealed segment of a queue that still has a writer stays: its records say where seq goes on.
     """
@@ -124,7 +126,7 @@ def due_segments(fs: Fs, directory: str, policy: Policy, now_ns: int) -> Iterato
         segments = segments[:-1]
     last_read_s = last_access_s(fs, directory)
     for segment in segments:
-        if segment.tier is Tier.PLAIN:
+        if segment.tier in tiers:
             try:
                 stat = os.stat(segment.path)
             except FileNotFoundError:

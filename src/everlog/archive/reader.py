@@ -39,7 +39,7 @@ class ArchiveReader(RingReader):
 
     def __init__(
         self,
-        directories: Callable[[], Sequence[str]],
+        segments: Callable[[], Sequence[ArchivedSegment]],
         *,
         is_continuous: bool = False,
         verify: bool = True,
@@ -48,12 +48,12 @@ class ArchiveReader(RingReader):
         clock: Clock | None = None,
         fs: Fs | None = None,
     ) -> None:
-        """Stand before the first message of the directories, read in their order.
+        """Stand before the first message of the segments, which `segments` lists in their order.
 
         `is_continuous`: seq goes on from one directory to the next, as in a raw archive; a gap is damage
         then. `tracks_access`: record reads in `.access_log`, for the policy that compresses what is idle.
         """
-        self._directories = directories
+        self._list = segments
         self._is_continuous = is_continuous
         self._verify = verify
         self._tracks_access = tracks_access
@@ -79,7 +79,7 @@ class ArchiveReader(RingReader):
 
     def _list_again(self) -> bool:
         """Add the segments behind the last known one; whether there are any."""
-        listed = [one for directory in self._directories() for one in list_segments(self._fs, directory)]
+        listed = list(self._list())
         known = len(self._segments)
         if known:
             last = self._segments[-1]
@@ -340,7 +340,7 @@ def open_archive(
         )
     is_raw = any(key is not None and key.is_raw for key in keys)
     return ArchiveReader(
-        directories,
+        lambda: [one for directory in directories() for one in list_segments(files, directory)],
         is_continuous=is_raw,
         verify=verify,
         tracks_access=tracks_access,

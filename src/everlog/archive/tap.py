@@ -74,6 +74,7 @@ class ArchiveTap:
         self._fs = fs or OsFs()
         self._pending_bytes = 0
         self.copied = 0
+        self.bytes_copied = 0
         self._reader = Queue.open_subscriber(self.live, reader, clock=self._clock, fs=self._fs)
         try:
             config = WriterConfig.archive().replace(segment_size=segment_size or self._reader.segment_size)
@@ -165,7 +166,9 @@ class ArchiveTap:
                     f"oldest one left is {first}: retention went ahead; tap into a new archive queue"
                 )
             append_batch(self._writer, batch)
-            self._pending_bytes += int(batch.offset[-1] - batch.offset[0]) + HEADER_SIZE
+            size = int(batch.offset[-1] - batch.offset[0]) + HEADER_SIZE
+            self._pending_bytes += size
+            self.bytes_copied += size
             self.copied += len(batch)
         now_ns = self._clock.monotonic_ns()
         is_due = self._pending_bytes >= COMMIT_BYTES or now_ns - self._committed_ns >= COMMIT_NS

@@ -23,6 +23,7 @@ from everlog.cli.completion import VARIABLE
 if TYPE_CHECKING:
     # Loaded by name below; here for tools that read the source.
     from everlog.cli import (  # noqa: F401
+        archive,
         audit,
         book,
         bridge,
@@ -57,6 +58,7 @@ class _Command(NamedTuple):
 _GROUPS: Final = {
     "book": "book",
     "queue": "queue",
+    "archive": "archive",
     "topic": "topic",
     "jobs": "jobs",
     "router": "router",
