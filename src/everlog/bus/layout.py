@@ -3,6 +3,7 @@
 One bus is one directory tree (the root is the user's choice)::
 
     <root>/streams/raw/<venue>/queue/                       live market data, all symbols
+    <root>/streams/frames/<connection>/queue/               frames of a live feed, byte for byte
     <root>/streams/clean/<venue>/<symbol>/<stream>/queue/   the same, one queue per symbol and stream
     <root>/orders/queue/<strategy>/orders_out/              strategy -> router
     <root>/orders/queue/<strategy>/orders_in/               router -> strategy
@@ -42,6 +43,10 @@ class StreamsLayout:
     def raw_queue_dir(self, venue: str) -> Path:
         """Return the live queue of a venue, which carries all its symbols."""
         return self.root / "raw" / check_component(venue, "venue") / "queue"
+
+    def frames_queue_dir(self, connection: str) -> Path:
+        """Return the queue of the frames that a connection to a venue received."""
+        return self.root / "frames" / check_component(connection, "connection") / "queue"
 
     def clean_queue_dir(self, venue: str, symbol: str, stream: str) -> Path:
         """Return the queue of one stream (`book`, `trades`, ...) of one symbol."""

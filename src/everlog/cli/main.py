@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         completion,
         consumer,
         context,
+        feed,
         import_,
         jobs,
         pipeline,
@@ -65,6 +66,7 @@ _GROUPS: Final = {
     "consumer": "consumer",
     "pipeline": "pipeline",
     "bridge": "bridge",
+    "feed": "feed",
     "audit": "audit",
     "context": "context",
 }

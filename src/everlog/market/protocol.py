@@ -34,6 +34,10 @@ class TypeId(IntEnum):
     BOOK_EVENT = 0x1000
     BOOK_TICKER = 0x1001
     TRADE = 0x1002
+    FEED_GAP = 0x1010
+    """JSON of a live feed: what broke, where and why (`everlog.feeds.encoding.FeedGap`)."""
+    RAW_FRAME = 0x1011
+    """A frame of a live feed: u64 connection id, then the venue's own bytes."""
     ORDER = 0x2000
     FILL = 0x2001
 

@@ -1,0 +1,186 @@
+"""Decoded items to payloads of the market protocol, one at a time.
+
+Owns the conversion of the venue's decimal text and the bytes of single events. A symbol's scales are the
+decimals of its text, so that one event after another has the same; they rise if a text needs more.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+
+from everlog.feeds.venue import BookDiff, BookSnapshot, Levels, Quote, TradePrint
+from everlog.market.decimals import POWERS_OF_TEN
+from everlog.market.protocol import (
+    MAX_DIFF_LEVELS,
+    SCHEMA_VERSION,
+    BookEventType,
+    BookFlags,
+    TypeId,
+    crypto_market_id,
+    symbol_hash,
+)
+
+_HEADER: Final = struct.Struct("<HHIBBHIII4QBBHI")
+_DIFF: Final = struct.Struct("<3Q2B3H")
+_SNAPSHOT: Final = struct.Struct("<2BHII")
+_TRADE: Final = struct.Struct("<QddQQQB7xQ")
+_TICKER: Final = struct.Struct("<Q4dQ")
+_FLAGS: Final = int(BookFlags.ABSOLUTE | BookFlags.MARKS_EVENT_ENDS)
+MAX_SCALE: Final = 18
+U64_MAX: Final = 2**64 - 1
+
+Numbers = list[int]
+"""Price and size in turn."""
+Message = tuple[int, bytes]
+"""Type id and payload."""
+
+
+class BadNumber(ValueError):
+    """A price or size is not a decimal number that the protocol can hold."""
+
+
+def scaled(text: str, scale: int) -> int:
+    """Return the number at a scale that holds all its digits."""
+    whole, _, fraction = text.partition(".")
+    digits = whole + fraction
+    if not digits.isascii() or not digits.isdigit() or len(fraction) > MAX_SCALE:
+        raise BadNumber(f"{text!r} is not a price or size")
+    value: int = int(digits) * POWERS_OF_TEN[scale - len(fraction)]
+    if value > U64_MAX:
+        raise BadNumber(f"{text!r} at scale {scale} does not fit into 64 bits")
+    return value
+
+
+def _decimals(text: str) -> int:
+    point = text.find(".")
+    return 0 if point < 0 else len(text) - point - 1
+
+
+class SymbolEncoder:
+    """Makes payloads of one symbol."""
+
+    def __init__(self, venue_id: int, symbol: str, stream_id: int) -> None:
+        self.market_id = crypto_market_id(symbol)
+        self.price_scale = self.size_scale = 0
+        self._hash = symbol_hash(symbol)
+        self._venue_id = venue_id
+        self._stream_id = stream_id
+
+    def sides(self, bids: Levels, asks: Levels) -> tuple[Numbers, Numbers]:
+        """Return prices and sizes of both sides at the symbol's scales, which rise where needed."""
+        scales = -1, -1
+        while scales != (self.price_scale, self.size_scale):
+            scales = self.price_scale, self.size_scale
+            numbers = self._numbers(bids), self._numbers(asks)
+        return numbers
+
+    def _numbers(self, levels: Levels) -> Numbers:
+        values: Numbers = []
+        for level in levels:
+            price, size = level[0], level[1]
+            if _decimals(price) > self.price_scale:
+                self.price_scale = min(_decimals(price), MAX_SCALE)
+            if _decimals(size) > self.size_scale:
+                self.size_scale = min(_decimals(size), MAX_SCALE)
+            values.append(_plain(price, self.price_scale))
+            values.append(_plain(size, self.size_scale))
+        return values
+
+    def snapshot(self, one: BookSnapshot, bids: Numbers, asks: Numbers, received_ns: int) -> Message:
+        """Return a snapshot; levels are in the order of the book."""
+        body = _SNAPSHOT.pack(self.price_scale, self.size_scale, 0, len(bids) // 2, len(asks) // 2)
+        body += struct.pack(f"<{len(bids) + len(asks)}Q", *bids, *asks)
+        return self._event(BookEventType.SNAPSHOT, body, one.exchange_ns, received_ns, one.update_id)
+
+    def diffs(self, one: BookDiff, bids: Numbers, asks: Numbers, received_ns: int) -> list[Message]:
+        """Return a diff, as several if it has more levels than one can carry."""
+        parts = []
+        step = 2 * MAX_DIFF_LEVELS
+        for start in range(0, max(len(bids), len(asks), 1), step):
+            some_bids, some_asks = bids[start : start + step], asks[start : start + step]
+            # Parts after the first follow it: they have its last id as theirs.
+            first, previous = (one.last_id, one.last_id) if start else (one.first_id, one.previous_id or 0)
+            body = _DIFF.pack(
+                first,
+                one.last_id,
+                previous,
+                self.price_scale,
+                self.size_scale,
+                int(BookFlags.ABSOLUTE),
+                len(some_bids) // 2,
+                len(some_asks) // 2,
+            )
+            body += struct.pack(f"<{len(some_bids) + len(some_asks)}Q", *some_bids, *some_asks)
+            parts.append(self._event(BookEventType.DIFF, body, one.exchange_ns, received_ns, one.last_id))
+        return parts
+
+    def reset(self, received_ns: int) -> Message:
+        """Return an event that empties the book."""
+        return self._event(BookEventType.RESET, b"", 0, received_ns, 0)
+
+    def trade(self, one: TradePrint) -> Message:
+        """Return a trade."""
+        price, size = float(one.price), float(one.size)
+        return TypeId.TRADE, _TRADE.pack(
+            one.exchange_ns, price, size, one.trade_id & U64_MAX, 0, 0, one.is_buyer_maker, self._hash
+        )
+
+    def quote(self, one: Quote) -> Message:
+        """Return the venue's best bid and ask."""
+        numbers = (float(one.bid), float(one.bid_size), float(one.ask), float(one.ask_size))
+        return TypeId.BOOK_TICKER, _TICKER.pack(one.exchange_ns, *numbers, self._hash)
+
+    def _event(
+        self, kind: BookEventType, body: bytes, exchange_ns: int, received_ns: int, native_seq: int
+    ) -> Message:
+        header = _HEADER.pack(
+            SCHEMA_VERSION,
+            0,
+            _HEADER.size + len(body),
+            0,
+            0,
+            self._venue_id,
+            self.market_id,
+            self._stream_id,
+            0,
+            received_ns,
+            exchange_ns,
+            0,
+            native_seq,
+            kind,
+            0,
+            _FLAGS if kind is not BookEventType.RESET else int(BookFlags.MARKS_EVENT_ENDS),
+            0,
+        )
+        return TypeId.BOOK_EVENT, header + body
+
+
+def _plain(text: str, scale: int) -> int:
+    """Return the number; most texts have exactly as many decimals as their symbol."""
+    if scale and text[-scale - 1 : -scale] == ".":
+        digits = text[: -scale - 1] + text[-scale:]
+        if digits.isascii() and digits.isdigit():
+            value = int(digits)
+            if value <= U64_MAX:
+                return value
+    return scaled(text, scale)
+
+
+class FeedGap(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Why and where a stream is broken, as JSON in a message of type FEED_GAP."""
+
+    reason: str
+    connection: int
+    venue: str
+    symbol: str = ""
+    seen: int = 0
+    found: int = 0
+    detail: str = ""
+
+
+def gap_message(gap: FeedGap) -> Message:
+    """Return the message that says that something is missing."""
+    return TypeId.FEED_GAP, msgspec.json.encode(gap)

@@ -1,0 +1,63 @@
+"""Recorded frames: files with one line a frame, as collectors write them.
+
+Owns three kinds of lines: `<ns> <frame>`; `<seconds>: <frame>`, with `<address> <-> <seconds>` where a
+connection began and `<address> <- <seconds>: <text>` where something was sent; and
+`<address> -> <seconds>: <body>` of answers of REST.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from everlog.errors import InvalidSource
+
+_PLAIN: Final = re.compile(rb"(\d{16,20}) (?=[\[{])")
+_RECEIVED: Final = re.compile(rb"(\d+\.?\d*): ")
+_ADDRESSED: Final = re.compile(rb"(\S+) (<->|<-|->) (\d+\.?\d*)(?:: |$)")
+
+
+class RecordedFrame(NamedTuple):
+    """One line: `kind` is frame, sent, connected or rest; `address` is set where the line has one."""
+
+    kind: str
+    received_ns: int
+    body: bytes
+    address: str = ""
+
+
+_KINDS: Final = {b"<->": "connected", b"<-": "sent", b"->": "rest"}
+
+
+def read_frames(path: Path) -> Iterator[RecordedFrame]:
+    """Yield the lines of a recording in order; `.gz` is unpacked."""
+    with path.open("rb") as file, gzip.open(file) if path.suffix == ".gz" else file as lines:
+        for number, line in enumerate(lines, start=1):
+            text = line.rstrip(b"\r\n")
+            if text:
+                yield _frame(text, path, number)
+
+
+def _frame(text: bytes, path: Path, number: int) -> RecordedFrame:
+    if found := _PLAIN.match(text):
+        body = text[found.end() :]
+        kind = "rest" if body.startswith(b'{"lastUpdateId"') else "frame"
+        return RecordedFrame(kind, int(found[1]), body)
+    if found := _RECEIVED.match(text):
+        return RecordedFrame("frame", _ns(found[1]), text[found.end() :])
+    if found := _ADDRESSED.match(text):
+        address = found[1].decode()
+        return RecordedFrame(_KINDS[found[2]], _ns(found[3]), text[found.end() :], address)
+    raise InvalidSource(
+        f"{path}:{number}: the line is neither a frame nor a mark of a recording: {text[:60]!r}",
+        str(path),
+        number,
+    )
+
+
+def _ns(seconds: bytes) -> int:
+    whole, _, fraction = seconds.partition(b".")
+    return int(whole) * 10**9 + int(fraction.ljust(9, b"0")[:9])
