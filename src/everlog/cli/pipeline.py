@@ -547,8 +547,16 @@ def _print_audit(report: AuditReport, *, as_json: bool) -> None:
     if as_json:
         output.print_json({**msgspec.to_builtins(report), "is_sound": report.is_sound})
         return
-    counts = ("first_seq", "last_seq", "delivered", "gap", "deleted", "duplicate", "missing", "behind")
-    columns = ("stream", *(f"{name.removesuffix('_seq')}>" for name in counts))
-    rows = [(stream.name, *(f"{getattr(stream, name):,}" for name in counts)) for stream in report.streams]
+    counts = (
+        *("first_seq", "last_seq", "delivered", "gap", "deleted", "duplicate", "overlapping", "missing"),
+        *("altered", "unverified", "behind"),
+    )
+    columns = ("stream", "instance", *(f"{name.removesuffix('_seq')}>" for name in counts))
+    rows = [
+        (stream.name, (stream.instance or "")[:13], *(f"{getattr(stream, name):,}" for name in counts))
+        for stream in report.streams
+    ]
     output.print_table(Table(f"table {report.table}", columns, rows))
+    for file in report.unreadable:
+        print(f"unreadable: {file}")
     print("every seq is accounted for" if report.is_sound else "NOT every seq is accounted for")

@@ -26,9 +26,20 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from everlog.errors import InvalidConfig
 from everlog.fs import Fs, OsFs, sync_path
+from everlog.pipeline.accounts import (
+    DIGEST,
+    METADATA_KEY,
+    CommitAccount,
+    RangeAccount,
+    digest_of,
+    hashed_columns,
+    merge_ranges,
+)
 from everlog.pipeline.gc_freeze import freeze_loaded_modules
 from everlog.pipeline.lake_files import WRITTEN_SCHEMA, write_files
 
+KEEP_ACCOUNTS: Final = {"delta.enableExpiredLogCleanup": "false"}
+"""The log holds the accounts of commits, so old entries of it are not deleted."""
 VACUUM_KEEP: Final = timedelta(days=7)
 COMPACT_BYTES: Final = 256 << 20
 _MS_PER_S: Final = 1000
@@ -41,8 +52,8 @@ class Appended(NamedTuple):
     rows: int
     files: int
     is_repeat: bool
-    highest: dict[str, Any]
-    """The largest value of each column that has statistics, over the files of this batch."""
+    ranges: list[RangeAccount]
+    """The seqs of each stream, if the batch was committed with an account of them."""
 
 
 Written = Sequence[Mapping[str, Any]]
@@ -93,18 +104,32 @@ class LakeTable:
         *,
         replace: bool = False,
         also: Sequence[str] = (),
+        stream: str | None = None,
+        options: Mapping[str, str] | None = None,
     ) -> Appended:
         """Write a batch and commit it, unless this application has committed it already.
 
         With `replace` the table holds nothing but this batch afterwards; earlier versions stay readable.
-        `also` are further applications whose batch of this number is part of it.
+        `also` are further applications whose batch of this number is part of it. With the name of the
+        column that names the `stream` of a row, the commit carries the range and the digest of each, and
+        the `options` by which the rows were selected: an audit compares the table with them.
         """
         repeat = self.repeated(application, batch)
         if repeat is not None:
             return repeat
         given = to_arrow_schema(frame.schema, timezone="UTC")
-        written = self._write(frame, tuple(partition_by))
-        return self.commit(written, given, application, batch, partition_by, replace=replace, also=also)
+        hashed = hashed_columns(frame.columns)
+        if stream is not None:
+            frame = frame.withColumn(DIGEST, digest_of(hashed))
+        written = self._write(frame, tuple(partition_by), stream)
+        account = None
+        if stream is not None:
+            ranges = merge_ranges([row["ranges"] for row in written if row["ranges"] is not None])
+            account = CommitAccount(hashed, ranges, dict(options or {}))
+        files = [row for row in written if row["path"] is not None]
+        return self.commit(
+            files, given, application, batch, partition_by, replace=replace, also=also, account=account
+        )
 
     def repeated(self, application: str, batch: int) -> Appended | None:
         """Return the result of a batch that this application has committed already, None if it has not."""
@@ -115,7 +140,8 @@ class LakeTable:
         if committed is None or committed < batch:
             return None
         self._sync_log(0, table.version())  # the run that committed it may have been killed before the sync
-        return Appended(table.version(), 0, 0, True, {})
+        ranges = [one for account in _accounts(table, 1) for one in account.ranges]
+        return Appended(table.version(), 0, 0, True, ranges)
 
     def commit(
         self,
@@ -127,6 +153,7 @@ class LakeTable:
         *,
         replace: bool | Mapping[str, str] = False,
         also: Sequence[str] = (),
+        account: CommitAccount | None = None,
     ) -> Appended:
         """Add files that tasks wrote and synced below `path` to the table, in one durable transaction.
 
@@ -137,7 +164,8 @@ class LakeTable:
         schema = pa.schema([field.with_nullable(True) for field in given])
         actions = [_add_action(row) for row in written]
         properties = CommitProperties(
-            app_transactions=[Transaction(name, batch, _now_ms()) for name in (application, *also)]
+            None if account is None else {METADATA_KEY: msgspec.json.encode(account).decode()},
+            app_transactions=[Transaction(name, batch, _now_ms()) for name in (application, *also)],
         )
         os.makedirs(self.path, exist_ok=True)
         self._sync_names(written)
@@ -150,6 +178,7 @@ class LakeTable:
                 actions,
                 "error",
                 list(partition_by),
+                configuration=None if account is None else KEEP_ACCOUNTS,
                 commit_properties=properties,
             )
             table = deltalake.DeltaTable(self.path)
@@ -167,16 +196,23 @@ class LakeTable:
             table.update_incremental()
         self._sync_log(first, table.version())
         rows = sum(row["rows"] for row in written)
-        return Appended(table.version(), rows, len(actions), False, _highest(written))
+        ranges = [] if account is None else account.ranges
+        return Appended(table.version(), rows, len(actions), False, ranges)
 
-    def _write(self, frame: DataFrame, partition_by: tuple[str, ...]) -> list[dict[str, Any]]:
+    def accounts(self) -> list[CommitAccount]:
+        """Return what each commit says that it added, the oldest first."""
+        return _accounts(self._existing(None))
+
+    def _write(
+        self, frame: DataFrame, partition_by: tuple[str, ...], stream: str | None
+    ) -> list[dict[str, Any]]:
         """Write the rows in tasks; return the descriptions of the files."""
         os.makedirs(self.path, exist_ok=True)
         path = self.path
 
         def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             freeze_loaded_modules()
-            return write_files(batches, path, partition_by)
+            return write_files(batches, path, partition_by, stream)
 
         rows = frame.mapInArrow(task, from_arrow_schema(WRITTEN_SCHEMA)).collect()
         return [row.asDict() for row in rows]
@@ -321,12 +357,10 @@ def _may_hold(files: pa.Table, column: str, low: Any, high: Any) -> pa.ChunkedAr
     return pc.and_(reaches, begins)
 
 
-def _highest(written: Written) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for row in written:
-        for name, value in msgspec.json.decode(row["stats"])["maxValues"].items():
-            found[name] = max(found.get(name, value), value)
-    return found
+def _accounts(table: deltalake.DeltaTable, newest: int | None = None) -> list[CommitAccount]:
+    """Return the accounts of the commits, the oldest first; with `newest`, only so many of the last ones."""
+    texts = [entry[METADATA_KEY] for entry in table.history() if METADATA_KEY in entry]
+    return [msgspec.json.decode(text, type=CommitAccount) for text in reversed(texts[:newest])]
 
 
 def _add_action(row: Mapping[str, Any]) -> AddAction:

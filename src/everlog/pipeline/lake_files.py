@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from everlog.pipeline.accounts import RangeCollector
+
 OPEN_FILES_MAX: Final = 32
 """With more partitions than this, the file that was opened first is closed."""
 
@@ -35,9 +37,10 @@ WRITTEN_SCHEMA: Final = pa.schema(
         pa.field("modified_ms", pa.int64()),
         pa.field("partition_values", pa.map_(pa.string(), pa.string())),
         pa.field("stats", pa.string()),
+        pa.field("ranges", pa.string()),
     ]
 )
-"""A file that a task has written."""
+"""A file that a task has written; or, without a path, the ranges of seqs that are in the files of a task."""
 
 Values = tuple[str | None, ...]
 
@@ -110,15 +113,21 @@ class TableFiles:
 
 
 def write_files(
-    batches: Iterator[pa.RecordBatch], root: str, partition_by: tuple[str, ...]
+    batches: Iterator[pa.RecordBatch], root: str, partition_by: tuple[str, ...], stream: str | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Write the rows of a task into one file per partition; yield a row for each file."""
+    """Write the rows of a task into one file per partition; yield a row for each file.
+
+    With the name of the `stream` column, rows come with their digests, and a last row has their ranges.
+    """
     files = TableFiles(root, partition_by)
+    ranges = None if stream is None else RangeCollector(stream)
     for batch in batches:
-        for row in files.write(batch):
+        for row in files.write(batch if ranges is None else ranges.add(batch)):
             yield written(row)
     for row in files.finish():
         yield written(row)
+    if ranges is not None:
+        yield written({"ranges": ranges.to_json()})
 
 
 def written(row: dict[str, Any]) -> pa.RecordBatch:

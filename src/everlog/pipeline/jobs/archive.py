@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 from everlog.errors import InvalidConfig
-from everlog.pipeline.jobs.batches import ReaderPosition, application_of, run_batches
+from everlog.pipeline import queue_ranges
+from everlog.pipeline.accounts import RangeAccount
+from everlog.pipeline.jobs.batches import ArchivedPositions, ReaderPosition, application_of, run_batches
 from everlog.pipeline.jobs.report import RunReport
-from everlog.pipeline.lake import Appended, LakeTable
-from everlog.pipeline.sources.base import RECREATED
+from everlog.pipeline.lake import LakeTable
 
 FIRST_OF_TOPIC: Final = '{"seq": 1}'
 COLUMNS: Final = "*,instance"
 US_PER_DAY: Final = 86_400_000_000
 NS_PER_DAY: Final = US_PER_DAY * 1000
+SELECTING: Final = frozenset({"decode", "typeid", "venue", "market", "tag", "fromts", "tots"})
+"""Options that leave out records; an audit reads the source with the same ones."""
 Shown = Callable[[RunReport], None]
 
 
@@ -54,7 +58,8 @@ def archive_topics(
     target = LakeTable(lake, table)
     report = RunReport(job="archive", source=f"{url} {topics}", table=target.path)
     frame = source.withColumn("date", _date(fn.floor(fn.unix_micros("ts") / US_PER_DAY)))
-    return _run(frame, target, ("date", "topic"), checkpoint, report, follow=follow, shown=shown)
+    by = ("date", "topic")
+    return _run(frame, target, by, checkpoint, report, options, follow=follow, shown=shown)
 
 
 def archive_queue(
@@ -92,10 +97,19 @@ def archive_queue(
             partition_by,
             checkpoint,
             report,
+            options,
             follow=follow,
             shown=shown,
-            on_commit=None if reader is None else lambda last: position.move_to(last + 1),
+            on_commit=None if reader is None else partial(_move_reader, position, path),
         )
+
+
+def _move_reader(position: ReaderPosition, path: str, ranges: Sequence[RangeAccount]) -> None:
+    """Let retention pass over what is committed; a position in a queue that was replaced is none here."""
+    present = queue_ranges.instance_of(path)
+    ends = [one.end for one in ranges if one.instance == present]
+    if ends:
+        position.move_to(max(ends))
 
 
 def _check_decoding(table: LakeTable, source: DataFrame) -> None:
@@ -134,25 +148,30 @@ def _run(
     partition_by: tuple[str, ...],
     checkpoint: str | None,
     report: RunReport,
+    options: Mapping[str, str] | None,
     *,
     follow: bool,
     shown: Shown | None,
-    on_commit: Callable[[int], None] | None = None,
+    on_commit: Callable[[Sequence[RangeAccount]], None] | None = None,
 ) -> RunReport:
-    """Commit the batches of a stream to the table one by one; `on_commit` gets the last seq of each."""
+    """Commit the batches of a stream to the table one by one; `on_commit` gets the ranges of each."""
     started_s = time.monotonic()
     folder = checkpoint or f"{table.path}.checkpoint"
     application = application_of(folder, table)
+    archived = ArchivedPositions(folder)
+    stream = "queue" if "queue" in frame.columns else "topic"
+    selected = {name: value for name, value in (options or {}).items() if name.lower() in SELECTING}
 
     def commit(rows: DataFrame, batch: int) -> None:
-        appended = table.append(rows, application, batch, partition_by)
+        appended = table.append(rows, application, batch, partition_by, stream=stream, options=selected)
+        archived.store(appended.ranges)
         report.batches += 1
         report.rows += appended.rows
         report.files += appended.files
         report.version = appended.version
         report.seconds = time.monotonic() - started_s
-        if on_commit is not None and (last := _last_seq(rows, appended)) is not None:
-            on_commit(last)
+        if on_commit is not None:
+            on_commit(appended.ranges)
         if shown is not None:
             shown(report)
 
@@ -160,14 +179,3 @@ def _run(
     for progress in query.recentProgress[-1:]:
         report.offsets = {"end": progress["sources"][0]["endOffset"]}
     return report
-
-
-def _last_seq(rows: DataFrame, appended: Appended) -> int | None:
-    """Return the last seq of a batch, from the statistics of its files: nothing is read again."""
-    if appended.is_repeat or "reason" in appended.highest:
-        # The position in an instance that was replaced is none in the present one.
-        is_present = fn.coalesce("reason", fn.lit("")) != RECREATED
-        found: int | None = rows.where(is_present).agg(fn.max(fn.coalesce("gap_to", "seq"))).collect()[0][0]
-        return found
-    known = [appended.highest[name] for name in ("seq", "gap_to") if name in appended.highest]
-    return max(known, default=None)

@@ -1,48 +1,79 @@
-"""The job `audit`: every seq of a source is accounted for in its table of the lake.
+"""The job `audit`: every seq of a source is accounted for in its table, and every row is as it was written.
 
-For each topic (or the queue) every seq from the first archived one to the last is one of: delivered once, in
-a recorded gap, deleted at the source (topics only), delivered more than once, or missing. The last two are
-faults.
+For each instance of a topic or queue, intervals of seqs are compared: what the table delivers and records as
+gaps, what its commits and the checkpoint say that it must hold, and what the source still has. Contents are
+compared by the digests that each commit carries (`accounts`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
 
 import msgspec
-from pyspark.sql import DataFrame, SparkSession, Window
+import numpy as np
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 from everlog.pipeline import queue_ranges, topic_ranges
-from everlog.pipeline.columns_from_frames import RecordFilter
+from everlog.pipeline.accounts import (
+    Counted,
+    Key,
+    Pieces,
+    RangeAccount,
+    count_rows,
+    digest_of,
+    hashed_columns,
+)
+from everlog.pipeline.intervals import EMPTY, Intervals, difference, intersection, runs_of, size, union
+from everlog.pipeline.jobs.batches import ArchivedPositions
 from everlog.pipeline.lake import LakeTable
-from everlog.pipeline.options import U64_MAX
 from everlog.pipeline.topic_ranges import ServerAddress
-from everlog.seq_ranges import Gap, SeqRange
+from everlog.seq_ranges import SeqRange
+
+NAMED_RANGES: Final = 20
+"""How many ranges of a fault a report names."""
+DIFFERING_MAX: Final = 100_000
+FORMATS: Final = {"queue": "everlog.queue", "topic": "everlog.topics"}
+UNREADABLE: Final = re.compile(r"(?s)FAILED_READ_FILE.*?(\S+\.parquet)")
+"""Where Spark names the file that it cannot read."""
+Ranges = list[tuple[int, int]]
 
 
 class StreamAudit(msgspec.Struct, kw_only=True):
-    """The account of one topic or queue."""
+    """The account of one instance of a topic or queue. Ranges include both ends."""
 
     name: str
+    instance: str | None = None
+    """The epoch of a topic, the identity of a queue; None in tables of earlier versions."""
     first_seq: int
     last_seq: int
     delivered: int
     gap: int
     deleted: int = 0
+    """Absent, and the source had no such record when the table was filled."""
     duplicate: int = 0
+    overlapping: int = 0
+    """Delivered although a gap row says that they are lost, or in two gap rows."""
     missing: int = 0
+    altered: int = 0
+    """Rows of commits that are not as they were committed, and records that differ from the source."""
+    unverified: int = 0
+    """Rows of commits without a digest, as earlier versions made them; no fault."""
     behind: int = 0
     """Seqs at the source that are not archived yet; no fault."""
 
-    missing_ranges: list[tuple[int, int]] = []
+    missing_ranges: Ranges = []
+    overlapping_ranges: Ranges = []
+    altered_ranges: Ranges = []
 
     @property
     def is_sound(self) -> bool:
-        """Whether every seq is explained."""
-        return not self.duplicate and not self.missing
+        """Whether every seq is explained and every row is as it was."""
+        return not (self.duplicate or self.overlapping or self.missing or self.altered)
 
 
 class AuditReport(msgspec.Struct, kw_only=True):
@@ -50,11 +81,22 @@ class AuditReport(msgspec.Struct, kw_only=True):
 
     table: str
     streams: list[StreamAudit]
+    unreadable: list[str] = []
+    """A file that cannot be read; nothing else is known then."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether every seq of every stream is explained."""
-        return all(stream.is_sound for stream in self.streams)
+        """Whether every seq of every stream is explained, and every file could be read."""
+        return not self.unreadable and all(stream.is_sound for stream in self.streams)
+
+
+class _Source(NamedTuple):
+    """A stream as it is at its source now."""
+
+    live: SeqRange
+    instance: str | None
+    options: Mapping[str, str]
+    is_named: bool
 
 
 def audit_topics(
@@ -65,99 +107,192 @@ def audit_topics(
     *,
     topics: Sequence[str] = (),
     key: str | None = None,
+    checkpoint: str | None = None,
 ) -> AuditReport:
-    """Account for the seqs of a table that `archive_topics` filled; absent ones are looked up on the server.
+    """Account for the seqs of a table that `archive_topics` filled, and compare it with the server.
 
     `topics` are those that should be archived, names or prefixes with `*`: their accounts begin with the
     oldest record that the server has, and one that is not in the table at all is behind with all records.
     """
-    rows = LakeTable(lake, table).read(spark)
-    found = {stream.name: stream for stream in _streams(rows, "topic")}
-    streams = []
-    with ServerAddress(url, key).connect() as api:
-        named = set(topic_ranges.find_topics(api, topics)) if topics else set()
-        for name in sorted(named | set(found)):
-            live = topic_ranges.live_span(api, name)[0]
-            stream = found.get(name) or _nothing_of(name, live.first)
-            stream.behind = max(0, live.end - 1 - stream.last_seq)
-            absent = list(_absent(rows.where(fn.col("topic") == name), stream))
-            if name in named and name in found and live.first < stream.first_seq:
-                absent.insert(0, (live.first, stream.first_seq - 1))
-                stream.first_seq = live.first
-            for first, last in absent:
-                there = sum(_still_there(api, stream.name, first, last + 1))
-                stream.missing += there
-                stream.deleted += last - first + 1 - there
-                if there:
-                    stream.missing_ranges.append((first, last))
-            streams.append(stream)
-    return AuditReport(table=table, streams=streams)
+
+    def sources(archived: set[str]) -> dict[str, _Source]:
+        with ServerAddress(url, key).connect() as api:
+            named = set(topic_ranges.find_topics(api, topics)) if topics else set()
+            shared = {"url": url, **({"key": key} if key else {})}
+            return {
+                name: _Source(*topic_ranges.live_span(api, name), {**shared, "topic": name}, name in named)
+                for name in sorted(named | archived)
+            }
+
+    return _Audit(spark, LakeTable(lake, table), "topic", checkpoint).run(sources)
 
 
-def audit_queue(spark: SparkSession, lake: str, table: str, *, queue: str | None = None) -> AuditReport:
-    """Account for the seqs of a table that `archive_queue` filled; a queue deletes nothing by itself.
+def audit_queue(
+    spark: SparkSession, lake: str, table: str, *, queue: str | None = None, checkpoint: str | None = None
+) -> AuditReport:
+    """Account for the seqs of a table that `archive_queue` filled.
 
-    With its `queue`, the account begins with the oldest message of the queue, and says how far the table is
-    behind.
+    With its `queue`, the account begins with the oldest message of the queue, the contents are compared with
+    it, and the report says how far the table is behind.
     """
-    rows = LakeTable(lake, table).read(spark)
-    path = None if queue is None else queue_ranges.queue_name(os.path.abspath(queue))
-    found = {stream.name: stream for stream in _streams(rows, "queue")}
-    streams = []
-    for name in sorted({*found, *([path] if path is not None else [])}):
-        held = queue_ranges.bounds(name) if name == path else None
-        stream = found.get(name) or _nothing_of(name, held.first if held is not None else 0)
-        absent = list(_absent(rows.where(fn.col("queue") == name), stream))
-        if held is not None:
-            stream.behind = max(0, held.end - 1 - stream.last_seq)
-            if name in found and held.first < stream.first_seq:
-                absent.insert(0, (held.first, stream.first_seq - 1))
-                stream.first_seq = held.first
-        stream.missing = sum(last - first + 1 for first, last in absent)
-        stream.missing_ranges = absent
-        streams.append(stream)
-    return AuditReport(table=table, streams=streams)
+
+    def sources(archived: set[str]) -> dict[str, _Source]:
+        if queue is None:
+            return {}
+        path = queue_ranges.queue_name(os.path.abspath(queue))
+        live, instance = queue_ranges.bounds(path), queue_ranges.instance_of(path)
+        return {path: _Source(live, instance, {"path": path}, True)}
+
+    return _Audit(spark, LakeTable(lake, table), "queue", checkpoint).run(sources)
 
 
-def _nothing_of(name: str, first_seq: int) -> StreamAudit:
-    """Return the account of a stream that is not in the table."""
-    return StreamAudit(name=name, first_seq=first_seq, last_seq=first_seq - 1, delivered=0, gap=0)
+class _Audit:
+    """One run over one table; `stream` is the column that names the streams."""
 
+    def __init__(self, spark: SparkSession, table: LakeTable, stream: str, checkpoint: str | None) -> None:
+        self._spark = spark
+        self._table = table
+        self._stream = stream
+        self._rows = table.read(spark)
+        self._recorded: dict[Key, list[RangeAccount]] = {}
+        self._options: dict[str, str] = {}
+        self._columns = hashed_columns(self._rows.columns)
+        for commit in table.accounts():
+            self._options = commit.options
+            if commit.columns == self._columns:  # a column was added since: those rows are not compared
+                for one in commit.ranges:
+                    self._recorded.setdefault((one.stream, one.instance), []).append(one)
+        self._positions = ArchivedPositions(checkpoint or f"{table.path}.checkpoint").ends
 
-def _streams(rows: DataFrame, by: str) -> Iterator[StreamAudit]:
-    """Count what the table holds of each stream."""
-    is_record = fn.col("kind") == "record"
-    counted = rows.groupBy(by).agg(
-        fn.min("seq").alias("first_seq"),
-        fn.max(fn.coalesce("gap_to", "seq")).alias("last_seq"),
-        fn.count_if(is_record).alias("records"),
-        fn.count_distinct(fn.when(is_record, fn.col("seq"))).alias("delivered"),
-        fn.sum(fn.when(~is_record, fn.col("gap_to") - fn.col("seq") + 1)).alias("gap"),
-    )
-    for row in sorted(counted.collect(), key=lambda row: str(row[by])):
-        yield StreamAudit(
-            name=row[by],
-            first_seq=row.first_seq,
-            last_seq=row.last_seq,
-            delivered=row.delivered,
-            gap=row.gap or 0,
-            duplicate=row.records - row.delivered,
+    def run(self, sources: Callable[[set[str]], dict[str, _Source]]) -> AuditReport:
+        """Count the table, then compare each stream with commits, checkpoint and source."""
+        keys = {*self._recorded, *self._positions}
+        try:
+            names = {row[0] for row in self._rows.select(self._stream).distinct().collect()}
+            there = sources(names | {name for name, _ in keys})
+            keys |= {(name, one.instance) for name, one in there.items()}
+            pieces = {key: self._pieces(key, there.get(key[0])) for key in keys}
+            counted = count_rows(self._rows, self._stream, self._columns, pieces)
+        except Exception as error:  # of Spark or of its gateway
+            unreadable = UNREADABLE.search(str(error))
+            if unreadable is None:
+                raise
+            return AuditReport(table=self._table.name, streams=[], unreadable=[unreadable[1]])
+        _name_unnamed(counted, keys)
+        streams = []
+        for key in sorted({*keys, *counted}, key=str):
+            source = there.get(key[0])
+            source = source if source is not None and source.instance == key[1] else None
+            if key in counted or key in self._recorded or (source is not None and source.is_named):
+                streams.append(self._judged(key, counted.get(key, Counted()), pieces.get(key), source))
+        return AuditReport(table=self._table.name, streams=streams)
+
+    def _pieces(self, key: Key, source: _Source | None) -> Pieces:
+        """Return where pieces begin whose digests are compared: at commits, and where the source begins."""
+        firsts = {one.first for one in self._recorded.get(key, [])}
+        if source is not None and source.instance == key[1]:
+            firsts.add(source.live.first)
+        return np.array(sorted(firsts), np.int64)
+
+    def _judged(
+        self, key: Key, counted: Counted, pieces: Pieces | None, source: _Source | None
+    ) -> StreamAudit:
+        """Return the account of one stream."""
+        recorded = sorted(self._recorded.get(key, []), key=lambda one: one.first)
+        committed = union((one.first, one.end) for one in recorded)
+        reached = self._positions.get(key, 0)
+        covered = union([counted.records, counted.gaps, committed, (max(0, reached - 1), reached)])
+        first = int(covered[0, 0]) if len(covered) else 0
+        if source is not None and (not len(covered) or source.is_named):
+            first = min(first, source.live.first) if len(covered) else source.live.first
+        end = int(covered[-1, 1]) if len(covered) else first
+        damaged = EMPTY if pieces is None else union(_damaged(recorded, pieces, counted))
+        absent = difference(union([(first, end)]), union([counted.records, counted.gaps]))
+        missing, differing = difference(absent, difference(committed, damaged)), EMPTY
+        if source is not None and pieces is not None and end > source.live.first:
+            missing, differing = self._compare(key, source, end, pieces, counted, absent, missing)
+        overlap = intersection(counted.records, counted.gaps)
+        altered = union([differing, damaged])
+        return StreamAudit(
+            name=key[0],
+            instance=key[1],
+            first_seq=first,
+            last_seq=end - 1,
+            delivered=size(counted.records),
+            gap=size(counted.gaps),
+            deleted=size(absent) - size(missing),
+            duplicate=counted.rows - size(counted.records),
+            overlapping=size(overlap) + counted.gap_seqs - size(counted.gaps),
+            missing=size(missing),
+            altered=size(altered),
+            unverified=size(difference(counted.records, committed)),
+            behind=0 if source is None else max(0, source.live.end - end),
+            missing_ranges=_named(missing),
+            overlapping_ranges=_named(overlap),
+            altered_ranges=_named(altered),
         )
 
+    def _compare(
+        self,
+        key: Key,
+        source: _Source,
+        end: int,
+        pieces: Pieces,
+        counted: Counted,
+        absent: Intervals,
+        unexplained: Intervals,
+    ) -> tuple[Intervals, Intervals]:
+        """Compare with what the source still has; return what is missing, and the records that differ."""
+        first = source.live.first
+        frame = self._read_source(source, first, end)
+        found = count_rows(frame, self._stream, self._columns, {key: pieces}).get(key, Counted())
+        # What the source deleted by retention cannot be decided any more; a deleted record is no loss.
+        gone = intersection(unexplained, union([found.gaps, (0, first)]))
+        missing = union([gone, intersection(absent, found.records)])
+        unequal = [
+            place
+            for place in {*found.pieces, *counted.pieces}
+            if pieces[place] >= first and found.pieces.get(place) != counted.pieces.get(place)
+        ]
+        differing = self._differing(key, frame) if unequal else EMPTY
+        return missing, intersection(differing, counted.records)
 
-def _absent(rows: DataFrame, stream: StreamAudit) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of seqs, first and last included, between the stream's ends that no row covers."""
-    if stream.delivered + stream.gap == stream.last_seq - stream.first_seq + 1 and not stream.duplicate:
-        return
-    end = fn.coalesce("gap_to", "seq")
-    reach = fn.max(end).over(Window.orderBy("seq").rowsBetween(Window.unboundedPreceding, -1))
-    holes = rows.select("seq", reach.alias("before")).where(fn.col("seq") > fn.col("before") + 1)
-    for row in holes.orderBy("seq").collect():
-        yield row.before + 1, row.seq - 1
+    def _read_source(self, source: _Source, first: int, end: int) -> DataFrame:
+        columns = ",".join(dict.fromkeys([*self._columns, "instance"]))
+        reading = {**self._options, **source.options, "onDataLoss": "record", "columns": columns}
+        reading |= {"fromSeq": str(first), "toSeq": str(end - 1)}
+        return self._spark.read.format(FORMATS[self._stream]).options(**reading).load()
+
+    def _differing(self, key: Key, source: DataFrame) -> Intervals:
+        """Return the seqs of records that the table has with another content than the source."""
+        is_record = (fn.col(self._stream) == key[0]) & (fn.col("kind") == "record")
+        # Rows of earlier versions have no instance, so their digests are others.
+        is_own = fn.col("instance") == key[1] if "instance" in self._columns else fn.lit(True)
+        here = self._rows.where(is_record & is_own).select("seq", digest_of(self._columns).alias("here"))
+        there = source.where(is_record).select("seq", digest_of(self._columns).alias("there"))
+        other = there.join(here, "seq").where("here != there").select("seq").limit(DIFFERING_MAX).collect()
+        return runs_of(np.array([row.seq for row in other], np.int64))
 
 
-def _still_there(api: Any, topic: str, first: int, end: int) -> Iterator[int]:
-    """Yield how many seqs of a range the server has or reports as a gap: the table should have them."""
-    everything = RecordFilter(0, U64_MAX, None)
-    for found in topic_ranges.read(api, topic, SeqRange(first, end), everything, ("seq",)):
-        yield found.end - found.first if isinstance(found, Gap) else len(found["seq"])
+def _damaged(recorded: Sequence[RangeAccount], pieces: Pieces, counted: Counted) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of commits, in order, whose rows are not those that were committed."""
+    begins = [*np.searchsorted(pieces, [one.first for one in recorded]).tolist(), len(pieces)]
+    for one, (begin, stop) in zip(recorded, pairwise(begins), strict=True):
+        rows = digest = 0
+        for place in range(begin, stop):
+            found = counted.pieces.get(place, (0, 0))
+            rows, digest = rows + found[0], digest ^ found[1]
+        if (rows, digest) != (one.rows, one.digest):
+            yield one.first, one.end
+
+
+def _name_unnamed(counted: dict[Key, Counted], keys: set[Key]) -> None:
+    """Give rows of earlier versions, which have no instance, to the only instance that is known."""
+    for name, instance in [key for key in counted if key[1] is None]:
+        known = {key for key in {*counted, *keys} if key[0] == name and key[1] is not None}
+        if len(known) == 1:
+            counted.setdefault(known.pop(), Counted()).add(counted.pop((name, instance)))
+
+
+def _named(some: Intervals) -> Ranges:
+    return [(first, end - 1) for first, end in some[:NAMED_RANGES].tolist()]

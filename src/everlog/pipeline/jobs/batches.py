@@ -10,10 +10,11 @@ import contextlib
 import os
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, Self
 
+import msgspec
 from pyspark import java_gateway
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
@@ -21,6 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from everlog.errors import CorruptMetadata, InvalidConfig, Unsupported
 from everlog.fs import OsFs, create_directory, replace_file, sync_path
 from everlog.pipeline import queue_ranges
+from everlog.pipeline.accounts import Key, RangeAccount
 from everlog.pipeline.lake import LakeTable
 from everlog.queue import Queue
 from everlog.queue.reader_meta import ReaderPosition as StoredPosition
@@ -34,6 +36,7 @@ COMMITS: Final = "commits"
 """Folders of a checkpoint: the range of each batch, and the batches that are finished."""
 
 APPLICATION_FILE: Final = "application"
+ARCHIVED_FILE: Final = "archived"
 HEARTBEAT_S: Final = 1.0
 
 
@@ -121,6 +124,34 @@ def application_of(checkpoint: str, table: LakeTable) -> str:
     application = f"archive-{uuid.uuid4().hex}"
     replace_file(OsFs(), path, application.encode())
     return application
+
+
+class ArchivedPositions:
+    """How far a job has brought each stream, beside its checkpoint: a table that ends before lost rows."""
+
+    def __init__(self, checkpoint: str) -> None:
+        self._path = os.path.join(checkpoint, ARCHIVED_FILE)
+        self.ends = _load_ends(self._path)
+
+    def store(self, ranges: Iterable[RangeAccount]) -> None:
+        """Store the ends of ranges that are committed to the table."""
+        ends = dict(self.ends)
+        for one in ranges:
+            key = (one.stream, one.instance)
+            ends[key] = max(one.end, ends.get(key, 0))
+        if ends != self.ends:
+            self.ends = ends
+            rows = [(*key, end) for key, end in sorted(ends.items(), key=str)]
+            replace_file(OsFs(), self._path, msgspec.json.encode(rows))
+
+
+def _load_ends(path: str) -> dict[Key, int]:
+    try:
+        with open(path, "rb") as file:
+            rows = msgspec.json.decode(file.read(), type=list[tuple[str, str | None, int]])
+    except FileNotFoundError:
+        return {}
+    return {(stream, instance): end for stream, instance, end in rows}
 
 
 class ReaderPosition:

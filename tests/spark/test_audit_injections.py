@@ -1,0 +1,169 @@
+"""Faults planted in an archive, each of which the audit has to name."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from everlog.pipeline.jobs.archive import archive_queue
+from everlog.pipeline.jobs.audit import AuditReport, StreamAudit, audit_queue
+from everlog.pipeline.lake import LakeTable
+from everlog.queue import Queue
+
+pytestmark = pytest.mark.timeout(300)
+MESSAGES = 300
+Damage = Callable[[pa.Table], pa.Table]
+
+
+@pytest.fixture(scope="module")
+def archived(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A queue of 300 messages and its archive of three commits, sound."""
+    folder = tmp_path_factory.mktemp("archived")
+    with Queue.open_publisher(str(folder / "queue")) as writer:
+        for number in range(MESSAGES):
+            writer.append(7, b"payload %d" % number, 1_700_000_000_000_000_000 + number)
+    options = {"maxRecordsPerBatch": "100"}
+    archive_queue(spark, str(folder / "queue"), str(folder / "lake"), "messages", options=options)
+    return folder
+
+
+@pytest.fixture
+def lake(archived: Path, tmp_path: Path) -> str:
+    """A copy of the archive, to be damaged."""
+    shutil.copytree(archived / "lake", tmp_path / "lake")
+    return str(tmp_path / "lake")
+
+
+def rewrite(lake: str, seq: int, damage: Damage) -> None:
+    """Change the rows of the file that holds a seq, in place, as no commit does it."""
+    (file,) = LakeTable(lake, "messages").files(ranges={"seq": (seq, seq)})
+    path = file.removeprefix("file://")
+    pq.write_table(damage(pq.read_table(path, partitioning=None)), path, compression="zstd")
+
+
+def replaced(column: str, seq: int, value: Any) -> Damage:
+    """Give one row another value."""
+
+    def damage(rows: pa.Table) -> pa.Table:
+        place, field = rows.schema.get_field_index(column), rows.schema.field(column)
+        scalar = pa.scalar(value, field.type)
+        changed = pc.if_else(pc.equal(rows.column("seq"), seq), scalar, rows.column(column))
+        return rows.set_column(place, field, changed)
+
+    return damage
+
+
+def without(*seqs: int) -> Damage:
+    """Leave out rows."""
+    return lambda rows: rows.filter(pc.invert(pc.is_in(rows.column("seq"), pa.array(seqs, pa.int64()))))
+
+
+def with_gap(first: int, last: int) -> Damage:
+    """Add the row of a gap that never was."""
+
+    def damage(rows: pa.Table) -> pa.Table:
+        row = dict.fromkeys(rows.column_names) | {"queue": rows.column("queue")[0].as_py()}
+        row |= {"instance": rows.column("instance")[0].as_py(), "seq": first, "gap_to": last}
+        row |= {"kind": "gap", "reason": "retention"}
+        return pa.concat_tables([rows, pa.Table.from_pylist([row], schema=rows.schema)])
+
+    return damage
+
+
+def audited(spark: SparkSession, lake: str, queue: Path | None = None) -> StreamAudit:
+    """Audit the archive; with the queue only if it is given."""
+    (stream,) = audit_queue(spark, lake, "messages", queue=queue and str(queue)).streams
+    return stream
+
+
+def test_a_sound_archive_is_sound_also_after_compaction(
+    spark: SparkSession, archived: Path, lake: str
+) -> None:
+    LakeTable(lake, "messages").compact()
+    stream = audited(spark, lake, archived / "queue")
+    assert stream.is_sound, stream
+    assert (stream.delivered, stream.unverified, stream.behind) == (MESSAGES, 0, 0)
+    assert stream.instance is not None
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("payload", b"another"), ("ts_ns", 5), ("type_id", 8), ("payload", None)]
+)
+def test_a_changed_value_is_found_without_the_source(
+    spark: SparkSession, lake: str, column: str, value: Any
+) -> None:
+    rewrite(lake, 150, replaced(column, 150, value))
+    stream = audited(spark, lake)
+    assert (stream.delivered, stream.missing, stream.is_sound) == (MESSAGES, 0, False)
+    assert stream.altered_ranges == [(100, 199)]
+
+
+def test_a_lost_record_is_missing_and_its_commit_altered(spark: SparkSession, lake: str) -> None:
+    rewrite(lake, 42, without(42, 43))
+    stream = audited(spark, lake)
+    assert (stream.missing_ranges, stream.altered_ranges) == ([(42, 43)], [(0, 99)])
+
+
+def test_a_false_gap_over_delivered_records_overlaps(spark: SparkSession, lake: str) -> None:
+    rewrite(lake, 250, with_gap(210, 219))
+    stream = audited(spark, lake)
+    assert (stream.overlapping, stream.overlapping_ranges) == (10, [(210, 219)])
+    assert stream.altered_ranges == [(200, 299)]
+
+
+def test_a_false_gap_does_not_balance_records_that_are_lost_elsewhere(spark: SparkSession, lake: str) -> None:
+    rewrite(lake, 5, without(5, 6, 7))
+    rewrite(lake, 250, with_gap(250, 252))
+    stream = audited(spark, lake)
+    assert stream.delivered + stream.gap == MESSAGES
+    assert (stream.missing_ranges, stream.overlapping_ranges) == ([(5, 7)], [(250, 252)])
+
+
+def test_a_gap_in_the_place_of_lost_records_is_not_what_was_committed(spark: SparkSession, lake: str) -> None:
+    rewrite(lake, 5, lambda rows: with_gap(5, 7)(without(5, 6, 7)(rows)))
+    stream = audited(spark, lake)
+    assert (stream.missing, stream.overlapping, stream.altered_ranges) == (0, 0, [(0, 99)])
+
+
+def test_a_lost_tail_below_the_checkpoint_is_missing(spark: SparkSession, lake: str) -> None:
+    log = Path(lake, "messages", "_delta_log")
+    max(log.glob("*.json")).unlink()
+    stream = audited(spark, lake)
+    assert (stream.delivered, stream.missing_ranges) == (200, [(200, 299)])
+
+
+def test_a_table_that_was_filled_wrongly_differs_from_its_source(
+    spark: SparkSession, archived: Path, tmp_path: Path
+) -> None:
+    """Neither intervals nor digests can know it: only the source does."""
+    rows = LakeTable(archived / "lake", "messages").read(spark)
+    wrong = rows.selectExpr("* except (payload)", "if(seq = 77, cast('no' as binary), payload) payload")
+    LakeTable(tmp_path, "wrong").append(wrong, "test", 0, ("date",), stream="queue")
+    (alone,) = audit_queue(spark, str(tmp_path), "wrong").streams
+    assert alone.is_sound
+    (compared,) = audit_queue(spark, str(tmp_path), "wrong", queue=str(archived / "queue")).streams
+    assert (compared.altered_ranges, compared.is_sound) == ([(77, 77)], False)
+
+
+@pytest.mark.parametrize("column", ["seq", "ts_ns", "payload"])
+def test_a_flipped_bit_in_the_values_of_a_file_is_found(spark: SparkSession, lake: str, column: str) -> None:
+    file = Path(LakeTable(lake, "messages").files()[0].removeprefix("file://"))
+    group = pq.read_metadata(file).row_group(0)
+    (chunk,) = [
+        found for place in range(group.num_columns) if (found := group.column(place)).path_in_schema == column
+    ]
+    content = bytearray(file.read_bytes())
+    start = chunk.data_page_offset if chunk.dictionary_page_offset is None else chunk.dictionary_page_offset
+    content[start + chunk.total_compressed_size // 2] ^= 0x10
+    file.write_bytes(content)
+    report: AuditReport = audit_queue(spark, lake, "messages")
+    assert not report.is_sound
+    assert all(name.endswith(file.name) for name in report.unreadable)
