@@ -236,8 +236,8 @@ RECOVERING: Final = [
     Mutant(
         name="keys are not restored from the log",
         file="topics/storage/topic_replay.py",
-        old="        topic.keys[key.key] = RememberedKey(key.first_seq, key.count, frame.ts, COMMITTED)",
-        new="        pass",
+        old="        topic.keys[key.key] = RememberedKey(key.first_seq, key.count, frame.ts, COMMITTED,",
+        new="        RememberedKey(key.first_seq, key.count, frame.ts, COMMITTED,",
         breaks="A key is remembered over a restart within its window.",
         check="simulation",
     ),

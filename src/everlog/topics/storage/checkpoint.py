@@ -48,6 +48,7 @@ _FEW_TOPICS: Final = 64
 # topic costs besides its records is as much as so many of them.
 _RECORDS_A_TURN: Final = 40_000
 _RECORDS_A_TOPIC: Final = 500
+_RECORDS_A_KNOWN_TOPIC: Final = 20  # one whose record in the last snapshot is still right
 _TOPICS_A_LOOK: Final = 256  # of those with sealed segments, to find one to move
 _WAIT_SLICE_NS: Final = 100 * NS_PER_MS
 _CHECK_INTERVAL_NS: Final = 5_000 * NS_PER_MS
@@ -203,8 +204,12 @@ class Checkpointer:
         """Begin: everything committed so far will be in segments and in the next snapshot."""
         core = self._core
         coverage, self._coverage_ahead = self._coverage_ahead or self._store.coverage(), None
-        works = [work for topic in core.totals.unsaved.values() if (work := self._plan(topic)) is not None]
-        core.totals.unsaved = {}
+        works: list[_TopicWork] = []
+        unsaved, core.totals.unsaved = core.totals.unsaved, {}
+        # What routers copy is consistent at this moment only; other topics do not know each other.
+        for topic in [topic for topic in unsaved.values() if topic.routes.feeds or topic.routes.feeders]:
+            for _ in self._plan(unsaved.pop(topic.topic_id), works):
+                pass
         self._busy = True
         self._last_ns = core.clock.monotonic_ns()
         self._bytes_at_last = self._log_bytes()
@@ -231,9 +236,12 @@ class Checkpointer:
                 self._snapshot(coverage, clean)
 
         def done(error: BaseException | None) -> None:
-            self._apply_in_turns(chain.from_iterable(map(self._apply, works)), lambda: applied(error))
+            self._in_turns(chain.from_iterable(map(self._apply, works)), lambda: applied(error))
 
-        self._when_synced(lambda: self._syncs.start(self._lane, job, done), done)
+        plans = chain.from_iterable(self._plan(topic, works) for topic in unsaved.values())
+        self._in_turns(
+            plans, lambda: self._when_synced(lambda: self._syncs.start(self._lane, job, done), done)
+        )
 
     def _when_synced(
         self, then: Callable[[], None], otherwise: Callable[[BaseException | None], None]
@@ -256,9 +264,10 @@ class Checkpointer:
         for shard in self._core.shards:
             shard.wal.sync(synced)
 
-    def _plan(self, topic: Topic) -> _TopicWork | None:
+    def _plan(self, topic: Topic, works: list[_TopicWork]) -> Iterator[int]:
+        """Add the work for one topic, if there is any; yields what that costs, in records."""
         if topic.gone:
-            return None
+            return
         now_ms = self._core.now_ms()
         first_seq = max(topic.storage.saved_seq + 1, topic.earliest_seq)  # all below is dead
         if topic.storage.logged_seq:
@@ -273,11 +282,11 @@ class Checkpointer:
             saved = self._store.segments_of(topic)
             append = saved.plan_append(first_seq, topic.log.sizes(first_seq, count), now_ms)
         marks = saved.plan_marks(np.concatenate(flips)) if saved is not None and flips else []
-        if append is None and not marks:
-            return None
-        return _TopicWork(topic, self._store.tier_of(topic.topic_id), append, marks)
+        if append is not None or marks:
+            works.append(_TopicWork(topic, self._store.tier_of(topic.topic_id), append, marks))
+        yield _RECORDS_A_TOPIC
 
-    def _apply_in_turns(self, steps: Iterator[int], then: Callable[[], None]) -> None:
+    def _in_turns(self, steps: Iterator[int], then: Callable[[], None]) -> None:
         """Run some steps, let the owner's loop turn, go on: requests need not wait for all of them."""
 
         def go_on(_: BaseException | None) -> None:
@@ -358,27 +367,47 @@ class Checkpointer:
         return dead[stored & (dead >= np.uint64(topic.evict_floor))]
 
     def _snapshot(self, coverage: Coverage, clean: bool) -> None:
+        """Collect the records of all topics, then write them.
+
+        The log behind `coverage` has everything that happens meanwhile, and to apply it a second time changes
+        nothing, so topics may be collected one after the other. Routers and their topics are at one moment.
+        """
+        records: dict[int, msgspec.Raw] = {}
+        steps = chain(self._drop_dead_segments(), self._collect(records, clean))
+        self._in_turns(steps, lambda: self._write_snapshot(coverage, records, clean))
+
+    def _collect(self, records: dict[int, msgspec.Raw], clean: bool) -> Iterator[int]:
+        for topic in list(self._kept_topics()):
+            if topic.gone:
+                continue
+            is_known = topic.snapshot_record is not None and not clean
+            records[topic.topic_id] = self._record(topic, clean)
+            yield _RECORDS_A_KNOWN_TOPIC if is_known else _RECORDS_A_TOPIC + len(topic.keys)
+
+    def _write_snapshot(self, coverage: Coverage, records: dict[int, msgspec.Raw], clean: bool) -> None:
         core, store = self._core, self._store
-        self._drop_dead_segments()
+        for router in core.routers:
+            for topic in (router.source, router.dest):
+                if topic.topic_id in records:  # otherwise it is new, and in the log
+                    records[topic.topic_id] = self._record(topic, clean)
         body = SnapshotBody(
             clean=clean,
             next_topic_id=core.next_topic_id,
             next_epoch=core.next_epoch,
             next_file_number=coverage.next_file_number,
             starts=coverage.starts,
-            topics=[self._record(topic, clean) for topic in self._kept_topics()],
+            topics=list(records.values()),
             routers=[router.record() for router in core.routers if router.is_committed],
             next_router_id=core.routers.next_id,
             has_synced_file=True,
         )
-        payload = encode(body)
         if core.forwarder is not None:
             core.forwarder.checkpoint_over()
         number = store.snapshot_number + 1
         drops, self._drops, self._drops_next = self._drops, self._drops_next, []
 
         def job() -> None:
-            snapshot.write(core.fs, store.meta_dir, number, payload)
+            snapshot.write(core.fs, store.meta_dir, number, encode(body))
 
         def done(error: BaseException | None) -> None:
             if error is not None:
@@ -407,13 +436,17 @@ class Checkpointer:
             topic.snapshot_record = encode(topic_record(topic, clean))
         return msgspec.Raw(topic.snapshot_record)
 
-    def _drop_dead_segments(self) -> None:
-        """Drop segments without a live record, of topics that have lost records since the last checkpoint."""
+    def _drop_dead_segments(self) -> Iterator[int]:
+        """Drop segments without a live record, of topics that have lost records since the last checkpoint.
+
+        Yields what each topic costs, in records.
+        """
         shrunk, self._core.totals.shrunk = self._core.totals.shrunk, {}
         for topic in shrunk.values():
             saved = topic.storage.segments
             if saved is None or topic.gone:
                 continue
+            yield _RECORDS_A_TOPIC
             dead = saved.drop_dead(topic.earliest_seq)
             tier = self._store.tier_of(topic.topic_id)
             for info in dead:
@@ -425,6 +458,7 @@ class Checkpointer:
         dropped, self._core.dropped = self._core.dropped, []
         for topic in dropped:
             self._drop_topic(topic)
+            yield _RECORDS_A_TOPIC
 
     def _drop_segment(self, tier: TopicTier, info: SegmentInfo) -> None:
         if info.source:
