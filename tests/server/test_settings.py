@@ -29,6 +29,7 @@ DEFAULTS: dict[str, tuple[str, object]] = {
     "TOPICS_PROBE_AUTH": ("probe_auth", False),
     "TOPICS_MAX_BODY_BYTES": ("max_body_bytes", 67108864),
     "TOPICS_GZIP": ("gzip", False),
+    "TOPICS_ACCESS_LOG": ("access_log", False),
     "TOPICS_DATA_DIR": ("data_dir", "./topics-data"),
     "TOPICS_COLD_DIR": ("cold_dir", None),
     "TOPICS_COLD_URL": ("cold_url", None),
@@ -319,6 +320,7 @@ allow_insecure_no_auth = true
 probe_auth = true
 max_body_bytes = 2
 gzip = true
+access_log = true
 data_dir = "d"
 cold_dir = "c"
 cold_url = "file:///c"

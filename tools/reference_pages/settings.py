@@ -77,6 +77,8 @@ SERVER_TEXTS: Final[dict[str, str]] = {
     "on_damage": "`refuse` to start, or `serve`, if acknowledged `disk` or `fsync` records may be lost",
     "max_body_bytes": "a longer request is refused with 413; all bodies together may hold four times that, "
     "or 256 MiB if it is more",
+    "access_log": "a line of JSON on standard error for each answer: method, path without the query, route, "
+    "status, duration, name of the key",
     "gzip": "requests may have `Content-Encoding: gzip`, and answers of 1 KiB or more have it for clients "
     "that accept it",
     "max_topics": "topics that may be created",

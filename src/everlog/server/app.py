@@ -23,6 +23,7 @@ from everlog.server.http import Exchange, Request, Target
 from everlog.server.http_exchange import JSON_TYPE, EarlyAnswer
 from everlog.server.key_caps import KeyCap
 from everlog.server.origins import OriginGuard
+from everlog.server.request_counts import RequestCounts, RouteCounts
 from everlog.server.settings import ServerSettings
 from everlog.topics import Commit, Engine
 
@@ -94,10 +95,19 @@ class Route:
 class Match:
     """What a target stands for. `path` has `:name` and `:item` for the names; all requests share `query`."""
 
-    __slots__ = ("is_topic", "item", "name", "path", "query", "route")
+    __slots__ = ("counts", "is_topic", "item", "name", "path", "query", "route")
 
-    def __init__(self, route: Route | None, path: str, name: str, item: str, query: bytes) -> None:
+    def __init__(
+        self,
+        route: Route | None,
+        path: str,
+        name: str,
+        item: str,
+        query: bytes,
+        counts: RouteCounts | None = None,
+    ) -> None:
         self.route = route
+        self.counts = counts
         self.path = path
         self.name = name
         self.item = item
@@ -167,6 +177,7 @@ class App:
         self.requests = 0
         """Requests that came since the start."""
         self._paths: set[str] = set()
+        self.answered = RequestCounts(is_logged=settings.access_log)
         self._in_flight: dict[int, int] = {}
         self._has_keys = settings.api_keys.enabled
         self.topics_of_keys = KeyCap(
@@ -195,7 +206,9 @@ class App:
         """Find the route of a target; it is kept with the target, for all requests that have the same one."""
         method = "GET" if target.method == "HEAD" else target.method
         path, name, item = _pattern(target.path)
-        match = target.meaning = Match(self.routes.get((method, path)), path, name, item, target.query)
+        route = self.routes.get((method, path))
+        counts = self.answered.of(None if path not in self._paths else path, target.method)
+        match = target.meaning = Match(route, path, name, item, target.query, counts)
         return match
 
     def check_head(self, request: Request) -> EarlyAnswer | None:
@@ -361,11 +374,13 @@ class App:
         if self.settings.gzip and len(body) >= COMPRESSED_BYTES_MIN:
             body, more = packed(call.request, body)
             headers += more
+        self.answered.note(call, status, self.now_ns())
         call.exchange.respond(status, body, content_type, headers)
 
     def refuse(self, call: Call, error: ApiError) -> None:
         """Send an error."""
         self._free_slot(call)
+        self.answered.note(call, error.status, self.now_ns())
         call.exchange.respond(error.status, error.body(), headers=(*error.headers, *self.cors_headers(call)))
 
     def answer_when(self, call: Call, commit: Commit, render: Callable[[], tuple[bytes, int]]) -> None:
@@ -436,6 +451,11 @@ class App:
         engine = self.engine
         if engine is None:
             return
+        started_ns = self.now_ns()
+        self._take_turn(engine)
+        self.answered.steps.note(self.now_ns() - started_ns)
+
+    def _take_turn(self, engine: Engine) -> None:
         try:
             has_written = engine.write()
             if not self._poll_is_due and engine.is_quiet:

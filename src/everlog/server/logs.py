@@ -37,3 +37,10 @@ def configure_logging(level: str, form: str, stream: TextIO) -> None:
     logger.handlers = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
+    # Lines of the access log are JSON already, whatever the form of the others.
+    lines = logging.StreamHandler(stream)
+    lines.setFormatter(logging.Formatter("%(message)s"))
+    access = logging.getLogger("everlog.access")
+    access.handlers = [lines]
+    access.setLevel(logging.INFO)
+    access.propagate = False

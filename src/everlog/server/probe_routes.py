@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, Final
 
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -21,6 +21,7 @@ from everlog.api_types import ConsumerState
 from everlog.server.app import App, Call, Route
 from everlog.server.auth import Key, Scope
 from everlog.server.errors import RETRY_SOON, ApiError
+from everlog.server.request_counts import Durations, RequestCounts
 from everlog.server.router_routes import is_allowed
 from everlog.topics import Durability, EngineCounts, StorageHealth
 from everlog.topics.counting import OTHER_TOPICS, OtherTopics, TopicCount
@@ -63,6 +64,7 @@ _OF_TOPICS: Final[dict[str, tuple[str, str]]] = {
     "records_live": ("count", "records that can be read"),
     "bytes_live": ("bytes", "bytes of these records"),
 }
+_JOB_STATES: Final = {"ready": "ready", "delayed": "delayed", "leased": "in_flight", "failed": "failed"}
 _OF_QUEUES: Final[dict[str, str]] = {
     "ready": "jobs that can be claimed now",
     "in_flight": "jobs that are leased to a worker",
@@ -72,9 +74,15 @@ _OF_QUEUES: Final[dict[str, str]] = {
 class ProbeRoutes:
     """Handlers of health, ready and metrics. `gauges` gives what only the server knows."""
 
-    def __init__(self, app: App, gauges: Callable[[], dict[str, int]]) -> None:
+    def __init__(
+        self,
+        app: App,
+        gauges: Callable[[], dict[str, int]],
+        connections: Callable[[], dict[str, int]] = dict,
+    ) -> None:
         self._app = app
         self._gauges = gauges
+        self.connections = connections
         for path in ("/v0/health", "/healthz"):
             app.add("GET", path, Route(Scope(0), self.health, is_probe=True))
         for path in ("/v0/ready", "/readyz"):
@@ -185,6 +193,15 @@ class ProbeRoutes:
         """What only the server knows."""
         return self._gauges()
 
+    @property
+    def requests(self) -> RequestCounts:
+        """What was answered."""
+        return self._app.answered
+
+    def checkpoint_s(self) -> float:
+        """How long the last checkpoint took."""
+        return 0.0 if self._app.engine is None else self._app.engine.checkpoint_ns / 1e9
+
     def is_ready(self) -> int:
         """1 once recovery is over."""
         return int(self._app.engine is not None)
@@ -260,6 +277,7 @@ class _Metrics(Collector):
         self._probes = probes
         self._key = key
         self._counted = counted
+        self._process = ProcessCollector(registry=None)
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric once."""
@@ -285,11 +303,39 @@ class _Metrics(Collector):
         }
         for name, value in gauges.items():
             yield GaugeMetricFamily(f"topics_{name}", _GAUGES.get(name, name), value=value)
+        yield from self._request_metrics(self._probes.requests)
+        yield from self._process.collect()
         yield from self._log_metrics(counts)
         yield from self._storage_metrics(self._probes.storage())
         yield from self._delivery_metrics(self._probes.delivery())
         yield from self._router_metrics()
         yield from self._consumer_metrics()
+
+    def _request_metrics(self, requests: RequestCounts) -> Iterator[Metric]:
+        total = CounterMetricFamily(
+            "topics_http_requests", "answers of a route", labels=["route", "method", "status"]
+        )
+        seconds = HistogramMetricFamily(
+            "topics_http_request_seconds", "time from a request to its answer", labels=["route"]
+        )
+        by_route: dict[str, Durations] = {}
+        for counts in requests.routes():
+            for status, count in sorted(counts.statuses.items()):
+                total.add_metric([counts.route, counts.method, str(status)], count)
+            by_route.setdefault(counts.route, Durations()).add(counts.durations)
+        for route, durations in by_route.items():
+            seconds.add_metric([route], durations.cumulative(), durations.total_s)
+        yield from (total, seconds)
+        steps = HistogramMetricFamily("topics_loop_step_seconds", "time of one step of the loop")
+        steps.add_metric([], requests.steps.cumulative(), requests.steps.total_s)
+        yield steps
+        text = "open connections: http without a stream, event streams, WebSockets, work streams"
+        connections = GaugeMetricFamily("topics_connections", text, labels=["kind"])
+        for kind, count in self._probes.connections().items():
+            connections.add_metric([kind], count)
+        yield connections
+        text = "time that the last checkpoint took"
+        yield GaugeMetricFamily("topics_checkpoint_seconds", text, value=self._probes.checkpoint_s())
 
     def _log_metrics(self, counts: EngineCounts) -> Iterator[Metric]:
         wal = counts.wal
@@ -391,6 +437,12 @@ def _topic_families(counted: TopicCount | None) -> Iterator[Metric]:
             if state.queue is not None:
                 family.add_metric([state.topic], getattr(state.queue, name))
         yield family
+    jobs = GaugeMetricFamily("topics_jobs", "jobs of a job queue by state", labels=["topic", "state"])
+    for state in states:
+        for word, field in _JOB_STATES.items():
+            if state.queue is not None and hasattr(state.queue, field):
+                jobs.add_metric([state.topic, word], getattr(state.queue, field))
+    yield jobs
     text = "1 if topics are summed up under _other"
     yield GaugeMetricFamily("topics_topic_metrics_truncated", text, int(other.topics > 0))
 

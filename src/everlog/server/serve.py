@@ -130,7 +130,7 @@ class TopicsServer:
         windows = ClaimWindows(app, loop)
         JobRoutes(app, windows)
         self._work = WorkRoutes(app, windows, slots=slots)
-        self.probes = ProbeRoutes(app, self._gauges)
+        self.probes = ProbeRoutes(app, self._gauges, self._connections)
         self._overview = OverviewRoutes(app, self._gauges, is_memory=self.is_memory)
         ConsoleRoutes(app)
         return app
@@ -206,6 +206,16 @@ class TopicsServer:
             "sse_connections": self._watch.slots.taken if self._watch is not None else 0,
             "watch_sessions": len(self._watch.sessions) if self._watch is not None else 0,
         }
+
+    def _connections(self) -> dict[str, int]:
+        """Open connections by what they are used for."""
+        kinds = {
+            "sse": 0 if self._watch is None else len(self._watch.streams),
+            "ws": 0 if self._sockets is None else self._sockets.open_sockets,
+            "work": 0 if self._work is None else len(self._work.streams),
+        }
+        everything = 0 if self._http is None else self._http.connections
+        return {"http": max(0, everything - sum(kinds.values())), **kinds}
 
     async def stop(self, drain_s: float = DRAIN_S) -> None:
         """Take no more, let what runs finish, and leave one snapshot."""

@@ -63,6 +63,7 @@ class ServerSettings:
     """Whether to start if acknowledged records of `disk` or `fsync` topics may be lost."""
 
     max_body_bytes: int = 64 * MIB
+    access_log: bool = False
     gzip: bool = False
     """Whether requests may come and answers may go compressed."""
     max_topics: int = EngineSettings.max_topics
@@ -405,6 +406,7 @@ _READERS: Final[dict[str, Callable[[_Given], object]]] = {
     "allow_insecure_no_auth": _switch,
     "probe_auth": _switch,
     "gzip": _switch,
+    "access_log": _switch,
     "cors_origins": _cors_origins,
     "allowed_hosts": _allowed_hosts,
     "data_dir": _path,

@@ -61,6 +61,7 @@ from everlog.server.websocket import (
 )
 from everlog.topics import Appended, Commit, TopicState
 
+SWITCHING: Final = 101
 UNANSWERED_MAX: Final = 64
 """Commands of one socket that may be without a reply; then no more are read from it."""
 MESSAGES_PER_KEY: Final = 2
@@ -599,6 +600,7 @@ class WebSocketRoutes:
             self.slots.give_back(key)
             raise
         is_strict = query_flag(call.query(), "strict", False)
+        self.app.answered.note(call, SWITCHING, self.app.now_ns())
         session = SocketSession(self, key, channel, is_strict=is_strict)
         self._sessions.add(session)
         session.start()

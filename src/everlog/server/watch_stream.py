@@ -463,6 +463,7 @@ class WatchRoutes:
         if isinstance(session.owner, WatchStream):
             session.owner.save_positions()
         _rewind(session, request.header(b"last-event-id"))
+        self.app.answered.note(call, 200, self.app.now_ns())
         watch = WatchStream(self, session, stream)
         self.sessions.stream_opened(session)
         self.streams.add(watch)

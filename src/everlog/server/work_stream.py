@@ -258,6 +258,7 @@ class WorkRoutes:
         if queue is None or not queue.is_of(epoch):
             queue = self._queues[call.name] = WorkQueue(self, call.name, epoch)
         work = WorkStream(queue, stream, key, node, maximum, lease_ms)
+        self.app.answered.note(call, 200, self.app.now_ns())
         self.streams.add(work)
         work.start()
 

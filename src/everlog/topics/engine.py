@@ -179,6 +179,11 @@ class Engine(JobCalls):
         self._core.created.append(callback)
 
     @property
+    def checkpoint_ns(self) -> int:
+        """How long the last checkpoint took; 0 if there was none."""
+        return 0 if self._checkpointer is None else self._checkpointer.last_duration_ns
+
+    @property
     def topic_count(self) -> int:
         """How many topics there are."""
         return len(self._core.topics)

@@ -109,6 +109,7 @@ class Checkpointer:
         self._syncs = syncs
         self._lane = store.checkpoint_lane
         self._busy = False
+        self.last_duration_ns = 0  # of the last checkpoint that was completed
         self._moving = False  # a segment to the object store, in a lane of its own
         self._last_ns = core.clock.monotonic_ns()
         self._bytes_at_last = self._log_bytes()
@@ -493,6 +494,7 @@ class Checkpointer:
             else:
                 store.boot_pending = False
                 self._busy = False
+                self.last_duration_ns = core.clock.monotonic_ns() - self._last_ns
                 core.failures.succeeded("checkpoint")
 
         self._syncs.start(self._lane, job, done)

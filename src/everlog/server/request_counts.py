@@ -1,0 +1,134 @@
+"""How many requests each route has answered, with which status, and how long they and the loop took.
+
+Owns these counters and the access log. One request costs two additions and a bit length: the bounds of all
+histograms are powers of two of nanoseconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from everlog.server.app import Call
+
+OTHER: Final = "other"
+"""The route of requests that have none, and the method of requests with an unknown one."""
+METHODS: Final = frozenset(("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"))
+_FIRST_BIT: Final = 17  # 131 microseconds
+_LAST_BIT: Final = 34  # 17 seconds
+_NS_PER_S: Final = 1_000_000_000
+_NAMES: Final = {"topics": "topic", "routers": "router", "watch": "wid", "schedules": "schedule"}
+_ITEMS: Final = {"consumers": "consumer", "jobs": "seq"}
+access_log = logging.getLogger("everlog.access")
+
+
+class Durations:
+    """A histogram of durations."""
+
+    __slots__ = ("_by_bits", "total_ns")
+
+    def __init__(self) -> None:
+        self._by_bits = [0] * 65
+        self.total_ns = 0
+
+    def note(self, duration_ns: int) -> None:
+        """Count one."""
+        self._by_bits[duration_ns.bit_length()] += 1
+        self.total_ns += duration_ns
+
+    def add(self, other: Durations) -> None:
+        """Count all of another histogram."""
+        self._by_bits = [own + more for own, more in zip(self._by_bits, other._by_bits, strict=True)]
+        self.total_ns += other.total_ns
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """How many took up to each bound, in seconds."""
+        found: list[tuple[str, float]] = []
+        count = sum(self._by_bits[:_FIRST_BIT])
+        for bits in range(_FIRST_BIT, _LAST_BIT + 1):
+            count += self._by_bits[bits]
+            found.append((repr((1 << bits) / _NS_PER_S), count))
+        return [*found, ("+Inf", sum(self._by_bits))]
+
+    @property
+    def total_s(self) -> float:
+        """All of them together."""
+        return self.total_ns / _NS_PER_S
+
+
+class RouteCounts:
+    """The answers of one method of one route."""
+
+    __slots__ = ("durations", "method", "route", "statuses")
+
+    def __init__(self, route: str, method: str) -> None:
+        self.route = route
+        self.method = method
+        self.statuses: Counter[int] = Counter()
+        self.durations = Durations()
+
+
+def shown_route(path: str) -> str:
+    """A path as people know it: with `:topic` for the name of a topic, and so on."""
+    parts = path.split("/")
+    if len(parts) > 3 and parts[3] == ":name":
+        parts[3] = f":{_NAMES.get(parts[2], 'name')}"
+    if len(parts) > 5 and parts[5] == ":item":
+        parts[5] = f":{_ITEMS.get(parts[4], 'item')}"
+    return "/".join(parts)
+
+
+class RequestCounts:
+    """All routes, and the steps of the loop."""
+
+    def __init__(self, *, is_logged: bool = False) -> None:
+        self.steps = Durations()
+        self._routes: dict[tuple[str, str], RouteCounts] = {}
+        self._is_logged = is_logged
+
+    def of(self, path: str | None, method: str) -> RouteCounts:
+        """The counters of a route; `path` is None for a request that has none."""
+        route = OTHER if path is None else shown_route(path)
+        method = method if method in METHODS else OTHER
+        counts = self._routes.get((route, method))
+        if counts is None:
+            counts = self._routes[route, method] = RouteCounts(route, method)
+        return counts
+
+    def note(self, call: Call, status: int, now_ns: int) -> None:
+        """Count an answer."""
+        request = call.exchange.request
+        meaning = request.target.meaning
+        counts: RouteCounts = self.of(None, request.method) if meaning is None else meaning.counts
+        duration_ns = now_ns - call.started_ns
+        counts.statuses[status] += 1
+        counts.durations.note(duration_ns)
+        if self._is_logged:
+            _log(call, counts.route, status, duration_ns)
+
+    def routes(self) -> Iterator[RouteCounts]:
+        """Those that have answered anything, by route and method."""
+        for _, counts in sorted(self._routes.items()):
+            yield counts
+
+
+def _log(call: Call, route: str, status: int, duration_ns: int) -> None:
+    """Write one line: never the query, which may hold a key, and of a key its name alone."""
+    request = call.exchange.request
+    line = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "method": request.method,
+        "path": request.path.decode("latin-1"),
+        "route": route,
+        "status": status,
+        "duration_ms": round(duration_ns / 1e6, 3),
+        "key": None if call.key is None else call.key.name or f"key {call.key.number}",
+        "request_bytes": len(request.body),
+    }
+    access_log.info("%s", msgspec.json.encode(line).decode())
