@@ -186,6 +186,16 @@ class ReadOnly(StorageFailed):
     code = "read_only"
 
 
+class Superseded(ReadOnly):
+    """Another server has taken over the log that this one ships; it acknowledges nothing any more."""
+
+    code = "superseded"
+
+    def __init__(self, message: str, address: str = "") -> None:
+        super().__init__(message)
+        self.address = address
+
+
 class OutcomeUnknown(ReadOnly):
     """A change was written and its sync failed: a restart shows whether it happened, wholly or not at all."""
 

@@ -33,6 +33,7 @@ NOT_OF_THE_QUEUE = {
     "DamagedData",
     "DataDirInUse",
     "ObjectChanged",
+    "Superseded",
     "ObjectExists",
     "ObjectNotFound",
     "ObjectStoreFailed",

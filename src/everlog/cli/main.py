@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from everlog.cli import (  # noqa: F401
         archive,
         audit,
+        backup,
         book,
         bridge,
         completion,
@@ -83,6 +84,10 @@ _COMMANDS: Final = {
     "serve": _Command("serve", "serve_command", "everlog serve --data-dir ./topics-data"),
     "verify": _Command("verify", "verify_command", "everlog verify ./topics-data"),
     "repair": _Command("repair", "repair_command", "everlog repair --accept-loss ./topics-data"),
+    "backup": _Command("backup", "backup_command", "everlog backup ./topics-data --to s3://bucket/backup"),
+    "restore": _Command("backup", "restore_command", "everlog restore ./new-data --from s3://bucket/backup"),
+    "standby": _Command("backup", "standby_command", "everlog standby ./copy --from s3://bucket/backup"),
+    "promote": _Command("backup", "promote_command", "everlog promote ./copy --from s3://bucket/backup"),
     "status": _Command("status", "status_command", "everlog status --url http://127.0.0.1:4000"),
     "top": _Command("status", "top_command", "everlog top --interval 2"),
     "config": _Command("context", "config_command", "everlog config --json"),

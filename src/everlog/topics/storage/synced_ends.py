@@ -59,6 +59,11 @@ def read_ends(fs: Fs, path: str) -> FoundEnds:
     return FoundEnds(ends, damaged)
 
 
+def write_ends(fs: Fs, path: str, ends: Iterable[SyncedEnd]) -> None:
+    """Durably replace the file by one with these ends."""
+    replace_file(fs, path, b"".join(map(_slot, ends)))
+
+
 class SyncedEnds:
     """The ends of the log files of a run. `record` may be called on any thread, the rest on the owner's."""
 
@@ -69,7 +74,7 @@ class SyncedEnds:
         self._ends = {end.file_number: end for end in earlier}
         self._slots = {number: slot for slot, number in enumerate(self._ends)}
         self._free: list[int] = []
-        replace_file(fs, path, b"".join(map(_slot, self._ends.values())))
+        write_ends(fs, path, self._ends.values())
         self._fd = fs.open(path, os.O_RDWR)
 
     def add(self, file_number: int, shard: int) -> None:

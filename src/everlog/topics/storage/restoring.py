@@ -1,0 +1,251 @@
+"""From the objects of a backup to a data directory: `restore`, and a copy that follows (standby, promote).
+
+Owns which base and which shipments are taken, and the order in which files appear: the snapshot comes last.
+Until then `.topics.restoring` marks the directory, so that no server opens it and a restore can go on with
+it, after a kill or from the copy of a standby: segments that are there already are not fetched again. What is
+restored is what a crash would have left; recovery does the rest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from xxhash import xxh3_128_hexdigest
+
+from everlog.errors import Corrupt, InvalidRequest, Io, ObjectNotFound
+from everlog.fs import Fs, create_directory, opened, read_file, replace_file
+from everlog.objects import ObjectStore
+from everlog.topics.storage import layout
+from everlog.topics.storage.remote import with_marks
+from everlog.topics.storage.shipping import (
+    BASE,
+    Base,
+    SegmentCopy,
+    Shipment,
+    load_base,
+    log_key,
+    unsealed,
+)
+from everlog.topics.storage.synced_ends import SyncedEnd, write_ends
+
+RESTORING_FILE: Final = ".topics.restoring"
+_THREADS: Final = 8
+_KEPT: Final = (layout.LOCK_FILE, RESTORING_FILE, layout.TOPICS_DIR, layout.REMOTE_DIR)
+
+
+class Restored(NamedTuple):
+    """What a restore has taken: its base, and the last shipment."""
+
+    base: int
+    shipment: int
+    time_ms: int
+    """When the last shipment was made."""
+    segments: int
+    log_bytes: int
+
+
+class Restorer:
+    """Fills one empty directory, then follows the chain of shipments as far as it is asked to."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        data_dir: str,
+        fs: Fs,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._data_dir = data_dir
+        self._fs = fs
+        self._progress = progress or (lambda done, total: None)
+        self._roots = {
+            False: os.path.join(data_dir, layout.TOPICS_DIR),
+            True: os.path.join(data_dir, layout.REMOTE_DIR, layout.TOPICS_DIR),
+        }
+        self._base: Base | None = None
+        self._ends: dict[int, int] = {}
+        self._next = 0
+        self._epoch = 0
+        self._time_ms = 0
+        self._log_bytes = 0
+
+    def restore(
+        self, *, at_ms: int | None = None, at_shipment: int | None = None, is_final: bool = True
+    ) -> Restored:
+        """Restore the newest state, or that of a time or a shipment; the directory must be empty.
+
+        Unless `is_final` it stays a copy that no server opens, to be followed or restored again.
+        """
+        self._begin()
+        base = self._choose_base(at_ms, at_shipment)
+        self._base = base
+        self._next, self._epoch, self._time_ms = base.log_from, base.epoch, base.time_ms
+        self._remove_others(base.segments)
+        self._copy_segments(base.segments)
+        # Shipments before the base belong to it, those behind it count up to the moment that is asked for.
+        last = None if at_shipment is None else max(at_shipment, base.number - 1)
+        while last is None or self._next <= last:
+            shipment = self._shipment(self._next)
+            is_early = self._next < base.number or at_ms is None
+            if shipment is None or not (is_early or shipment.time_ms <= (at_ms or 0)):
+                break
+            if shipment.epoch != base.epoch:
+                break  # a later epoch has a base of its own; until that is there, this one is the newest
+            self._apply(shipment)
+        if is_final:
+            self._finish()
+        return self.restored
+
+    @property
+    def restored(self) -> Restored:
+        """What the directory holds."""
+        assert self._base is not None
+        return Restored(
+            self._base.number, self._next - 1, self._time_ms, len(self._base.segments), self._log_bytes
+        )
+
+    def follow(self) -> bool:
+        """Apply the shipments that have come since; False if a new owner ships: then a new copy is needed."""
+        assert self._base is not None
+        while (shipment := self._shipment(self._next)) is not None:
+            if shipment.epoch != self._base.epoch:
+                return False
+            self._apply(shipment)
+        return True
+
+    # --- Which ---------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Mark the directory; refuse one that holds anything else."""
+        names = self._fs.listdir(self._data_dir) if self._fs.exists(self._data_dir) else []
+        if RESTORING_FILE not in names and set(names) - {layout.LOCK_FILE}:
+            raise InvalidRequest(f"{self._data_dir} is not empty; restore into a new directory")
+        create_directory(self._fs, self._data_dir)
+        replace_file(self._fs, os.path.join(self._data_dir, RESTORING_FILE), self._store.url.encode())
+        for name in names:
+            if name not in _KEPT:
+                _remove(self._fs, os.path.join(self._data_dir, name))
+
+    def _remove_others(self, copies: Iterable[SegmentCopy]) -> None:
+        """Remove the segments of an earlier copy that the base does not have."""
+        kept = {
+            os.path.join(self._directory(copy), naming.name(copy.first_seq))
+            for copy in copies
+            for naming in (layout.SEGMENT_DATA, layout.SEGMENT_INDEX)
+        }
+        for root in self._roots.values():
+            for parent, _, names in os.walk(root):
+                for path in (os.path.join(parent, name) for name in names):
+                    if path not in kept:
+                        self._fs.unlink(path)
+
+    def _directory(self, copy: SegmentCopy) -> str:
+        return os.path.join(self._roots[copy.is_stub], layout.TOPIC_DIR.name(copy.topic_id))
+
+    def _choose_base(self, at_ms: int | None, at_shipment: int | None) -> Base:
+        numbers = sorted(
+            int(name) for item in self._store.list(BASE) if (name := item.key.rpartition("/")[2]).isdecimal()
+        )
+        for number in reversed(numbers):
+            if at_shipment is not None and number > at_shipment + 1:
+                continue
+            base = load_base(self._store, number)
+            if at_ms is None or base.time_ms <= at_ms:
+                return base
+        if not numbers:
+            raise Io(f"{self._store.url} holds no backup; check the URL")
+        raise InvalidRequest(f"{self._store.url} reaches back to base {numbers[0]} only; choose a later time")
+
+    def _shipment(self, number: int) -> Shipment | None:
+        key = log_key(number)
+        try:
+            data = self._store.get(key).data
+        except ObjectNotFound:
+            return None
+        return unsealed(data, Shipment, self._store.describe(key))
+
+    # --- Files ---------------------------------------------------------------------------------------------
+
+    def _copy_segments(self, copies: Iterable[SegmentCopy]) -> None:
+        copies = list(copies)
+        for directory in (*self._roots.values(), *sorted(set(map(self._directory, copies)))):
+            self._fs.makedirs(directory)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for done, _ in enumerate(pool.map(self._copy_segment, copies), 1):
+                self._progress(done, len(copies))
+
+    def _copy_segment(self, copy: SegmentCopy) -> None:
+        directory = self._directory(copy)
+        if self._is_there(copy, directory):
+            return
+        index = self._store.get(copy.index_key).data
+        data = b"".join(self._store.get(part.key).data for part in copy.parts)
+        if not copy.is_stub:
+            if len(data) != copy.data_bytes:
+                name = self._store.describe(copy.parts[0].key if copy.parts else copy.index_key)
+                raise Corrupt(f"{name} and its parts have {len(data)} bytes, not {copy.data_bytes}")
+            data = with_marks(data, index)
+        for naming, content in ((layout.SEGMENT_DATA, data), (layout.SEGMENT_INDEX, index)):
+            self._write(os.path.join(directory, naming.name(copy.first_seq)), 0, content)
+
+    def _is_there(self, copy: SegmentCopy, directory: str) -> bool:
+        """Whether an earlier copy has this segment: the index is written last and named by its content."""
+        index_path = os.path.join(directory, layout.SEGMENT_INDEX.name(copy.first_seq))
+        data_path = os.path.join(directory, layout.SEGMENT_DATA.name(copy.first_seq))
+        if not self._fs.exists(index_path) or not self._fs.exists(data_path):
+            return False
+        with opened(self._fs, data_path) as fd:
+            if self._fs.size(fd) != sum(part.size for part in copy.parts):
+                return False
+        return copy.index_key.endswith("-" + xxh3_128_hexdigest(read_file(self._fs, index_path)))
+
+    def _apply(self, shipment: Shipment) -> None:
+        """Write the pieces of the next shipment to their places."""
+        for piece in shipment.pieces:
+            directory = os.path.join(self._data_dir, layout.WAL_DIR, piece.shard).rstrip("/")
+            self._fs.makedirs(directory)
+            path = os.path.join(directory, layout.WAL_FILE.name(piece.file_number))
+            self._write(path, piece.offset, piece.data)
+            self._ends[piece.file_number] = max(self._ends.get(piece.file_number, 0), piece.end)
+            self._log_bytes += len(piece.data)
+        self._time_ms = shipment.time_ms
+        self._next += 1
+
+    def _write(self, path: str, offset: int, content: bytes) -> None:
+        with opened(self._fs, path, os.O_RDWR | os.O_CREAT) as fd:
+            if not offset:
+                self._fs.truncate(fd, 0)
+            self._fs.pwrite(fd, content, offset)
+
+    def _write_ends(self) -> None:
+        ends = [SyncedEnd(number, end) for number, end in sorted(self._ends.items())]
+        write_ends(self._fs, os.path.join(self._data_dir, layout.SYNCED_FILE), ends)
+
+    def _finish(self) -> None:
+        """Everything is there: make it durable, then the snapshot, then it is a data directory."""
+        assert self._base is not None
+        for name in (layout.META_DIR, layout.WAL_DIR):
+            self._fs.makedirs(os.path.join(self._data_dir, name))
+        self._write_ends()
+        self._fs.sync_file_system(self._data_dir)
+        path = os.path.join(
+            self._data_dir, layout.META_DIR, layout.SNAPSHOT_FILE.name(self._base.snapshot_number)
+        )
+        replace_file(self._fs, path, self._store.get(self._base.snapshot_key).data)
+        with suppress(FileNotFoundError):
+            self._fs.unlink(os.path.join(self._data_dir, RESTORING_FILE))
+        self._fs.fsync_dir(self._data_dir)
+
+
+def _remove(fs: Fs, path: str) -> None:
+    """Remove a file or a directory with all it holds."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        for name in fs.listdir(path):
+            _remove(fs, os.path.join(path, name))
+        fs.rmdir(path)
+    else:
+        fs.unlink(path)
