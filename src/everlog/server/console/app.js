@@ -4,6 +4,7 @@ import { connection, get, keyring } from './api.js';
 import { fill, h, icon, notice, say } from './dom.js';
 import { duration } from './format.js';
 import './consumers.js';
+import './jobs.js';
 import './overview.js';
 import './routers.js';
 import './topic.js';
@@ -13,6 +14,7 @@ const PAGES = [
   { path: 'overview', label: 'Overview', tag: 'ev-overview' },
   { path: 'topics', label: 'Topics', tag: 'ev-topics', one: 'ev-topic' },
   { path: 'consumers', label: 'Consumers', tag: 'ev-consumers' },
+  { path: 'jobs', label: 'Jobs', tag: 'ev-jobs', one: 'ev-job-queue' },
   { path: 'routers', label: 'Routers', tag: 'ev-routers' },
 ];
 const THEMES = ['auto', 'light', 'dark'];
