@@ -641,7 +641,7 @@ class Watched {
 
 /**
  * Run jobs of a job queue until `signal` is aborted: `handler(job)` is awaited, then the job is acked; if it throws,
- * the job is nacked and comes again. Leases are extended while a handler runs; a stopping worker finishes its jobs.
+ * the job is nacked with the error and comes again. Leases are extended while a handler runs; a stopping worker finishes its jobs.
  * `onError(error, job)` is told of an ack or nack that failed: such a job returns when its lease ends.
  */
 export async function runWorker(client, queue, handler, options = {}) {
@@ -657,8 +657,9 @@ export async function runWorker(client, queue, handler, options = {}) {
     try {
       await handler(job);
       outcome = () => client.ack(queue, one);
-    } catch {
-      outcome = () => client.nack(queue, one);
+    } catch (error) {
+      const { name = "Error", message = String(error), stack = "" } = error ?? {};
+      outcome = () => client.nack(queue, { ...one, error: { type: name, message, trace: stack } });
     } finally {
       clearInterval(beat);
     }

@@ -85,6 +85,11 @@ def test_every_config_field_is_stored_and_echoed(api: Api) -> None:
         "max_deliveries": 4,
         "dead_letter": "dead",
         "leases_durable": True,
+        "concurrency_limit": 3,
+        "rate_limit": {"count": 5, "per_ms": 1000, "by": "key"},
+        "retry": {"base_ms": 10, "factor": 2.0, "max_ms": 1000, "jitter": 0.5},
+        "unique_window_ms": 60_000,
+        "paused": True,
     }
     assert set(sent) == set(ConfigDefaults)
     assert taken(api.put("t", **sent), 201)["config"] == sent
