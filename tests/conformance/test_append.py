@@ -230,7 +230,9 @@ def test_an_empty_meta_object_is_kept(api: Api) -> None:
 def test_ten_thousand_records_are_taken_and_one_more_is_not(api: Api) -> None:
     records = [{"data": 1}] * 10_000
     assert taken(api.append("t", records), 201)["count"] == 10_000
-    assert_error(api.append("t", [*records, {"data": 1}]), 400, "batch_too_large", max=10_000)
+    for more in ([{"data": 1}], [{"data": 1, "unknown": 1}]):  # scanned, and decoded
+        reply = api.append("t", [*records, *more])
+        assert_error(reply, 400, "batch_too_large", records=10_001, max=10_000)
     assert taken(api.state("t"))["head_seq"] == 10_000
 
 

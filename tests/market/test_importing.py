@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from everlog.fs import OsFs
 from everlog.market.importing import ImportRequest, ImportRun
 from everlog.market.ledger import BegunEntry, Ledger
 from everlog.market.removal import NEW_SUFFIX, OLD_SUFFIX
+from everlog.market.venues import archives
 from everlog.market.venues.archives import open_members
 from everlog.market.venues.interface import ImportOptions
 from everlog.queue import Message, Queue
@@ -264,6 +266,33 @@ def test_what_a_7z_was_unpacked_to_is_gone_afterwards(
         assert [member.name for member in members] == ["AAPL_2012-06-21_message_1.csv"]
         assert list(room.iterdir())
         assert members[0].read(10) + members[0].read() == (tmp_path / members[0].name).read_bytes()
+    assert list(room.iterdir()) == []
+
+
+def test_a_7z_that_would_fill_the_disk_is_refused_and_nothing_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = tmp_path / "room"
+    room.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(room))
+    zeros, path = tmp_path / "zeros.csv", tmp_path / "zeros.7z"
+    zeros.write_bytes(bytes(20_000_000))
+    write_archive(path, [zeros])
+
+    def unpack() -> None:
+        with open_members(str(path)):
+            pass
+
+    with pytest.raises(InvalidSource, match="would become 20000000, more than 1000 times"):
+        unpack()
+    monkeypatch.setattr(archives, "SEVEN_ZIP_RATIO_MAX", 1 << 40)
+    usage = shutil.disk_usage(room)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=39_999_999))
+    with pytest.raises(InvalidSource, match="has 39999999 free"):
+        unpack()
+    monkeypatch.setattr(archives, "SEVEN_ZIP_FILES_MAX", 0)
+    with pytest.raises(InvalidSource, match="has 1 files"):
+        unpack()
     assert list(room.iterdir()) == []
 
 

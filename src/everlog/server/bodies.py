@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeVar, cast
 import msgspec
 
 from everlog.api_types import Guarantee
+from everlog.errors import BatchTooLarge
 from everlog.job_types import JobError, JobMembers
 from everlog.native.topics.log import RecordBatch, json_fault, scan_append
 from everlog.server.app import Call, query_flag
@@ -17,11 +18,15 @@ from everlog.server.body_checks import fault, unknown_members
 from everlog.server.errors import ApiError, invalid
 from everlog.server.http import Request
 from everlog.topics import TopicConfig
+from everlog.topics.config import MAX_RECORDS_PER_APPEND
 from everlog.topics.delivery.consumers import Start
 from everlog.topics.filters import Filter, compile_filter
 from everlog.topics.jobs.options import has_members
 
 MAX_NESTING: Final = 128
+NODES_MAX: Final = 1000
+"""Nodes that one reader may leave out."""
+_NODE_BYTES_MAX: Final = 128
 # How the engine spells "absent"; a field may not be typed as "Raw or None".
 _ABSENT: Final = cast(msgspec.Raw, None)
 # What clients usually send; any other spelling is looked at more closely.
@@ -35,6 +40,24 @@ class RecordBody(JobMembers):
     tag: str | None = None
     node: str | None = None
     meta: msgspec.Raw = _ABSENT
+
+    def __post_init__(self) -> None:
+        """Count the records of a body, so that one with millions of them is refused at the first too many."""
+        _Decoding.records += 1
+        if _Decoding.is_body and _Decoding.records > MAX_RECORDS_PER_APPEND:
+            error = BatchTooLarge(
+                f"an append of more than {MAX_RECORDS_PER_APPEND} records; at most that many are allowed, "
+                f"split it"
+            )
+            error.detail = {"records": _Decoding.records, "max": MAX_RECORDS_PER_APPEND}
+            raise error
+
+
+class _Decoding:
+    """Whether a body is being decoded, and the records made of it; the loop decodes one at a time."""
+
+    is_body = False
+    records = 0
 
 
 class AppendBody(msgspec.Struct):
@@ -282,11 +305,28 @@ def decode_text(text: bytes, kind: type[_Body]) -> _Body:
     problem = json_fault(text, MAX_NESTING)
     if problem is not None:
         raise invalid(f"the body is not acceptable JSON: {problem}")
+    _Decoding.is_body, _Decoding.records = True, 0
     try:
         decoded: _Body = _DECODERS[kind].decode(text)
     except msgspec.MsgspecError as error:
         raise invalid(f"the body cannot be used: {fault(text, kind, error)}") from None
+    finally:
+        _Decoding.is_body = False
+    check_nodes(getattr(decoded, "node", None))
     return decoded
+
+
+def check_nodes(nodes: str | list[str] | None) -> None:
+    """Refuse a list of nodes that no reader needs: a watch holds it for as long as it lasts."""
+    names = [nodes] if isinstance(nodes, str) else nodes or []
+    length = sum(map(len, names))
+    if len(names) > NODES_MAX or length > NODES_MAX * _NODE_BYTES_MAX:
+        raise invalid(
+            f"node has {len(names)} names with {length} characters; at most {NODES_MAX} names of "
+            f"{_NODE_BYTES_MAX} bytes are allowed, read without some of them",
+            names=len(names),
+            max=NODES_MAX,
+        )
 
 
 def check_type(request: Request) -> None:

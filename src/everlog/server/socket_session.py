@@ -21,7 +21,7 @@ from everlog.native.topics.log import SEQS_LISTED, SEQS_NULL
 from everlog.server import sse
 from everlog.server.app import App, Call, Route, query_flag, scope_missing
 from everlog.server.auth import Key, Scope
-from everlog.server.bodies import Append, check_counts
+from everlog.server.bodies import Append, check_counts, check_nodes
 from everlog.server.body_checks import UnknownMember, ignored_field
 from everlog.server.errors import ApiError, from_engine, invalid
 from everlog.server.fan_out import Batch, FanOut, ReadOptions, WatchCursor, Watcher, options_of
@@ -233,6 +233,7 @@ class SocketSession(Watcher):
     def _subscribe(self, command: Subscribe, echo: bytes) -> None:
         wanted = command.wanted()
         check_counts(command)
+        check_nodes(command.node)
         self._require_scope(Scope.READ)
         check_entries(self.key, wanted)
         Resolution(

@@ -12,6 +12,7 @@ import hashlib
 import io
 import lzma
 import os
+import shutil
 import tempfile
 import zipfile
 import zlib
@@ -35,6 +36,9 @@ ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 ZIP_MAGIC: Final = b"PK\x03\x04"
 EMPTY_ZIP_MAGIC: Final = b"PK\x05\x06"
 SEVEN_ZIP_MAGIC: Final = b"7z\xbc\xaf\x27\x1c"
+SEVEN_ZIP_FILES_MAX: Final = 100_000
+SEVEN_ZIP_RATIO_MAX: Final = 1000
+"""Bytes that a byte of an archive may become; market data becomes 10 to 50."""
 
 
 class CountedFile(io.RawIOBase):
@@ -230,6 +234,8 @@ def _seven_zip_members(path: str, raw: CountedFile, opened: contextlib.ExitStack
         folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="everlog-import-"))
         try:
             with package.SevenZipFile(io.BufferedReader(raw, BLOCK_BYTES)) as archive:
+                sizes = [entry.uncompressed or 0 for entry in archive.list()]
+                _check_unpacked(path, sizes, os.path.getsize(path), shutil.disk_usage(folder).free)
                 archive.extractall(folder)
         except package.exceptions.PasswordRequired:
             raise Unsupported(f"{path} needs a password; unpack it first") from None
@@ -244,6 +250,26 @@ def _seven_zip_members(path: str, raw: CountedFile, opened: contextlib.ExitStack
         raise InvalidSource(f"{path} is an archive without any file")
     streams = [io.BufferedReader(CountedFile(os.path.join(folder, name)), ZSTD_INPUT_BYTES) for name in files]
     return [_archived(path, name, stream) for name, stream in zip(files, streams, strict=True)]
+
+
+def _check_unpacked(path: str, sizes: list[int], packed_bytes: int, free_bytes: int) -> None:
+    """Refuse an archive before it fills the disk."""
+    total = sum(sizes)
+    if len(sizes) > SEVEN_ZIP_FILES_MAX:
+        raise InvalidSource(
+            f"{path} has {len(sizes)} files; at most {SEVEN_ZIP_FILES_MAX} are unpacked, unpack it yourself "
+            f"and import the files"
+        )
+    if total > packed_bytes * SEVEN_ZIP_RATIO_MAX:
+        raise InvalidSource(
+            f"{path} has {packed_bytes} bytes and would become {total}, more than {SEVEN_ZIP_RATIO_MAX} "
+            f"times as many; if you trust it, unpack it yourself and import the files"
+        )
+    if total > free_bytes // 2:
+        raise InvalidSource(
+            f"{path} would become {total} bytes, and the directory for temporary files has {free_bytes} "
+            f"free, of which at most half is used; set TMPDIR to a larger disk"
+        )
 
 
 def _archived(path: str, name: str, stream: Any) -> Member:
