@@ -1,4 +1,4 @@
-"""The router: finds strategies, merges their orders by time, answers each order with one fill.
+"""The router: requires its feed, finds strategies, merges their orders by time, answers each with one fill.
 
     python -m examples.demo.router ROOT STRATEGIES
 
@@ -15,7 +15,8 @@ from __future__ import annotations
 import sys
 import time
 
-from everlog.bus import Added, IpcLayout, RouterChannel, RouterDiscovery, RouterEvent
+from everlog.bus import Added, IpcLayout, RouterChannel, RouterDiscovery, RouterEvent, StaticFeeds
+from everlog.bus.static_feeds import ROUTER_FILE
 from everlog.queue import FanInReader, MessageView
 from examples.demo.records import COMMIT_EVERY, CONFIG, FILL, ORDER, last_payload
 
@@ -97,8 +98,10 @@ class Router:
 
 
 def open_and_run(root: str, strategies: int) -> None:
-    """Run a router and close what it opened."""
-    router = Router(IpcLayout(root), strategies)
+    """Run a router and close what it opened; without a feed that `router.toml` requires it does not start."""
+    layout = IpcLayout(root)
+    StaticFeeds.load(layout.root / ROUTER_FILE).require(layout)
+    router = Router(layout, strategies)
     try:
         router.run()
     finally:

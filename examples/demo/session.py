@@ -18,6 +18,7 @@ from typing import Protocol, Self
 from everlog import Client
 from everlog.bridge.state import state_path
 from everlog.bus import IpcLayout, is_ready
+from everlog.bus.static_feeds import ROUTER_FILE
 from everlog.queue import Queue, QueueReader
 from examples.demo.lake_files import PROGRESS_FILE, RESULT_FILE
 from examples.demo.live_audit import live_accounts
@@ -34,6 +35,7 @@ from examples.demo.records import (
     MARKET_TOPIC,
     SETTLED_STRATEGY,
     STRATEGIES,
+    VENUE,
     WATCHER,
     WORKERS,
     notes_dir,
@@ -186,6 +188,7 @@ class Session:
 
     def _start_readers(self) -> None:
         processes = self._processes
+        (self._root / ROUTER_FILE).write_text(f'[feeds]\nrequired = ["{VENUE}"]\n', encoding="utf-8")
         processes.start_module("router", "router", self._root, len(STRATEGIES))
         for name in STRATEGIES:
             processes.start_module(name, "strategy", self._root, name)

@@ -35,6 +35,7 @@ from examples.demo.records import (
     SEEN,
     SEEN_TYPE_ID,
     STRATEGIES,
+    VENUE,
     WATCHER,
     notes_dir,
     ticks_dir,
@@ -405,6 +406,14 @@ def test_more_symbols_bring_more_changes_up_to_a_bound() -> None:
     assert rates == [1000, 4000, 8000, 8000]
 
 
+def test_a_router_without_its_feed_does_not_start(tmp_path: Path) -> None:
+    (tmp_path / "router.toml").write_text(f'[feeds]\nrequired = ["{VENUE}"]\n', encoding="utf-8")
+    program = [sys.executable, "-m", "examples.demo.router", str(tmp_path), "1"]
+    ended = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode != 0
+    assert "1 of 1 required feeds are missing: simulated" in ended.stderr
+
+
 def test_a_router_that_is_killed_answers_no_order_twice(tmp_path: Path) -> None:
     program = [sys.executable, "-m", "examples.demo.router", str(tmp_path), "1"]
     received: list[int] = []
@@ -414,6 +423,8 @@ def test_a_router_that_is_killed_answers_no_order_twice(tmp_path: Path) -> None:
             received.append(FILL.unpack(fill)[0])
         return len(received) >= count
 
+    Queue.open_publisher(ticks_dir(IpcLayout(tmp_path)), CONFIG).close()
+    (tmp_path / "router.toml").write_text(f'[feeds]\nrequired = ["{VENUE}"]\n', encoding="utf-8")
     with StrategyChannel.open(IpcLayout(tmp_path), "solo", config=CONFIG) as channel:
         for count in (10, 20):  # fewer than it takes to commit, so the second router reads all of them
             for order_id in range(count - 10, count):

@@ -15,9 +15,11 @@ from everlog.archive.policies import Immediate
 from everlog.archive.raw_archiver import RawArchiver
 from everlog.archive.remote import RemoteTier
 from everlog.archive.segment_writer import ArchiveSegmentWriter
+from everlog.archive.snapshotter import Snapshotter
 from everlog.archive.tap import ArchiveTap
 from everlog.archive.tiers import changing, compress_segment
 from everlog.fs import OsFs
+from everlog.market.snapshots import SnapshotPlanner
 from everlog.queue import Message, Queue
 from tests.support.files import UnsyncedFs
 
@@ -139,3 +141,12 @@ def restore_and_die(channel: Connection, directory: str, number: int) -> None:
     DyingFs.dies_at = number
     with changing(DyingFs(), directory):
         RemoteTier(DyingFs()).restore(directory, 0)
+
+
+def snapshot_and_die(channel: Connection, queue: str, number: int) -> None:
+    """Follow a queue of market data in a process that kills itself before a file operation."""
+    DyingFs.dies_at = number
+    planner = SnapshotPlanner(min_records=40, min_interval_ns=0)
+    with Snapshotter(queue, planner=planner, fs=DyingFs()) as running:
+        while running.run_once():
+            pass

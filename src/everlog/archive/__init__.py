@@ -14,6 +14,7 @@ from everlog.archive.raw_archiver import RawArchiver
 from everlog.archive.reader import ArchiveReader, open_archive
 from everlog.archive.remote import RemoteTier
 from everlog.archive.segment_writer import ArchiveSegmentWriter, DayWriter
+from everlog.archive.snapshotter import Snapshotter
 from everlog.archive.tap import ArchiveTap
 from everlog.archive.tiers import ArchivedSegment, Tier
 
@@ -33,6 +34,7 @@ __all__ = [
     "RemoteStub",
     "RemoteTier",
     "SizeThreshold",
+    "Snapshotter",
     "StreamKey",
     "Tier",
     "open_archive",

@@ -28,6 +28,7 @@ from everlog.bus.layout import IpcLayout, OrdersLayout, StrategyEndpoints, Strea
 from everlog.bus.markers import Lease, clear_ready, is_ready, mark_ready, read_lease, write_lease
 from everlog.bus.registration import ReaderRegistration
 from everlog.bus.sidecar import HandOff
+from everlog.bus.static_feeds import StaticFeeds
 
 __all__ = [
     "FILL_TYPE_ID",
@@ -46,6 +47,7 @@ __all__ = [
     "RouterChannel",
     "RouterDiscovery",
     "RouterEvent",
+    "StaticFeeds",
     "StrategyChannel",
     "StrategyEndpoints",
     "StreamsLayout",

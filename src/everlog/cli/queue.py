@@ -1,4 +1,4 @@
-"""The commands of `everlog queue`: ls, inspect, tail, doctor, bench.
+"""The commands of `everlog queue`: ls, inspect, tail, doctor, bench; those on snapshots are in `snapshots`.
 
 Owns what they print and the shape of their JSON. The looking itself is done by
 `everlog.queue.inspect` and `everlog.queue.doctor`, the loops by `tail` and `bench`.
@@ -29,6 +29,7 @@ from everlog.cli.options import (
     parse_start,
 )
 from everlog.cli.output import Table, counted, group, human_age, human_bytes, printable, reporting
+from everlog.cli.snapshots import snapshots_command, snapshotter_command
 from everlog.cli.tail import TailRequest, tail
 from everlog.clock import SystemClock
 from everlog.errors import EverlogError, QueueNotFound
@@ -470,3 +471,9 @@ def _rate_json(rate: Rate) -> dict[str, float]:
         "msg_per_sec": round(rate.messages_per_s, 1),
         "mb_per_sec": round(rate.megabytes_per_s, 3),
     }
+
+
+app.command("snapshots", epilog="Example: everlog queue snapshots ./queue")(snapshots_command)
+app.command("snapshotter", epilog="Example: everlog queue snapshotter ./queue --interval 10 --keep 100")(
+    snapshotter_command
+)

@@ -31,6 +31,7 @@ class FeedStep:
     seq: NDArray[np.uint64]
     timestamp_ns: NDArray[np.uint64]
     exchange_ts_ns: NDArray[np.uint64]
+    length: NDArray[np.uint64]
     results: dict[Market, MarketResult]
 
 
@@ -68,6 +69,7 @@ class BookFeed:
                 batch.seq[chosen].copy(),
                 batch.timestamp_ns[chosen].copy(),
                 _field(segment, offsets, EXCHANGE_TS_AT, np.uint64),
+                lengths[chosen],
                 results,
             )
 

@@ -318,7 +318,7 @@ class BookSet:
     def _book(self, market: Market, own: PackedRecords) -> Book:
         book = self.books.get(market)
         if book is None:
-            book = self._new_book(BookMode(int(_head(own)["book_mode"])))
+            book = self.new_book(BookMode(int(_head(own)["book_mode"])))
             self.books[market] = book
         return book
 
@@ -334,7 +334,8 @@ class BookSet:
                 book._quarantine()
         return _as_records(own)
 
-    def _new_book(self, mode: BookMode) -> Book:
+    def new_book(self, mode: BookMode) -> Book:
+        """Return an empty book with the settings of this set; it is not one of the set's books yet."""
         settings = self.settings
         if mode is BookMode.L2:
             return L2Book(

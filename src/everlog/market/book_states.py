@@ -114,7 +114,7 @@ def _book_state(market: Market, book: L2Book | L3Book) -> _BookState:
 
 
 def _loaded(books: BookSet, state: _BookState) -> L2Book | L3Book:
-    book = books._new_book(BookMode(state.mode))
+    book = books.new_book(BookMode(state.mode))
     book.load_payload(state.payload)
     times_ns = state.last_exchange_ts_ns, state.last_ingest_ts_ns
     if isinstance(book, L2Book):

@@ -86,9 +86,9 @@ class SnapshotPlanner:
     _bytes: int = 0
     _last_ns: int | None = None
 
-    def note(self, payload_len: int) -> None:
-        """Count a record that went into the book."""
-        self._records += 1
+    def note(self, payload_len: int, records: int = 1) -> None:
+        """Count what went into the book: bytes of payload, and records."""
+        self._records += records
         self._bytes += payload_len
 
     def is_due(self, now_ns: int) -> bool:
@@ -160,6 +160,22 @@ class SnapshotStore:
             raise Io(f"cannot write the snapshot {path}: {error.strerror}", error.errno) from error
         self._drop_old(market)
         return _info(path, header.tobytes())
+
+    def markets(self) -> list[Market]:
+        """Return the markets that have snapshots, in order."""
+        found = [
+            Market(int(venue), int(market))
+            for venue in self._names(self._root)
+            for market in self._names(os.path.join(self._root, venue))
+        ]
+        return sorted(found)
+
+    def _names(self, directory: str) -> list[str]:
+        try:
+            names = self._fs.listdir(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return [name for name in names if name.isascii() and name.isdigit()]
 
     def of_market(self, market: Market) -> list[SnapshotInfo]:
         """Return the headers of a market's snapshots by rising seq; damaged files are left out."""
