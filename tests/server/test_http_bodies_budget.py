@@ -107,3 +107,46 @@ def test_a_request_that_becomes_a_stream_gives_its_room_back(loop: str) -> None:
         assert echo.server.bodies_bytes == 0
 
     play(loop, scenario, FEW)
+
+
+# --- Heads -----------------------------------------------------------------------------------------------
+
+FEW_HEADS = HttpLimits(max_heads_bytes=20_000)
+
+
+async def head_begun(echo: EchoServer, size: int) -> Peer:
+    """A client that has sent so much of a head and the server has it."""
+    before = echo.server.heads_bytes
+    peer = await echo.connect()
+    start = b"GET / HTTP/1.1\r\n" + HOST + b"X: "
+    await peer.send(start + b"x" * (size - len(start)))
+    await until(lambda: echo.server.heads_bytes == before + size)
+    return peer
+
+
+def test_heads_that_are_not_complete_have_a_bound_together(loop: str) -> None:
+    async def scenario(echo: EchoServer) -> None:
+        first, second = await head_begun(echo, 9000), await head_begun(echo, 9000)
+        third = await echo.connect()
+        await third.send(b"GET / HTTP/1.1\r\n" + HOST + b"X: " + b"x" * 5000)
+        refused = await third.response()
+        assert refused.status == 429
+        assert b'"detail":{"limit":"max_heads_bytes","max":20000}' in refused.body
+        small = await echo.connect()
+        assert (await small.ask(b"GET /small HTTP/1.1\r\n" + HOST + b"\r\n")).status == 200
+        for peer in (first, second):
+            assert (await peer.ask(b"\r\n\r\n")).status == 200
+        assert echo.server.heads_bytes == 0
+
+    play(loop, scenario, FEW_HEADS)
+
+
+@pytest.mark.parametrize("leave", ["close", "reset"])
+def test_a_client_that_leaves_gives_the_room_of_its_head_back(loop: str, leave: str) -> None:
+    async def scenario(echo: EchoServer) -> None:
+        for _ in range(5):
+            peer = await head_begun(echo, 15_000)
+            getattr(peer, leave)()
+            await until(lambda: echo.server.heads_bytes == 0)
+
+    play(loop, scenario, FEW_HEADS)

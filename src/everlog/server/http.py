@@ -33,6 +33,7 @@ from everlog.server.http_exchange import (
     error_body,
     render_head,
 )
+from everlog.server.http_reading import UNCOUNTED_HEAD_BYTES
 
 __all__ = [
     "Application",
@@ -49,7 +50,6 @@ __all__ = [
     "error_body",
 ]
 
-LISTEN_BACKLOG: Final = 4096
 # After the last connections were aborted, the loop needs a moment to call `connection_lost`.
 ABORT_GRACE_S: Final = 1.0
 
@@ -81,6 +81,7 @@ class HttpServer:
         self.is_draining = False
         # What bodies that are counted hold, see `HttpLimits.max_bodies_bytes`.
         self.bodies_bytes = 0
+        self.heads_bytes = 0
         self.loop: asyncio.AbstractEventLoop
         # The time that timeouts are measured in; asked for with every request, so it is bound directly.
         self.now_s: Callable[[], float]
@@ -107,7 +108,7 @@ class HttpServer:
         self._emptied = asyncio.Event()
         self._render_heads()
         self._listener = await self.loop.create_server(
-            lambda: HttpConnection(self), host, port, backlog=LISTEN_BACKLOG
+            lambda: HttpConnection(self), host, port, backlog=self.limits.listen_backlog
         )
         for listening in self._listener.sockets:
             # Linux hands this down to every connection, whatever the event loop does about it.
@@ -165,6 +166,20 @@ class HttpServer:
             return False
         self._connections.add(connection)
         return True
+
+    def take_head(self, size: int) -> None:
+        """Count what is held of heads that are not complete; raises a Refusal if that is too much."""
+        self.heads_bytes += size
+        limit = self.limits.max_heads_bytes
+        if size > 0 and self.heads_bytes > limit:
+            self.heads_bytes -= size
+            body = error_body(
+                "throttled",
+                f"the headers that are being read hold {limit} bytes together; retry later, or send less "
+                f"than {UNCOUNTED_HEAD_BYTES} bytes of them",
+                {"limit": "max_heads_bytes", "max": limit},
+            )
+            raise Refusal(429, body, ((b"Retry-After", b"1"),))
 
     def take_body(self, size: int) -> None:
         """Count a part of a body that is held from now on; raises a Refusal if that is too much."""

@@ -61,6 +61,7 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
         "_exchanges",
         "_flushed_bytes",
         "_flushed_since_s",
+        "_head_bytes",
         "_is_parsing",
         "_is_read_paused",
         "_is_refusing",
@@ -87,6 +88,7 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
         self._body_since_s = 0.0
         # What the server counts for the body that is being read.
         self._counted_bytes = 0
+        self._head_bytes = 0
         self._continue_is_due = False
         self._unread = b""
         self._unread_start = 0
@@ -232,6 +234,11 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
         if answer is not None:
             raise Refusal(*answer)
 
+    def head_held(self, size: int) -> None:
+        """The reader holds so much of a head that is not complete."""
+        self.server.take_head(size - self._head_bytes)
+        self._head_bytes = size
+
     def body_received(self, size: int) -> None:
         """The reader holds more of a body."""
         self.server.take_body(size)
@@ -303,6 +310,7 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
         """End parsing for good."""
         self._unread = b""
         self._release_body()
+        self.head_held(0)
         if self._reader is not None:
             self._reader.close()
             self._reader = None

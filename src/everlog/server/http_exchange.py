@@ -52,6 +52,8 @@ class HttpLimits:
     Those of at most `uncounted_body_bytes` are not counted."""
     uncounted_body_bytes: int = 16 * 1024
     """So small a body is bounded by the number of connections; counting it would cost every request."""
+    max_heads_bytes: int = 64 * 1024 * 1024
+    """Incomplete heads of more than 4 KiB, of all connections together; more is refused with 429."""
     max_target_bytes: int = 16 * 1024
     """A longer request target is refused with 414."""
     max_header_bytes: int = 64 * 1024
@@ -62,6 +64,8 @@ class HttpLimits:
     """Requests of one connection that may be unanswered; the rest stays unread."""
     max_connections: int = 20_000
     """A connection beyond this is answered with 503 and closed."""
+    listen_backlog: int = 4096
+    """Connections that may wait to be accepted, and that are accepted at once."""
     write_buffer_bytes: int = 64 * 1024
     """Output that the kernel has not taken before a connection stops reading requests."""
     header_timeout_s: float = 60.0

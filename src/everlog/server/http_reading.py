@@ -21,6 +21,8 @@ from everlog.server.http_exchange import HttpLimits, Refusal, Request, Targets, 
 
 END_OF_HEAD: Final = b"\r\n\r\n"
 COPIED_BYTES: Final = 4096
+# So much of a head that is not complete is bounded by the number of connections.
+UNCOUNTED_HEAD_BYTES: Final = 4096
 # Beyond target and headers a head has a method, a version and some blanks.
 HEAD_SLACK_BYTES: Final = 1024
 METHOD_BYTES_MAX: Final = 64
@@ -49,6 +51,10 @@ class Listener(Protocol):
         """The headers are complete; the body has this many bytes (None: not known before its end)."""
         ...
 
+    def head_held(self, size: int) -> None:
+        """So many bytes are held of a head that is worth counting and not complete; may raise a Refusal."""
+        ...
+
     def body_received(self, size: int) -> None:
         """So many bytes more are held of a body that is worth counting; may raise a Refusal."""
         ...
@@ -67,6 +73,7 @@ class RequestReader:
         "_body_left",
         "_counted_bytes",
         "_headers",
+        "_held_bytes",
         "_limits",
         "_listener",
         "_parser",
@@ -91,6 +98,7 @@ class RequestReader:
         # Header lines of the head; then trailer lines, which are dropped.
         self._headers: dict[bytes, bytes] = {}
         self._repeated_lines = 0
+        self._held_bytes = 0
         # What is still to come of a body whose length is known; zero again at its end.
         self._body_left = 0
         self._forget()
@@ -144,6 +152,10 @@ class RequestReader:
         # The parser gathers a header (or trailer) until it is complete, and that may be never.
         if self._unread_bytes > self._unread_limit_bytes:
             self._refuse_headers()
+        held_bytes = self._unread_bytes if self._unread_bytes > UNCOUNTED_HEAD_BYTES else 0
+        if held_bytes != self._held_bytes:
+            self._held_bytes = held_bytes
+            self._listener.head_held(held_bytes)
         return end
 
     # --- What the parser calls ---

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -49,6 +50,8 @@ REVOKE_INTERVAL_S: Final = 2.0
 """Between two looks for streams whose key has expired."""
 COLLECTOR_ALLOCATIONS: Final = 20_000
 BODIES_OF_LENGTH: Final = 4
+DESCRIPTORS_RESERVED: Final = 256
+"""Open files that clients cannot use up, or half of all if the limit is lower than twice that."""
 log = logging.getLogger("everlog.server")
 
 
@@ -239,10 +242,26 @@ class TopicsServer:
 def _http_limits(settings: ServerSettings) -> HttpLimits:
     """Whatever the longest body is, a few of them have room."""
     longest = settings.max_body_bytes
+    usual = HttpLimits()
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if descriptors == resource.RLIM_INFINITY:
+        descriptors = DESCRIPTORS_RESERVED + usual.max_connections
+    # The log must be able to rotate, and checkpoints to write segments, whatever clients hold open.
+    reserved = min(DESCRIPTORS_RESERVED, descriptors // 2)
     return HttpLimits(
         max_body_bytes=longest,
-        max_bodies_bytes=max(BODIES_OF_LENGTH * longest, HttpLimits().max_bodies_bytes),
+        max_bodies_bytes=max(BODIES_OF_LENGTH * longest, usual.max_bodies_bytes),
+        max_connections=min(usual.max_connections, descriptors - reserved),
+        listen_backlog=min(usual.listen_backlog, max(16, reserved // 2)),
     )
+
+
+def _raise_descriptor_limit() -> None:
+    """Let the process have as many open files as the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def announce(server: TopicsServer) -> None:
@@ -310,6 +329,7 @@ def run(
     settings: ServerSettings, *, memory: bool = False, started: Callable[[TopicsServer], None] | None = None
 ) -> None:
     """Serve until SIGTERM or SIGINT."""
+    _raise_descriptor_limit()
     configure_logging(settings.log_level, settings.log_format, sys.stderr)
     # The plain text of the keys is needed no more, and child processes must not inherit it.
     os.environ.pop("TOPICS_API_KEYS", None)
