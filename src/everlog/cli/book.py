@@ -117,10 +117,11 @@ def show(
         _catch_up(feed)
         _check_found(feed.books, mode)
         if as_json:
-            output.print_json([_document(names, *entry, levels) for entry in _sorted(feed.books)])
+            output.print_json([_document(names, *entry, levels, feed) for entry in _sorted(feed.books)])
             return
         for market, book in _sorted(feed.books):
             output.print_table(_ladder(names, market, book, levels))
+        _print_faults(names, feed)
 
 
 @app.command(epilog="Example: everlog book watch ./queue --symbol BTCUSDT")
@@ -140,7 +141,7 @@ def watch(path: QueuePath, symbol: Symbol = None, levels: Levels = 10, mode: Mod
 def _catch_up(feed: BookFeed) -> bool:
     """Apply what is there; False if that was nothing."""
     moved = False
-    while feed.advance(want=Outputs(top=False)) is not None:
+    while feed.advance(want=Outputs(top=False)) is not None:  # gaps are counted by the feed
         moved = True
     return moved
 
@@ -174,6 +175,25 @@ def top(path: QueuePath, csv: CsvPath, symbol: Symbol = None, every: Every = 1, 
             counted += len(applied)
             target.writelines(_csv_lines(step, names, applied[first::every]))
         _check_found(feed.books, mode)
+        _print_faults(names, feed)
+
+
+def _faults_of(market: Market, book: Book | None, feed: BookFeed) -> dict[str, int]:
+    """Return what is behind a book that makes it less than the venue's."""
+    return {
+        "gaps": feed.gaps[market],
+        "unknown_orders": book.unknown_order_count if isinstance(book, L3Book) else 0,
+        "skipped": feed.books.unanchored[market] + feed.skipped[market],
+    }
+
+
+def _print_faults(names: _Names, feed: BookFeed) -> None:
+    """Say on standard error what the books of a queue lack."""
+    for market in sorted({*feed.books.books, *feed.books.unanchored}):
+        faults = _faults_of(market, feed.books.books.get(market), feed)
+        if any(faults.values()):
+            words = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in faults.items())
+            output.print_warning("book_faults", f"market {names.of(market)}: {words}", as_json=False)
 
 
 def _applied(step: FeedStep) -> NDArray[np.intp]:
@@ -234,7 +254,7 @@ def _sorted(books: BookSet) -> list[tuple[Market, Book]]:
     return sorted(books.books.items(), key=lambda entry: entry[0])
 
 
-def _document(names: _Names, market: Market, book: Book, levels: int) -> dict[str, Any]:
+def _document(names: _Names, market: Market, book: Book, levels: int, feed: BookFeed) -> dict[str, Any]:
     bids, asks = book.depth(levels)
     return {
         "venue_id": market.venue_id,
@@ -242,6 +262,7 @@ def _document(names: _Names, market: Market, book: Book, levels: int) -> dict[st
         "symbol": names.of(market),
         "mode": _mode_of(book),
         "exchange_ts_ns": book.last_exchange_ts_ns,
+        **_faults_of(market, book, feed),
         "bids": _rendered(book, bids),
         "asks": _rendered(book, asks),
     }

@@ -81,6 +81,9 @@ def import_command(  # noqa: PLR0913, PLR0917
         str | None,
         typer.Option("--channels", metavar="DIR", help="szse: also write channel_<n>.csv files here."),
     ] = None,
+    allow_unordered: Annotated[
+        bool, typer.Option("--allow-unordered", help="Keep and count rows that are out of order or repeated.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Import market data files into a queue, each file once.
@@ -96,6 +99,7 @@ def import_command(  # noqa: PLR0913, PLR0917
             price_scale=price_scale,
             size_scale=size_scale,
             full_channel=full_channel,
+            allow_unordered=allow_unordered,
         )
         request = ImportRequest(
             format=format_name.value,
@@ -112,13 +116,17 @@ def import_command(  # noqa: PLR0913, PLR0917
         with _progress(total, show=output.is_terminal() and not as_json) as advance:
             results = ImportRun(request, clock=clock, advance=advance).run()
         elapsed_s = (clock.monotonic_ns() - started_ns) / NS_PER_S
-        for result in results:
-            for note in result.notes:
-                output.print_warning("import_note", f"{result.entry.source_path}: {note}", as_json=as_json)
-        if as_json:
-            output.print_json({"queue": queue, "imports": [_result_json(result) for result in results]})
-        else:
-            _print_results(queue, results, elapsed_s)
+        _report(queue, results, elapsed_s, as_json=as_json)
+
+
+def _report(queue: str, results: list[ImportResult], elapsed_s: float, *, as_json: bool) -> None:
+    for result in results:
+        for note in result.notes:
+            output.print_warning("import_note", f"{result.entry.source_path}: {note}", as_json=as_json)
+    if as_json:
+        output.print_json({"queue": queue, "imports": [_result_json(result) for result in results]})
+    else:
+        _print_results(queue, results, elapsed_s)
 
 
 @contextmanager
@@ -215,6 +223,11 @@ def simulate_command(
         config = WriterConfig.archive().replace(segment_size=SEGMENT_SIZE)
         with Queue.open_publisher(queue, config, clock=clock) as writer:
             first_seq = writer.next_seq
+            if first_seq:
+                raise InvalidConfig(
+                    f"{queue} holds {first_seq} messages, and a simulated venue begins with empty books; "
+                    "name a new queue"
+                )
             _run_venue(venue, writer, clock, events, seconds, speed)
             writer.flush_sync()
             written = writer.next_seq - first_seq

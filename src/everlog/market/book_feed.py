@@ -5,16 +5,18 @@ Owns the choice of messages: book events, of some markets. The reader and the bo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from everlog.market.book_results import Outputs
+from everlog.market.book_results import EventStatus, Outputs
 from everlog.market.book_set import BookSet, Market, MarketResult
-from everlog.market.packing import PackedRecords
+from everlog.market.books import GapPolicy
+from everlog.market.packing import PackedRecords, gather_headers
 from everlog.market.protocol import HEADER_BYTES, TypeId
 from everlog.market.result_memory import ResultMemory
 from everlog.queue import QueueReader
@@ -44,6 +46,10 @@ class BookFeed:
         """`market_ids` chooses markets; None takes all."""
         self._reader = reader
         self.books = books
+        self.gaps: Counter[Market] = Counter()
+        """Holes in the numbers of each market, or of the channel on which its orders came."""
+        self.skipped: Counter[Market] = Counter()
+        """Events that were not applied: older than a snapshot, or in quarantine."""
         self._memory = ResultMemory()
         self._begun = False
         self._market_ids = None if market_ids is None else np.array(sorted(market_ids), dtype=np.uint32)
@@ -64,7 +70,8 @@ class BookFeed:
                 kept = np.isin(_field(segment, offsets, MARKET_ID_AT, np.uint32), self._market_ids)
                 chosen, offsets = chosen[kept], offsets[kept]
             packed = PackedRecords(segment, offsets, lengths[chosen])
-            results = self.books.apply_packed(packed, want, self._memory)
+            results = self.books.apply_packed(packed, self._wanted(want), self._memory)
+            self._count(packed, results)
             return FeedStep(
                 batch.seq[chosen].copy(),
                 batch.timestamp_ns[chosen].copy(),
@@ -72,6 +79,23 @@ class BookFeed:
                 lengths[chosen],
                 results,
             )
+
+    def _wanted(self, want: Outputs | None) -> Outputs:
+        """Ask for what became of each event where some may be skipped; elsewhere books are faster without."""
+        wanted = want or Outputs()
+        is_strict = self.books.settings.gap_policy == GapPolicy.PANIC
+        return wanted if is_strict else replace(wanted, statuses=True)
+
+    def _count(self, packed: PackedRecords, results: dict[Market, MarketResult]) -> None:
+        for market, (_, result) in results.items():
+            self.gaps[market] += len(result.gaps)
+            if result.statuses is None:
+                continue
+            unapplied = (result.statuses == EventStatus.QUARANTINED) | (result.statuses == EventStatus.STALE)
+            self.skipped[market] += int(unapplied.sum())
+        for gap in self.books.channel_gaps:
+            head = gather_headers(packed.take(np.array([gap.event])))[0]
+            self.gaps[Market(gap.venue_id, int(head["market_id"]))] += 1
 
 
 def _field(

@@ -178,8 +178,12 @@ def test_symbols_may_be_any_text(tmp_path: Path, symbol: str) -> None:
 
 def test_local_time_that_goes_back_begins_another_event(tmp_path: Path) -> None:
     path = book_file(tmp_path, "1,110,true,bid,1,1", "1,120,false,bid,1,2", "1,115,false,bid,1,3")
-    events = l2_events_of(run_importer("tardis-book", [path]).blocks)
+    with pytest.raises(InvalidSource, match=":4: local_timestamp goes back"):
+        run_importer("tardis-book", [path])
+    blocks, tally = run_importer("tardis-book", [path], ImportOptions(allow_unordered=True))
+    events = l2_events_of(blocks)
     assert [int(event.header["ingest_ts_ns"]) for event in events] == [110_000, 120_000, 115_000]
+    assert tally.unordered == 1
 
 
 def test_a_snapshot_in_the_middle_begins_the_book_anew(tmp_path: Path) -> None:

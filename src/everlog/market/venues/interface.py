@@ -23,6 +23,7 @@ from everlog.queue.faults import io_errors
 
 if TYPE_CHECKING:
     from everlog.market.venues.archives import Member
+    from everlog.market.venues.csv_blocks import RowBlock
     from everlog.queue import QueueWriter
 
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -44,6 +45,8 @@ class ImportOptions:
     size_scale: int | None = None
     full_channel: bool = False
     """SZSE: the files hold every message of their channels, so that a gap is an error."""
+    allow_unordered: bool = False
+    """Keep and count rows whose time or number goes back or is there twice, instead of refusing them."""
 
     def __post_init__(self) -> None:
         """Refuse scales and dates that cannot be."""
@@ -110,6 +113,8 @@ class Tally:
     quarantined: int = 0
     saturated: int = 0
     """Prices and sizes that became the largest number there is."""
+    unordered: int = 0
+    """Rows whose time or number goes back or is there twice, and that were kept because that is allowed."""
     min_ts_ns: int | None = None
     max_ts_ns: int | None = None
     notes: list[str] = field(default_factory=list)
@@ -179,6 +184,31 @@ class ImportContext:
     advance: Callable[[int], None] = lambda count: None
     is_continued: Callable[[str, str], bool] = lambda symbol, date: False
     """Whether events of this symbol and day are in the queue already, so that books go on with these."""
+
+
+class TimeOrder:
+    """Watches that the times of a file never go back: rows that do are out of order, or there twice."""
+
+    def __init__(self, column: str, context: ImportContext) -> None:
+        self._column = column
+        self._context = context
+        self._latest = np.uint64(0)
+
+    def checked(self, block: RowBlock) -> RowBlock:
+        """Return the rows in order; others are refused, or counted if they are allowed."""
+        times = block.values[self._column]
+        latest = np.maximum.accumulate(np.concatenate(([self._latest], times)))
+        goes_back = times < latest[:-1]
+        self._latest = latest[-1]
+        if not goes_back.any():
+            return block
+        if self._context.options.allow_unordered:
+            self._context.tally.unordered += int(goes_back.sum())
+            return block
+        reason = (
+            f"{self._column} goes back: rows are out of order or there twice; --allow-unordered keeps them"
+        )
+        return block.refuse(goes_back, reason, self._context.rejects)
 
 
 class Importer(Protocol):

@@ -28,7 +28,7 @@ from everlog.market.protocol import (
 )
 from everlog.market.venues.archives import Member
 from everlog.market.venues.csv_blocks import CHOICE, FIXED, SIGNED, UNSIGNED, Column, CsvReader, RowBlock
-from everlog.market.venues.interface import EventBlock, ImportContext, find_date
+from everlog.market.venues.interface import EventBlock, ImportContext, TimeOrder, find_date
 from everlog.market.venues.registry import venue_id
 
 VENUE: Final = "nasdaq"
@@ -77,9 +77,9 @@ class Lobster:
             midnight_ns = np.uint64(_midnight_ns(date))
             context.tally.name(venue=venue, symbol=symbol, date=date, stream="book")
             reader = CsvReader(member, context.rejects, NAMES)
-            begins = not context.is_continued(symbol, date)
+            begins, order = not context.is_continued(symbol, date), TimeOrder("time", context)
             for block in reader.blocks(_COLUMNS):
-                kept = _sound(block, context)
+                kept = order.checked(_sound(block, context))
                 context.tally.rows += len(kept)
                 events = _events(kept, midnight_ns, venue_id(venue), crypto_market_id(symbol))
                 if begins and len(events):

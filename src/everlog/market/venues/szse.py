@@ -20,8 +20,17 @@ from numpy.typing import NDArray
 from everlog.errors import InvalidSource
 from everlog.market.protocol import L3EventType, L3Flags, Side, new_l3_records
 from everlog.market.venues.archives import Member
-from everlog.market.venues.csv_blocks import CHOICE, FIXED, IDENTIFIER, UNSIGNED, Column, CsvReader, RowBlock
-from everlog.market.venues.interface import EventBlock, ImportContext
+from everlog.market.venues.csv_blocks import (
+    CHOICE,
+    DECIMAL,
+    IDENTIFIER,
+    UNSIGNED,
+    Column,
+    CsvReader,
+    RowBlock,
+)
+from everlog.market.venues.interface import EventBlock, ImportContext, Rejects
+from everlog.market.venues.l2_events import POWERS_OF_TEN, U64_MAX
 from everlog.market.venues.merging import KeyedBlock, merge
 from everlog.market.venues.registry import venue_id
 from everlog.market.venues.szse_events import mark_events
@@ -60,17 +69,17 @@ _COMMON: Final = (
 _ORDER_COLUMNS: Final = (
     *_COMMON,
     Column("Side", CHOICE, choices=_SIDES),
-    Column("Price", FIXED, PRICE_SCALE, negative_is_zero=True),
-    Column("OrderQty", FIXED, 0),
+    Column("Price", DECIMAL, negative_is_zero=True),
+    Column("OrderQty", DECIMAL),
     Column("OrdType", CHOICE, choices=_CODES),
 )
 _TICK_COLUMNS: Final = (
     *_COMMON,
     Column("BidApplSeqNum", UNSIGNED),
     Column("OfferApplSeqNum", UNSIGNED),
-    Column("Price", FIXED, PRICE_SCALE, negative_is_zero=True),
-    Column("Qty", FIXED, 0),
-    Column("Amt", FIXED, PRICE_SCALE),
+    Column("Price", DECIMAL, negative_is_zero=True),
+    Column("Qty", DECIMAL),
+    Column("Amt", DECIMAL),
     Column("ExecType", CHOICE, choices=_EXECUTIONS),
 )
 _MERGED_COLUMNS: Final = (
@@ -81,12 +90,13 @@ _MERGED_COLUMNS: Final = (
     Column("BidOrderID", IDENTIFIER),
     Column("OfferOrderID", IDENTIFIER),
     Column("Side", CHOICE, choices=(*_SIDES, ("", 0), ("0", 0))),
-    Column("Price", FIXED, PRICE_SCALE, negative_is_zero=True),
-    Column("Qty", FIXED, 0),
-    Column("Amt", FIXED, PRICE_SCALE),
+    Column("Price", DECIMAL, negative_is_zero=True),
+    Column("Qty", DECIMAL),
+    Column("Amt", DECIMAL),
     Column("OrdType", CHOICE, choices=(*_CODES, ("", 0))),
     Column("ExecType", CHOICE, choices=(*_CODES, ("", 0))),
 )
+_SCALES: Final = (("Price", PRICE_SCALE), ("OrderQty", 0), ("Qty", 0), ("Amt", PRICE_SCALE))
 _SYMBOL: Final = re.compile(r"(?<!\d)(\d{6})(?!\d)")
 
 
@@ -270,6 +280,9 @@ class _File:
             f"another channel in a file of channel {self.channel}",
             rejects,
         )
+        for name, scale in _SCALES:
+            if name in block.values:
+                block = _at_scale(block, name, scale, rejects)
         block = self._with_times(block)
         days = block.values["TransactTime"] // np.uint64(10**9)
         if not self._day and len(days):
@@ -278,12 +291,25 @@ class _File:
         seqs = block.values["ApplSeqNum"]
         highest = np.maximum.accumulate(np.concatenate(([np.uint64(self._last_seq)], seqs)))[:-1]
         block = block.refuse(seqs < highest, "ApplSeqNum goes back", rejects)
+        block = self._without_repeated(block)
         cancels = self._cancels(block)
         if cancels is not None:
             bid, ask = self._order_ids(block)
             wrong = cancels & ((bid == 0) == (ask == 0))
             block = block.refuse(wrong, "a cancel must name one order, a bid or an offer", rejects)
         return block
+
+    def _without_repeated(self, block: RowBlock) -> RowBlock:
+        """Refuse rows whose number was there already; if that is allowed, only count them."""
+        seqs = block.values["ApplSeqNum"]
+        repeated = seqs == np.concatenate(([np.uint64(self._last_seq)], seqs[:-1]))
+        repeated[:1] &= self._last_seq > 0
+        if self._context.options.allow_unordered:
+            self._context.tally.unordered += int(repeated.sum())
+            return block
+        return block.refuse(
+            repeated, "ApplSeqNum is there twice; --allow-unordered keeps it", self._context.rejects
+        )
 
     def _with_times(self, block: RowBlock) -> RowBlock:
         """The block with the times of its rows beside the texts, and without rows that have none."""
@@ -367,6 +393,15 @@ class _File:
                     self.label,
                 )
             mine.add(symbol)
+
+
+def _at_scale(block: RowBlock, name: str, scale: int, rejects: Rejects) -> RowBlock:
+    """Return the column at its scale; rows whose digits would be lost are refused."""
+    block = block.refuse(block.extras[name] > scale, f"{name} has more than {scale} decimals", rejects)
+    factors = POWERS_OF_TEN[scale - block.extras[name]]
+    block = block.refuse(block.values[name] > U64_MAX // factors, f"{name} needs more than 64 bits", rejects)
+    block.values[name] = block.values[name] * POWERS_OF_TEN[scale - block.extras[name]]
+    return block
 
 
 def _flags(event: NDArray[np.void], minutes: NDArray[np.int64]) -> NDArray[np.uint32]:

@@ -32,7 +32,7 @@ from everlog.market.venues.csv_blocks import (
     CsvReader,
     RowBlock,
 )
-from everlog.market.venues.interface import MULTI, EventBlock, ImportContext, agree, find_date
+from everlog.market.venues.interface import MULTI, EventBlock, ImportContext, TimeOrder, agree, find_date
 from everlog.market.venues.l2_events import Groups, Levels, in_book_order, pack_diffs, pack_snapshots
 from everlog.market.venues.registry import venue_id
 
@@ -68,11 +68,12 @@ def _open(member: Member, context: ImportContext) -> _Opened:
     return _Opened(reader, venue, first.get("symbol", ""), date, columns)
 
 
-def _stamped(block: RowBlock, context: ImportContext) -> RowBlock:
-    """Refuse rows without a local time and fill in missing exchange times."""
+def _stamped(block: RowBlock, context: ImportContext, order: TimeOrder) -> RowBlock:
+    """Refuse rows without a local time or out of order, and fill in missing exchange times."""
     block = block.refuse(
         block.values["local_timestamp"] == 0, "local_timestamp is 0: when did it arrive?", context.rejects
     )
+    block = order.checked(block)
     stamps = block.values["timestamp"]
     block.values["timestamp"] = np.where(stamps == 0, block.values["local_timestamp"], stamps)
     context.tally.rows += len(block)
@@ -102,8 +103,9 @@ class TardisBook:
                 Column("amount", DECIMAL),
             ]
             grouping = _Grouping(context, venue_id(file.venue), crypto_market_id(symbol))
+            order = TimeOrder("local_timestamp", context)
             for block in file.reader.blocks(columns):
-                yield from grouping.add(_Rows.of(_stamped(block, context)))
+                yield from grouping.add(_Rows.of(_stamped(block, context, order)))
             yield from grouping.finish()
 
 
@@ -303,8 +305,9 @@ class TardisTrades:
                 Column("amount", DECIMAL),
             ]
             choice = _SymbolChoice(file, context)
+            order = TimeOrder("local_timestamp", context)
             for block in file.reader.blocks(columns):
-                yield _trades(_stamped(choice.take(block), context))
+                yield _trades(_stamped(choice.take(block), context, order))
             choice.finish()
 
 
