@@ -26,7 +26,8 @@ CHRON_CLI = typer.main.get_command(chron_cli.app)
 ALL = dict([*commands(EVERLOG, "everlog"), *commands(CHRON_CLI, "chron-cli")])
 
 NOUNS = tuple(
-    f"everlog {noun} " for noun in ("queue", "archive", "topic", "jobs", "router", "consumer", "context")
+    f"everlog {noun} "
+    for noun in ("queue", "archive", "topic", "jobs", "router", "consumer", "context", "key")
 )
 
 
@@ -77,6 +78,7 @@ def test_the_commands_are_these() -> None:
         "everlog jobs redrive",
         *verbs("queue", "ls", "inspect", "tail", "snapshots", "snapshotter", "doctor", "bench"),
         *verbs("archive", "tap", "run", "ls", "compress", "move", "verify", "cat", "restore"),
+        *verbs("key", "new", "ls", "revoke", "reload"),
         *verbs("router", "ls", "put", "show", "rm"),
         *verbs("consumer", "ls", "put", "show", "read", "commit", "reset", "rm"),
         "everlog topic",

@@ -61,7 +61,8 @@ class Key:
     """When it stops working, in seconds since the epoch."""
     max_topics: int | None = None
     max_streams: int | None = None
-    """Instead of the caps for all keys; None: those hold."""
+    max_bytes: int | None = None
+    """Instead of the caps for all keys; None: those hold, and there is none on bytes."""
 
     def allows(self, scope: Scope) -> bool:
         """Whether the key has every one of the given scopes."""

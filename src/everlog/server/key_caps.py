@@ -38,6 +38,10 @@ class KeyCap:
         message = f"this key has created {limit} {self._what.replace('_', ' ')}; delete some"
         raise limit_reached(message, f"max_{self._what}_per_key", limit)
 
+    def names_of(self, key: Key) -> list[str]:
+        """What the key has created and is still there."""
+        return [name for name, number in self._owners.items() if number == key.number]
+
     def created(self, key: Key | None, name: str) -> None:
         """Count what a key has created."""
         if key is not None and name not in self._owners:

@@ -17,7 +17,10 @@ from typing import Any, Final
 from everlog.errors import InvalidConfig
 from everlog.server.auth import ALL_SCOPES, SCOPE_WORDS, Key, Scope
 
-MEMBERS: Final = ("name", "sha256", "key", "scopes", "prefixes", "expires", "max_topics", "max_streams")
+MEMBERS: Final = (
+    *("name", "sha256", "key", "scopes", "prefixes", "expires", "max_topics", "max_streams", "max_bytes"),
+)
+RELOAD_SUFFIX: Final = ".reload"
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
@@ -49,6 +52,21 @@ def read_key_file(path: str, first_number: int) -> dict[bytes, Key]:
     return keys
 
 
+def request_reload(path: str) -> None:
+    """Let every server that uses the file read it again: they look at the time of a file beside it."""
+    marker = path + RELOAD_SUFFIX
+    with open(marker, "a", encoding="utf-8"):
+        os.utime(marker)
+
+
+def reload_time_ns(path: str) -> int:
+    """When a reload was requested last; 0 if none was."""
+    try:
+        return os.stat(path + RELOAD_SUFFIX).st_mtime_ns
+    except OSError:
+        return 0
+
+
 def _key_of(table: object, where: str, number: int) -> tuple[bytes, Key]:
     if not isinstance(table, dict):
         raise InvalidConfig(f"{where} is not a table; write [[key]]")
@@ -66,6 +84,7 @@ def _key_of(table: object, where: str, number: int) -> tuple[bytes, Key]:
         expires_s=_expires(table, where),
         max_topics=_count(table, "max_topics", where),
         max_streams=_count(table, "max_streams", where),
+        max_bytes=_count(table, "max_bytes", where),
     )
 
 

@@ -30,7 +30,7 @@ from everlog.server.consumer_routes import ConsumerRoutes
 from everlog.server.http import HttpServer
 from everlog.server.http_exchange import HttpLimits
 from everlog.server.job_routes import ClaimWindows, JobRoutes
-from everlog.server.key_file import read_key_file
+from everlog.server.key_file import read_key_file, reload_time_ns
 from everlog.server.logs import configure_logging
 from everlog.server.overview_routes import OverviewRoutes
 from everlog.server.probe_routes import ProbeRoutes
@@ -96,6 +96,7 @@ class TopicsServer:
         self.address = ("", 0)
         self._is_cancelled = False
         self._port_is_written = settings.port_file is None
+        self._reload_asked_ns = 0
         self._app: App | None = None
         self._http: HttpServer | None = None
         self._watch: WatchRoutes | None = None
@@ -115,6 +116,7 @@ class TopicsServer:
             await self._http.drain(0)
             raise
         if self.settings.api_keys_file is not None:
+            self._reload_asked_ns = reload_time_ns(self.settings.api_keys_file)
             loop.call_later(REVOKE_INTERVAL_S, self._revoke_regularly)
         app.engine.delivery.measure_busy(busy_ns)
         self._overview.start()
@@ -161,6 +163,10 @@ class TopicsServer:
 
     def _revoke_regularly(self) -> None:
         if self._app is not None and not self._app.is_draining:
+            asked_ns = reload_time_ns(self.settings.api_keys_file or "")
+            if asked_ns != self._reload_asked_ns:
+                self._reload_asked_ns = asked_ns
+                self.reload_keys()
             self._end_revoked()
             self._app.loop.call_later(REVOKE_INTERVAL_S, self._revoke_regularly)
 
