@@ -7,7 +7,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlog.api_types import DiskSpace, StorageHealth
+from everlog.api_types import StorageHealth
+from everlog.server.answers import DiskSpace
 from everlog.server.overview_routes import alerts, disk_space
 from everlog.server.samples import COARSE_COUNT, FIELDS, FINE_COUNT, Sampler, SampleRing, quantile_ms
 from everlog.topics.delivery.delivery import DeliveryCounts

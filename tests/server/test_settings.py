@@ -31,6 +31,7 @@ DEFAULTS: dict[str, tuple[str, object]] = {
     "TOPICS_GZIP": ("gzip", False),
     "TOPICS_ACCESS_LOG": ("access_log", False),
     "TOPICS_DATA_DIR": ("data_dir", "./topics-data"),
+    "TOPICS_BUS_ROOT": ("bus_root", None),
     "TOPICS_COLD_DIR": ("cold_dir", None),
     "TOPICS_COLD_URL": ("cold_url", None),
     "TOPICS_WAL_SHARDS": ("wal_shards", DEFAULT_SHARDS),
@@ -322,6 +323,7 @@ max_body_bytes = 2
 gzip = true
 access_log = true
 data_dir = "d"
+bus_root = "b"
 cold_dir = "c"
 cold_url = "file:///c"
 wal_shards = 3

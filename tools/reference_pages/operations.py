@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from everlog import api_types
-from everlog.server import bodies
+from everlog.server import answers, bodies
 from everlog.server.auth import Scope
 from everlog.topics import TopicConfig
 
@@ -532,13 +532,42 @@ PROBES: Final = (
     ),
 )
 
+BUS: Final = (
+    _operation(
+        "Bus",
+        "GET /v0/queues",
+        "listQueues",
+        "List the queues of the bus directory",
+        Answer("the queues", answers.QueueList),
+        Scope.READ,
+        parameters=(Parameter("queue", "string", "only this one, with its seqs and lags in messages"),),
+        text="For servers started with `--bus`; `root` is null otherwise. Looking changes nothing. A key "
+        "with prefixes may not look at queues.",
+    ),
+    _operation(
+        "Bus",
+        "GET /v0/queues/messages",
+        "queueMessages",
+        "Read messages of a queue",
+        Answer("the messages", answers.QueueMessages),
+        Scope.READ,
+        "not_found",
+        parameters=(
+            Parameter("queue", "string", "path of the queue below the bus directory"),
+            Parameter("from_seq", "integer", "the first seq; absent, or beyond the end: the last ones"),
+            Parameter("limit", "integer", "messages at most, clamped to [1, 500]", 100),
+        ),
+        text="No reader is registered. Of a payload the first 4096 bytes are sent.",
+    ),
+)
+
 SERVER: Final = (
     _operation(
         "Server",
         "GET /v0/overview",
         "overview",
         "How the server is",
-        Answer("its state", api_types.Overview),
+        Answer("its state", answers.Overview),
         Scope.READ,
         text="Answered without a look at each topic: it takes as long with 100,000 topics as with one.",
     ),
@@ -547,7 +576,7 @@ SERVER: Final = (
         "GET /v0/samples",
         "samples",
         "What the server measured of itself",
-        Answer("the samples", api_types.Samples),
+        Answer("the samples", answers.Samples),
         Scope.READ,
         "invalid_request",
         parameters=(
@@ -562,7 +591,7 @@ SERVER: Final = (
         "GET /",
         "index",
         "The console, or links",
-        Answer("a page if `Accept` has `text/html`, else JSON", api_types.ServerIndex, HTML),
+        Answer("a page if `Accept` has `text/html`, else JSON", answers.ServerIndex, HTML),
         is_open=True,
         text="Not a part of `/v0`. Needs no key; the page asks for one.",
     ),
@@ -584,5 +613,5 @@ SERVER: Final = (
     ),
 )
 
-OPERATIONS: Final = (*TOPICS, *CONSUMERS, *ROUTERS, *QUEUES, *WATCH, *PROBES, *SERVER)
+OPERATIONS: Final = (*TOPICS, *CONSUMERS, *ROUTERS, *QUEUES, *WATCH, *PROBES, *BUS, *SERVER)
 """Every operation that is described; the document has those that the server has."""

@@ -66,6 +66,7 @@ SERVER_TEXTS: Final[dict[str, str]] = {
     "cors_origins": "origins whose pages may call the server from a browser; `*` is any",
     "allowed_hosts": "names in `Host` that are answered besides loopback names and `host`; `*` is any",
     "data_dir": "log, snapshots, segments",
+    "bus_root": "queues in and below this directory can be looked at",
     "cold_dir": "old segments are moved here, for example to a cheaper disk",
     "cold_url": "object store for sealed segments beyond the hot bound, instead of `cold_dir`",
     "wal_shards": "parts of the log that are synced side by side; may change between starts",

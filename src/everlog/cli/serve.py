@@ -54,6 +54,10 @@ Host = Annotated[
 Port = Annotated[int | None, typer.Option(min=0, max=65_535, help="Port; 0: any free one. Default: 4000.")]
 DataDir = Annotated[str | None, typer.Option(metavar="DIR", help="Where data lies. Default: ./topics-data.")]
 ColdDir = Annotated[str | None, typer.Option(metavar="DIR", help="Old segments are moved here.")]
+BusRoot = Annotated[
+    str | None,
+    typer.Option("--bus", metavar="DIR", help="Queues in and below this directory are shown in the console."),
+]
 SettingsFile = Annotated[
     str | None,
     typer.Option(metavar="FILE.toml", help="Settings file; variables win over it, flags over both."),
@@ -86,6 +90,7 @@ def serve_command(  # noqa: PLR0913, PLR0917
     port: Port = None,
     data_dir: DataDir = None,
     cold_dir: ColdDir = None,
+    bus_root: BusRoot = None,
     config: SettingsFile = None,
     port_file: PortFile = None,
     wal_shards: Shards = None,

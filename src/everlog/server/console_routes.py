@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from everlog.api_types import ServerIndex
+from everlog.server.answers import ServerIndex
 from everlog.server.app import App, Call, Route
 from everlog.server.auth import Scope
 from everlog.server.compression import takes_gzip

@@ -15,15 +15,8 @@ from typing import Final
 
 import msgspec
 
-from everlog.api_types import (
-    Alert,
-    DiskSpace,
-    Overview,
-    PressureState,
-    RecoverySummary,
-    Samples,
-    StorageHealth,
-)
+from everlog.api_types import StorageHealth
+from everlog.server.answers import Alert, DiskSpace, Overview, PressureState, RecoverySummary, Samples
 from everlog.server.app import App, Call, Route, query_seq
 from everlog.server.auth import Key, Scope
 from everlog.server.errors import invalid

@@ -34,6 +34,7 @@ from everlog.server.key_file import read_key_file, reload_time_ns
 from everlog.server.logs import configure_logging
 from everlog.server.overview_routes import OverviewRoutes
 from everlog.server.probe_routes import ProbeRoutes
+from everlog.server.queue_routes import QueueRoutes
 from everlog.server.router_routes import RouterRoutes
 from everlog.server.settings import ServerSettings
 from everlog.server.socket_session import WebSocketRoutes
@@ -137,6 +138,7 @@ class TopicsServer:
         self._work = WorkRoutes(app, windows, slots=slots)
         self.probes = ProbeRoutes(app, self._gauges, self._connections)
         self._overview = OverviewRoutes(app, self._gauges, is_memory=self.is_memory)
+        QueueRoutes(app)
         ConsoleRoutes(app)
         return app
 

@@ -50,6 +50,8 @@ class ServerSettings:
     """Names of the server besides those of loopback and `host`; `*` stands for any."""
 
     data_dir: str = "./topics-data"
+    bus_root: str | None = None
+    """The queues in and below this directory can be looked at."""
     cold_dir: str | None = None
     cold_url: str | None = None
     """Object store for older segments: s3://bucket/prefix, gs:, az: or file:."""
@@ -410,6 +412,7 @@ _READERS: Final[dict[str, Callable[[_Given], object]]] = {
     "cors_origins": _cors_origins,
     "allowed_hosts": _allowed_hosts,
     "data_dir": _path,
+    "bus_root": _path,
     "cold_dir": _path,
     "cold_url": _path,
     "on_damage": _on_damage,

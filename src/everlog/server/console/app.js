@@ -3,6 +3,7 @@
 import { connection, get, keyring } from './api.js';
 import { fill, h, icon, notice, say } from './dom.js';
 import { duration } from './format.js';
+import './bus.js';
 import './consumers.js';
 import './jobs.js';
 import './overview.js';
@@ -16,6 +17,7 @@ const PAGES = [
   { path: 'consumers', label: 'Consumers', tag: 'ev-consumers' },
   { path: 'jobs', label: 'Jobs', tag: 'ev-jobs', one: 'ev-job-queue' },
   { path: 'routers', label: 'Routers', tag: 'ev-routers' },
+  { path: 'bus', label: 'Queues', tag: 'ev-bus' },
 ];
 const THEMES = ['auto', 'light', 'dark'];
 const THEME = 'everlog.theme';

@@ -91,7 +91,7 @@ class Jobs extends Part {
     if (text === this.schedulesShown) return;
     this.schedulesShown = text;
     const name = (each) => each.name ?? each.schedule;
-    fill(this.schedules, found.length === 0 ? [] : [h('h2', {}, `Schedules (${count(found.length)})`), h('div', { class: 'table-wrap' }, h('table', {},
+    fill(this.schedules, found.length === 0 ? [] : [h('h2', {}, `Schedules (${count(found.length)})`), h('div', { class: 'table-wrap' }, h('table', { 'aria-label': 'Schedules' },
       h('thead', {}, h('tr', {}, ['Schedule', 'Topic', 'Cron', 'Next', 'Last', 'Fired', ''].map((label) => h('th', { scope: 'col' }, label)))),
       h('tbody', {}, found.map((each) => h('tr', {}, h('td', { class: 'mono' }, name(each)), h('td', { class: 'mono' }, each.topic), h('td', { class: 'mono' }, `${each.cron} ${each.timezone ?? ''}`),
         h('td', {}, each.paused ? h('span', { class: 'badge warn' }, each.paused_reason ? `paused: ${each.paused_reason}` : 'paused') : moment(each.next_ts)), h('td', {}, ago(each.last_ts)), h('td', {}, count(each.fired_total ?? 0)),

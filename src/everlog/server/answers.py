@@ -1,0 +1,142 @@
+"""Answers about the server as a whole and about queues, as types: what the console is made from.
+
+Owns names, fields and their order; computes nothing. The documents of the API are generated from these.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from everlog.api_types import Answer, StorageHealth
+
+
+class PressureState(msgspec.Struct, frozen=True):
+    """How busy the server is, and what it does about it."""
+
+    pressure: float
+    busy: float
+    rungs: list[str]
+    """The measures that are taken now, the cheapest first."""
+    throttled_total: int
+
+
+class RecoverySummary(msgspec.Struct, frozen=True):
+    """What the last start found in the data directory."""
+
+    snapshot_number: int
+    rejected_snapshots: int
+    topics: int
+    segments: int
+    records_from_segments: int
+    log_files: int
+    records_from_log: int
+    cut_bytes: int
+    damage: list[str]
+    """What no crash can have left, in words; the first ones."""
+
+
+class DiskSpace(msgspec.Struct, frozen=True):
+    """The file system of the data directory."""
+
+    free_bytes: int
+    total_bytes: int
+
+
+class Alert(msgspec.Struct, frozen=True):
+    """Something that a person should know."""
+
+    level: Literal["warning", "error"]
+    code: str
+    message: str
+
+
+class Overview(Answer, frozen=True, omit_defaults=True, kw_only=True):
+    """How a server is."""
+
+    version: str
+    uptime_ms: int
+    has_keys: bool
+    is_memory: bool
+    topics: int
+    routers: int
+    consumers: int
+    bytes_live: int
+    appended_total: int
+    sse_connections: int
+    watch_sessions: int
+    pressure: PressureState
+    storage: StorageHealth
+    recovery: RecoverySummary | None
+    disk: DiskSpace | None
+    alerts: list[Alert]
+
+
+class Samples(Answer, frozen=True, omit_defaults=True, kw_only=True):
+    """What the server measured of itself."""
+
+    step_ms: int
+    fields: list[str]
+    rows: list[list[float]]
+
+
+class QueueReaderState(msgspec.Struct, frozen=True):
+    """A reader of a queue; its seqs are there only if one queue was asked for."""
+
+    name: str
+    next_seq: int | None
+    lag_messages: int | None
+    lag_bytes: int | None
+    heartbeat_ms: int | None
+    error: str | None
+
+
+class QueueState(msgspec.Struct, frozen=True):
+    """A queue below the bus directory."""
+
+    queue: str
+    ready: bool
+    writer: Literal["alive", "dead", "none"]
+    writer_heartbeat_ms: int | None
+    head_segment: int | None
+    segments: int
+    bytes_on_disk: int
+    first_seq: int | None
+    last_seq: int | None
+    readers: list[QueueReaderState]
+    error: str | None
+
+
+class QueueList(Answer, frozen=True, omit_defaults=True, kw_only=True):
+    """The queues below the bus directory."""
+
+    root: str | None
+    queues: list[QueueState]
+
+
+class QueueMessage(msgspec.Struct, frozen=True):
+    """A message of a queue; of a long one the beginning."""
+
+    seq: int
+    timestamp_ns: int
+    type_id: int
+    length: int
+    payload_hex: str
+    payload_text: str | None
+
+
+class QueueMessages(Answer, frozen=True, omit_defaults=True, kw_only=True):
+    """Messages of a queue."""
+
+    first_seq: int | None
+    last_seq: int | None
+    messages: list[QueueMessage]
+
+
+class ServerIndex(msgspec.Struct, frozen=True):
+    """What answers at the root of a server."""
+
+    name: str
+    version: str
+    links: dict[str, str]

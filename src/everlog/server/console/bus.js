@@ -1,0 +1,97 @@
+// The page Queues: memory-mapped queues below the directory that the server was started with, and their messages.
+
+import { get, repeat } from './api.js';
+import { Part, fill, h, icon, notice, say } from './dom.js';
+import { ago, bytes, count, counted } from './format.js';
+import { Rows } from './rows.js';
+
+const TAIL = 100;
+
+class Bus extends Part {
+  show() {
+    this.status = h('span', { class: 'faint mono', role: 'status' });
+    this.problem = h('div');
+    this.rows = new Rows().setup({
+      label: 'Queues', open: (row) => this.open(row),
+      empty: notice('empty', 'No queues', 'There is no queue below the bus directory.', h('code', {}, 'everlog simulate --queue ./bus/queue')),
+      columns: [
+        { label: 'Queue', width: 'minmax(130px, 1fr)', class: 'mono', cell: (row) => row.queue },
+        { label: 'Writer', width: '76px', cell: (row) => h('span', { class: `badge ${{ alive: 'good', dead: 'bad' }[row.writer] ?? ''}` }, row.writer) },
+        { label: 'Segments', width: '80px', align: 'end', wide: true, cell: (row) => count(row.segments) },
+        { label: 'On disk', width: '80px', align: 'end', cell: (row) => bytes(row.bytes_on_disk) },
+        { label: 'Readers', width: '72px', align: 'end', wide: true, cell: (row) => count(row.readers.length) },
+        { label: 'Most behind', width: '96px', align: 'end', wide: true, cell: (row) => bytes(Math.max(0, ...row.readers.map((reader) => reader.lag_bytes ?? 0))) },
+        { label: 'Last write', width: '104px', wide: true, cell: (row) => (row.error ? h('span', { class: 'badge bad' }, 'damaged') : ago(row.writer_heartbeat_ms)) },
+      ],
+    });
+    this.detail = h('aside', { class: 'detail', 'aria-label': 'Queue', hidden: true });
+    fill(this, h('div', { class: 'page-head' }, h('div', { class: 'title' }, h('h1', {}, 'Queues'), this.status)), this.problem, h('div', { class: 'split' }, this.rows, this.detail));
+    repeat(() => this.load(), 2000, this.signal, (error) => fill(this.problem, notice('error', 'The queues cannot be listed', error.message)));
+  }
+
+  async load() {
+    const { root, queues } = await get('/queues', this.signal);
+    if (root === null) {
+      this.rows.hidden = true;
+      fill(this.problem, notice('empty', 'This server shows no queues', 'Start it with the directory they are in.', h('code', {}, 'everlog serve --bus ./bus')));
+      return;
+    }
+    fill(this.problem);
+    this.rows.hidden = false;
+    say(this.status, root);
+    this.rows.set(queues);
+    if (this.opened) await this.look();
+  }
+
+  async open(row) {
+    this.opened = row.queue;
+    this.from = null;
+    this.detail.hidden = false;
+    this.classList.add('inspecting');
+    this.facts = h('div', {});
+    this.messages = h('div', { class: 'messages' });
+    const seek = h('input', { class: 'jump', 'aria-label': 'First seq', placeholder: 'seq', inputmode: 'numeric' });
+    const bar = h('form', { class: 'toolbar', onsubmit: (event) => {
+      event.preventDefault();
+      this.from = /^\d+$/.test(seek.value) ? Number(seek.value) : null;
+      this.look().catch(() => {});
+    } }, seek, h('button', {}, 'Show'), h('button', { type: 'button', onclick: () => ((seek.value = ''), (this.from = null), this.look().catch(() => {})) }, 'Latest'));
+    fill(this.detail, h('header', {}, h('h2', { class: 'mono' }, row.queue), h('button', { type: 'button', class: 'quiet', 'aria-label': 'Close the queue', onclick: () => this.close() }, icon('close'))), this.facts, h('h3', {}, 'Messages'), bar, this.messages);
+    await this.look().catch((error) => this.signal.aborted || fill(this.facts, notice('error', 'The queue cannot be read', error.message)));
+  }
+
+  close() {
+    this.opened = null;
+    this.detail.hidden = true;
+    this.classList.remove('inspecting');
+  }
+
+  async look() {
+    const name = encodeURIComponent(this.opened);
+    const [{ queues: [state] }, tail] = await Promise.all([
+      get(`/queues?queue=${name}`, this.signal),
+      get(`/queues/messages?queue=${name}&limit=${TAIL}${this.from === null ? '' : `&from_seq=${this.from}`}`, this.signal),
+    ]);
+    if (!this.opened) return;
+    const held = state.first_seq === null ? 'no messages' : `${counted(state.last_seq - state.first_seq + 1, 'message')}, seq ${count(state.first_seq)} to ${count(state.last_seq)}`;
+    fill(this.facts, state.error ? notice('error', 'Damaged', state.error) : null, h('p', {}, held),
+      state.readers.length === 0 ? h('p', { class: 'faint' }, 'No named readers') : h('div', { class: 'table-wrap' }, h('table', { 'aria-label': 'Readers' },
+        h('thead', {}, h('tr', {}, ['Reader', 'Next seq', 'Lag', 'Heartbeat'].map((label) => h('th', { scope: 'col' }, label)))),
+        h('tbody', {}, state.readers.map((reader) => h('tr', {}, h('td', { class: 'mono' }, reader.name), h('td', {}, reader.next_seq === null ? '' : count(reader.next_seq)),
+          h('td', {}, reader.error ?? (reader.lag_messages === null ? bytes(reader.lag_bytes ?? 0) : counted(reader.lag_messages, 'message'))), h('td', {}, reader.heartbeat_ms ? ago(reader.heartbeat_ms) : 'never')))))));
+    const text = JSON.stringify(tail.messages);
+    if (text === this.shown) return;
+    this.shown = text;
+    fill(this.messages, tail.messages.length === 0 ? h('p', { class: 'faint' }, 'None') : tail.messages.toReversed().map((message) => h('details', {}, h('summary', { class: 'mono' }, `${count(message.seq)}  type ${message.type_id}  ${bytes(message.length)}  `, h('span', { class: 'faint' }, (message.payload_text ?? message.payload_hex).slice(0, 80))),
+      h('pre', {}, hexRows(message.payload_hex)), message.payload_text === null ? null : h('pre', {}, message.payload_text))));
+  }
+}
+
+/** Rows of 16 bytes, with their offset. */
+function hexRows(hex) {
+  const rows = [];
+  for (let at = 0; at < hex.length; at += 32) rows.push(`${(at / 2).toString(16).padStart(4, '0')}  ${hex.slice(at, at + 32).replace(/../g, '$& ').trim()}`);
+  return rows.join('\n');
+}
+
+customElements.define('ev-bus', Bus);

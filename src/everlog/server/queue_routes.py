@@ -1,0 +1,226 @@
+"""The routes about queues below the directory that the server was started with (`--bus`).
+
+Owns what these answers look like. It only looks: nothing is mapped for writing, no reader is registered, and
+all of it runs on a thread of its own, because the files may be on a disk that hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from bisect import bisect_left
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from everlog.clock import SystemClock
+from everlog.errors import EverlogError, QueueNotFound
+from everlog.fs import OsFs
+from everlog.queue import Queue, QueueReader, StartMode
+from everlog.queue.inspect import QueueInfo, ReaderInfo, find_queues, inspect_queue
+from everlog.server.answers import QueueList, QueueMessage, QueueMessages, QueueReaderState, QueueState
+from everlog.server.app import App, Call, Route, query_seq
+from everlog.server.auth import Scope
+from everlog.server.errors import ApiError, limit_reached
+
+QUEUES_MAX: Final = 500
+READERS_COUNTED_MAX: Final = 50
+"""The lag of a reader in messages takes a search; beyond these it is shown in bytes only."""
+MESSAGES_MAX: Final = 500
+PAYLOAD_BYTES_MAX: Final = 4096
+LOOKS_MAX: Final = 16
+NS_PER_MS: Final = 1_000_000
+SEQ_MAX: Final = 1 << 63
+_json = msgspec.json.Encoder()
+
+
+class QueueRoutes:
+    """Handlers of everything below /v0/queues."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._root = app.settings.bus_root
+        self._waiting = 0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="everlog-queues")
+        app.add("GET", "/v0/queues", Route(Scope.READ, self.list_queues, needs_poll=False))
+        app.add("GET", "/v0/queues/messages", Route(Scope.READ, self.messages, needs_poll=False))
+
+    def list_queues(self, call: Call) -> None:
+        """GET /v0/queues."""
+        self._check(call)
+        if self._root is None:
+            self._send(call, QueueList(root=None, queues=[]))
+        elif name := call.query().get("queue"):
+            self._look(call, partial(one_queue, self._root, self._path(name)))
+        else:
+            self._look(call, partial(all_queues, self._root))
+
+    def messages(self, call: Call) -> None:
+        """GET /v0/queues/messages."""
+        self._check(call)
+        query = call.query()
+        path = self._path(query.get("queue", ""))
+        limit = min(max(query_seq(query, "limit", 100), 1), MESSAGES_MAX)
+        first = query_seq(query, "from_seq", SEQ_MAX)
+        self._look(call, partial(read_messages, path, first, limit))
+
+    def _check(self, call: Call) -> None:
+        # Queues have no names that prefixes could be about.
+        if call.key is not None and call.key.prefixes:
+            raise ApiError(403, "forbidden", "a key with prefixes may not look at queues")
+
+    def _path(self, name: str) -> str:
+        """The directory of a queue that is named relative to the root; never one outside."""
+        root = None if self._root is None else os.path.realpath(self._root)
+        path = "" if root is None else os.path.realpath(os.path.join(root, name))
+        if root is None or not name or not f"{path}/".startswith(f"{root}/"):
+            raise ApiError(404, "not_found", f"there is no queue {name[:100]!r} below the bus directory")
+        return path
+
+    def _look(self, call: Call, step: Callable[[], msgspec.Struct]) -> None:
+        """Take a step on the thread for looking, and answer with what it gives."""
+        if self._waiting >= LOOKS_MAX:
+            raise limit_reached("too many requests look at queues", "max_queue_looks", LOOKS_MAX)
+        self._waiting += 1
+        looking = self._app.loop.run_in_executor(self._pool, step)
+        looking.add_done_callback(partial(self._done, call))
+
+    def _done(self, call: Call, looking: asyncio.Future[msgspec.Struct]) -> None:
+        self._waiting -= 1
+        self._app.guarded(call, partial(self._answer, call, looking))
+
+    def _answer(self, call: Call, looking: asyncio.Future[msgspec.Struct]) -> None:
+        try:
+            self._send(call, looking.result())
+        except QueueNotFound as error:
+            raise ApiError(404, "not_found", str(error)) from None
+
+    def _send(self, call: Call, answer: msgspec.Struct) -> None:
+        body = _json.encode(answer)
+        self._app.answer(call, b'%b,"performance":%b}' % (body[:-1], self._app.performance(call)))
+
+
+def all_queues(root: str) -> QueueList:
+    """The queues below a directory, without what takes a search."""
+    fs, clock, states = OsFs(), SystemClock(), []
+    for path in find_queues(fs, root).paths[:QUEUES_MAX]:
+        try:
+            states.append(_state(root, inspect_queue(fs, clock, path)))
+        except EverlogError:
+            continue  # removed since it was found
+    return QueueList(root=root, queues=states)
+
+
+def one_queue(root: str, path: str) -> QueueList:
+    """One queue with its seqs and the lag of its readers in messages."""
+    info = inspect_queue(OsFs(), SystemClock(), path)
+    state = _state(root, info)
+    try:
+        with Queue.open_subscriber(path, None, StartMode.EARLIEST) as reader:
+            seqs = _Seqs(reader)
+            readers = [
+                _counted(seqs, known, shown)
+                for known, shown in zip(info.readers[:READERS_COUNTED_MAX], state.readers, strict=False)
+            ]
+            more = state.readers[READERS_COUNTED_MAX:]
+            state = msgspec.structs.replace(
+                state, first_seq=seqs.first, last_seq=seqs.last, readers=[*readers, *more]
+            )
+    except EverlogError as error:
+        state = msgspec.structs.replace(state, error=str(error))
+    return QueueList(root=root, queues=[state])
+
+
+def read_messages(path: str, first_seq: int, limit: int) -> QueueMessages:
+    """Messages from a seq on; from beyond the end: the last ones."""
+    with Queue.open_subscriber(path, None, StartMode.EARLIEST) as reader:
+        seqs = _Seqs(reader)
+        if seqs.last is None or seqs.first is None:
+            return QueueMessages(first_seq=None, last_seq=None, messages=[])
+        start = first_seq if first_seq <= seqs.last else max(seqs.first, seqs.last - limit + 1)
+        reader.seek_seq(start)
+        messages: list[QueueMessage] = []
+        while len(messages) < limit and (view := reader.next()) is not None:
+            payload = bytes(view)
+            shown = payload[:PAYLOAD_BYTES_MAX]
+            messages.append(
+                QueueMessage(
+                    view.seq, view.timestamp_ns, view.type_id, len(payload), shown.hex(), _text(shown)
+                )
+            )
+        return QueueMessages(first_seq=seqs.first, last_seq=seqs.last, messages=messages)
+
+
+class _Seqs:
+    """The seqs of a queue, found by searching: it stores no count of its messages."""
+
+    def __init__(self, reader: QueueReader) -> None:
+        self._reader = reader
+        view = reader.next()
+        self.first = None if view is None else view.seq
+        self.last = None if view is None else self._last(view.seq)
+
+    def _last(self, first: int) -> int:
+        step = 1
+        while self._reader.seek_seq(first + step):
+            step *= 2
+        # True from where no message has so high a seq; the first such place is one behind the last.
+        span = range(first, first + step + 1)
+        return first + bisect_left(span, True, key=lambda seq: not self._reader.seek_seq(seq)) - 1
+
+    def before(self, segment_id: int, offset: int) -> int:
+        """How many messages lie before a position."""
+        if self.first is None or self.last is None:
+            return 0
+        span = range(self.first, self.last + 2)
+        return bisect_left(span, True, key=lambda seq: self._place(seq) >= (segment_id, offset))
+
+    def _place(self, seq: int) -> tuple[int, int]:
+        self._reader.seek_seq(seq)
+        return self._reader.position
+
+
+def _counted(seqs: _Seqs, known: ReaderInfo, shown: QueueReaderState) -> QueueReaderState:
+    if known.position is None or seqs.first is None or seqs.last is None:
+        return shown
+    count = seqs.last - seqs.first + 1
+    # A reader that has read everything may stand behind the end: in a segment that has no message yet.
+    before = min(seqs.before(known.position.segment_id, known.position.offset), count)
+    return msgspec.structs.replace(shown, next_seq=seqs.first + before, lag_messages=count - before)
+
+
+def _state(root: str, info: QueueInfo) -> QueueState:
+    control = info.control
+    return QueueState(
+        queue=os.path.relpath(os.path.realpath(info.path), os.path.realpath(root)),
+        ready=info.ready,
+        writer="alive" if info.writer_alive else "dead" if info.lock else "none",
+        writer_heartbeat_ms=None if control is None else control.writer_heartbeat_ns // NS_PER_MS,
+        head_segment=None if control is None else control.head_segment,
+        segments=len(info.segments),
+        bytes_on_disk=info.bytes_on_disk,
+        first_seq=None,
+        last_seq=None,
+        readers=[
+            QueueReaderState(
+                name=reader.name,
+                next_seq=None,
+                lag_messages=None,
+                lag_bytes=reader.lag_bytes,
+                heartbeat_ms=None if reader.position is None else reader.position.heartbeat_ns // NS_PER_MS,
+                error=reader.error,
+            )
+            for reader in info.readers
+        ],
+        error=None if info.control_error is None else str(info.control_error),
+    )
+
+
+def _text(payload: bytes) -> str | None:
+    try:
+        return payload.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
