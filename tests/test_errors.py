@@ -57,6 +57,7 @@ CODES = {
     "TopicNotEmpty": "topic_not_empty",
     "TopicFull": "topic_full",
     "ConsumerNotFound": "consumer_not_found",
+    "JobNotFound": "job_not_found",
     "CursorBackwards": "cursor_backwards",
     "Fenced": "fenced",
     "RouterNotFound": "router_not_found",

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import msgspec
 
-from everlog.job_types import Job, JobMembers, RateLimit, Retry
+from everlog.answer_types import Answer
+from everlog.job_types import JobMembers, RateLimit, Retry
 
 if TYPE_CHECKING:
     import pandas
@@ -24,34 +25,6 @@ Predicate = str | tuple[Literal["tag"], Literal["Eq", "Glob"], str]
 """Which tags are meant: `"eu"`, `"eu*"`, or `("tag", "Eq", "eu")` and `("tag", "Glob", "eu*")`."""
 
 GapReason = Literal["cap", "ttl", "mixed", "source_trim", "corrupt", "recreated", "from_seq_too_old"]
-
-
-class Performance(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How long the server took; fields may be added at any time."""
-
-    server_total_ms: float
-    wal_append_ms: float | None = None
-    fsync_ms: float | None = None
-    records_scanned: int | None = None
-    throttle_wait_ms: float | None = None
-    cold_segments_read: int | None = None
-
-
-class IgnoredMember(msgspec.Struct, frozen=True):
-    """A member of a request that the server does not know."""
-
-    path: str
-    name: str
-
-
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Base of the answers to requests; each of them carries `performance`.
-
-    `ignored` lists members of the request's body that the server does not know.
-    """
-
-    performance: Performance | None = None
-    ignored: list[IgnoredMember] | None = None
 
 
 class ErrorFields(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -431,7 +404,7 @@ class ConsumerState(Answer, frozen=True, kw_only=True):
     created_ts: int
     committed_ts: int | None
     filter: list[Any] | None = None
-    node: list[str] = []
+    node: list[str] = msgspec.field(default_factory=list)
 
 
 class ConsumerPage(Answer, frozen=True):
@@ -529,47 +502,6 @@ class RouterDeleted(Answer, frozen=True):
 
     router: str
     deleted: bool
-
-
-# --- Jobs ------------------------------------------------------------------------------------------------
-
-
-class Claimed(Answer, frozen=True):
-    """Jobs were leased; `ready` more can be claimed."""
-
-    topic: str
-    claimed: list[Job]
-    count: int
-    ready: int
-
-
-class Acked(Answer, frozen=True):
-    """So many jobs are done and deleted; `skipped` were not leased by this worker, or no longer."""
-
-    topic: str
-    acked: int
-    skipped: list[int]
-    ready: int
-    in_flight: int
-
-
-class Nacked(Answer, frozen=True):
-    """So many jobs were returned to the job queue; `skipped` were not leased by this worker, or no longer."""
-
-    topic: str
-    nacked: int
-    skipped: list[int]
-    ready: int
-    in_flight: int
-
-
-class Extended(Answer, frozen=True):
-    """Leases were extended, with the new deadline by seq; `skipped` were not leased by this worker."""
-
-    topic: str
-    extended: int
-    skipped: list[int]
-    deadlines: dict[int, int]
 
 
 # --- Watching --------------------------------------------------------------------------------------------

@@ -309,6 +309,16 @@ class ConsumerNotFound(EverlogError):
         self.detail = {"name": name, "topic": topic}
 
 
+class JobNotFound(EverlogError):
+    """The job queue has no job with this seq."""
+
+    code = "job_not_found"
+
+    def __init__(self, message: str, topic: str = "", seq: int = 0) -> None:
+        super().__init__(message)
+        self.detail = {"seq": seq, "topic": topic}
+
+
 class CursorBackwards(EverlogError):
     """A commit below what the consumer has committed; only a reset moves a cursor back."""
 

@@ -1,6 +1,6 @@
-"""The types of jobs and schedules on the wire; `api_types` has them too, and the answers that they are in.
+"""The types of jobs and schedules on the wire, as in `api_types`.
 
-Owns names and fields of what is not an answer by itself; computes nothing.
+Owns names, fields and their order; computes nothing.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+
+from everlog.answer_types import Answer, Performance
 
 
 class JobMembers(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -68,3 +70,144 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, rename=_JOB_NAMES):
     unique_key: str | None = None
     concurrency_key: str | None = None
     max_deliveries: int | None = None
+
+
+class JobAttempt(msgspec.Struct, frozen=True):
+    """A lease of a job that ended without an ack."""
+
+    delivery: int
+    node: str
+    claimed_ts: int
+    ended_ts: int
+    outcome: str
+    error: JobError | None
+
+
+_STATE_NAMES = {"seq": "$seq", "ts_ms": "$ts", "tag": "$tag"}
+
+
+class JobState(msgspec.Struct, frozen=True, kw_only=True, rename=_STATE_NAMES):
+    """A job, leased or not; `failed` is one that waits again after an error or an expiry."""
+
+    seq: int
+    ts_ms: int
+    state: Literal["ready", "delayed", "leased", "failed"]
+    deliveries: int
+    priority: int
+    run_at: int | None
+    node: str | None
+    lease_id: str | None
+    deadline: int | None
+    last_error: JobError | None
+    unique_key: str | None
+    concurrency_key: str | None
+    max_deliveries: int | None
+    tag: str | None = None
+    data: Any = msgspec.UNSET
+    meta: Any = msgspec.UNSET
+    attempts: list[JobAttempt] | msgspec.UnsetType = msgspec.UNSET
+
+
+class JobCounts(msgspec.Struct, frozen=True):
+    """The jobs of a job queue by state, and what has become of others."""
+
+    ready: int
+    delayed: int
+    leased: int
+    failed: int
+    done_total: int
+    failed_total: int
+    dead_lettered: int
+
+
+# --- Answers ---------------------------------------------------------------------------------------------
+
+
+class Claimed(Answer, frozen=True):
+    """Jobs were leased; `ready` more can be claimed."""
+
+    topic: str
+    claimed: list[Job]
+    count: int
+    ready: int
+
+
+class Acked(Answer, frozen=True):
+    """So many jobs are done and deleted; `skipped` were not leased by this worker, or no longer."""
+
+    topic: str
+    acked: int
+    skipped: list[int]
+    ready: int
+    in_flight: int
+
+
+class Nacked(Answer, frozen=True):
+    """So many jobs were returned to the job queue; `skipped` were not leased by this worker, or no longer."""
+
+    topic: str
+    nacked: int
+    skipped: list[int]
+    ready: int
+    in_flight: int
+
+
+class Extended(Answer, frozen=True):
+    """Leases were extended, with the new deadline by seq; `skipped` were not leased by this worker."""
+
+    topic: str
+    extended: int
+    skipped: list[int]
+    deadlines: dict[int, int]
+
+
+class JobPage(Answer, frozen=True):
+    """One page of jobs by seq; `next_cursor` requests the next page, if there is one."""
+
+    topic: str
+    jobs: list[JobState]
+    counts: JobCounts
+    next_cursor: str | None = None
+
+
+class JobShown(JobState, frozen=True, kw_only=True):
+    """One job, with its data and the attempts at it."""
+
+    topic: str
+    performance: Performance | None = None
+
+
+class JobsCancelled(Answer, frozen=True):
+    """So many jobs were deleted, or will be when their leases end."""
+
+    topic: str
+    cancelled: int
+
+
+class JobsRetried(Answer, frozen=True):
+    """So many delayed jobs can be claimed now."""
+
+    topic: str
+    retried: int
+
+
+class JobsPurged(Answer, frozen=True):
+    """So many jobs were deleted, or would be."""
+
+    topic: str
+    purged: int
+
+
+class QueuePaused(Answer, frozen=True):
+    """Whether claims and work streams give nothing."""
+
+    topic: str
+    paused: bool
+
+
+class JobsRedriven(Answer, frozen=True):
+    """So many jobs were brought back, or would be; so many that were meant are left."""
+
+    topic: str
+    moved: int
+    left: int

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from tests.conformance.test_queue import made, seqs_of, settle
-from tests.support.http_cases import Api, assert_error, running, taken
+from tests.support.http_cases import (
+    Api,
+    Reply,
+    assert_error,
+    query_text,
+    running,
+    taken,
+    topic_path,
+)
 
 JOB_MEMBERS: dict[str, object] = {
     "delay_ms": 0,
@@ -185,3 +193,140 @@ def test_dead_letters_tell_the_last_error(api: Api) -> None:
     assert seqs_of(api.claim("q")) == []
     (letter,) = taken(api.diff("dead"))["records"]
     assert letter["meta"]["$dead_letter_error"] == {"type": "ValueError", "message": "no price"}
+
+
+# --- Looking at jobs --------------------------------------------------------------------------------------
+
+STATE_FIELDS = {
+    *("$seq", "$ts", "state", "deliveries", "priority", "run_at", "node", "lease_id", "deadline"),
+    *("last_error", "unique_key", "concurrency_key", "max_deliveries", "$tag"),
+}
+ERROR = {"type": "ValueError", "message": "boom", "trace": "line 1"}
+
+
+def jobs_of(api: Api, **query: object) -> Any:
+    return taken(api.request("GET", topic_path("q", "jobs") + query_text(query)))
+
+
+def post(api: Api, path: str, topic: str = "q", **body: object) -> Reply:
+    return api.request("POST", topic_path(topic, path), body)
+
+
+def four_states(api: Api) -> None:
+    made(api, 0)
+    enqueue(api, {"tag": "a"}, {"unique_key": "k"}, {"delay_ms": 3_600_000}, {"concurrency_key": "k"})
+    assert seqs_of(api.claim("q", max=2)) == [1, 2]
+    settle(api, "nack", "q", [1], error=ERROR)
+
+
+def test_jobs_are_listed_by_seq_with_their_states(api: Api) -> None:
+    four_states(api)
+    told = jobs_of(api)
+    assert [job["state"] for job in told["jobs"]] == ["failed", "leased", "delayed", "ready"]
+    assert told["counts"] == {
+        **{"ready": 1, "delayed": 1, "leased": 1, "failed": 1},
+        **{"done_total": 0, "failed_total": 1, "dead_lettered": 0},
+    }
+    failed, leased, delayed, _ = told["jobs"]
+    assert all(set(job) <= STATE_FIELDS for job in told["jobs"])
+    assert (failed["last_error"], failed["deliveries"], failed["$tag"]) == (ERROR, 1, "a")
+    assert leased["node"] == "w"
+    assert leased["lease_id"].startswith("lease_")
+    assert leased["deadline"] > leased["$ts"]
+    assert (delayed["run_at"] - delayed["$ts"], delayed["node"]) == (3_600_000, None)
+
+
+def test_jobs_are_found_by_state_tag_key_and_filter(api: Api) -> None:
+    four_states(api)
+
+    def seqs(**query: object) -> list[int]:
+        return [job["$seq"] for job in jobs_of(api, **query)["jobs"]]
+
+    assert seqs(state="leased") == [2]
+    assert seqs(tag="a") == [1]
+    assert seqs(key="k") == [2, 4]
+    assert seqs(filter='["data","Ge",2]') == [3, 4]
+    for wrong in ("state=done", "include=all", "filter=x", "cursor=x"):
+        assert_error(api.request("GET", topic_path("q", "jobs") + "?" + wrong), 400, "invalid_request")
+
+
+def test_pages_of_jobs_follow_each_other(api: Api) -> None:
+    made(api, 5)
+    page = jobs_of(api, limit=2, include="data")
+    assert [(job["$seq"], job["data"]) for job in page["jobs"]] == [(1, 1), (2, 2)]
+    page = jobs_of(api, limit=2, cursor=page["next_cursor"])
+    assert [job["$seq"] for job in page["jobs"]] == [3, 4]
+    page = jobs_of(api, limit=2, cursor=page["next_cursor"])
+    assert [job["$seq"] for job in page["jobs"]] == [5]
+    assert "next_cursor" not in page
+
+
+def test_one_job_tells_its_attempts(api: Api) -> None:
+    four_states(api)
+    job = taken(api.request("GET", topic_path("q", "jobs/1")))
+    (attempt,) = job["attempts"]
+    assert set(attempt) == {"delivery", "node", "claimed_ts", "ended_ts", "outcome", "error"}
+    assert (attempt["delivery"], attempt["outcome"], attempt["error"]) == (1, "nacked", ERROR)
+    assert job["data"] == 0
+    reply = api.request("GET", topic_path("q", "jobs/99"))
+    assert_error(reply, 404, "job_not_found")
+    assert reply.json["error"]["detail"]["seq"] == 99
+
+
+@pytest.mark.parametrize("path", ["jobs", "jobs/1"])
+def test_a_log_has_no_jobs(api: Api, path: str) -> None:
+    api.append("log")
+    assert_error(api.request("GET", topic_path("log", path)), 409, "not_a_queue")
+    assert_error(api.request("GET", topic_path("absent", path)), 404, "topic_not_found")
+
+
+# --- Changing jobs ----------------------------------------------------------------------------------------
+
+
+def test_cancel_and_retry_count_what_they_change(api: Api) -> None:
+    four_states(api)
+    assert taken(post(api, "jobs/retry", seqs=[1, 3]))["retried"] == 1
+    assert taken(post(api, "jobs/cancel", seqs=[2, 3, 77]))["cancelled"] == 2
+    assert [job["$seq"] for job in jobs_of(api)["jobs"]] == [1, 2, 4]
+    settle(api, "nack", "q", [2])
+    assert [job["$seq"] for job in jobs_of(api)["jobs"]] == [1, 4]
+    assert taken(post(api, "jobs/cancel", filter=["data", "Eq", 0]))["cancelled"] == 1
+    for wrong in ({}, {"seqs": [1], "filter": ["tag", "Eq", "a"]}, {"filter": ["tag"]}):
+        assert_error(post(api, "jobs/cancel", **wrong), 400, "invalid_request")
+    assert_error(post(api, "jobs/retry", seqs=[1] * 1001), 400, "batch_too_large")
+
+
+def test_a_paused_queue_gives_nothing_until_it_is_resumed(api: Api) -> None:
+    made(api, 2)
+    assert taken(post(api, "pause"))["paused"] is True
+    assert seqs_of(api.claim("q")) == []
+    api.fill("q", 3)
+    assert taken(api.state("q"))["config"]["paused"] is True
+    assert taken(post(api, "resume"))["paused"] is False
+    assert seqs_of(api.claim("q", max=3)) == [1, 2, 3]
+    api.append("log")
+    assert_error(post(api, "pause", "log"), 409, "not_a_queue")
+
+
+def test_purge_takes_a_filter_or_all(api: Api) -> None:
+    made(api, 4)
+    assert taken(post(api, "purge", all=True, dry_run=True))["purged"] == 4
+    assert taken(post(api, "purge", filter=["data", "Le", 3]))["purged"] == 3
+    assert_error(post(api, "purge"), 400, "invalid_request")
+    assert taken(post(api, "purge", all=True))["purged"] == 1
+
+
+def test_dead_letters_are_brought_back(api: Api) -> None:
+    made(api, 3, max_deliveries=1, dead_letter="dead")
+    api.claim("q", max=3)
+    settle(api, "nack", "q", [1, 2, 3])
+    assert seqs_of(api.claim("q", max=3)) == []
+    assert taken(post(api, "redrive", "dead", limit=1)).items() >= {"moved": 1, "left": 2}.items()
+    assert taken(post(api, "redrive", "dead", dry_run=True)).items() >= {"moved": 2, "left": 0}.items()
+    assert taken(post(api, "redrive", "dead", filter=["data", "Eq", 3]))["moved"] == 1
+    assert taken(post(api, "redrive", "dead"))["moved"] == 1
+    jobs = taken(api.claim("q", max=9))["claimed"]
+    assert sorted(job["data"] for job in jobs) == [1, 2, 3]
+    assert all(job["meta"] == {"$redriven_from": "dead"} for job in jobs)
+    assert taken(api.state("dead"))["count"] == 0
+    assert_error(post(api, "redrive", "absent"), 404, "topic_not_found")

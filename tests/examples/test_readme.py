@@ -43,6 +43,7 @@ NOT_OF_THE_QUEUE = {
     "InvalidSource",
     "DataLost",
     "LimitReached",
+    "JobNotFound",
     "NotAQueue",
     "NotReady",
     "OutcomeUnknown",

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from everlog import api_types as shapes
+from everlog import job_types
 from everlog.client import AsyncClient, Client
 from everlog.client.flows import Call
 from everlog.client.sockets import AsyncSocket
@@ -118,10 +119,18 @@ _ANSWERS: dict[tuple[str, str], Any] = {
     ("GET", "latest"): shapes.Latest,
     ("GET", "histogram"): shapes.Histogram,
     ("POST", "delete"): shapes.RecordsDeleted,
-    ("POST", "claim"): shapes.Claimed,
-    ("POST", "ack"): shapes.Acked,
-    ("POST", "nack"): shapes.Nacked,
-    ("POST", "extend"): shapes.Extended,
+    ("POST", "claim"): job_types.Claimed,
+    ("POST", "ack"): job_types.Acked,
+    ("POST", "nack"): job_types.Nacked,
+    ("POST", "extend"): job_types.Extended,
+    ("GET", "jobs"): job_types.JobPage,
+    ("GET", "jobs/:seq"): job_types.JobShown,
+    ("POST", "cancel"): job_types.JobsCancelled,
+    ("POST", "retry"): job_types.JobsRetried,
+    ("POST", "pause"): job_types.QueuePaused,
+    ("POST", "resume"): job_types.QueuePaused,
+    ("POST", "purge"): job_types.JobsPurged,
+    ("POST", "redrive"): job_types.JobsRedriven,
     ("PUT", "routers"): shapes.RouterPut,
     ("GET", "routers"): shapes.RouterState,
     ("DELETE", "routers"): shapes.RouterDeleted,
@@ -147,6 +156,8 @@ def typed_answer(method: str, path: str, body: bytes) -> Any:
     what = (
         " ".join(["consumer", *parts[4:]])
         if len(parts) > 3 and parts[2] == "consumers"
+        else ("jobs/:seq" if method == "GET" else parts[3])
+        if len(parts) > 3 and parts[2] == "jobs"
         else f"{parts[0]} list"
         if len(parts) == 1 and method == "GET"
         else parts[2]

@@ -214,6 +214,57 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
         "priority": "of the record; absent if it is 0",
         "max_deliveries": "of the record; absent if it has none",
     },
+    "JobsBody": {"seqs": "the jobs, at most 1000", "filter": "all jobs that pass this expression"},
+    "PurgeBody": {
+        "filter": "delete the jobs that pass this expression",
+        "all": "delete all jobs",
+        "dry_run": "only count",
+    },
+    "RedriveBody": {
+        "to": "where all of them go; absent: each where it came from",
+        "filter": "only letters that pass this expression",
+        "limit": "so many at most",
+        "dry_run": "only count",
+    },
+    "JobPage": {"jobs": "the jobs of this page", "counts": "all jobs by state"},
+    "JobsCancelled": {"cancelled": "so many jobs"},
+    "JobsRetried": {"retried": "so many jobs were delayed and are due now"},
+    "JobsPurged": {"purged": "so many jobs"},
+    "JobsRedriven": {
+        "moved": "so many were brought back",
+        "left": "so many that were meant were not",
+    },
+    "JobCounts": {
+        "delayed": "not due yet",
+        "leased": "under a lease",
+        "failed": "waiting again after an error or an expiry",
+        "done_total": "acknowledged so far",
+        "failed_total": "attempts that ended with an error or expired so far",
+    },
+    "JobAttempt": {
+        "delivery": "which delivery it was, from 1",
+        "node": "the worker",
+        "claimed_ts": "when it was claimed, ms",
+        "ended_ts": "when the lease ended, ms",
+        "outcome": "nacked, expired or released",
+        "error": "what the nack said, or null",
+    },
+    **{
+        shape: {
+            "state": "ready, delayed, leased, or failed: waiting again after an error or an expiry",
+            "priority": "of the record",
+            "run_at": "when it was or will be due, or null",
+            "node": "the worker that holds it, or null",
+            "lease_id": "its lease, or null",
+            "deadline": "end of its lease, ms, or null",
+            "last_error": "the last error of a nack, or null",
+            "unique_key": "of the record, or null",
+            "concurrency_key": "of the record, or null",
+            "max_deliveries": "of the record, or null",
+            "attempts": "the last ten leases that ended without an ack",
+        }
+        for shape in ("JobState", "JobShown")
+    },
     "JobError": {"type": "kind of the error", "message": "what happened", "trace": "where it happened"},
     "RateLimit": {
         "count": "most claims in any `per_ms`, from 1 to 1000000",

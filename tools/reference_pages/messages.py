@@ -9,10 +9,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from everlog.answer_types import IgnoredMember
 from everlog.api_types import (
     Appended,
     CaughtUp,
-    IgnoredMember,
     Records,
     StreamError,
     Tombstone,

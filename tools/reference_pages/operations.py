@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from everlog import api_types
+from everlog import api_types, job_types
 from everlog.server import answers, bodies
 from everlog.server.auth import Scope
 from everlog.topics import TopicConfig
@@ -434,15 +434,15 @@ QUEUES: Final = (
         "POST /v0/topics/:name/claim",
         "claim",
         "Lease jobs",
-        Answer("the jobs", api_types.Claimed),
+        Answer("the jobs", job_types.Claimed),
         Scope.READ | Scope.WRITE,
         _QUEUE_CODES,
         body=bodies.ClaimBody,
         text="Jobs that came back are first, then those that were never handed out, by seq.",
     ),
-    _on_leases("ack", "Delete jobs that are done", bodies.AckBody, api_types.Acked),
-    _on_leases("nack", "Give jobs back", bodies.NackBody, api_types.Nacked),
-    _on_leases("extend", "Extend leases", bodies.ExtendBody, api_types.Extended),
+    _on_leases("ack", "Delete jobs that are done", bodies.AckBody, job_types.Acked),
+    _on_leases("nack", "Give jobs back", bodies.NackBody, job_types.Nacked),
+    _on_leases("extend", "Extend leases", bodies.ExtendBody, job_types.Extended),
     _operation(
         "Queues",
         "GET /v0/topics/:name/work",
@@ -458,6 +458,90 @@ QUEUES: Final = (
             Parameter("lease_ms", "integer", "length of the leases"),
         ),
         text="Closing the connection gives back the leases that were handed out on it.",
+    ),
+)
+
+
+def _on_jobs(
+    path: str, id_: str, summary: str, body: type, answer: type, scope: Scope = Scope.ADMIN, text: str = ""
+) -> Operation:
+    return _operation(
+        "Jobs",
+        f"POST /v0/topics/:name/{path}",
+        id_,
+        summary,
+        Answer("done", answer),
+        scope,
+        _QUEUE_CODES,
+        body=body,
+        text=text,
+    )
+
+
+JOBS: Final = (
+    _operation(
+        "Jobs",
+        "GET /v0/topics/:name/jobs",
+        "listJobs",
+        "List jobs without claiming them",
+        Answer("a page by seq, and counts", job_types.JobPage),
+        Scope.READ,
+        _QUEUE_CODES,
+        parameters=(
+            Parameter("state", "string", "ready, delayed, leased or failed"),
+            Parameter("tag", "string", "only jobs with this tag"),
+            Parameter("key", "string", "only jobs with this unique or concurrency key"),
+            Parameter("filter", "string", "only jobs that pass this expression, as JSON"),
+            Parameter("limit", "integer", "jobs of a page, clamped to [1, 1000]", 100),
+            Parameter("cursor", "string", "`next_cursor` of the page before"),
+            Parameter("include", "string", "`data`: with data and meta"),
+        ),
+    ),
+    _operation(
+        "Jobs",
+        "GET /v0/topics/:name/jobs/:item",
+        "getJob",
+        "Show a job and the attempts at it",
+        Answer("the job", job_types.JobShown),
+        Scope.READ,
+        f"{_QUEUE_CODES} job_not_found",
+    ),
+    _on_jobs(
+        "jobs/cancel",
+        "cancelJobs",
+        "Delete jobs",
+        bodies.JobsBody,
+        job_types.JobsCancelled,
+        text="A leased job is deleted when its lease ends, unless it is acknowledged. Needs admin or delete.",
+    ),
+    _on_jobs("jobs/retry", "retryJobs", "Make delayed jobs due", bodies.JobsBody, job_types.JobsRetried),
+    _on_jobs(
+        "pause",
+        "pauseQueue",
+        "Let claims give nothing",
+        bodies.PauseBody,
+        job_types.QueuePaused,
+        text="Appends, acks and nacks go on.",
+    ),
+    _on_jobs("resume", "resumeQueue", "Let claims give jobs again", bodies.PauseBody, job_types.QueuePaused),
+    _on_jobs(
+        "purge",
+        "purgeJobs",
+        "Delete all jobs, or those that pass a filter",
+        bodies.PurgeBody,
+        job_types.JobsPurged,
+        text="Leased ones too. Needs admin or delete.",
+    ),
+    _operation(
+        "Jobs",
+        "POST /v0/topics/:name/redrive",
+        "redrive",
+        "Bring dead letters back to their job queues",
+        Answer("done, or after 30 s with what is left", job_types.JobsRedriven),
+        Scope.ADMIN,
+        "topic_not_found",
+        body=bodies.RedriveBody,
+        text="Each goes back at most once, also across a crash, without its marks `$dead_letter_*`.",
     ),
 )
 
@@ -613,5 +697,5 @@ SERVER: Final = (
     ),
 )
 
-OPERATIONS: Final = (*TOPICS, *CONSUMERS, *ROUTERS, *QUEUES, *WATCH, *PROBES, *BUS, *SERVER)
+OPERATIONS: Final = (*TOPICS, *CONSUMERS, *ROUTERS, *QUEUES, *JOBS, *WATCH, *PROBES, *BUS, *SERVER)
 """Every operation that is described; the document has those that the server has."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlencode
 
-from everlog import api_types
+from everlog import api_types, job_types
 from everlog.api_types import NewRecord, Predicate, TopicSettings
 from everlog.client.arguments import Nodes, Position, checked_position, checked_records, checked_settings
 from everlog.client.encoding import encode
@@ -287,21 +287,21 @@ def delete_router(router: str) -> Call[api_types.RouterDeleted]:
 # --- Job queues ------------------------------------------------------------------------------------------
 
 
-def claim(queue: str, node: str, max: int = 1, *, lease_ms: int | None = None) -> Call[api_types.Claimed]:
+def claim(queue: str, node: str, max: int = 1, *, lease_ms: int | None = None) -> Call[job_types.Claimed]:
     """Lease up to `max` jobs for this worker.
 
     Not repeated after a lost answer: jobs of the first request stay leased until their leases end.
     """
     body = _given(node=node, max=max, lease_ms=lease_ms)
-    return Call("POST", topic_path(queue, "/claim"), api_types.Claimed, body, may_repeat=False)
+    return Call("POST", topic_path(queue, "/claim"), job_types.Claimed, body, may_repeat=False)
 
 
 def ack(
     queue: str, node: str, seqs: Sequence[int], *, lease_ids: Sequence[str] | None = None
-) -> Call[api_types.Acked]:
+) -> Call[job_types.Acked]:
     """Delete finished jobs. If an answer is lost and the request repeated, they are reported as skipped."""
     body = _given(node=node, seqs=seqs, lease_ids=lease_ids)
-    return Call("POST", topic_path(queue, "/ack"), api_types.Acked, body)
+    return Call("POST", topic_path(queue, "/ack"), job_types.Acked, body)
 
 
 def nack(
@@ -312,7 +312,7 @@ def nack(
     delay_ms: int | None = None,
     lease_ids: Sequence[str] | None = None,
     error: JobError | None = None,
-) -> Call[api_types.Nacked]:
+) -> Call[job_types.Nacked]:
     """Return jobs to the job queue; they can be claimed again after `delay_ms`, or as its `retry` says.
 
     `error` says why, and is kept with the attempt.
@@ -320,15 +320,15 @@ def nack(
     body = _given(node=node, seqs=seqs, delay_ms=delay_ms, lease_ids=lease_ids, error=error)
     # Without lease ids a repeat could return a job that this worker has claimed again.
     is_fenced = lease_ids is not None
-    return Call("POST", topic_path(queue, "/nack"), api_types.Nacked, body, may_repeat=is_fenced)
+    return Call("POST", topic_path(queue, "/nack"), job_types.Nacked, body, may_repeat=is_fenced)
 
 
 def extend(
     queue: str, node: str, seqs: Sequence[int], lease_ms: int, *, lease_ids: Sequence[str] | None = None
-) -> Call[api_types.Extended]:
+) -> Call[job_types.Extended]:
     """Extend leases: they end `lease_ms` from now."""
     body = _given(node=node, seqs=seqs, lease_ms=lease_ms, lease_ids=lease_ids)
-    return Call("POST", topic_path(queue, "/extend"), api_types.Extended, body)
+    return Call("POST", topic_path(queue, "/extend"), job_types.Extended, body)
 
 
 # --- Consumers -------------------------------------------------------------------------------------------
@@ -420,6 +420,86 @@ def reset_consumer(
     """Put the cursor anywhere, forward or back; with `dry_run` only say where and over how many records."""
     body = _given(to=checked_position(to), dry_run=dry_run)
     return Call("POST", consumer_path(topic, consumer, "/reset"), api_types.ConsumerReset, body)
+
+
+Selection = Sequence[Any]
+"""A filter: `["tag", "Eq", "eu"]` and the like."""
+
+
+def jobs_page(
+    queue: str,
+    *,
+    state: Literal["ready", "delayed", "leased", "failed"] | None = None,
+    tag: str | None = None,
+    key: str | None = None,
+    filter: Selection | None = None,
+    limit: int = 100,
+    cursor: str | None = None,
+    include_data: bool = False,
+) -> Call[job_types.JobPage]:
+    """One page of the jobs of a job queue by seq, and how many there are in each state."""
+    query = _query(
+        state=state,
+        tag=tag,
+        key=key,
+        filter=None if filter is None else encode(filter).decode(),
+        limit=limit,
+        cursor=cursor,
+        include="data" if include_data else None,
+    )
+    return Call("GET", topic_path(queue, "/jobs") + query, job_types.JobPage)
+
+
+def job(queue: str, seq: int) -> Call[job_types.JobShown]:
+    """One job with its data and the attempts at it, without claiming it."""
+    return Call("GET", topic_path(queue, f"/jobs/{seq}"), job_types.JobShown)
+
+
+def cancel_jobs(
+    queue: str, seqs: Sequence[int] | None = None, *, filter: Selection | None = None
+) -> Call[job_types.JobsCancelled]:
+    """Delete jobs; a leased one when its lease ends, unless it is acknowledged."""
+    body = _given(seqs=seqs, filter=filter)
+    return Call("POST", topic_path(queue, "/jobs/cancel"), job_types.JobsCancelled, body)
+
+
+def retry_jobs(
+    queue: str, seqs: Sequence[int] | None = None, *, filter: Selection | None = None
+) -> Call[job_types.JobsRetried]:
+    """Let delayed jobs be claimed now."""
+    body = _given(seqs=seqs, filter=filter)
+    return Call("POST", topic_path(queue, "/jobs/retry"), job_types.JobsRetried, body)
+
+
+def pause_queue(queue: str) -> Call[job_types.QueuePaused]:
+    """Let claims and work streams of a job queue give nothing until `resume_queue`."""
+    return Call("POST", topic_path(queue, "/pause"), job_types.QueuePaused, _given())
+
+
+def resume_queue(queue: str) -> Call[job_types.QueuePaused]:
+    """Let claims and work streams of a job queue give jobs again."""
+    return Call("POST", topic_path(queue, "/resume"), job_types.QueuePaused, _given())
+
+
+def purge_jobs(
+    queue: str, *, filter: Selection | None = None, all: bool = False, dry_run: bool = False
+) -> Call[job_types.JobsPurged]:
+    """Delete the jobs that pass a filter, or all of them, leased ones too."""
+    body = _given(filter=filter, all=all, dry_run=dry_run)
+    return Call("POST", topic_path(queue, "/purge"), job_types.JobsPurged, body, may_repeat=False)
+
+
+def redrive(
+    topic: str,
+    *,
+    to: str | None = None,
+    filter: Selection | None = None,
+    limit: int | None = None,
+    dry_run: bool = False,
+) -> Call[job_types.JobsRedriven]:
+    """Bring dead letters back to their job queues, or all to one; each at most once."""
+    body = _given(to=to, filter=filter, limit=limit, dry_run=dry_run)
+    return Call("POST", topic_path(topic, "/redrive"), job_types.JobsRedriven, body, wait_s=30)
 
 
 # --- Watching and probes ---------------------------------------------------------------------------------

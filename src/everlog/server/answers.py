@@ -9,7 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from everlog.api_types import Answer, StorageHealth
+from everlog.answer_types import Answer
+from everlog.api_types import StorageHealth
 
 
 class PressureState(msgspec.Struct, frozen=True):

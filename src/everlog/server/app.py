@@ -542,10 +542,15 @@ def _pattern(path: bytes) -> tuple[str, str, str]:
         # What is not UTF-8 is the name of nothing, but it must be possible to say so.
         name = unquote_to_bytes(parts[3]).decode("utf-8", "replace")
         parts[3] = b":name"
-        if len(parts) >= 6 and parts[2] == b"topics" and parts[4] == b"consumers":
+        if len(parts) >= 6 and parts[2] == b"topics" and _has_item(parts):
             item = unquote_to_bytes(parts[5]).decode("utf-8", "replace")
             parts[5] = b":item"
     return b"/".join(parts).decode("latin-1"), name, item
+
+
+def _has_item(parts: list[bytes]) -> bool:
+    """Whether the segment below a collection of a topic is a name, or the seq of a job."""
+    return parts[4] == b"consumers" or (parts[4] == b"jobs" and parts[5] not in (b"cancel", b"retry"))
 
 
 def _unauthorised() -> ApiError:

@@ -217,6 +217,34 @@ class ExtendBody(AckBody, kw_only=True):
     lease_ms: int
 
 
+class JobsBody(msgspec.Struct):
+    """POST /v0/topics/:topic/jobs/cancel and retry."""
+
+    seqs: list[int] | None = None
+    filter: msgspec.Raw = _ABSENT
+
+
+class PurgeBody(msgspec.Struct):
+    """POST /v0/topics/:topic/purge."""
+
+    filter: msgspec.Raw = _ABSENT
+    all: bool = False
+    dry_run: bool = False
+
+
+class PauseBody(msgspec.Struct):
+    """POST /v0/topics/:topic/pause and resume; they need none."""
+
+
+class RedriveBody(msgspec.Struct):
+    """POST /v0/topics/:topic/redrive."""
+
+    to: str | None = None
+    filter: msgspec.Raw = _ABSENT
+    limit: int | None = None
+    dry_run: bool = False
+
+
 _CONSUMER_BODIES: Final = (
     ConsumerBody,
     ConsumerReadBody,
@@ -225,12 +253,14 @@ _CONSUMER_BODIES: Final = (
     ConsumerResetBody,
 )
 _QUEUE_BODIES: Final = (ClaimBody, AckBody, NackBody, ExtendBody)
+_JOB_BODIES: Final = (JobsBody, PurgeBody, PauseBody, RedriveBody)
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 _DECODERS: Final[dict[type, msgspec.json.Decoder[Any]]] = {
     kind: msgspec.json.Decoder(kind)
     for kind in (
         *(AppendBody, TopicConfig, DeleteBody, DiffBody, RouterBody, WatchBody),
         *_QUEUE_BODIES,
+        *_JOB_BODIES,
         *_CONSUMER_BODIES,
     )
 }

@@ -19,6 +19,7 @@ from everlog.errors import (
     Fenced,
     InvalidRequest,
     Io,
+    JobNotFound,
     LimitReached,
     NotAQueue,
     NotReady,
@@ -79,6 +80,7 @@ _STATUS: Final[dict[type[EverlogError], int]] = {
     NotAQueue: 409,
     TopicFull: 422,
     ConsumerNotFound: 404,
+    JobNotFound: 404,
     CursorBackwards: 409,
     Fenced: 409,
 }

@@ -29,6 +29,7 @@ from everlog.server.console_routes import ConsoleRoutes
 from everlog.server.consumer_routes import ConsumerRoutes
 from everlog.server.http import HttpServer
 from everlog.server.http_exchange import HttpLimits
+from everlog.server.job_admin_routes import JobAdminRoutes
 from everlog.server.job_routes import ClaimWindows, JobRoutes
 from everlog.server.key_file import read_key_file, reload_time_ns
 from everlog.server.logs import configure_logging
@@ -130,6 +131,7 @@ class TopicsServer:
         TopicRoutes(app)
         ConsumerRoutes(app)
         SummaryRoutes(app)
+        JobAdminRoutes(app)
         RouterRoutes(app)
         self._watch = WatchRoutes(app, slots=slots)
         self._sockets = WebSocketRoutes(app, slots=slots, fan_out=self._watch.fan_out)

@@ -6,7 +6,7 @@ acknowledged is decided by `ack_policy` and happens in `commits`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from everlog.api_types import Discard, Durability
 from everlog.errors import BatchTooLarge, InvalidRequest, LimitReached
@@ -18,7 +18,6 @@ from everlog.topics.commits import COMMITTED, BatchEntry, ChangeEntry, ShardComm
 from everlog.topics.config import MAX_IDEMPOTENCY_KEY_BYTES, MAX_RECORDS_PER_APPEND, TopicConfig
 from everlog.topics.core import CONTROL_ROOM, Core
 from everlog.topics.due_work import run_due
-from everlog.topics.jobs.lease_log import frame_options
 from everlog.topics.jobs.new_jobs import NewJobs, check_job_queue
 from everlog.topics.jobs.options import options_of
 from everlog.topics.memory import MemoryChunks
@@ -38,6 +37,9 @@ from everlog.topics.storage.control import EvictWatermark, HeadWatermark, Idempo
 from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES, FLAG_DURABLE, FrameType
 from everlog.topics.topic import RememberedKey, Topic
 
+Extras = Sequence[tuple[FrameType, bytes]]
+"""Entries of the log, by kind, that stand before the records of their batch."""
+
 
 def append(
     core: Core,
@@ -49,8 +51,9 @@ def append(
     config: TopicConfig | None,
     disable_backpressure: bool = False,
     jobs: Mapping[int, JobMembers] | None = None,
+    extras: Extras = (),
 ) -> Appended:
-    """See `Engine.append`."""
+    """See `Engine.append`. `extras` are entries of the log that count exactly if the batch does."""
     _check_size(records, key)
     batch = records if isinstance(records, RecordBatch) else RecordBatch(records, node)
     now_ms = core.now_ms()
@@ -76,9 +79,10 @@ def append(
         run_due(core, now_ms)  # idle topics may hold records that have expired
     ts = max(now_ms, topic.log.last_ts, topic.storage.restored_ts)
     if options:
-        return _append_jobs(core, topic, records, node, key, ts, created, NewJobs(topic, options, now_ms))
+        new_jobs = NewJobs(topic, options, now_ms)
+        return _append_jobs(core, topic, records, node, key, ts, created, new_jobs, extras)
     if core.is_logged(topic):
-        entry = _frame_into_log(core, topic, batch, key, ts, created)
+        entry = _frame_into_log(core, topic, batch, key, ts, created, extras)
     else:
         entry = _frame_into_memory(core, topic, batch, ts, created)
     core.totals.appended += entry.count
@@ -113,6 +117,7 @@ def _append_jobs(
     ts: int,
     created: bool,
     new_jobs: NewJobs,
+    extras: Extras,
 ) -> Appended:
     """Append jobs with options, except those that are there already by their unique keys."""
     assert not isinstance(records, RecordBatch), "records with options come one by one"
@@ -122,7 +127,9 @@ def _append_jobs(
     batch = RecordBatch(kept, node)
     seqs = new_jobs.seqs(topic.log.next_seq, len(records))
     if core.is_logged(topic):
-        entry = _frame_into_log(core, topic, batch, key, ts, created, new_jobs, seqs)
+        entry = _frame_into_log(
+            core, topic, batch, key, ts, created, (*extras, *new_jobs.extras(topic.log.next_seq)), seqs
+        )
     else:
         entry = _frame_into_memory(core, topic, batch, ts, created)
     new_jobs.register(entry.first_seq, ts, entry.commit)
@@ -219,14 +226,13 @@ def _frame_into_log(
     key: str | None,
     ts: int,
     created: bool,
-    new_jobs: NewJobs | None = None,
+    extras: Extras = (),
     seqs: tuple[int, ...] = (),
 ) -> BatchEntry:
     """Frame the batch at the end of its shard's gathered bytes, all of it or nothing, and gather it."""
     log, durability = topic.log, topic.durability
     shard = core.writable_shard(topic)
-    options = b"" if new_jobs is None else new_jobs.payload(log.next_seq)
-    shard.reserve(records.frame_bytes + CONTROL_ROOM + len(options))
+    shard.reserve(records.frame_bytes + CONTROL_ROOM + sum(len(payload) for _, payload in extras))
     wal = shard.wal
     buffer = wal.buffer
     mark = len(buffer)
@@ -243,8 +249,8 @@ def _frame_into_log(
         if key is not None and durability is not Durability.MEMORY:
             _frame_key(shard, topic, key, count, ts, seqs)
             frames += 1
-        if options:
-            frame_options(buffer, topic, options, ts)
+        for kind, payload in extras:
+            buffer.append_control(kind, FLAG_BATCH_CONTINUES, topic.topic_id, 0, ts, payload)
             frames += 1
         ceiling = ack_policy.next_ceiling(durability, last_seq, topic.reserved.ceiling_logged)
         if ceiling:

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from everlog.api_types import Durability, StorageHealth, StorageStatus, TopicAccount
 from everlog.clock import Clock, SystemClock
@@ -29,7 +29,9 @@ from everlog.topics.delivery.delivery import BUDGET_NS, Delivery, Drain, RouterW
 from everlog.topics.delivery.scheduler import TopicSchedule
 from everlog.topics.due_work import run_due
 from everlog.topics.filters import Filter
+from everlog.topics.jobs.job_admin import JobAdmin
 from everlog.topics.jobs.job_calls import JobCalls
+from everlog.topics.jobs.steps import Steps
 from everlog.topics.records import AnyRecord
 from everlog.topics.results import (
     Appended,
@@ -53,6 +55,7 @@ from everlog.topics.topic import Topic, TopicState
 from everlog.topics.vitals import vitals_of, wal_metrics
 
 NS_PER_S: Final = 1_000_000_000
+T = TypeVar("T")
 
 
 class Engine(JobCalls):
@@ -72,6 +75,7 @@ class Engine(JobCalls):
         self._forwarder = core.forwarder = Forwarder(core, self._load_segment)
         self._router_work = RouterWork(core.totals.unforwarded.values, self.forward_turn)
         self._checkpointer = None if store is None else Checkpointer(core, store, syncs)
+        self.jobs = JobAdmin(core, self._check_open, self._fetch_segment, self._forwarder.forward_pending)
         self.consumers = Consumers(core, self._check_open, self._forwarder.forward_pending)
         self.summaries = Summaries(self._core, self._check_open)
 
@@ -535,6 +539,20 @@ class Engine(JobCalls):
         self.deliver()
         if commit.error is not None:
             raise commit.error
+
+    def run_steps(self, steps: Steps[T]) -> T:
+        """Do work that comes in steps to its end."""
+        while True:
+            try:
+                commit = next(steps)
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            if commit is None:
+                self.write()
+                self.poll()
+            else:
+                self.wait_for(commit)
 
     def _wait_for_work(self, commit: Commit, now_ns: int, deadline_ns: int) -> None:
         if commit.done:

@@ -98,7 +98,7 @@ class JobBoard:
         """Note the options of a job that is appended, visible or not."""
         if options.unique_key:
             self.unique[options.unique_key] = UniqueHolder(seq, ts, commit)
-        if options == NO_OPTIONS:
+        if options == NO_OPTIONS and seq not in self.options:
             return
         self.options[seq] = options
         block = seq >> _BLOCK_BITS
@@ -156,6 +156,15 @@ class JobBoard:
         self.table.delayed -= 1
         self.add(seq)
         return True
+
+    def due_now(self, seq: int) -> JobOptions:
+        """The options of a job without its delay."""
+        return msgspec.structs.replace(self.options[seq], run_at=0)
+
+    def set_options(self, seq: int, options: JobOptions) -> None:
+        """Change the options of a job that exists."""
+        self.options[seq] = options
+        self._blocks[seq >> _BLOCK_BITS] = None
 
     def find_unique(self, key: str, now_ms: int) -> UniqueHolder | None:
         """The job that stands for a new one with this key."""

@@ -21,12 +21,12 @@ from everlog.topics.core import CONTROL_ROOM, Core
 from everlog.topics.jobs.claim_rates import QUEUE_KEY
 from everlog.topics.jobs.job_board import JobBoard
 from everlog.topics.jobs.lease_table import LeaseTable, StoredLease
-from everlog.topics.storage.control import DeleteSeqs, JobOptions, Jobs, Lease, TopicRecord, encode
-from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES, FrameType
+from everlog.topics.storage.control import DeleteSeqs, JobOptions, Jobs, Lease, Redriven, TopicRecord, encode
+from everlog.topics.storage.layout import FrameType
 from everlog.topics.topic import Topic
 
 if TYPE_CHECKING:
-    from everlog.native.topics.log import FrameBuffer
+    pass
 
 _OPTIONS_A_FRAME: Final = 4096
 
@@ -144,6 +144,22 @@ def apply_delete_seqs(topic: Topic, entry: DeleteSeqs) -> int:
     return deleted
 
 
+def apply_redriven(topic: Topic | None, note: Redriven) -> None:
+    """Recover: delete the letters whose copies are there."""
+    if topic is None:
+        return
+    log = topic.log
+    for first_seq, count, first_ts, last_ts in note.runs:
+        # The seqs of a topic that loses records in a crash may be given out again, but later.
+        seqs = [
+            seq
+            for seq in range(first_seq, min(first_seq + count, log.next_seq))
+            if log.is_live(seq) and first_ts <= log.timestamp(seq) <= last_ts
+        ]
+        if seqs:
+            apply_delete_seqs(topic, DeleteSeqs(runs_of(seqs)))
+
+
 # --- Leases -----------------------------------------------------------------------------------------------
 
 
@@ -227,11 +243,6 @@ def apply_lease(topic: Topic, entry: Lease, ts: int) -> None:
 # --- Options ----------------------------------------------------------------------------------------------
 
 
-def frame_options(buffer: FrameBuffer, topic: Topic, payload: bytes, ts: int) -> None:
-    """Write the frame with the options of the jobs of the batch behind it."""
-    buffer.append_control(FrameType.JOBS, FLAG_BATCH_CONTINUES, topic.topic_id, 0, ts, payload)
-
-
 def apply_jobs(topic: Topic, entry: Jobs, ts: int) -> None:
     """Replay options of jobs, and which of them were cancelled while leased."""
     board = board_of(topic)
@@ -240,8 +251,7 @@ def apply_jobs(topic: Topic, entry: Jobs, ts: int) -> None:
         appended_ms = known.ts if known is not None and known.seq == seq and known.ts else ts
         board.register(seq, options, appended_ms, COMMITTED)
     for seq in entry.cancelled:
-        if seq in board.table.jobs:
-            board.table.cancel(seq)
+        board.table.cancel(seq)
 
 
 def log_all_options(core: Core, topic: Topic) -> None:
@@ -287,7 +297,7 @@ def stored_jobs(topic: Topic) -> dict[str, Any]:
     if has_durable_leases(topic.config):
         kept = [(seq, job) for seq, job in table.jobs.items() if job.attempts or job.claimed_ms]
         fields["attempts"] = [(seq, job.claimed_ms, list(job.attempts)) for seq, job in kept]
-        fields["cancelled"] = [seq for seq, job in table.jobs.items() if job.is_cancelled]
+    fields["cancelled"] = [seq for seq, job in table.jobs.items() if job.is_cancelled]
     if table.board is not None:
         fields["job_options"] = table.board.stored_options()
         fields["unique_keys"] = table.board.stored_unique_keys()
@@ -302,7 +312,7 @@ def restore_leases(topic: Topic, record: TopicRecord) -> None:
         board = board_of(topic)
         board.restore(record.job_options, record.unique_keys)
         board.restore_claims(record.claims)
-    if record.leases or record.dead_lettered or record.done_total or record.failed_total:
+    if record.leases or record.dead_lettered or record.done_total or record.failed_total or record.cancelled:
         table = lease_table_of(topic)
         table.dead_lettered = record.dead_lettered
         table.done_total = record.done_total

@@ -372,7 +372,12 @@ class LeaseTable:
 
     def cancel(self, seq: int) -> None:
         """Delete a leased job when its lease ends, unless it is acknowledged."""
-        self.jobs[seq].is_cancelled = True
+        job = self.jobs.get(seq) or self._track(seq, Job())
+        job.is_cancelled = True
+
+    def make_due(self, seq: int) -> None:
+        """End the delay of a job."""
+        self._reclaim(seq, self.jobs[seq])
 
     def restore(
         self, stored: StoredLease, ts: int = 0, outcome: str = "", error: JobError | None = None
@@ -469,9 +474,14 @@ class LeaseTable:
 
     def clear(self) -> None:
         """Forget every lease and every count, as if no job had been leased."""
+        cancelled = [seq for seq, job in self.jobs.items() if job.is_cancelled]
         for seq, job in self.jobs.items():
             self._forget(seq, job)
         self.jobs.clear()
+        self.cancelled.clear()
+        for seq in cancelled:  # their leases are over now
+            self.cancel(seq)
+            self._reclaim(seq, self.jobs[seq])
         self.cursor = 1
         self._drop_stale()
         if self.board is not None:

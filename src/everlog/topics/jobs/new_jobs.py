@@ -11,6 +11,7 @@ from everlog.topics.commits import Commit
 from everlog.topics.jobs.lease_log import board_of
 from everlog.topics.jobs.options import NO_OPTIONS
 from everlog.topics.storage.control import JobOptions, Jobs, encode
+from everlog.topics.storage.layout import FrameType
 from everlog.topics.topic import Topic
 
 
@@ -65,10 +66,10 @@ class NewJobs:
                 seqs.append(hit if hit > 0 else seqs[-1 - hit])
         return tuple(seqs)
 
-    def payload(self, first_seq: int) -> bytes:
-        """The entry of the log for the new ones."""
+    def extras(self, first_seq: int) -> list[tuple[FrameType, bytes]]:
+        """The entry of the log for the new ones, if they have options."""
         jobs = [(first_seq + behind, options) for behind, options in self._options]
-        return encode(Jobs(jobs)) if jobs else b""
+        return [(FrameType.JOBS, encode(Jobs(jobs)))] if jobs else []
 
     def register(self, first_seq: int, ts: int, commit: Commit) -> None:
         """Note the new ones, which are claimable when `commit` is done."""

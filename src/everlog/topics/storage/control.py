@@ -89,6 +89,16 @@ class Jobs(msgspec.Struct, array_like=True, frozen=True):
     cancelled: list[int] = []
 
 
+class Redriven(msgspec.Struct, array_like=True, frozen=True):
+    """The batch that follows are copies of records of another topic, which are deleted there.
+
+    A run is first seq, length, and the ts of its first and last record.
+    """
+
+    topic_id: int
+    runs: list[tuple[int, int, int, int]]
+
+
 Attempt = tuple[int, str, int, int, str, JobError | None]
 """Delivery, node, claimed and ended (ms), outcome, error."""
 
@@ -299,6 +309,7 @@ ENTRY_TYPES: Final[dict[int, type[msgspec.Struct]]] = {
     FrameType.CONSUMER_COMMIT: ConsumerCommit,
     FrameType.CONSUMER_DELETE: ConsumerDelete,
     FrameType.JOBS: Jobs,
+    FrameType.REDRIVEN: Redriven,
 }
 """The class of each kind of frame that is neither a record nor the end of a file."""
 

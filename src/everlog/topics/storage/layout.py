@@ -148,6 +148,7 @@ class FrameType(IntEnum):
     CONSUMER_COMMIT = 19
     CONSUMER_DELETE = 20
     JOBS = 21
+    REDRIVEN = 22
 
 
 LOCK_FILE = ".topics.lock"

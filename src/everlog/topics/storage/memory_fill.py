@@ -75,6 +75,8 @@ def choose(
             for _, data in find_frames(content, start, FrameType.ROUTER_CREATE):
                 created = control.decode(data, control.RouterRecord)
                 ids |= {created.source_id, created.dest_id}
+            for topic_id, data in find_frames(content, start, FrameType.REDRIVEN):
+                ids |= {topic_id, control.decode(data, control.Redriven).topic_id}
             if find_frames(content, start, FrameType.DAMAGE):
                 return []
     except Corrupt:

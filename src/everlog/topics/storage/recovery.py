@@ -17,6 +17,7 @@ from everlog.fs import create_directory, opened, read_file, replace_file, sync_p
 from everlog.native.queue.ring import Mapping
 from everlog.native.topics.log import LogFrame, LogReplay, TopicLog
 from everlog.topics import catalogue
+from everlog.topics.jobs.lease_log import apply_redriven
 from everlog.topics.routing.replay import ForwardReplay, note_reused_seqs
 from everlog.topics.storage import control, layout, snapshot
 from everlog.topics.storage.layout import FrameType
@@ -161,6 +162,7 @@ class _Recovery:
         self._stretches: list[LogStretch] = []
         self._damaged: list[_LogContent] = []
         self._restore = TopicRestore(core, store, is_clean=False, is_alone=is_alone)
+        self._redriven: list[control.Redriven] = []  # of what may still be in their topics
         self._losses = LogLosses(core, self._logs)
 
     def run(self) -> None:
@@ -185,6 +187,8 @@ class _Recovery:
             self._progress(Progress("segments", len(body.topics), len(body.topics)))
         self._replay(files, body)
         self._forwards.resolve(self._apply_to)
+        for note in self._redriven:
+            apply_redriven(self._core.by_id.get(note.topic_id), note)
         for topic in self._core.topics.values():
             self._losses.settle(topic)
             # A process that was killed has lost nothing it wrote; only a machine that stopped may have.
@@ -499,6 +503,9 @@ class _Recovery:
             )
         if frame.type == FrameType.TOPIC_CREATE:
             self._create(frame)
+            return
+        if frame.type == FrameType.REDRIVEN:
+            self._redriven.append(control.decode(frame.data, control.Redriven))
             return
         if frame.type in _ROUTER_TYPES:
             self._forwards.apply(frame)
