@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 from pathlib import Path
 
@@ -17,7 +18,13 @@ from everlog.market.venues.interface import ImportOptions
 from everlog.queue import Queue
 from tests.market.venues.szse_day import SzseDay
 from tests.support.book_twins import l2_record
-from tests.support.import_runs import import_into, messages_of, real_file, run_importer
+from tests.support.import_runs import (
+    import_into,
+    messages_of,
+    real_file,
+    run_importer,
+    write_archive,
+)
 
 ALLOWED = ImportOptions(allow_unordered=True)
 LOBSTER = "AAPL_2012-06-21_message_50.first-25000.csv.gz"
@@ -138,3 +145,42 @@ def test_a_whole_day_has_nothing_out_of_order(tmp_path: Path) -> None:
     day = SzseDay({2011: ("000001",)}, orders_per_symbol=50)
     paths = [Path(path) for path in day.write(str(tmp_path / "files"))]
     assert run_importer("szse", paths).tally.unordered == 0
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst", ".zip"])
+def test_the_same_data_compressed_in_another_way_is_not_imported_again(tmp_path: Path, suffix: str) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    lines = gzip.decompress(real_file(LOBSTER).read_bytes()).decode().splitlines()[:50]
+    plain = lobster_file(tmp_path, lines)
+    packed = tmp_path / f"{plain.name}{suffix}"
+    if suffix == ".zip":
+        write_archive(packed, [plain])
+    else:
+        data = plain.read_bytes()
+        packed.write_bytes(
+            gzip.compress(data) if suffix == ".gz" else zstandard.ZstdCompressor().compress(data)
+        )
+    (first,) = import_into(tmp_path / "queue", "lobster", packed)
+    (second,) = import_into(tmp_path / "queue", "lobster", plain)
+    assert (first.imported, second.imported) == (True, False)
+    assert len(messages_of(tmp_path / "queue")) == 50
+    (forced,) = import_into(tmp_path / "queue", "lobster", plain, force=True)
+    assert forced.imported and len(messages_of(tmp_path / "queue")) == 50
+    other = lobster_file(tmp_path, lines[:20])
+    (third,) = import_into(tmp_path / "queue", "lobster", other)
+    assert any("from another file already" in note for note in third.notes)
+
+
+def test_an_import_of_an_earlier_version_is_found_by_the_hash_of_the_file(tmp_path: Path) -> None:
+    lines = gzip.decompress(real_file(LOBSTER).read_bytes()).decode().splitlines()[:50]
+    packed = tmp_path / "AAPL_2012-06-21_message_50.csv.gz"
+    packed.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode()))
+    (first,) = import_into(tmp_path / "queue", "lobster", packed)
+    (entry,) = (tmp_path / "queue").rglob(f"{first.entry.file_hash}.json")
+    old = hashlib.blake2b(packed.read_bytes(), digest_size=32).hexdigest()
+    entry.with_name(f"{old}.json").write_text(entry.read_text().replace(first.entry.file_hash, old))
+    entry.unlink()
+    (again,) = import_into(tmp_path / "queue", "lobster", packed)
+    assert not again.imported
+    (forced,) = import_into(tmp_path / "queue", "lobster", packed, force=True)
+    assert forced.imported and len(messages_of(tmp_path / "queue")) == 50

@@ -23,7 +23,7 @@ from everlog.errors import EverlogError, InvalidConfig, Unsupported
 from everlog.fs import Fs, OsFs, replace_file
 from everlog.market.ledger import BegunEntry, Ledger, LedgerEntry
 from everlog.market.removal import finish_rewrite, remove_messages
-from everlog.market.venues.archives import file_hash, open_members
+from everlog.market.venues.archives import file_hash, open_members, stored_hash
 from everlog.market.venues.bybit import Bybit
 from everlog.market.venues.dbn import Dbn
 from everlog.market.venues.interface import (
@@ -131,12 +131,15 @@ class ImportRun:
         """Import one file, or the files that are one import together."""
         digest = joint_hash([file_hash(path) for path in paths])
         earlier = self._ledger.finished(self._importer.name, digest)
+        if earlier is None:  # earlier versions hashed compressed files as they are
+            stored = joint_hash([stored_hash(path) for path in paths])
+            earlier = self._ledger.finished(self._importer.name, stored)
         if earlier is not None and not self._request.force:
             for path in paths:
                 self._advance(_size(path))
             return ImportResult(earlier, imported=False, notes=self._other_options(earlier))
         if earlier is not None:
-            self._remove(earlier.first_seq, earlier.end_seq, digest)
+            self._remove(earlier.first_seq, earlier.end_seq, earlier.file_hash)
         return self._write(paths, digest)
 
     def _other_options(self, earlier: LedgerEntry) -> tuple[str, ...]:

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from everlog.errors import InvalidSource
 from everlog.market.books import L2Book
-from everlog.market.protocol import TRADE, BookEventType, BookFlags, crypto_market_id, symbol_hash
+from everlog.market.protocol import (
+    TRADE,
+    BookEventType,
+    BookFlags,
+    MessageFlags,
+    crypto_market_id,
+    symbol_hash,
+)
 from everlog.market.venues import csv_blocks
 from everlog.market.venues.interface import ImportOptions
 from everlog.market.venues.simulated import PRICE_SCALE, SIZE_SCALE, SimulatedVenue
@@ -336,3 +343,22 @@ def test_files_of_a_simulated_venue_give_its_book_and_its_trades(tmp_path: Path)
     import_into(tmp_path / "trades", "tardis-trades", trades_path)
     trades = np.frombuffer(b"".join(m.payload for m in messages_of(tmp_path / "trades")), dtype=TRADE)
     assert trades["trade_id"].tolist() == list(range(1, len(trades) + 1)) and len(trades) > 20
+
+
+def test_trades_that_arrived_together_and_parts_of_a_long_diff_are_one_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "b_trades_2024-01-02_S.csv"
+    times = [5, 5, 5, 6, 7, 7]
+    rows = [f"b,S,1,{time},{n},{'unknown' if n == 0 else 'buy'},1,1" for n, time in enumerate(times)]
+    path.write_text("\n".join((TRADE_HEADER, *rows)) + "\n")
+    blocks = run_importer("tardis-trades", [path]).blocks
+    flags = [int(flag) for block in blocks for flag in (block.flags if block.flags is not None else ())]
+    last = int(MessageFlags.LAST_OF_EVENT)
+    assert flags == [int(MessageFlags.SIDE_UNKNOWN), 0, last, last, 0, last]
+    monkeypatch.setattr("everlog.market.venues.tardis.MAX_DIFF_LEVELS", 2)
+    levels = [f"1,20,false,bid,{price},1" for price in range(1, 6)]
+    book = book_file(tmp_path, "1,10,true,bid,1,1", *levels, "1,30,false,bid,1,2")
+    import_into(tmp_path / "queue", "tardis-book", book)
+    with Queue.open_subscriber(tmp_path / "queue", None, "earliest") as reader:
+        assert [view.flags & last for view in reader] == [last, 0, 0, last, last]

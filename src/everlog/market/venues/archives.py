@@ -174,7 +174,25 @@ def damaged(label: str, error: Exception) -> InvalidSource:
     return InvalidSource(f"{label} is damaged or cut off: {reason}; fetch it again")
 
 
-def file_hash(path: str, advance: Callable[[int], None] = lambda count: None) -> str:
+def file_hash(path: str) -> str:
+    """Return the BLAKE2b-256 of the data in hex: of what is inside a `.gz`, a `.zst` or a `.zip` of one file.
+
+    A `.7z` or a `.zip` of several files is hashed as it is.
+    """
+    with io_errors(f"read {path}"), open(path, "rb", buffering=0) as file:
+        magic = file.read(MAGIC_BYTES)
+    if not magic.startswith((GZIP_MAGIC, ZSTD_MAGIC, ZIP_MAGIC)):
+        return stored_hash(path)
+    with open_members(path) as members:
+        if len(members) != 1:
+            return stored_hash(path)
+        digest = hashlib.blake2b(digest_size=32)
+        for block in members[0].blocks():
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def stored_hash(path: str, advance: Callable[[int], None] = lambda count: None) -> str:
     """Return the BLAKE2b-256 of the file as it is, in hex."""
     digest = hashlib.blake2b(digest_size=32)
     with io_errors(f"read {path}"), open(path, "rb", buffering=0) as file:

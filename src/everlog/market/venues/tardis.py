@@ -5,7 +5,7 @@ Owns the meaning of their columns. Rows with one `local_timestamp` are one event
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -224,12 +224,19 @@ class _Grouping:
             at = place + 1
 
     def _diffs(self, rows: _Rows, starts: NDArray[np.int64]) -> EventBlock:
-        starts = _split_long(starts, len(rows))
+        whole, starts = starts, _split_long(starts, len(rows))
         groups = self._numbered(rows, starts)
+        groups.marks_event_ends = len(starts) > len(whole)
         previous = groups.seqs - np.minimum(groups.seqs, np.uint64(1))
         groups.update_ids = (groups.seqs, groups.seqs, previous)
         options = self._context.options
-        return pack_diffs(rows.levels, groups, options.price_scale, options.size_scale)
+        block = pack_diffs(rows.levels, groups, options.price_scale, options.size_scale)
+        if groups.marks_event_ends:
+            # The parts of a long group are one event: the last is that before the next group.
+            ends = np.isin(starts, whole[1:] if len(whole) > 1 else [])
+            is_last = np.append(ends[1:], True)
+            block.flags = is_last * np.uint16(MessageFlags.LAST_OF_EVENT)
+        return block
 
     def _snapshot(self, rows: _Rows) -> EventBlock:
         groups = self._numbered(rows, np.zeros(1, dtype=np.int64))
@@ -306,8 +313,8 @@ class TardisTrades:
             ]
             choice = _SymbolChoice(file, context)
             order = TimeOrder("local_timestamp", context)
-            for block in file.reader.blocks(columns):
-                yield _trades(_stamped(choice.take(block), context, order))
+            blocks = file.reader.blocks(columns)
+            yield from _grouped(_trades(_stamped(choice.take(block), context, order)) for block in blocks)
             choice.finish()
 
 
@@ -360,12 +367,33 @@ def _trades(block: RowBlock) -> EventBlock:
     trades["is_buyer_maker"] = side == Side.SELL
     trades["symbol_hash"] = block.values["symbol"]
     flags = (side == UNKNOWN_SIDE).astype(np.uint16) * np.uint16(TRADE_SIDE_UNKNOWN)
-    return EventBlock(
-        TypeId.TRADE,
-        trades,
-        block.values["local_timestamp"] * NS_PER_US,
-        flags=flags | np.uint16(MessageFlags.LAST_OF_EVENT) if flags.any() else None,
-    )
+    return EventBlock(TypeId.TRADE, trades, block.values["local_timestamp"] * NS_PER_US, flags=flags)
+
+
+def _grouped(blocks: Iterable[EventBlock]) -> Iterator[EventBlock]:
+    """Mark the last trade of each group: those of one symbol that arrived in one message."""
+    before: EventBlock | None = None
+    for block in blocks:
+        if len(block) == 0:
+            continue
+        if before is not None:
+            _mark_ends(before, block)
+            yield before
+        before = block
+    if before is not None:
+        _mark_ends(before, None)
+        yield before
+
+
+def _mark_ends(block: EventBlock, following: EventBlock | None) -> None:
+    assert block.flags is not None
+    times, symbols = block.timestamps_ns, block.payloads["symbol_hash"]
+    goes_on = np.zeros(len(block), dtype=np.bool_)
+    goes_on[:-1] = (times[1:] == times[:-1]) & (symbols[1:] == symbols[:-1])
+    if following is not None:
+        is_same = symbols[-1] == following.payloads["symbol_hash"][0]
+        goes_on[-1] = times[-1] == following.timestamps_ns[0] and is_same
+    block.flags |= np.where(goes_on, np.uint16(0), np.uint16(MessageFlags.LAST_OF_EVENT))
 
 
 def as_floats(values: NDArray[np.uint64], decimals: NDArray[np.uint8]) -> NDArray[np.float64]:
