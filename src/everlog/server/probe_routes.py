@@ -47,6 +47,7 @@ _GAUGES: Final[dict[str, str]] = {
     "watch_sessions": "watch sessions there are",
     "ready": "1 once recovery is over",
     "recovery_progress": "share of the log that is replayed, 0 to 1",
+    "idempotency_keys": "idempotency keys that are remembered, of all topics",
     "wal_queue_depth": "appends that wait to be written",
     "wal_queue_depth_peak": "most appends that have waited at once",
     "wal_read_only": "1 after the log could not be written: appends are refused",
@@ -236,6 +237,10 @@ class ProbeRoutes:
             },
         }
 
+    def key_count(self) -> int:
+        """How many idempotency keys are remembered."""
+        return 0 if self._app.engine is None else self._app.engine.key_count
+
     def replay_progress(self) -> float:
         """The share of the log that is replayed."""
         return 1.0 if self.is_ready() else self._app.replay_progress
@@ -297,6 +302,7 @@ class _Metrics(Collector):
             **self._probes.gauges(),
             "ready": self._probes.is_ready(),
             "recovery_progress": self._probes.replay_progress(),
+            "idempotency_keys": self._probes.key_count(),
             "wal_queue_depth": counts.queue_depth,
             "wal_queue_depth_peak": counts.queue_depth_peak,
             "wal_read_only": counts.read_only,

@@ -71,6 +71,7 @@ class ServerSettings:
     max_topics: int = EngineSettings.max_topics
     max_routers: int = 10_000
     max_consumers: int = EngineSettings.max_consumers
+    max_idempotency_keys: int = EngineSettings.max_idempotency_keys
     max_watch_sessions: int = 10_000
     max_sse_connections: int = 10_000
     max_topics_per_key: int = 10_000
@@ -122,6 +123,7 @@ class ServerSettings:
             max_topics=self.max_topics,
             max_routers=self.max_routers,
             max_consumers=self.max_consumers,
+            max_idempotency_keys=self.max_idempotency_keys,
             max_total_bytes=self.max_total_bytes,
         )
 
@@ -147,6 +149,7 @@ RANGES: Final[dict[str, tuple[int, int]]] = {
     "max_topics": (0, U64_MAX),
     "max_routers": (0, U64_MAX),
     "max_consumers": (0, U64_MAX),
+    "max_idempotency_keys": (0, U64_MAX),
     "max_watch_sessions": (0, U64_MAX),
     "max_sse_connections": (0, U64_MAX),
     "max_topics_per_key": (0, U64_MAX),

@@ -7,6 +7,7 @@ acknowledged is decided by `ack_policy` and happens in `commits`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from everlog.api_types import Discard, Durability
 from everlog.errors import BatchTooLarge, InvalidRequest, LimitReached
@@ -39,6 +40,7 @@ from everlog.topics.topic import RememberedKey, Topic
 
 Extras = Sequence[tuple[FrameType, bytes]]
 """Entries of the log, by kind, that stand before the records of their batch."""
+_KEYED_A_LOOK: Final = 16  # topics that are looked through for keys whose window is over
 
 
 def append(
@@ -65,11 +67,13 @@ def append(
     else:
         if topic.keys:
             topic.forget_keys(now_ms)
-            remembered = None if key is None else topic.keys.get(key)
+            remembered = None if key is None else topic.find_key(key, now_ms)
             if remembered is not None:
                 return _repeat(remembered)
         if topic.config.ttl_ms or topic.floors.caps_due or topic.floors.commit is not None:
             sweep(core, topic, now_ms)
+    if key is not None:
+        _check_keys(core, now_ms)
     if options:
         check_job_queue(topic)
     if core.delivery.is_refusing and not disable_backpressure:
@@ -88,7 +92,7 @@ def append(
     core.totals.appended += entry.count
     if key is not None:
         # A pending key stands for its batch too: a repeated write waits for the same commit.
-        topic.keys[key] = RememberedKey(entry.first_seq, entry.count, ts, entry.commit)
+        topic.remember_key(key, RememberedKey(entry.first_seq, entry.count, ts, entry.commit))
     return Appended(
         entry.first_seq, entry.last_seq, entry.count, entry.last_seq, created, False, entry.commit
     )
@@ -135,10 +139,30 @@ def _append_jobs(
     new_jobs.register(entry.first_seq, ts, entry.commit)
     commit = together([entry.commit, *new_jobs.waits_for])
     if key is not None:
-        topic.keys[key] = RememberedKey(entry.first_seq, entry.count, ts, commit, seqs)
+        topic.remember_key(key, RememberedKey(entry.first_seq, entry.count, ts, commit, seqs))
     return Appended(
         entry.first_seq, entry.last_seq, entry.count, entry.last_seq, created, False, commit, seqs
     )
+
+
+def _check_keys(core: Core, now_ms: int) -> None:
+    """Refuse another idempotency key if too many are remembered: none is forgotten before its time."""
+    totals, limit = core.totals, core.settings.max_idempotency_keys
+    if not limit or totals.keys < limit:
+        return
+    for _ in range(min(_KEYED_A_LOOK, len(totals.keyed))):
+        topic_id = next(iter(totals.keyed))
+        topic = totals.keyed.pop(topic_id)
+        topic.forget_keys(now_ms)
+        if topic.keys:
+            totals.keyed[topic_id] = topic
+    if totals.keys >= limit:
+        raise LimitReached(
+            f"{totals.keys} idempotency keys are remembered, as many as max_idempotency_keys allows; try "
+            f"again when the window of some is over, or shorten idempotency_window_ms",
+            "max_idempotency_keys",
+            limit,
+        )
 
 
 def _repeat(remembered: RememberedKey) -> Appended:
@@ -164,7 +188,7 @@ def _only_hits(core: Core, topic: Topic, new_jobs: NewJobs, count: int, key: str
             payload = encode(IdempotencyKey(key, 0, 0, list(seqs)))
             waits = topic.durability is Durability.FSYNC
             commits.append(core.log_change(topic, FrameType.IDEMPOTENCY_KEY, payload, needs_sync=waits))
-        topic.keys[key] = RememberedKey(0, 0, ts, together(commits), seqs)
+        topic.remember_key(key, RememberedKey(0, 0, ts, together(commits), seqs))
         topic.snapshot_record = None
     return Appended(0, 0, 0, topic.visible, False, False, together(commits), seqs)
 

@@ -118,6 +118,8 @@ def release(core: Core, topic: Topic) -> None:
     """Free what a hidden topic holds; its files go with the next checkpoint."""
     topic.gone = True
     core.totals.bytes -= topic.log.live_bytes
+    if core.totals.keyed.pop(topic.topic_id, None) is not None:
+        core.totals.keys -= len(topic.keys)
     topic.totals = Totals()  # what still happens to it does not count any more
     topic.schedule.delivery = None
     if topic.storage.chunks is not None:

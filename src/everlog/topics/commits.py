@@ -247,7 +247,7 @@ class BatchEntry:
         if self.plan is not None:
             topic.floors.planned = self._floor_before
         if self.key is not None:
-            topic.keys.pop(self.key, None)
+            topic.forget_key(self.key)
         end_seq = self.first_seq + self.count
         if written or log.next_seq != end_seq:
             topic.kill_range(self.first_seq, end_seq)

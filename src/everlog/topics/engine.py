@@ -188,6 +188,11 @@ class Engine(JobCalls):
         return 0 if self._checkpointer is None else self._checkpointer.last_duration_ns
 
     @property
+    def key_count(self) -> int:
+        """How many idempotency keys are remembered."""
+        return self._core.totals.keys
+
+    @property
     def topic_count(self) -> int:
         """How many topics there are."""
         return len(self._core.topics)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 SeqRun = tuple[int, int]  # first and last seq
 HOLE_RUNS_MAX: Final = 1024
+KEYS_A_STEP: Final = 1000
+"""Idempotency keys that one append drops at most when their window is over."""
 
 
 class TopicState(msgspec.Struct, frozen=True):
@@ -76,6 +78,8 @@ class Totals:
         "delivery",
         "due",
         "evicted",
+        "keyed",
+        "keys",
         "sealed",
         "shrunk",
         "unforwarded",
@@ -96,6 +100,10 @@ class Totals:
         """Topics to which time alone does something."""
         self.evicted: dict[int, Topic] = {}
         """By id: topics with consumers that have evicted records; see `Consumers.warn`."""
+        self.keys = 0
+        """How many idempotency keys are remembered."""
+        self.keyed: dict[int, Topic] = {}
+        """By id: topics whose keys are counted in `keys`; those looked through longest ago first."""
         self.sealed: dict[int, Topic] = {}
         """By id: topics with sealed segments that may have to move to the cold directory."""
         self.shrunk: dict[int, Topic] = {}
@@ -396,15 +404,36 @@ class Topic:
             leases.wake()
         return QueueCounts(leases.ready(self.count), leases.leased, leases.dead_lettered)
 
+    def remember_key(self, key: str, remembered: RememberedKey) -> None:
+        """Remember an idempotency key."""
+        self.totals.keys += key not in self.keys
+        self.totals.keyed[self.topic_id] = self
+        self.keys[key] = remembered
+
+    def forget_key(self, key: str) -> None:
+        """Drop an idempotency key, also one that is not there."""
+        if self.keys.pop(key, None) is not None:
+            self.totals.keys -= 1
+
+    def find_key(self, key: str, now_ms: int) -> RememberedKey | None:
+        """What an idempotency key stands for; None if it is not known, or was used too long ago."""
+        remembered = self.keys.get(key)
+        if remembered is None or not self._is_forgotten(remembered, now_ms):
+            return remembered
+        self.forget_key(key)
+        return None
+
     def forget_keys(self, now_ms: int) -> None:
-        """Drop idempotency keys whose window is over; they are held in the order of their writing."""
-        window_ms = self.config.idempotency_window_ms
-        while self.keys:
+        """Drop some idempotency keys whose window is over; they are held in the order of their writing."""
+        for _ in range(min(KEYS_A_STEP, len(self.keys))):
             key, remembered = next(iter(self.keys.items()))
-            if now_ms - remembered.ts <= window_ms or not remembered.commit.done:
+            if not self._is_forgotten(remembered, now_ms):
                 return
-            del self.keys[key]
+            self.forget_key(key)
             self.snapshot_record = None
+
+    def _is_forgotten(self, remembered: RememberedKey, now_ms: int) -> bool:
+        return now_ms - remembered.ts > self.config.idempotency_window_ms and remembered.commit.done
 
     def kill_below(self, seq: int) -> int:
         """Mark every record below `seq` dead; return how many were alive."""

@@ -88,6 +88,9 @@ def enter(core: Core, topic: Topic) -> None:
     """A topic that is in the table and recovered takes part from now on."""
     topic.shard = core.shard_of(topic.topic_id, len(core.shards))
     enlist(core, topic)
+    if topic.keys:
+        core.totals.keys += len(topic.keys)
+        core.totals.keyed[topic.topic_id] = topic
     topic.floors.caps_due = has_caps(topic)
     if topic.floors.caps_due:
         core.totals.due.add(topic, core.now_ms())
