@@ -34,6 +34,9 @@ DEFAULTS: dict[str, tuple[str, object]] = {
     "TOPICS_BUS_ROOT": ("bus_root", None),
     "TOPICS_COLD_DIR": ("cold_dir", None),
     "TOPICS_COLD_URL": ("cold_url", None),
+    "TOPICS_BACKUP_URL": ("backup_url", None),
+    "TOPICS_BACKUP_INTERVAL_MS": ("backup_interval_ms", 1000),
+    "TOPICS_ACK": ("ack", "local"),
     "TOPICS_WAL_SHARDS": ("wal_shards", DEFAULT_SHARDS),
     "TOPICS_SEGMENT_MAX_EVENTS": ("segment_max_events", 10000),
     "TOPICS_SEGMENT_MAX_BYTES": ("segment_max_bytes", 67108864),
@@ -327,6 +330,9 @@ data_dir = "d"
 bus_root = "b"
 cold_dir = "c"
 cold_url = "file:///c"
+backup_url = "file:///b"
+backup_interval_ms = 22
+ack = "shipped"
 wal_shards = 3
 segment_max_events = 4
 segment_max_bytes = 5

@@ -21,7 +21,7 @@ from everlog.errors import InvalidRequest, Io, ObjectStoreFailed, Superseded
 from everlog.fs import OsFs
 from everlog.objects import open_store
 from everlog.topics.storage.restoring import Restored, Restorer
-from everlog.topics.storage.shipping import Shipper, ShipReport, fence, read_manifest, take_epoch
+from everlog.topics.storage.shipping import Shipper, ShipReport, fence, note_owners, read_manifest, take_epoch
 from everlog.topics.storage.verify import verify
 
 DataDir = Annotated[str, typer.Argument(metavar="DIR", help="Topics data directory.", show_default=False)]
@@ -202,6 +202,7 @@ def promote_command(
         mine = take_epoch(store, address)
         fence(store, mine, SystemClock())
         restored = Restorer(store, data_dir, OsFs()).restore()
+        note_owners(OsFs(), data_dir, [mine.owner])
         errors = _verified(data_dir)
         _print_restored(data_dir, restored, errors, as_json)
     if errors:

@@ -27,6 +27,7 @@ from everlog.errors import (
     OutcomeUnknown,
     ReadOnly,
     RecordTooLarge,
+    Superseded,
     TopicDamaged,
     TopicFull,
     TopicIncompatible,
@@ -121,6 +122,9 @@ def _from_storage(error: Io | Corrupt, topic: str | None) -> ApiError:
         return ApiError(
             503, error.code, str(error), {"topic": topic} if topic is not None else None, RETRY_SOON
         )
+    if isinstance(error, Superseded):
+        detail = {"primary": error.address} if error.address else None
+        return ApiError(503, "storage_failed", "another server has taken over; send writes to it", detail)
     if isinstance(error, ObjectStoreFailed):
         message = "these records are in an object store that does not answer; try again"
         return ApiError(503, "storage_failed", message, None, RETRY_SOON)

@@ -190,6 +190,11 @@ class ProbeRoutes:
         engine = self._app.engine
         return StorageHealth() if engine is None else engine.storage_health()
 
+    def backup_lag_ms(self) -> int:
+        """How far the backup is behind."""
+        engine = self._app.engine
+        return 0 if engine is None else engine.backup_lag_ms
+
     def gauges(self) -> dict[str, int]:
         """What only the server knows."""
         return self._gauges()
@@ -312,7 +317,7 @@ class _Metrics(Collector):
         yield from self._request_metrics(self._probes.requests)
         yield from self._process.collect()
         yield from self._log_metrics(counts)
-        yield from self._storage_metrics(self._probes.storage())
+        yield from self._storage_metrics(self._probes.storage(), self._probes.backup_lag_ms())
         yield from self._delivery_metrics(self._probes.delivery())
         yield from self._router_metrics()
         yield from self._consumer_metrics()
@@ -354,7 +359,7 @@ class _Metrics(Collector):
         yield histogram
 
     @staticmethod
-    def _storage_metrics(health: StorageHealth) -> Iterator[Metric]:
+    def _storage_metrics(health: StorageHealth, backup_lag_ms: int) -> Iterator[Metric]:
         for name, text, found in (
             ("storage_errors", "failures of the disk since the start", health.errors),
             ("recovery_damage", "places that the last start found damaged", health.damage),
@@ -367,6 +372,8 @@ class _Metrics(Collector):
         yield GaugeMetricFamily("topics_damaged_topics", text, value=health.damaged_topics)
         text = "topics of class memory whose records are still being loaded after the start"
         yield GaugeMetricFamily("topics_filling_topics", text, value=health.filling_topics)
+        text = "how long ago the last shipment began that held everything there was; 0 without a backup"
+        yield GaugeMetricFamily("topics_backup_lag_seconds", text, value=backup_lag_ms / 1000)
 
     def _router_metrics(self) -> Iterator[Metric]:
         lag = GaugeMetricFamily(

@@ -192,7 +192,9 @@ class TopicsServer:
         data_dir = None if self.is_memory else self.settings.data_dir
         if data_dir is not None:
             _check_data_dir(data_dir)
-        settings = self.settings.engine_settings()
+        host, port = self.address
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        settings = replace(self.settings.engine_settings(), backup_address=url)
         engine = Engine.open(data_dir, settings, wake=app.wake, progress=show, fills_later=True)
         try:
             self._write_port_file()

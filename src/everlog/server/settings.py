@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from everlog.errors import InvalidConfig
 from everlog.server.auth import NO_KEYS, KeyRing
-from everlog.topics.config import MIB, U64_MAX, EngineSettings, OnDamage
+from everlog.topics.config import MIB, U64_MAX, Ack, EngineSettings, OnDamage
 
 WAL_SHARDS_MAX: Final = 256
 """Each shard costs a thread and a preallocated log file; more is a slip of the finger."""
@@ -55,6 +55,11 @@ class ServerSettings:
     cold_dir: str | None = None
     cold_url: str | None = None
     """Object store for older segments: s3://bucket/prefix, gs:, az: or file:."""
+    backup_url: str | None = None
+    """Object store to which the log is shipped."""
+    backup_interval_ms: int = EngineSettings.backup_interval_ms
+    ack: Ack = EngineSettings.ack
+    """Whether a write waits until it is shipped."""
     wal_shards: int = EngineSettings.shards
     segment_max_events: int = EngineSettings.segment_max_events
     segment_max_bytes: int = EngineSettings.segment_max_bytes
@@ -119,6 +124,9 @@ class ServerSettings:
             hot_retain_bytes=self.hot_retain_bytes,
             cold_dir=self.cold_dir,
             cold_url=self.cold_url,
+            backup_url=self.backup_url,
+            backup_interval_ms=self.backup_interval_ms,
+            ack=self.ack,
             on_damage=self.on_damage,
             max_topics=self.max_topics,
             max_routers=self.max_routers,
@@ -141,6 +149,7 @@ RANGES: Final[dict[str, tuple[int, int]]] = {
     "port": (0, 65_535),
     "max_body_bytes": (1, U64_MAX),
     "wal_shards": (1, WAL_SHARDS_MAX),
+    "backup_interval_ms": (1, U64_MAX),
     "segment_max_events": (1, U64_MAX),
     "segment_max_bytes": (1, U64_MAX),
     "segment_max_age_ms": (0, U64_MAX),
@@ -175,6 +184,7 @@ _LOG_LEVELS: Final[dict[str, LogLevel]] = {
     "error": "error",
     "critical": "critical",
 }
+_ACK: Final[dict[str, Ack]] = {"local": "local", "shipped": "shipped"}
 _ON_DAMAGE: Final[dict[str, OnDamage]] = {"refuse": "refuse", "serve": "serve"}
 _LOG_FORMATS: Final[dict[str, LogFormat]] = {"text": "text", "json": "json"}
 
@@ -364,6 +374,11 @@ def _on_damage(given: _Given) -> OnDamage:
     return _choice(given, _ON_DAMAGE)
 
 
+def _ack(given: _Given) -> Ack:
+    """Return what a write waits for."""
+    return _choice(given, _ACK)
+
+
 def _choice(given: _Given, choices: Mapping[str, _Word]) -> _Word:
     """Return what one of several words stands for, in any case."""
     word = given.value.strip().lower() if isinstance(given.value, str) else ""
@@ -418,6 +433,8 @@ _READERS: Final[dict[str, Callable[[_Given], object]]] = {
     "bus_root": _path,
     "cold_dir": _path,
     "cold_url": _path,
+    "backup_url": _path,
+    "ack": _ack,
     "on_damage": _on_damage,
     "log_level": _log_level,
     "log_format": _log_format,

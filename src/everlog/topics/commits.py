@@ -367,9 +367,10 @@ class ShardCommits:
     def _gathered_is_written(self) -> None:
         """Commit the entries that only had to be written; the others wait for a sync."""
         entries, self._gathered = self._gathered, []
-        waiting = [entry for entry in entries if entry.needs_sync]
+        waits_for_all = self.wal.acks_shipped
+        waiting = [entry for entry in entries if waits_for_all or entry.needs_sync]
         if waiting:
-            entries = [entry for entry in entries if not entry.needs_sync]
+            entries = [] if waits_for_all else [entry for entry in entries if not entry.needs_sync]
             self._waiting.append((self._gathered_from, waiting))
             self.wal.sync(self._synced)
         elif self.wal.requested_ns is None:

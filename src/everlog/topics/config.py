@@ -33,6 +33,9 @@ TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
 
 MIB: Final = 1 << 20
 
+Ack = Literal["local", "shipped"]
+"""What a write waits for: what its class asks of this machine, or that it is in the backup as well."""
+
 OnDamage = Literal["refuse", "serve", "give_up"]
 """`give_up` is for repairs: segments that cannot be read are given up as well."""
 
@@ -123,6 +126,10 @@ class EngineSettings:
     hot_retain_bytes: int = 0
     cold_dir: str | None = None
     cold_url: str | None = None
+    backup_url: str | None = None
+    backup_interval_ms: int = 1000
+    backup_address: str = ""
+    ack: Ack = "local"
     snapshot_log_bytes: int = 64 * MIB
     snapshot_interval_ms: int = 60_000
     mapped_bytes_max: int = 4096 * MIB
@@ -140,6 +147,8 @@ class EngineSettings:
         for field in ("shards", "segment_max_events", "segment_max_bytes", "file_bytes"):
             if getattr(self, field) < 1:
                 raise InvalidConfig(f"{field} is {getattr(self, field)}; it must be at least 1")
+        if self.ack == "shipped" and self.backup_url is None:
+            raise InvalidConfig("ack is 'shipped' without backup_url; say where to ship (TOPICS_BACKUP_URL)")
         if self.cold_dir is not None and self.cold_url is not None:
             raise InvalidConfig("cold_dir and cold_url are both set; older segments go to one of them")
         if self.file_bytes >= 2**32:

@@ -13,7 +13,7 @@ from xxhash import xxh3_64_intdigest
 
 from everlog.api_types import Durability
 from everlog.clock import Clock
-from everlog.errors import LimitReached, ReadOnly
+from everlog.errors import LimitReached
 from everlog.fs import Fs
 from everlog.native.topics.log import FrameBuffer, Sources
 from everlog.topics.commits import COMMITTED, ChangeEntry, Commit, ShardCommits, nothing, together
@@ -124,8 +124,7 @@ class Core:
         """The shard of a topic; raises `ReadOnly` if it takes nothing more."""
         shard = self.shards[topic.shard]
         if shard.wal.read_only is not None:
-            error = shard.wal.read_only
-            raise ReadOnly(str(error), error.errno)
+            raise shard.wal.refusal(shard.wal.read_only)
         if shard.depth >= QUEUE_MAX:
             shard.refused += 1
             raise LimitReached(

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from everlog.api_types import Durability, StorageHealth, StorageStatus, TopicAccount
 from everlog.clock import Clock, SystemClock
-from everlog.errors import Closed, EverlogError, Io, ReadOnly, StorageFailed
+from everlog.errors import Closed, EverlogError, Io, StorageFailed
 from everlog.fs import Fs, OsFs
 from everlog.job_types import JobMembers
 from everlog.native.topics.log import RecordBatch
@@ -107,6 +107,12 @@ class Engine(JobCalls):
         try:
             store = open_store(core, os.fspath(data_dir), runner, progress, fills_later=fills_later)
         except BaseException:
+            runner.close()
+            raise
+        try:
+            store.begin_shipping(wake)
+        except BaseException:
+            store.abandon()
             runner.close()
             raise
         return cls(core, store, runner)
@@ -576,6 +582,11 @@ class Engine(JobCalls):
         """What was found when the data directory was opened; None in memory."""
         return None if self._store is None else self._store.report
 
+    @property
+    def backup_lag_ms(self) -> int:
+        """How far the backup is behind; 0 if nothing is shipped."""
+        return 0 if self._store is None else self._store.backup_lag_ms
+
     def storage_health(self) -> StorageHealth:
         """Report what has failed and what recovery found damaged."""
         core, report = self._core, self.recovery
@@ -637,14 +648,17 @@ class Engine(JobCalls):
         if self._closed:
             return
         finished = False
+        shipping = None if self._store is None else self._store.shipping
         try:
+            if shipping is not None:
+                shipping.begin_close()
             if self._checkpointer is not None:
                 self._sync_shards()
                 while self._core.totals.unforwarded and self._forwarder.forward_all():
                     self._sync_shards()
                 for shard in self._core.shards:
                     if shard.wal.read_only is not None:
-                        raise ReadOnly(str(shard.wal.read_only), shard.wal.read_only.errno)
+                        raise shard.wal.refusal(shard.wal.read_only)
                 if self._store is not None and self._store.fill is not None:
                     self._store.fill.cancel()
                 else:
@@ -655,6 +669,8 @@ class Engine(JobCalls):
             if self._store is not None:
                 self._store.close(remove_log=finished)
             self._syncs.close()
+            if shipping is not None:
+                shipping.close()
             self._dismiss()
 
     def _dismiss(self) -> None:

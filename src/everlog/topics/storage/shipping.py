@@ -28,7 +28,7 @@ from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest, xxh3_128_hexdigest
 
 from everlog.clock import NS_PER_S, Clock
 from everlog.errors import Corrupt, Io, ObjectExists, ObjectNotFound, Superseded, Unsupported
-from everlog.fs import Fs, opened, read_file
+from everlog.fs import Fs, opened, read_file, replace_file
 from everlog.native.topics import log as frames
 from everlog.objects import ObjectStore
 from everlog.topics.storage import control, layout, snapshot
@@ -176,10 +176,40 @@ def read_manifest(store: ObjectStore) -> tuple[Manifest, str] | None:
         raise Corrupt(f"{store.describe(MANIFEST)} is damaged: {error}") from error
 
 
-def take_epoch(store: ObjectStore, address: str, *, is_primary: bool = True) -> Manifest:
+def new_owner() -> str:
+    """A name that no other shipper has."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
+
+
+def note_owners(fs: Fs, data_dir: str, owners: list[str]) -> None:
+    """Durably note that the directory is the one that these owners ship."""
+    replace_file(fs, os.path.join(data_dir, layout.OWNER_FILE), msgspec.json.encode(owners))
+
+
+def check_lineage(store: ObjectStore, fs: Fs, data_dir: str, owner: str) -> None:
+    """Refuse a directory that another one has taken over from, and note the next owner in it.
+
+    Before the epoch is taken: whether or not that succeeds, the owner in the manifest is one of those noted.
+    """
+    found = read_manifest(store)
+    path = os.path.join(data_dir, layout.OWNER_FILE)
+    known = msgspec.json.decode(read_file(fs, path), type=list[str]) if fs.exists(path) else []
+    if found is not None and found[0].owner not in known:
+        where = f" at {found[0].address}" if found[0].address else ""
+        raise Superseded(
+            f"{store.url} belongs to another server{where} (epoch {found[0].epoch}), and {data_dir} is not "
+            "its data; start that one, take over with `everlog promote`, or ship to another URL",
+            found[0].address,
+        )
+    note_owners(fs, data_dir, [*([] if found is None else [found[0].owner]), owner])
+
+
+def take_epoch(
+    store: ObjectStore, address: str, *, is_primary: bool = True, owner: str | None = None
+) -> Manifest:
     """Become the one who may ship, by compare and swap; `ObjectChanged` if another was quicker."""
     found = read_manifest(store)
-    owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
+    owner = owner or new_owner()
     if found is None:
         mine = Manifest(1, owner, address, is_primary)
         store.put_new(MANIFEST, msgspec.json.encode(mine))
@@ -247,7 +277,10 @@ class Shipper:
     def begin(self) -> None:
         """Take an epoch, fence the one before, and find out what is in the store already."""
         self._store.check_conditional_puts()
-        self.manifest = take_epoch(self._store, self._address, is_primary=self._is_primary)
+        owner = new_owner()
+        if self._is_primary:
+            check_lineage(self._store, self._fs, self._data_dir, owner)
+        self.manifest = take_epoch(self._store, self._address, is_primary=self._is_primary, owner=owner)
         self._next_log = fence(self._store, self.manifest, self._clock)
         number = last_number(self._store, BASE)
         if number:
@@ -311,8 +344,6 @@ class Shipper:
         self._base = base
         self._known = {(copy.topic_id, copy.first_seq): copy for copy in copies}
         self._sent = [sent for sent in self._sent if sent[0] >= log_from]
-        needed = {number for _, ends in self._sent for number in ends}
-        self.shipped = {number: end for number, end in self.shipped.items() if number in needed}
         return report._replace(has_base=True)
 
     def _first_needed(self, starts: dict[int, int], whole_from: int) -> int:
@@ -427,7 +458,10 @@ class Shipper:
 
     def _new_pieces(self) -> Iterator[Piece]:
         wal_dir = os.path.join(self._data_dir, layout.WAL_DIR)
-        for file in list_wal_files(self._fs, wal_dir):
+        files = list_wal_files(self._fs, wal_dir)
+        present = {file.number for file in files}
+        self.shipped = {number: end for number, end in self.shipped.items() if number in present}
+        for file in files:
             if file.number < self._whole_from and file.number not in self._starts:
                 continue
             shard = os.path.relpath(file.shard_dir, wal_dir)

@@ -6,18 +6,22 @@ Owns paths and open files. What is in them is decided by `checkpoint` and `recov
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from everlog.errors import DataDirInUse, EverlogError, StorageFailed
 from everlog.fs import close_locked, create_directory, read_file, replace_file
+from everlog.objects import open_store as open_objects
 from everlog.topics.commits import Commit, ShardCommits
 from everlog.topics.config import EngineSettings
 from everlog.topics.storage import layout
+from everlog.topics.storage.log_shipping import LogShipping
 from everlog.topics.storage.remote import RemoteTier, check_no_remote
 from everlog.topics.storage.segment_store import SegmentStore, delete_topic
 from everlog.topics.storage.segments import SegmentLimits, SegmentSet, SegmentSources
+from everlog.topics.storage.shipping import Shipper
 from everlog.topics.storage.synced_ends import SyncedEnd, SyncedEnds
 from everlog.topics.storage.syncs import SyncRunner
 from everlog.topics.storage.tier import TopicTier
@@ -124,6 +128,7 @@ class Store:
             create_directory(core.fs, directory)
         self._lock_fd: int | None = self._take_lock()
         self.remote: RemoteTier | None = None
+        self.shipping: LogShipping | None = None
         try:
             self._open_remote()
         except BaseException:
@@ -277,6 +282,39 @@ class Store:
             shard.failures = core.failures
             core.shards.append(ShardCommits(shard))
 
+    def begin_shipping(self, wake: Callable[[], None] | None) -> None:
+        """Begin to ship the log, if there is somewhere to ship it to."""
+        core, settings = self._core, self._core.settings
+        if settings.backup_url is None:
+            return
+        shipper = Shipper(
+            self.data_dir,
+            open_objects(settings.backup_url, fs=core.fs),
+            core.fs,
+            core.clock,
+            cold_dir=settings.cold_dir,
+            address=settings.backup_address,
+            is_primary=True,
+        )
+        shipper.begin()
+        self.shipping = LogShipping(
+            shipper,
+            core.clock,
+            core.failures,
+            interval_ms=settings.backup_interval_ms,
+            url=settings.backup_url,
+            wake=wake,
+        )
+        for shard in core.shards:
+            shard.wal.shipping = self.shipping
+            shard.wal.acks_shipped = settings.ack == "shipped"
+        self.shipping.start()
+
+    @property
+    def backup_lag_ms(self) -> int:
+        """How far the backup is behind; 0 if nothing is shipped."""
+        return 0 if self.shipping is None else self.shipping.lag_ms
+
     def coverage(self) -> Coverage:
         """What a snapshot begun now makes unnecessary once all committed records are in segments."""
         starts: list[tuple[int, int]] = []
@@ -348,6 +386,8 @@ class Store:
 
     def abandon(self) -> None:
         """Close all files and write nothing, as a crash would."""
+        if self.shipping is not None:
+            self.shipping.abandon()
         for shard in self._core.shards:
             shard.wal.abandon()
         self._release_lock()

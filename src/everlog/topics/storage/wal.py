@@ -16,11 +16,12 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from everlog.clock import Clock
-from everlog.errors import BatchTooLarge, Closed, InvalidConfig, ReadOnly, StorageFailed
+from everlog.errors import BatchTooLarge, Closed, InvalidConfig, ReadOnly, StorageFailed, Superseded
 from everlog.fs import Fs, create_directory
 from everlog.native.queue.ring import Mapping
 from everlog.native.topics.log import FrameBuffer, Sources
 from everlog.topics.storage.failures import StorageFailures
+from everlog.topics.storage.log_shipping import LogShipping
 from everlog.topics.storage.synced_ends import SyncedEnds
 from everlog.topics.storage.syncs import CommitWindow, SyncRunner
 from everlog.topics.storage.wal_files import (
@@ -163,6 +164,10 @@ class WalShard:
         self.buffer = FrameBuffer()
         self.frames_gathered = 0
         self.read_only: StorageFailed | None = None
+        self.shipping: LogShipping | None = None
+        """Ships the log; its end is the end of this shard as well."""
+        self.acks_shipped = False
+        """Whether everything waits until it is shipped, not only synced."""
         self._next_file_number = next_file_number
         self._sources = sources
         self._syncs = syncs
@@ -294,21 +299,24 @@ class WalShard:
             self._finish_jobs()
             self._gate = None
         if self.read_only is not None:
-            raise self._refusal(self.read_only)
+            raise self.refusal(self.read_only)
 
     def _check_usable(self) -> None:
         if self._closed:
             raise Closed(f"log shard {self.number} is closed")
         if self.read_only is not None:
-            raise self._refusal(self.read_only)
+            raise self.refusal(self.read_only)
         if self._write_error is not None:
             raise StorageFailed(
                 f"{self._write_error}; discard what is gathered before going on", self._write_error.errno
             )
 
     @staticmethod
-    def _refusal(reason: StorageFailed) -> ReadOnly:
+    def refusal(reason: StorageFailed) -> ReadOnly:
+        """The error for a write to a shard that takes none for this reason."""
         # A new object each time: one that is raised again and again collects tracebacks.
+        if isinstance(reason, Superseded):
+            return Superseded(str(reason), reason.address)
         return ReadOnly(str(reason), reason.errno)
 
     def _cut_back(self, error: OSError) -> StorageFailed:
@@ -485,14 +493,17 @@ class WalShard:
         if self.requested_ns is None and not self._waiters:
             return None
         now_ns = self.clock.monotonic_ns()
-        if self._waiters and (self.read_only is not None or self._waiters[0][0] <= self.synced):
+        if self._waiters and (self.read_only is not None or self._is_certain(self._waiters[0][0])):
             return now_ns
         return self._next_sync_ns(now_ns)
 
     def poll(self) -> None:
         """Call the waiters whose sync is over, start the sync that is due."""
         waiters = self._waiters
-        if waiters and (waiters[0][0] <= self.synced or self.read_only is not None):
+        if self.shipping is not None and self.read_only is None and (failure := self.shipping.failure):
+            self.read_only = failure
+            self.limit = -1
+        if waiters and (self.read_only is not None or self._is_certain(waiters[0][0])):
             self._release()
         # Nearly every turn of a busy loop ends here: nothing is requested, or a sync is running.
         if self._group is not None or (self.requested_ns is None and not waiters):
@@ -548,6 +559,8 @@ class WalShard:
                     self._ends.record(file.number, offset)
                 except OSError as error:
                     self.failures.report("synced_end", error, self.directory)
+            if self.acks_shipped and self.shipping is not None:
+                self.shipping.request()
 
         def finish() -> None:
             if job is self._group:
@@ -587,6 +600,15 @@ class WalShard:
         elif job.error is not None:
             raise job.error  # the end of the process or of the simulated machine: nothing to handle
 
+    def _is_certain(self, position: Position) -> bool:
+        """Whether everything before a position is synced, and shipped if that is waited for."""
+        if position > self.synced or not self.acks_shipped or self.shipping is None:
+            return position <= self.synced
+        if position.offset:
+            return self.shipping.end_of(position.file_number) >= position.offset
+        before = [file for file in self._files if file.number < position.file_number]
+        return not before or self.shipping.end_of(before[-1].number) >= before[-1].end
+
     def _release(self) -> None:
         """Call the waiters whose outcome is known, in order; never from within one of them."""
         if self._releasing:
@@ -594,9 +616,9 @@ class WalShard:
         self._releasing = True
         try:
             waiters = self._waiters
-            while waiters and (waiters[0][0] <= self.synced or self.read_only is not None):
+            while waiters and (self.read_only is not None or self._is_certain(waiters[0][0])):
                 position, done = waiters.popleft()
-                done(None if position <= self.synced else self.read_only)
+                done(None if self._is_certain(position) else self.read_only)
         finally:
             self._releasing = False
 
