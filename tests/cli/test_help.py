@@ -71,6 +71,7 @@ def test_the_commands_are_these() -> None:
         "everlog pipeline features",
         "everlog pipeline import",
         "everlog pipeline refine",
+        "everlog pipeline repair",
         "everlog pipeline replay",
         "everlog jobs",
         "everlog jobs ls",

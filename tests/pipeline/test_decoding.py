@@ -131,3 +131,11 @@ def test_what_breaks_the_protocol_is_named(
 def test_options_that_do_not_fit_are_refused(options: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidConfig, match=said):
         QueueSource.parse({"path": "q", **options})
+
+
+def test_a_relative_path_is_made_absolute_where_the_read_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks have the working directory of their executor."""
+    monkeypatch.chdir(tmp_path)
+    assert QueueSource.parse({"path": "feed"}).path == str(tmp_path / "feed")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
 from typer.testing import CliRunner
 
 from everlog.cli import pipeline
-from everlog.errors import InvalidConfig
+from everlog.errors import DataLost, InvalidConfig
 from everlog.market import BookSettings
 
 
@@ -54,3 +55,12 @@ def test_symbols_are_a_list_or_a_file(tmp_path: Path) -> None:
     assert pipeline._symbols(" BTCUSDT,ETHUSDT,") == ["BTCUSDT", "ETHUSDT"]
     with pytest.raises(InvalidConfig, match="cannot read"):
         pipeline._symbols("@")
+
+
+def test_an_error_in_a_trace_of_spark_becomes_one_line() -> None:
+    trace = "Job aborted:\nTraceback\neverlog.errors.DataLost: records 3 to 60 are lost (cap)\n\tat x"
+    found = pipeline._own_error(PySparkException(trace))
+    assert isinstance(found, DataLost)
+    assert str(found) == "records 3 to 60 are lost (cap)"
+    assert pipeline._own_error(PySparkException("something else")) is None
+    assert pipeline._own_error(ValueError("everlog.errors.DataLost: no")) is None

@@ -195,6 +195,32 @@ def test_a_queue_of_an_earlier_version_gets_an_identity_from_its_next_writer(que
     assert queue_ranges.instance_of(queue) is not None
 
 
+@given(damaged=st.sets(st.integers(0, MESSAGES - 1), min_size=1, max_size=6))
+def test_damaged_messages_are_gaps_and_all_others_are_read(
+    tmp_path_factory: pytest.TempPathFactory, damaged: set[int]
+) -> None:
+    path = str(tmp_path_factory.mktemp("damaged") / "queue")
+    with Queue.open_publisher(path, segment_size=SEGMENT_SIZE) as writer:
+        for number in range(MESSAGES):
+            writer.append(1, bytes([number]) * 40, 1000 + number)
+    per_segment = (SEGMENT_SIZE - 64) // 128
+    for seq in damaged:
+        with open(os.path.join(path, f"{seq // per_segment:09}.q"), "r+b") as file:
+            file.seek(64 + seq % per_segment * 128 + 64)  # the first byte of the payload
+            file.write(bytes([seq ^ 0xFF]))
+    with pytest.raises(Corrupt):
+        list(queue_ranges.read(path, SeqRange(0, MESSAGES)))
+    found, lost = [], set()
+    for piece in queue_ranges.read(path, SeqRange(0, MESSAGES), pass_damage=True):
+        if isinstance(piece, Gap):
+            assert piece.reason == "corrupt"
+            lost.update(range(piece.first, piece.end))
+        else:
+            found += piece.seq.tolist()
+    assert lost == damaged
+    assert found == sorted(set(range(MESSAGES)) - damaged)
+
+
 def test_a_segment_deleted_under_the_reader_is_reported(queue: str) -> None:
     pieces = queue_ranges.read(queue, SeqRange(0, MESSAGES), batch_records=5)
     next(pieces)

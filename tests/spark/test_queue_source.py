@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -167,3 +167,19 @@ def test_pushing_filters_down_is_left_to_options_while_spark_gives_wrong_answers
     table = load(spark, queue)
     assert table.where("seq < 10").count() == 10
     assert table.count() == MESSAGES
+
+
+def test_one_damaged_message_does_not_block_a_stream_that_records_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path = tmp_path / "q"
+    write(path, 0, 100)
+    segment = next(path.glob("*.q"))
+    content = bytearray(segment.read_bytes())
+    content[64 + 5 * 128 + 64] ^= 0xFF  # in the payload of message 5
+    segment.write_bytes(content)
+    with pytest.raises(StreamingQueryException, match="checksum"):
+        drain(stream(spark, path), tmp_path / "fail")
+    assert drain(stream(spark, path, onCorrupt="record"), tmp_path) == [100]
+    rows = spark.read.parquet(str(tmp_path / "out")).where("kind = 'gap'").collect()
+    assert [(row.seq, row.gap_to, row.reason) for row in rows] == [(5, 5, "corrupt")]

@@ -7,6 +7,7 @@ job starts, so that the other commands stay quick and work without the extra.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,6 +17,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from everlog import errors
 from everlog.cli import output
 from everlog.cli.import_ import FormatName
 from everlog.cli.options import AsJson
@@ -23,7 +25,7 @@ from everlog.cli.output import Table, reporting
 from everlog.cli.task_progress import TaskProgress
 from everlog.client.retrying import ONCE
 from everlog.client.sync_client import Client
-from everlog.errors import InvalidConfig, QueueNotFound, Unsupported
+from everlog.errors import EverlogError, InvalidConfig, QueueNotFound, Unsupported
 from everlog.queue.layout import CONTROL_FILE
 
 if TYPE_CHECKING:
@@ -342,6 +344,25 @@ def compact(
             output.print_fields([(name.replace("_", " "), f"{count:,}") for name, count in done.items()])
 
 
+@app.command(epilog="Example: everlog pipeline repair --lake ./lake --table messages")
+def repair(lake: Lake, table: TableName = "records", as_json: AsJson = False) -> None:
+    """Set aside the newest commits of a table that a power loss has left incomplete.
+
+    The job that wrote them commits its batch again when it runs next. Audit the table then. Needs no Spark
+    session.
+    """
+    with reporting(as_json=as_json):
+        try:
+            from everlog.pipeline.lake import LakeTable
+        except ImportError as error:
+            raise _without_spark(error) from None
+        moved = LakeTable(lake, table).repair()
+        if as_json:
+            output.print_json({"renamed": moved})
+        else:
+            output.print_fields([("renamed", path) for path in moved] or [("renamed", "nothing")])
+
+
 def _without_spark(error: ImportError) -> Unsupported:
     return Unsupported(
         f"the pipeline needs Spark, which is not installed ({error}): pip install 'everlog[spark]'"
@@ -474,8 +495,45 @@ def _session(master: str | None) -> Iterator[SparkSession]:
             raise SystemExit(128 + came[0])
         with TaskProgress(session):
             yield session
+    except Exception as error:
+        found = _own_error(error)
+        if _Verbose.is_on or found is None:
+            raise
+        raise found from None
     finally:
         session.stop()
+
+
+class _Verbose:
+    """Whether errors come with the trace of Spark."""
+
+    is_on = False
+
+
+@app.callback()
+def options(
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show the whole trace of an error.")] = False,
+) -> None:
+    """Take the options that all jobs have."""
+    _Verbose.is_on = verbose
+
+
+def _own_error(error: Exception) -> EverlogError | None:
+    """Return the error of everlog that Spark reports in a trace of many lines; None if there is none."""
+    if isinstance(error, EverlogError):
+        return error
+    if not type(error).__module__.startswith(("pyspark", "py4j")):
+        return None
+    found = re.findall(r"everlog\.errors\.(\w+): (.+)", str(error))
+    if not found:
+        return None
+    name, text = found[-1]
+    kind = getattr(errors, name, EverlogError)
+    try:
+        made: EverlogError = kind(text)
+    except TypeError:  # one with more than a text
+        made = EverlogError(text)
+    return made
 
 
 @contextmanager

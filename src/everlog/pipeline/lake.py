@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from glob import escape, glob
 from typing import Any, Final, NamedTuple
 
 import deltalake
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, Transaction
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from everlog.errors import InvalidConfig
+from everlog.errors import Corrupt, InvalidConfig
 from everlog.fs import Fs, OsFs, sync_path
 from everlog.pipeline.accounts import (
     DIGEST,
@@ -41,6 +43,8 @@ from everlog.pipeline.lake_files import WRITTEN_SCHEMA, write_files
 KEEP_ACCOUNTS: Final = {"delta.enableExpiredLogCleanup": "false"}
 """The log holds the accounts of commits, so old entries of it are not deleted."""
 VACUUM_KEEP: Final = timedelta(days=7)
+UNCOMMITTED_KEEP: Final = timedelta(days=1)
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 COMPACT_BYTES: Final = 256 << 20
 _MS_PER_S: Final = 1000
 
@@ -70,7 +74,7 @@ class LakeTable:
         if not name or name.startswith((".", "_")) or "/" in name:
             raise InvalidConfig(f"a table cannot be called {name!r}; use letters, digits, - and _")
         self.name = name
-        self.path = os.path.join(os.path.abspath(root), name)
+        self.path = os.path.join(local_path(os.fspath(root), "the lake"), name)
         self._fs = fs or OsFs()
 
     def open(self, version: int | None = None) -> deltalake.DeltaTable | None:
@@ -79,6 +83,40 @@ class LakeTable:
             return deltalake.DeltaTable(self.path, version=version)
         except TableNotFoundError:
             return None
+        except DeltaError:
+            damaged = self.damaged_commits()
+            if not damaged:
+                raise
+            raise Corrupt(
+                f"commit {damaged[0]} of table {self.path} is not whole; 'everlog pipeline repair' sets it "
+                "aside"
+            ) from None
+
+    def damaged_commits(self) -> list[str]:
+        """Return the files of the log that are not JSON to their end, the oldest first."""
+        return [path for path in sorted(glob(self._log_path("*.json"))) if not _is_whole(path)]
+
+    def repair(self) -> list[str]:
+        """Set aside the newest commits of the log if they are not whole; return their files.
+
+        A power loss leaves such a commit when it was not synced, so nothing that was reported as committed is
+        in it: the job that wrote it commits its batch again. A damaged commit below whole ones is refused.
+        """
+        damaged = self.damaged_commits()
+        newest = sorted(glob(self._log_path("*.json")))[-len(damaged) :] if damaged else []
+        if damaged != newest:
+            raise Corrupt(
+                f"commit {damaged[0]} of table {self.path} is not whole, and later ones build on it; restore "
+                "it from a backup"
+            )
+        for path in reversed(damaged):
+            self._fs.rename(path, f"{path}.damaged")
+        if damaged:
+            self._fs.fsync_dir(os.path.dirname(damaged[0]))
+        return damaged
+
+    def _log_path(self, name: str) -> str:
+        return os.path.join(escape(self.path), "_delta_log", name)
 
     def partition_columns(self) -> tuple[str, ...] | None:
         """Return by which columns the table is partitioned, None if there is no table."""
@@ -317,14 +355,20 @@ class LakeTable:
         return {} if table is None else table.optimize.compact(target_size=COMPACT_BYTES)
 
     def vacuum(self, keep: timedelta = VACUUM_KEEP) -> list[str]:
-        """Remove files that no version of the last `keep` needs, and those of tasks that failed."""
+        """Remove files that no version of the last `keep` needs, and those of tasks that failed.
+
+        Files that no version names may be those of a batch that is not committed yet, so they stay for
+        `UNCOMMITTED_KEEP` at least.
+        """
         table = self.open()
         if table is None:
             return []
         # The joined files must be on disk before the small ones are deleted.
         self._fs.sync_file_system(self.path)
-        hours = int(keep.total_seconds() // 3600)
-        return table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+        replaced = table.vacuum(_hours(keep), dry_run=False, enforce_retention_duration=False)
+        hours = _hours(max(keep, UNCOMMITTED_KEEP))
+        failed = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+        return [*replaced, *failed]
 
 
 def read(
@@ -367,6 +411,32 @@ def _add_action(row: Mapping[str, Any]) -> AddAction:
     return AddAction(
         row["path"], row["size"], row["partition_values"], row["modified_ms"], True, row["stats"]
     )
+
+
+def local_path(text: str, what: str) -> str:
+    """Return a directory of this machine as an absolute path; refuse any other place by its scheme."""
+    scheme = _SCHEME.match(text)
+    if scheme is None:
+        return os.path.abspath(text)
+    if scheme[1].lower() == "file":
+        return os.path.abspath(text[scheme.end() :])
+    raise InvalidConfig(
+        f"{what} is {text!r}; {scheme[1]}:// is not supported: give a directory, or file:// with its path"
+    )
+
+
+def _is_whole(path: str) -> bool:
+    """Whether a file has a JSON object in every line, and its end."""
+    with open(path, "rb") as file:
+        lines = file.read().splitlines()
+    try:
+        return bool([msgspec.json.decode(line) for line in lines if line])
+    except msgspec.MsgspecError:
+        return False
+
+
+def _hours(time: timedelta) -> int:
+    return int(time.total_seconds() // 3600)
 
 
 def _now_ms() -> int:

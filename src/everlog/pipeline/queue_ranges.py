@@ -6,6 +6,7 @@ back no retention.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -33,6 +34,7 @@ LARGE_BATCH_RECORDS: Final = 65536
 
 RETENTION: Final = "retention"
 RECREATED: Final = "recreated"
+CORRUPT: Final = "corrupt"
 ReadNext = Callable[[QueueReader, int], Batch]
 
 
@@ -174,11 +176,13 @@ def read(
     read_next: ReadNext | None = None,
     verify: bool = True,
     instance: str | None = None,
+    pass_damage: bool = False,
 ) -> Iterator[Batch | Gap]:
     """Yield the messages of a range in order, at most `batch_records` at once, and the gaps in it.
 
     `read_next(reader, limit)` replaces the read of a batch; it returns at most `limit`, of one segment. If
-    the queue is no longer that `instance`, the whole range is a gap.
+    the queue is no longer that `instance`, the whole range is a gap. With `pass_damage`, messages that fail
+    their checksum or have no usable length are a gap as well; otherwise they raise `Corrupt`.
     """
     if not wanted.size:
         return
@@ -193,22 +197,40 @@ def read(
             return
         reader.seek_seq(at)
         while at < wanted.end:
+            reason = RETENTION
             try:
                 batch = (read_next or read_plain)(reader, wanted.end - at)
             except SegmentMissing:
                 # Retention deleted the segment: continue with the oldest message that is left.
                 reader.seek_seq(at)
                 batch = read_plain(reader, wanted.end - at)
+            except Corrupt:
+                if not pass_damage:
+                    raise
+                batch, reason = _first_sound(reader), CORRUPT
             found = int(batch.seq[0]) if len(batch) else wanted.end
             if found > at:
-                gap = Gap(at, min(found, wanted.end), RETENTION)
+                gap = Gap(at, min(found, wanted.end), reason)
                 yield gap
                 at = gap.end
-                if len(batch):
+                if reason == CORRUPT and at < wanted.end:
+                    at += len(batch)
+                    yield batch
+                elif len(batch):
                     reader.seek_seq(at)
                 continue
             at += len(batch)
             yield batch
+
+
+def _first_sound(reader: QueueReader) -> Batch:
+    """Return the message behind the damage at which the reader stands; an empty batch if none follows."""
+    while True:
+        is_followed = reader.skip_damage()
+        with contextlib.suppress(Corrupt):
+            batch = reader.read_batch(1)
+            if len(batch) or not is_followed:
+                return batch
 
 
 def _first_seq(fs: OsFs, path: str, segment_id: int, segment_size: int) -> int | None:

@@ -17,11 +17,12 @@ from everlog.pipeline.java import java_home
 from everlog.pipeline.sources import register
 
 _QUIET_LOGS: Final = os.path.join(os.path.dirname(__file__), "quiet-log4j2.properties")
+EXECUTOR_OPTIONS: Final = "spark.executor.extraJavaOptions"
+_LOCAL_SETTINGS: Final = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "8"}
+"""For one machine: a cluster has a page to look at, and more data."""
 _SETTINGS: Final = {
-    "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "8",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.executorEnv.TZ": "UTC",
@@ -53,11 +54,14 @@ def spark_session(
     if master is not None or not submitted:
         builder = builder.master(master or os.environ.get("SPARK_MASTER") or "local[*]")
     if not submitted:
-        for name, setting in _SETTINGS.items():
+        where = str(master or os.environ.get("SPARK_MASTER") or "local")
+        settings = {**_SETTINGS, **(_LOCAL_SETTINGS if where.startswith("local") else {})}
+        for name, setting in settings.items():
             builder = builder.config(name, setting)
         builder = builder.config("spark.driver.extraJavaOptions", _java_options(conf))
+        builder = builder.config(EXECUTOR_OPTIONS, _executor_options(str(conf.get(EXECUTOR_OPTIONS) or "")))
     for name, value in conf.items():
-        if name != "spark.driver.extraJavaOptions":
+        if name not in ("spark.driver.extraJavaOptions", EXECUTOR_OPTIONS):
             builder = builder.config(name, value)
     session: SparkSession = builder.getOrCreate()
     register(session)
@@ -66,7 +70,12 @@ def spark_session(
 
 def _java_options(conf: dict[str, str | int | bool]) -> str:
     wanted = str(conf.get("spark.driver.extraJavaOptions") or "")
-    own = ["-Duser.timezone=UTC", f"-Dlog4j2.configurationFile=file:{_QUIET_LOGS}", *_TRUSTING]
+    return f"-Dlog4j2.configurationFile=file:{_QUIET_LOGS} {_executor_options(wanted)}"
+
+
+def _executor_options(wanted: str) -> str:
+    """Return the options of a Java process that reads Arrow columns, and those that the user wants."""
+    own = ["-Duser.timezone=UTC", *_TRUSTING]
     if re.search(r"-XX:\+Use\w+GC\b", wanted) is None:
         own.append(_COLLECTOR)  # Java refuses two of them
     return " ".join([*own, wanted]).strip()

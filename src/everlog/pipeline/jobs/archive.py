@@ -20,7 +20,7 @@ from everlog.pipeline import queue_ranges
 from everlog.pipeline.accounts import RangeAccount
 from everlog.pipeline.jobs.batches import ArchivedPositions, ReaderPosition, application_of, run_batches
 from everlog.pipeline.jobs.report import RunReport
-from everlog.pipeline.lake import LakeTable
+from everlog.pipeline.lake import LakeTable, local_path
 
 FIRST_OF_TOPIC: Final = '{"seq": 1}'
 COLUMNS: Final = "*,instance"
@@ -156,7 +156,7 @@ def _run(
 ) -> RunReport:
     """Commit the batches of a stream to the table one by one; `on_commit` gets the ranges of each."""
     started_s = time.monotonic()
-    folder = checkpoint or f"{table.path}.checkpoint"
+    folder = local_path(checkpoint or f"{table.path}.checkpoint", "the checkpoint")
     application = application_of(folder, table)
     archived = ArchivedPositions(folder)
     stream = "queue" if "queue" in frame.columns else "topic"

@@ -18,6 +18,7 @@ import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
+from everlog.errors import InvalidConfig
 from everlog.pipeline import queue_ranges, topic_ranges
 from everlog.pipeline.accounts import (
     Counted,
@@ -154,6 +155,9 @@ class _Audit:
         self._table = table
         self._stream = stream
         self._rows = table.read(spark)
+        if stream not in self._rows.columns:
+            wanted = "topics: give --url" if "topic" in self._rows.columns else "a queue: leave out --url"
+            raise InvalidConfig(f"table {table.path} is of {wanted}")
         self._recorded: dict[Key, list[RangeAccount]] = {}
         self._options: dict[str, str] = {}
         self._columns = hashed_columns(self._rows.columns)

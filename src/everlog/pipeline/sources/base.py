@@ -246,9 +246,13 @@ class Source(ABC):
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
+    def is_row(self, gap: Gap) -> bool:
+        """Whether a gap is a row, not an error."""
+        return self.on_data_loss == "record"
+
     def gap_batch(self, stream: str, instance: str | None, gap: Gap) -> pa.RecordBatch:
         """Return a gap as one row whose `seq` is its first; raise `DataLost` with onDataLoss=fail."""
-        if self.on_data_loss != "record":
+        if not self.is_row(gap):
             raise DataLost(
                 f"{self.UNITS} {gap.first} to {gap.last} of {self.STREAM} {stream!r} are lost ({gap.reason})"
                 "; start behind them, or read with onDataLoss=record to have the gap as a row"

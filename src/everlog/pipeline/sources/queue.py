@@ -7,6 +7,7 @@ made in `decoding`; only the bytes that a column needs are copied. An offset is
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ from everlog.pipeline.decoding import (
     select,
     select_all,
 )
-from everlog.pipeline.options import U64_MAX, Options
+from everlog.pipeline.options import ON_DATA_LOSS, U64_MAX, Options
 from everlog.pipeline.queue_ranges import QueueBounds, queue_name
 from everlog.pipeline.sources import queue_sink
 from everlog.pipeline.sources.base import (
@@ -53,7 +54,7 @@ class QueueSource(Source):
     """A read of one queue."""
 
     FORMAT = "everlog.queue"
-    OPTIONS = ("path", *READ_OPTIONS, "typeId", "decode", "venue", "market")
+    OPTIONS = ("path", *READ_OPTIONS, "onCorrupt", "typeId", "decode", "venue", "market")
     STREAM = "queue"
     UNITS = "messages"
     FIRST_SEQ = 0
@@ -64,6 +65,7 @@ class QueueSource(Source):
     decode: str
     venues: tuple[int, ...]
     markets: tuple[int, ...]
+    on_corrupt: str
 
     @classmethod
     def own_options(cls, options: Options) -> dict[str, Any]:
@@ -75,7 +77,8 @@ class QueueSource(Source):
             raise InvalidConfig(
                 "trades name their symbol by its hash only; filter symbol_hash instead of market"
             )
-        path = options.text("path")
+        # Tasks may run in another directory than this process.
+        path = os.path.abspath(options.text("path"))
         return {
             "path": path,
             "held": QueueBounds(path),
@@ -83,12 +86,13 @@ class QueueSource(Source):
             "decode": decode,
             "venues": _numbers(options, "venue"),
             "markets": _numbers(options, "market"),
+            "on_corrupt": options.choice("onCorrupt", ON_DATA_LOSS),
         }
 
     @property
     def known(self) -> Columns:
         """The columns of the decoding; those of a gap only if gaps can be rows."""
-        gaps = GAP_COLUMNS if self.on_data_loss == "record" else {}
+        gaps = GAP_COLUMNS if "record" in (self.on_data_loss, self.on_corrupt) else {}
         return {**DECODINGS[self.decode].columns, **gaps, **INSTANCE_COLUMN}
 
     @property
@@ -130,11 +134,16 @@ class QueueSource(Source):
 
     def batches(self, first: int, end: int, instance: str | None) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a range."""
-        for piece in queue_ranges.read(self.path, SeqRange(first, end), instance=instance):
+        wanted, passes = SeqRange(first, end), self.on_corrupt == "record"
+        for piece in queue_ranges.read(self.path, wanted, instance=instance, pass_damage=passes):
             if isinstance(piece, Gap):
                 yield self.gap_batch(queue_name(self.path), instance, piece)
             elif (batch := self._decoded(piece, instance)).num_rows:
                 yield batch
+
+    def is_row(self, gap: Gap) -> bool:
+        """Damage is a row with onCorrupt=record; without it, reading raises before there is a gap."""
+        return gap.reason == queue_ranges.CORRUPT or super().is_row(gap)
 
     def _decoded(self, batch: Batch, instance: str | None) -> pa.RecordBatch:
         """Return the wanted columns of the messages that pass the filters."""
