@@ -60,6 +60,20 @@ def test_the_ranges_of_the_segments_join_without_a_gap(queue: str) -> None:
     assert all(one.end == following.first for one, following in pairwise(ranges))
 
 
+def test_small_segments_are_read_by_one_task_and_large_ones_by_one_each(
+    queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = QueueBounds(queue)
+    assert held.task_ranges() == [SeqRange(0, MESSAGES)]
+    monkeypatch.setattr(queue_ranges, "TASK_BYTES", 3 * SEGMENT_SIZE + 1)
+    ranges, tasks = held.ranges(), held.task_ranges()
+    assert [task.first for task in tasks] == [one.first for one in ranges[::3]]
+    assert all(one.end == following.first for one, following in pairwise(tasks))
+    assert tasks[-1].end == MESSAGES
+    monkeypatch.setattr(queue_ranges, "TASK_BYTES", SEGMENT_SIZE - 1)
+    assert held.task_ranges() == ranges
+
+
 def test_an_empty_queue_has_an_empty_range(tmp_path: Path) -> None:
     Queue.open_publisher(str(tmp_path / "empty"), segment_size=SEGMENT_SIZE).close()
     assert queue_ranges.bounds(str(tmp_path / "empty")).size == 0

@@ -32,6 +32,9 @@ on one machine share its memory bandwidth."""
 LARGE_BATCH_RECORDS: Final = 65536
 """For work that costs something for each market in a batch."""
 
+TASK_BYTES: Final = 32 << 20
+"""What a task reads of small segments: starting one costs as much as reading a few MiB."""
+
 RETENTION: Final = "retention"
 RECREATED: Final = "recreated"
 CORRUPT: Final = "corrupt"
@@ -55,6 +58,7 @@ class QueueBounds:
         self._writer: tuple[int, int] | None = None
         self._firsts: dict[int, int] = {}
         self._tail: _Tail | None = None
+        self._segment_size = TASK_BYTES
 
     def __reduce__(self) -> tuple[type[QueueBounds], tuple[str]]:
         """Leave out what was found: tasks and checkpoints need the path only."""
@@ -65,6 +69,13 @@ class QueueBounds:
         firsts, end = self._scan()
         return [SeqRange(first, after) for first, after in pairwise([*firsts, end])]
 
+    def task_ranges(self) -> list[SeqRange]:
+        """Return the ranges of tasks: small segments are joined up to `TASK_BYTES`, none is split."""
+        ranges = self.ranges()
+        joined = max(1, TASK_BYTES // self._segment_size)
+        groups = [ranges[first : first + joined] for first in range(0, len(ranges), joined)]
+        return [SeqRange(group[0].first, group[-1].end) for group in groups]
+
     def bounds(self) -> SeqRange:
         """Return the range of all retained messages; in an empty queue, an empty one at the next seq."""
         firsts, end = self._scan()
@@ -74,6 +85,7 @@ class QueueBounds:
         """Return the first seq of each segment that has messages, and the seq that the next one will have."""
         fs = OsFs()
         segment_size, head = self._check_writer(fs)
+        self._segment_size = segment_size
         end = self._end(fs, segment_size, head)
         firsts = {}
         for segment_id in list_segments(fs, self._path):

@@ -1,7 +1,7 @@
 """The format `everlog.queue`: a live queue directory as a batch or streaming source, an archive as a sink.
 
-One task per segment, or as many as asked for. Which seqs there are is found in `queue_ranges`, columns are
-made in `decoding`; only the bytes that a column needs are copied. An offset is
+One task per segment, or for several small ones, or as many as asked for. Which seqs there are is found in
+`queue_ranges`, columns are made in `decoding`; only the bytes that a column needs are copied. An offset is
 `{"seq": 17, "instance": "..."}` with the identity of the queue.
 """
 
@@ -122,7 +122,7 @@ class QueueSource(Source):
         ((wanted, instance),) = spans.values()
         if not wanted.size:
             return []
-        ranges = queue_ranges.split(self.held.ranges(), wanted, self.partitions) or [wanted]
+        ranges = queue_ranges.split(self.held.task_ranges(), wanted, self.partitions) or [wanted]
         ranges[0] = SeqRange(wanted.first, ranges[0].end)
         ranges[-1] = SeqRange(ranges[-1].first, wanted.end)
         return [(first, end, instance) for first, end in ranges]
