@@ -23,7 +23,7 @@ TOPICS_MAX: Final = 256
 """Entries of one watch."""
 MATCHED_MAX: Final = 10_000
 """Topics of one watch that names patterns."""
-STEP_TOPICS: Final = 256
+STEP_TOPICS: Final = 64
 """Topics that are looked at before other requests get their turn."""
 
 

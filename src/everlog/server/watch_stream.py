@@ -25,6 +25,7 @@ from everlog.server.watch_starts import MATCHED_MAX, allows_topic, pattern_of
 # Frames of one topic that may be sent before those of another one with a backlog.
 BURST_FRAMES: Final = 64
 JOINS_PER_STEP: Final = 64
+SCANS_PER_STEP: Final = 512
 CLOSE_AFTER_S: Final = 30.0
 """A stream whose client takes nothing for so long ends; its session can be resumed.
 
@@ -45,6 +46,7 @@ class WatchStream(Watcher):
         "_joining",
         "_left",
         "_routes",
+        "_scans",
         "_session",
         "_sole",
         "_stream",
@@ -58,6 +60,7 @@ class WatchStream(Watcher):
         self._stream = stream
         # Patterns may match thousands of topics, which join a few at a time.
         self._joining: deque[str] = deque(session.positions if session.patterns else ())
+        self._scans: deque[tuple[str, str | None]] = deque()  # prefixes to look for, and behind which name
         self._cursors = {
             name: _cursor(name, position)
             for name, position in session.positions.items()
@@ -95,19 +98,27 @@ class WatchStream(Watcher):
 
     def _follow_patterns(self) -> None:
         """Hear of new topics, and look for those that appeared while the session had no stream."""
-        session, engine = self._session, self._routes.app.ready_engine()
+        session = self._session
         assert session.journal is not None
         session.journal.begin({name: (each.seq, each.epoch) for name, each in session.positions.items()})
         for pattern in session.patterns:
             self._routes.fan_out.follow(pattern.prefix, self)
-            known = session.positions
-            for name in engine.summaries.names(pattern.prefix, MATCHED_MAX):
-                if name not in known:
-                    self._joining.append(name)
+            self._scans.append((pattern.prefix, None))
 
     def topic_created(self, name: str) -> None:
         """Note that a topic appeared that a pattern matches."""
         self._joining.append(name)
+
+    def _scan_some(self) -> None:
+        """Look at the next few names for topics that appeared before this stream."""
+        prefix, after = self._scans[0]
+        names = self._routes.app.ready_engine().summaries.names(prefix, after, SCANS_PER_STEP)
+        known = self._session.positions
+        self._joining.extend(name for name in names if name not in known)
+        if len(names) < SCANS_PER_STEP:
+            self._scans.popleft()
+        else:
+            self._scans[0] = (prefix, names[-1])
 
     def _join_some(self) -> None:
         """Follow the next few topics that patterns match."""
@@ -174,17 +185,19 @@ class WatchStream(Watcher):
 
     def deliver(self) -> None:
         """Send the next of what is due, if the client has room for it."""
-        if self._is_over or not (self._dirty or self._joining):
+        if self._is_over or not (self._dirty or self._joining or self._scans):
             return
         stream = self._stream
         if not stream.is_writable:
             self._note_full()
             return
+        if self._scans:
+            self._scan_some()
         if self._joining:
             self._join_some()
         if self._dirty:
             self._deliver_first()
-        if (self._dirty or self._joining) and not self._is_over:
+        if (self._dirty or self._joining or self._scans) and not self._is_over:
             self._routes.fan_out.serve_soon(self)
         else:
             self._note_at_head()

@@ -31,9 +31,9 @@ class Summaries:
         self._core = core
         self._check_open = check_open
 
-    def names(self, prefix: str, limit: int) -> list[str]:
-        """Up to `limit` names of topics that begin with `prefix`, in byte order."""
-        return [topic.name for topic in catalogue.list_topics(self._core, prefix, None, limit)]
+    def names(self, prefix: str, after: str | None, limit: int) -> list[str]:
+        """Up to `limit` names of topics that begin with `prefix`, in byte order, behind the name `after`."""
+        return [topic.name for topic in catalogue.list_topics(self._core, prefix, after, limit)]
 
     def newest_of_tag(self, name: str, tag: str) -> int:
         """The seq of the newest live record with exactly this tag; 0 if there is none."""
