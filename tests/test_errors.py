@@ -58,6 +58,7 @@ CODES = {
     "TopicFull": "topic_full",
     "ConsumerNotFound": "consumer_not_found",
     "JobNotFound": "job_not_found",
+    "ScheduleNotFound": "schedule_not_found",
     "CursorBackwards": "cursor_backwards",
     "Fenced": "fenced",
     "RouterNotFound": "router_not_found",

@@ -319,6 +319,16 @@ class JobNotFound(EverlogError):
         self.detail = {"seq": seq, "topic": topic}
 
 
+class ScheduleNotFound(EverlogError):
+    """There is no schedule of this name."""
+
+    code = "schedule_not_found"
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.detail = {"name": name}
+
+
 class CursorBackwards(EverlogError):
     """A commit below what the consumer has committed; only a reset moves a cursor back."""
 

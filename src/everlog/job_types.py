@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from everlog.answer_types import Answer, Performance
+from everlog.answer_types import Answer, IgnoredMember, Performance
 
 
 class JobMembers(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -211,3 +211,42 @@ class JobsRedriven(Answer, frozen=True):
     topic: str
     moved: int
     left: int
+
+
+class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule: what it appends where and when, and what it has done."""
+
+    name: str
+    topic: str
+    cron: str
+    timezone: str
+    record: dict[str, Any]
+    catch_up: Literal["none", "one", "all"]
+    paused: bool
+    paused_reason: str | None
+    next_ts: int | None
+    last_ts: int | None
+    last_seq: int | None
+    fired_total: int
+    created_ts: int
+
+
+class ScheduleShown(ScheduleState, frozen=True, kw_only=True):
+    """A schedule."""
+
+    performance: Performance | None = None
+    ignored: list[IgnoredMember] | None = None
+
+
+class SchedulePage(Answer, frozen=True):
+    """One page of schedules, sorted by name; `next_cursor` requests the next page, if there is one."""
+
+    schedules: list[ScheduleState]
+    next_cursor: str | None = None
+
+
+class ScheduleDeleted(Answer, frozen=True):
+    """A schedule was deleted, if it existed."""
+
+    name: str
+    deleted: bool

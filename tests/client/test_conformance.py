@@ -23,6 +23,7 @@ from tests.conformance import (
     test_jobs,
     test_queue,
     test_routers,
+    test_schedules,
     test_summaries,
     test_topics,
 )
@@ -33,7 +34,7 @@ from tests.support.http_cases import RunningServer
 
 MODULES = (
     *(test_append, test_consumers, test_delete, test_diff, test_idempotency, test_queue, test_routers),
-    *(test_jobs, test_summaries, test_topics),
+    *(test_jobs, test_schedules, test_summaries, test_topics),
 )
 NEEDS_THE_SOCKET = ".http."
 FIXTURES = (api, nothing_goes_wrong_inside, queue, restarted, server)

@@ -44,6 +44,7 @@ NOT_OF_THE_QUEUE = {
     "DataLost",
     "LimitReached",
     "JobNotFound",
+    "ScheduleNotFound",
     "NotAQueue",
     "NotReady",
     "OutcomeUnknown",

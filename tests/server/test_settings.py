@@ -48,6 +48,7 @@ DEFAULTS: dict[str, tuple[str, object]] = {
     "TOPICS_MAX_ROUTERS": ("max_routers", 10000),
     "TOPICS_MAX_CONSUMERS": ("max_consumers", 100000),
     "TOPICS_MAX_IDEMPOTENCY_KEYS": ("max_idempotency_keys", 2000000),
+    "TOPICS_MAX_SCHEDULES": ("max_schedules", 10000),
     "TOPICS_MAX_WATCH_SESSIONS": ("max_watch_sessions", 10000),
     "TOPICS_MAX_SSE_CONNECTIONS": ("max_sse_connections", 10000),
     "TOPICS_MAX_TOPICS_PER_KEY": ("max_topics_per_key", 10000),
@@ -344,6 +345,7 @@ max_topics = 9
 max_routers = 10
 max_consumers = 20
 max_idempotency_keys = 22
+max_schedules = 22
 max_watch_sessions = 11
 max_sse_connections = 12
 max_sse_connections_per_key = 13

@@ -42,6 +42,7 @@ ERROR_CODES: Final = (
     ErrorCode(404, "topic_not_found", "there is no such topic", ("topic",)),
     ErrorCode(404, "router_not_found", "there is no such router", ("router",)),
     ErrorCode(404, "consumer_not_found", "the topic has no such consumer", ("name", "topic")),
+    ErrorCode(404, "schedule_not_found", "there is no such schedule", ("name",)),
     ErrorCode(404, "job_not_found", "the job queue has no such job", ("seq", "topic")),
     ErrorCode(404, "not_found", "no such route, or the watch session is over", ("path", "nearest")),
     ErrorCode(405, "method_not_allowed", "the path has other methods; `Allow` lists them"),

@@ -226,6 +226,26 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
         "limit": "so many at most",
         "dry_run": "only count",
     },
+    **{
+        shape: {
+            "name": "its name",
+            "topic": "where it appends",
+            "cron": "five fields, or six with seconds first",
+            "timezone": "IANA name of the time zone of the expression",
+            "record": "what it appends, as in an append",
+            "catch_up": "of missed instants: none, the last one, or all up to 100",
+            "paused": "it does not fire",
+            "paused_reason": "why it paused by itself, or null",
+            "next_ts": "when it fires next, ms, or null",
+            "last_ts": "the last instant that has fired, ms, or null",
+            "last_seq": "seq of the record of that, or null",
+            "fired_total": "how often it has fired",
+            "created_ts": "when it was created, ms",
+        }
+        for shape in ("ScheduleState", "ScheduleShown", "ScheduleBody")
+    },
+    "SchedulePage": {"schedules": "the schedules of this page"},
+    "ScheduleDeleted": {"name": "its name"},
     "JobPage": {"jobs": "the jobs of this page", "counts": "all jobs by state"},
     "JobsCancelled": {"cancelled": "so many jobs"},
     "JobsRetried": {"retried": "so many jobs were delayed and are due now"},

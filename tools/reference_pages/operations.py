@@ -545,6 +545,54 @@ JOBS: Final = (
     ),
 )
 
+SCHEDULES: Final = (
+    _operation(
+        "Schedules",
+        "GET /v0/schedules",
+        "listSchedules",
+        "List schedules",
+        Answer("a page", job_types.SchedulePage),
+        Scope.READ,
+        parameters=(
+            Parameter("prefix", "string", "only names that begin so"),
+            Parameter("page_size", "integer", "clamped to [1, 1000]", 100),
+            Parameter("cursor", "string", "`next_cursor` of the page before"),
+        ),
+    ),
+    _operation(
+        "Schedules",
+        "PUT /v0/schedules/:name",
+        "putSchedule",
+        "Create or replace a schedule",
+        {
+            200: Answer("replaced", job_types.ScheduleShown),
+            201: Answer("created", job_types.ScheduleShown),
+        },
+        Scope.ADMIN,
+        "topic_not_found not_a_queue throttled",
+        body=bodies.ScheduleBody,
+        text="Each fire has the idempotency key `schedule:<name>:<ts>`, and never comes twice.",
+    ),
+    _operation(
+        "Schedules",
+        "GET /v0/schedules/:name",
+        "getSchedule",
+        "Report a schedule",
+        Answer("its state", job_types.ScheduleShown),
+        Scope.READ,
+        "schedule_not_found",
+    ),
+    _operation(
+        "Schedules",
+        "DELETE /v0/schedules/:name",
+        "deleteSchedule",
+        "Delete a schedule",
+        Answer("gone; `deleted` is false if it was not there", job_types.ScheduleDeleted),
+        Scope.ADMIN,
+        text="Needs admin or delete.",
+    ),
+)
+
 WATCH: Final = (
     _operation(
         "Watch",
@@ -697,5 +745,16 @@ SERVER: Final = (
     ),
 )
 
-OPERATIONS: Final = (*TOPICS, *CONSUMERS, *ROUTERS, *QUEUES, *JOBS, *WATCH, *PROBES, *BUS, *SERVER)
+OPERATIONS: Final = (
+    *TOPICS,
+    *CONSUMERS,
+    *ROUTERS,
+    *QUEUES,
+    *JOBS,
+    *SCHEDULES,
+    *WATCH,
+    *PROBES,
+    *BUS,
+    *SERVER,
+)
 """Every operation that is described; the document has those that the server has."""

@@ -89,6 +89,7 @@ SERVER_TEXTS: Final[dict[str, str]] = {
     "max_routers": "routers that may be created",
     "max_consumers": "consumers that may be created, of all topics",
     "max_idempotency_keys": "idempotency keys remembered at once, of all topics; one more is refused",
+    "max_schedules": "schedules that may be created",
     "max_watch_sessions": "watch sessions",
     "max_sse_connections": "open streams and sockets",
     "max_topics_per_key": "topics that one key has created since the server started",

@@ -16,11 +16,13 @@ from everlog.api_types import NewRecord, Predicate, TopicSettings
 from everlog.client.arguments import Nodes, Position, checked_position, checked_records, checked_settings
 from everlog.client.encoding import encode
 from everlog.client.flows import Call, ClientContext, Flow, Steps
-from everlog.client.wire import consumer_path, router_path, topic_path
+from everlog.client.wire import consumer_path, router_path, schedule_path, topic_path
 from everlog.errors import InvalidRequest
-from everlog.job_types import JobError
+from everlog.job_types import JobError, ScheduleState
 
-_Page = TypeVar("_Page", api_types.TopicPage, api_types.RouterPage, api_types.ConsumerPage)
+_Page = TypeVar(
+    "_Page", api_types.TopicPage, api_types.RouterPage, api_types.ConsumerPage, job_types.SchedulePage
+)
 _Entry = TypeVar("_Entry")
 
 
@@ -500,6 +502,48 @@ def redrive(
     """Bring dead letters back to their job queues, or all to one; each at most once."""
     body = _given(to=to, filter=filter, limit=limit, dry_run=dry_run)
     return Call("POST", topic_path(topic, "/redrive"), job_types.JobsRedriven, body, wait_s=30)
+
+
+# --- Schedules -------------------------------------------------------------------------------------------
+
+
+def put_schedule(
+    schedule: str,
+    topic: str,
+    cron: str,
+    record: NewRecord,
+    *,
+    timezone: str = "UTC",
+    catch_up: Literal["none", "one", "all"] = "one",
+    paused: bool = False,
+) -> Call[job_types.ScheduleShown]:
+    """Append a record to a topic whenever the cron expression says so."""
+    (checked,) = checked_records([record])
+    body = _given(topic=topic, cron=cron, record=checked, timezone=timezone, catch_up=catch_up, paused=paused)
+    return Call("PUT", schedule_path(schedule), job_types.ScheduleShown, body)
+
+
+def schedule(schedule: str) -> Call[job_types.ScheduleShown]:
+    """The state of a schedule: when it fires next, and what it has done."""
+    return Call("GET", schedule_path(schedule), job_types.ScheduleShown)
+
+
+def schedules_page(
+    prefix: str | None = None, *, page_size: int = 1000, cursor: str | None = None
+) -> Call[job_types.SchedulePage]:
+    """One page of the list of schedules; `schedules` gives them all."""
+    query = _query(prefix=prefix, page_size=page_size, cursor=cursor)
+    return Call("GET", f"/schedules{query}", job_types.SchedulePage)
+
+
+def schedules(prefix: str | None = None) -> Steps[list[ScheduleState]]:
+    """All schedules, or those with this prefix."""
+    return _all_pages(lambda cursor: schedules_page(prefix, cursor=cursor), lambda page: page.schedules)
+
+
+def delete_schedule(schedule: str) -> Call[job_types.ScheduleDeleted]:
+    """Delete a schedule; what it has appended stays."""
+    return Call("DELETE", schedule_path(schedule), job_types.ScheduleDeleted)
 
 
 # --- Watching and probes ---------------------------------------------------------------------------------

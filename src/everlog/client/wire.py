@@ -84,6 +84,11 @@ def router_path(router: str) -> str:
     return f"/routers/{_segment(router)}"
 
 
+def schedule_path(schedule: str) -> str:
+    """The route of a schedule."""
+    return f"/schedules/{_segment(schedule)}"
+
+
 def _segment(name: str) -> str:
     if not isinstance(name, str):
         raise InvalidRequest(f"a name must be text, got {name!r}")

@@ -538,7 +538,7 @@ def _pattern(path: bytes) -> tuple[str, str, str]:
     """Return the path with its names replaced by `:name` and `:item`, and the decoded names."""
     parts = path.split(b"/")
     name = item = ""
-    if len(parts) >= 4 and parts[1] == b"v0" and parts[2] in (b"topics", b"routers", b"watch"):
+    if len(parts) >= 4 and parts[1] == b"v0" and parts[2] in _NAMED:
         # What is not UTF-8 is the name of nothing, but it must be possible to say so.
         name = unquote_to_bytes(parts[3]).decode("utf-8", "replace")
         parts[3] = b":name"
@@ -546,6 +546,9 @@ def _pattern(path: bytes) -> tuple[str, str, str]:
             item = unquote_to_bytes(parts[5]).decode("utf-8", "replace")
             parts[5] = b":item"
     return b"/".join(parts).decode("latin-1"), name, item
+
+
+_NAMED: Final = (b"topics", b"routers", b"watch", b"schedules")
 
 
 def _has_item(parts: list[bytes]) -> bool:

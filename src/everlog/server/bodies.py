@@ -232,6 +232,17 @@ class PurgeBody(msgspec.Struct):
     dry_run: bool = False
 
 
+class ScheduleBody(msgspec.Struct):
+    """PUT /v0/schedules/:schedule."""
+
+    topic: str
+    cron: str
+    record: RecordBody
+    timezone: str = "UTC"
+    catch_up: Literal["none", "one", "all"] = "one"
+    paused: bool = False
+
+
 class PauseBody(msgspec.Struct):
     """POST /v0/topics/:topic/pause and resume; they need none."""
 
@@ -253,7 +264,7 @@ _CONSUMER_BODIES: Final = (
     ConsumerResetBody,
 )
 _QUEUE_BODIES: Final = (ClaimBody, AckBody, NackBody, ExtendBody)
-_JOB_BODIES: Final = (JobsBody, PurgeBody, PauseBody, RedriveBody)
+_JOB_BODIES: Final = (JobsBody, PurgeBody, PauseBody, RedriveBody, ScheduleBody)
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 _DECODERS: Final[dict[type, msgspec.json.Decoder[Any]]] = {
     kind: msgspec.json.Decoder(kind)

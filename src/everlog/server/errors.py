@@ -27,6 +27,7 @@ from everlog.errors import (
     OutcomeUnknown,
     ReadOnly,
     RecordTooLarge,
+    ScheduleNotFound,
     Superseded,
     TopicDamaged,
     TopicFull,
@@ -82,6 +83,7 @@ _STATUS: Final[dict[type[EverlogError], int]] = {
     TopicFull: 422,
     ConsumerNotFound: 404,
     JobNotFound: 404,
+    ScheduleNotFound: 404,
     CursorBackwards: 409,
     Fenced: 409,
 }

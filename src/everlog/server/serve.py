@@ -37,6 +37,7 @@ from everlog.server.overview_routes import OverviewRoutes
 from everlog.server.probe_routes import ProbeRoutes
 from everlog.server.queue_routes import QueueRoutes
 from everlog.server.router_routes import RouterRoutes
+from everlog.server.schedule_routes import ScheduleRoutes
 from everlog.server.settings import ServerSettings
 from everlog.server.socket_session import WebSocketRoutes
 from everlog.server.streams import StreamSlots
@@ -132,6 +133,7 @@ class TopicsServer:
         ConsumerRoutes(app)
         SummaryRoutes(app)
         JobAdminRoutes(app)
+        ScheduleRoutes(app)
         RouterRoutes(app)
         self._watch = WatchRoutes(app, slots=slots)
         self._sockets = WebSocketRoutes(app, slots=slots, fan_out=self._watch.fan_out)

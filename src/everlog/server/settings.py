@@ -77,6 +77,7 @@ class ServerSettings:
     max_routers: int = 10_000
     max_consumers: int = EngineSettings.max_consumers
     max_idempotency_keys: int = EngineSettings.max_idempotency_keys
+    max_schedules: int = EngineSettings.max_schedules
     max_watch_sessions: int = 10_000
     max_sse_connections: int = 10_000
     max_topics_per_key: int = 10_000
@@ -132,6 +133,7 @@ class ServerSettings:
             max_routers=self.max_routers,
             max_consumers=self.max_consumers,
             max_idempotency_keys=self.max_idempotency_keys,
+            max_schedules=self.max_schedules,
             max_total_bytes=self.max_total_bytes,
         )
 
@@ -159,6 +161,7 @@ RANGES: Final[dict[str, tuple[int, int]]] = {
     "max_routers": (0, U64_MAX),
     "max_consumers": (0, U64_MAX),
     "max_idempotency_keys": (0, U64_MAX),
+    "max_schedules": (0, U64_MAX),
     "max_watch_sessions": (0, U64_MAX),
     "max_sse_connections": (0, U64_MAX),
     "max_topics_per_key": (0, U64_MAX),

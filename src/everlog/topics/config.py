@@ -139,6 +139,7 @@ class EngineSettings:
     max_consumers: int = 100_000
     max_idempotency_keys: int = 2_000_000
     """Remembered at once, of all topics; each takes about 560 bytes of memory."""
+    max_schedules: int = 10_000
     max_total_bytes: int = 0
     on_damage: OnDamage = "refuse"
     """Whether to open a directory in which acknowledged records of `disk` or `fsync` topics may be lost."""

@@ -27,6 +27,7 @@ from everlog.topics.topic import Topic, Totals
 
 if TYPE_CHECKING:
     from everlog.topics.routing.forwarding import Forwarder
+    from everlog.topics.storage.control import ScheduleRecord
 
 NS_PER_MS: Final = 1_000_000
 # Entries of one shard that may wait for the disk; more are refused, to be tried again.
@@ -60,6 +61,7 @@ class Core:
         self.dropped: list[Topic] = []  # deleted, with files that the next checkpoint removes
         self.created: list[Callable[[str], None]] = []
         """Called with the name of each new topic once its creation is committed."""
+        self.schedules: dict[str, ScheduleRecord] = {}  # by name, as they are stored
         self.routers = RouterTable()
         self.forwarder: Forwarder | None = None  # once everything is recovered
         self.scratch = FrameBuffer()

@@ -7,12 +7,24 @@ that a write or a read need not change it.
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from everlog.topics.topic import Topic
 
 _STALE_ENTRIES: Final = 1024
+
+
+class TimedWork(Protocol):
+    """Work that is due like that of a topic, under an id that no topic has."""
+
+    due_ms: int
+    topic_id: int
+    deleted: bool
+
+    def run_due(self, now_ms: int) -> None:
+        """Do what is due."""
+        ...
 
 
 class DueTopics:
@@ -22,7 +34,7 @@ class DueTopics:
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, int]] = []  # a heap of due time and topic id
-        self._topics: dict[int, Topic] = {}
+        self._topics: dict[int, Topic | TimedWork] = {}
 
     def __len__(self) -> int:
         return len(self._topics)
@@ -32,7 +44,7 @@ class DueTopics:
         """When the first topic is due, None if there is none."""
         return self._entries[0][0] if self._entries else None
 
-    def add(self, topic: Topic, due_ms: int) -> None:
+    def add(self, topic: Topic | TimedWork, due_ms: int) -> None:
         """Look at a topic at this time at the latest."""
         if topic.due_ms and topic.due_ms <= due_ms:
             return
@@ -43,7 +55,7 @@ class DueTopics:
             self._entries = [(each.due_ms, topic_id) for topic_id, each in self._topics.items()]
             heapq.heapify(self._entries)
 
-    def pop(self, now_ms: int) -> Topic | None:
+    def pop(self, now_ms: int) -> Topic | TimedWork | None:
         """Take out a topic that is due, None if there is none; deleted ones are dropped."""
         while self._entries and self._entries[0][0] <= now_ms:
             due_ms, topic_id = heapq.heappop(self._entries)

@@ -1,4 +1,4 @@
-"""What happens to topics by time alone: records expire, and the last segment of an idle topic is sealed.
+"""What happens by time alone: records expire, idle segments are sealed, schedules fire.
 
 Owns this work, in the order of `due_topics`. It changes no file: a checkpoint frees what it leaves.
 """
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from everlog.errors import LimitReached, StorageFailed
 from everlog.topics.retention import sweep
+from everlog.topics.topic import Topic
 
 if TYPE_CHECKING:
     from everlog.topics.core import Core
-    from everlog.topics.topic import Topic
 
 TOPICS_PER_TURN: Final = 64
 """Two to three milliseconds of work, after which requests get their turn."""
@@ -46,6 +46,9 @@ def run_due(core: Core, now_ms: int, limit: int = TOPICS_PER_TURN) -> None:
         topic = due.pop(now_ms)
         if topic is None:
             return
+        if not isinstance(topic, Topic):
+            topic.run_due(now_ms)
+            continue
         try:
             sweep(core, topic, now_ms)
         except (StorageFailed, LimitReached):

@@ -31,6 +31,7 @@ from everlog.topics.due_work import run_due
 from everlog.topics.filters import Filter
 from everlog.topics.jobs.job_admin import JobAdmin
 from everlog.topics.jobs.job_calls import JobCalls
+from everlog.topics.jobs.schedules import Schedules
 from everlog.topics.jobs.steps import Steps
 from everlog.topics.records import AnyRecord
 from everlog.topics.results import (
@@ -75,6 +76,7 @@ class Engine(JobCalls):
         self._forwarder = core.forwarder = Forwarder(core, self._load_segment)
         self._router_work = RouterWork(core.totals.unforwarded.values, self.forward_turn)
         self._checkpointer = None if store is None else Checkpointer(core, store, syncs)
+        self.schedules = Schedules(core, self._check_open)
         self.jobs = JobAdmin(core, self._check_open, self._fetch_segment, self._forwarder.forward_pending)
         self.consumers = Consumers(core, self._check_open, self._forwarder.forward_pending)
         self.summaries = Summaries(self._core, self._check_open)

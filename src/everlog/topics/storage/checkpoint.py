@@ -401,6 +401,7 @@ class Checkpointer:
             routers=[router.record() for router in core.routers if router.is_committed],
             next_router_id=core.routers.next_id,
             has_synced_file=True,
+            schedules=list(core.schedules.values()),
         )
         if core.forwarder is not None:
             core.forwarder.checkpoint_over()

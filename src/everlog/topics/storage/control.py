@@ -6,12 +6,12 @@ snapshot; a new field needs a default, so that older logs stay readable.
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
 from everlog.errors import Corrupt
-from everlog.job_types import JobError
+from everlog.job_types import JobError, JobMembers
 from everlog.topics.config import TopicConfig
 from everlog.topics.storage.layout import FrameType
 
@@ -97,6 +97,43 @@ class Redriven(msgspec.Struct, array_like=True, frozen=True):
 
     topic_id: int
     runs: list[tuple[int, int, int, int]]
+
+
+class ScheduleRecord(msgspec.Struct, array_like=True, frozen=True):
+    """A schedule was created, changed or deleted; also one schedule in a snapshot.
+
+    `instance` tells it from others of its name. Instants up to `from_ts` have fired, or do not count.
+    """
+
+    name: str
+    instance: int
+    topic: str
+    topic_id: int
+    cron: str
+    timezone: str
+    data: bytes
+    tag: str | None
+    node: str | None
+    meta: bytes | None
+    members: JobMembers | None
+    catch_up: Literal["none", "one", "all"]
+    paused: bool
+    paused_reason: str | None
+    from_ts: int
+    created_ts: int
+    last_ts: int | None
+    last_seq: int | None
+    fired_total: int
+    is_deleted: bool = False
+
+
+class ScheduleFired(msgspec.Struct, array_like=True, frozen=True):
+    """The batch that follows was appended by a schedule, for the instant `ts`."""
+
+    instance: int
+    ts: int
+    seq: int
+    fired_total: int
 
 
 Attempt = tuple[int, str, int, int, str, JobError | None]
@@ -289,6 +326,7 @@ class SnapshotBody(msgspec.Struct, array_like=True, frozen=True):
     routers: list[RouterRecord] = []
     next_router_id: int = 1
     has_synced_file: bool = False  # directories of version 0.1 have none
+    schedules: list[ScheduleRecord] = []
 
 
 ENTRY_TYPES: Final[dict[int, type[msgspec.Struct]]] = {
@@ -310,6 +348,8 @@ ENTRY_TYPES: Final[dict[int, type[msgspec.Struct]]] = {
     FrameType.CONSUMER_DELETE: ConsumerDelete,
     FrameType.JOBS: Jobs,
     FrameType.REDRIVEN: Redriven,
+    FrameType.SCHEDULE: ScheduleRecord,
+    FrameType.SCHEDULE_FIRED: ScheduleFired,
 }
 """The class of each kind of frame that is neither a record nor the end of a file."""
 

@@ -150,6 +150,8 @@ class FrameType(IntEnum):
     CONSUMER_DELETE = 20
     JOBS = 21
     REDRIVEN = 22
+    SCHEDULE = 23
+    SCHEDULE_FIRED = 24
 
 
 LOCK_FILE = ".topics.lock"

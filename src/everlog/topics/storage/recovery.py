@@ -18,6 +18,7 @@ from everlog.native.queue.ring import Mapping
 from everlog.native.topics.log import LogFrame, LogReplay, TopicLog
 from everlog.topics import catalogue
 from everlog.topics.jobs.lease_log import apply_redriven
+from everlog.topics.jobs.schedule_replay import ScheduleReplay
 from everlog.topics.routing.replay import ForwardReplay, note_reused_seqs
 from everlog.topics.storage import control, layout, snapshot
 from everlog.topics.storage.layout import FrameType
@@ -162,6 +163,7 @@ class _Recovery:
         self._stretches: list[LogStretch] = []
         self._damaged: list[_LogContent] = []
         self._restore = TopicRestore(core, store, is_clean=False, is_alone=is_alone)
+        self._schedules = ScheduleReplay(core)
         self._redriven: list[control.Redriven] = []  # of what may still be in their topics
         self._losses = LogLosses(core, self._logs)
 
@@ -176,6 +178,7 @@ class _Recovery:
                 core=self._core, store=self._store, is_clean=body.clean, is_alone=self._is_alone
             )
             self._forwards.restore(body)
+            self._core.schedules.update((record.name, record) for record in body.schedules)
             for number, raw in enumerate(body.topics):
                 record = control.decode(raw, control.TopicRecord)
                 if self._fills_later and is_deferrable(record):
@@ -187,6 +190,7 @@ class _Recovery:
             self._progress(Progress("segments", len(body.topics), len(body.topics)))
         self._replay(files, body)
         self._forwards.resolve(self._apply_to)
+        self._schedules.finish()
         for note in self._redriven:
             apply_redriven(self._core.by_id.get(note.topic_id), note)
         for topic in self._core.topics.values():
@@ -503,6 +507,9 @@ class _Recovery:
             )
         if frame.type == FrameType.TOPIC_CREATE:
             self._create(frame)
+            return
+        if frame.type in (FrameType.SCHEDULE, FrameType.SCHEDULE_FIRED):
+            self._schedules.apply(frame)
             return
         if frame.type == FrameType.REDRIVEN:
             self._redriven.append(control.decode(frame.data, control.Redriven))

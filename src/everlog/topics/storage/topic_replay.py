@@ -50,6 +50,8 @@ def apply_entry(topic: Topic, frame: LogFrame) -> None:
         apply_lease(topic, control.decode(frame.data, control.Lease), frame.ts)
     elif frame.type == FrameType.JOBS:
         apply_jobs(topic, control.decode(frame.data, control.Jobs), frame.ts)
+    elif frame.type in (FrameType.REDRIVEN, FrameType.SCHEDULE_FIRED):
+        return  # of the whole directory: recovery has applied it
     elif frame.type in CONSUMER_FRAMES:
         apply_consumer(topic, frame)
     elif frame.type == FrameType.EVICT_WATERMARK:

@@ -1,0 +1,115 @@
+"""The routes about schedules.
+
+Owns what these answers look like; the engine decides what is in them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from everlog.job_types import JobMembers, ScheduleState
+from everlog.server.app import App, Call, Route
+from everlog.server.auth import Key, Scope
+from everlog.server.bodies import RecordBody, ScheduleBody, decode
+from everlog.server.errors import ApiError
+from everlog.server.pages import cursor_behind, name_in_cursor, page_size
+from everlog.topics import NewRecord
+from everlog.topics.jobs.options import has_members
+from everlog.topics.jobs.schedules import ScheduleChange, Schedules
+
+_json: Final = msgspec.json.Encoder()
+
+
+class ScheduleRoutes:
+    """Handlers of everything below /v0/schedules."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        one = "/v0/schedules/:name"
+        app.add("GET", "/v0/schedules", Route(Scope.READ, self.list_schedules))
+        app.add("PUT", one, Route(Scope.ADMIN, self.put_schedule))
+        app.add("GET", one, Route(Scope.READ, self.get_schedule))
+        app.add("DELETE", one, Route(Scope.ADMIN, self.delete_schedule, or_scope=Scope.DELETE))
+
+    @property
+    def _schedules(self) -> Schedules:
+        return self._app.ready_engine().schedules
+
+    def put_schedule(self, call: Call) -> None:
+        """PUT /v0/schedules/:schedule."""
+        body = decode(call, ScheduleBody)
+        if not _allows(call.key, body.topic):
+            raise ApiError(403, "forbidden", "this key may not use the topic", {"topic": body.topic})
+        put = self._schedules.put(
+            call.name,
+            body.topic,
+            body.cron,
+            _record_of(body.record),
+            _members_of(body.record),
+            timezone=body.timezone,
+            catch_up=body.catch_up,
+            paused=body.paused,
+        )
+        self._answer(call, put, 201 if put.is_new else 200)
+
+    def get_schedule(self, call: Call) -> None:
+        """GET /v0/schedules/:schedule."""
+        shown = self._schedules.show(call.name)
+        self._check_topic(call, shown)
+        self._answer(call, shown)
+
+    def _check_topic(self, call: Call, shown: ScheduleChange) -> None:
+        if shown.state is not None and not _allows(call.key, shown.state.topic):
+            raise ApiError(403, "forbidden", "this key may not use its topic", {"topic": shown.state.topic})
+
+    def _answer(self, call: Call, change: ScheduleChange, status: int = 200) -> None:
+        self._app.answer_when(call, change.commit, partial(self._state_answer, call, change.state, status))
+
+    def _state_answer(self, call: Call, state: ScheduleState | None, status: int) -> tuple[bytes, int]:
+        return b'%b,"performance":%b}' % (_json.encode(state)[:-1], self._app.performance(call)), status
+
+    def list_schedules(self, call: Call) -> None:
+        """GET /v0/schedules."""
+        query = call.query()
+        size = page_size(query.get("page_size"))
+        after = name_in_cursor(query.get("cursor"))
+        states = self._schedules.page(query.get("prefix", ""), after, size + 1)
+        listed = [
+            state
+            for state in states[:size]
+            if _allows(call.key, state.name) and _allows(call.key, state.topic)
+        ]
+        answer: dict[str, object] = {"schedules": listed}
+        if len(states) > size:
+            answer["next_cursor"] = cursor_behind(states[size - 1].name)
+        self._app.answer(call, self._encoded(call, answer), 200)
+
+    def delete_schedule(self, call: Call) -> None:
+        """DELETE /v0/schedules/:schedule."""
+        if self._schedules.has(call.name):
+            self._check_topic(call, self._schedules.show(call.name))
+        deleted = self._schedules.delete(call.name)
+        answer: dict[str, object] = {"name": call.name, "deleted": deleted.is_new}
+        self._app.answer_when(call, deleted.commit, lambda: (self._encoded(call, answer), 200))
+
+    def _encoded(self, call: Call, answer: dict[str, object]) -> bytes:
+        return _json.encode({**answer, "performance": msgspec.Raw(self._app.performance(call))})
+
+
+def _allows(key: Key | None, name: str) -> bool:
+    return key is None or key.allows_name(name.encode("utf-8", "surrogatepass"))
+
+
+def _record_of(body: RecordBody) -> NewRecord:
+    meta: msgspec.Raw | None = body.meta  # None if it is absent
+    text = b"null" if meta is None else msgspec.json.format(bytes(meta), indent=-1)
+    return NewRecord(bytes(body.data), body.tag, body.node, None if text == b"null" else text)
+
+
+def _members_of(body: RecordBody) -> JobMembers | None:
+    if not has_members(body):
+        return None
+    return JobMembers(**{name: getattr(body, name) for name in JobMembers.__struct_fields__})

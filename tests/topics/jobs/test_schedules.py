@@ -1,0 +1,155 @@
+"""Schedules: when they fire, what missed instants become, and that none fires twice whatever crashes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everlog.errors import InvalidRequest, LimitReached, NotAQueue, ScheduleNotFound, TopicNotFound
+from everlog.job_types import JobMembers, ScheduleState
+from everlog.topics import record_of
+from tests.support.engines import START_MS, EngineHarness
+
+MINUTE_MS = 60_000
+FIRST_MS = (START_MS // MINUTE_MS + 1) * MINUTE_MS
+
+
+class Clockwork(EngineHarness):
+    """An engine with a topic and a schedule that fires every minute."""
+
+    def plan(self, name: str = "s", **options: Any) -> ScheduleState:
+        given = {"topic_name": "t", "cron": "* * * * *", "record": record_of(1, meta={"k": 1})} | options
+        change = self.engine.schedules.put(name, **given)
+        self.wait_for(change.commit)
+        assert change.state is not None
+        return change.state
+
+    def until(self, time_ms: int) -> None:
+        """Let time pass in one step, and do what is due."""
+        self.advance_ms(time_ms - self.now_ms())
+        self.turn()
+
+    def turn(self) -> None:
+        for _ in range(3):
+            self.engine.write()
+            self.engine.poll()
+
+    def shown(self, name: str = "s") -> ScheduleState:
+        state = self.engine.schedules.show(name).state
+        assert state is not None
+        return state
+
+    def fired(self) -> list[int]:
+        return [item["meta"]["$scheduled_ts"] for item in self.items("t")]
+
+
+def started(root: Path | None, **config: Any) -> Clockwork:
+    clockwork = Clockwork(root)
+    clockwork.put("t", **config)
+    return clockwork
+
+
+def test_a_schedule_fires_at_its_instants_with_its_marks() -> None:
+    clockwork = started(None)
+    assert clockwork.plan().next_ts == FIRST_MS
+    clockwork.until(FIRST_MS - 1)
+    assert clockwork.fired() == []
+    clockwork.until(FIRST_MS)
+    clockwork.until(FIRST_MS + MINUTE_MS)
+    assert clockwork.fired() == [FIRST_MS, FIRST_MS + MINUTE_MS]
+    assert clockwork.items("t")[0]["meta"] == {"k": 1, "$schedule": "s", "$scheduled_ts": FIRST_MS}
+    state = clockwork.shown()
+    assert (state.last_ts, state.last_seq, state.fired_total) == (FIRST_MS + MINUTE_MS, 2, 2)
+    assert state.next_ts == FIRST_MS + 2 * MINUTE_MS
+
+
+@pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
+@pytest.mark.parametrize("is_clean", [False, True])
+def test_no_instant_fires_twice_across_a_restart(tmp_path: Path, durability: str, is_clean: bool) -> None:
+    clockwork = started(tmp_path, durability=durability, idempotency_window_ms=1)
+    clockwork.plan()
+    clockwork.until(FIRST_MS)
+    for _ in range(3):
+        clockwork.restart() if is_clean else clockwork.crash()
+        clockwork.turn()
+    assert clockwork.fired() == [FIRST_MS]
+    assert clockwork.shown().fired_total == 1
+    clockwork.until(FIRST_MS + MINUTE_MS)
+    assert clockwork.fired() == [FIRST_MS, FIRST_MS + MINUTE_MS]
+
+
+@pytest.mark.parametrize(("catch_up", "missed"), [("none", 0), ("one", 1), ("all", 5)])
+def test_missed_instants_follow_the_policy(tmp_path: Path, catch_up: str, missed: int) -> None:
+    clockwork = started(tmp_path)
+    clockwork.plan(catch_up=catch_up)
+    clockwork.engine.close()
+    clockwork.advance_ms(FIRST_MS + 4 * MINUTE_MS + 500 - clockwork.now_ms())
+    clockwork.open_with()
+    clockwork.turn()
+    last = FIRST_MS + 4 * MINUTE_MS
+    assert clockwork.fired() == [last - MINUTE_MS * back for back in reversed(range(missed))]
+    clockwork.until(last + MINUTE_MS)
+    assert clockwork.fired()[-1] == last + MINUTE_MS
+    assert len(clockwork.fired()) == missed + 1
+
+
+def test_a_topic_that_goes_away_pauses_its_schedule(tmp_path: Path) -> None:
+    clockwork = started(tmp_path)
+    clockwork.plan()
+    clockwork.delete_topic("t")
+    clockwork.until(FIRST_MS)
+    clockwork.put("t")
+    clockwork.crash()
+    state = clockwork.shown()
+    assert state.paused
+    assert "deleted" in (state.paused_reason or "")
+    clockwork.until(FIRST_MS + MINUTE_MS)
+    assert clockwork.fired() == []
+    clockwork.plan()
+    clockwork.until(FIRST_MS + 2 * MINUTE_MS)
+    assert clockwork.fired() == [FIRST_MS + 2 * MINUTE_MS]
+
+
+def test_a_paused_or_deleted_schedule_does_not_fire(tmp_path: Path) -> None:
+    clockwork = started(tmp_path)
+    assert clockwork.plan(paused=True).next_ts is None
+    clockwork.plan("gone")
+    clockwork.wait_for(clockwork.engine.schedules.delete("gone").commit)
+    clockwork.crash()
+    clockwork.until(FIRST_MS)
+    assert clockwork.fired() == []
+    with pytest.raises(ScheduleNotFound):
+        clockwork.shown("gone")
+    assert [state.name for state in clockwork.engine.schedules.page()] == ["s"]
+
+
+def test_six_fields_have_seconds_and_zones_count() -> None:
+    clockwork = started(None)
+    assert clockwork.plan(cron="*/10 * * * * *").next_ts == (START_MS // 10_000 + 1) * 10_000
+    daily = clockwork.plan("day", cron="30 12 * * *", timezone="Asia/Tokyo")
+    assert daily.next_ts is not None
+    assert daily.next_ts % 86_400_000 == (3 * 60 + 30) * 60_000
+
+
+def test_what_could_never_fire_is_refused() -> None:
+    clockwork = started(None)
+    wrong: list[dict[str, Any]] = [
+        {"cron": "x"},
+        {"cron": "0 0 30 2 *"},
+        {"timezone": "Mars/Base"},
+        {"name": "a b"},
+        {"members": JobMembers(priority=5000)},
+    ]
+    for options in wrong:
+        with pytest.raises(InvalidRequest):
+            clockwork.plan(**options)
+    with pytest.raises(TopicNotFound):
+        clockwork.plan(topic_name="absent")
+    with pytest.raises(NotAQueue):
+        clockwork.plan(members=JobMembers(priority=5))
+    clockwork.settings = clockwork.engine._core.settings = type(clockwork.settings)(max_schedules=1)
+    clockwork.plan()
+    with pytest.raises(LimitReached):
+        clockwork.plan("second")
