@@ -478,7 +478,7 @@ class RouterState(RouterFields, frozen=True):
     forwarded_total: int
 
 
-class RouterSummary(msgspec.Struct, frozen=True):
+class RouterSummary(msgspec.Struct, frozen=True, omit_defaults=True):
     """One router of a list."""
 
     router: str

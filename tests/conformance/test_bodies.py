@@ -223,11 +223,11 @@ def test_members_of_data_and_meta_may_come_twice(api: Api) -> None:
 
 
 def test_unknown_members_are_listed_in_the_answer(api: Api) -> None:
-    body = {"records": [{"data": 1}, {"data": 2, "delay_ms": 5}], "config": {"ttl": 1}, "prio": 2}
+    body = {"records": [{"data": 1}, {"data": 2, "delay": 5}], "config": {"ttl": 1}, "prio": 2}
     answer = taken(api.request("POST", "/v0/topics/t", body), 201)
     assert answer["ignored"] == [
         {"path": "prio", "name": "prio"},
-        {"path": "records[1].delay_ms", "name": "delay_ms"},
+        {"path": "records[1].delay", "name": "delay"},
         {"path": "config.ttl", "name": "ttl"},
     ]
     assert api.values("t") == [1, 2]

@@ -18,6 +18,7 @@ METHODS = {
     "/v0/ready": {"GET"},
     "/readyz": {"GET"},
     "/v0/metrics": {"GET"},
+    "/": {"GET"},
 }
 
 
@@ -33,7 +34,6 @@ def allowed_in(header: str) -> set[str]:
 @pytest.mark.parametrize(
     "path",
     [
-        "/",
         "/v0",
         "/v0/",
         "/v1/topics",

@@ -96,8 +96,9 @@ LEASING: Final = [
     Mutant(
         name="an ack is answered before the sync",
         file="topics/jobs/lease_log.py",
-        old="    needs_sync = topic.durability is Durability.FSYNC\n    return core.log_change(",
-        new="    needs_sync = False\n    return core.log_change(",
+        old="    needs_sync = topic.durability is Durability.FSYNC\n    try:\n        return core.log_change(\n"
+        "            topic, FrameType.DELETE_SEQS",
+        new="    needs_sync = False\n    try:\n        return core.log_change(\n            topic, FrameType.DELETE_SEQS",
         breaks="A job of class fsync that was acknowledged never comes back.",
         check="simulation",
     ),
@@ -146,7 +147,7 @@ LEASING: Final = [
     Mutant(
         name="an older lease changes a newer one",
         file="topics/jobs/lease_table.py",
-        old="        elif stored.lease_id < job.lease_id:\n            return\n",
+        old="        elif stored.lease_id < job.lease_id:\n            return False\n",
         new="",
         breaks="The newest lease of a job counts after a restart.",
         check="jobs",
@@ -154,8 +155,8 @@ LEASING: Final = [
     Mutant(
         name="leases are not restored from the log",
         file="topics/jobs/lease_log.py",
-        old="        table.restore(StoredLease(seq, entry.phase,",
-        new="        StoredLease(*(seq, entry.phase,",
+        old="        if table.restore(stored, ts, entry.outcome, entry.error) and rate is not None:",
+        new="        if rate is not None:",
         breaks="Durable leases survive a restart, so that no job is given to two workers.",
         check="jobs",
     ),
