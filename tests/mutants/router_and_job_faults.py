@@ -96,9 +96,8 @@ LEASING: Final = [
     Mutant(
         name="an ack is answered before the sync",
         file="topics/jobs/lease_log.py",
-        old="    needs_sync = topic.durability is Durability.FSYNC\n    try:\n        return core.log_change(\n"
-        "            topic, FrameType.DELETE_SEQS",
-        new="    needs_sync = False\n    try:\n        return core.log_change(\n            topic, FrameType.DELETE_SEQS",
+        old="    needs_sync = topic.durability is Durability.FSYNC\n    try:\n",
+        new="    needs_sync = False\n    try:\n",
         breaks="A job of class fsync that was acknowledged never comes back.",
         check="simulation",
     ),
