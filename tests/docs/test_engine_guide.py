@@ -25,7 +25,7 @@ QUEUE_GUIDE = DOCS / "guide" / "queue.md"
 SHARDS_DEFAULT = "processors, at most 8"
 
 # Raised by parts of everlog that have no guide of this kind.
-NOT_IN_A_GUIDE = {"BookGap", "DataLost", "InvalidPartition", "InvalidSource", "SnapshotGap"}
+NOT_IN_A_GUIDE = {"BookGap", "DataLost", "InvalidPartition", "InvalidSource", "LateData", "SnapshotGap"}
 NOT_IN_A_GUIDE |= {"ObjectChanged", "ObjectExists", "ObjectNotFound", "ObjectStoreFailed", "Superseded"}
 
 

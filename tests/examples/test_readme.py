@@ -42,6 +42,7 @@ NOT_OF_THE_QUEUE = {
     "InvalidRequest",
     "InvalidSource",
     "DataLost",
+    "LateData",
     "LimitReached",
     "JobNotFound",
     "ScheduleNotFound",

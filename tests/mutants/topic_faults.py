@@ -102,7 +102,7 @@ WRITING: Final = [
     Mutant(
         name="a key outlives its failed batch",
         file="topics/commits.py",
-        old="            topic.keys.pop(self.key, None)\n",
+        old="            topic.forget_key(self.key)\n",
         new="            pass\n",
         breaks="A repeated write is answered as known only if the first one counts.",
         check="simulation",
