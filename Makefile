@@ -29,7 +29,7 @@ SECONDS ?= 15
 SYMBOLS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint wheel bench bench-queue bench-engine bench-books bench-server bench-client bench-spark bench-page crash sim mutants proof proof-page sanitize test-object-store soak soak-server soak-others histories api docs clean
+.PHONY: help setup demo check test lint wheel bench bench-queue bench-engine bench-books bench-server bench-client bench-archive bench-spark bench-page crash sim mutants proof proof-page sanitize test-object-store soak soak-server soak-others histories api docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -66,7 +66,7 @@ wheel: setup ## Build dist/*.tar.gz and from it dist/*.whl, install that in a ne
 	$(TRIAL)/bin/python -m pip install --disable-pip-version-check --no-input --quiet --constraint constraints.txt dist/*.whl
 	cd build && ../$(TRIAL)/bin/python ../tests/packaging/smoke.py
 
-bench: bench-queue bench-engine bench-server bench-client bench-books bench-spark ## All benchmarks
+bench: bench-queue bench-engine bench-server bench-client bench-books bench-archive bench-spark ## All benchmarks
 
 # Each benchmark leaves its numbers for `make bench-page`.
 build/bench:
@@ -80,6 +80,9 @@ bench-books: $(BENCH_STAMP) | build/bench ## Order books side by side with their
 
 bench-engine: setup | build/bench ## The topics engine inside one process
 	$(BIN)/python -m benchmarks.engine --json build/bench/engine.json
+
+bench-archive: setup | build/bench ## The archive beside plain zstd and cp
+	$(BIN)/python -m benchmarks.archive --json build/bench/archive.json
 
 bench-spark: setup | build/bench ## Queues and topics in Spark, beside its own sources
 	$(BIN)/python -m benchmarks.spark --json build/bench/spark.json

@@ -30,6 +30,7 @@ BENCHMARKS = {
     "client": "Python clients and bridge",
     "engine": "Topics engine",
     "books": "Order books",
+    "archive": "Archive",
     "spark": "Spark",
 }
 """In the order of the page; the name is that of the module, the file and the make target."""

@@ -10,11 +10,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
 from pyspark.sql.types import StructType
 
 from everlog.errors import InvalidConfig
@@ -35,6 +40,7 @@ from everlog.pipeline.sources.base import (
     GAP_COLUMNS,
     INSTANCE_COLUMN,
     READ_OPTIONS,
+    BatchReader,
     Columns,
     Format,
     Head,
@@ -54,7 +60,15 @@ class QueueSource(Source):
     """A read of one queue."""
 
     FORMAT = "everlog.queue"
-    OPTIONS = ("path", *READ_OPTIONS, "onCorrupt", "typeId", "decode", "venue", "market")
+    OPTIONS: ClassVar[tuple[str, ...]] = (
+        "path",
+        *READ_OPTIONS,
+        "onCorrupt",
+        "typeId",
+        "decode",
+        "venue",
+        "market",
+    )
     STREAM = "queue"
     UNITS = "messages"
     FIRST_SEQ = 0
@@ -82,10 +96,10 @@ class QueueSource(Source):
         return {
             "path": path,
             "held": QueueBounds(path),
-            "type_ids": _numbers(options, "typeId"),
+            "type_ids": numbers(options, "typeId"),
             "decode": decode,
-            "venues": _numbers(options, "venue"),
-            "markets": _numbers(options, "market"),
+            "venues": numbers(options, "venue"),
+            "markets": numbers(options, "market"),
             "on_corrupt": options.choice("onCorrupt", ON_DATA_LOSS),
         }
 
@@ -163,7 +177,7 @@ class QueueSource(Source):
         return some
 
 
-def _numbers(options: Options, name: str) -> tuple[int, ...]:
+def numbers(options: Options, name: str) -> tuple[int, ...]:
     """Return the numbers of an option, decimal or as 0x1000."""
     try:
         return tuple(int(text, 0) for text in options.names(name))
@@ -175,6 +189,28 @@ class QueueFormat(Format):
     """`spark.read.format("everlog.queue").load(path)`, and the same with `readStream`."""
 
     SOURCE = QueueSource
+
+    def source(self) -> Source:
+        """Return the read of a queue, or of an archive if that is what the path has."""
+        from everlog.pipeline.sources.archive import ArchiveSource, is_archive
+
+        path = self.options.get("path", "")
+        return ArchiveSource.parse(self.options) if path and is_archive(path) else super().source()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Read once: a queue by ranges of seqs, an archive segment by segment."""
+        from everlog.pipeline.sources.archive import ArchiveBatchReader, ArchiveSource
+
+        source = self.source().with_schema(schema)
+        return ArchiveBatchReader(source) if isinstance(source, ArchiveSource) else BatchReader(source)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Read as a stream; an archive has none."""
+        from everlog.pipeline.sources.archive import ArchiveSource
+
+        if isinstance(self.source(), ArchiveSource):
+            raise InvalidConfig("an archive is read in batch; a stream follows the live queue")
+        return super().streamReader(schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Write an archive to a path where nothing is yet."""
