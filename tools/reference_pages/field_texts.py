@@ -178,6 +178,15 @@ COMMON: Final[dict[str, str]] = {
     "wid": "name of the session; no credential",
 }
 
+_SCHEDULE: Final = {
+    "topic": "where it appends",
+    "cron": "five fields, or six with seconds first",
+    "timezone": "IANA name of the time zone of the expression",
+    "record": "what it appends, as in an append",
+    "catch_up": "of missed instants: none, the last one, or all up to 100",
+    "paused": "it does not fire",
+}
+
 SPECIAL: Final[dict[str, dict[str, str]]] = {
     "DiffBody": {"filter": "only records that pass this expression; the others move the cursor"},
     "ConsumerBody": {
@@ -226,15 +235,11 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
         "limit": "so many at most",
         "dry_run": "only count",
     },
+    "ScheduleBody": _SCHEDULE,
     **{
         shape: {
+            **_SCHEDULE,
             "name": "its name",
-            "topic": "where it appends",
-            "cron": "five fields, or six with seconds first",
-            "timezone": "IANA name of the time zone of the expression",
-            "record": "what it appends, as in an append",
-            "catch_up": "of missed instants: none, the last one, or all up to 100",
-            "paused": "it does not fire",
             "paused_reason": "why it paused by itself, or null",
             "next_ts": "when it fires next, ms, or null",
             "last_ts": "the last instant that has fired, ms, or null",
@@ -242,7 +247,7 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
             "fired_total": "how often it has fired",
             "created_ts": "when it was created, ms",
         }
-        for shape in ("ScheduleState", "ScheduleShown", "ScheduleBody")
+        for shape in ("ScheduleState", "ScheduleShown")
     },
     "SchedulePage": {"schedules": "the schedules of this page"},
     "ScheduleDeleted": {"name": "its name"},

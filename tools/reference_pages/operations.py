@@ -219,7 +219,7 @@ TOPICS: Final = (
             201: Answer("appended, and the topic was created", api_types.Appended),
         },
         Scope.WRITE,
-        "topic_not_found topic_full batch_too_large record_too_large",
+        "topic_not_found topic_full not_a_queue batch_too_large record_too_large",
         parameters=(
             Parameter("return_seqs", "boolean", "whether the answer lists the seqs", True),
             Parameter(
