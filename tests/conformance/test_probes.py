@@ -293,3 +293,24 @@ def test_the_log_is_measured(tmp_path: object) -> None:
         assert wal["fsyncs"] == wal["fsync_count"] >= fsyncs
         assert wal["fsync_micros_total"] > 0
         assert wal["read_only"] in (0, False)
+
+
+def test_jobs_are_counted_by_state_and_attempts_by_outcome(api: Api) -> None:
+    api.put("q", type="queue")
+    api.append("q", [{"data": n} for n in range(5)] + [{"data": 5, "delay_ms": 60_000}])
+    leased = taken(api.claim("q", max=4))["claimed"]
+    assert [job["$seq"] for job in leased] == [1, 2, 3, 4]
+    taken(api.settle("ack", "q", [1]))
+    taken(api.settle("nack", "q", [2], error={"type": "E", "message": "m"}))
+    taken(api.settle("nack", "q", [3], delay_ms=60_000))
+    taken(api.request("POST", "/v0/topics/q/jobs/cancel", {"seqs": [3]}))
+    measured = samples(metrics_of(api).text)
+
+    def of(name: str, label: str, values: str) -> dict[str, float]:
+        return {each: measured[f'{name}{{{label}="{each}",topic="q"}}'] for each in values.split()}
+
+    states = of("topics_jobs", "state", "ready delayed leased failed")
+    assert states == {"ready": 1, "delayed": 1, "leased": 1, "failed": 1}
+    outcomes = of("topics_job_attempts_total", "outcome", "acked nacked expired released cancelled")
+    assert outcomes == {"acked": 1, "nacked": 2, "expired": 0, "released": 0, "cancelled": 1}
+    assert measured["topics_schedules_late_seconds"] == 0

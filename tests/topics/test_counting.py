@@ -2,6 +2,7 @@
 
 import pytest
 
+from everlog.api_types import TopicType
 from everlog.clock import TestClock
 from everlog.topics.config import TopicConfig
 from everlog.topics.counting import STATES_A_STEP, TOPICS_A_STEP, TopicCount
@@ -79,3 +80,18 @@ def test_topics_that_go_meanwhile_do_not_matter(engine: Engine) -> None:
         engine.delete_topic(f"t{number:04}")
     finish(count)
     assert all(int(name[1:]) % 2 for name in names(count))
+
+
+def test_jobs_of_topics_that_are_not_reported_by_themselves_are_summed_up() -> None:
+    clock = TestClock(1_700_000_000_000_000_000)
+    engine = Engine.open(None, clock=clock)
+    for number in range(3):
+        engine.put_topic(f"q{number}", TopicConfig(type=TopicType.QUEUE))
+        engine.append(f"q{number}", [NewRecord(b"1")] * 4)
+        engine.claim(f"q{number}", "w", 2)
+        engine.ack(f"q{number}", "w", [1])
+        clock.advance_ns(1_000_000)
+    count = finish(engine.count_topics(lambda _: True, 1))
+    assert [(each.topic, each.jobs["ready"], each.outcomes["acked"]) for each in count.jobs] == [("q2", 2, 1)]
+    assert count.other.jobs == {"ready": 4, "delayed": 0, "leased": 2, "failed": 0}
+    assert count.other.outcomes["acked"] == 2

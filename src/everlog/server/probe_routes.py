@@ -24,7 +24,7 @@ from everlog.server.errors import RETRY_SOON, ApiError
 from everlog.server.request_counts import Durations, RequestCounts
 from everlog.server.router_routes import is_allowed
 from everlog.topics import Durability, EngineCounts, StorageHealth
-from everlog.topics.counting import OTHER_TOPICS, OtherTopics, TopicCount
+from everlog.topics.counting import OTHER_TOPICS, JobsOfTopic, OtherTopics, TopicCount
 from everlog.topics.delivery.delivery import DeliveryCounts
 from everlog.topics.delivery.governor import Rung
 from everlog.topics.routing.definitions import RouterState
@@ -65,7 +65,6 @@ _OF_TOPICS: Final[dict[str, tuple[str, str]]] = {
     "records_live": ("count", "records that can be read"),
     "bytes_live": ("bytes", "bytes of these records"),
 }
-_JOB_STATES: Final = {"ready": "ready", "delayed": "delayed", "leased": "in_flight", "failed": "failed"}
 _OF_QUEUES: Final[dict[str, str]] = {
     "ready": "jobs that can be claimed now",
     "in_flight": "jobs that are leased to a worker",
@@ -259,6 +258,11 @@ class ProbeRoutes:
             TOPIC_METRICS_MAX, lambda name: key is None or key.allows_name(name.encode())
         )
 
+    def schedules_late_s(self) -> float:
+        """How long the schedule that waits longest is overdue."""
+        engine = self._app.engine
+        return 0.0 if engine is None else engine.schedules.late_ms() / 1000
+
     def routers_shown(self, key: Key | None) -> list[RouterState]:
         """The routers that get metrics of their own."""
         engine = self._app.engine
@@ -321,6 +325,8 @@ class _Metrics(Collector):
         yield from self._delivery_metrics(self._probes.delivery())
         yield from self._router_metrics()
         yield from self._consumer_metrics()
+        text = "how long the schedule that waits longest is overdue"
+        yield GaugeMetricFamily("topics_schedules_late_seconds", text, value=self._probes.schedules_late_s())
 
     def _request_metrics(self, requests: RequestCounts) -> Iterator[Metric]:
         total = CounterMetricFamily(
@@ -450,14 +456,26 @@ def _topic_families(counted: TopicCount | None) -> Iterator[Metric]:
             if state.queue is not None:
                 family.add_metric([state.topic], getattr(state.queue, name))
         yield family
-    jobs = GaugeMetricFamily("topics_jobs", "jobs of a job queue by state", labels=["topic", "state"])
-    for state in states:
-        for word, field in _JOB_STATES.items():
-            if state.queue is not None and hasattr(state.queue, field):
-                jobs.add_metric([state.topic, word], getattr(state.queue, field))
-    yield jobs
+    yield from _job_families([] if counted is None else counted.jobs, other)
     text = "1 if topics are summed up under _other"
     yield GaugeMetricFamily("topics_topic_metrics_truncated", text, int(other.topics > 0))
+
+
+def _job_families(of_topics: list[JobsOfTopic], other: OtherTopics) -> Iterator[Metric]:
+    """Jobs and attempts per job queue."""
+    jobs = GaugeMetricFamily("topics_jobs", "jobs of a job queue by state", labels=["topic", "state"])
+    attempts = CounterMetricFamily(
+        "topics_job_attempts",
+        "attempts by how they ended, and jobs that were cancelled, since the start",
+        labels=["topic", "outcome"],
+    )
+    shown = [*of_topics, JobsOfTopic(OTHER_TOPICS, other.jobs, other.outcomes)]
+    for each in shown:
+        for state, count in each.jobs.items():
+            jobs.add_metric([each.topic, state], count)
+        for outcome, count in each.outcomes.items():
+            attempts.add_metric([each.topic, outcome], count)
+    yield from (jobs, attempts)
 
 
 class _Families(CollectorRegistry):

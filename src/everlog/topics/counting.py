@@ -9,11 +9,13 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
 import msgspec
 
 from everlog.api_types import Durability, TopicType
+from everlog.topics.jobs.job_states import StateName, counts_of
+from everlog.topics.jobs.lease_table import OUTCOMES
 from everlog.topics.topic import Topic, TopicState
 
 if TYPE_CHECKING:
@@ -33,6 +35,16 @@ class OtherTopics(msgspec.Struct):
     topics: int = 0
     count: int = 0
     bytes: int = 0
+    jobs: Counter[str] = msgspec.field(default_factory=Counter)
+    outcomes: Counter[str] = msgspec.field(default_factory=Counter)
+
+
+class JobsOfTopic(NamedTuple):
+    """The jobs of one job queue by state, and its attempts by outcome."""
+
+    topic: str
+    jobs: dict[str, int]
+    outcomes: dict[str, int]
 
 
 class TopicCount:
@@ -59,6 +71,7 @@ class TopicCount:
         self.queue_topics = 0
         self.queue_leases_in_flight = 0
         self.states: list[TopicState] = []
+        self.jobs: list[JobsOfTopic] = []
         self.other = OtherTopics()
 
     def step(self) -> bool:
@@ -77,6 +90,8 @@ class TopicCount:
             topic = self._left.pop()
             if not topic.deleted:
                 self.states.append(self._report(topic))
+                if topic.config.type is TopicType.QUEUE:
+                    self.jobs.append(_jobs_of(topic))
         return not self._left
 
     def _count(self, topic: Topic) -> None:
@@ -100,3 +115,18 @@ class TopicCount:
         self.other.topics += 1
         self.other.count += hidden.count
         self.other.bytes += hidden.bytes
+        if hidden.config.type is TopicType.QUEUE:
+            of_hidden = _jobs_of(hidden)
+            self.other.jobs.update(of_hidden.jobs)
+            self.other.outcomes.update(of_hidden.outcomes)
+
+
+def _jobs_of(topic: Topic) -> JobsOfTopic:
+    """What the lease table counts anyway; it costs the same however many jobs there are."""
+    table = topic.leases
+    if table is None:
+        jobs = {"ready": topic.count, "delayed": 0, "leased": 0, "failed": 0}
+        return JobsOfTopic(topic.name, jobs, dict.fromkeys(OUTCOMES, 0))
+    counts = counts_of(topic)
+    jobs = {state: getattr(counts, state) for state in get_args(StateName)}
+    return JobsOfTopic(topic.name, jobs, {name: table.outcomes.get(name, 0) for name in OUTCOMES})

@@ -215,3 +215,25 @@ def test_a_hundred_thousand_letters_take_less_than_five_seconds_in_short_steps()
     began = time.process_time()
     assert office.engine.run_steps(steps) == (100_000, 0)
     assert time.process_time() - began < 5
+
+
+def test_attempts_are_counted_by_how_they_ended(tmp_path: Path) -> None:
+    office = Office(tmp_path)
+    office.open_queue(leases_durable=True, lease_ms=1000)
+    office.enqueue({}, {}, {}, {})
+    office.claimed(4)
+    office.nack(1)
+    office.cancel(2)
+    office.wait_for(office.engine.ack("q", "w", [3]).commit)
+    office.advance_ms(1001)
+
+    def outcomes() -> dict[str, int]:
+        counted = office.engine.count_topics(lambda _: True, 10)
+        while not counted.step():
+            pass
+        return {name: count for name, count in counted.jobs[0].outcomes.items() if count}
+
+    assert office.claimed(4) == [1, 4]  # which deletes the cancelled one
+    assert outcomes() == {"acked": 1, "nacked": 1, "expired": 2, "cancelled": 1}
+    office.crash()
+    assert outcomes() == {}

@@ -153,3 +153,17 @@ def test_what_could_never_fire_is_refused() -> None:
     clockwork.plan()
     with pytest.raises(LimitReached):
         clockwork.plan("second")
+
+
+def test_a_schedule_that_waits_is_late_until_it_fires(tmp_path: Path) -> None:
+    clockwork = started(tmp_path)
+    clockwork.plan()
+    clockwork.plan("later", cron="*/2 * * * *")
+    clockwork.plan("paused", paused=True)
+    late_ms = clockwork.engine.schedules.late_ms
+    clockwork.advance_ms(FIRST_MS - 1 - clockwork.now_ms())
+    assert late_ms() == 0
+    clockwork.advance_ms(2501)
+    assert late_ms() == 2500
+    clockwork.turn()
+    assert (clockwork.fired()[0], late_ms()) == (FIRST_MS, 0)

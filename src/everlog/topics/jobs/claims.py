@@ -32,7 +32,16 @@ from everlog.topics.config import U64_MAX
 from everlog.topics.core import Core
 from everlog.topics.jobs.dead_letters import move_to_dead_letters
 from everlog.topics.jobs.lease_log import delete_jobs, lease_table_of, log_leases, logs_leases
-from everlog.topics.jobs.lease_table import DELAYED, LEASED, NACKED, READY, RELEASED, Job, LeaseTable
+from everlog.topics.jobs.lease_table import (
+    CANCELLED,
+    DELAYED,
+    LEASED,
+    NACKED,
+    READY,
+    RELEASED,
+    Job,
+    LeaseTable,
+)
 from everlog.topics.jobs.options import fields_of
 from everlog.topics.reading import ColdRead
 from everlog.topics.results import Claimed, Settled
@@ -108,6 +117,7 @@ def _delete_cancelled(core: Core, topic: Topic, table: LeaseTable) -> None:
     # Aborted, they are reclaimed, which notes them as cancelled again.
     with suppress(StorageFailed, LimitReached):
         delete_jobs(core, topic, table, seqs)
+        table.count_outcome(CANCELLED, len(seqs))
 
 
 def expire(core: Core, topic: Topic) -> int | None:

@@ -16,7 +16,7 @@ from everlog.topics.filters import Filter
 from everlog.topics.jobs.claims import SEQS_MAX
 from everlog.topics.jobs.job_states import Selection, look, state_of
 from everlog.topics.jobs.lease_log import delete_jobs, lease_table_of, log_leases
-from everlog.topics.jobs.lease_table import DELAYED, LEASED, READY
+from everlog.topics.jobs.lease_table import CANCELLED, DELAYED, LEASED, READY
 from everlog.topics.jobs.steps import Load, Steps, Turn, check_there
 from everlog.topics.storage.control import Jobs, encode
 from everlog.topics.storage.layout import FrameType
@@ -107,6 +107,8 @@ def cancel(core: Core, topic: Topic, seqs: list[int]) -> JobsChanged:
         table.cancel(seq)
     topic.snapshot_record = None
     deleted = delete(core, topic, sorted(set(seqs).difference(leased)))
+    if deleted.changed:
+        table.count_outcome(CANCELLED, deleted.changed)
     return JobsChanged(deleted.changed + len(leased), together([commit, deleted.commit]))
 
 

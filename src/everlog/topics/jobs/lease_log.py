@@ -20,7 +20,7 @@ from everlog.topics.config import TopicConfig
 from everlog.topics.core import CONTROL_ROOM, Core
 from everlog.topics.jobs.claim_rates import QUEUE_KEY
 from everlog.topics.jobs.job_board import JobBoard
-from everlog.topics.jobs.lease_table import LeaseTable, StoredLease
+from everlog.topics.jobs.lease_table import ACKED, LeaseTable, StoredLease
 from everlog.topics.storage.control import DeleteSeqs, JobOptions, Jobs, Lease, Redriven, TopicRecord, encode
 from everlog.topics.storage.layout import FrameType
 from everlog.topics.topic import Topic
@@ -98,6 +98,8 @@ def delete_jobs(
 
     def on_commit() -> None:
         apply_delete_seqs(topic, entry)
+        if are_done:
+            table.count_outcome(ACKED, len(seqs))
         if table.waiters:
             table.wake()
 
@@ -336,6 +338,7 @@ def finish_lease_replay(topic: Topic) -> None:
     clear_volatile_leases(topic)
     if topic.leases is not None:
         topic.leases.drop_missing(topic.log.is_live)
+        topic.leases.outcomes.clear()  # what the replay has counted was before the start
         if topic.leases.board is not None:
             topic.leases.board.finish_replay()
     if wants_board(topic):

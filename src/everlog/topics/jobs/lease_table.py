@@ -34,10 +34,13 @@ DELAYED: Final = 2
 DELETING: Final = 3  # acknowledged or being moved; decided when the log has committed that
 
 
-# How a lease ended that did not end in an ack.
+# How leases end. Jobs that were acknowledged or cancelled are gone, so these two show in metrics only.
 NACKED: Final = "nacked"
 EXPIRED: Final = "expired"
 RELEASED: Final = "released"
+ACKED: Final = "acked"
+CANCELLED: Final = "cancelled"
+OUTCOMES: Final = (ACKED, NACKED, EXPIRED, RELEASED, CANCELLED)
 ATTEMPTS_MAX: Final = 10
 
 
@@ -117,6 +120,7 @@ class LeaseTable:
         "failed_total",
         "jobs",
         "leased",
+        "outcomes",
         "waiters",
     )
 
@@ -135,6 +139,8 @@ class LeaseTable:
         self.failed = 0
         """Jobs that wait again after that, of which `failed_delayed` are delayed."""
         self.failed_delayed = 0
+        self.outcomes: dict[str, int] = {}
+        """How many attempts ended in each way, and jobs were cancelled, since the start of the server."""
         self.cancelled: list[int] = []
         """Jobs whose lease has ended after they were cancelled: `DELETING`, and still to be deleted."""
         self.board: JobBoard | None = None
@@ -148,6 +154,10 @@ class LeaseTable:
         self._delays: list[tuple[int, int]] = []  # end of the delay, seq
         self._tracked: list[int] = []  # every seq in `jobs`, to find those below a floor
         self._highest = 0
+
+    def count_outcome(self, outcome: str, jobs: int = 1) -> None:
+        """Count attempts that ended."""
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + jobs
 
     def wake(self) -> None:
         """Call everything that waits for jobs or for room, each once."""
@@ -535,6 +545,7 @@ class LeaseTable:
         if job.attempts and job.attempts[-1][0] == job.deliveries:
             job.attempts = job.attempts[:-1]  # the log says it once more than the snapshot
         job.attempts = (*job.attempts[1 - ATTEMPTS_MAX :], attempt)
+        self.count_outcome(outcome)
         if outcome == EXPIRED or error is not None:
             self.failed_total += 1
             if not job.is_failed:
