@@ -11,9 +11,7 @@ const QUEUES_MAX = 200;
 const STATES = ['ready', 'delayed', 'leased', 'failed'];
 const GROUPED_MAX = 10_000;
 const CHUNK = 1000;
-
-const isOlder = (error) => error instanceof ApiError && error.status === 404 && error.code === 'not_found';
-const older = () => notice('empty', 'This server has no job routes', 'It is older than the console: jobs can be claimed and acknowledged, but not looked at here.');
+const REDRIVEN = 5000;
 
 /** Do something that a button asked for; what goes wrong is shown. */
 async function attempt(signal, step) {
@@ -47,7 +45,10 @@ class Jobs extends Part {
     this.schedules = h('div', { class: 'schedules' });
     fill(this, h('div', { class: 'page-head' }, h('div', { class: 'title' }, h('h1', {}, 'Jobs'), this.status)), this.problem, this.rows, this.schedules);
     repeat(() => this.load(), 3000, this.signal, (error) => fill(this.problem, notice('error', 'The job queues cannot be listed', error.message)));
-    repeat(() => this.loadSchedules(), 5000, this.signal, () => {});
+    repeat(() => this.loadSchedules(), 5000, this.signal, (error) => {
+      this.schedulesShown = '';
+      fill(this.schedules, notice('error', 'The schedules cannot be listed', error.message));
+    });
   }
 
   async load() {
@@ -69,7 +70,7 @@ class Jobs extends Part {
     for (const { topic } of this.queues) {
       if (this.signal.aborted) return;
       try {
-        this.counts.set(topic, await countsOf(topic, this.signal));
+        this.counts.set(topic, (await get(`/topics${at(topic)}/jobs?limit=1`, this.signal)).counts);
       } catch (error) {
         if (!(error instanceof ApiError && error.status === 404)) throw error;
         this.searched = 0;
@@ -80,40 +81,22 @@ class Jobs extends Part {
   }
 
   async loadSchedules() {
-    let found;
-    try {
-      found = await pages('/schedules', 'schedules', this.signal, 1000);
-    } catch (error) {
-      if (isOlder(error)) return;
-      throw error;
-    }
+    const found = await pages('/schedules', 'schedules', this.signal, 1000);
     const text = JSON.stringify(found);
     if (text === this.schedulesShown) return;
     this.schedulesShown = text;
-    const name = (each) => each.name ?? each.schedule;
     fill(this.schedules, found.length === 0 ? [] : [h('h2', {}, `Schedules (${count(found.length)})`), h('div', { class: 'table-wrap' }, h('table', { 'aria-label': 'Schedules' },
       h('thead', {}, h('tr', {}, ['Schedule', 'Topic', 'Cron', 'Next', 'Last', 'Fired', ''].map((label) => h('th', { scope: 'col' }, label)))),
-      h('tbody', {}, found.map((each) => h('tr', {}, h('td', { class: 'mono' }, name(each)), h('td', { class: 'mono' }, each.topic), h('td', { class: 'mono' }, `${each.cron} ${each.timezone ?? ''}`),
+      h('tbody', {}, found.map((each) => h('tr', {}, h('td', { class: 'mono' }, each.name), h('td', { class: 'mono' }, each.topic), h('td', { class: 'mono' }, `${each.cron} ${each.timezone ?? ''}`),
         h('td', {}, each.paused ? h('span', { class: 'badge warn' }, each.paused_reason ? `paused: ${each.paused_reason}` : 'paused') : moment(each.next_ts)), h('td', {}, ago(each.last_ts)), h('td', {}, count(each.fired_total ?? 0)),
-        h('td', {}, h('button', { type: 'button', onclick: () => attempt(this.signal, () => this.toggle(each, name(each))) }, each.paused ? 'Resume' : 'Pause')))))))]);
+        h('td', {}, h('button', { type: 'button', onclick: () => attempt(this.signal, () => this.toggle(each)) }, each.paused ? 'Resume' : 'Pause')))))))]);
   }
 
-  async toggle(schedule, name) {
-    const { topic, cron, timezone, record, catch_up: catchUp } = schedule;
+  async toggle(schedule) {
+    const { name, topic, cron, timezone, record, catch_up: catchUp } = schedule;
     await ask('PUT', `/schedules${at(name)}`, { topic, cron, timezone, record, catch_up: catchUp, paused: !schedule.paused }, this.signal);
     toast(`${name} is ${schedule.paused ? 'resumed' : 'paused'}`);
     await this.loadSchedules();
-  }
-}
-
-/** How many jobs of each state a queue has; a server without the routes of jobs knows less. */
-async function countsOf(topic, signal) {
-  try {
-    return (await get(`/topics${at(topic)}/jobs?limit=1`, signal)).counts;
-  } catch (error) {
-    if (!isOlder(error)) throw error;
-    const { queue } = await get(`/topics${at(topic)}?touch=false`, signal);
-    return { ready: queue?.ready ?? 0, leased: queue?.in_flight ?? 0, dead_lettered: queue?.dead_lettered ?? 0 };
   }
 }
 
@@ -151,7 +134,7 @@ class JobQueue extends Part {
   }
 
   failed(error) {
-    fill(this.problem, isOlder(error) ? older() : notice('error', 'The jobs cannot be shown', error.message));
+    fill(this.problem, notice('error', 'The jobs cannot be shown', error.message));
   }
 
   query(more = '') {
@@ -215,7 +198,8 @@ class JobQueue extends Part {
       for (const name of ['done_total', 'failed_total']) this.rates[name] = Math.max(0, (counts[name] - this.before.counts[name]) / seconds);
     }
     this.before = { now, counts };
-    this.total = this.state && STATES.includes(this.state) ? counts[this.state] : STATES.reduce((sum, name) => sum + (counts[name] ?? 0), 0);
+    // The counts are those of all tags.
+    this.total = this.tag.value ? undefined : this.state && STATES.includes(this.state) ? counts[this.state] : STATES.reduce((sum, name) => sum + (counts[name] ?? 0), 0);
     const tiles = [['Ready', count(counts.ready), ''], ['Leased', count(counts.leased), ''], ['Delayed', count(counts.delayed), ''], ['Failed', count(counts.failed), `${rate(this.rates.failed_total ?? 0)}/s`], ['Done', count(counts.done_total), `${rate(this.rates.done_total ?? 0)}/s`], ['Dead letters', count(counts.dead_lettered), this.deadLetter ?? '']];
     fill(this.tiles, tiles.map(([name, value, more]) => h('div', {}, h('dt', {}, name), h('dd', {}, value), h('dd', { class: 'faint' }, more))));
   }
@@ -232,11 +216,16 @@ class JobQueue extends Part {
     });
   }
 
+  /** How many jobs the view has; for a tag only those that are loaded are known. */
+  viewed() {
+    return this.total === undefined && this.cursor ? `${count(this.jobs.length)} or more jobs` : counted(this.total ?? this.jobs.length, 'job');
+  }
+
   showActions() {
     this.actions.hidden = this.jobs.length === 0;
     const some = this.selected.size;
     const bulk = (label, path, member, kind) => h('button', { type: 'button', class: kind, onclick: () => attempt(this.signal, () => this.bulk(label, path, member)) }, some ? `${label} ${count(some)}` : `${label} all in this view`);
-    fill(this.actions, h('span', { class: 'faint' }, some ? `${counted(some, 'job')} selected` : `${counted(this.total ?? this.jobs.length, 'job')} in this view`),
+    fill(this.actions, h('span', { class: 'faint' }, some ? `${counted(some, 'job')} selected` : `${this.viewed()} in this view`),
       bulk('Retry', 'retry', 'retried', ''), bulk('Cancel', 'cancel', 'cancelled', 'danger'), some ? h('button', { type: 'button', onclick: () => this.again() }, 'Select none') : null);
   }
 
@@ -255,8 +244,9 @@ class JobQueue extends Part {
   }
 
   async bulk(label, path, member) {
-    const total = this.selected.size || this.total;
-    if (!(await confirmed(`${label} ${counted(total, 'job')}?`, path === 'cancel' ? 'They are deleted; leased ones when their lease ends.' : 'Delayed and failed ones are due at once.', label))) return;
+    const some = this.selected.size;
+    const total = some || (this.total ?? 0);
+    if (!(await confirmed(`${label} ${some ? counted(some, 'job') : this.viewed()}?`, path === 'cancel' ? 'They are deleted; leased ones when their lease ends.' : 'Delayed and failed ones are due at once.', label))) return;
     let done = 0;
     let looked = 0;
     const job = this.begin(label);
@@ -295,17 +285,18 @@ class JobQueue extends Part {
 
   async redrive() {
     const target = this.deadLetter;
-    const { moved, left = 0 } = await ask('POST', `/topics${at(target)}/redrive`, { to: this.topic, dry_run: true }, this.signal);
-    const total = moved + left;
+    // Several job queues may share a dead-letter topic: only those of this one are moved.
+    const redrive = (body) => ask('POST', `/topics${at(target)}/redrive`, { to: this.topic, filter: ['meta.$dead_letter_from', 'Eq', this.topic], ...body }, this.signal);
+    const { moved: total } = await redrive({ dry_run: true });
     if (!total) {
-      toast('There are no dead letters');
+      toast(`There are no dead letters of ${this.topic}`);
       return;
     }
     if (!(await confirmed(`Move ${counted(total, 'job')} back?`, `From ${target} to ${this.topic}. Each is moved once.`, 'Redrive'))) return;
     const job = this.begin('Redrive');
     let done = 0;
     for (;;) {
-      const answer = await ask('POST', `/topics${at(target)}/redrive`, { to: this.topic, limit: CHUNK }, this.signal);
+      const answer = await redrive({ limit: REDRIVEN });
       done += answer.moved;
       job.show(done, Math.max(total, done));
       if (job.isStopped || answer.moved === 0) break;
