@@ -34,6 +34,7 @@ from everlog.market.venues.interface import (
     Tally,
 )
 from everlog.market.venues.lobster import Lobster
+from everlog.market.venues.lobster_books import with_order_books
 from everlog.market.venues.sniffing import chosen_members
 from everlog.market.venues.szse import Szse
 from everlog.market.venues.szse_channels import ChannelFiles
@@ -124,8 +125,7 @@ class ImportRun:
             _check_file(path)
         finish_rewrite(self._fs, self._queue)
         self._remove_interrupted()
-        groups = [paths] if self._importer.merges_files else [[path] for path in paths]
-        return [self._import(group) for group in groups]
+        return [self._import(group) for group in import_groups(self._importer, paths)]
 
     def _import(self, paths: Sequence[str]) -> ImportResult:
         """Import one file, or the files that are one import together."""
@@ -307,6 +307,13 @@ def import_files(
 ) -> list[ImportResult]:
     """Import files into a queue and return one result per import."""
     return ImportRun(request, advance=advance).run()
+
+
+def import_groups(importer: Importer, paths: Sequence[str]) -> list[list[str]]:
+    """Return the files of each import: all, each alone, or LOBSTER messages with their order book."""
+    if importer.merges_files:
+        return [list(paths)]
+    return with_order_books(paths) if importer.name == Lobster.name else [[path] for path in paths]
 
 
 def ledger_entry(

@@ -119,7 +119,7 @@ def test_seconds_may_have_any_number_of_decimals(tmp_path: Path, digits: int) ->
     assert after_ns == 34200 * 10**9 + int("123456789"[:digits].ljust(9, "0"))
 
 
-def test_an_archive_of_messages_and_books_gives_the_messages(tmp_path: Path) -> None:
+def test_an_archive_of_messages_a_book_and_a_description_is_one_import(tmp_path: Path) -> None:
     messages = lobster(tmp_path, *ROWS)
     book = lobster(
         tmp_path,
@@ -133,11 +133,9 @@ def test_an_archive_of_messages_and_books_gives_the_messages(tmp_path: Path) -> 
     (result,) = import_into(tmp_path / "queue", "lobster", archive)
     assert (result.entry.rows, result.entry.symbol, result.entry.date) == (7, "AAPL", "2012-06-21")
     assert [note.partition("!")[2] for note in result.notes] == [
-        f"{book.name} is a LOBSTER order book, which follows from the messages, not lobster; it was left out",
         f"{readme.name} is not market data; it was left out",
     ]
-    with pytest.raises(InvalidSource, match="is a LOBSTER order book"):
-        import_into(tmp_path / "queue", "lobster", book)
+    assert result.entry.groups == 7 + 1, "the ask; the bid is that of the first message"
 
 
 def test_symbols_of_one_day_in_one_queue_are_feeds_of_their_own(tmp_path: Path) -> None:

@@ -55,7 +55,6 @@ def test_the_wrong_format_is_refused_by_what_the_file_looks_like(
         (b"exchange,symbol,timestamp,local_timestamp,funding_rate\n", "a Tardis file of another kind"),
         (b"ts_recv,ts_event,rtype,publisher_id\n", "DBN that was written as CSV"),
         (b'{"e":"depthUpdate"}\n', "JSON of another kind"),
-        (b"5859400,200,5853300,18\n", "a LOBSTER order book, which follows from the messages"),
     ],
 )
 def test_other_files_are_called_by_name(tmp_path: Path, start: bytes, kind: str) -> None:

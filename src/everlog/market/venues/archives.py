@@ -221,7 +221,7 @@ def open_members(path: str, advance: Callable[[int], None] = lambda count: None)
             yield _seven_zip_members(path, raw, opened)
             return
         stream = opened.enter_context(_decompressed(path, magic, raw))
-        yield [Member(path, _data_name(path), path, stream)]
+        yield [Member(path, data_name(path), path, stream)]
 
 
 def _decompressed(path: str, magic: bytes, raw: io.RawIOBase) -> Any:
@@ -292,7 +292,7 @@ def _check_unpacked(path: str, sizes: list[int], packed_bytes: int, free_bytes: 
 
 def _archived(path: str, name: str, stream: Any) -> Member:
     """Return one file of an archive, which may be compressed by itself too."""
-    member = Member(f"{path}!{name}", _data_name(name), path, stream)
+    member = Member(f"{path}!{name}", data_name(name), path, stream)
     if name.endswith((".gz", ".zst")):
         magic = member.peek(MAGIC_BYTES)
         member = Member(member.label, member.name, path, _decompressed(path, magic, _Resumed(member)))
@@ -331,7 +331,8 @@ def _entry_name(entry: zipfile.ZipInfo) -> str:
     return entry.filename
 
 
-def _data_name(path: str) -> str:
+def data_name(path: str) -> str:
+    """Return the name of the data itself, without folders and without `.gz` or `.zst`."""
     name = os.path.basename(path)
     for suffix in (".gz", ".zst"):
         name = name.removesuffix(suffix)

@@ -115,6 +115,8 @@ class Tally:
     """Prices and sizes that became the largest number there is."""
     unordered: int = 0
     """Rows whose time or number goes back or is there twice, and that were kept because that is allowed."""
+    beyond_rows: int = 0
+    """LOBSTER: rows about orders that rested before, beyond the levels of the order book."""
     min_ts_ns: int | None = None
     max_ts_ns: int | None = None
     notes: list[str] = field(default_factory=list)

@@ -2,7 +2,8 @@
 
 Owns the meaning of the six columns. The file names neither day nor symbol: both come from its name
 (`AAPL_2012-06-21_..._message_50.csv`) or from the options. Times are seconds after midnight in New
-York. Orders that rested before the file begins are unknown; what to do then is the book's policy.
+York. Orders that rested before the file begins are unknown, unless the order-book file beside it tells the
+opening book (`everlog.market.venues.lobster_books`); what to do with unknown orders is the book's policy.
 """
 
 from __future__ import annotations
@@ -29,15 +30,35 @@ from everlog.market.protocol import (
 from everlog.market.venues.archives import Member
 from everlog.market.venues.csv_blocks import CHOICE, FIXED, SIGNED, UNSIGNED, Column, CsvReader, RowBlock
 from everlog.market.venues.interface import EventBlock, ImportContext, TimeOrder, find_date
+from everlog.market.venues.lobster_books import (
+    CROSS,
+    DELETE,
+    EXECUTION,
+    HALT,
+    HIDDEN_EXECUTION,
+    NEW,
+    PARTIAL_CANCEL,
+    PRICE_SCALE,
+    OpeningBook,
+    paired,
+)
 from everlog.market.venues.registry import venue_id
+
+__all__ = [
+    "CROSS",
+    "DELETE",
+    "EXECUTION",
+    "HALT",
+    "HIDDEN_EXECUTION",
+    "NEW",
+    "PARTIAL_CANCEL",
+    "Lobster",
+]
 
 VENUE: Final = "nasdaq"
 TIME_ZONE: Final = "America/New_York"
-PRICE_SCALE: Final = 4
 NS_PER_DAY: Final = np.uint64(86_400 * 10**9)
 NAMES: Final = ("time", "type", "order_id", "size", "price", "direction")
-
-NEW, PARTIAL_CANCEL, DELETE, EXECUTION, HIDDEN_EXECUTION, CROSS, HALT = range(1, 8)
 
 _KINDS: Final = np.array(
     [
@@ -64,28 +85,48 @@ _SYMBOL: Final = re.compile(r"([A-Za-z0-9.\-]+)_\d{4}-\d{2}-\d{2}_")
 
 
 class Lobster:
-    """Importer of LOBSTER message files."""
+    """Importer of LOBSTER message files, with the opening books of order-book files."""
 
     name = "lobster"
     merges_files = False
 
     def events(self, members: Sequence[Member], context: ImportContext) -> Iterator[EventBlock]:
-        """Yield one order-by-order event a row."""
-        for member in members:
-            venue = context.options.venue or VENUE
-            symbol, date = _symbol(member, context), _date(member, context)
-            midnight_ns = np.uint64(_midnight_ns(date))
-            context.tally.name(venue=venue, symbol=symbol, date=date, stream="book")
-            reader = CsvReader(member, context.rejects, NAMES)
-            begins, order = not context.is_continued(symbol, date), TimeOrder("time", context)
-            for block in reader.blocks(_COLUMNS):
-                kept = order.checked(_sound(block, context))
-                context.tally.rows += len(kept)
-                events = _events(kept, midnight_ns, venue_id(venue), crypto_market_id(symbol))
-                if begins and len(events):
-                    events.payloads["header"]["flags"][0] |= BookFlags.RESETS
-                    begins = False
-                yield events
+        """Yield one order-by-order event a row, after those of the opening book if there is one."""
+        for member, book_member in paired(members, context):
+            yield from _file_events(member, book_member, context)
+        if context.tally.beyond_rows:
+            context.tally.notes.append(
+                f"{context.tally.beyond_rows} rows are about orders beyond the levels of the order book, "
+                'which books count as unknown orders; give them unknown_orders="skip"'
+            )
+
+
+def _file_events(member: Member, book_member: Member | None, context: ImportContext) -> Iterator[EventBlock]:
+    venue = context.options.venue or VENUE
+    symbol, date = _symbol(member, context), _date(member, context)
+    midnight_ns, market = np.uint64(_midnight_ns(date)), crypto_market_id(symbol)
+    context.tally.name(venue=venue, symbol=symbol, date=date, stream="book")
+    reader = CsvReader(member, context.rejects, NAMES)
+    begins, order = not context.is_continued(symbol, date), TimeOrder("time", context)
+    book: OpeningBook | None = None
+    for block in reader.blocks(_COLUMNS):
+        kept = order.checked(_sound(block, context))
+        if not len(kept):
+            continue
+        context.tally.rows += len(kept)
+        if book_member is not None:
+            if book is None:
+                book = OpeningBook(book_member, kept, context)
+                begins = not len(book)
+                yield book.opening(kept.values["time"][0] + midnight_ns, venue_id(venue), market)
+            book.assign(kept)
+        events = _events(kept, midnight_ns, venue_id(venue), market)
+        if book is not None:
+            events.payloads["header"]["seq"] += np.uint64(len(book))
+        if begins:
+            events.payloads["header"]["flags"][0] |= BookFlags.RESETS
+            begins = False
+        yield events
 
 
 def _sound(block: RowBlock, context: ImportContext) -> RowBlock:

@@ -37,7 +37,7 @@ _HEADERS: Final = (
     (frozenset({"ApplSeqNum", "ChannelNo"}), "szse"),
     (frozenset({"ts_event", "rtype"}), "DBN that was written as CSV"),
 )
-LOBSTER_BOOK: Final = "a LOBSTER order book, which follows from the messages"
+LOBSTER_BOOK: Final = "the LOBSTER order book of a message file"
 _LOBSTER_TIME: Final = re.compile(r"\d{1,5}(?:\.\d+)?")
 _INTEGER: Final = re.compile(r"-?\d+")
 _LOBSTER_FIELDS: Final = (6, 7)
@@ -111,7 +111,7 @@ def _why_not(member: Member, format_name: str) -> str | None:
     if member.label != member.path and _COMPANIONS.search(member.label.removeprefix(f"{member.path}!")):
         return "is not market data"
     kind = looks_like(member.peek(LOOKED_AT_BYTES))
-    if kind is None or kind == format_name:
+    if kind is None or kind == format_name or (kind == LOBSTER_BOOK and format_name == "lobster"):
         return None
     if " " in kind:
         return f"is {kind}, not {format_name}"

@@ -24,7 +24,14 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from everlog.clock import SystemClock
 from everlog.errors import InvalidConfig
 from everlog.fs import OsFs, create_directory, replace_file
-from everlog.market.importing import FORMATS, ImportRequest, import_files, joint_hash, ledger_entry
+from everlog.market.importing import (
+    FORMATS,
+    ImportRequest,
+    import_files,
+    import_groups,
+    joint_hash,
+    ledger_entry,
+)
 from everlog.market.ledger import Ledger, LedgerEntry
 from everlog.market.venues.archives import file_hash, open_members
 from everlog.market.venues.interface import EventBlock, ImportContext, ImportOptions, Rejects, Tally
@@ -180,7 +187,8 @@ def _groups(format_name: str, files: Sequence[str]) -> list[list[str]]:
     missing = [path for path in paths if not os.path.isfile(path)]
     if missing:
         raise InvalidConfig(f"there is no file {missing[0]}")
-    return [paths] if FORMATS[format_name].merges_files else [[path] for path in dict.fromkeys(paths)]
+    importer = FORMATS[format_name]
+    return import_groups(importer, paths if importer.merges_files else list(dict.fromkeys(paths)))
 
 
 def _queue_names(root: str, groups: list[list[str]]) -> list[str]:
