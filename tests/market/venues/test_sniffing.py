@@ -8,10 +8,11 @@ import pytest
 
 from everlog.errors import InvalidConfig, InvalidSource
 from everlog.market.importing import FORMATS
+from everlog.market.venues.archives import open_members
 from everlog.market.venues.sniffing import looks_like
 from everlog.market.venues.szse_channels import COLUMNS
 from tests.market.venues.tardis_files import BOOK_HEADER, TRADE_HEADER
-from tests.support.import_runs import import_into
+from tests.support.import_runs import import_into, real_file, write_archive
 
 BEGINNINGS = {
     "tardis-book": f"{BOOK_HEADER}\n",
@@ -63,6 +64,37 @@ def test_other_files_are_called_by_name(tmp_path: Path, start: bytes, kind: str)
     path.write_bytes(start)
     with pytest.raises(InvalidSource, match=f"is {kind}, not lobster"):
         import_into(tmp_path / "queue", "lobster", path)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_file_without_data_is_refused_and_one_without_rows_is_not(tmp_path: Path, name: str) -> None:
+    names = {"szse": "order_new_STK_SZ_20240102/000001.csv", "lobster": "AAPL_2012-06-21_message_1.csv"}
+    path = tmp_path / names.get(name, "binance_2024-01-02_BTCUSDT.data")
+    path.parent.mkdir(exist_ok=True)
+    for nothing in (b"", b"\n \r\n", b"\xef\xbb\xbf"):
+        path.write_bytes(nothing)
+        with pytest.raises(InvalidSource, match="is empty, without even a header; fetch it again"):
+            import_into(tmp_path / "queue", name, path)
+        assert not (tmp_path / "queue").exists()
+    if name in ("lobster", "bybit"):
+        return  # without a header there is no file without rows
+    if name == "dbn":
+        with open_members(str(real_file("esh4-glbx-mdp3-20231224.mbo.dbn.zst"))) as (member,):
+            start = member.peek(1 << 20)
+        path.write_bytes(start[: 8 + int.from_bytes(start[4:8], "little")])
+    else:
+        path.write_text(BEGINNINGS[name])
+    (result,) = import_into(tmp_path / "queue", name, path)
+    assert (result.imported, result.entry.rows, result.notes) == (True, 0, ("the file has no rows",))
+
+
+def test_an_empty_file_of_an_archive_is_left_out_and_named(tmp_path: Path) -> None:
+    (tmp_path / "AAPL_2012-06-21_message_1.csv").write_text(BEGINNINGS["lobster"])
+    (tmp_path / "MSFT_2012-06-21_message_1.csv").write_bytes(b"")
+    write_archive(tmp_path / "day.zip", sorted(tmp_path.glob("*.csv")))
+    (result,) = import_into(tmp_path / "queue", "lobster", tmp_path / "day.zip")
+    assert result.entry.symbol == "AAPL"
+    assert "MSFT_2012-06-21_message_1.csv is empty" in result.notes[0]
 
 
 @pytest.mark.parametrize("start", [b"", b"\n", b"hello", b"1,2,3\n", b"34200,9,1,1,1,1\n"])

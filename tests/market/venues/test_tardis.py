@@ -217,7 +217,7 @@ def test_a_file_without_a_snapshot_or_without_rows_is_noted(tmp_path: Path) -> N
     (result,) = import_into(tmp_path / "queue", "tardis-book", book_file(tmp_path), options=options)
     assert result.notes == ("the file has no rows",)
     path.write_bytes(b"")
-    with pytest.raises(InvalidSource, match="no column exchange, symbol; the file is empty"):
+    with pytest.raises(InvalidSource, match="is empty, without even a header"):
         import_into(tmp_path / "queue", "tardis-book", path)
 
 

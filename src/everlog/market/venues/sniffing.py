@@ -110,7 +110,10 @@ def _why_not(member: Member, format_name: str) -> str | None:
     """Return why the file is not imported, None if it is."""
     if member.label != member.path and _COMPANIONS.search(member.label.removeprefix(f"{member.path}!")):
         return "is not market data"
-    kind = looks_like(member.peek(LOOKED_AT_BYTES))
+    start = member.peek(LOOKED_AT_BYTES)
+    if not start.removeprefix(b"\xef\xbb\xbf").strip():
+        return "is empty, without even a header; fetch it again, or leave it out"
+    kind = looks_like(start)
     if kind is None or kind == format_name or (kind == LOBSTER_BOOK and format_name == "lobster"):
         return None
     if " " in kind:

@@ -163,8 +163,11 @@ class Szse:
             for member in members
             if member.peek(1) and (file := _File(member, context, block_bytes)).symbol_wanted and file.start()
         ]
+        if not files and context.options.symbol is None:
+            tally.date = context.options.date or ""
+            return
         if not files:
-            raise InvalidSource("the files hold no row of the wanted symbols")
+            raise InvalidSource(f"the files hold no row of {context.options.symbol!r}")
         _check_one_day(files)
         tally.date = context.options.date or files[0].date
         channels: dict[int, list[_File]] = {}
