@@ -115,6 +115,22 @@ def test_the_report_has_every_gap_and_every_drift(tmp_path: Path) -> None:
         replayed(path, 2, ReplayPlan())
 
 
+def test_a_book_in_quarantine_has_no_rows(tmp_path: Path) -> None:
+    whole = l2_record(BookEventType.SNAPSHOT, [(5, 4), (4, 1)], [(9, 1)], native_seq=9)
+    missing = [levels(12, 5), levels(13, 5)]
+    payloads = [whole, levels(10, 6), *missing, whole, levels(10, 7), *missing]
+    stamps = [np.uint64(START_NS + number * SECOND_NS).tobytes() for number in range(len(payloads))]
+    timed = [one[:24] + stamp + one[32:] for one, stamp in zip(payloads, stamps, strict=True)]
+    path = written(tmp_path / "queue", timed)
+    found = replayed(path, 2, PATIENT)
+    assert [(row["seq"], row["bid_size"]) for row in found[TOP]] == [(0, 4), (1, 6), (4, 4), (5, 7)]
+    assert [row["seq"] for row in found[DEPTH]] == [0, 1, 4, 5]
+    assert [row["seq"] for row in found[REPORT] if row["kind"] == "gap"] == [2, 6]
+    assert replayed(path, 2, PATIENT, cuts=(1, 3, 4, 7)) == found
+    patient = ReplayPlan(BookSettings(gap_policy="ignore"))
+    assert len(replayed(path, 1, patient)[TOP]) == 8, "every event is applied under ignore"
+
+
 def channel(markets: list[int], numbers: list[int]) -> list[bytes]:
     """Orders of several markets on one channel, with its numbers."""
     records = l3_records([(1, 1, 100 + at, 0, 0, 10, 1, 0) for at in range(len(markets))])
@@ -151,8 +167,8 @@ def test_messages_that_are_gone_are_in_the_report_and_books_wait_for_a_whole_one
     assert (lost["kind"], lost["market_id"], lost["date"]) == ("lost", None, None)
     gone = range(lost["seen"], lost["found"] + 1)
     tops = {row["seq"]: row["bid_size"] for row in found[TOP]}
-    assert sorted(tops) == [seq for seq in range(last + 1) if seq not in gone]
-    assert tops[gone[0] - 1] == tops[gone[-1] + 1] == tops[last] == 9
+    assert sorted(tops) == [*range(gone[0]), last - 1, last], "no rows of a book in quarantine"
+    assert tops[gone[0] - 1] == tops[last] == 9
     assert tops[last - 1] == 4, "the book was whole again"
     with pytest.raises(DataLost, match="are gone from the queue"):
         replayed(str(path), 1, ReplayPlan())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 from everlog.clock import NS_PER_S
 from everlog.errors import DataLost, InvalidConfig
 from everlog.market import BookResult, BookSet, BookSettings, GapPolicy, Market, Outputs
+from everlog.market.book_results import EventStatus
 from everlog.market.book_states import load_books, quarantine_books, save_books
 from everlog.market.packing import PackedRecords, gather_field, gather_headers
 from everlog.market.result_memory import ResultMemory
@@ -185,7 +186,9 @@ class BookTables:
         """`names` are the tables by what they hold; `state` is from `state()` of an earlier one."""
         self._plan = plan
         self._names = names
-        self._want = Outputs(depth=plan.depth, drift=True)
+        # Only in quarantine are events passed over; elsewhere books are faster without their statuses.
+        can_skip = plan.settings.gap_policy == GapPolicy.QUARANTINE
+        self._want = Outputs(depth=plan.depth, drift=True, statuses=can_skip)
         self._bars: dict[Market, TimeBar] = {}
         self._memory = ResultMemory()
         self._is_new = state is None
@@ -227,15 +230,26 @@ class BookTables:
                 "price_scale": np.full(len(events), result.price_scale, np.int32),
                 "size_scale": np.full(len(events), result.size_scale, np.int32),
             }
-            yield self._tops(market, base, result)
-            if self._plan.depth:
-                yield from self._depths(market, base, packed.take(events), result)
             yield from self._faults(market, base, result)
+            yield from self._states(market, base, packed.take(events), result)
         for gap in self._books.channel_gaps:
             (head,) = gather_headers(packed.take(np.array([gap.event])))
             market = Market(gap.venue_id, int(head["market_id"]))
             row = {"kind": "gap", "stream_id": gap.stream_id, "seen": gap.seen, "found": gap.found}
             yield self._fault(market, int(seqs[gap.event]), int(times_ns[gap.event]), row)
+
+    def _states(
+        self, market: Market, base: dict[str, Any], packed: PackedRecords, result: BookResult
+    ) -> Iterator[Rows]:
+        """Yield what the book was after each event; a book in quarantine is not that of its market."""
+        if result.statuses is not None:
+            sound = result.statuses != EventStatus.QUARANTINED
+            if not sound.all():
+                base = {name: column[sound] for name, column in base.items()}
+                packed, result = packed.take(np.flatnonzero(sound)), _rows_of(result, sound)
+        yield self._tops(market, base, result)
+        if self._plan.depth:
+            yield from self._depths(market, base, packed, result)
 
     def _tops(self, market: Market, base: dict[str, Any], result: BookResult) -> Rows:
         assert result.top is not None, "it was asked for"
@@ -294,6 +308,18 @@ class BookTables:
             **row,
         }
         return Rows(self._names[REPORT], market, pa.RecordBatch.from_pylist([full], schema=REPORT_SCHEMA))
+
+
+def _rows_of(result: BookResult, chosen: NDArray[np.bool_]) -> BookResult:
+    """Return the result with the best prices and levels of the chosen events."""
+    return replace(
+        result,
+        **{
+            name: rows[chosen]
+            for name in ("top", "bids", "asks")
+            if (rows := getattr(result, name)) is not None
+        },
+    )
 
 
 def _levels(rows: NDArray[np.void]) -> pa.Array:
