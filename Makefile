@@ -36,8 +36,8 @@ help: ## List the targets
 
 setup: $(SETUP_STAMP) ## Create .venv, install the pinned versions and build the native code
 
-demo: setup ## Run the whole chain, leave demo-report/index.html: SECONDS=15 SYMBOLS=4
-	$(BIN)/python -m examples.demo --seconds $(SECONDS) --symbols $(SYMBOLS)
+demo: setup ## Run the whole chain, leave demo-report/index.html: SECONDS=15 SYMBOLS=4, SERVE=1 for the console
+	$(BIN)/python -m examples.demo --seconds $(SECONDS) --symbols $(SYMBOLS) $(if $(SERVE),--serve)
 
 # Two processes that share the tests: each begins with a half, and the one that is done first takes from the other.
 # A test that no signal interrupts (native code, a callback that swallows it) ends its process and the run.

@@ -69,7 +69,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--dir", type=Path, help="keep queues, topics and lake in this directory, which must be new or empty"
     )
+    parser.add_argument(
+        "--serve",
+        action="store_true",
+        help="keep the server running afterwards, with the console on what the run has left, until Ctrl-C",
+    )
     options = parser.parse_args(arguments)
+    if options.serve and options.json:
+        parser.error("--json prints what was found and ends; leave out --serve")
     if options.dir is not None and options.dir.exists() and any(options.dir.iterdir()):
         parser.error(f"--dir {options.dir} is not empty; name a new directory")
     return options
@@ -79,7 +86,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
     """Turn the options into a plan."""
     symbols = int(options.symbols)
     rate = options.rate or min(RATE_MAX, RATE_PER_SYMBOL * symbols)
-    return Plan(options.seconds, symbols, rate, not options.no_spark)
+    return Plan(options.seconds, symbols, rate, not options.no_spark, options.serve)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -99,16 +106,22 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(root: Path, options: argparse.Namespace, console: Console) -> int:
-    """Run a plan and report on it."""
+    """Run a plan and report on it; if asked, serve what it has left."""
     plan = plan_of(options)
     started_s = time.monotonic()
-    with Display(console, ticks_dir(IpcLayout(root))) as display, Session(root, plan, display) as session:
-        outcome = session.run()
-        display.stage("audit")
-        display.note("all processes have ended; reading everything again from its first record")
-        assert session.topic is not None, "a session that ended well has read its topic"
-        evidence = gather(root, outcome, session.topic)
-    return conclude(evidence, plan, options, console, time.monotonic() - started_s)
+    display = Display(console, ticks_dir(IpcLayout(root)))
+    with Session(root, plan, display) as session:
+        with display:
+            outcome = session.run()
+            display.stage("audit")
+            display.note("the chain has ended; reading everything again from its first record")
+            assert session.topic is not None, "a session that ended well has read its topic"
+            evidence = gather(root, outcome, session.topic)
+        code = conclude(evidence, plan, options, console, time.monotonic() - started_s)
+        if plan.is_served:
+            console.print(f"The console: {session.url}/ (until Ctrl-C).", soft_wrap=True)
+            session.serve()
+    return code
 
 
 def conclude(

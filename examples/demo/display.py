@@ -77,6 +77,7 @@ class Display:
         self._previous = Counts()
         self._previous_s = self._started_s
         self._rates = Counts()
+        self._is_closed = False
         self._live: Live | None = None
         if console.is_terminal and not console.quiet:
             self._live = Live(console=console, auto_refresh=False, transient=True)
@@ -94,10 +95,10 @@ class Display:
             self.note(f"-- {name}")
 
     def progress(self, counts: Counts) -> None:
-        """Draw the book and the counters anew, or print a line once a second."""
+        """Draw the book and the counters anew, or print a line once a second; nothing once it is closed."""
         now_s = time.monotonic()
         interval_s = PLAIN_INTERVAL_S if self._live is None else SHOWN_INTERVAL_S
-        if now_s - self._shown_s < interval_s or self._console.quiet:
+        if self._is_closed or now_s - self._shown_s < interval_s or self._console.quiet:
             return
         self._shown_s = now_s
         if now_s - self._previous_s >= 1.0:
@@ -123,6 +124,7 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_closed = True
         if self._live is not None:
             self._live.stop()
         self._book.close()

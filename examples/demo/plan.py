@@ -18,12 +18,13 @@ RATE_MAX = 8000.0
 
 @dataclass(frozen=True)
 class Plan:
-    """How long, how many markets, how fast, and whether Spark takes part."""
+    """How long, how many markets, how fast, whether Spark takes part, and whether the server stays."""
 
     seconds: float = 15.0
     symbols: int = 4
     rate_per_s: float = 4 * RATE_PER_SYMBOL
     with_spark: bool = True
+    is_served: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
+from urllib.request import urlopen
 
 from everlog import Client
 from everlog.bridge.state import state_path
@@ -47,6 +48,7 @@ START_LIMIT_S = 60.0
 DRAIN_LIMIT_S = 45.0
 LAKE_LIMIT_S = 400.0
 BUSY_LIMIT_S = 1.0
+SERVED_CHECK_S = 0.2
 DOWN_S = 0.5
 """How long the bridge and the worker stay dead, so that the plots show it."""
 
@@ -135,7 +137,7 @@ class Session:
         self._inboxes = [endpoint.orders_in for endpoint in endpoints]
         self._settled_fills = self._layout.orders().strategy_endpoints(SETTLED_STRATEGY).orders_in
         self._signs_of_life: list[Path] = []
-        self._url = ""
+        self.url = ""
 
     def run(self) -> Outcome:
         """Run the whole chain and return what is to be known about it."""
@@ -151,8 +153,17 @@ class Session:
             self._run_lake()
         with self._stage("ask the live planes"):
             self._ask_live_planes()
-            self._processes.stop(SERVER_PROCESS)
+            if not self._plan.is_served:
+                self._processes.stop(SERVER_PROCESS)
         return self.outcome
+
+    def serve(self) -> None:
+        """Let the server run on until the first Ctrl-C, then end it in an orderly way."""
+        with suppress(KeyboardInterrupt):
+            while not self._processes.ended(SERVER_PROCESS):
+                self._processes.check()
+                time.sleep(SERVED_CHECK_S)
+        self._processes.stop(SERVER_PROCESS)
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
@@ -168,14 +179,23 @@ class Session:
         self._processes.start_everlog(
             SERVER_PROCESS,
             *("serve", "--port", 0, "--port-file", port_file),
-            *("--data-dir", self._root / "topics", "--log-level", "warning"),
+            *("--data-dir", self._root / "topics", "--bus", self._root, "--log-level", "warning"),
         )
         self._processes.until(port_file.exists, START_LIMIT_S, "listen", [SERVER_PROCESS])
-        self._url = f"http://{port_file.read_text().strip()}"
-        with Client(self._url) as client:
+        self.url = f"http://{port_file.read_text().strip()}"
+        self._processes.until(self._answers, START_LIMIT_S, "answer", [SERVER_PROCESS])
+        with Client(self.url) as client:
             client.put_topic(MARKET_TOPIC)
             client.put_topic(JOBS_TOPIC, {"type": "queue", "lease_ms": LEASE_MS, "max_deliveries": 20})
-        self._watcher.note(f"the topics server listens on {self._url}")
+        self._watcher.note(f"the topics server listens on {self.url}, which is also its console")
+
+    def _answers(self) -> bool:
+        """Whether the server is ready; until it is, a client would warn of every attempt."""
+        try:
+            with urlopen(f"{self.url}/readyz", timeout=START_LIMIT_S):
+                return True
+        except OSError:
+            return False
 
     def _start_bridges(self) -> None:
         """Start both bridges on queues that are still empty, so that nothing waits for them later."""
@@ -192,7 +212,7 @@ class Session:
         processes.start_module("router", "router", self._root, len(STRATEGIES))
         for name in STRATEGIES:
             processes.start_module(name, "strategy", self._root, name)
-        processes.start_module(WATCHER, "watcher", self._root, self._url)
+        processes.start_module(WATCHER, "watcher", self._root, self.url)
         for name in WORKERS:
             self._start_worker(name)
         processes.until(lambda: all(map(is_ready, self._inboxes)), START_LIMIT_S, "meet the router")
@@ -243,11 +263,11 @@ class Session:
         return self._processes.start_everlog(
             process,
             *("bridge", "queue-to-topic", "--queue", queue, "--topic", topic),
-            *("--url", self._url, "--name", name),
+            *("--url", self.url, "--name", name),
         )
 
     def _start_worker(self, name: str) -> int:
-        return self._processes.start_module(name, "worker", self._root, self._url, name)
+        return self._processes.start_module(name, "worker", self._root, self.url, name)
 
     def _kill_and_restart(self, name: str, start: Callable[[], int]) -> None:
         killed_ns = time.time_ns()
@@ -262,7 +282,7 @@ class Session:
     def _wait_for_busy_workers(self) -> None:
         """Wait until every worker holds a job, but not for long: a kill should find some under way."""
         until_s = time.monotonic() + BUSY_LIMIT_S
-        with Client(self._url) as client:
+        with Client(self.url) as client:
 
             def are_busy() -> bool:
                 jobs = client.topic(JOBS_TOPIC, touch=False).queue
@@ -299,7 +319,7 @@ class Session:
         # What piled up while a process was dead may take as long again as the session itself.
         limit_s = DRAIN_LIMIT_S + 2 * self._plan.seconds
         processes.until(lambda: all(map(processes.ended, traders)), limit_s, "finish", traders)
-        with Client(self._url) as client:
+        with Client(self.url) as client:
             fills = count_messages(self._settled_fills)
 
             def is_settled() -> bool:
@@ -318,7 +338,7 @@ class Session:
     def _run_lake(self) -> None:
         """Let Spark archive, replay and audit in a process of its own, and tell its stages as they end."""
         self._watcher.stage("Spark: start")
-        self._processes.start_module("lake", "lake", self._root, self._url)
+        self._processes.start_module("lake", "lake", self._root, self.url)
         progress, told = self._root / PROGRESS_FILE, 0
 
         def follow() -> bool:
@@ -340,7 +360,7 @@ class Session:
 
     def _ask_live_planes(self) -> None:
         """Let the topics and `everlog audit` tell what they hold, while the server still runs."""
-        with Client(self._url) as client:
+        with Client(self.url) as client:
             self.topic = read_market_topic(client)
             bridges = [
                 (str(ticks_dir(self._layout)), MARKET_BRIDGE),

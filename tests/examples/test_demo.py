@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,6 +32,7 @@ from examples.demo.plan import Plan
 from examples.demo.records import (
     CONFIG,
     FILL,
+    MARKET_TOPIC,
     ORDER,
     SEEN,
     SEEN_TYPE_ID,
@@ -46,6 +48,7 @@ from examples.demo.session import Counts, Session
 from examples.demo.summary import summarize
 from examples.demo.topic_copy import TopicCopy
 from tests.support.processes import eventually
+from tests.support.server_clients import PlainClient
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEMO = [sys.executable, "-m", "examples.demo"]
@@ -312,11 +315,14 @@ def test_a_terminal_shows_the_live_book_and_what_has_come_so_far(finished: Finis
 
 
 @contextmanager
-def running_demo(temporary: Path, until: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+def running_demo(
+    temporary: Path, until: str, *more: str
+) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """Start a long demonstration; yield it and its processes once it has said something."""
     environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONUNBUFFERED": "1"}
+    report = temporary / "report"
     demo = subprocess.Popen(
-        [*DEMO, "--seconds", "60", "--symbols", "1", "--no-spark", "--report", str(temporary / "report")],
+        [*DEMO, "--seconds", "60", "--symbols", "1", "--no-spark", "--report", str(report), *more],
         cwd=REPOSITORY,
         env=environment,
         stdout=subprocess.PIPE,
@@ -364,6 +370,32 @@ def test_an_interrupted_demo_leaves_no_process_and_no_file(tmp_path: Path) -> No
         assert errors == "interrupted; every process has ended\n"
         assert [child for child in children if not has_ended(child)] == []
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_served_demo_ends_with_the_console_on_its_data(tmp_path: Path) -> None:
+    with running_demo(tmp_path, "The console: ", "--seconds", "2", "--serve") as (demo, children):
+        assert len(children) == 1, "the server alone runs on"
+        arguments = Path(f"/proc/{children[0]}/cmdline").read_text().split("\0")
+        url = f"http://{Path(arguments[arguments.index('--port-file') + 1]).read_text().strip()}"
+        page = urllib.request.Request(url, headers={"Accept": "text/html"})
+        assert b"<everlog-console>" in urllib.request.urlopen(page, timeout=30).read()
+        with PlainClient(url) as client:
+            market = client.ask("GET", f"/topics/{MARKET_TOPIC}").json
+            queues = client.ask("GET", "/queues").json["queues"]
+        assert market["count"] == market["head_seq"] > 0
+        assert len(queues) == 10
+        demo.send_signal(signal.SIGINT)
+        _, errors = demo.communicate(timeout=60)
+        assert (demo.returncode, errors) == (0, "")
+        assert has_ended(children[0])
+        assert [path.name for path in tmp_path.iterdir()] == ["report"]
+
+
+def test_a_served_demo_prints_no_json(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        command.parse(["--serve", "--json"])
+    assert raised.value.code == 2
+    assert "leave out --serve" in capsys.readouterr().err
 
 
 def test_processes_end_by_themselves_when_the_demo_is_killed(tmp_path: Path) -> None:
