@@ -29,14 +29,13 @@ from examples.demo.records import (
     notes_dir,
 )
 
-POLL_MS = 100
 SETTLE_S = 0.01
 """How long another system takes to confirm a settlement; a kill interrupts some of them."""
 
 
 def run(root: str, url: str, name: str) -> None:
     """Work until SIGTERM."""
-    worker = Worker(url, JOBS_TOPIC, node=name, concurrency=CONCURRENCY, lease_ms=LEASE_MS, poll_ms=POLL_MS)
+    worker = Worker(url, JOBS_TOPIC, node=name, concurrency=CONCURRENCY, lease_ms=LEASE_MS)
     writing = threading.Lock()  # a writer belongs to one thread at a time
     with Queue.open_publisher(notes_dir(IpcLayout(root), name), CONFIG) as notes:
         run_of_worker = notes.epoch

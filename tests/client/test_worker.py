@@ -33,10 +33,22 @@ def is_empty(client: Client) -> bool:
     return client.topic("q").count == 0
 
 
+def counts_of(client: Client) -> tuple[int, int]:
+    counts = client.topic("q").queue
+    assert counts is not None
+    return counts.ready, counts.in_flight
+
+
+def connections_of(client: Client) -> int:
+    """How many work streams there are."""
+    count: int = client.metrics()["sse_connections"]
+    return count
+
+
 @contextmanager
-def worker_program(url: str) -> Iterator[subprocess.Popen[str]]:
+def worker_program(url: str, *, lease_ms: int = 400) -> Iterator[subprocess.Popen[str]]:
     """A worker as a process of its own."""
-    command = [sys.executable, "-m", "tests.client.worker_program", url, "q"]
+    command = [sys.executable, "-m", "tests.client.worker_program", url, "q", str(lease_ms)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield process
@@ -172,23 +184,88 @@ def test_stop_finishes_what_runs_and_takes_nothing_more(plain: Client) -> None:
     worker.stop()
     may_end.set()
     worker.join()
-    counts = plain.topic("q").queue
-    assert counts is not None
-    assert (worker.done, counts.ready, counts.in_flight) == (1, 2, 0)
+    assert worker.done == 1
+    wait_for(lambda: counts_of(plain) == (2, 0))  # what was pushed meanwhile is back
 
 
-def test_the_job_of_a_killed_worker_comes_back(url: str, plain: Client) -> None:
+def test_a_stopping_worker_keeps_no_jobs_from_others(plain: Client) -> None:
+    queue_of(plain, "long")
+    is_running, may_end = threading.Event(), threading.Event()
+    worker = Worker(plain, "q", concurrency=3)
+
+    @worker.handler
+    def do(job: Job) -> None:
+        assert job.data == "long"
+        is_running.set()
+        assert may_end.wait(PATIENCE_S)
+
+    worker.start()
+    assert is_running.wait(PATIENCE_S)
+    wait_for(lambda: connections_of(plain) == 3)
+    worker.stop()
+    wait_for(lambda: connections_of(plain) == 1)  # the free ones have ended, the running one has not
+    plain.append("q", "next")
+    assert [job.data for job in plain.claim("q", "other").claimed] == ["next"]
+    may_end.set()
+    worker.join()
+    assert worker.done == 1
+
+
+def test_the_job_of_a_killed_worker_is_at_the_next_one_within_a_second(url: str, plain: Client) -> None:
     queue_of(plain, "x")
-    with worker_program(url) as process:
+    seen: list[tuple[Any, int, float]] = []
+    worker = Worker(plain, "q", lease_ms=600_000)
+    worker.handler(lambda job: seen.append((job.data, job.deliveries, time.monotonic())))
+    with worker_program(url, lease_ms=600_000) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "started 1\n"
-        process.kill()
-    seen: list[Job] = []
-    worker = Worker(plain, "q", poll_ms=20)
-    worker.handler(seen.append)
+        with worker:
+            wait_for(lambda: connections_of(plain) > 1)
+            assert not seen
+            killed_s = time.monotonic()
+            process.send_signal(signal.SIGKILL)
+            wait_for(lambda: is_empty(plain))
+    ((data, deliveries, done_s),) = seen
+    assert (data, deliveries) == ("x", 2)
+    assert done_s - killed_s < 1
+
+
+def test_without_push_the_job_of_a_killed_worker_comes_back_when_its_lease_ends(plain: Client) -> None:
+    queue_of(plain, "x", "y")
+    assert plain.claim("q", "gone", lease_ms=300).claimed
+    seen: list[tuple[Any, int]] = []
+    worker = Worker(plain, "q", push=False, poll_ms=20)
+    worker.handler(lambda job: seen.append((job.data, job.deliveries)))
     with worker:
         wait_for(lambda: is_empty(plain))
-    assert [(job.data, job.deliveries) for job in seen] == [("x", 2)]
+        assert connections_of(plain) == 0
+    assert sorted(seen) == [("x", 2), ("y", 1)]
+
+
+def test_a_failure_tells_its_type_message_and_the_end_of_its_trace(plain: Client) -> None:
+    queue_of(plain, "deep", "end")
+    worker = Worker(plain, "q", first_delay_ms=100_000)
+
+    def dig(depth: int) -> None:
+        if depth == 0:
+            raise KeyError("é" * 9000)
+        dig(depth - 1)
+
+    @worker.handler
+    def do(job: Job) -> None:
+        if job.data == "deep":
+            dig(500)
+        raise SystemExit("\ud800")
+
+    with worker:
+        wait_for(lambda: worker.failed == 2)
+    deep, ended = (plain.job("q", seq).last_error for seq in (1, 2))
+    assert deep is not None and ended is not None
+    assert (deep.type, deep.message) == ("KeyError", "'" + "é" * 999)
+    assert len("".join((deep.type, deep.message, deep.trace)).encode()) < 8192
+    assert deep.trace.endswith("é'\n")
+    assert (ended.type, ended.message) == ("SystemExit", "?")
+    assert "in do" in ended.trace
 
 
 def test_sigterm_lets_a_worker_finish(url: str, plain: Client) -> None:
@@ -201,9 +278,7 @@ def test_sigterm_lets_a_worker_finish(url: str, plain: Client) -> None:
         process.stdin.flush()
         assert process.stdout.readline() == "done 1\n"
         assert process.wait(PATIENCE_S) == 0
-    counts = plain.topic("q").queue
-    assert counts is not None
-    assert (counts.ready, counts.in_flight) == (1, 0)
+    wait_for(lambda: counts_of(plain) == (1, 0))
 
 
 def test_connections_that_are_cut_leave_no_job_undone(

@@ -1,4 +1,6 @@
-"""A worker as a program, to be killed or stopped by tests: called with the URL of a server and a queue.
+"""A worker as a program, to be killed or stopped by tests.
+
+Called with the URL of a server, a queue and `lease_ms`.
 
 Prints `started SEQ` for each job, then waits for a line on its standard input before the job is done.
 """
@@ -10,12 +12,10 @@ import sys
 from everlog import Worker
 from everlog.client import Job
 
-LEASE_MS = 400
 
-
-def main(url: str, queue: str) -> None:
+def main(url: str, queue: str, lease_ms: str) -> None:
     """Work until a signal."""
-    worker = Worker(url, queue, concurrency=1, lease_ms=LEASE_MS, poll_ms=20)
+    worker = Worker(url, queue, concurrency=1, lease_ms=int(lease_ms))
 
     @worker.handler
     def wait(job: Job) -> None:

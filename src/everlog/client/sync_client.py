@@ -6,7 +6,7 @@ Owns how the steps of a flow are carried out with blocking sockets; what is sent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -15,7 +15,7 @@ from everlog.client.arguments import Gaps, show_as_method
 from everlog.client.connection import Connection, Connections
 from everlog.client.errors import ApiFailed
 from everlog.client.flows import ClientContext, Described, Emit, Flow, More, Open, Pause, Send, Step, Stream
-from everlog.client.retrying import Reached, RetryPolicy, checked_policy
+from everlog.client.retrying import ONCE, Reached, RetryPolicy, checked_policy
 from everlog.client.sockets import Socket
 from everlog.client.wire import DEFAULT_URL, TIMEOUT_S, Answer, RequestWriter, ServerAddress
 from everlog.clock import NS_PER_S, Clock, SystemClock
@@ -191,7 +191,9 @@ class Client:
             result: T = done.value
             return result
 
-    def _iterate(self, flow: Flow[None]) -> Iterator[Any]:
+    def _iterate(
+        self, flow: Flow[None], on_open: Callable[[Connection], None] | None = None
+    ) -> Generator[Any]:
         self._check_open()
         stream: Connection | None = None
         try:
@@ -205,6 +207,8 @@ class Client:
                         if stream is not None:
                             stream.close()
                         stream = Connection(self.address, step.timeout_s)
+                        if on_open is not None:
+                            on_open(stream)
                         outcome = stream.open_stream(step.request, step.timeout_s)
                     elif isinstance(step, More):
                         assert stream is not None, "a stream is opened first"
@@ -232,6 +236,11 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def iterate_once(client: Client, described: Stream[T], on_open: Callable[[Connection], None]) -> Generator[T]:
+    """Iterate over one connection, until it fails. `on_open` gets it, so that it can be interrupted."""
+    return client._iterate(described.steps(client._context._replace(policy=ONCE)), on_open)
 
 
 def client_of(client: Client | str, key: str | None) -> Client:

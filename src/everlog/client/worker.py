@@ -1,8 +1,11 @@
 """`Worker`: runs a handler function for each job of a job queue.
 
-Owns claiming, the threads that run the handler, the leases while they run, and the outcome of a job:
-acknowledged, retried later, or moved to the dead-letter topic. Every job is done at least once; twice if its
-lease is lost meanwhile.
+Owns where jobs come from, the threads that run the handler, the leases while they run, and the outcome of a
+job: acknowledged, retried later, or moved to the dead-letter topic. Every job is done at least once; twice if
+its lease is lost meanwhile.
+
+By default each thread has a work stream of its own with room for one job. So the jobs of a killed worker
+return at once, and a worker that stops ends the streams without a job at once and the others after their job.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import random
 import signal
 import socket
 import threading
+import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,13 +27,15 @@ from types import FrameType
 from typing import Any, Final, Self, TypeVar
 
 from everlog.api_types import NewRecord
+from everlog.client import streams
 from everlog.client.calls import new_key
+from everlog.client.connection import Connection
 from everlog.client.errors import ApiFailed
 from everlog.client.retrying import Backoff
-from everlog.client.sync_client import Client, client_of
+from everlog.client.sync_client import Client, client_of, iterate_once
 from everlog.clock import NS_PER_S, Clock, SystemClock
 from everlog.errors import Closed, EverlogError, InvalidConfig
-from everlog.job_types import Job
+from everlog.job_types import Job, JobError
 
 log = logging.getLogger("everlog.worker")
 
@@ -38,6 +44,12 @@ _Function = TypeVar("_Function", bound=Handler)
 
 HEARTBEATS_A_LEASE: Final = 3
 MS_PER_S: Final = 1000
+# Together less than the 8 KiB that the server keeps, from which it would cut the end of the trace.
+TYPE_BYTES_MAX: Final = 200
+MESSAGE_BYTES_MAX: Final = 2000
+TRACE_BYTES_MAX: Final = 5900
+TRACE_FRAMES_MAX: Final = 20
+_STOP_CHECK_S: Final = 0.05
 
 
 class DeadLetter(EverlogError):
@@ -46,15 +58,26 @@ class DeadLetter(EverlogError):
     code = "dead_letter"
 
 
+class _Slot:
+    """One thread of a worker, and its stream. The attributes change under the worker's condition."""
+
+    def __init__(self) -> None:
+        self.stream: Connection | None = None
+        self.is_idle = True
+
+
 class Worker:
-    """Claims jobs of a queue and runs a handler for each, `concurrency` at a time.
+    """Gets jobs of a job queue and runs a handler for each, `concurrency` at a time.
 
     When the handler returns, the job is acknowledged. When it raises, the job is retried after a pause that
     doubles with each delivery; the queue's `max_deliveries` and `dead_letter` say when that ends. When it
     raises `DeadLetter`, the job is moved there at once. Leases are extended while handlers run.
+
+    Jobs are pushed over `concurrency` streams, and return at once if the process is killed. With `push=False`
+    they are claimed, with a request every `poll_ms` at least, and return when their leases end.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         client: Client | str,
         queue: str,
@@ -63,6 +86,7 @@ class Worker:
         node: str | None = None,
         concurrency: int = 4,
         lease_ms: int = 30_000,
+        push: bool = True,
         poll_ms: int = 1000,
         first_delay_ms: int = 1000,
         longest_delay_ms: int = 300_000,
@@ -81,6 +105,7 @@ class Worker:
         self.failed = 0
         self._concurrency = concurrency
         self._lease_ms = lease_ms
+        self._is_pushed = push
         self._poll_ms = poll_ms
         self._first_delay_ms = first_delay_ms
         self._longest_delay_ms = longest_delay_ms
@@ -115,7 +140,8 @@ class Worker:
             heart.start()
             try:
                 with ThreadPoolExecutor(self._concurrency, f"worker-{self.queue}") as pool:
-                    self._claim_all(pool, self._handler)
+                    get_jobs = self._work_all if self._is_pushed else self._claim_all
+                    get_jobs(pool, self._handler)
             finally:
                 self._has_ended = True
                 self._stopping.set()
@@ -126,7 +152,7 @@ class Worker:
                     self._client.close()
 
     def stop(self) -> None:
-        """Claim nothing more; `run` returns when the running jobs are finished."""
+        """Begin no more jobs; `run` returns when the running jobs are finished."""
         self._stopping.set()
         # Not by the condition: this is called by signal handlers, in the middle of anything.
 
@@ -158,6 +184,66 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.stop()
         self.join()
+
+    # --- Pushed jobs ---------------------------------------------------------------------------------------
+
+    def _work_all(self, pool: ThreadPoolExecutor, handler: Handler) -> None:
+        slots = [_Slot() for _ in range(self._concurrency)]
+        running = [pool.submit(self._work, handler, slot) for slot in slots]
+        while not all(each.done() for each in running):
+            with self._changed:
+                # With a timeout, because `stop` does not notify the condition.
+                self._changed.wait(_STOP_CHECK_S)
+                if any(each.done() for each in running):
+                    self._stopping.set()  # one ends only by `stop` or by a failure, which is for all
+                if self._stopping.is_set():
+                    for slot in slots:
+                        if slot.is_idle and slot.stream is not None:
+                            slot.stream.interrupt()
+        for each in running:
+            each.result()
+
+    def _work(self, handler: Handler, slot: _Slot) -> None:
+        """Run the jobs of one stream after the other, until the worker stops."""
+        wanted = streams.work(self.queue, self.node, 1, lease_ms=self._lease_ms)
+        backoff = Backoff()
+
+        def opened(stream: Connection) -> None:
+            with self._changed:
+                slot.stream = stream
+
+        while not self._stopping.is_set():
+            jobs = iterate_once(self._client, wanted, opened)
+            try:
+                for job in jobs:
+                    if not self._begin(slot, job):
+                        break
+                    is_finished = self._do(handler, job)
+                    with self._changed:
+                        slot.is_idle = True
+                    if self._stopping.is_set() or not is_finished:
+                        break
+                    backoff = Backoff()
+            except ApiFailed as error:
+                if self._stopping.is_set():
+                    return
+                if not (error.is_busy or error.is_outage):
+                    raise
+                log.warning("jobs of %s cannot be received, trying again: %s", self.queue, error)
+                self._clock.wait(self._stopping, int(backoff.pause_s(error) * NS_PER_S))
+            finally:
+                jobs.close()  # which returns a job that was not finished
+
+    def _begin(self, slot: _Slot, job: Job) -> bool:
+        """Hold a job, unless the worker stops."""
+        with self._changed:
+            if self._stopping.is_set():
+                return False
+            slot.is_idle = False
+            self._held[job.lease_id] = job
+            return True
+
+    # --- Claimed jobs --------------------------------------------------------------------------------------
 
     def _claim_all(self, pool: ThreadPoolExecutor, handler: Handler) -> None:
         backoff = Backoff()
@@ -199,11 +285,12 @@ class Worker:
 
     # --- Jobs ----------------------------------------------------------------------------------------------
 
-    def _do(self, handler: Handler, job: Job) -> None:
-        """Run the handler and finish the job; in a thread of the pool, so errors are logged."""
+    def _do(self, handler: Handler, job: Job) -> bool:
+        """Run the handler and finish the job, or return False; in a thread, so errors are logged."""
         try:
             finish = self._outcome(handler, job)
             finish(job)
+            return True
         except ApiFailed as error:
             log.error(
                 "job %d of %s is not finished and will be delivered again: %s",
@@ -217,6 +304,7 @@ class Worker:
             with self._changed:
                 self._held.pop(job.lease_id, None)
                 self._changed.notify_all()
+        return False
 
     def _outcome(self, handler: Handler, job: Job) -> Callable[[Job], None]:
         try:
@@ -224,10 +312,10 @@ class Worker:
             if inspect.isawaitable(waiting):
                 asyncio.run(_awaited(waiting))
         except DeadLetter as error:
-            return partial(self._dead_letter, reason=str(error))
-        except Exception:
+            return partial(self._dead_letter, error=error)
+        except BaseException as error:  # also what ends a program ends the job alone
             log.exception("job %d of %s failed, delivery %d", job.seq, self.queue, job.deliveries)
-            return self._retry_later
+            return partial(self._retry_later, error=error)
         return self._acknowledge
 
     def _acknowledge(self, job: Job) -> None:
@@ -238,9 +326,15 @@ class Worker:
         else:
             log.warning("job %d of %s was done, but its lease had ended", job.seq, self.queue)
 
-    def _retry_later(self, job: Job) -> None:
-        delay_ms = self.delay_ms(job.deliveries)
-        self._client.nack(self.queue, self.node, [job.seq], delay_ms=delay_ms, lease_ids=[job.lease_id])
+    def _retry_later(self, job: Job, error: BaseException) -> None:
+        self._client.nack(
+            self.queue,
+            self.node,
+            [job.seq],
+            delay_ms=self.delay_ms(job.deliveries),
+            lease_ids=[job.lease_id],
+            error=error_of(error),
+        )
         with self._changed:
             self.failed += 1
 
@@ -249,19 +343,19 @@ class Worker:
         longest_ms = min(self._first_delay_ms * 2 ** min(deliveries - 1, 60), self._longest_delay_ms)
         return int(longest_ms * random.uniform(0.5, 1.0))
 
-    def _dead_letter(self, job: Job, reason: str) -> None:
+    def _dead_letter(self, job: Job, error: DeadLetter) -> None:
         """Copy the job to the dead-letter topic, as the server does, then delete it."""
         dead_letter = self._client.topic(self.queue, touch=False).config.dead_letter
         if dead_letter is None:
             log.error("job %d of %s can never be done, but the queue has no dead_letter", job.seq, self.queue)
-            self._retry_later(job)
+            self._retry_later(job, error)
             return
         meta: dict[str, Any] = {
             **(job.meta or {}),
             "$dead_letter_from": self.queue,
             "$dead_letter_deliveries": str(job.deliveries),
             "$dead_letter_src_seq": str(job.seq),
-            "$dead_letter_reason": reason,
+            "$dead_letter_reason": str(error),
         }
         key = f"dead-letter:{self.queue}:{job.lease_id}"[:256]
         self._client.append_many(
@@ -296,6 +390,23 @@ class Worker:
             lost = [job for job in jobs if job.seq in answer.skipped and job.lease_id in self._held]
         for job in lost:
             log.warning("the lease of job %d of %s has ended while it runs", job.seq, self.queue)
+
+
+def error_of(error: BaseException) -> JobError:
+    """An exception as the server keeps it, with the innermost frames of its trace."""
+    shown = traceback.TracebackException.from_exception(error, limit=-TRACE_FRAMES_MAX)
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return JobError(
+        _cut(name, slice(TYPE_BYTES_MAX)),
+        _cut(str(shown), slice(MESSAGE_BYTES_MAX)),
+        _cut("".join(shown.format()), slice(-TRACE_BYTES_MAX, None)),
+    )
+
+
+def _cut(text: str, part: slice) -> str:
+    """Some bytes of a text, as far as they are characters; lone surrogates are replaced."""
+    return text.encode("utf-8", "replace")[part].decode("utf-8", "ignore")
 
 
 async def _awaited(waiting: Awaitable[None]) -> None:
