@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -14,8 +15,10 @@ from everlog.cli.main import app
 from everlog.errors import InvalidSource
 from everlog.market.importing import ImportRequest, import_files
 from everlog.market.protocol import BookEventType, TypeId
+from everlog.market.venues.archives import open_members
 from everlog.market.venues.interface import ImportOptions
 from everlog.queue import Queue
+from tests.market.venues.dbn_files import F_LAST, F_SNAPSHOT, START_NS, dbn_file, mbo, order
 from tests.market.venues.szse_day import SzseDay
 from tests.support.book_twins import l2_record
 from tests.support.import_runs import (
@@ -184,3 +187,132 @@ def test_an_import_of_an_earlier_version_is_found_by_the_hash_of_the_file(tmp_pa
     assert not again.imported
     (forced,) = import_into(tmp_path / "queue", "lobster", packed, force=True)
     assert forced.imported and len(messages_of(tmp_path / "queue")) == 50
+
+
+def live_orders(count: int) -> list[dict[str, Any]]:
+    """Adds of two instruments, a microsecond apart."""
+    return [
+        order(
+            b"A",
+            number + 1,
+            price=4799_000000000,
+            size=1,
+            instrument_id=(17077, 42)[number % 2],
+            ts_recv=START_NS + 1000 * (number // 2),
+            sequence=number,
+            flags=F_LAST,
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("repeat", [(10, 30), (0, 40), (38, 40)])
+def test_a_repeated_block_of_dbn_records_is_refused_or_counted(
+    tmp_path: Path, repeat: tuple[int, int]
+) -> None:
+    rows = live_orders(40)
+    again = rows[slice(*repeat)]
+    path = dbn_file(tmp_path, "mbo", mbo([*rows, *again]))
+    latest = {row["instrument_id"]: row["ts_recv"] for row in rows}
+    late = sum(row["ts_recv"] < latest[row["instrument_id"]] for row in again)
+    if late:
+        with pytest.raises(InvalidSource, match=r":41: ts_recv goes back: .*--allow-unordered"):
+            import_into(tmp_path / "queue", "dbn", path)
+        assert not (tmp_path / "queue").exists()
+    blocks, tally = run_importer("dbn", [path], ALLOWED)
+    assert (sum(map(len, blocks)), tally.unordered) == (40 + len(again), late)
+    assert run_importer("dbn", [dbn_file(tmp_path, "mbo", mbo(rows))]).tally.unordered == 0
+
+
+def test_an_add_that_equals_the_record_before_is_refused_and_a_trade_is_not(tmp_path: Path) -> None:
+    rows = live_orders(6)
+    path = dbn_file(tmp_path, "mbo", mbo([*rows, rows[-1]]))
+    with pytest.raises(InvalidSource, match=":7: the order is added twice"):
+        run_importer("dbn", [path])
+    (result,) = import_into(tmp_path / "queue", "dbn", path, lenient=True)
+    assert (result.entry.rows, result.entry.quarantined) == (6, 1)
+    trade = order(b"T", 0, price=4799_000000000, size=1, ts_recv=START_NS + 10**6)
+    twice = dbn_file(tmp_path, "mbo", mbo([*rows, trade, trade]))
+    assert sum(map(len, run_importer("dbn", [twice]).blocks)) == 8, "two trades may be alike"
+
+
+def test_snapshot_records_and_wrong_times_of_arrival_have_no_place_in_the_order(tmp_path: Path) -> None:
+    rows = live_orders(6)
+    old = {"ts_recv": START_NS - 5, "price": 4798_000000000, "size": 1}
+    parts = [order(b"R", side=b"N", flags=F_SNAPSHOT), order(b"A", 90, flags=F_SNAPSHOT, **old)]
+    marked = order(b"A", 91, flags=F_LAST | 8, **old)
+    path = dbn_file(tmp_path, "mbo", mbo([*rows, *parts, marked, *parts]))
+    assert run_importer("dbn", [path]).tally.rows == 11
+    path = dbn_file(tmp_path, "mbo", mbo([*rows, *parts, order(b"A", 92, flags=F_SNAPSHOT, **old), parts[1]]))
+    with pytest.raises(InvalidSource, match=":10: the order is added twice"):
+        run_importer("dbn", [path])
+
+
+def test_a_repeated_block_of_the_real_dbn_snapshot_is_refused(tmp_path: Path) -> None:
+    with open_members(str(real_file("esh4-glbx-mdp3-20231224.mbo.dbn.zst"))) as (member,):
+        data = b"".join(member.blocks())
+    begin = 8 + int.from_bytes(data[4:8], "little")
+    size = data[begin] * 4
+    path = tmp_path / "day.dbn"
+    path.write_bytes(data[: begin + 200 * size] + data[begin + 100 * size :])
+    with pytest.raises(InvalidSource, match=":201: the order is added twice"):
+        run_importer("dbn", [path])
+    path.write_bytes(data)
+    assert run_importer("dbn", [path]).tally.unordered == 0
+
+
+def bybit_file(folder: Path, messages: list[tuple[str, int, int]]) -> Path:
+    lines = [
+        json.dumps(
+            {
+                "topic": "orderbook.500.XRPUSDT",
+                "type": kind,
+                "ts": ts,
+                "data": {"s": "XRPUSDT", "b": [["1", str(number)]], "a": [], "u": number},
+            }
+        )
+        for kind, number, ts in messages
+    ]
+    path = folder / "2024-12-01_XRPUSDT_ob500.data"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_repeated_bybit_messages_are_refused_or_counted(tmp_path: Path) -> None:
+    day = [("snapshot", 5, 100), *(("delta", number, 100 + number) for number in range(6, 20))]
+    path = bybit_file(tmp_path, day[:10] + day[4:])
+    with pytest.raises(InvalidSource, match=r":11: update id 9 follows 14: .*--allow-unordered"):
+        import_into(tmp_path / "queue", "bybit", path)
+    assert not (tmp_path / "queue").exists()
+    blocks, tally = run_importer("bybit", [path], ALLOWED)
+    assert (sum(map(len, blocks)), tally.unordered, tally.gaps) == (21, 6, 0)
+    (result,) = import_into(tmp_path / "queue", "bybit", path, lenient=True)
+    assert (result.entry.rows, result.entry.quarantined) == (15, 6)
+    assert run_importer("bybit", [bybit_file(tmp_path, day)]).tally.unordered == 0
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "is_refused"),
+    [(("snapshot", 5, 100), True), (("snapshot", 7, 300), False), (("snapshot", 1, 50), False)],
+    ids=["the same again", "sent again later", "a restart of the service"],
+)
+def test_a_second_bybit_snapshot_is_a_repetition_only_if_it_is_not_later(
+    tmp_path: Path, snapshot: tuple[str, int, int], is_refused: bool
+) -> None:
+    path = bybit_file(tmp_path, [("snapshot", 5, 100), ("delta", 6, 101), ("delta", 7, 102), snapshot])
+    if is_refused:
+        with pytest.raises(InvalidSource, match=":4: update id 5 follows 7"):
+            run_importer("bybit", [path])
+    else:
+        assert run_importer("bybit", [path]).tally.rows == 4
+
+
+def test_a_repeated_block_of_the_real_bybit_file_is_refused(tmp_path: Path) -> None:
+    with open_members(str(real_file("xrpusdt-ob500.data.zip"))) as (member,):
+        lines = b"".join(member.blocks()).splitlines()
+    path = tmp_path / "2024-12-01_XRPUSDT_ob500.data"
+    path.write_bytes(b"\n".join(lines[:30] + lines[20:]) + b"\n")
+    with pytest.raises(InvalidSource, match=":31: update id"):
+        run_importer("bybit", [path])
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    assert run_importer("bybit", [path]).tally.unordered == 0

@@ -77,9 +77,9 @@ def test_fills_and_trades_do_not_change_the_book_by_themselves(tmp_path: Path) -
 
 
 def test_records_of_other_kinds_are_noted_and_not_imported(tmp_path: Path) -> None:
-    adds = records(package.MBOMsg, MBO_RTYPE, GOLDEN[1:2])
+    first, second = (records(package.MBOMsg, MBO_RTYPE, [GOLDEN[place]]) for place in (1, 2))
     other = bytes([20, SYSTEM_RTYPE]) + bytes(78)
-    path = dbn_file(tmp_path, "mbo", adds + other + adds + other)
+    path = dbn_file(tmp_path, "mbo", first + other + second + other)
     blocks, tally = run_importer("dbn", [path])
     assert len(l3_records_of(blocks)) == tally.rows == 2
     assert tally.notes == [f"{path}: 2 records of other kinds were not imported: 2 system"]

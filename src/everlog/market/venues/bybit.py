@@ -30,6 +30,7 @@ MESSAGES_MAX: Final = 4096
 LEVELS_MAX: Final = 1 << 18
 """Levels packed at once."""
 GAPS_NOTED_MAX: Final = 10
+UNORDERED: Final = "messages are out of order or there twice; --allow-unordered keeps them"
 
 
 class _Data(msgspec.Struct):
@@ -101,6 +102,7 @@ class _Reading:
         self._diffs: list[tuple[_Stamp, Levels]] = []
         self._level_count = 0
         self._last_id: int | None = None
+        self._snapshot_ms = 0
         context.tally.venue, context.tally.stream = self._venue, "book"
 
     def add(self, line: int, text: bytes) -> Iterator[EventBlock]:
@@ -116,11 +118,17 @@ class _Reading:
                 self._label, line, f"no order-book message: {error}", text.decode("utf-8", "backslashreplace")
             )
             return
-        self._context.tally.rows += 1
         stamp = _Stamp(message.data.u, message.ts, message.cts or message.ts)
+        if self._is_unordered(message):
+            if not self._context.options.allow_unordered:
+                reason = f"update id {stamp.update_id} follows {self._last_id}: {UNORDERED}"
+                self._context.rejects.reject(self._label, line, reason, text.decode("utf-8", "replace"))
+                return
+            self._context.tally.unordered += 1
+        self._context.tally.rows += 1
         if message.type == "snapshot":
             yield from self.flush()
-            self._last_id = stamp.update_id
+            self._last_id, self._snapshot_ms = stamp.update_id, stamp.ts_ms
             options = self._context.options
             groups = self._groups([stamp], np.zeros(1, dtype=np.int64))
             yield pack_snapshots(in_book_order(levels), groups, options.price_scale, options.size_scale)
@@ -132,6 +140,19 @@ class _Reading:
             self._level_count += len(levels)
             if len(self._diffs) >= MESSAGES_MAX or self._level_count >= LEVELS_MAX:
                 yield from self.flush()
+
+    def _is_unordered(self, message: _Message) -> bool:
+        """Whether the update id goes back or is there twice.
+
+        After a restart of the service a snapshot begins with 1; one that is sent again has a later time.
+        """
+        number, last = message.data.u, self._last_id
+        if last is None or number > last:
+            return False
+        if message.type != "snapshot":
+            return True
+        is_restart = number == 1 and last != 1
+        return not is_restart and message.ts <= self._snapshot_ms
 
     def _check_symbol(self, message: _Message) -> None:
         """Learn the symbol from the first message; ValueError if another one follows."""
@@ -145,6 +166,8 @@ class _Reading:
     def _follow(self, line: int, update_id: int) -> None:
         """Note a hole in the update ids."""
         tally = self._context.tally
+        if self._last_id is not None and update_id <= self._last_id:
+            return  # counted as out of order
         if self._last_id is not None and update_id != self._last_id + 1:
             tally.gaps += 1
             if tally.gaps <= GAPS_NOTED_MAX:

@@ -33,6 +33,7 @@ from everlog.market.protocol import (
 )
 from everlog.market.venues.archives import Member
 from everlog.market.venues.dbn_instruments import Belonging, Instruments
+from everlog.market.venues.dbn_order import F_SNAPSHOT, GOES_BACK, IS_TWICE, RecordOrder
 from everlog.market.venues.dbn_records import Mapping, RecordBlock, RecordStream, read_metadata
 from everlog.market.venues.interface import EventBlock, ImportContext
 from everlog.market.venues.l2_events import Groups, Levels, pack_snapshots
@@ -43,7 +44,6 @@ UNDEFINED_TIME: Final = np.uint64(2**64 - 1)
 FLAGS_SHIFT: Final = 24
 """Where the record's flags begin in the event's flags."""
 F_MAYBE_BAD_BOOK: Final = 4
-F_SNAPSHOT: Final = 32
 F_LAST: Final = 128
 NAMED_MAX: Final = 10
 
@@ -129,6 +129,7 @@ class _File:
         self._negative: Counter[str] = Counter()
         self._maybe_bad = 0
         self._in_snapshot: dict[int, bool] = {}
+        self._order = RecordOrder()
 
     def events(self) -> Iterator[EventBlock]:
         """Yield the events, and leave the notes."""
@@ -212,6 +213,11 @@ class _File:
             changes_book = np.full(len(records), self._schema.stream == "l2")
             reasons.append(("a trade without a price", is_trade & (records["price"] == UNDEFINED_PRICE)))
         reasons.append(("another publisher's book of the same instrument", belonging.foreign & changes_book))
+        unordered = self._order.out_of_order(block)
+        if self._context.options.allow_unordered:
+            self._context.tally.unordered += int((unordered[0] | unordered[1]).sum())
+        else:
+            reasons += zip((GOES_BACK, IS_TWICE), unordered, strict=True)
         bad: NDArray[np.bool_] = np.logical_or.reduce([wrong for _, wrong in reasons])
         for row in np.flatnonzero(bad).tolist():
             reason = next(text for text, wrong in reasons if wrong[row])
