@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -258,6 +259,13 @@ class FullFs(OsFs):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def write_until_full(path: Path) -> None:
+    """Let a file have all that is left of its disk."""
+    with open(path, "ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
 @contextlib.contextmanager
 def disk_to_fill(root: Path) -> Iterator[tuple[Path, Fs, Callable[[bool], None]]]:
     """A directory, its file system and a switch: full or not. A real small disk if this user may mount."""
@@ -269,9 +277,7 @@ def disk_to_fill(root: Path) -> Iterator[tuple[Path, Fs, Callable[[bool], None]]
                 if not full:
                     ballast.unlink()
                     return
-                with open(ballast, "wb", buffering=0) as file, contextlib.suppress(OSError):
-                    while True:
-                        file.write(bytes(4096))
+                write_until_full(ballast)
 
             yield disk / "data", OsFs(), fill
     except CannotMount as reason:
@@ -324,3 +330,90 @@ def test_a_full_disk_refuses_appends_loses_nothing_and_goes_on_once_there_is_roo
             check(engine)
             append(engine)
             check(engine)
+
+
+def fill_with_appends(engine: Engine, topic: str) -> None:
+    """Append large records, then small ones, until the disk takes neither."""
+    for size in (200_000, 20_000, 500, 1):
+        with pytest.raises(StorageFailed) as failure:
+            for _ in range(10_000):
+                engine.wait_for(engine.append(topic, [NewRecord(b'"%s"' % (b"x" * size), tag="old")]).commit)
+        assert failure.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize("by", ["before_seq", "match", "topic"])
+def test_on_a_full_disk_deletes_work_and_what_they_free_is_usable_within_seconds(
+    tmp_path: Path, by: str
+) -> None:
+    # Checkpoints by time or size come far later than this test ends.
+    settings = EngineSettings(
+        shards=2, file_bytes=1 << 20, snapshot_log_bytes=1 << 30, snapshot_interval_ms=600_000
+    )
+    try:
+        with small_tmpfs(tmp_path / "disk", 8192) as disk:
+            with Engine.open(disk / "data", settings) as engine:
+                engine.wait_for(engine.put_topic("kept", TopicConfig(durability=Durability.FSYNC)).commit)
+                engine.wait_for(engine.append("kept", [NewRecord(b'"kept"')]).commit)
+                for is_first in (True, False):
+                    engine.wait_for(engine.put_topic("x", TopicConfig(durability=Durability.FSYNC)).commit)
+                    fill_with_appends(engine, "x")
+                    if is_first:  # later it could take what was freed before the engine does
+                        write_until_full(disk / "of-another-program")
+                    for seq in range(1, 101):  # more than what is left of the log file has room for
+                        engine.wait_for(engine.delete_records("x", before_seq=seq).commit)
+                    if by == "topic":
+                        engine.wait_for(engine.delete_topic("x").commit)
+                    elif by == "match":
+                        engine.wait_for(engine.delete_records("x", match="old").commit)
+                    else:
+                        engine.wait_for(engine.delete_records("x", before_seq=2**63).commit)
+                    assert append_until_it_fits(engine, "x", 200_000, timeout_s=20) < 10
+                assert [record.data for record in all_records(engine, "kept")] == [b'"kept"']
+                head_seq = engine.state("x").head_seq
+                engine.abandon()
+            with Engine.open(disk / "data", settings) as engine:
+                assert engine.state("x").head_seq == head_seq
+                assert [record.data for record in all_records(engine, "kept")] == [b'"kept"']
+            assert not (disk / "data" / layout.RESERVE_FILE).exists()
+    except CannotMount as reason:
+        pytest.skip(f"no real file system to fill: {reason}")
+
+
+def test_a_checkpoint_that_a_full_disk_stops_takes_no_room_from_deletes(tmp_path: Path) -> None:
+    settings = EngineSettings(
+        shards=1, file_bytes=1 << 20, snapshot_log_bytes=1 << 30, snapshot_interval_ms=600_000
+    )
+    try:
+        with small_tmpfs(tmp_path / "disk", 8192) as disk, Engine.open(disk / "data", settings) as engine:
+            fill_with_appends(engine, "x")
+            free = free_bytes(disk)
+            for _ in range(3):  # without the reserve, with it, and without it again
+                with pytest.raises(EverlogError, match="No space left"):
+                    engine.checkpoint()
+                assert free_bytes(disk) >= free
+            for seq in range(1, 101):
+                engine.wait_for(engine.delete_records("x", before_seq=seq).commit)
+            engine.wait_for(engine.delete_records("x", match="old").commit)
+            assert append_until_it_fits(engine, "x", 200_000, timeout_s=20) < 10
+    except CannotMount as reason:
+        pytest.skip(f"no real file system to fill: {reason}")
+
+
+def free_bytes(disk: Path) -> int:
+    """What is left of a disk."""
+    state = os.statvfs(disk)
+    return state.f_bavail * state.f_frsize
+
+
+def append_until_it_fits(engine: Engine, topic: str, size: int, *, timeout_s: float) -> float:
+    """Repeat a large append until the disk takes it; returns after how many seconds it did."""
+    start = time.monotonic()
+    while True:
+        try:
+            engine.wait_for(engine.append(topic, [NewRecord(b'"%s"' % (b"x" * size))]).commit)
+            return time.monotonic() - start
+        except StorageFailed as failure:
+            assert failure.errno == errno.ENOSPC
+            assert time.monotonic() - start < timeout_s
+            engine.poll()
+            time.sleep(0.01)

@@ -327,14 +327,17 @@ class ShardCommits:
             return self._waiting[0][0]
         return self._gathered_from if self._gathered else self.wal.position
 
-    def reserve(self, size: int) -> None:
-        """Make room for `size` bytes of frames; entries gathered before may be committed or fail by it."""
+    def reserve(self, size: int, *, frees_space: bool = False) -> None:
+        """Make room for `size` bytes of frames; entries gathered before may be committed or fail by it.
+
+        On a full disk only what `frees_space` gets a new file.
+        """
         wal = self.wal
         if wal.has_room(size):
             return
         had_frames = len(wal.buffer) > 0
         try:
-            wal.reserve(size)
+            wal.reserve(size, frees_space=frees_space)
         except StorageFailed as error:
             if wal.needs_discard:
                 self._abort_gathered(error)

@@ -165,7 +165,7 @@ class Core:
             apply()
             return COMMITTED
         shard = self.writable_shard(topic)
-        shard.reserve(len(payload) + CONTROL_ROOM)
+        shard.reserve(len(payload) + CONTROL_ROOM, frees_space=True)  # deletes and limits come this way
         shard.wal.buffer.append_control(kind, 0, topic.topic_id, 0, self.now_ms(), payload)
         entry = ChangeEntry(apply, undo, needs_sync=needs_sync)
         shard.gather(entry, 1)

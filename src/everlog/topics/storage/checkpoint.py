@@ -8,6 +8,7 @@ the `SyncRunner`; a step that fails leaves the log untouched and is tried again 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,6 +53,10 @@ _RECORDS_A_KNOWN_TOPIC: Final = 20  # one whose record in the last snapshot is s
 _TOPICS_A_LOOK: Final = 256  # of those with sealed segments, to find one to move
 _WAIT_SLICE_NS: Final = 100 * NS_PER_MS
 _CHECK_INTERVAL_NS: Final = 5_000 * NS_PER_MS
+# On a full disk a checkpoint follows this soon after a change, so that what was deleted makes room; one that
+# takes long is not repeated all the time.
+_FULL_DISK_INTERVAL_MS: Final = 1_000
+_FULL_DISK_SHARE: Final = 5
 
 
 class _Written(msgspec.Struct, frozen=True):
@@ -75,6 +80,7 @@ class _TopicWork:
         self.marks = marks
         self.written: list[_Written] = []
         self.live_after: list[tuple[int, int]] = []
+        self._has_begun = False
 
     def is_over(self) -> bool:
         """Whether there is nothing left to take over for: the topic was deleted."""
@@ -88,6 +94,7 @@ class _TopicWork:
         for mark in self.marks:
             self.live_after.append(mark.write(self.tier))
         if self.append is not None:
+            self._has_begun = True
             self.append.prepare(self.tier)
             for piece in self.append.pieces:
                 data, index = FrameBuffer(), FrameBuffer()
@@ -98,6 +105,18 @@ class _TopicWork:
                 index_bytes = index.tobytes()
                 checksum = write_piece(self.tier.hot, piece, data.tobytes(), index_bytes, sync=sync)
                 self.written.append(_Written(piece, len(data), index_bytes, checksum))
+
+    def withdraw(self) -> None:
+        """Worker: on a full disk, give back what pieces that are not in `written` have taken."""
+        if self.append is None or not self._has_begun:
+            return
+        for piece in self.append.pieces[len(self.written) :]:
+            # What cannot be removed now is removed or cut by the next attempt.
+            with suppress(EverlogError):
+                if piece.creates:
+                    self.tier.hot.delete([piece.segment_id])
+                else:
+                    self.tier.hot.trim(piece.segment_id, piece.data_offset, piece.index_offset)
 
 
 class Checkpointer:
@@ -110,6 +129,8 @@ class Checkpointer:
         self._lane = store.checkpoint_lane
         self._busy = False
         self.last_duration_ns = 0  # of the last checkpoint that was completed
+        self._lasted_ns = 0  # the last one, also if it failed
+        self._is_repeated = False  # the last one found the disk full
         self._moving = False  # a segment to the object store, in a lane of its own
         self._last_ns = core.clock.monotonic_ns()
         self._bytes_at_last = self._log_bytes()
@@ -126,7 +147,8 @@ class Checkpointer:
 
     def due_ns(self) -> int:
         """When to look again."""
-        return self._core.clock.monotonic_ns() + _CHECK_INTERVAL_NS
+        wait_ns = _FULL_DISK_INTERVAL_MS * NS_PER_MS if self._store.reserve.is_short else _CHECK_INTERVAL_NS
+        return self._core.clock.monotonic_ns() + wait_ns
 
     def poll(self) -> None:
         """Start a checkpoint if enough was logged or enough time has passed since the last one."""
@@ -139,9 +161,11 @@ class Checkpointer:
         forwarder = self._core.forwarder
         if (
             logged >= settings.snapshot_log_bytes
-            or (elapsed_ms >= settings.snapshot_interval_ms and (logged or self._has_leftovers()))
+            or (elapsed_ms >= self._interval_ms() and (logged or self._has_leftovers()))
             or (forwarder is not None and forwarder.wants_checkpoint)
         ):
+            if self._store.reserve.is_short:
+                self._shorten_log()
             if self._is_prepared():
                 self.start()
         elif now_ns >= self._next_look_ns and not self._moving and not self._start_relocation(_TOPICS_A_LOOK):
@@ -149,9 +173,24 @@ class Checkpointer:
             if not self._core.totals.sealed:
                 self._start_collection()
 
+    def _interval_ms(self) -> int:
+        """How long after the last checkpoint the next one is due if little was logged."""
+        usual_ms = self._core.settings.snapshot_interval_ms
+        if not self._store.reserve.is_short:
+            return usual_ms
+        share_ms = _FULL_DISK_SHARE * self._lasted_ns // NS_PER_MS
+        return min(usual_ms, max(_FULL_DISK_INTERVAL_MS, share_ms))
+
+    def _shorten_log(self) -> None:
+        """Let the next snapshots trim the log files that are being written; without room they stay."""
+        for shard in self._core.shards:
+            shard.write()
+            with suppress(StorageFailed):
+                shard.wal.shorten()
+
     def _has_leftovers(self) -> bool:
-        """Whether only the snapshot before the last one needs some of the files."""
-        return bool(self._drops) or self._store.has_log_before(self._coverage)
+        """Whether only the snapshot before the last one needs some of the files, or the last one failed."""
+        return self._is_repeated or bool(self._drops) or self._store.has_log_before(self._coverage)
 
     def run(self) -> None:
         """Checkpoint and wait for it; raises what went wrong."""
@@ -212,6 +251,7 @@ class Checkpointer:
             for _ in self._plan(unsaved.pop(topic.topic_id), works):
                 pass
         self._busy = True
+        self._is_repeated = False
         self._last_ns = core.clock.monotonic_ns()
         self._bytes_at_last = self._log_bytes()
         if core.forwarder is not None:
@@ -224,10 +264,11 @@ class Checkpointer:
                     work.run(core.sources, sync=not one_sync)
                 if one_sync:
                     core.fs.sync_file_system(self._store.data_dir)
-            except BaseException:
-                if one_sync:  # nothing that was appended is certain
-                    for work in works:
-                        work.written.clear()
+            except BaseException as error:
+                for work in works if one_sync else ():  # nothing that was appended is certain
+                    work.written.clear()
+                for work in works if self._store.reserve.note(error) else ():
+                    work.withdraw()
                 raise
 
         def applied(error: BaseException | None) -> None:
@@ -487,6 +528,7 @@ class Checkpointer:
             for drop in drops:
                 drop()
             snapshot.prune(core.fs, store.meta_dir, keep=2)
+            store.refill_reserve()
 
         def done(error: BaseException | None) -> None:
             if error is not None:
@@ -495,7 +537,7 @@ class Checkpointer:
             else:
                 store.boot_pending = False
                 self._busy = False
-                self.last_duration_ns = core.clock.monotonic_ns() - self._last_ns
+                self.last_duration_ns = self._lasted_ns = core.clock.monotonic_ns() - self._last_ns
                 core.failures.succeeded("checkpoint")
 
         self._syncs.start(self._lane, job, done)
@@ -507,6 +549,13 @@ class Checkpointer:
         if not isinstance(error, Exception):
             raise error
         self._core.failures.report("checkpoint", error, self._store.data_dir)
+        self._lasted_ns = self._core.clock.monotonic_ns() - self._last_ns
+        reserve = self._store.reserve
+        self._is_repeated = reserve.note(error)
+        if self._is_repeated and reserve.is_held:
+            reserve.release()  # the next attempt has this room
+        elif self._is_repeated:
+            self._store.refill_reserve()  # it did not help: what deletes need it for comes first
         self.last_error = (
             error
             if isinstance(error, EverlogError)
@@ -615,6 +664,7 @@ class Checkpointer:
     def finish(self) -> None:
         """Leave one clean snapshot, after which the log is not needed; all commits must be done."""
         self.wait_idle(moves=True)
+        self._store.reserve.release()
         for clean in (False, True):
             # The first saves the records in segments, the second has nothing left to do but to
             # say so; then no older snapshot needs what is removed.

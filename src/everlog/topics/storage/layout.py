@@ -5,6 +5,7 @@ Files of one data directory (all integers little-endian)::
     .topics.lock                                    exclusive flock of the one process
     .topics.boot                                    the run of the machine that used it last, as text
     .topics.synced                                  up to where each log file is on disk
+    .topics.reserve                                 room for deletes and checkpoints on a full disk
     .topics.owner                                   owner of the backup that it is shipped to
     meta/snapshot-NNNNNNNNNNNNNNNN.bin              the newest valid one counts
     .topics.snapshot-NNNNNNNNNNNNNNNN.copy          the same bytes again, after a clean stop
@@ -158,6 +159,7 @@ LOCK_FILE = ".topics.lock"
 BOOT_FILE = ".topics.boot"
 """Names the run of the machine in which the directory was last open; see `Fs.boot_id`."""
 SYNCED_FILE = ".topics.synced"
+RESERVE_FILE = ".topics.reserve"
 OWNER_FILE = ".topics.owner"
 """Names the last owners of the backup that this directory is shipped to."""
 META_DIR = "meta"

@@ -17,6 +17,7 @@ from everlog.objects import open_store as open_objects
 from everlog.topics.commits import Commit, ShardCommits
 from everlog.topics.config import EngineSettings
 from everlog.topics.storage import layout
+from everlog.topics.storage.disk_reserve import DiskReserve
 from everlog.topics.storage.log_shipping import LogShipping
 from everlog.topics.storage.remote import RemoteTier, check_no_remote
 from everlog.topics.storage.segment_store import SegmentStore, delete_topic
@@ -124,6 +125,8 @@ class Store:
         self.synced_path = os.path.join(data_dir, layout.SYNCED_FILE)
         self.earlier_ends: list[SyncedEnd] = []  # of `old_files`
         self._ends: SyncedEnds | None = None
+        reserve_path = os.path.join(data_dir, layout.RESERVE_FILE)
+        self.reserve = DiskReserve(core.fs, reserve_path, settings.file_bytes)
         for directory in (data_dir, self.meta_dir, self.wal_dir, *self.topic_roots):
             create_directory(core.fs, directory)
         self._lock_fd: int | None = self._take_lock()
@@ -260,6 +263,7 @@ class Store:
 
     def open_shards(self) -> None:
         """Begin this run's log: a fresh file in every shard."""
+        self.refill_reserve()  # first: on a nearly full disk the files are small ones instead
         core = self._core
         count = core.settings.shards
         self._ends = SyncedEnds(core.fs, self.synced_path, count, self.earlier_ends)
@@ -278,9 +282,16 @@ class Store:
                 prepare_lane=self._prepare_lane,
                 file_bytes=core.settings.file_bytes,
                 ends=self._ends,
+                disk_reserve=self.reserve,
             )
             shard.failures = core.failures
             core.shards.append(ShardCommits(shard))
+        self.refill_reserve()
+
+    def refill_reserve(self) -> None:
+        """Take the reserve of disk again if there is room for it; otherwise the next append has to."""
+        with suppress(OSError):
+            self.reserve.take()
 
     def begin_shipping(self, wake: Callable[[], None] | None) -> None:
         """Begin to ship the log, if there is somewhere to ship it to."""
@@ -379,6 +390,7 @@ class Store:
                 for shard in self._core.shards:
                     paths += shard.wal.release_files(_END_OF_LOG)
                 self.delete_files(paths)
+                self.reserve.release()
         except OSError as error:
             raise StorageFailed(f"closing the log failed: {error}", error.errno) from error
         finally:

@@ -174,7 +174,13 @@ class _Verifier:
         self._result = Verification()
 
     def run(self) -> Verification:
-        files = (layout.LOCK_FILE, layout.BOOT_FILE, layout.SYNCED_FILE, layout.OWNER_FILE)
+        files = (
+            layout.LOCK_FILE,
+            layout.BOOT_FILE,
+            layout.SYNCED_FILE,
+            layout.OWNER_FILE,
+            layout.RESERVE_FILE,
+        )
         known = {*files, layout.META_DIR, layout.WAL_DIR, layout.TOPICS_DIR, layout.REMOTE_DIR}
         for name in self._names(self._path):
             base = name.removesuffix(layout.TEMPORARY_SUFFIX)

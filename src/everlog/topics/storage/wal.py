@@ -20,6 +20,7 @@ from everlog.errors import BatchTooLarge, Closed, InvalidConfig, ReadOnly, Stora
 from everlog.fs import Fs, create_directory
 from everlog.native.queue.ring import Mapping
 from everlog.native.topics.log import FrameBuffer, Sources
+from everlog.topics.storage.disk_reserve import DiskReserve
 from everlog.topics.storage.failures import StorageFailures
 from everlog.topics.storage.log_shipping import LogShipping
 from everlog.topics.storage.synced_ends import SyncedEnds
@@ -103,8 +104,7 @@ class _Job:
 
     def __init__(self, work: Callable[[], None], finish: Callable[[], None]) -> None:
         self._work: Callable[[], None] | None = work
-        self.finish = finish
-        """Use the result; called once the job has run, whether or not it has failed."""
+        self._finish: Callable[[], None] | None = finish
         self.has_run = False
         self.error: BaseException | None = None
 
@@ -119,6 +119,16 @@ class _Job:
             raise
         finally:
             self.has_run = True
+
+    def finish(self) -> None:
+        """Use the result; called once the job has run, whether or not it has failed.
+
+        Nothing of the job stays referenced: a log file that is trimmed gives back its room at once, not when
+        the garbage collector finds the cycle.
+        """
+        finish, self._finish, self._work = self._finish, None, None
+        if finish is not None:
+            finish()
 
     def cancel(self) -> None:
         """Do nothing when it is the job's turn."""
@@ -137,7 +147,7 @@ class WalShard:
     has forgotten which pages are missing, so a second attempt would prove nothing.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         number: int,
         directory: str,
@@ -150,6 +160,7 @@ class WalShard:
         prepare_lane: int,
         file_bytes: int = FILE_BYTES,
         ends: SyncedEnds | None = None,
+        disk_reserve: DiskReserve | None = None,
     ) -> None:
         if not FILE_BYTES_MIN <= file_bytes <= FILE_BYTES_MAX:
             raise InvalidConfig(
@@ -175,6 +186,7 @@ class WalShard:
         """Not that of syncs: a new file needs the journal of the file system, which may take a while."""
         self._file_bytes = file_bytes
         self._ends = ends
+        self._disk_reserve = disk_reserve
         self.failures = StorageFailures(clock)
         self._write_error: StorageFailed | None = None
         self._closed = False
@@ -199,14 +211,17 @@ class WalShard:
         self._releasing = False
         self.requested_ns: int | None = None
         self._files: list[LogFile] = []
+        self._create_directory()
+        self._activate(self._next_file(0, frees_space=True))
+        self.synced = self._started = self.position
+
+    def _create_directory(self) -> None:
         try:
-            create_directory(fs, directory)
+            create_directory(self.fs, self.directory)
         except OSError as error:
             raise StorageFailed(
-                f"cannot create the log directory {directory}: {error}", error.errno
+                f"cannot create the log directory {self.directory}: {error}", error.errno
             ) from None
-        self._activate(self._next_file(0))
-        self.synced = self._started = self.position
 
     def __repr__(self) -> str:
         return f"WalShard({self.number}, {self.directory!r}, written {self.position}, synced {self.synced})"
@@ -232,15 +247,16 @@ class WalShard:
         """Whether `size` more bytes fit behind what is gathered."""
         return self.source_offset + len(self.buffer) + size <= self.limit
 
-    def reserve(self, size: int) -> None:
+    def reserve(self, size: int, *, frees_space: bool = False) -> None:
         """Make sure that `size` more bytes, one whole batch, fit behind what is gathered.
 
         If they do not, what is gathered is written and the next file begins, so `source` and
         `source_offset` may change. Raises StorageFailed if there is no next file (`needs_discard` is
-        false: what is gathered is untouched and still fits) or as `write` does.
+        false: what is gathered is untouched and still fits) or as `write` does. What `frees_space` may use
+        the reserve of a full disk.
         """
         if not self.has_room(size):
-            self._rotate(size)
+            self._rotate(size, frees_space)
 
     def write(self) -> None:
         """Write everything gathered with one call. On StorageFailed see `needs_discard`."""
@@ -286,7 +302,14 @@ class WalShard:
         """Write what is gathered and begin the next file; an empty file stays. Raises as `reserve`."""
         self._check_usable()
         if self.active.end or len(self.buffer):
-            self._rotate(0)
+            self._rotate(0, False)
+
+    def shorten(self) -> None:
+        """On a full disk: go on in a small file if much of this one is used, so that it can be trimmed."""
+        reserve, file = self._disk_reserve, self.active
+        if reserve is not None and file.capacity > reserve.small_file_bytes and file.end * 2 >= file.capacity:
+            self._check_usable()
+            self._rotate(0, True)
 
     def _await_gate(self) -> None:
         """Wait until the file before this one is whole on disk.
@@ -324,6 +347,8 @@ class WalShard:
         file = self.active
         self.limit = -1
         self.failures.report("write", error, file.path)
+        if self._disk_reserve is not None:
+            self._disk_reserve.note(error)
         try:
             self.fs.truncate(file.fd, file.end)
             # A read of the old mapping behind the cut would be a bus error.
@@ -350,9 +375,9 @@ class WalShard:
 
     # --- Files -------------------------------------------------------------------------------------------
 
-    def _rotate(self, size: int) -> None:
+    def _rotate(self, size: int, frees_space: bool) -> None:
         self._check_usable()
-        next_file = self._next_file(size)
+        next_file = self._next_file(size, frees_space=frees_space)
         self.write()
         self._end_active()
         self._gate = self._start_sync(self.active, next_file.number)
@@ -414,7 +439,7 @@ class WalShard:
 
         def work() -> None:
             try:
-                made.append(create_log_file(self.fs, self.directory, number, self._file_bytes))
+                made.append(self._make_file(number, 0, frees_space=False))
             except OSError as error:  # the rotation tries again
                 self.failures.report("log_file", error, self.directory)
             for file in made:
@@ -427,7 +452,27 @@ class WalShard:
 
         return _Job(work, finish)
 
-    def _next_file(self, size: int) -> LogFile:
+    def _make_file(self, number: int, size: int, *, frees_space: bool) -> LogFile:
+        """Make a log file; one that `frees_space` is small if the disk is full and uses the reserve."""
+        capacity = capacity_for(size, self._file_bytes)
+        reserve = self._disk_reserve
+        if reserve is None:
+            return create_log_file(self.fs, self.directory, number, capacity)
+        try:
+            if not frees_space:
+                reserve.take()
+            file = create_log_file(self.fs, self.directory, number, capacity)
+        except OSError as error:
+            if not reserve.note(error) or not frees_space:
+                raise
+            self.failures.report("log_file", error, self.directory)
+            reserve.release()
+            capacity = capacity_for(size, max(reserve.small_file_bytes, FILE_BYTES_MIN))
+            return create_log_file(self.fs, self.directory, number, capacity)
+        reserve.is_short = False
+        return file
+
+    def _next_file(self, size: int, *, frees_space: bool) -> LogFile:
         """Return the file to go on with; it stays prepared until it is in use."""
         if size > FILE_BYTES_MAX - len(END_FRAME):
             raise BatchTooLarge(f"a batch of {size} bytes cannot be in one log file; split it")
@@ -440,7 +485,7 @@ class WalShard:
         try:
             if self._prepared is None:
                 number = self._next_file_number()
-                self._prepared = create_log_file(self.fs, self.directory, number, capacity)
+                self._prepared = self._make_file(number, size, frees_space=frees_space)
                 self.prepared_number = number
             elif self._prepared.capacity < capacity:
                 self._prepared.grow(self.fs, capacity)
@@ -451,7 +496,8 @@ class WalShard:
                 "free some space, then the write can be repeated",
                 error.errno,
             ) from None
-        self.failures.succeeded("log_file")
+        if self._prepared.capacity >= self._file_bytes:
+            self.failures.succeeded("log_file")
         return self._prepared
 
     def has_files_before(self, before: Position) -> bool:
