@@ -172,15 +172,22 @@ def test_a_failing_handler_frees_its_slot_and_is_500(caplog: pytest.LogCaptureFi
 # --- Commits ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [StorageFailed("disk full"), ReadOnly("a sync failed")])
-def test_a_write_that_could_not_be_kept_is_500(error: StorageFailed) -> None:
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (StorageFailed("disk full"), (500, "internal")),
+        (OutcomeUnknown("a sync failed"), (500, "outcome_unknown")),
+        (ReadOnly("a sync failed before"), (503, "storage_failed")),
+    ],
+)
+def test_a_write_that_could_not_be_kept_is_refused(error: StorageFailed, answer: tuple[int, str]) -> None:
     async def scenario(harness: AppHarness) -> None:
         exchange = FakeExchange("POST", "/v0/topics/t", APPEND)
         commit = Commit()
         harness.app.answer_when(Call(exchange, 0), commit, lambda: (b"{}", 200))  # type: ignore[arg-type]
         assert exchange.status == 0
         commit.finish(error)
-        assert (exchange.status, exchange.json["error"]["code"]) == (500, "internal")
+        assert (exchange.status, exchange.json["error"]["code"]) == answer
 
     play(scenario)
 
@@ -346,7 +353,7 @@ def test_a_head_without_a_key_is_refused_before_its_body_is_read() -> None:
         (TopicFull("x"), 422, "topic_full", {"topic": "t"}),
         (LimitReached("x", "max_topics", 5), 429, "throttled", {"limit": "max_topics", "max": 5}),
         (StorageFailed("x"), 500, "internal", None),
-        (ReadOnly("x"), 500, "internal", None),
+        (ReadOnly("x"), 503, "storage_failed", None),
         (OutcomeUnknown("x"), 500, "outcome_unknown", None),
         (Corrupt("x"), 500, "internal", None),
         (NotReady("x"), 503, "not_ready", {"topic": "t"}),

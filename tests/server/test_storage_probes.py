@@ -40,7 +40,8 @@ def test_a_failed_sync_is_outcome_unknown_then_ready_is_503_with_the_reason_and_
     status, unknown = ask(server, "POST", "/v0/topics/t", record)
     assert (status, unknown["error"]["code"]) == (500, "outcome_unknown")
     status, refused = ask(server, "POST", "/v0/topics/t", record)
-    assert (status, refused["error"]["code"]) == (500, "internal")
+    assert (status, refused["error"]["code"]) == (503, "storage_failed")
+    assert "takes no writes until a restart" in refused["error"]["message"]
     status, ready = ask(server, "GET", "/v0/ready")
     assert (status, ready["error"]["code"]) == (503, "storage_failed")
     assert "EIO" in ready["error"]["message"]

@@ -135,7 +135,7 @@ def _from_storage(error: Io | Corrupt, topic: str | None) -> ApiError:
     if isinstance(error, OutcomeUnknown):
         return ApiError(500, error.code, f"{closed}, which shows whether this change happened")
     if isinstance(error, ReadOnly):
-        return ApiError(500, "internal", closed)
+        return ApiError(503, "storage_failed", f"{closed}; nothing was changed", None, RETRY_SOON)
     if isinstance(error, Corrupt):
         advice = "see the server log, and run `everlog verify` on the stopped data directory"
         return ApiError(500, "internal", f"stored data is damaged; {advice}")

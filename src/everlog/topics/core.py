@@ -6,6 +6,7 @@ Owns these and the few steps that every operation needs; the operations are in t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sortedcontainers import SortedList
@@ -13,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from everlog.api_types import Durability
 from everlog.clock import Clock
-from everlog.errors import LimitReached
+from everlog.errors import LimitReached, OutcomeUnknown, StorageFailed
 from everlog.fs import Fs
 from everlog.native.topics.log import FrameBuffer, Sources
 from everlog.topics.commits import COMMITTED, ChangeEntry, Commit, ShardCommits, nothing, together
@@ -177,5 +178,10 @@ class Core:
         for shard in shards:
             if shard.wal.position > shard.wal.synced:
                 commits.append(Commit())
-                shard.wal.sync(commits[-1].finish)
+                shard.wal.sync(partial(_finish_synced, commits[-1]))
         return together(commits)
+
+
+def _finish_synced(commit: Commit, error: StorageFailed | None) -> None:
+    """The sync that a commit waits for is over; what a failed one left on disk is not known."""
+    commit.finish(None if error is None else OutcomeUnknown(str(error), error.errno))

@@ -16,7 +16,15 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from everlog.clock import Clock
-from everlog.errors import BatchTooLarge, Closed, InvalidConfig, ReadOnly, StorageFailed, Superseded
+from everlog.errors import (
+    BatchTooLarge,
+    Closed,
+    InvalidConfig,
+    OutcomeUnknown,
+    ReadOnly,
+    StorageFailed,
+    Superseded,
+)
 from everlog.fs import Fs, create_directory
 from everlog.native.queue.ring import Mapping
 from everlog.native.topics.log import FrameBuffer, Sources
@@ -355,10 +363,11 @@ class WalShard:
             self._sources.set(file.source, Mapping(file.fd, file.end, False) if file.end else b"")
         except OSError as second:
             self.failures.report("write", second, file.path)
-            return self._turn_read_only(
+            closed = self._turn_read_only(
                 f"writing to {file.path} failed ({error}), and so did cutting it back to {file.end}",
                 second,
             )
+            return OutcomeUnknown(str(closed), closed.errno)
         return StorageFailed(
             f"writing to {file.path} failed: {error}; nothing of it stays, the log continues in a new file",
             error.errno,
