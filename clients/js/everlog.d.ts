@@ -250,7 +250,7 @@ export class Client {
   redrive(
     topic: string,
     options?: { to?: string; filter?: Filter; limit?: number; dry_run?: boolean },
-  ): Promise<{ moved: number; left: number }>;
+  ): Promise<{ moved: number; left: number; queues: Record<string, number> }>;
 
   putSchedule(schedule: string, options: { topic: string; cron: string; record: NewRecord } & Answer): Promise<Answer>;
   schedule(schedule: string): Promise<Answer>;

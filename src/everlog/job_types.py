@@ -211,6 +211,7 @@ class JobsRedriven(Answer, frozen=True):
     topic: str
     moved: int
     left: int
+    queues: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):

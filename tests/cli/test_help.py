@@ -27,7 +27,7 @@ ALL = dict([*commands(EVERLOG, "everlog"), *commands(CHRON_CLI, "chron-cli")])
 
 NOUNS = tuple(
     f"everlog {noun} "
-    for noun in ("queue", "archive", "topic", "jobs", "router", "consumer", "context", "key")
+    for noun in ("queue", "archive", "topic", "jobs", "schedule", "router", "consumer", "context", "key")
 )
 
 
@@ -73,10 +73,8 @@ def test_the_commands_are_these() -> None:
         "everlog pipeline refine",
         "everlog pipeline repair",
         "everlog pipeline replay",
-        "everlog jobs",
-        "everlog jobs ls",
-        "everlog jobs peek",
-        "everlog jobs redrive",
+        *verbs("jobs", "ls", "peek", "show", "cancel", "retry", "pause", "resume", "purge", "redrive"),
+        *verbs("schedule", "put", "ls", "show", "rm"),
         *verbs("queue", "ls", "inspect", "tail", "snapshots", "snapshotter", "doctor", "bench"),
         *verbs("archive", "tap", "run", "ls", "compress", "move", "verify", "cat", "restore"),
         *verbs("key", "new", "ls", "revoke", "reload"),

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from everlog.api_types import Appended, RecordsDeleted, TopicConfig, TopicState
 from tests.support.command_lines import TopicCommands
 from tests.support.http_api import HttpApi
 from tests.support.server_processes import running_server
@@ -117,7 +114,12 @@ def test_given_up_jobs_go_back_to_their_queues_as_they_were(desk: Desk, kind: st
         "topic": dead,
         "redriven": 1,
         "queues": {f"back.{kind}.1": 1},
+        "left": 3,
     }
+    assert desk.jobs("redrive", dead, "--dry-run").splitlines() == [
+        f"1 job would be brought back to back.{kind}.1",
+        f"2 jobs would be brought back to back.{kind}.2",
+    ]
     assert desk.jobs("redrive", dead).splitlines() == [
         f"1 job brought back to back.{kind}.1",
         f"2 jobs brought back to back.{kind}.2",
@@ -128,9 +130,9 @@ def test_given_up_jobs_go_back_to_their_queues_as_they_were(desk: Desk, kind: st
             {"n": 1.5},
             "t",
             "p",
-            {"m": [1]},
+            {"m": [1], "$redriven_from": dead},
         )
-        assert "meta" not in second
+        assert second["meta"] == {"$redriven_from": dead}
     assert desk.records(dead) == []
     assert desk.jobs("redrive", dead) == f"{dead}: nothing was brought back\n"
 
@@ -142,48 +144,126 @@ def test_all_can_be_sent_to_one_queue(desk: Desk) -> None:
     assert [record["data"] for record in desk.records("one.q")] == [1, 2]
 
 
-def test_a_letter_without_a_queue_stops_it_and_stays(desk: Desk) -> None:
+def test_a_letter_without_a_queue_stays_and_is_told(desk: Desk) -> None:
     desk.queue("stop.q")
     known = {"$dead_letter_from": "stop.q"}
     desk.append("stop.dead", {"data": 1, "meta": known}, {"data": 2}, {"data": 3, "meta": known})
     out, err = desk.jobs.run("redrive", "stop.dead", code=1)
-    assert out == "1 job brought back to stop.q\n"
-    assert "record 2 of stop.dead" in err
-    assert [record["data"] for record in desk.records("stop.dead")] == [2, 3]
+    assert out == "2 jobs brought back to stop.q\n"
+    assert "1 job of stop.dead cannot be brought back" in err
+    assert [record["data"] for record in desk.records("stop.dead")] == [2]
 
 
 def test_a_queue_that_holds_no_letters_is_left_alone(desk: Desk) -> None:
     desk.queue("live.q", 1, 2)
-    assert "does not say which queue" in desk.jobs.error("redrive", "live.q")["message"]
+    out, err = desk.jobs.run("redrive", "live.q", code=1)
+    assert out == "live.q: nothing was brought back\n"
+    assert "2 jobs of live.q cannot be brought back" in err
     claimed = desk.post("live.q", "claim", node="w", max=9)["claimed"]
     assert [job["deliveries"] for job in claimed] == [1, 1]
 
 
 def test_a_missing_queue_is_not_created(desk: Desk) -> None:
     desk.append("gone.dead", {"data": 1, "meta": {"$dead_letter_from": "gone.q"}})
-    assert desk.jobs.error("redrive", "gone.dead")["code"] == "topic_not_found"
+    assert "that queue does not exist" in desk.jobs.run("redrive", "gone.dead", code=1)[1]
     assert len(desk.records("gone.dead")) == 1
     desk.queue("gone.dead.q", 1)
     assert desk.jobs.error("redrive", "gone.dead.q", "--to", "gone.q")["code"] == "topic_not_found"
     assert desk.post("gone.dead.q", "claim", node="w")["count"] == 1, "what was claimed for it is free again"
 
 
-def test_running_it_again_after_a_lost_delete_appends_nothing_twice(tmp_path: Path) -> None:
-    """The delete is not answered; the second run sends the same key and deletes then."""
-    config = TopicConfig()
-    dead = TopicState("dead", config.type, 7, 7, 8, 1, 9, config, 0, None, None)
-    state = http_answer(200, msgspec.json.encode(dead))
-    letter = {"$seq": 7, "$ts": 99, "data": 1, "meta": {"$dead_letter_from": "q"}}
-    page = http_answer(200, json.dumps({"records": [letter]}).encode())
-    taken = http_answer(200, msgspec.json.encode(Appended("q", 1, 1, 1, 1, False, False)))
-    refused = http_answer(503, b'{"error":{"code":"not_ready","message":"soon"}}')
-    empty = http_answer(200, b'{"records":[]}')
-    deleted = http_answer(200, msgspec.json.encode(RecordsDeleted("dead", 1, 8, 7, 0, 0)))
-    with ScriptedServer([state, page, taken, refused], [state, page, taken, deleted, empty]) as server:
-        jobs = TopicCommands(server.url, "jobs")
-        jobs.run("redrive", "dead", code=1)
-        jobs.run("redrive", "dead")
-        sent = [request for request in server.requests if request.startswith(b"POST /v0/topics/q?")]
-        assert len(sent) == 2
-        keys = [json.loads(request.partition(b"\r\n\r\n")[2])["idempotency_key"] for request in sent]
-        assert keys[0] == keys[1]
+def test_what_the_server_has_no_time_for_is_brought_back_by_the_next_call() -> None:
+    answers = [(3, 4, {"a": 1, "b": 2}), (4, 0, {"b": 4})]
+    texts = [
+        http_answer(
+            200, json.dumps({"topic": "dead", "moved": moved, "left": left, "queues": queues}).encode()
+        )
+        for moved, left, queues in answers
+    ]
+    with ScriptedServer(texts) as server:
+        done = TopicCommands(server.url, "jobs").json("redrive", "dead", "--max", 9)
+        assert done == {"topic": "dead", "redriven": 7, "queues": {"a": 1, "b": 6}, "left": 0}
+        limits = [json.loads(each.partition(b"\r\n\r\n")[2])["limit"] for each in server.requests]
+        assert limits == [9, 6]
+
+
+# --- Jobs of one job queue --------------------------------------------------------------------------------
+
+
+def failing(desk: Desk, name: str) -> None:
+    """A job queue with one job in each state: 1 failed, 2 leased, 3 ready, 4 delayed."""
+    desk.queue(name)
+    desk.append(
+        name,
+        {"data": 1, "tag": "eu"},
+        {"data": 2, "concurrency_key": "c"},
+        {"data": 3, "priority": -500},
+        {"data": 4, "delay_ms": 600_000},
+    )
+    assert desk.post(name, "claim", node="w1", max=2)["count"] == 2
+    error = {"type": "Timeout", "message": "no bank\x1b[31m", "trace": "line 1\nline 2"}
+    desk.post(name, "nack", node="w1", seqs=[1], delay_ms=500_000, error=error)
+
+
+def states(desk: Desk, name: str, *options: object) -> dict[int, str]:
+    return {job["$seq"]: job["state"] for job in desk.jobs.json("ls", name, *options)["jobs"]}
+
+
+def test_the_jobs_of_a_queue_are_listed_by_state_tag_key_and_filter(desk: Desk) -> None:
+    failing(desk, "of")
+    assert states(desk, "of") == {1: "failed", 2: "leased", 3: "ready", 4: "delayed"}
+    assert states(desk, "of", "--state", "delayed") == {4: "delayed"}
+    assert states(desk, "of", "--tag", "eu") == {1: "failed"}
+    assert states(desk, "of", "--job-key", "c") == {2: "leased"}
+    assert states(desk, "of", "--filter", '["data","Ge",3]') == {3: "ready", 4: "delayed"}
+    assert states(desk, "of", "--count", 2) == {1: "failed", 2: "leased"}
+    shown = desk.jobs("ls", "of").splitlines()
+    assert shown[0] == "of: 1 ready, 1 delayed, 1 leased, 1 failed, 0 done"
+    assert "Timeout: no bank\\x1b[31m" in shown[3]
+    assert shown[4].endswith("  w1") and "lease ends 20" in shown[4]
+    assert desk.jobs("ls", "of", "--tag", "none").splitlines() == shown[:1]
+
+
+def test_one_job_is_shown_with_its_attempts(desk: Desk) -> None:
+    failing(desk, "show")
+    job = desk.jobs.json("show", "show", 1)
+    assert (job["$seq"], job["data"], job["attempts"][0]["outcome"]) == (1, 1, "nacked")
+    shown = desk.jobs("show", "show", 1)
+    assert "state       failed, due 20" in shown
+    assert "nacked" in shown and "Timeout: no bank" in shown
+    assert shown.endswith("line 1\nline 2\n")
+    assert "concurrency key" in desk.jobs("show", "show", 2)
+    assert desk.jobs.error("show", "show", 9)["code"] == "job_not_found"
+
+
+def test_jobs_are_cancelled_and_made_due_by_seq_or_filter(desk: Desk) -> None:
+    failing(desk, "change")
+    assert desk.jobs.json("retry", "change", 4)["retried"] == 1
+    assert desk.jobs("retry", "change", "--filter", '["data","Eq",1]') == "change: 1 job made due\n"
+    assert states(desk, "change") == {1: "failed", 2: "leased", 3: "ready", 4: "ready"}
+    assert desk.jobs("cancel", "change", 1, 2) == "change: 2 jobs cancelled\n"
+    assert desk.jobs.json("cancel", "change", "--filter", '["data","Eq",3]')["cancelled"] == 1
+    assert states(desk, "change") == {2: "leased", 4: "ready"}  # until its lease ends
+    for verb in ("cancel", "retry"):
+        desk.jobs.run(verb, "change", code=2)
+        desk.jobs.run(verb, "change", 1, "--filter", '["data","Eq",1]', code=2)
+    desk.jobs.run("ls", "--state", "ready", code=2)
+    desk.jobs.run("ls", "change", "--prefix", "c", code=2)
+
+
+def test_a_paused_queue_gives_nothing_until_it_is_resumed(desk: Desk) -> None:
+    desk.queue("hold", 1)
+    assert desk.jobs("pause", "hold") == "hold: paused\n"
+    assert desk.post("hold", "claim", node="w")["count"] == 0
+    assert desk.jobs.json("resume", "hold")["paused"] is False
+    assert desk.post("hold", "claim", node="w")["count"] == 1
+
+
+def test_purging_needs_to_be_told_what_and_can_be_tried(desk: Desk) -> None:
+    desk.queue("purge", 1, 2, 3)
+    desk.jobs.run("purge", "purge", code=2)
+    assert desk.jobs("purge", "purge", "--all", "--dry-run") == "purge: 3 jobs would be deleted\n"
+    assert desk.jobs.json("purge", "purge", "--filter", '["data","Lt",3]')["purged"] == 2
+    assert [record["data"] for record in desk.records("purge")] == [3]
+    assert desk.jobs("purge", "purge", "--all") == "purge: 1 job deleted\n"
+    assert desk.records("purge") == []

@@ -258,6 +258,7 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
     "JobsRedriven": {
         "moved": "so many were brought back",
         "left": "so many that were meant were not",
+        "queues": "those that were brought back, by where they went",
     },
     "JobCounts": {
         "delayed": "not due yet",

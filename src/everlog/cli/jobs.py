@@ -1,40 +1,150 @@
-"""The commands of `everlog jobs`: ls, peek, redrive. Owns what they print."""
+"""The commands of `everlog jobs`: look at job queues and their jobs, change jobs, bring back dead letters.
+
+Owns what they print.
+"""
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, cast
+from enum import StrEnum
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 
-from everlog.api_types import NewRecord, Record, Tombstone, TopicState
-from everlog.cli.output import Table, counted, group, one_line, print_json, print_table, printable
-from everlog.cli.session import Prefix, Session, beginning_with, server_command
+from everlog.api_types import TopicState
+from everlog.cli.options import FilterText, parse_filter
+from everlog.cli.output import (
+    Table,
+    counted,
+    group,
+    one_line,
+    print_fields,
+    print_json,
+    print_table,
+    printable,
+)
+from everlog.cli.session import Session, beginning_with, server_command
 from everlog.client import calls
 from everlog.client.errors import ApiFailed
 from everlog.errors import InvalidRequest
+from everlog.job_types import JobAttempt, JobError, JobState
 
 PEEK_DEFAULT: Final = 10
 PEEK_MAX: Final = 1000
-PAGE: Final = 100
 DATA_SHOWN: Final = 80
-NODE: Final = "everlog-redrive"
-MARK: Final = "$dead_letter_"
 
-app = group("Look at the job queues of a running server, and bring back what failed.", "everlog jobs ls")
+app = group("Look at the job queues of a running server, and change their jobs.", "everlog jobs ls mail")
 
-QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False)]
+QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the job queue.", show_default=False)]
+Seqs = Annotated[
+    list[int] | None,
+    typer.Argument(metavar="[SEQ]...", help="Jobs by seq, at most 1000.", show_default=False),
+]
+JobFilter = Annotated[
+    str | None,
+    typer.Option("--filter", metavar="JSON", help='Jobs that match, like \'["tag","Eq","eu"]\'.'),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")]
+
+
+class State(StrEnum):
+    """The states of jobs."""
+
+    READY = "ready"
+    DELAYED = "delayed"
+    LEASED = "leased"
+    FAILED = "failed"
 
 
 # -- ls ------------------------------------------------------------------------------------
 
 
-@server_command(app, "ls", "everlog jobs ls --prefix mail.")
-def ls_command(session: Session, prefix: Prefix = "") -> None:
-    """List the queues of the server: jobs that are ready, leased, or were given up."""
+@server_command(app, "ls", "everlog jobs ls mail --state failed")
+def ls_command(
+    session: Session,
+    queue: Annotated[
+        str | None, typer.Argument(metavar="[QUEUE]", help="List the jobs of this one.", show_default=False)
+    ] = None,
+    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only job queues that begin with this.")] = "",
+    state: Annotated[State | None, typer.Option(help="Only jobs in this state.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Only jobs with this tag.")] = None,
+    job_key: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only jobs with this unique or concurrency key.")
+    ] = None,
+    expression: FilterText = None,
+    count: Annotated[int, typer.Option("--count", "-c", min=1, help="How many jobs at most.")] = 100,
+) -> None:
+    """List the job queues of the server, or the jobs of one: state, deliveries, worker, last error.
+
+    A failed job waits again after an error or after its lease has ended.
+    """
+    if queue is None:
+        if state or tag or job_key or expression:
+            raise typer.BadParameter("--state, --tag, --job-key and --filter need the name of a QUEUE")
+        _list_queues(session, prefix)
+        return
+    if prefix:
+        raise typer.BadParameter("--prefix is for the list of job queues; leave QUEUE out")
+    chosen = {
+        "state": None if state is None else state.value,
+        "tag": tag,
+        "key": job_key,
+        "filter": parse_filter(expression),
+    }
+    jobs, counts = _jobs(session, queue, chosen, count)
+    if session.as_json:
+        print_json({"queue": queue, "counts": msgspec.to_builtins(counts), "jobs": msgspec.to_builtins(jobs)})
+        return
+    words = (f"{getattr(counts, each)} {each}" for each in State)
+    print(f"{printable(queue)}: {', '.join(words)}, {counts.done_total} done")
+    if jobs:
+        columns = ("seq>", "state", "deliveries>", "priority>", "when", "worker", "tag", "last error")
+        print_table(Table("jobs", columns, [_row(job) for job in jobs]))
+
+
+def _jobs(session: Session, queue: str, chosen: dict[str, Any], count: int) -> tuple[list[JobState], Any]:
+    """Up to `count` jobs; pages that match nothing are passed over."""
+    jobs: list[JobState] = []
+    cursor = None
+    while True:
+        limit = min(count - len(jobs), PEEK_MAX)
+        page = session.client.jobs_page(queue, limit=limit, cursor=cursor, **chosen)
+        jobs += page.jobs
+        cursor = page.next_cursor
+        if cursor is None or len(jobs) >= count:
+            return jobs, page.counts
+
+
+def _row(job: JobState) -> tuple[str, ...]:
+    return (
+        str(job.seq),
+        job.state,
+        str(job.deliveries),
+        str(job.priority) if job.priority else "",
+        _when(job),
+        printable(job.node) if job.node else "",
+        printable(job.tag) if job.tag else "",
+        _error(job.last_error),
+    )
+
+
+def _when(job: JobState) -> str:
+    """When something happens to a job by itself."""
+    if job.deadline is not None:
+        return f"lease ends {_time(job.deadline)}"
+    if job.run_at is not None and job.state in ("delayed", "failed"):
+        return f"due {_time(job.run_at)}"
+    return ""
+
+
+def _error(error: JobError | None) -> str:
+    return "" if error is None else _short(f"{error.type}: {error.message}")
+
+
+def _list_queues(session: Session, prefix: str) -> None:
     queues = _queues(session, prefix)
     columns = ("queue", "ready>", "in flight>", "delayed>", "dead lettered>", "dead letters go to")
     rows = [
@@ -99,7 +209,7 @@ def peek_command(
     print(f"{printable(queue)}: {', '.join(counts)}")
     jobs = session.client.call(wanted).records
     if jobs:
-        rows = [(str(job.seq), _time(job.ts_ms), printable(job.tag or "-"), _cut(job)) for job in jobs]
+        rows = [(str(job.seq), _time(job.ts_ms), printable(job.tag or "-"), _data(job.data)) for job in jobs]
         print_table(Table("oldest jobs", ("seq>", "since", "tag", "data"), rows))
 
 
@@ -107,42 +217,123 @@ def _time(ts_ms: int) -> str:
     return datetime.fromtimestamp(ts_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
 
 
-def _cut(job: Record) -> str:
-    text = one_line(msgspec.json.encode(job.data).decode())
+def _data(data: object) -> str:
+    return _short(msgspec.json.encode(data).decode())
+
+
+def _short(text: str) -> str:
+    text = one_line(text)
     return text if len(text) <= DATA_SHOWN else text[: DATA_SHOWN - 1] + "…"
 
 
+# -- show ----------------------------------------------------------------------------------
+
+
+@server_command(app, "show", "everlog jobs show mail 17")
+def show_command(
+    session: Session,
+    queue: QueueName,
+    seq: Annotated[int, typer.Argument(metavar="SEQ", min=0, help="Seq of the job.", show_default=False)],
+) -> None:
+    """Show one job: its data, state, options, and the last ten attempts that failed."""
+    job = session.client.job(queue, seq)
+    if session.as_json:
+        session.report(job, "")
+        return
+    options = {
+        "priority": job.priority or None,
+        "unique key": job.unique_key,
+        "concurrency key": job.concurrency_key,
+        "max deliveries": job.max_deliveries,
+    }
+    print_fields(
+        [
+            ("job", f"{job.seq} of {printable(queue)}, since {_time(job.ts_ms)}"),
+            ("state", ", ".join(filter(None, (job.state, _when(job))))),
+            ("worker", printable(job.node or "none")),
+            ("deliveries", str(job.deliveries)),
+            ("tag", printable(job.tag or "none")),
+            *((name, printable(str(value))) for name, value in options.items() if value is not None),
+            ("data", _data(job.data)),
+        ]
+    )
+    attempts = job.attempts or []
+    if attempts:
+        columns = ("delivery>", "worker", "from", "to", "outcome", "error")
+        print_table(Table("attempts", columns, [_attempt(each) for each in attempts]))
+    if job.last_error is not None and job.last_error.trace:
+        print("\n".join(map(one_line, job.last_error.trace.splitlines())))
+
+
+def _attempt(each: JobAttempt) -> tuple[str, ...]:
+    times = (_time(each.claimed_ts), _time(each.ended_ts))
+    return (str(each.delivery), printable(each.node), *times, each.outcome, _error(each.error))
+
+
+# -- changes -------------------------------------------------------------------------------
+
+
+@server_command(app, "cancel", "everlog jobs cancel mail 17 18")
+def cancel_command(
+    session: Session, queue: QueueName, seqs: Seqs = None, expression: JobFilter = None
+) -> None:
+    """Delete jobs. A leased one is deleted when its lease ends, unless it is done by then."""
+    chosen, selection = _chosen(seqs, expression)
+    answer = session.client.cancel_jobs(queue, chosen, filter=selection)
+    session.report(answer, f"{printable(queue)}: {counted(answer.cancelled, 'job')} cancelled")
+
+
+@server_command(app, "retry", "everlog jobs retry mail 17")
+def retry_command(
+    session: Session, queue: QueueName, seqs: Seqs = None, expression: JobFilter = None
+) -> None:
+    """Let delayed jobs be claimed now, those that wait after an error too."""
+    chosen, selection = _chosen(seqs, expression)
+    answer = session.client.retry_jobs(queue, chosen, filter=selection)
+    session.report(answer, f"{printable(queue)}: {counted(answer.retried, 'job')} made due")
+
+
+def _chosen(
+    seqs: Sequence[int] | None, expression: str | None
+) -> tuple[Sequence[int] | None, list[Any] | None]:
+    selection = parse_filter(expression)
+    if bool(seqs) == (selection is not None):
+        raise typer.BadParameter("name jobs by SEQ or by --filter, one of them")
+    return seqs or None, selection
+
+
+@server_command(app, "pause", "everlog jobs pause mail")
+def pause_command(session: Session, queue: QueueName) -> None:
+    """Give no jobs to workers until `resume`. New jobs are taken, and running ones can be finished."""
+    answer = session.client.pause_queue(queue)
+    session.report(answer, f"{printable(queue)}: paused")
+
+
+@server_command(app, "resume", "everlog jobs resume mail")
+def resume_command(session: Session, queue: QueueName) -> None:
+    """Give jobs to workers again."""
+    answer = session.client.resume_queue(queue)
+    session.report(answer, f"{printable(queue)}: resumed")
+
+
+@server_command(app, "purge", "everlog jobs purge mail --all --dry-run")
+def purge_command(
+    session: Session,
+    queue: QueueName,
+    expression: JobFilter = None,
+    all_jobs: Annotated[bool, typer.Option("--all", help="Every job.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Delete jobs at once, leased ones too: what their workers do is not acknowledged any more."""
+    selection = parse_filter(expression)
+    if all_jobs == (selection is not None):
+        raise typer.BadParameter("say which jobs: --filter or --all, one of them")
+    answer = session.client.purge_jobs(queue, filter=selection, all=all_jobs, dry_run=dry_run)
+    verb = "would be deleted" if dry_run else "deleted"
+    session.report(answer, f"{printable(queue)}: {counted(answer.purged, 'job')} {verb}")
+
+
 # -- redrive -------------------------------------------------------------------------------
-
-
-class Letter(msgspec.Struct):
-    """A dead letter, as reading or claiming it gives it; what is sent again is the text that was stored."""
-
-    seq: int = msgspec.field(name="$seq")
-    ts: int = msgspec.field(name="$ts")
-    data: msgspec.Raw
-    tag: str | None = msgspec.field(name="$tag", default=None)
-    node: str | None = msgspec.field(name="$node", default=None)
-    meta: dict[str, msgspec.Raw] = {}
-    lease_id: str = ""
-
-    def source(self) -> str | None:
-        """The queue that gave it up; None if nothing says so."""
-        text = self.meta.get(f"{MARK}from")
-        return None if text is None else msgspec.json.decode(text, type=str)
-
-    def again(self) -> NewRecord:
-        """The job as it was before it was given up."""
-        meta = {name: value for name, value in self.meta.items() if not name.startswith(MARK)}
-        return NewRecord(self.data, self.tag, self.node, cast(dict[str, Any], meta) or None)
-
-
-class _Letters(msgspec.Struct):
-    """A page of letters, read or claimed."""
-
-    records: list[Letter] = []
-    claimed: list[Letter] = []
-    tombstone: Tombstone | None = None
 
 
 @server_command(app, "redrive", "everlog jobs redrive mail.dead --max 100")
@@ -156,124 +347,37 @@ def redrive_command(
         str | None, typer.Option(metavar="QUEUE", help="Send all of them there, not to where they were.")
     ] = None,
     most: Annotated[int | None, typer.Option("--max", min=1, help="Bring back so many at most.")] = None,
+    expression: JobFilter = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Bring given-up jobs back to their queues, oldest first, and delete them here.
 
-    A job is deleted here only after its queue has taken it, and taken once if the command is run again.
+    Each is brought back once, whatever fails meanwhile. Jobs that cannot be are left, and the exit code is 1.
     """
-    state = session.client.topic(dead_letters, touch=False)
-    redrive = _Redrive(session, dead_letters, to, most)
+    selection = parse_filter(expression)
+    done: Counter[str] = Counter()
+    left = 0
     try:
-        if state.queue is None:
-            redrive.from_log()
-        else:
-            redrive.from_queue()
-    finally:
-        redrive.report()
-
-
-class _Redrive:
-    """Brings the letters of one topic back to their queues."""
-
-    def __init__(self, session: Session, topic: str, to: str | None, most: int | None) -> None:
-        self._session = session
-        self._client = session.client
-        self._topic = topic
-        self._to = to
-        self._most = most
-        self._done: Counter[str] = Counter()
-
-    def _limit(self) -> int:
-        """How many letters the next page may have; 0 at the end."""
-        return PAGE if self._most is None else min(PAGE, self._most - self._done.total())
-
-    def _read(self, from_seq: int, limit: int) -> _Letters:
-        wanted = calls.diff(self._topic, from_seq, limit=limit, include_tags=True)
-        return self._client.call(wanted.reading(_Letters))
-
-    def from_log(self) -> None:
-        """Letters go in the order of seq, so that all below the last one can be deleted."""
-        while limit := self._limit():
-            page = self._read(0, limit)
-            if not page.records:
-                return
-            gap = page.tombstone
-            if gap is not None and not self._done:
-                lost = f"records {gap.gap_from} to {gap.gap_to} of {self._topic}"
-                detail = msgspec.to_builtins(gap)
-                self._session.warn("gap", f"{lost} were lost before they were brought back", detail)
-            last_seq = 0
-            try:
-                for letter in page.records:
-                    self._send(letter)
-                    last_seq = letter.seq
-            finally:
-                if last_seq:
-                    self._client.delete_records(self._topic, before_seq=last_seq + 1)
-
-    def from_queue(self) -> None:
-        """Letters are claimed, so that no worker has them at the same time."""
-        for letter in self._read(0, 1).records:
-            self._target(letter)  # a claim counts as a delivery, so jobs that are not letters are left alone
-        while limit := self._limit():
-            claimed = self._client.call(calls.claim(self._topic, NODE, limit).reading(_Letters)).claimed
-            if not claimed:
-                return
-            nodes = self._nodes(claimed[0].seq, claimed[-1].seq)
-            sent = 0
-            try:
-                for letter in claimed:
-                    letter.node = nodes.get(letter.seq)
-                    self._send(letter)
-                    sent += 1
-            finally:
-                finished, rest = claimed[:sent], claimed[sent:]
-                if finished:
-                    self._client.ack(self._topic, NODE, _seqs(finished), lease_ids=_leases(finished))
-                if rest:
-                    self._client.nack(self._topic, NODE, _seqs(rest), lease_ids=_leases(rest))
-
-    def _nodes(self, first_seq: int, last_seq: int) -> dict[int, str | None]:
-        """The nodes of the records from `first_seq` to `last_seq`, which a claim does not return."""
-        nodes: dict[int, str | None] = {}
-        while first_seq <= last_seq:
-            page = self._read(first_seq - 1, PEEK_MAX)
-            if not page.records:
-                break
-            nodes |= {record.seq: record.node for record in page.records}
-            first_seq = page.records[-1].seq + 1
-        return nodes
-
-    def _send(self, letter: Letter) -> None:
-        """Append one letter to its queue; the same letter is never taken twice."""
-        target = self._target(letter)
-        # Of fixed length, since names can be as long as a key may be. The time tells it from a letter that
-        # had this seq before the topic was created again.
-        name = f"{self._topic}\0{letter.seq}\0{letter.ts}".encode("utf-8", "surrogateescape")
-        key = f"redrive-{hashlib.sha256(name).hexdigest()}"
-        self._client.append_many(target, [letter.again()], idempotency_key=key, create=False)
-        self._done[target] += 1
-
-    def _target(self, letter: Letter) -> str:
-        target = self._to or letter.source()
-        if target is None:
-            raise InvalidRequest(
-                f"record {letter.seq} of {self._topic} does not say which queue it comes from; "
-                "name one with --to"
+        while most is None or done.total() < most:
+            limit = None if most is None else most - done.total()
+            answer = session.client.redrive(
+                dead_letters, to=to, filter=selection, limit=limit, dry_run=dry_run
             )
-        return target
-
-    def report(self) -> None:
-        """Print how many jobs went to which queue."""
-        done = dict(sorted(self._done.items()))
-        lines = [f"{counted(n, 'job')} brought back to {printable(queue)}" for queue, n in done.items()]
-        text = "\n".join(lines) or f"{printable(self._topic)}: nothing was brought back"
-        self._session.report({"topic": self._topic, "redriven": self._done.total(), "queues": done}, text)
-
-
-def _seqs(letters: list[Letter]) -> list[int]:
-    return [letter.seq for letter in letters]
-
-
-def _leases(letters: list[Letter]) -> list[str]:
-    return [letter.lease_id for letter in letters]
+            done.update(answer.queues)
+            left = answer.left
+            # The server ends a call after half a minute; what it left for that is brought back by the next.
+            if dry_run or not (answer.left and answer.moved):
+                break
+    finally:
+        queues = dict(sorted(done.items()))
+        verb = "would be brought back" if dry_run else "brought back"
+        lines = [f"{counted(n, 'job')} {verb} to {printable(queue)}" for queue, n in queues.items()]
+        text = "\n".join(lines) or f"{printable(dead_letters)}: nothing was brought back"
+        session.report(
+            {"topic": dead_letters, "redriven": done.total(), "queues": queues, "left": left}, text
+        )
+    if left and (most is None or done.total() < most):
+        raise InvalidRequest(
+            f"{counted(left, 'job')} of {dead_letters} cannot be brought back: each is leased, or does not "
+            "say which queue it comes from, or that queue does not exist; name one with --to"
+        )

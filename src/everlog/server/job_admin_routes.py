@@ -162,7 +162,7 @@ class JobAdminRoutes:
         steps = self._jobs.redrive(call.name, wanted)
 
         def answer(redrove: Redrove) -> None:
-            self._answer(call, {"topic": call.name, "moved": redrove.moved, "left": redrove.left})
+            self._answer(call, {"topic": call.name, **redrove._asdict()})
 
         StepCall(self._app, call, steps, answer).run()
 

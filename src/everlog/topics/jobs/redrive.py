@@ -57,6 +57,8 @@ class Redrove(NamedTuple):
 
     moved: int
     left: int
+    queues: dict[str, int]
+    """The moved ones by where they went."""
 
 
 def redrive(core: Core, topic: Topic, wanted: Redrive, load: Load) -> Steps[Redrove]:
@@ -89,7 +91,7 @@ def redrive(core: Core, topic: Topic, wanted: Redrive, load: Load) -> Steps[Redr
             left += len(letters) - len(taken)
             moved.begun += len(taken)
             if wanted.dry_run:
-                moved.count += len(taken)
+                moved.queues[name] = moved.queues.get(name, 0) + len(taken)
             elif taken:
                 moved.move(name, taken)
         while len(moved.pending) >= _PENDING_MAX:
@@ -102,7 +104,7 @@ def redrive(core: Core, topic: Topic, wanted: Redrive, load: Load) -> Steps[Redr
     while moved.pending:
         yield moved.pending[0]
         moved.settle()
-    return Redrove(moved.count, left)
+    return Redrove(sum(moved.queues.values()), left, moved.queues)
 
 
 def _targets(
@@ -146,8 +148,8 @@ class _Moved:
         self._core = core
         self._topic = topic
         self.begun = 0
-        self.count = 0
-        """Those of the begun ones that are committed."""
+        self.queues: dict[str, int] = {}
+        """Those of the begun ones that are committed, by where they went."""
         self.pending: list[Commit] = []
 
     def move(self, target: str, letters: list[StoredRow]) -> None:
@@ -170,7 +172,7 @@ class _Moved:
 
         def done(commit: Commit) -> None:
             if commit.error is None:
-                self.count += len(seqs)
+                self.queues[target] = self.queues.get(target, 0) + len(seqs)
                 _delete_moved(core, topic, seqs)
             elif table is not None:
                 for seq in seqs:
