@@ -194,7 +194,7 @@ class Schedules:
         return [self._state(self._find(name).record) for name in listed]
 
     def late_ms(self) -> int:
-        """How long the schedule that waits longest is overdue. 10,000 schedules take 1 ms."""
+        """How long the schedule that waits longest is overdue. 10,000 schedules take 2 ms."""
         waiting = (each.next_ts for each in self._by_name.values() if not each.record.paused)
         now_ms = self._core.now_ms()
         return max(0, now_ms - min((ts for ts in waiting if ts is not None), default=now_ms))
