@@ -220,7 +220,7 @@ def test_nothing_to_append_is_no_error(topic: TopicCommands) -> None:
 
 
 def test_a_batch_is_handed_over_once_although_its_first_answer_was_lost() -> None:
-    fine = http_answer(200, msgspec.json.encode(Appended("t", 1, 1, 1, 1, True, False)))
+    fine = http_answer(200, msgspec.json.encode(Appended("t", 1, 1, True, False, first_seq=1, last_seq=1)))
     busy = http_answer(503, b'{"error":{"code":"not_ready","message":"soon"}}')
     with ScriptedServer([fine], [b""], [busy, fine]) as server:
         words = ("append", "t", "--batch", 1, "--data", "1", "--data", "2")

@@ -40,6 +40,9 @@ class Listener:
     def head_received(self, request: Request, body_bytes: int | None) -> None:
         """Any length is accepted."""
 
+    def head_held(self, size: int) -> None:
+        """Any length is accepted."""
+
     def body_received(self, size: int) -> None:
         """Any length is accepted."""
 

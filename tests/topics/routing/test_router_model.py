@@ -93,8 +93,7 @@ class RouterMachine(EngineOnDisk):
         if topic is None:
             state = self.engine.state(name, touch=False)
             topic = self.model.topics[name] = RoutedTopic(resolved, state.epoch)
-            # Ids and epochs are both given out one by one, in the same order.
-            topic.topic_id = state.epoch
+            topic.topic_id = self.engine._core.topics[name].topic_id
         return topic
 
     @rule(name=names, config=configs)

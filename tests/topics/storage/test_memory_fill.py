@@ -4,6 +4,7 @@ import errno
 import json
 import random
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -270,7 +271,11 @@ def test_loading_later_gives_what_recovery_gives(tmp_path: Path, seed: int) -> N
     engine.abandon()
     second = tmp_path / "second"
     shutil.copytree(first, second)
-    with open_later(first) as later, open_engine(second, segment_max_events=5) as at_once:
+    clock = TestClock(time.time_ns())  # the priority of a topic falls with the time since its last use
+    with (
+        open_later(first, clock=clock) as later,
+        open_engine(second, segment_max_events=5, clock=clock) as at_once,
+    ):
         later.wait_filled()
         assert everything(later) == everything(at_once)
         for engine in (later, at_once):
