@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everlog.client import ApiFailed, Client, DeadLetter, Job, NewRecord, RetryPolicy, Worker
+from everlog.client.worker import error_of
 from everlog.errors import InvalidConfig
 from tests.support.http_cases import PATIENCE_S, wait_for
 from tests.support.tcp_peers import FaultProxy
@@ -255,7 +256,7 @@ def test_a_failure_tells_its_type_message_and_the_end_of_its_trace(plain: Client
     def do(job: Job) -> None:
         if job.data == "deep":
             dig(500)
-        raise SystemExit("\ud800")
+        raise SystemExit("over")
 
     with worker:
         wait_for(lambda: worker.failed == 2)
@@ -264,8 +265,9 @@ def test_a_failure_tells_its_type_message_and_the_end_of_its_trace(plain: Client
     assert (deep.type, deep.message) == ("KeyError", "'" + "é" * 999)
     assert len("".join((deep.type, deep.message, deep.trace)).encode()) < 8192
     assert deep.trace.endswith("é'\n")
-    assert (ended.type, ended.message) == ("SystemExit", "?")
+    assert (ended.type, ended.message) == ("SystemExit", "over")
     assert "in do" in ended.trace
+    assert error_of(ValueError("\ud800")).message == "?"
 
 
 def test_sigterm_lets_a_worker_finish(url: str, plain: Client) -> None:
