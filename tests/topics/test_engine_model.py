@@ -113,8 +113,8 @@ class EngineMachine(EngineOnDisk):
     def put(self, name: str, config: TopicConfig) -> None:
         config = with_window(name, config)
         answer = self.engine.put_topic(name, config)
-        now_ms = self.now_ms
         self.engine.wait_for(answer.commit)
+        now_ms = self.now_ms  # it takes effect when it is committed, and waiting for a sync takes time
         resolved = config.resolved(name)
         assert answer.config == resolved
         assert answer.created == (name not in self.topics)

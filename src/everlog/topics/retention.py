@@ -189,6 +189,9 @@ def delete_records(
         raise InvalidRequest(f"before_seq is {before_seq}; it must be from 0 to {U64_MAX}")
     selector = None if match is None else parse_match(match)
     sweep(core, topic, core.now_ms())
+    if core.logs_changes(topic) and not dry_run:
+        # What is gathered becomes visible with the write of the delete: it is among the records of now.
+        core.shards[topic.shard].write()
     bound = topic.visible + 1
     before = bound if before_seq is None else min(before_seq, bound)
     frame = Delete(before, bound) if selector is None else Delete(before, bound, *selector)
