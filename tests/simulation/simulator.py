@@ -402,10 +402,15 @@ class Simulation(Lives):
                 self._check(truth)
 
     def _submit_delete(self, truth: TopicTruth) -> None:
-        """Delete records of those that can be seen now, and leave that in flight."""
+        """Delete records of those that can be seen now, and leave that in flight.
+
+        A delete writes what is gathered before it: then that can be seen, too.
+        """
+        self.live.write()
         self._fold()
+        if self.must_restart or truth.now is None:
+            return
         rng, now, now_ms = self.rng, truth.now, self.machine.now_ms
-        assert now is not None
         before_seq = rng.choice((None, now.head - rng.randint(-3, 20), now.earliest + rng.randint(0, 4)))
         before_seq = None if before_seq is None else max(0, before_seq)
         match: Match = rng.choice(
