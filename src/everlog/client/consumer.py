@@ -8,7 +8,7 @@ missing. Both classes carry out the same flow.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Final, Self
+from typing import Final, Generic, Self, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from everlog.client.streams import LONG_POLL_MS, lost
 from everlog.client.sync_client import Client
 from everlog.errors import ConsumerNotFound, Fenced
 
+C = TypeVar("C")
 BATCH_RECORDS: Final = 256
 
 
@@ -121,17 +122,12 @@ class _Progress:
         return Steps(steps)
 
 
-class Consumer:
-    """Iterates over the records behind a stored cursor, in a `with` block.
-
-    A consumer that does not exist is created at `start`. With `owner` it is acquired: from then on an earlier
-    owner gets `everlog.Fenced` from its next read or commit. A gap raises `RecordsLost`, or comes as a
-    `Tombstone` with `gaps="yield"`; `commit(gap.gap_to)` goes past it.
-    """
+class _Cursor(Generic[C]):
+    """What both faces of a consumer share: the arguments, and how far it is."""
 
     def __init__(
         self,
-        client: Client,
+        client: C,
         topic: str,
         name: str,
         *,
@@ -159,6 +155,15 @@ class Consumer:
     def owner_epoch(self) -> int | None:
         """The epoch of this owner; None without `owner`."""
         return self._progress.epoch
+
+
+class Consumer(_Cursor[Client]):
+    """Iterates over the records behind a stored cursor, in a `with` block.
+
+    A consumer that does not exist is created at `start`. With `owner` it is acquired: from then on an earlier
+    owner gets `everlog.Fenced` from its next read or commit. A gap raises `RecordsLost`, or comes as a
+    `Tombstone` with `gaps="yield"`; `commit(gap.gap_to)` goes past it.
+    """
 
     def __enter__(self) -> Self:
         self._client.call(self._progress.begin())
@@ -176,39 +181,8 @@ class Consumer:
             self._client.call(self._progress.end())
 
 
-class AsyncConsumer:
+class AsyncConsumer(_Cursor[AsyncClient]):
     """`Consumer` for asyncio: `async with`, `async for`, `await commit()`."""
-
-    def __init__(
-        self,
-        client: AsyncClient,
-        topic: str,
-        name: str,
-        *,
-        start: Position = "earliest",
-        owner: str | None = None,
-        owner_ttl_ms: int | None = None,
-        gaps: Gaps = "raise",
-        follow: bool = True,
-        limit: int = BATCH_RECORDS,
-    ) -> None:
-        """Without `follow` the iteration ends at the present end of the topic."""
-        self._client = client
-        self._progress = _Progress(
-            topic,
-            name,
-            start=start,
-            owner=owner,
-            owner_ttl_ms=owner_ttl_ms,
-            gaps=gaps,
-            follow=follow,
-            limit=limit,
-        )
-
-    @property
-    def owner_epoch(self) -> int | None:
-        """The epoch of this owner; None without `owner`."""
-        return self._progress.epoch
 
     async def __aenter__(self) -> Self:
         await self._client.call(self._progress.begin())

@@ -254,7 +254,6 @@ class FeedSession:
         state: SymbolState,
         reason: str,
         received_ns: int,
-        *,
         seen: int = 0,
         found: int = 0,
         detail: str = "",
