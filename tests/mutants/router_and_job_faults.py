@@ -31,6 +31,55 @@ ROUTING: Final = [
         breaks="No gap is silent: a destination reports what its source has lost.",
         check="routers",
     ),
+    Mutant(
+        name="the cursor of a router is saved before the copy",
+        file="topics/routing/passes.py",
+        old="        router.cursor = step.cursor\n        router.total += step.copies + step.holes",
+        new="        router.cursor = router.committed_cursor = step.cursor\n"
+        "        router.total += step.copies + step.holes",
+        breaks="Every record of a source is copied.",
+        check="routers",
+    ),
+    Mutant(
+        name="a router does not go back to copies that failed",
+        file="topics/routing/passes.py",
+        old="        router.cursor = min(router.cursor, self._cursor_before)\n",
+        new="",
+        breaks="Every record of a source is copied.",
+        check="routers",
+    ),
+    Mutant(
+        name="a router copies again what its destination has",
+        file="topics/routing/passes.py",
+        old="                if found and not any(",
+        new="                if False and not any(",
+        breaks="A router of guarantee exactly_once makes each copy once.",
+        check="routers",
+    ),
+    Mutant(
+        name="copies are shown before their records are synced",
+        file="topics/routing/passes.py",
+        old="                copy.originals = originals if copy.needs_sync else COMMITTED",
+        new="                copy.originals = COMMITTED",
+        breaks="A copy of class fsync that was read survives a power loss.",
+        check="routers",
+    ),
+    Mutant(
+        name="routers go on while a checkpoint begins",
+        file="topics/routing/forwarding.py",
+        old="router.cursor < self._held.get(router.source.topic_id, 0):",
+        new="False:",
+        breaks="Copies that a snapshot does not have can be made again from the log behind it.",
+        check="routers",
+    ),
+    Mutant(
+        name="the floor of a destination is not restored",
+        file="topics/routing/replay.py",
+        old="                if entry.cap_floor > topic.floors.cap:",
+        new="                if False:",
+        breaks="A record that was evicted does not come back.",
+        check="routers",
+    ),
 ]
 
 CHANGING_CLASS: Final = [

@@ -123,6 +123,14 @@ WRITING: Final = [
         breaks="Timestamps of a topic never go back.",
         check="engine",
     ),
+    Mutant(
+        name="a key is logged apart from its batch",
+        file="topics/append.py",
+        old="        FrameType.IDEMPOTENCY_KEY, FLAG_BATCH_CONTINUES, topic.topic_id, first_seq, ts, payload",
+        new="        FrameType.IDEMPOTENCY_KEY, 0, topic.topic_id, first_seq, ts, payload",
+        breaks="A repeated write is answered as known only if the first one counts.",
+        check="engine",
+    ),
 ]
 
 EVICTING: Final = [
@@ -338,6 +346,14 @@ RECOVERING: Final = [
         breaks="A seq is never given out twice, whatever the disk has lost.",
         check="damage",
     ),
+    Mutant(
+        name="what a kill left in the page cache is shown without a sync",
+        file="topics/storage/recovery.py",
+        old="            sync_path(fs, file.path)\n            return map_file(fs, file.path)",
+        new="            return map_file(fs, file.path)",
+        breaks="What was read after a restart is not lost by the next power loss.",
+        check="storage",
+    ),
 ]
 
 SAVING: Final = [
@@ -437,6 +453,14 @@ SAVING: Final = [
         new="        ceiling=0,",
         breaks="A seq of class disk that was shown is never assigned again, even after a power loss.",
         check="simulation",
+    ),
+    Mutant(
+        name="records deleted while they are saved come back",
+        file="topics/storage/checkpoint.py",
+        old="            if len(died):\n",
+        new="            if False:\n",
+        breaks="A record whose delete was answered does not come back.",
+        check="storage",
     ),
 ]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
 
 import pytest
 
 from everlog.errors import InvalidRequest, StorageFailed
-from tests.support.engines import EngineHarness, records
+from tests.support.engines import EngineHarness, open_engine, records
 
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 WINDOW_MS = 120_000
@@ -180,3 +181,23 @@ def test_the_window_is_that_of_the_topic(harness: EngineHarness) -> None:
     assert harness.append("t", 1, idempotency_key="k").deduped
     harness.advance_ms(1)
     assert not harness.append("t", 2, idempotency_key="k").deduped
+
+
+def test_a_key_is_known_after_a_torn_write_only_if_its_records_are_there(tmp_path: Path) -> None:
+    engine = open_engine(tmp_path / "killed")
+    engine.wait_for(engine.append("t", records([0])).commit)
+    path = max((tmp_path / "killed" / "wal").rglob("*.log"))
+    before = len(path.read_bytes().rstrip(b"\0"))
+    engine.append("t", records([1, 2]), idempotency_key="k")
+    engine.write()
+    engine.abandon()
+    whole = path.read_bytes().rstrip(b"\0")
+    for end in range(before, len(whole) + 1):
+        torn = tmp_path / str(end)
+        shutil.copytree(tmp_path / "killed", torn)
+        (torn / path.relative_to(tmp_path / "killed")).write_bytes(whole[:end])
+        engine = open_engine(torn)
+        kept = engine.state("t").count
+        assert kept in (1, 3)
+        assert engine.append("t", records([1, 2]), idempotency_key="k").deduped == (kept == 3), end
+        engine.abandon()

@@ -11,7 +11,7 @@ import pytest
 from everlog.topics import Engine, NewRecord, TopicConfig
 from everlog.topics.config import Discard, Durability
 from everlog.topics.routing.definitions import RouterConfig
-from tests.support.engines import open_engine
+from tests.support.engines import EngineHarness, open_engine
 
 CAP = 2
 FULL = TopicConfig(cap_records=1, discard=Discard.REJECT)
@@ -63,3 +63,16 @@ def test_copies_push_out_nothing_before_they_are_kept(engine: Engine) -> None:
     answer = engine.diff("capped", block=False)
     assert [record["data"] for record in json.loads(answer.records)] == [1, 2]
     assert copies(engine, "capped") == [3, 4]
+
+
+def test_copies_that_were_pushed_out_stay_out_when_the_cap_is_taken_away(tmp_path: Path) -> None:
+    harness = EngineHarness(tmp_path)
+    harness.put("s", durability="disk")
+    harness.put("d", durability="disk", cap_records=CAP)
+    harness.wait_for(harness.engine.put_router("r", RouterConfig(source="s", dest="d")).commit)
+    harness.append("s", 1, 2, 3, 4, 5)
+    before = harness.items("d"), harness.gap("d")
+    assert [item["data"] for item in before[0]] == [4, 5]
+    harness.put("d", durability="disk", cap_records=0)
+    harness.crash()
+    assert (harness.items("d"), harness.gap("d")) == before

@@ -20,7 +20,7 @@ from everlog.topics import Engine, NewRecord, TopicConfig
 from everlog.topics.config import Discard, Durability
 from everlog.topics.routing.definitions import Guarantee, RouterConfig
 from tests.support.effort import effort
-from tests.support.engines import open_engine
+from tests.support.engines import EngineHarness, open_engine, parse
 
 SEEDS = int(os.environ.get("ROUTER_SEEDS", effort(40)))
 Copy = tuple[int, int, int]  # seq, time, number
@@ -146,3 +146,27 @@ def test_no_copy_is_lost_whatever_a_checkpoint_has_come_to(tmp_path: Path, seed:
         windows.rng.choices(steps, (12, 3, 4, 2, 30, 5, 2))[0]()
     windows.die()
     windows.engine.abandon()
+
+
+def test_a_record_from_before_a_checkpoint_is_not_copied_while_that_is_made(tmp_path: Path) -> None:
+    """The snapshot would have neither the copy nor the record, if that is deleted meanwhile."""
+    harness = EngineHarness(tmp_path)
+    harness.put("a", durability="disk")
+    harness.put("b", durability="disk", cap_records=1, discard=Discard.REJECT)
+    harness.wait_for(harness.engine.put_router("ab", RouterConfig(source="a", dest="b")).commit)
+    harness.append("b", "full")
+    harness.append("a", 1)
+    engine, checkpointer = harness.engine, harness.engine._checkpointer
+    assert checkpointer is not None
+    assert checkpointer._is_prepared()
+    checkpointer.start()
+    engine.delete_records("b", before_seq=2)
+    engine.write()
+    engine.forward_turn()
+    engine.write()
+    shown = parse(engine.diff("b", block=False))
+    engine.delete_records("a", before_seq=2)
+    engine.write()
+    checkpointer.wait_idle()
+    harness.crash()
+    assert harness.items("b")[: len(shown)] == shown

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from everlog.errors import StorageFailed
+from everlog.topics import Engine, TopicConfig
+from everlog.topics.config import Durability
 from everlog.topics.routing.definitions import Guarantee, RouterConfig
-from tests.support.engines import EngineHarness, record_of, sized
+from everlog.topics.storage.syncs import Done, InlineSyncs, Job
+from tests.support.engines import EngineHarness, parse, record_of, sized
 from tests.support.files import names_below
 
 LOGGED = ("memory", "disk", "fsync")
@@ -88,6 +91,26 @@ def test_a_source_that_becomes_durable_while_copies_are_synced_is_not_copied_a_s
     harness.put("s", durability="disk")
     harness.crash()
     assert harness.values("d") == [1]
+
+
+@pytest.mark.parametrize("dest", ["disk", "fsync"])
+def test_a_kill_before_the_cursors_are_logged_copies_nothing_twice_by_a_router_that_copies_once(
+    tmp_path: Path, dest: str
+) -> None:
+    harness = engine_with(tmp_path, s="ephemeral", d=dest)
+    connect(harness, "s", "d", guarantee=Guarantee.EXACTLY_ONCE)
+    harness.append("s", 1, 2)
+    before = harness.items("d")
+    harness.engine.append("d", [record_of("direct")])
+    harness.engine.write()
+    harness.engine.put_topic("s", TopicConfig(durability=Durability.DISK))
+    harness.engine.write()  # records and their class; the cursors follow when all before it is synced
+    harness.crash()
+    assert harness.values("s") == [1, 2]
+    assert harness.values("d") == [1, 2, "direct"]
+    assert harness.items("d")[:2] == before
+    harness.append("s", 3)
+    assert harness.values("d") == [1, 2, "direct", 3]
 
 
 @pytest.mark.parametrize("copies", [1, 2])
@@ -195,6 +218,52 @@ def test_copies_of_copies_in_an_fsync_topic_stay_when_the_power_goes(
     before = harness.items("d")
     harness.lose_power()
     assert (harness.items("d")[:2], harness.gap("d")) == (before, None)
+
+
+class OneLaneHeld(InlineSyncs):
+    """Syncs of which one lane waits until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held_lane = -1
+        self._waiting: list[tuple[int, Job, Done]] = []
+
+    def start(self, lane: int, job: Job, done: Done) -> None:
+        if lane == self.held_lane:
+            self._waiting.append((lane, job, done))
+        else:
+            super().start(lane, job, done)
+
+    def release(self) -> None:
+        self.held_lane = -1
+        for entry in self._waiting:
+            self.start(*entry)
+
+
+def test_copies_of_copies_are_shown_when_the_shard_of_the_first_source_is_synced(tmp_path: Path) -> None:
+    harness = EngineHarness(tmp_path, shards=3)
+    harness.engine.abandon()
+    syncs = OneLaneHeld()
+    data_dir, settings = harness.data_dir, harness.settings
+    harness.engine = Engine.open(data_dir, settings, clock=harness.clock, fs=harness.fs, syncs=syncs)
+    for name, durability in (("s", "memory"), ("m1", "memory"), ("d", "fsync")):
+        harness.put(name, durability=durability)
+    connect(harness, "s", "m1")
+    connect(harness, "m1", "d")
+    assert shard_of(harness, "s") != shard_of(harness, "m1")
+    syncs.held_lane = shard_of(harness, "s")
+    harness.append("s", 1, 2)
+    harness.engine.forward("d")
+    for _ in range(20):
+        harness.advance_ms(11)
+        harness.engine.write()
+        harness.engine.poll()
+    assert parse(harness.engine.diff("d", block=False)) == []
+    syncs.release()
+    before = harness.items("d")
+    assert [item["data"] for item in before] == [1, 2]
+    harness.lose_power()
+    assert harness.items("d") == before
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", "memory"])

@@ -47,6 +47,19 @@ def step(harness: EngineHarness) -> None:
     checkpointer.start()
 
 
+def copy_only(harness: EngineHarness) -> None:
+    """Start a checkpoint and let it copy what is new into segments, but not take that over."""
+    step(harness)
+    store, syncs = harness.engine._store, harness.engine._syncs
+    assert store is not None
+    while not segments(harness):
+        for shard in harness.engine._core.shards:
+            shard.wal.sync_now()
+        syncs.drain(store.checkpoint_lane)
+        if not segments(harness):
+            assert syncs.poll()
+
+
 def finish(harness: EngineHarness) -> None:
     """Let a checkpoint that was started end."""
     checkpointer = harness.engine._checkpointer
@@ -161,16 +174,29 @@ def test_a_record_that_is_deleted_after_it_was_copied_is_marked_by_the_next_chec
 ) -> None:
     harness.put("t", durability="fsync")
     harness.append("t", *[record_of(number, tag="x" if number == 1 else None) for number in range(3)])
-    step(harness)
-    store, syncs = harness.engine._store, harness.engine._syncs
-    assert store is not None
-    syncs.drain(store.checkpoint_lane)  # the copy is made, but not taken over yet
+    copy_only(harness)
     harness.engine.delete_records("t", match="x")
     finish(harness)
     harness.restart(file_bytes=FILE_BYTES, segment_max_events=4)
     assert harness.values("t") == [0, 2]
     harness.crash()
     assert harness.values("t") == [0, 2]
+
+
+def test_a_job_that_is_acked_after_it_was_copied_is_marked_by_the_next_checkpoint(
+    harness: EngineHarness,
+) -> None:
+    harness.put("t", durability="disk", type="queue")
+    harness.append("t", 0, 1, 2)
+    claimed = harness.engine.claim("t", "worker", 3)
+    harness.wait_for(claimed.commit)
+    copy_only(harness)
+    assert harness.engine.ack("t", "worker", [2]).done == [2]
+    harness.engine.write()
+    finish(harness)
+    for _ in range(2):
+        harness.restart(file_bytes=FILE_BYTES, segment_max_events=4)
+        assert harness.values("t") == [0, 2]
 
 
 @pytest.mark.parametrize("seed", range(12))

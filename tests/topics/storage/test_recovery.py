@@ -79,6 +79,19 @@ def test_damage_in_one_shard_does_not_touch_the_others(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_start_after_a_kill_shows_survives_a_power_loss(tmp_path: Path, seed: int) -> None:
+    """A file that was ended but not synced yet has its records in the page cache only."""
+    harness = EngineHarness(tmp_path, seed, file_bytes=FILE_BYTES)
+    harness.put("t", durability="disk")
+    harness.append_each("t", range(20))
+    harness.engine._core.shards[0].wal.rotate()
+    harness.crash()
+    assert harness.values("t") == list(range(20))
+    harness.lose_power()
+    assert harness.values("t") == list(range(20))
+
+
 def test_recovery_run_twice_gives_the_same_state(harness: EngineHarness) -> None:
     harness.put("t", durability="disk", cap_records=30)
     harness.append_each("t", [record_of(number, tag=str(number % 3)) for number in range(50)])
