@@ -71,7 +71,7 @@ def test_a_server_follows_the_file_and_ends_streams_of_revoked_keys(
     monkeypatch.setenv("TOPICS_API_KEYS_FILE", str(file))
     with running_server(tmp_path, key=first) as server, Client(server.url, first) as client:
         client.append("t", 1)
-        second = key("new", "second", "--max-bytes", 5, "--file", file).split()[0]
+        second = key("new", "second", "--max-bytes", 7, "--file", file).split()[0]
 
         def is_known() -> bool:
             with Client(server.url, second) as other:
@@ -82,7 +82,7 @@ def test_a_server_follows_the_file_and_ends_streams_of_revoked_keys(
             other.append("mine", "12345")
             with pytest.raises(ApiFailed) as refused:
                 other.append("mine", "6")
-            assert refused.value.detail == {"limit": "max_bytes_per_key", "max": 5}
+            assert refused.value.detail == {"limit": "max_total_bytes_per_key", "max": 7}
             client.append("mine", "6")
             events = other.watch("t")
             next(events)

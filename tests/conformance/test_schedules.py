@@ -52,7 +52,7 @@ def test_a_wrong_schedule_is_400(api: Api, fields: dict[str, object]) -> None:
 def test_its_topic_must_be_there_and_take_its_record(api: Api) -> None:
     assert_error(put(api), 404, "topic_not_found")
     api.put("t")
-    assert_error(put(api, record={"data": 1, "priority": 1}), 409, "not_a_queue")
+    assert_error(put(api, record={"data": 1, "priority": 1}), 409, "not_a_queue", topic="t")
 
 
 def test_a_schedule_fires_by_itself(api: Api) -> None:

@@ -106,6 +106,40 @@ def test_a_key_may_have_caps_of_its_own(tmp_path: Path) -> None:
         taken(server.api("secret-a").append("t2"), 201)
 
 
+def test_the_topics_of_a_key_hold_no_more_bytes_than_its_cap(tmp_path: Path) -> None:
+    path = written(tmp_path, ADMIN + '[[key]]\nname = "s"\nkey = "s"\nmax_bytes = 10\n')
+    full = {"limit": "max_total_bytes_per_key", "max": 10}
+    with running(api_keys_file=path) as server:
+        own, admin = server.api("s"), server.api("secret-a")
+        assert_error(own.append("t", [{"data": "123456789"}]), 429, "throttled", **full)
+        taken(own.append("t", [{"data": "1234"}]), 201)
+        taken(own.append("u", [{"data": "12"}], idempotency_key="k"), 201)  # exactly the cap
+        assert_error(own.append("t", [{"data": 1}]), 429, "throttled", **full)
+        assert taken(own.append("u", [{"data": "12"}], idempotency_key="k"))["deduped"], "nothing is added"
+        taken(admin.append("t", [{"data": 1}]), 200)
+        taken(admin.append("others", [{"data": 1}]), 201)
+        taken(own.append("others", [{"data": "12345678"}]), 200)
+        taken(own.request("POST", "/v0/topics/t/delete", {"before_seq": 9}))
+        taken(own.append("t", [{"data": 1}]), 200)
+
+
+def test_keys_have_caps_on_bytes_and_schedules_from_the_settings() -> None:
+    with running(keys="a,b", max_total_bytes_per_key=3, max_schedules_per_key=1) as server:
+        api, other = server.api("a"), server.api("b")
+        taken(api.append("t", [{"data": 12}]), 201)
+        assert_error(
+            api.append("t", [{"data": 34}]), 429, "throttled", limit="max_total_bytes_per_key", max=3
+        )
+        fields = {"topic": "t", "cron": "0 0 1 1 *", "record": {"data": 1}}
+        taken(api.request("PUT", "/v0/schedules/one", fields), 201)
+        taken(api.request("PUT", "/v0/schedules/one", fields), 200)
+        refused = api.request("PUT", "/v0/schedules/two", fields)
+        assert_error(refused, 429, "throttled", limit="max_schedules_per_key", max=1)
+        taken(other.request("PUT", "/v0/schedules/two", fields), 201)
+        taken(api.request("DELETE", "/v0/schedules/one"))
+        taken(api.request("PUT", "/v0/schedules/three", fields), 201)
+
+
 def test_the_streams_of_a_removed_key_end(tmp_path: Path) -> None:
     path = written(tmp_path, ADMIN + READER)
     with running(api_keys_file=path) as server:

@@ -54,10 +54,12 @@ DEFAULTS: dict[str, tuple[str, object]] = {
     "TOPICS_MAX_TOPICS_PER_KEY": ("max_topics_per_key", 10000),
     "TOPICS_MAX_ROUTERS_PER_KEY": ("max_routers_per_key", 1000),
     "TOPICS_MAX_CONSUMERS_PER_KEY": ("max_consumers_per_key", 10000),
+    "TOPICS_MAX_SCHEDULES_PER_KEY": ("max_schedules_per_key", 1000),
     "TOPICS_MAX_WATCH_SESSIONS_PER_KEY": ("max_watch_sessions_per_key", 1000),
     "TOPICS_MAX_SSE_CONNECTIONS_PER_KEY": ("max_sse_connections_per_key", 1000),
     "TOPICS_MAX_INFLIGHT_PER_KEY": ("max_inflight_per_key", 1000),
     "TOPICS_MAX_TOTAL_BYTES": ("max_total_bytes", 0),
+    "TOPICS_MAX_TOTAL_BYTES_PER_KEY": ("max_total_bytes_per_key", 0),
     "TOPICS_TEST_MIN_HEARTBEAT_MS": ("test_min_heartbeat_ms", None),
     "TOPICS_LOG": ("log_level", "info"),
     "TOPICS_LOG_FORMAT": ("log_format", "text"),
@@ -352,9 +354,11 @@ max_sse_connections_per_key = 13
 max_topics_per_key = 17
 max_routers_per_key = 18
 max_consumers_per_key = 21
+max_schedules_per_key = 23
 max_watch_sessions_per_key = 19
 max_inflight_per_key = 14
 max_total_bytes = 15
+max_total_bytes_per_key = 24
 test_min_heartbeat_ms = 16
 log_level = "error"
 log_format = "json"

@@ -187,6 +187,7 @@ class App:
         )
         self.routers_of_keys = KeyCap("routers", settings.max_routers_per_key)
         self.consumers_of_keys = KeyCap("consumers", settings.max_consumers_per_key)
+        self.schedules_of_keys = KeyCap("schedules", settings.max_schedules_per_key)
         self._guard = OriginGuard(settings.host, settings.allowed_hosts, settings.cors_origins)
         self.turn_is_due = False
         self._poll_is_due = False

@@ -28,6 +28,8 @@ from everlog.topics.counting import OTHER_TOPICS, JobsOfTopic, OtherTopics, Topi
 from everlog.topics.delivery.delivery import DeliveryCounts
 from everlog.topics.delivery.governor import Rung
 from everlog.topics.routing.definitions import RouterState
+from everlog.topics.storage.failures import FAILURES
+from everlog.topics.storage.store import DAMAGES
 
 TOPIC_METRICS_MAX: Final = 1000
 _SUMMED: Final = ("count", "bytes")
@@ -366,13 +368,13 @@ class _Metrics(Collector):
 
     @staticmethod
     def _storage_metrics(health: StorageHealth, backup_lag_ms: int) -> Iterator[Metric]:
-        for name, text, found in (
-            ("storage_errors", "failures of the disk since the start", health.errors),
-            ("recovery_damage", "places that the last start found damaged", health.damage),
+        for name, text, kinds, found in (
+            ("storage_errors", "failures of the disk since the start", FAILURES, health.errors),
+            ("recovery_damage", "places that the last start found damaged", DAMAGES, health.damage),
         ):
             family = CounterMetricFamily(f"topics_{name}", text, labels=["kind"])
-            for kind, count in sorted(found.items()):
-                family.add_metric([kind], count)
+            for kind in kinds:  # also those at 0: an increase is seen only from a value before it
+                family.add_metric([kind], found.get(kind, 0))
             yield family
         text = "topics that are not served because their segments are damaged"
         yield GaugeMetricFamily("topics_damaged_topics", text, value=health.damaged_topics)

@@ -43,7 +43,9 @@ class ScheduleRoutes:
         body = decode(call, ScheduleBody)
         if not _allows(call.key, body.topic):
             raise ApiError(403, "forbidden", "this key may not use the topic", {"topic": body.topic})
-        put = self._schedules.put(
+        schedules, owned = self._schedules, self._app.schedules_of_keys
+        owned.check(call.key, (call.name,), schedules.has)
+        put = schedules.put(
             call.name,
             body.topic,
             body.cron,
@@ -53,6 +55,8 @@ class ScheduleRoutes:
             catch_up=body.catch_up,
             paused=body.paused,
         )
+        if put.is_new:
+            owned.created(call.key, call.name)
         self._answer(call, put, 201 if put.is_new else 200)
 
     def get_schedule(self, call: Call) -> None:
@@ -92,6 +96,7 @@ class ScheduleRoutes:
         if self._schedules.has(call.name):
             self._check_topic(call, self._schedules.show(call.name))
         deleted = self._schedules.delete(call.name)
+        self._app.schedules_of_keys.deleted(call.name)
         answer: dict[str, object] = {"name": call.name, "deleted": deleted.is_new}
         self._app.answer_when(call, deleted.commit, lambda: (self._encoded(call, answer), 200))
 

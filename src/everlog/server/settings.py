@@ -83,10 +83,12 @@ class ServerSettings:
     max_topics_per_key: int = 10_000
     max_routers_per_key: int = 1000
     max_consumers_per_key: int = 10_000
+    max_schedules_per_key: int = 1000
     max_watch_sessions_per_key: int = 1000
     max_sse_connections_per_key: int = 1000
     max_inflight_per_key: int = 1000
     max_total_bytes: int = EngineSettings.max_total_bytes
+    max_total_bytes_per_key: int = 0
 
     test_min_heartbeat_ms: int | None = None
     """For tests: heartbeats may be asked for this often, instead of the usual least interval."""
@@ -167,10 +169,12 @@ RANGES: Final[dict[str, tuple[int, int]]] = {
     "max_topics_per_key": (0, U64_MAX),
     "max_routers_per_key": (0, U64_MAX),
     "max_consumers_per_key": (0, U64_MAX),
+    "max_schedules_per_key": (0, U64_MAX),
     "max_watch_sessions_per_key": (0, U64_MAX),
     "max_sse_connections_per_key": (0, U64_MAX),
     "max_inflight_per_key": (0, U64_MAX),
     "max_total_bytes": (0, U64_MAX),
+    "max_total_bytes_per_key": (0, U64_MAX),
     "test_min_heartbeat_ms": (1, 1000),
 }
 """The least and the largest value of each number."""

@@ -22,7 +22,7 @@ from everlog.server.bodies import (
     decode_append,
     filter_of,
 )
-from everlog.server.errors import ApiError, invalid, limit_reached
+from everlog.server.errors import ApiError, invalid
 from everlog.server.long_poll import LongPoll
 from everlog.server.pages import cursor_behind, name_in_cursor, page_size
 from everlog.server.router_wait import when_forwarded
@@ -37,6 +37,7 @@ from everlog.topics import (
     TopicPut,
     TopicState,
 )
+from everlog.topics.append import ByteQuota
 from everlog.topics.commits import together
 from everlog.topics.config import MAX_RECORDS_PER_APPEND, U64_MAX
 
@@ -290,8 +291,6 @@ def append_batch(app: App, key: Key | None, name: str, append: Append) -> Append
     if append.config is not None:
         check_counts(append.config)
     app.topics_of_keys.check(key, (name,), engine.has_topic)
-    if key is not None and key.max_bytes:
-        _check_bytes(app, key, key.max_bytes)
     try:
         appended = engine.append(
             name,
@@ -302,6 +301,7 @@ def append_batch(app: App, key: Key | None, name: str, append: Append) -> Append
             config=append.config,
             disable_backpressure=append.disable_backpressure,
             jobs=append.jobs,
+            quota=None if key is None else _quota_of(app, key),
         )
     except TopicFull as error:
         raise _full(engine, name, error) from None
@@ -313,14 +313,10 @@ def append_batch(app: App, key: Key | None, name: str, append: Append) -> Append
     return appended
 
 
-def _check_bytes(app: App, key: Key, limit: int) -> None:
-    """Refuse an append of a key whose topics hold as much as they may together."""
-    engine = app.ready_engine()
-    names = [name for name in app.topics_of_keys.names_of(key) if engine.has_topic(name)]
-    size = sum(engine.state(name, touch=False).bytes for name in names)
-    if size >= limit:
-        message = f"the topics that this key has created hold {size} bytes; delete some records"
-        raise limit_reached(message, "max_bytes_per_key", limit)
+def _quota_of(app: App, key: Key) -> ByteQuota | None:
+    """How much the topics that a key has created may hold together."""
+    limit = app.settings.max_total_bytes_per_key if key.max_bytes is None else key.max_bytes
+    return ByteQuota(app.topics_of_keys.names_of(key), limit) if limit else None
 
 
 def _full(engine: Engine, name: str, error: TopicFull) -> ApiError:

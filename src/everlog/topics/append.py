@@ -6,8 +6,8 @@ acknowledged is decided by `ack_policy` and happens in `commits`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence, Set
+from typing import Final, NamedTuple
 
 from everlog.api_types import Discard, Durability
 from everlog.errors import BatchTooLarge, InvalidRequest, LimitReached
@@ -40,10 +40,19 @@ from everlog.topics.topic import RememberedKey, Topic
 
 Extras = Sequence[tuple[FrameType, bytes]]
 """Entries of the log, by kind, that stand before the records of their batch."""
+
+
+class ByteQuota(NamedTuple):
+    """How many live bytes some topics may hold together; a topic that an append creates is one of them."""
+
+    names: Set[str]
+    limit: int
+
+
 _KEYED_A_LOOK: Final = 16  # topics that are looked through for keys whose window is over
 
 
-def append(
+def append(  # noqa: PLR0913
     core: Core,
     name: str,
     records: list[AnyRecord] | RecordBatch,
@@ -53,7 +62,9 @@ def append(
     config: TopicConfig | None,
     disable_backpressure: bool = False,
     jobs: Mapping[int, JobMembers] | None = None,
+    *,
     extras: Extras = (),
+    quota: ByteQuota | None = None,
 ) -> Appended:
     """See `Engine.append`. `extras` are entries of the log that count exactly if the batch does."""
     _check_size(records, key)
@@ -78,17 +89,17 @@ def append(
         check_job_queue(topic)
     if core.delivery.is_refusing and not disable_backpressure:
         core.check_pressure(topic)
-    quota = core.settings.max_total_bytes
-    if quota and core.totals.bytes + batch.frame_bytes > quota:
+    total_bytes_max = core.settings.max_total_bytes
+    if total_bytes_max and core.totals.bytes + batch.frame_bytes > total_bytes_max:
         run_due(core, now_ms)  # idle topics may hold records that have expired
     ts = max(now_ms, topic.log.last_ts, topic.storage.restored_ts)
     if options:
         new_jobs = NewJobs(topic, options, now_ms)
-        return _append_jobs(core, topic, records, node, key, ts, created, new_jobs, extras)
+        return _append_jobs(core, topic, records, node, key, ts, created, new_jobs, extras, quota)
     if core.is_logged(topic):
-        entry = _frame_into_log(core, topic, batch, key, ts, created, extras)
+        entry = _frame_into_log(core, topic, batch, key, ts, created, extras, quota=quota)
     else:
-        entry = _frame_into_memory(core, topic, batch, ts, created)
+        entry = _frame_into_memory(core, topic, batch, ts, created, quota)
     core.totals.appended += entry.count
     if key is not None:
         # A pending key stands for its batch too: a repeated write waits for the same commit.
@@ -122,6 +133,7 @@ def _append_jobs(
     created: bool,
     new_jobs: NewJobs,
     extras: Extras,
+    quota: ByteQuota | None,
 ) -> Appended:
     """Append jobs with options, except those that are there already by their unique keys."""
     assert not isinstance(records, RecordBatch), "records with options come one by one"
@@ -131,11 +143,10 @@ def _append_jobs(
     batch = RecordBatch(kept, node)
     seqs = new_jobs.seqs(topic.log.next_seq, len(records))
     if core.is_logged(topic):
-        entry = _frame_into_log(
-            core, topic, batch, key, ts, created, (*extras, *new_jobs.extras(topic.log.next_seq)), seqs
-        )
+        extras = (*extras, *new_jobs.extras(topic.log.next_seq))
+        entry = _frame_into_log(core, topic, batch, key, ts, created, extras, seqs, quota)
     else:
-        entry = _frame_into_memory(core, topic, batch, ts, created)
+        entry = _frame_into_memory(core, topic, batch, ts, created, quota)
     new_jobs.register(entry.first_seq, ts, entry.commit)
     commit = together([entry.commit, *new_jobs.waits_for])
     if key is not None:
@@ -194,7 +205,7 @@ def _only_hits(core: Core, topic: Topic, new_jobs: NewJobs, count: int, key: str
 
 
 def _check_room(
-    core: Core, topic: Topic, count: int, size: int, is_capped: bool, ts: int
+    core: Core, topic: Topic, count: int, size: int, is_capped: bool, ts: int, quota: ByteQuota | None
 ) -> EvictionPlan | None:
     """Refuse a framed batch that has no room; return what it evicts, None for a topic without caps."""
     if topic.config.discard is Discard.REJECT:
@@ -202,20 +213,40 @@ def _check_room(
     plan = plan_caps(topic) if is_capped else None
     if plan is not None and topic.consumers is not None:
         check_held(topic, plan, ts)
-    quota = core.settings.max_total_bytes
-    if quota:
-        after = core.totals.bytes + size - (plan.bytes if plan is not None else 0)
-        if after > quota:
-            raise LimitReached(
-                f"the live bytes of all topics would be {after}, more than max_total_bytes {quota}; delete "
-                f"records or raise it",
-                "max_total_bytes",
-                quota,
-            )
+    evicted = plan.bytes if plan is not None else 0
+    limit = core.settings.max_total_bytes
+    if limit and core.totals.bytes + size - evicted > limit:
+        after = core.totals.bytes + size - evicted
+        raise LimitReached(
+            f"the live bytes of all topics would be {after}, more than max_total_bytes {limit}; delete "
+            f"records or raise it",
+            "max_total_bytes",
+            limit,
+        )
+    if quota is not None:
+        _check_quota(core, topic, evicted, quota)
     return plan
 
 
-def _frame_into_memory(core: Core, topic: Topic, records: RecordBatch, ts: int, created: bool) -> BatchEntry:
+def _check_quota(core: Core, topic: Topic, evicted: int, quota: ByteQuota) -> None:
+    """Refuse a framed batch with which the topics of its key hold too much; other topics do not count."""
+    is_new = topic.name not in core.topics
+    if not is_new and topic.name not in quota.names:
+        return
+    held = sum(core.topics[name].log.live_bytes for name in quota.names if name in core.topics)
+    after = held + (topic.log.live_bytes if is_new else 0) - evicted
+    if after > quota.limit:
+        raise LimitReached(
+            f"the topics that this key has created would hold {after} bytes, more than its {quota.limit}; "
+            f"delete records",
+            "max_total_bytes_per_key",
+            quota.limit,
+        )
+
+
+def _frame_into_memory(
+    core: Core, topic: Topic, records: RecordBatch, ts: int, created: bool, quota: ByteQuota | None
+) -> BatchEntry:
     """Keep the frames of an ephemeral topic in its memory; visible at once."""
     log = topic.log
     chunks = topic.storage.chunks or MemoryChunks(core.sources, core.spare_chunks)
@@ -225,7 +256,7 @@ def _frame_into_memory(core: Core, topic: Topic, records: RecordBatch, ts: int, 
     first_seq, count, last_ts = log.next_seq, records.count, log.last_ts
     size = log.append(buffer, chunk.source, 0, records, ts, 0, None, False)
     try:
-        plan = _check_room(core, topic, count, size, has_caps(topic), ts)
+        plan = _check_room(core, topic, count, size, has_caps(topic), ts, quota)
         chunks.publish(chunk, first_seq + count - 1)
         commit = log_create(core, topic) if created else COMMITTED
     except BaseException:
@@ -252,6 +283,7 @@ def _frame_into_log(
     created: bool,
     extras: Extras = (),
     seqs: tuple[int, ...] = (),
+    quota: ByteQuota | None = None,
 ) -> BatchEntry:
     """Frame the batch at the end of its shard's gathered bytes, all of it or nothing, and gather it."""
     log, durability = topic.log, topic.durability
@@ -283,7 +315,7 @@ def _frame_into_log(
             frames += 1
         size = log.append(buffer, wal.source, wal.source_offset, records, ts, flags, None, is_capped)
         try:
-            plan = _check_room(core, topic, count, size, is_capped, ts)
+            plan = _check_room(core, topic, count, size, is_capped, ts, quota)
         except BaseException:
             log.pop(buffer, wal.source_offset, count, last_ts)
             raise

@@ -20,6 +20,7 @@ from everlog.fs import Fs, OsFs
 from everlog.job_types import JobMembers
 from everlog.native.topics.log import RecordBatch
 from everlog.topics import append, catalogue, reading, retention
+from everlog.topics.append import ByteQuota
 from everlog.topics.commits import COMMITTED, Commit
 from everlog.topics.config import U64_MAX, EngineSettings, TopicConfig
 from everlog.topics.core import NS_PER_MS, Core
@@ -264,17 +265,28 @@ class Engine(JobCalls):
         config: TopicConfig | None = None,
         disable_backpressure: bool = False,
         jobs: Mapping[int, JobMembers] | None = None,
+        quota: ByteQuota | None = None,
     ) -> Appended:
         """Append a batch: contiguous seqs in order, all of it or nothing.
 
         A missing topic is created if `create` is true, or if it is None and `config.auto_create` is.
         A key that was used within the topic's window gives the first batch's seqs again.
         With `disable_backpressure` it is not refused for pressure, only for limits. `jobs` has what records
-        of a job queue say about their jobs, by their place in the batch.
+        of a job queue say about their jobs, by their place in the batch. `quota` bounds the live bytes of
+        some topics together.
         """
         self._check_open()
         return append.append(
-            self._core, name, records, node, idempotency_key, create, config, disable_backpressure, jobs
+            self._core,
+            name,
+            records,
+            node,
+            idempotency_key,
+            create,
+            config,
+            disable_backpressure,
+            jobs,
+            quota=quota,
         )
 
     def diff(  # noqa: PLR0913
@@ -598,7 +610,7 @@ class Engine(JobCalls):
             if shard.wal.read_only is not None
         }
         failing = core.failures.current()
-        damage = Counter(found.kind for found in report.damage) if report is not None else {}
+        damage = Counter[str](found.kind for found in report.damage) if report is not None else {}
         status: StorageStatus = "damaged" if damage or core.damaged else "degraded" if failing else "ok"
         if closed or not WRITE_FAILURES.isdisjoint(failing):
             status = "failing"

@@ -18,10 +18,12 @@ from everlog.topics.topic import Topic
 def check_job_queue(topic: Topic) -> None:
     """Refuse jobs with options for a log."""
     if topic.config.type is not TopicType.QUEUE:
-        raise NotAQueue(
+        error = NotAQueue(
             f"topic {topic.name!r} is a log; a record of it takes no delay_ms, run_at, priority, unique_key, "
             f"concurrency_key or max_deliveries"
         )
+        error.detail = {"topic": topic.name}  # a schedule that was refused has a name of its own
+        raise error
 
 
 class NewJobs:

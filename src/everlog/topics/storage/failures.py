@@ -9,7 +9,7 @@ import errno
 import logging
 import threading
 from collections import Counter
-from typing import Final
+from typing import Final, Literal, get_args
 
 from everlog.clock import NS_PER_S, Clock
 
@@ -19,6 +19,18 @@ CURRENT_NS: Final = 10 * NS_PER_S
 """For so long a failure counts as lasting after it was seen last."""
 WRITE_FAILURES: Final = frozenset(("write", "log_file"))
 """Kinds with which appends fail."""
+FailureKind = Literal[
+    "backup",
+    "checkpoint",
+    "corrupt_record",
+    "log_file",
+    "relocation",
+    "segment_read",
+    "sync",
+    "synced_end",
+    "write",
+]
+FAILURES: Final[tuple[FailureKind, ...]] = get_args(FailureKind)
 _SEEN_MAX: Final = 1000
 log = logging.getLogger("everlog.topics")
 
@@ -38,7 +50,7 @@ class StorageFailures:
         self._last: dict[str, tuple[int, str]] = {}
         self.counts: Counter[str] = Counter()
 
-    def report(self, kind: str, error: BaseException, path: str) -> None:
+    def report(self, kind: FailureKind, error: BaseException, path: str) -> None:
         """Something went wrong at `path`; logged once per cause and minute."""
         number = getattr(error, "errno", None)
         now_ns = self._clock.monotonic_ns()

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
 from everlog.errors import DataDirInUse, EverlogError, StorageFailed
 from everlog.fs import close_locked, create_directory, read_file, replace_file
@@ -47,10 +47,14 @@ class Coverage(NamedTuple):
     positions: list[Position]
 
 
+DamageKind = Literal["index", "log", "record", "segment", "snapshot", "synced_file"]
+DAMAGES: Final[tuple[DamageKind, ...]] = get_args(DamageKind)
+
+
 class DamageFound(NamedTuple):
     """Something that the disk has lost or changed: which kind, where, and what it means."""
 
-    kind: str
+    kind: DamageKind
     path: str
     message: str
 
