@@ -9,6 +9,7 @@ import pytest
 
 from everlog.api_types import RawDiff, RawRecord
 from everlog.bridge import TopicToQueue, TopicToQueueSettings
+from everlog.bridge import audit_bridge as audit_bridge_module
 from everlog.bridge import audit_topic as audit_topic_module
 from everlog.bridge.audit_bridge import BridgeAudit, audit_bridge
 from everlog.bridge.audit_queue import QueueAudit, audit_queue
@@ -258,6 +259,21 @@ def test_records_in_a_queue_are_recognised(tmp_path: Path, client: Client, topic
     audit = audit_bridge(client, str(tmp_path), "b")
     per_segment = (SEGMENT_SIZE - layout.SEG_DATA_OFFSET) // 128
     assert (audit.gone, audit.is_sound) == (per_segment, True)
+
+
+def test_an_audit_looks_beyond_its_window_where_records_are_gone(
+    tmp_path: Path, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_bridge_module, "WINDOW", 10)
+    append(client, topic, 500)
+    back(client, tmp_path, topic)
+    client.delete_records(topic, before_seq=401)
+    audit = audit_bridge(client, str(tmp_path), "b")
+    assert (audit.forwarded, audit.present, audit.is_sound) == (500, 500, True)
+    client.delete_topic(topic)
+    append(client, topic, 50)
+    audit = back(client, tmp_path, topic)
+    assert (audit.forwarded, audit.present, audit.gaps, audit.is_sound) == (550, 550, 1, True)
 
 
 def test_a_record_twice_or_never_in_a_queue_is_found(tmp_path: Path, client: Client, topic: str) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from everlog.bridge import market_json
 from everlog.bridge.layouts import GAP_TYPE_ID, GapMessage, GapReason, encode_gap
+from everlog.bridge.origin import meta_of
 from everlog.bridge.rendering import (
     Format,
     Marker,
@@ -76,7 +77,7 @@ def made(payloads: list[bytes], type_ids: list[int] | int = 1, flags: int = 0) -
     """Messages as they come out of a queue."""
     kinds = [type_ids] * len(payloads) if isinstance(type_ids, int) else type_ids
     seqs = np.arange(100, 100 + len(payloads), dtype=np.uint64)
-    return Messages(seqs, kinds, [flags] * len(payloads), payloads)
+    return Messages(seqs, seqs * 1000, kinds, [flags] * len(payloads), payloads)
 
 
 def is_json(payload: bytes) -> bool:
@@ -93,16 +94,23 @@ def is_json(payload: bytes) -> bool:
     return True
 
 
-def body_of(messages: Messages, form: Format) -> Any:
+def body_of(messages: Messages, form: Format, source: str | None = None) -> Any:
     """The request, read by another JSON library."""
-    texts = Renderer(form).records(messages)
-    marker = Marker(messages.first_seq, messages.last_seq, len(texts))
-    return json.loads(request_body(texts, marker, 'the "node"', "key", b',"create":true'))
+    records = Renderer(form, source).records(messages)
+    marker = Marker(messages.first_seq, messages.last_seq, len(messages.payloads))
+    return json.loads(request_body(records, marker, 'the "node"', "key", b',"create":true'))
 
 
-@given(payloads=PAYLOADS, form=st.sampled_from((Format.AUTO, Format.BASE64)))
-def test_every_payload_becomes_one_record_that_gives_it_back(payloads: list[bytes], form: Format) -> None:
-    body = body_of(made(payloads, 7), form)
+@given(
+    payloads=PAYLOADS,
+    form=st.sampled_from((Format.AUTO, Format.BASE64)),
+    source=st.sampled_from((None, "0a1b", 'a "100 %" %d queue')),
+    flags=st.sampled_from((0, 5)),
+)
+def test_every_payload_becomes_one_record_that_gives_it_back(
+    payloads: list[bytes], form: Format, source: str | None, flags: int
+) -> None:
+    body = body_of(made(payloads, 7, flags), form, source)
     assert (body["node"], body["idempotency_key"], body["create"]) == ('the "node"', "key", True)
     assert len(body["records"]) == len(payloads)
     for place, (record, payload) in enumerate(zip(body["records"], payloads, strict=True)):
@@ -113,11 +121,18 @@ def test_every_payload_becomes_one_record_that_gives_it_back(payloads: list[byte
                 "last_seq": 99 + len(payloads),
                 "count": len(payloads),
             }
+        if source is not None:
+            seq = 100 + place
+            stamp = {"source": source, "seq": seq, "ts_ns": seq * 1000, "type": 7}
+            stamp |= {"flags": flags} if flags else {}
+            assert meta_of(json.dumps(meta)).is_complete
+        else:
+            stamp = {}
         if form is Format.BASE64 or not is_json(payload):
-            assert meta == {"encoding": "base64", "type": 7}
+            assert meta == {"type": 7, "encoding": "base64"} | stamp
             assert base64.b64decode(record["data"]) == payload
         else:
-            assert meta == {}
+            assert meta == stamp
             assert record["data"] == json.loads(payload)
 
 
@@ -153,8 +168,8 @@ def test_messages_and_their_flags_are_copied_out_of_the_mapping(tmp_path: Path) 
 
 def test_json_only_takes_json_and_market_messages(tmp_path: Path) -> None:
     ticker = np.zeros(1, dtype=BOOK_TICKER).tobytes()
-    texts = Renderer(Format.JSON).records(made([b"1", ticker], [1, TypeId.BOOK_TICKER]))
-    assert json.loads(texts[1])["type"] == "book_ticker"
+    records = Renderer(Format.JSON).records(made([b"1", ticker], [1, TypeId.BOOK_TICKER]))
+    assert json.loads(records.data[1])["type"] == "book_ticker"
     with pytest.raises(InvalidRecord, match="message 101"):
         Renderer(Format.JSON).records(made([b"1", b"{"]))
 

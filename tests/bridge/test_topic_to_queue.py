@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlog.bridge import PayloadFormat, Progress, TopicToQueue, TopicToQueueSettings
+from everlog.bridge import Format, PayloadFormat, Progress, TopicToQueue, TopicToQueueSettings
+from everlog.bridge.audit_bridge import audit_bridge
 from everlog.bridge.layouts import (
     GAP_TYPE_ID,
     RECORD_TYPE_ID,
@@ -27,7 +28,8 @@ from everlog.bridge.topic_to_queue import NewMessage, append
 from everlog.client import ApiFailed, Client, NewRecord
 from everlog.errors import Corrupt, InvalidConfig, InvalidRecord, UnsupportedVersion
 from everlog.fs import OsFs
-from everlog.queue import Message, Queue, WriterConfig
+from everlog.market.protocol import TRADE, TypeId
+from everlog.queue import Queue, WriterConfig
 from tests.support.bridges import SEGMENT_SIZE, fill, forward, messages, numbers
 from tests.support.processes import eventually
 
@@ -81,16 +83,93 @@ def test_a_second_run_goes_on_where_the_first_one_ended(tmp_path: Path, client: 
     assert texts(tmp_path) == numbers(0, 2600)
 
 
-def test_what_went_out_of_a_queue_as_base64_comes_back_as_it_was(
+PAYLOADS = [b"\x00\x01", b"", b'{"plain":1}', b'{"plain":2}', bytes(range(256))]
+
+
+def fill_stamped(path: Path, first_ns: int) -> list[NewMessage]:
+    """Append messages of known times, types and flags, two of them with the same time."""
+    wanted = [
+        NewMessage(0x1234 + place, first_ns + place // 2 * 10**9, payload, place % 3)
+        for place, payload in enumerate(PAYLOADS)
+    ]
+    with Queue.open_publisher(path, WRITER) as writer:
+        append(writer, wanted)
+    return wanted
+
+
+def test_messages_come_back_with_their_times_types_and_flags(
     tmp_path: Path, client: Client, topic: str
 ) -> None:
-    payloads = [b"\x00\x01", b"", b'{"plain":1}', bytes(range(256))]
-    fill(tmp_path / "from", payloads, type_id=0x1234)
+    wanted = fill_stamped(tmp_path / "from", 7 * 10**9)
     forward(client, tmp_path / "from", topic)
     bring(client, tmp_path / "to", topic)
-    found = messages(tmp_path / "to")
-    assert [message.payload for message in found] == payloads
-    assert [message.type_id for message in found] == [0x1234, 0x1234, RECORD_TYPE_ID, 0x1234]
+    assert written(tmp_path / "to") == wanted
+
+
+def test_messages_of_two_queues_with_unordered_times_are_each_found_by_the_audit(
+    tmp_path: Path, client: Client, topic: str
+) -> None:
+    for place, first_ns in enumerate((9 * 10**9, 3 * 10**9, 5 * 10**9)):
+        fill_stamped(tmp_path / f"from-{place}", first_ns)
+        forward(client, tmp_path / f"from-{place}", topic)
+    client.append(topic, "of no queue", tag="x")
+    client.delete_records(topic, match="x")
+    bring(client, tmp_path / "to", topic, batch_records=4)
+    audit = audit_bridge(client, str(tmp_path / "to"), "b")
+    assert (audit.present, audit.is_sound) == (15, True)
+    client.delete_records(topic, before_seq=7)
+    audit = audit_bridge(client, str(tmp_path / "to"), "b")
+    assert (audit.present, audit.is_sound) == (15, True), "messages of deleted records are explained"
+
+
+def test_a_restored_batch_that_a_crash_cut_off_goes_on_at_every_message(
+    tmp_path: Path, client: Client, topic: str
+) -> None:
+    wanted = fill_stamped(tmp_path / "from", 7 * 10**9)
+    forward(client, tmp_path / "from", topic)
+    bring(client, tmp_path / "whole", topic)
+    state = state_of(tmp_path / "whole")
+    for arrived in range(len(wanted) + 1):
+        cut = tmp_path / f"cut-{arrived}"
+        with Queue.open_publisher(cut, WRITER) as writer:
+            append(writer, wanted[:arrived])
+        StateFile(OsFs(), str(cut), "b", TopicToQueueState).create(state)
+        bring(client, cut, topic)
+        assert written(cut) == wanted, arrived
+
+
+def test_a_plan_of_an_earlier_version_is_checked_by_the_digits_of_seqs(
+    tmp_path: Path, client: Client, topic: str
+) -> None:
+    append_numbers(client, topic, 0, 5)
+    bring(client, tmp_path / "first", topic)
+    state = state_of(tmp_path / "first")
+    old = msgspec.structs.replace(state, plan=msgspec.structs.replace(state.plan, stamps=b""))
+    kept = written(tmp_path / "first")[:3]
+    for name, chosen in (("same", kept), ("other", [*kept[:2], kept[0]])):
+        with Queue.open_publisher(tmp_path / name, WRITER) as writer:
+            append(writer, chosen)
+        StateFile(OsFs(), str(tmp_path / name), "b", TopicToQueueState).create(old)
+    bring(client, tmp_path / "same", topic)
+    assert texts(tmp_path / "same") == numbers(0, 5)
+    with pytest.raises(Corrupt, match="another program has written"):
+        bring(client, tmp_path / "other", topic)
+
+
+def test_a_market_message_that_was_rendered_comes_back_as_json_with_its_time(
+    tmp_path: Path, client: Client, topic: str
+) -> None:
+    trade = NewMessage(TypeId.TRADE, 7 * 10**9, bytes(TRADE.itemsize))
+    with Queue.open_publisher(tmp_path / "from", WRITER) as writer:
+        append(writer, [trade])
+    forward(client, tmp_path / "from", topic)
+    bring(client, tmp_path / "to", topic)
+    (found,) = messages(tmp_path / "to")
+    assert (found.type_id, found.timestamp_ns) == (RECORD_TYPE_ID, 7 * 10**9)
+    assert json.loads(found.payload)["type"] == "trade"
+    forward(client, tmp_path / "from", "bytes", name="bytes", form=Format.BASE64)
+    bring(client, tmp_path / "exact", "bytes")
+    assert written(tmp_path / "exact") == [trade]
 
 
 def test_the_whole_record_can_be_the_payload(tmp_path: Path, client: Client, topic: str) -> None:
@@ -116,9 +195,12 @@ def test_base64_only_refuses_what_is_none_and_names_the_record(
 def test_meta_that_only_looks_like_ours_does_no_harm(tmp_path: Path, client: Client, topic: str) -> None:
     client.append(topic, "no base64!", meta={"encoding": "base64", "type": 1})
     client.append(topic, "AAE=", meta={"encoding": "base64", "type": 1 << 20})
+    client.append(topic, 3, meta={"source": "x", "seq": 1, "ts_ns": 5})
+    client.append(topic, 4, meta={"source": 1, "seq": 1, "ts_ns": 5, "type": 1})
     bring(client, tmp_path, topic)
     found = messages(tmp_path)
-    assert [message.payload for message in found] == [b'"no base64!"', b"\x00\x01"]
+    assert [message.payload for message in found] == [b'"no base64!"', b"\x00\x01", b"3", b"4"]
+    assert [seq_digits(message.timestamp_ns) for message in found] == [1, 2, 3, 4]
     assert {message.type_id for message in found} == {RECORD_TYPE_ID}
 
 
@@ -183,7 +265,7 @@ def test_whatever_part_of_a_batch_got_in_the_rest_follows(tmp_path: Path, client
     for arrived in range(len(wanted) + 1):
         cut = tmp_path / f"cut-{arrived}"
         with Queue.open_publisher(cut, WRITER) as writer:
-            append(writer, [_as_written(message) for message in messages(whole)[:arrived]])
+            append(writer, written(whole)[:arrived])
         StateFile(OsFs(), str(cut), "b", TopicToQueueState).create(state)
         progress = bring(client, cut, topic)
         assert [(message.type_id, message.payload) for message in messages(cut)] == wanted, arrived
@@ -192,8 +274,14 @@ def test_whatever_part_of_a_batch_got_in_the_rest_follows(tmp_path: Path, client
         assert now.counts(now.plan.count) == (7, 1), "what the audit calls forwarded"
 
 
-def _as_written(message: Message) -> NewMessage:
-    return NewMessage(message.type_id, message.timestamp_ns, message.payload)
+def written(path: Path) -> list[NewMessage]:
+    """The messages of a queue with everything that they were appended with."""
+    with Queue.open_subscriber(path, None) as reader:
+        flags = reader.read_batch().flags.tolist()
+    return [
+        NewMessage(message.type_id, message.timestamp_ns, message.payload, one)
+        for message, one in zip(messages(path), flags, strict=True)
+    ]
 
 
 @given(

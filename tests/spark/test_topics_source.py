@@ -11,6 +11,10 @@ from pyspark.errors import AnalysisException
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from everlog.bridge import QueueToTopic, QueueToTopicSettings
+from everlog.client import Client
+from everlog.pipeline import queue_ranges
+from everlog.queue import Queue
 from tests.support.http_api import HttpApi
 from tests.support.server_processes import running_server
 from tests.support.spark_streams import drain
@@ -60,6 +64,25 @@ def test_every_record_is_read_once_with_all_its_fields(spark: SparkSession, serv
         ("orders", "writer", "record", None)
     }
     assert rows[0].ts.year >= 2024
+
+
+def test_bridged_records_say_which_message_of_a_queue_they_were(
+    spark: SparkSession, server: HttpApi, tmp_path: Path
+) -> None:
+    with Queue.open_publisher(tmp_path, segment_size=1 << 16) as writer:
+        writer.append(7, b'{"n":1}', 1_700_000_000_000_000_001)
+        writer.append(9, b"\x00", 1_700_000_000_000_000_002)
+    with Client(str(server.address), "sesame") as client:
+        settings = QueueToTopicSettings(str(tmp_path), "bridged", "b", once=True)
+        QueueToTopic(client, settings).run()
+        client.append("bridged", 1, meta={"seq": 5})
+    rows = load(spark, server, "bridged", columns="seq,source,source_seq,ts_ns,type_id,meta").collect()
+    assert [tuple(row)[1:5] for row in sorted(rows)] == [
+        (queue_ranges.instance_of(str(tmp_path)), 0, 1_700_000_000_000_000_001, 7),
+        (queue_ranges.instance_of(str(tmp_path)), 1, 1_700_000_000_000_000_002, 9),
+        (None, None, None, None),
+    ]
+    assert "source" not in load(spark, server, "bridged").columns
 
 
 def test_a_prefix_and_a_list_name_several_topics(spark: SparkSession, server: HttpApi) -> None:

@@ -1,8 +1,9 @@
 """The audit of a bridge: what its state counts as forwarded is in the target, each record once.
 
 From a queue: every record of the bridge carries its `$node`, and the first of each batch names the messages
-of the queue that the batch holds, so the topic shows what arrived. To a queue: the timestamp of a message
-shows which record it was. Both sides are read as a stream; only counts are kept in memory.
+of the queue that the batch holds, so the topic shows what arrived. To a queue: messages have the order of the
+records and their timestamps (`origin`). Both sides are read as a stream; counts and a window of messages are
+kept in memory.
 
     present      is in the target
     gone         arrived, and was deleted, evicted or expired there since
@@ -12,8 +13,10 @@ shows which record it was. Both sides are read as a stream; only counts are kept
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterator
-from typing import Final
+from itertools import islice
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,7 +24,8 @@ import numpy as np
 from everlog.api_types import RawRecord
 from everlog.bridge.audit_topic import Audit, pages
 from everlog.bridge.base import NOT_FOUND
-from everlog.bridge.layouts import GAP_TYPE_ID, NS_PER_MS, SEQ_DIGITS, timestamp_ns
+from everlog.bridge.layouts import GAP_TYPE_ID, GapReason, decode_gap
+from everlog.bridge.origin import meta_of, timestamp_of
 from everlog.bridge.rendering import Marker
 from everlog.bridge.state import (
     QueueToTopicState,
@@ -37,7 +41,8 @@ from everlog.queue import Queue, StartMode
 from everlog.queue.reader_meta import ReaderPosition, list_readers
 
 BATCH_MAX: Final = 16_384
-_HALF: Final = SEQ_DIGITS // 2
+WINDOW: Final = 65_536
+"""How many messages are looked at for a record before it counts as missing."""
 
 
 class BridgeAudit(Audit):
@@ -191,40 +196,87 @@ def _position(fs: Fs, queue: str, reader: str) -> tuple[int, int]:
 # --- Topic to queue --------------------------------------------------------------------------------------
 
 
+class _Wanted(NamedTuple):
+    """A live record: the timestamp of its message, which no other one has if `is_unique`, and its seq."""
+
+    stamp: int
+    seq: int
+    is_unique: bool
+
+
+class _Window:
+    """The next messages of a queue, by their timestamps, of which any can be looked for."""
+
+    def __init__(self, stamps: Iterator[int]) -> None:
+        self._stamps = stamps
+        self._next: deque[int] = deque()
+        self._counts: Counter[int] = Counter()
+        self._fill()
+
+    def _fill(self) -> None:
+        more = list(islice(self._stamps, WINDOW - len(self._next)))
+        self._next += more
+        self._counts.update(more)
+
+    def __len__(self) -> int:
+        return len(self._next)
+
+    def __contains__(self, stamp: int) -> bool:
+        if len(self._next) <= WINDOW // 2:
+            self._fill()
+        return self._counts[stamp] > 0
+
+    @property
+    def next(self) -> int:
+        """The next message."""
+        return self._next[0]
+
+    def take(self) -> int:
+        """Take the next message."""
+        stamp = self._next.popleft()
+        self._counts[stamp] -= 1
+        if not self._counts[stamp]:
+            del self._counts[stamp]
+        if not self._next:
+            self._fill()
+        return stamp
+
+
 class _TopicToQueueAudit:
+    """Finds the records of the topic among the messages, which may include more: of records gone since.
+
+    There are at most as many of these before a record as there are seqs without one before it (`_dead`).
+    """
+
     def __init__(self, client: Client, queue: str, state: TopicToQueueState) -> None:
         self._client = client
         self._queue = queue
         self._state = state
         self.audit = BridgeAudit(state.name, "topic-to-queue", state.topic)
-        self._retired = 0
-        self._matched = 0
+        self._matched: _Wanted | None = None  # the last record that was found
+        self._dead = 0
+        self._first_queue_seq = 0
 
     def run(self) -> BridgeAudit:
         audit, plan = self.audit, self._state.plan
         arrived = min(max(0, self._next_queue_seq() - plan.first_queue_seq), plan.count)
-        messages = self._messages(plan.first_queue_seq + arrived)
         audit.forwarded, audit.gaps = self._state.counts(arrived)
         audit.under_way = plan.count - arrived
+        start = self._start_of_instance() if audit.gaps else 0
+        self._window = _Window(self._messages(start, plan.first_queue_seq + arrived))
+        is_trimmed = self._first_queue_seq > start
+        # Messages that retention has deleted were records as well, which are not ahead of the first one.
+        seen = max(0, self._first_queue_seq - audit.gaps) if is_trimmed else 0
         cursor = plan.cursor_after(arrived)
-        stamp, present = next(messages, None), 0
-        for wanted, seq in self._stamps(cursor):
-            while stamp is not None and _is_before(stamp, wanted):
-                present += 1
-                stamp = self._following(messages, stamp)
-            if stamp is not None and stamp == wanted:
-                present += 1
-                self._matched += 1
-                stamp = self._following(messages, stamp)
-            elif self._matched == 0 and self._is_trimmed:
-                self._retired += 1
-            else:
+        for wanted in self._wanted(cursor):
+            self._dead += max(0, wanted.seq - seen - 1)
+            seen = max(seen, wanted.seq)
+            if not self._find(wanted) and not (is_trimmed and self._matched is None):
                 audit.unexplained += 1
-                audit.problem(seq, seq, "in the topic and not in the queue")
-        while stamp is not None:
-            present += 1
-            stamp = self._following(messages, stamp)
-        audit.present = present
+                audit.problem(wanted.seq, wanted.seq, "in the topic and not in the queue")
+        self._dead += max(0, cursor - seen)
+        while len(self._window):
+            self._pass_over()
         missing = audit.forwarded - audit.present - audit.unexplained
         audit.gone = max(0, missing)
         if missing < 0:
@@ -232,27 +284,53 @@ class _TopicToQueueAudit:
             audit.problem(0, 0, f"{extra}; does another program write to the queue?")
         return audit
 
-    def _following(self, messages: Iterator[int], last: int) -> int | None:
-        """The next message; one that is the same record again is counted and passed over."""
-        for stamp in messages:
-            if stamp != last:
-                return stamp
+    def _find(self, wanted: _Wanted) -> bool:
+        """Go to the message of a record, over those of records that are gone."""
+        while wanted.stamp not in self._window:
+            if self._dead < len(self._window) or not len(self._window):
+                return False
+            for _ in range(len(self._window)):
+                self._pass_over()
+        while self._window.next != wanted.stamp:
+            self._pass_over()
+        self._window.take()
+        self._matched = wanted
+        self.audit.present += 1
+        return True
+
+    def _pass_over(self) -> None:
+        """Pass over a message that is no live record; one that is the last record again is counted."""
+        stamp, last = self._window.take(), self._matched
+        if last is not None and stamp == last.stamp and (self._dead <= 0 or last.is_unique):
             self.audit.duplicates += 1
-            self.audit.problem(stamp % SEQ_DIGITS, stamp % SEQ_DIGITS, "twice in the queue (last six digits)")
-        return None
+            self.audit.problem(last.seq, last.seq, "twice in the queue")
+            return
+        self.audit.present += 1
+        self._dead -= 1
 
-    _is_trimmed = False
+    def _start_of_instance(self) -> int:
+        """The queue's seq behind the last gap that says that the topic was recreated: 0 if none does."""
+        start = 0
+        with Queue.open_subscriber(self._queue, None, StartMode.EARLIEST) as reader:
+            while len(batch := reader.read_batch(BATCH_MAX)):
+                for place in np.flatnonzero(batch.type_id == GAP_TYPE_ID):
+                    payload, _ = batch.joined(np.array([place]))
+                    if decode_gap(payload.tobytes()).reason is GapReason.RECREATED:
+                        start = int(batch.seq[place]) + 1
+        return start
 
-    def _messages(self, end_seq: int) -> Iterator[int]:
+    def _messages(self, start_seq: int, end_seq: int) -> Iterator[int]:
         """The timestamps of the records in the queue, in order; a bridge at work appends more meanwhile."""
         with Queue.open_subscriber(self._queue, None, StartMode.EARLIEST) as reader:
             is_first = True
             while len(batch := reader.read_batch(BATCH_MAX)):
                 if is_first:
-                    self._is_trimmed = int(batch.seq[0]) > 0
+                    self._first_queue_seq = int(batch.seq[0])
                     is_first = False
                 is_record = (batch.type_id != GAP_TYPE_ID) & (batch.seq < np.uint64(end_seq))
-                yield from batch.timestamp_ns[is_record].tolist()
+                is_earlier = is_record & (batch.seq < np.uint64(start_seq))
+                self.audit.present += int(is_earlier.sum())
+                yield from batch.timestamp_ns[is_record & ~is_earlier].tolist()
 
     def _next_queue_seq(self) -> int:
         with Queue.open_subscriber(self._queue, None, StartMode.EARLIEST) as reader:
@@ -264,23 +342,17 @@ class _TopicToQueueAudit:
                 last = int(batch.seq[-1])
             return last + 1
 
-    def _stamps(self, cursor: int) -> Iterator[tuple[int, int]]:
-        """What the live records of the topic became, in order: timestamp and seq."""
+    def _wanted(self, cursor: int) -> Iterator[_Wanted]:
+        """What the live records of the topic became, in order."""
         try:
-            for page in pages(self._client, self._state.topic, cursor):
+            for page in pages(self._client, self._state.topic, cursor, include_meta=True):
                 for record in page.records:
                     if record.seq <= cursor:
-                        yield timestamp_ns(record.ts_ms, record.seq), record.seq
+                        meta = meta_of(record.meta)
+                        stamp = timestamp_of(meta, record.ts_ms, record.seq)
+                        yield _Wanted(stamp, record.seq, not meta.is_complete)
         except ApiFailed as error:
             if error.status != NOT_FOUND:
                 raise
         except Corrupt as error:
             self.audit.problem(0, cursor, str(error))
-
-
-def _is_before(stamp: int, wanted: int) -> bool:
-    """Whether a record precedes another one; the digits may wrap around within a millisecond."""
-    if stamp // NS_PER_MS != wanted // NS_PER_MS:
-        return stamp < wanted
-    distance = (wanted - stamp) % SEQ_DIGITS
-    return 0 < distance < _HALF

@@ -22,6 +22,7 @@ from everlog.bridge.rendering import (
     Format,
     Marker,
     Messages,
+    Rendered,
     Renderer,
     copy_messages,
     fitting,
@@ -43,7 +44,7 @@ from everlog.client.retrying import ONCE, Backoff
 from everlog.client.wire import topic_path
 from everlog.clock import NS_PER_S
 from everlog.errors import CorruptMetadata, EverlogError, InvalidConfig, SegmentMissing
-from everlog.queue import Queue, QueueReader, StartMode
+from everlog.queue import Queue, QueueReader, StartMode, identity
 from everlog.queue.control import ControlBlock
 from everlog.queue.reader_meta import meta_path
 from everlog.queue.retention import byte_position
@@ -74,12 +75,16 @@ class BatchInDoubt(EverlogError):
 
 @dataclass(frozen=True, slots=True)
 class QueueToTopicSettings:
-    """What is forwarded and how. `start` applies only if the bridge has never run."""
+    """What is forwarded and how. `start` applies only if the bridge has never run.
+
+    With `origin`, the meta of each record says which message it was: source, seq, `ts_ns` and type.
+    """
 
     queue: str
     topic: str
     name: str
     form: Format = Format.AUTO
+    origin: bool = True
     batch_records: int = BATCH_RECORDS_MAX
     batch_bytes: int = BATCH_BYTES
     start: Literal["earliest", "latest"] = "earliest"
@@ -99,7 +104,7 @@ class _Prepared(NamedTuple):
     """A rendered batch and the position of the queue's reader behind it."""
 
     messages: Messages
-    texts: list[bytes]
+    records: Rendered
     end: tuple[int, int]
     timestamp_ns: int
 
@@ -117,7 +122,6 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
 
     def _set_up(self) -> None:
         settings = self._settings
-        self._renderer = Renderer(settings.form)
         self._file = StateFile(self._fs, settings.queue, settings.name, QueueToTopicState)
         self._topic_head = 0
         self._confirmed_ts_ns = 0
@@ -130,6 +134,7 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
         with contextlib.ExitStack() as held:
             held.callback(self._file.close)
             self._state = self._load_state()
+            self._renderer = Renderer(self._settings.form, self._source() if self._settings.origin else None)
             self._reader = held.enter_context(contextlib.closing(self._open_reader()))
             self._control = ControlBlock.open(self._fs, self._clock, self._settings.queue, writable=False)
             held.callback(self._control.close)
@@ -165,6 +170,10 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
                 f"bridge to {settings.topic!r} another --name"
             )
         return state
+
+    def _source(self) -> str:
+        """Return the identity of the queue; that of the bridge for a queue of an earlier version."""
+        return identity.load(self._fs, self._settings.queue) or self._state.identity
 
     def _open_reader(self) -> QueueReader:
         settings = self._settings
@@ -224,7 +233,7 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
         plan = Plan(
             messages.first_seq,
             messages.last_seq,
-            len(prepared.texts),
+            len(messages.seqs),
             prepared.end,
             self._topic_head,
             self._clock.wall_ns() // _NS_PER_MS,
@@ -254,7 +263,8 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
         # Not synced: after a power loss the plan still says where to continue.
         self._reader._commit_at(prepared.end, durable=False)
         self._confirmed = prepared.end
-        self._count(len(prepared.texts), prepared.messages.last_seq, deduplicated=int(delivered.is_repeat))
+        messages = prepared.messages
+        self._count(len(messages.seqs), messages.last_seq, deduplicated=int(delivered.is_repeat))
         self._confirmed_ts_ns = prepared.timestamp_ns
         self._show_progress()
 
@@ -279,8 +289,8 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
                 "or start a bridge with another --name"
             )
         messages = copy_messages(batch, 0, len(batch))
-        texts = self._renderer.records(messages)
-        return _Prepared(messages, texts, self._reader.position, int(batch.timestamp_ns[-1]))
+        records = self._renderer.records(messages)
+        return _Prepared(messages, records, self._reader.position, int(batch.timestamp_ns[-1]))
 
     def _head_of_topic(self) -> int:
         try:
@@ -305,7 +315,7 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
     def _deliver(self, prepared: _Prepared, plan: Plan, *, is_in_doubt: bool) -> _Delivered:
         """Send a batch until it is in the topic."""
         backoff = Backoff()
-        call = self._call(prepared.texts, plan)
+        call = self._call(prepared.records, plan)
         is_careful = False
         while True:
             if self.stop.is_set() and (is_in_doubt or self._is_away):
@@ -318,8 +328,7 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
                 if error.status == BAD_REQUEST and not is_careful:
                     # The server refuses a payload that passed as JSON here; the careful renderer finds it.
                     is_careful = True
-                    texts = self._renderer.records(prepared.messages, careful=True)
-                    call = self._call(texts, plan)
+                    call = self._call(self._renderer.records(prepared.messages, careful=True), plan)
                     continue
                 is_in_doubt |= not self._did_nothing(error)
                 self._pause(error, backoff)
@@ -327,12 +336,12 @@ class QueueToTopic(Bridge[QueueToTopicSettings]):
                 self._mark_connected()
                 return _Delivered(appended.head_seq, appended.deduped)
 
-    def _call(self, texts: list[bytes], plan: Plan) -> Call[Appended]:
+    def _call(self, records: Rendered, plan: Plan) -> Call[Appended]:
         more = b',"create":true'
         if self._settings.durability is not None:
             more += b',"config":' + msgspec.json.encode({"durability": self._settings.durability})
         marker = Marker(plan.first_seq, plan.last_seq, plan.count)
-        body = request_body(texts, marker, self._state.node, self._state.key(plan), more)
+        body = request_body(records, marker, self._state.node, self._state.key(plan), more)
         path = topic_path(self._settings.topic) + "?return_seqs=false"
         return Call("POST", path, Appended, body, may_repeat=False)
 

@@ -1,7 +1,7 @@
 """Renders messages of a queue as the records of an append request.
 
 A payload that is JSON is passed on unchanged; market protocol messages become JSON; anything else becomes
-base64, with its type id in the meta so that it can be decoded again.
+base64. The meta of each record says which message it was (`origin`), so that it can be restored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from everlog.bridge import market_json
+from everlog.bridge import market_json, origin
 from everlog.errors import InvalidRecord, RecordTooLarge
 from everlog.queue import Batch
 
@@ -29,6 +29,7 @@ MAX_NESTING: Final = 120
 """Of a payload; the server allows 128 levels of a whole request."""
 
 _BETWEEN: Final = b'},{"data":'
+_META: Final = b'%b,"meta":{%b}'
 _FLAGS_OFFSET: Final = 26
 _is_json: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
@@ -45,6 +46,7 @@ class Messages(NamedTuple):
     """Copies of the messages of one request."""
 
     seqs: NDArray[np.uint64]
+    timestamps_ns: NDArray[np.uint64]
     type_ids: list[int]
     flags: list[int]
     payloads: list[bytes]
@@ -68,8 +70,8 @@ def copy_messages(batch: Batch, start: int, stop: int) -> Messages:
     segment = batch.segment
     places = batch.offset[start:stop].astype(np.int64) + _FLAGS_OFFSET
     flags = segment[places].astype(np.uint16) | segment[places + 1].astype(np.uint16) << 8
-    type_ids = batch.type_id[start:stop].tolist()
-    return Messages(batch.seq[start:stop].copy(), type_ids, flags.tolist(), payloads)
+    seqs, times = batch.seq[start:stop].copy(), batch.timestamp_ns[start:stop].copy()
+    return Messages(seqs, times, batch.type_id[start:stop].tolist(), flags.tolist(), payloads)
 
 
 def fitting(batch: Batch, max_bytes: int, start: int) -> int:
@@ -78,26 +80,59 @@ def fitting(batch: Batch, max_bytes: int, start: int) -> int:
     return max(1, int(np.searchsorted(sizes, max_bytes, side="right")))
 
 
+class Rendered(NamedTuple):
+    """Records as text: the data of each, and the members of its meta, empty for no meta."""
+
+    data: list[bytes]
+    metas: list[bytes]
+
+
 class Renderer:
-    """Renders messages in one format. With `careful`, payloads are checked as strictly as the server does."""
+    """Renders messages in one format; with a `source`, each record says which message of that it was.
 
-    def __init__(self, form: Format) -> None:
+    With `careful`, payloads are checked as strictly as the server does.
+    """
+
+    def __init__(self, form: Format, source: str | None = None) -> None:
         self._form = form
+        self._source = source
 
-    def records(self, messages: Messages, *, careful: bool = False) -> list[bytes]:
-        """Return the text of each record, from its data to before its closing brace."""
+    def records(self, messages: Messages, *, careful: bool = False) -> Rendered:
+        """Return the records that messages become."""
         payloads, form = messages.payloads, self._form
+        places = range(len(payloads))
         if form is Format.BASE64:
-            texts = [_base64(*pair) for pair in zip(messages.type_ids, payloads, strict=True)]
+            data, encoded = [_base64(payload) for payload in payloads], set(places)
         elif not careful and _are_all_json(messages.type_ids, payloads):
-            texts = payloads
+            data, encoded = payloads, set[int]()
         else:
-            texts = [self._text(messages, place) for place in range(len(payloads))]
-        if max(map(len, texts), default=0) > MAX_RECORD_BYTES - MAX_META_BYTES:
+            texts = [self._text(messages, place) for place in places]
+            encoded = {place for place in places if texts[place] is None}
+            data = [_base64(payloads[place]) if text is None else text for place, text in enumerate(texts)]
+        if max(map(len, data), default=0) > MAX_RECORD_BYTES - MAX_META_BYTES:
             self._refuse_too_large(messages)
-        return texts
+        return Rendered(data, self._metas(messages, encoded))
 
-    def _text(self, messages: Messages, place: int) -> bytes:
+    def _metas(self, messages: Messages, encoded: set[int]) -> list[bytes]:
+        """Return the meta of each record; `encoded` are the places of those that are base64."""
+        types = messages.type_ids
+        if self._source is None:
+            metas = [b""] * len(types)
+            for place in encoded:
+                metas[place] = b'"type":%d' % types[place]
+        else:
+            one = origin.template(self._source)
+            stamps = zip(messages.seqs.tolist(), messages.timestamps_ns.tolist(), types, strict=True)
+            metas = [one % stamp for stamp in stamps]
+            for place, flags in enumerate(messages.flags):
+                if flags:
+                    metas[place] += b',"flags":%d' % flags
+        for place in encoded:
+            metas[place] += b',"encoding":"base64"'
+        return metas
+
+    def _text(self, messages: Messages, place: int) -> bytes | None:
+        """Return the data of a record as JSON; None if only base64 can hold it."""
         type_id, payload = messages.type_ids[place], messages.payloads[place]
         if type_id in market_json.KNOWN_TYPE_IDS:
             rendered = market_json.render(type_id, messages.flags[place], payload)
@@ -110,7 +145,7 @@ class Renderer:
                 f"message {int(messages.seqs[place])} of type {type_id:#06x} is neither JSON nor a valid "
                 "message of the market protocol; use --format auto to pass such messages as base64"
             )
-        return _base64(type_id, payload)
+        return None
 
     def _refuse_too_large(self, messages: Messages) -> None:
         lengths = [len(payload) for payload in messages.payloads]
@@ -165,9 +200,8 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def _base64(type_id: int, payload: bytes) -> bytes:
-    text = binascii.b2a_base64(payload, newline=False)
-    return b'"%b","meta":{"encoding":"base64","type":%d}' % (text, type_id)
+def _base64(payload: bytes) -> bytes:
+    return b'"%b"' % binascii.b2a_base64(payload, newline=False)
 
 
 class Marker(msgspec.Struct):
@@ -178,19 +212,11 @@ class Marker(msgspec.Struct):
     count: int
 
 
-def request_body(texts: list[bytes], marker: Marker, node: str, key: str, more: bytes = b"") -> bytes:
+def request_body(records: Rendered, marker: Marker, node: str, key: str, more: bytes = b"") -> bytes:
     """Return the body of an append, with the marker in its first record."""
-    first = _with_marker(texts[0], marker)
-    rest = _BETWEEN.join([first, *texts[1:]])
+    marked = b",".join(filter(None, (b'"bridge":' + msgspec.json.encode(marker), records.metas[0])))
+    pairs = zip(records.data, [marked, *records.metas[1:]], strict=True)
+    texts = _BETWEEN.join([_META % pair if pair[1] else pair[0] for pair in pairs])
     names = (msgspec.json.encode(node), msgspec.json.encode(key))
     tail = b'}],"node":%b,"idempotency_key":%b%b}' % (*names, more)
-    return b'{"records":[{"data":' + rest + tail
-
-
-def _with_marker(text: bytes, marker: Marker) -> bytes:
-    word = b'"bridge":' + msgspec.json.encode(marker)
-    # JSON that begins with a quote is a string and ends with one; only base64 with its meta ends otherwise.
-    if text.startswith(b'"') and text.endswith(b"}"):
-        data, _, meta = text.partition(b'","meta":{')
-        return data + b'","meta":{' + word + b"," + meta
-    return text + b',"meta":{' + word + b"}"
+    return b'{"records":[{"data":' + texts + tail

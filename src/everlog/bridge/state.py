@@ -25,6 +25,10 @@ STATE_SUFFIX: Final = ".state"
 READER_PREFIX: Final = "bridge-"
 NAME_MAX_BYTES: Final = 64
 VERSION: Final = 1
+STAMPS: Final = 1 << 32
+"""A plan keeps the times of its messages modulo this: enough to tell one message from another."""
+
+_STAMP_BYTES: Final = 4
 _SLOT_HEAD: Final = struct.Struct("<II")
 
 
@@ -72,7 +76,8 @@ class QueuePlan(msgspec.Struct, frozen=True):
 
     The first one is a gap message if `gap_cursor` is given: the topic is read from there behind the gap. The
     others are the records of the topic whose seqs are in `runs` (first seq, length). `from_seq` and
-    `next_from_seq` are the cursors before and behind the whole batch.
+    `next_from_seq` are the cursors before and behind the whole batch. `stamps` are the times of all messages,
+    see `stamps_of`; plans of earlier versions have none.
     """
 
     first_queue_seq: int
@@ -81,6 +86,12 @@ class QueuePlan(msgspec.Struct, frozen=True):
     next_from_seq: int
     runs: list[tuple[int, int]]
     gap_cursor: int | None = None
+    stamps: bytes = b""
+
+    def stamp(self, messages: int) -> int | None:
+        """Return the time of the last of the first `messages`, modulo `STAMPS`; None if it is not known."""
+        found = self.stamps[(messages - 1) * _STAMP_BYTES : messages * _STAMP_BYTES]
+        return int.from_bytes(found, "little") if found else None
 
     def cursor_after(self, messages: int) -> int:
         """Return the cursor of the topic if only the first `messages` are in the queue."""
@@ -132,6 +143,11 @@ State = QueueToTopicState | TopicToQueueState
 S = TypeVar("S", QueueToTopicState, TopicToQueueState)
 _decoder: Final[msgspec.json.Decoder[State]] = msgspec.json.Decoder(State)
 _encode: Final = msgspec.json.Encoder().encode
+
+
+def stamps_of(times_ns: list[int]) -> bytes:
+    """Return the times of messages as a plan keeps them."""
+    return b"".join((time_ns % STAMPS).to_bytes(_STAMP_BYTES, "little") for time_ns in times_ns)
 
 
 def new_identity() -> str:

@@ -2,7 +2,8 @@
 
 The order of steps makes it exactly once: read records, make what is in the queue durable, store the plan
 (which records become which messages), append. The writer of a queue finds its end after any crash; compared
-with the plan, that end says which record was appended last.
+with the plan, that end says which record was appended last. A record that says which message of a queue it
+was (`origin`) becomes that message again, with its time, type and flags.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,15 +26,18 @@ from everlog.bridge.layouts import (
     encode_gap,
     gap_reason,
     seq_digits,
-    timestamp_ns,
 )
+from everlog.bridge.market_json import KNOWN_TYPE_IDS
+from everlog.bridge.origin import TYPE_ID_MAX, meta_of, timestamp_of
 from everlog.bridge.state import (
+    STAMPS,
     VERSION,
     QueuePlan,
     StateFile,
     TopicToQueueState,
     check_name,
     new_identity,
+    stamps_of,
 )
 from everlog.client import ApiFailed, Tombstone, calls
 from everlog.client.flows import Call
@@ -46,7 +50,6 @@ BATCH_RECORDS_MAX: Final = 4000
 """So that a plan with all seqs far apart still fits into a slot of the state file."""
 
 POLL_MS: Final = 1000
-TYPE_ID_MAX: Final = 0xFFFE
 
 
 class PayloadFormat(StrEnum):
@@ -84,7 +87,7 @@ class _Record(msgspec.Struct, frozen=True, rename={"seq": "$seq", "ts_ms": "$ts"
     seq: int
     ts_ms: int
     data: msgspec.Raw = msgspec.Raw(b"null")
-    meta: dict[str, Any] | None = None
+    meta: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _Diff(msgspec.Struct, frozen=True):
@@ -101,6 +104,7 @@ class NewMessage(NamedTuple):
     type_id: int
     timestamp_ns: int
     payload: bytes
+    flags: int = 0
 
 
 _record: Final = msgspec.json.Decoder(_Record).decode
@@ -176,16 +180,24 @@ class TopicToQueue(Bridge[TopicToQueueSettings]):
         self._arrived = min(arrived, plan.count)
         record_seq = plan.record_seq(self._arrived)
         if record_seq is not None:
-            self._check_message(plan.first_queue_seq + self._arrived - 1, record_seq)
+            self._check_message(plan, record_seq)
         return plan.cursor_after(arrived)
 
-    def _check_message(self, queue_seq: int, record_seq: int) -> None:
-        """Check that the last appended message is the planned record, if it is still there."""
+    def _check_message(self, plan: QueuePlan, record_seq: int) -> None:
+        """Check that the last appended message has the planned time, if it is still there."""
+        queue_seq = plan.first_queue_seq + self._arrived - 1
         with Queue.open_subscriber(self._settings.queue, None, StartMode.EARLIEST) as reader:
             found = reader.next() if reader.seek_seq(queue_seq) else None
             if found is None or found.seq != queue_seq:
                 return  # deleted by retention
-            if seq_digits(found.timestamp_ns) != seq_digits(record_seq):
+            planned = plan.stamp(self._arrived)
+            # A plan of an earlier version has no times; then each message shows the seq of its record.
+            is_other = (
+                seq_digits(found.timestamp_ns) != seq_digits(record_seq)
+                if planned is None
+                else found.timestamp_ns % STAMPS != planned
+            )
+            if is_other:
                 raise Corrupt(
                     f"message {queue_seq} of {self._settings.queue} is not record {record_seq} of topic "
                     f"{self._settings.topic!r}, as the bridge had planned; another program has written to "
@@ -255,6 +267,7 @@ class TopicToQueue(Bridge[TopicToQueueSettings]):
             diff.next_from_seq,
             _runs([record.seq for record in records]),
             gap_cursor,
+            stamps_of([message.timestamp_ns for message in messages]),
         )
         self._state = self._state.behind(self._arrived, plan)
         self._file.store(self._state)
@@ -264,26 +277,30 @@ class TopicToQueue(Bridge[TopicToQueueSettings]):
 
     def _message(self, record: _Record, raw: msgspec.Raw) -> NewMessage:
         form, type_id = self._settings.form, self._settings.type_id
-        meta = record.meta or {}
-        stamp_ns = timestamp_ns(record.ts_ms, record.seq)
+        meta = meta_of(record.meta)
+        stamp_ns = timestamp_of(meta, record.ts_ms, record.seq)
         if form is PayloadFormat.RECORD:
             return NewMessage(type_id, stamp_ns, bytes(raw))
-        is_base64 = meta.get("encoding") == "base64"
-        if form is PayloadFormat.JSON or (form is PayloadFormat.AUTO and not is_base64):
-            return NewMessage(type_id, stamp_ns, bytes(record.data))
-        own_type = meta.get("type", type_id)
-        if not isinstance(own_type, int) or not 0 <= own_type <= TYPE_ID_MAX:
-            own_type = type_id
+        if form is PayloadFormat.BASE64 or (form is PayloadFormat.AUTO and meta.encoding == "base64"):
+            payload = self._decoded(record)
+            if payload is not None:
+                return NewMessage(meta.own_type(type_id), stamp_ns, payload, meta.own_flags)
+        elif meta.is_complete and meta.encoding is None and meta.type not in KNOWN_TYPE_IDS:
+            # Messages of known types were rendered as JSON: the text is not a payload of their type.
+            return NewMessage(meta.own_type(type_id), stamp_ns, bytes(record.data), meta.own_flags)
+        return NewMessage(type_id, stamp_ns, bytes(record.data))
+
+    def _decoded(self, record: _Record) -> bytes | None:
+        """Return the payload that base64 holds; None if the record is to be passed on as it is."""
         try:
-            payload = binascii.a2b_base64(msgspec.json.decode(record.data, type=str), strict_mode=True)
+            return binascii.a2b_base64(msgspec.json.decode(record.data, type=str), strict_mode=True)
         except (binascii.Error, msgspec.MsgspecError, ValueError) as error:
-            if form is PayloadFormat.AUTO:
-                return NewMessage(type_id, stamp_ns, bytes(record.data))
+            if self._settings.form is PayloadFormat.AUTO:
+                return None
             raise InvalidRecord(
                 f"record {record.seq} of topic {self._settings.topic!r} is not base64 ({error}); use "
                 "--format auto to pass such records as JSON"
             ) from None
-        return NewMessage(own_type, stamp_ns, payload)
 
     def _may_pass(self, error: ApiFailed) -> bool:
         """Also wait for a topic that does not exist yet, or at the moment."""
@@ -318,4 +335,5 @@ def append(writer: QueueWriter, messages: list[NewMessage]) -> None:
         np.frombuffer(joined, dtype=np.uint8),
         np.fromiter(accumulate(len(message.payload) for message in messages), dtype=np.uint64),
         np.array([message.timestamp_ns for message in messages], dtype=np.uint64),
+        np.array([message.flags for message in messages], dtype=np.uint16),
     )

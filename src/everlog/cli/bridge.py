@@ -111,6 +111,13 @@ def queue_to_topic_command(  # noqa: PLR0913, PLR0917
         Literal["ephemeral", "memory", "disk", "fsync"] | None,
         typer.Option(help="Class of the topic if it is created; needs the scope admin."),
     ] = None,
+    origin: Annotated[
+        bool,
+        typer.Option(
+            "--origin/--no-origin",
+            help="Put source, seq, ts_ns and type of each message into the meta of its record.",
+        ),
+    ] = True,
     in_doubt: Annotated[
         Literal["stop", "send", "skip"],
         typer.Option(help="What to do with a batch of which it is unknown whether it arrived."),
@@ -134,6 +141,7 @@ def queue_to_topic_command(  # noqa: PLR0913, PLR0917
             start=start,
             once=once,
             durability=durability,
+            origin=origin,
             in_doubt=in_doubt,
         )
         client = connected(url, key, context)

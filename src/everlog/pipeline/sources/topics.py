@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from everlog.errors import InvalidConfig
 from everlog.pipeline import topic_ranges
-from everlog.pipeline.columns_from_frames import FRAME_COLUMNS, RecordFilter
+from everlog.pipeline.columns_from_frames import FRAME_COLUMNS, ORIGIN_COLUMNS, RecordFilter
 from everlog.pipeline.columns_from_frames import Columns as FrameArrays
 from everlog.pipeline.options import Options
 from everlog.pipeline.sources import topics_sink
@@ -69,7 +69,12 @@ class TopicsSource(Source):
     @property
     def known(self) -> Columns:
         """The columns of records and gaps."""
-        return {"topic": pa.string(), **FRAME_COLUMNS, **GAP_COLUMNS, **INSTANCE_COLUMN}
+        return {"topic": pa.string(), **FRAME_COLUMNS, **GAP_COLUMNS, **INSTANCE_COLUMN, **ORIGIN_COLUMNS}
+
+    @property
+    def default_columns(self) -> tuple[str, ...]:
+        """Without those of bridged records, which few topics have."""
+        return tuple(name for name in super().default_columns if name not in ORIGIN_COLUMNS)
 
     @property
     def passing(self) -> RecordFilter:
@@ -79,7 +84,8 @@ class TopicsSource(Source):
     @property
     def frame_columns(self) -> tuple[str, ...]:
         """The columns that come from records; at least one, for the number of rows."""
-        return tuple(name for name in self.columns if name in FRAME_COLUMNS) or ("seq",)
+        of_records = {**FRAME_COLUMNS, **ORIGIN_COLUMNS}
+        return tuple(name for name in self.columns if name in of_records) or ("seq",)
 
     def ranges(self, spans: Spans) -> Iterator[tuple[str, str | None, int, int]]:
         """Split the ranges into parts of about equal length, each of one topic."""
