@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from everlog.errors import Io
+from everlog.errors import Io, OutcomeUnknown
 from everlog.fault_fs import PowerLoss
 from everlog.fs import OsFs
 from everlog.topics import Engine, EngineSettings
@@ -269,7 +269,9 @@ class Lives:
                 truth.note_acked(flight.birth, flight.batch)
             elif flight.batch:
                 truth.highest_failed = max(truth.highest_failed, flight.batch[-1].seq)
-                self._fail_append(truth, flight.steps, flight.created)
+                self._fail_append(
+                    truth, flight.steps, flight.created, isinstance(flight.commit.error, OutcomeUnknown)
+                )
             else:
                 self._fail_change(truth, flight.steps[0])
 
@@ -279,12 +281,14 @@ class Lives:
         truth.fail(step)
         self.must_restart = True
 
-    def _fail_append(self, truth: TopicTruth, steps: list[Step], created: bool) -> None:
+    def _fail_append(
+        self, truth: TopicTruth, steps: list[Step], created: bool, is_written: bool = False
+    ) -> None:
         """An append failed; if it was to create its topic, that may have worked by itself."""
         self.counts["failed appends"] += 1
         self._tell(f"  {truth.name} {[step.what for step in steps]} FAILED")
         for step in steps:
-            truth.fail(step)
+            truth.fail(step, is_written=is_written)
         if created and steps and truth.now is None:
             # Some failures leave the topic without the batch; which ones is not promised.
             self.must_restart = True

@@ -118,6 +118,7 @@ class _Entry:
     step: Step
     status: str = "open"  # or "kept": acknowledged; or "failed"
     durable: bool = False
+    is_written: bool = False  # of one that failed: it is in the log, but could not be synced
 
 
 class TopicTruth:
@@ -189,10 +190,10 @@ class TopicTruth:
         entry.status = "kept"
         is_ephemeral = self.now is not None and self.now.durability == "ephemeral" and not synced
         if not is_ephemeral:
-            # Whatever failed earlier did not reach the log, or the log would take no more.
-            self._entries = [each for each in self._entries[:index] if each.status != "failed"] + (
-                self._entries[index:]
-            )
+            # What could not be written is not in the log, and what is written behind it shows that.
+            self._entries = [
+                each for each in self._entries[:index] if each.status != "failed" or each.is_written
+            ] + self._entries[index:]
         self.now = self._visible()
         entry.durable = synced or self.now is None or self.now.durability == "fsync"
         self._collapse()
@@ -220,9 +221,10 @@ class TopicTruth:
             entry.durable |= entry.status == "kept"
         self._collapse()
 
-    def fail(self, step: Step) -> None:
+    def fail(self, step: Step, *, is_written: bool = False) -> None:
         """The engine said that the step failed: readers do not see it, a restart may bring it."""
-        self._entries[self._index(step)].status = "failed"
+        entry = self._entries[self._index(step)]
+        entry.status, entry.is_written = "failed", is_written
         failed = [entry for entry in self._entries if entry.status == "failed"]
         if len(failed) > FAILED_STEPS_MAX:
             self._entries.remove(failed[0])
