@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from everlog.market.packing import pack_l2_diffs, pack_l2_snapshots
@@ -15,7 +17,8 @@ from everlog.market.protocol import (
     TypeId,
     new_headers,
 )
-from everlog.queue import Queue
+from everlog.market.venues.simulated import SimulatedVenue
+from everlog.queue import Queue, WriterConfig
 
 DAY_NS = 86_400_000_000_000
 START_NS = 20_000 * DAY_NS
@@ -62,3 +65,18 @@ def write_market_queue(path: str) -> None:
                 trade["price"], trade["qty"] = 99 + number / 100, 1 + number % 3
                 trade["is_buyer_maker"] = number % 4 == 1
                 writer.append(TypeId.TRADE, trade.tobytes(), now_ns)
+
+
+def simulated_queue(
+    path: Path, *, symbols: int, seconds: float, rate: float, kinds: str, resting_orders: int = 50
+) -> None:
+    """Write so much simulated time of a venue to a queue, in segments of which it has several."""
+    venue = SimulatedVenue(
+        symbols, rate=rate, kinds=kinds.split(","), resting_orders=resting_orders, block_events=1000
+    )
+    end_ns = venue.now_ns + int(seconds * 1e9)
+    with Queue.open_publisher(path, WriterConfig.archive().replace(segment_size=1 << 20)) as writer:
+        for block in venue.blocks():
+            block.append_to(writer)
+            if venue.now_ns >= end_ns:
+                return

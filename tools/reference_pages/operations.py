@@ -691,6 +691,39 @@ BUS: Final = (
         ),
         text="No reader is registered. Of a payload the first 4096 bytes are sent.",
     ),
+    _operation(
+        "Bus",
+        "GET /v0/markets",
+        "listMarkets",
+        "List the markets in a queue",
+        Answer("the markets", answers.MarketList),
+        Scope.READ,
+        "not_found",
+        parameters=(Parameter("queue", "string", "path of the queue below the bus directory"),),
+        text="Those of the first and the last 131,072 messages, at most 500. A queue holds numbers of markets; "
+        "a symbol is named if it is known.",
+    ),
+    _operation(
+        "Bus",
+        "GET /v0/markets/book",
+        "marketBook",
+        "The book of a market at a time",
+        Answer("the book", answers.MarketBook),
+        Scope.READ,
+        "not_found invalid_request",
+        parameters=(
+            Parameter("queue", "string", "path of the queue below the bus directory"),
+            Parameter("symbol", "string", "the symbol of the exchange, or the number of the market"),
+            Parameter("venue_id", "integer", "of the market, if the queue has several with its number"),
+            Parameter("at_ms", "integer", "the book at this time, ms since the epoch; absent: the latest"),
+            Parameter("after_ms", "integer", "columns of depth from this time on, 240 at most", 0),
+            Parameter("step_ms", "integer", "how much time a column stands for, 10 to 60000", 250),
+            Parameter("levels", "integer", "levels of each side, clamped to [1, 100]", 20),
+        ),
+        text="Built from the messages of the queue. A request works for 0.1 s at most: while `is_there` is "
+        "false the book is not there yet, and the same request goes on. Going forward in time is cheap, "
+        "going back begins anew. Times are those of the messages.",
+    ),
 )
 
 SERVER: Final = (

@@ -53,6 +53,8 @@ class BookFeed:
         self._memory = ResultMemory()
         self._begun = False
         self._market_ids = None if market_ids is None else np.array(sorted(market_ids), dtype=np.uint32)
+        if market_ids is not None:
+            books.take_some_markets()
 
     def advance(self, max_messages: int = 65536, want: Outputs | None = None) -> FeedStep | None:
         """Apply the next batch; None if nothing is there. Other messages than book events are passed over."""

@@ -136,6 +136,7 @@ class BookSet:
         """How many events came before the first snapshot or reset of a market that did not begin empty."""
 
         self._begins_empty = True
+        self._has_all_markets = True
         self._streams: dict[tuple[int, int], _Stream] = {}
 
     def begin_in_middle(self) -> None:
@@ -144,6 +145,13 @@ class BookSet:
         For streams of which earlier events are missing: what they left in the book is unknown.
         """
         self._begins_empty = False
+
+    def take_some_markets(self) -> None:
+        """Check no numbers of order-by-order channels from here on.
+
+        For streams from which markets were chosen: numbers that are missing may be those of other markets.
+        """
+        self._has_all_markets = False
 
     def apply(self, payload: bytes | memoryview) -> EventStatus | None:
         """Apply one book event; None if its book mode is not wanted and skipped."""
@@ -235,6 +243,9 @@ class BookSet:
         self, split: _Split, packed: PackedRecords, chosen: NDArray[np.intp] | None
     ) -> Iterable[tuple[int, int, _Stream | None]]:
         """Cut the batch where a channel has a gap: the books of that channel must know before going on."""
+        self.channel_gaps = []
+        if not self._has_all_markets:
+            return [(0, len(packed), None)]
         streams = [self._stream(key >> 32, key & 0xFFFFFFFF) for key in split.channels.tolist()]
         gaps: list[tuple[int, int, int, int]] = [*map(tuple, split.gaps.tolist())]
         firsts = zip(streams, split.first_events.tolist(), split.firsts.tolist(), strict=True)
@@ -244,7 +255,6 @@ class BookSet:
                 gaps.append((event, number, seen, found))
         gaps = [gap for gap in sorted(gaps) if not _is_expected(packed, gap)]
         policy = GapPolicy(self.settings.gap_policy)
-        self.channel_gaps = []
         for event, number, seen, found in gaps:
             place, channel = event if chosen is None else int(chosen[event]), int(split.channels[number])
             if policy is GapPolicy.PANIC:

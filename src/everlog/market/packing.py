@@ -54,8 +54,8 @@ class PackedRecords:
         """Where each record ends in the buffer."""
         return self.offsets + self.lengths
 
-    def take(self, chosen: NDArray[Any]) -> PackedRecords:
-        """Return some of the records, by index or mask, without a copy of their bytes."""
+    def take(self, chosen: NDArray[Any] | slice[int, int]) -> PackedRecords:
+        """Return some of the records, by index, mask or slice, without a copy of their bytes."""
         return PackedRecords(self.buffer, self.offsets[chosen], self.lengths[chosen])
 
 

@@ -135,6 +135,65 @@ class QueueMessages(Answer, frozen=True, omit_defaults=True, kw_only=True):
     messages: list[QueueMessage]
 
 
+class MarketName(msgspec.Struct, frozen=True):
+    """A market of a queue; `symbol` is null if only its number is known."""
+
+    venue_id: int
+    venue: str | None
+    market_id: int
+    symbol: str | None
+
+
+class MarketList(Answer, frozen=True, omit_defaults=True, kw_only=True):
+    """Markets whose events are in a queue."""
+
+    markets: list[MarketName]
+
+
+class DepthColumn(msgspec.Struct, frozen=True, array_like=True):
+    """The best levels at the end of one step of time; price and size in turn, from the best on."""
+
+    time_ms: int
+    bids: list[float]
+    asks: list[float]
+
+
+class MarketTrade(msgspec.Struct, frozen=True):
+    """A trade of a market; `side` is the taker's."""
+
+    seq: int
+    time_ms: int
+    price: float
+    size: float
+    side: Literal["buy", "sell", "unknown"]
+
+
+class MarketBook(Answer, frozen=True, omit_defaults=True, kw_only=True):
+    """The book of a market at one time, with its depth before and its last trades."""
+
+    venue_id: int | None
+    """Null if no event of the market was found so far."""
+    market_id: int | None
+    mode: Literal["l2", "l3"] | None
+    time_ms: int
+    """Of the last message that was looked at."""
+    first_ms: int
+    last_ms: int
+    is_there: bool
+    """False while the server is still on its way to the time that was asked for: ask again."""
+    progress: float
+    bid_count: int
+    ask_count: int
+    bids: list[tuple[str, str]]
+    """Price and size as exact decimals, from the best on."""
+    asks: list[tuple[str, str]]
+    gaps: int
+    unknown_orders: int
+    columns: list[DepthColumn]
+    trades: list[MarketTrade]
+    error: str | None
+
+
 class ServerIndex(msgspec.Struct, frozen=True):
     """What answers at the root of a server."""
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from bisect import bisect_left
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from everlog.clock import SystemClock
 from everlog.errors import EverlogError, QueueNotFound
 from everlog.fs import OsFs
-from everlog.queue import Queue, QueueReader, StartMode
+from everlog.queue import Queue, StartMode
 from everlog.queue.inspect import QueueInfo, ReaderInfo, find_queues, inspect_queue
+from everlog.queue.seq_bounds import SeqBounds
 from everlog.server.answers import QueueList, QueueMessage, QueueMessages, QueueReaderState, QueueState
 from everlog.server.app import App, Call, Route, query_seq
 from everlog.server.auth import Scope
@@ -35,6 +35,7 @@ LOOKS_MAX: Final = 16
 NS_PER_MS: Final = 1_000_000
 SEQ_MAX: Final = 1 << 63
 _json = msgspec.json.Encoder()
+T = TypeVar("T")
 
 
 class QueueRoutes:
@@ -50,29 +51,29 @@ class QueueRoutes:
 
     def list_queues(self, call: Call) -> None:
         """GET /v0/queues."""
-        self._check(call)
+        self.check_key(call)
         if self._root is None:
             self._send(call, QueueList(root=None, queues=[]))
         elif name := call.query().get("queue"):
-            self._look(call, partial(one_queue, self._root, self._path(name)))
+            self.look(call, partial(one_queue, self._root, self.path_of(name)))
         else:
-            self._look(call, partial(all_queues, self._root))
+            self.look(call, partial(all_queues, self._root))
 
     def messages(self, call: Call) -> None:
         """GET /v0/queues/messages."""
-        self._check(call)
+        self.check_key(call)
         query = call.query()
-        path = self._path(query.get("queue", ""))
+        path = self.path_of(query.get("queue", ""))
         limit = min(max(query_seq(query, "limit", 100), 1), MESSAGES_MAX)
         first = query_seq(query, "from_seq", SEQ_MAX)
-        self._look(call, partial(read_messages, path, first, limit))
+        self.look(call, partial(read_messages, path, first, limit))
 
-    def _check(self, call: Call) -> None:
-        # Queues have no names that prefixes could be about.
+    def check_key(self, call: Call) -> None:
+        """Refuse a key with prefixes: queues have no names that these could be about."""
         if call.key is not None and call.key.prefixes:
             raise ApiError(403, "forbidden", "a key with prefixes may not look at queues")
 
-    def _path(self, name: str) -> str:
+    def path_of(self, name: str) -> str:
         """The directory of a queue that is named relative to the root; never one outside."""
         root = None if self._root is None else os.path.realpath(self._root)
         path = "" if root is None else os.path.realpath(os.path.join(root, name))
@@ -80,13 +81,17 @@ class QueueRoutes:
             raise ApiError(404, "not_found", f"there is no queue {name[:100]!r} below the bus directory")
         return path
 
-    def _look(self, call: Call, step: Callable[[], msgspec.Struct]) -> None:
+    def look(self, call: Call, step: Callable[[], msgspec.Struct]) -> None:
         """Take a step on the thread for looking, and answer with what it gives."""
         if self._waiting >= LOOKS_MAX:
             raise limit_reached("too many requests look at queues", "max_queue_looks", LOOKS_MAX)
         self._waiting += 1
-        looking = self._app.loop.run_in_executor(self._pool, step)
+        looking = self.run(step)
         looking.add_done_callback(partial(self._done, call))
+
+    def run(self, step: Callable[[], T]) -> asyncio.Future[T]:
+        """Take a step on the thread for looking."""
+        return self._app.loop.run_in_executor(self._pool, step)
 
     def _done(self, call: Call, looking: asyncio.Future[msgspec.Struct]) -> None:
         self._waiting -= 1
@@ -120,7 +125,7 @@ def one_queue(root: str, path: str) -> QueueList:
     state = _state(root, info)
     try:
         with Queue.open_subscriber(path, None, StartMode.EARLIEST) as reader:
-            seqs = _Seqs(reader)
+            seqs = SeqBounds(reader)
             readers = [
                 _counted(seqs, known, shown)
                 for known, shown in zip(info.readers[:READERS_COUNTED_MAX], state.readers, strict=False)
@@ -137,7 +142,7 @@ def one_queue(root: str, path: str) -> QueueList:
 def read_messages(path: str, first_seq: int, limit: int) -> QueueMessages:
     """Messages from a seq on; from beyond the end: the last ones."""
     with Queue.open_subscriber(path, None, StartMode.EARLIEST) as reader:
-        seqs = _Seqs(reader)
+        seqs = SeqBounds(reader)
         if seqs.last is None or seqs.first is None:
             return QueueMessages(first_seq=None, last_seq=None, messages=[])
         start = first_seq if first_seq <= seqs.last else max(seqs.first, seqs.last - limit + 1)
@@ -154,36 +159,7 @@ def read_messages(path: str, first_seq: int, limit: int) -> QueueMessages:
         return QueueMessages(first_seq=seqs.first, last_seq=seqs.last, messages=messages)
 
 
-class _Seqs:
-    """The seqs of a queue, found by searching: it stores no count of its messages."""
-
-    def __init__(self, reader: QueueReader) -> None:
-        self._reader = reader
-        view = reader.next()
-        self.first = None if view is None else view.seq
-        self.last = None if view is None else self._last(view.seq)
-
-    def _last(self, first: int) -> int:
-        step = 1
-        while self._reader.seek_seq(first + step):
-            step *= 2
-        # True from where no message has so high a seq; the first such place is one behind the last.
-        span = range(first, first + step + 1)
-        return first + bisect_left(span, True, key=lambda seq: not self._reader.seek_seq(seq)) - 1
-
-    def before(self, segment_id: int, offset: int) -> int:
-        """How many messages lie before a position."""
-        if self.first is None or self.last is None:
-            return 0
-        span = range(self.first, self.last + 2)
-        return bisect_left(span, True, key=lambda seq: self._place(seq) >= (segment_id, offset))
-
-    def _place(self, seq: int) -> tuple[int, int]:
-        self._reader.seek_seq(seq)
-        return self._reader.position
-
-
-def _counted(seqs: _Seqs, known: ReaderInfo, shown: QueueReaderState) -> QueueReaderState:
+def _counted(seqs: SeqBounds, known: ReaderInfo, shown: QueueReaderState) -> QueueReaderState:
     if known.position is None or seqs.first is None or seqs.last is None:
         return shown
     count = seqs.last - seqs.first + 1

@@ -33,6 +33,7 @@ from everlog.server.job_admin_routes import JobAdminRoutes
 from everlog.server.job_routes import ClaimWindows, JobRoutes
 from everlog.server.key_file import read_key_file, reload_time_ns
 from everlog.server.logs import configure_logging
+from everlog.server.market_routes import MarketRoutes
 from everlog.server.overview_routes import OverviewRoutes
 from everlog.server.probe_routes import ProbeRoutes
 from everlog.server.queue_routes import QueueRoutes
@@ -142,7 +143,8 @@ class TopicsServer:
         self._work = WorkRoutes(app, windows, slots=slots)
         self.probes = ProbeRoutes(app, self._gauges, self._connections)
         self._overview = OverviewRoutes(app, self._gauges, is_memory=self.is_memory)
-        QueueRoutes(app)
+        queues = QueueRoutes(app)
+        MarketRoutes(app, queues)
         ConsoleRoutes(app)
         return app
 

@@ -6,6 +6,7 @@ import { duration } from './format.js';
 import './bus.js';
 import './consumers.js';
 import './jobs.js';
+import './market.js';
 import './overview.js';
 import './routers.js';
 import './topic.js';
@@ -18,6 +19,7 @@ const PAGES = [
   { path: 'jobs', label: 'Jobs', tag: 'ev-jobs', one: 'ev-job-queue' },
   { path: 'routers', label: 'Routers', tag: 'ev-routers' },
   { path: 'bus', label: 'Queues', tag: 'ev-bus' },
+  { path: 'market', label: 'Market', tag: 'ev-market' },
 ];
 const THEMES = ['auto', 'light', 'dark'];
 const THEME = 'everlog.theme';
