@@ -49,7 +49,7 @@ def l2_updates(count: int, *, tick: int = 1, jump: int = 0, seed: int = 1) -> ND
             rows.append((price, size, side + 1))
     for name, column in zip(("price", "size", "side"), np.array(rows[:count]).T, strict=True):
         updates[name] = column
-    updates["price"] *= np.uint64(tick)
+    updates["price"] *= np.int64(tick)
     return updates
 
 

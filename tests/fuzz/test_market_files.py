@@ -19,9 +19,9 @@ from everlog.market.venues.simulated import SimulatedVenue
 from everlog.native.market.events import (
     CHOICE,
     DECIMAL,
-    FIXED,
     HASH,
     IDENTIFIER,
+    PRICE,
     SIGNED,
     UNSIGNED,
     RowParser,
@@ -38,19 +38,19 @@ LOBSTER = (
     b"34200.1,1,10,100,5853300,1\n34201.5,1,11,50,5853300,-1\n34202,2,10,40,5853300,1\n34205,7,0,0,-1,-1\n"
 )
 LOBSTER_NAME = "AAPL_2012-06-21_34200000_57600000_message_50.csv"
-KINDS = (UNSIGNED, SIGNED, DECIMAL, FIXED, IDENTIFIER, HASH)
+KINDS = (UNSIGNED, SIGNED, DECIMAL, PRICE, IDENTIFIER, HASH)
 ROWS = (
-    b'1,-2,3.25,4.5,abc,"d,e",buy\n7,8,0.0001,1e3,x-1,y,sell\n18446744073709551615,0,.5,9,z,"q ""r""",buy\n'
+    b'1,-2,3.25,-4.5,abc,"d,e",buy\n7,8,0.0001,1e3,x-1,y,sell\n18446744073709551615,0,.5,9,z,"q ""r""",buy\n'
 )
 
 
 def test_rows_of_any_text_are_parsed_or_named() -> None:
-    columns = [(place, kind, 4, place % 2 == 0, []) for place, kind in enumerate(KINDS)]
+    columns = [(place, kind, []) for place, kind in enumerate(KINDS)]
     choices = [(b"buy", 1), (b"sell", 2)]
 
     def check(rng: random.Random) -> None:
         text = mutated(rng, [ROWS], NUMBERS)
-        parser = RowParser([*columns, (6, CHOICE, 0, False, choices)], 7)
+        parser = RowParser([*columns, (6, CHOICE, choices)], 7)
         capacity = rng.choice((1, 3, text.count(b"\n") + 1))
         values = [np.zeros(capacity, np.uint64) for _ in range(7)]
         extras = [np.zeros(capacity, np.uint8) for _ in range(7)]

@@ -28,6 +28,46 @@ def test_the_spread_is_in_basis_points_of_the_mid_price() -> None:
     assert features.spread_bps(floats(99.0), floats(101.0)) == pytest.approx([200.0])
 
 
+@given(st.lists(st.tuples(*(st.integers(-3, 3), st.integers(0, 3)) * 2), min_size=1, max_size=20))
+def test_prices_of_zero_and_below_are_prices_and_only_a_size_of_zero_is_an_empty_side(
+    rows: list[tuple[int, int, int, int]],
+) -> None:
+    table = np.array(rows, dtype=np.float64)
+    bid, bid_size, ask, ask_size = table.T
+    both = (bid_size > 0) & (ask_size > 0)
+    for row, (b, qb, a, qa) in enumerate(rows):
+        mid = (b + a) / 2 if qb and qa else 0.0
+        assert features.mid_price(bid, ask, both)[row] == mid
+        assert features.spread(bid, ask, both)[row] == (a - b if qb and qa else 0.0)
+        bps = (a - b) / mid * 10_000 if mid else 0.0
+        assert features.spread_bps(bid, ask, both)[row] == pytest.approx(bps)
+        micro = (b * qa + a * qb) / (qb + qa) if qb and qa else 0.0
+        assert features.microprice(bid, bid_size, ask, ask_size)[row] == pytest.approx(micro)
+        if row:
+            before = rows[row - 1]
+            flow = _flow(*before, b, qb, a, qa)
+            assert features.order_flow_imbalance(bid, bid_size, ask, ask_size)[row] == flow
+
+
+def _flow(b0: int, qb0: int, a0: int, qa0: int, b: int, qb: int, a: int, qa: int) -> float:
+    """The order flow of one event by the definition; an empty side is infinitely far away."""
+    bid0, bid = b0 if qb0 else -math.inf, b if qb else -math.inf
+    ask0, ask = a0 if qa0 else math.inf, a if qa else math.inf
+    return (
+        (qb if bid >= bid0 else 0)
+        - (qb0 if bid <= bid0 else 0)
+        - (qa if ask <= ask0 else 0)
+        + (qa0 if ask >= ask0 else 0)
+    )
+
+
+def test_the_slope_of_a_book_around_zero_is_that_of_the_same_book_elsewhere() -> None:
+    bids, asks = np.array([[-1.0, -2.0]]), np.array([[0.0, 3.0]])
+    bid_sizes, ask_sizes = np.array([[2.0, 4.0]]), np.array([[1.0, 0.0]])
+    slopes = [features.depth_slope(bids + by, bid_sizes, asks + by, ask_sizes, 2)[0] for by in (0, 0.5, 100)]
+    assert slopes[0] > 0 and slopes == pytest.approx([slopes[0]] * 3)
+
+
 def test_the_imbalance_compares_the_best_sizes_of_both_sides() -> None:
     bids, asks = np.array([[300.0, 100.0, 999.0]]), np.array([[150.0, 50.0, 1.0]])
     assert features.book_imbalance(bids, asks, 2) == pytest.approx([1 / 3])
@@ -122,9 +162,9 @@ def test_a_bar_without_extent_is_refused(size: int) -> None:
         features.volume_bars(floats(1.0), size)
 
 
-def test_a_price_without_a_logarithm_is_refused() -> None:
-    with pytest.raises(InvalidConfig, match="positive"):
-        features.realised_volatility(floats(1.0, 0.0), np.array([0]))
+def test_a_bar_with_a_price_that_has_no_logarithm_has_no_volatility() -> None:
+    found = features.realised_volatility(floats(1.0, 0.0, -3.0, 5.0, 10.0), np.array([0, 2, 3]))
+    assert found == pytest.approx([0.0, 0.0, math.log(2)])
 
 
 def test_a_depth_of_nothing_is_refused() -> None:

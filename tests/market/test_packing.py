@@ -18,7 +18,7 @@ from everlog.market.protocol import L2_DIFF, L2_SNAPSHOT, LEVEL, BookEventType, 
 from tests.support.book_twins import l2_record
 from tests.support.import_runs import l2_event
 
-LEVELS = st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)), max_size=4)
+LEVELS = st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**64 - 1)), max_size=4)
 EVENTS = st.lists(st.tuples(LEVELS, LEVELS), max_size=8)
 Event = tuple[list[tuple[int, int]], list[tuple[int, int]]]
 

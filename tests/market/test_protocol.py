@@ -65,12 +65,12 @@ def test_an_order_by_order_payload_has_these_bytes() -> None:
     event["event_type"], event["side"], event["ord_type"], event["exec_type"] = 1, 2, 50, 70
     event["price_scale"], event["size_scale"], event["flags"] = 3, 1, 0x21
     event["order_id"], event["bid_order_id"], event["ask_order_id"] = 11, 12, 13
-    event["price"], event["qty"], event["amt"] = 14, 15, 16
+    event["price"], event["qty"], event["amt"] = -14, 15, 16
     assert record.tobytes().hex(" ", 8) == (
-        "0300000080000000 0000020001000000 db07000000000000 8877665544332211 "
+        "0400000080000000 0000020001000000 db07000000000000 8877665544332211 "
         "0700000000000000 0900000000000000 0a00000000000000 0201000000000000 "
         "0102324603010000 2100000000000000 0b00000000000000 0c00000000000000 "
-        "0d00000000000000 0e00000000000000 0f00000000000000 1000000000000000"
+        "0d00000000000000 f2ffffffffffffff 0f00000000000000 1000000000000000"
     )
 
 
@@ -123,7 +123,7 @@ def test_the_body_of_an_event_is_of_its_kind() -> None:
 
 BAD_HEADERS: list[tuple[str, int, type[Exception]]] = [
     ("schema_version", 2, UnsupportedVersion),
-    ("schema_version", 4, UnsupportedVersion),
+    ("schema_version", 5, UnsupportedVersion),
     ("book_mode", 2, Unsupported),
     ("endianness", 1, Unsupported),
     ("event_type", 0, Corrupt),

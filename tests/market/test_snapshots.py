@@ -83,7 +83,8 @@ def test_books_come_back_as_they_were(tmp_path: Path) -> None:
     ("at", "value", "error"),
     [
         (0, 0, Corrupt),
-        (8, 2, UnsupportedVersion),
+        (8, 0, UnsupportedVersion),
+        (8, 3, UnsupportedVersion),
         (10, 64, Corrupt),
         (12, 1, Unsupported),
         (64, 0x5A, Corrupt),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from decimal import ROUND_DOWN, Context, Decimal
 
 from everlog.market.protocol import symbol_hash
-from everlog.native.market.events import DECIMAL, FIXED, HASH, IDENTIFIER, SIGNED, UNSIGNED
+from everlog.native.market.events import DECIMAL, HASH, IDENTIFIER, PRICE, SIGNED, UNSIGNED
 
 OK, FIELD_COUNT, NO_NUMBER, NEGATIVE, TOO_LARGE, UNKNOWN_CHOICE, BAD_QUOTE = range(7)
 U64 = 2**64
@@ -15,21 +16,24 @@ _NUMBER = re.compile(r"(-?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
 _EXACT = Context(prec=400)
 
 
-def convert(text: str, kind: int, scale: int = 0) -> tuple[int, int, int]:
+def convert(text: str, kind: int) -> tuple[int, int, int]:
     """Return (problem, value, decimals) of one field that is neither quoted nor padded."""
     if kind == UNSIGNED:
         return _unsigned(text)
     if kind == SIGNED:
-        return _signed(text)
+        return _signed(text, _unsigned)
+    if kind == PRICE:
+        return _signed(text, _decimal)
     if kind == HASH:
         return OK, symbol_hash(text), 0
     if kind == IDENTIFIER:
         problem, value, _ = _unsigned(text)
         return OK, value if problem == OK else symbol_hash(text) if text else 0, 0
-    return _number(text, kind, scale)
+    assert kind == DECIMAL
+    return _decimal(text)
 
 
-def _number(text: str, kind: int, scale: int) -> tuple[int, int, int]:
+def _decimal(text: str) -> tuple[int, int, int]:
     match = _NUMBER.fullmatch(text)
     if match is None or not ((match[2] or "") + (match[3] or "")):
         return NO_NUMBER, 0, 0
@@ -42,10 +46,6 @@ def _number(text: str, kind: int, scale: int) -> tuple[int, int, int]:
     value = _EXACT.create_decimal(text)
     if value < 0:
         return NEGATIVE, 0, 0
-    if kind == FIXED:
-        number = int(value.scaleb(scale, _EXACT))
-        return (TOO_LARGE, 0, 0) if number >= U64 else (OK, number, 0)
-    assert kind == DECIMAL
     kept = value.quantize(Decimal(1).scaleb(-18), ROUND_DOWN, _EXACT).normalize(_EXACT)
     decimals = max(0, -int(kept.as_tuple().exponent))
     number = int(kept.scaleb(decimals, _EXACT))
@@ -58,10 +58,12 @@ def _unsigned(text: str) -> tuple[int, int, int]:
     return (TOO_LARGE, 0, 0) if int(text) >= U64 else (OK, int(text), 0)
 
 
-def _signed(text: str) -> tuple[int, int, int]:
-    problem, value, _ = _unsigned(text.removeprefix("-"))
+def _signed(text: str, read: Callable[[str], tuple[int, int, int]]) -> tuple[int, int, int]:
+    if text.startswith("--"):
+        return NO_NUMBER, 0, 0
+    problem, value, decimals = read(text.removeprefix("-"))
     if problem == OK and value >= U64 // 2:
         problem = TOO_LARGE
     if problem != OK:
-        return (NO_NUMBER if problem == NEGATIVE else problem), 0, 0
-    return OK, (-value) % U64 if text.startswith("-") else value, 0
+        return problem, 0, 0
+    return OK, (-value) % U64 if text.startswith("-") else value, decimals

@@ -13,19 +13,21 @@ from numpy.typing import NDArray
 from everlog.native.market.events import place_levels, write_events
 
 U64_MAX = 2**64 - 1
+I64_MIN, I64_MAX = -(2**63), 2**63 - 1
 NUMBERS = st.integers(0, 10**6) | st.integers(0, U64_MAX)
 DECIMALS = st.integers(0, 18)
-LEVEL = st.tuples(NUMBERS, DECIMALS, NUMBERS, DECIMALS, st.integers(1, 2))
+PRICES = st.integers(-(10**6), 10**6) | st.integers(I64_MIN, I64_MAX)
+LEVEL = st.tuples(PRICES, DECIMALS, NUMBERS, DECIMALS, st.integers(1, 2))
 GROUPS = st.lists(st.lists(LEVEL, max_size=5), max_size=6)
 SCALES = st.integers(-1, 18)
 Level = tuple[int, int, int, int, int]
 
 
-def scaled(value: int, decimals: int, scale: int) -> int:
-    """A number at another scale, in plain Python."""
+def scaled(value: int, decimals: int, scale: int, lowest: int, largest: int) -> int:
+    """A number at another scale, in plain Python: digits beyond it are cut off, towards 0."""
     if decimals > scale:
-        return int(value // 10 ** (decimals - scale))
-    return min(value * 10 ** (scale - decimals), U64_MAX)
+        return int(abs(value) // 10 ** (decimals - scale)) * (-1 if value < 0 else 1)
+    return max(lowest, min(value * 10 ** (scale - decimals), largest))
 
 
 def placed_plainly(group: list[Level], price_scale: int, size_scale: int) -> tuple[int, int, list[list[int]]]:
@@ -33,13 +35,20 @@ def placed_plainly(group: list[Level], price_scale: int, size_scale: int) -> tup
     prices = price_scale if price_scale >= 0 else max((level[1] for level in group), default=0)
     sizes = size_scale if size_scale >= 0 else max((level[3] for level in group), default=0)
     ordered = [level for side in (1, 2) for level in group if level[4] == side]
-    return prices, sizes, [[scaled(p, pd, prices), scaled(s, sd, sizes)] for p, pd, s, sd, _ in ordered]
+    return (
+        prices,
+        sizes,
+        [
+            [scaled(p, pd, prices, I64_MIN, I64_MAX) % 2**64, scaled(s, sd, sizes, 0, U64_MAX)]
+            for p, pd, s, sd, _ in ordered
+        ],
+    )
 
 
 def columns(groups: list[list[Level]]) -> tuple[Any, Any]:
     """What the native function takes: the columns with the starts, and the arrays that it fills."""
     levels = [level for group in groups for level in group]
-    kinds = (np.uint64, np.uint8, np.uint64, np.uint8, np.uint8)
+    kinds = (np.int64, np.uint8, np.uint64, np.uint8, np.uint8)
     taken: list[NDArray[Any]] = [
         np.array([level[place] for level in levels], dtype=kind) for place, kind in enumerate(kinds)
     ]

@@ -19,16 +19,17 @@ from everlog.market.protocol import BookEventType
 from tests.support.book_twins import L2Twin, l2_record
 from tests.support.effort import effort
 
-U64_MAX = 2**64 - 1
+I64_MIN, I64_MAX = -(2**63), 2**63 - 1
 Update = tuple[int, int, int]
 
 # Prices near each other, on a coarse tick, far away, at both ends of the number range, and anything.
 PRICES = st.one_of(
     st.integers(1000, 1100),
     st.integers(0, 40).map(lambda step: 5_000_000_000 + 250_000_000 * step),
-    st.integers(0, 5),
-    st.integers(U64_MAX - 5, U64_MAX),
-    st.integers(0, U64_MAX),
+    st.integers(-5, 5),
+    st.integers(I64_MAX - 5, I64_MAX),
+    st.integers(I64_MIN, I64_MIN + 5),
+    st.integers(I64_MIN, I64_MAX),
 )
 UPDATES = st.lists(
     st.tuples(st.integers(1, 2), PRICES, st.one_of(st.just(0), st.integers(1, 100))), max_size=150
@@ -38,7 +39,7 @@ UPDATES = st.lists(
 def as_array(updates: list[Update]) -> NDArray[np.void]:
     array = np.zeros(len(updates), dtype=L2_UPDATE)
     for name, place in (("side", 0), ("price", 1), ("size", 2)):
-        array[name] = np.array([update[place] for update in updates], dtype=np.uint64)
+        array[name] = np.array([update[place] for update in updates], dtype=array.dtype[name])
     return array
 
 
@@ -82,14 +83,17 @@ def test_an_array_gives_the_rows_that_single_calls_would(
         assert result.bids.tolist() == bids
 
 
-@pytest.mark.parametrize(("spread", "step"), [(50, 1), (3_000, 25), (400_000, 1), (2**40, 1), (2**52, 10**9)])
-def test_long_random_walks_over_any_range_agree_with_the_plain_book(spread: int, step: int) -> None:
+@pytest.mark.parametrize("middle", [10**17, 0, -(10**17)])
+@pytest.mark.parametrize(("spread", "step"), [(50, 1), (3_000, 25), (400_000, 1), (2**40, 1), (2**30, 10**9)])
+def test_long_random_walks_over_any_range_agree_with_the_plain_book(
+    middle: int, spread: int, step: int
+) -> None:
     random = np.random.default_rng(spread)
     count = 20_000
-    middle = 10**17 + np.cumsum(random.integers(-3, 4, count)) * step
+    middles = middle + np.cumsum(random.integers(-3, 4, count)) * step
     array = np.zeros(count, dtype=L2_UPDATE)
     array["side"] = random.integers(1, 3, count)
-    array["price"] = middle + random.integers(-spread, spread, count) * step
+    array["price"] = middles + random.integers(-spread, spread, count) * step
     array["size"] = random.integers(0, 3, count)
     for window in (2048, 1 << 24):
         book, twin = L2Book(max_window_ticks=window), L2Twin()
@@ -118,7 +122,7 @@ def test_removing_everything_gives_an_empty_book_that_can_be_filled_again() -> N
 def test_more_levels_than_allowed_are_refused_and_name_the_limit() -> None:
     book = L2Book(max_levels=2)
     book.update(1, 1, 1)
-    book.update(1, 2**63, 1)
+    book.update(1, -(2**63), 1)
     with pytest.raises(LimitReached, match="max_levels") as caught:
         book.update(1, 2, 1)
     assert caught.value.maximum == 2
@@ -164,7 +168,7 @@ def test_a_reset_clears_and_a_heartbeat_does_nothing() -> None:
 def test_a_change_of_scale_keeps_the_value_of_every_level(scales: list[tuple[int, int]]) -> None:
     book, values = L2Book(), {}
     for number, (price_scale, size_scale) in enumerate(scales, start=1):
-        price, size = 100 + number, 3
+        price, size = (100 + number) * (-1) ** number, 3
         book.apply(l2_record(DIFF, [(price, size)], [], scales=(price_scale, size_scale)))
         values[price * 10 ** (18 - price_scale)] = size * 10 ** (18 - size_scale)
     found = {
@@ -186,12 +190,13 @@ def test_rows_before_a_rise_of_scale_are_brought_to_the_new_one() -> None:
     assert result.top.tolist() == [(1500, 20, 0, 0), (1500, 20, 1601, 30)]
 
 
-def test_a_scale_at_which_a_level_needs_more_than_64_bits_is_refused() -> None:
+@pytest.mark.parametrize("price", [2**60, -(2**60)])
+def test_a_scale_at_which_a_level_needs_more_than_64_bits_is_refused(price: int) -> None:
     book = L2Book()
-    book.apply(l2_record(DIFF, [(2**60, 1)], []))
+    book.apply(l2_record(DIFF, [(price, 1)], []))
     with pytest.raises(Unsupported, match="64 bits"):
         book.apply(l2_record(DIFF, [(1, 1)], [], scales=(10, 0)))
-    assert book.top() == (2**60, 1, 0, 0)
+    assert book.top() == (price, 1, 0, 0)
 
 
 def numbered(first: int, last: int, previous: int) -> bytes:
@@ -251,11 +256,11 @@ def test_diffs_older_than_the_snapshot_before_them_are_passed_over() -> None:
 
 def test_drift_counts_what_the_snapshot_corrects() -> None:
     book = L2Book()
-    book.apply(l2_record(SNAPSHOT, [(10, 1), (9, 1), (5, 1)], [(11, 4)]))
+    book.apply(l2_record(SNAPSHOT, [(0, 1), (-1, 1), (-5, 1)], [(1, 4)]))
     result = book.apply_array(
-        packed(l2_record(SNAPSHOT, [(10, 2), (8, 1)], [(11, 4), (12, 4)])), Outputs(drift=True)
+        packed(l2_record(SNAPSHOT, [(0, 2), (-2, 1)], [(1, 4), (2, 4)])), Outputs(drift=True)
     )
-    # 8 and 12 were missing, 9 is extra (5 lies below what the snapshot covers), 10 has another size.
+    # -2 and 2 were missing, -1 is extra (-5 lies below what the snapshot covers), 0 has another size.
     assert result.drifts[["index", "missing", "extra", "changed"]].tolist() == [(0, 2, 1, 1)]
 
 

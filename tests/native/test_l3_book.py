@@ -23,7 +23,13 @@ ADD, CANCEL, MODIFY, TRADE = (
     L3EventType.ORDER_MODIFY,
     L3EventType.TRADE,
 )
-PRICES = st.one_of(st.integers(0, 12), st.sampled_from([10**6, 2**40, 2**64 - 1]))
+PRICES = st.one_of(
+    st.integers(-3, 9), st.sampled_from([10**6, 2**40, 2**63 - 1, -(10**6), -(2**40), -(2**63)])
+)
+FLAGS = st.sampled_from(
+    [0, 0, 0, 0, int(L3Flags.PRICE_IS_MARKET), int(L3Flags.AUCTION_OPEN), int(L3Flags.NO_PRICE)]
+)
+VERSIONS = st.sampled_from([3, 4, 4])
 
 
 @st.composite
@@ -31,7 +37,6 @@ def rows(draw: st.DrawFn) -> L3Row:
     kind = draw(st.sampled_from([ADD, ADD, ADD, CANCEL, MODIFY, TRADE, L3EventType.HEARTBEAT]))
     ids = st.integers(1, 25)
     sided = st.one_of(st.just(0), ids)
-    flags = draw(st.sampled_from([0, 0, 0, int(L3Flags.PRICE_IS_MARKET), int(L3Flags.AUCTION_OPEN)]))
     return (
         int(kind),
         draw(st.integers(0, 2)),
@@ -40,8 +45,17 @@ def rows(draw: st.DrawFn) -> L3Row:
         draw(sided) if kind == TRADE else 0,
         draw(PRICES),
         draw(st.integers(0, 9)),
-        flags,
+        draw(FLAGS),
     )
+
+
+def of_version(records: NDArray[np.void], version: int) -> NDArray[np.void]:
+    """Return the records as a writer of this version would have written them."""
+    records["header"]["schema_version"] = version
+    if version == 3:
+        prices = records["event"]["price"]
+        prices[prices < 0] = 7
+    return records
 
 
 def assert_equal_books(book: L3Book, twin: L3Twin) -> None:
@@ -60,16 +74,16 @@ def assert_equal_books(book: L3Book, twin: L3Twin) -> None:
 
 
 @pytest.mark.parametrize("priority", ["keep", "lose_on_increase", "venue"])
-@given(events=st.lists(rows(), max_size=120), venue=st.sampled_from([0, 2, 4, 5, 64, 69]))
+@given(events=st.lists(rows(), max_size=120), venue=st.sampled_from([0, 2, 4, 5, 64, 69]), version=VERSIONS)
 @settings(max_examples=effort(100))
 def test_any_events_leave_the_orders_and_queues_of_the_plain_book(
-    events: list[L3Row], venue: int, priority: str
+    events: list[L3Row], venue: int, priority: str, version: int
 ) -> None:
     loses = priority == "lose_on_increase" or (priority == "venue" and venue in (4, 5))
     book, twin = L3Book(unknown_orders="skip", priority=priority), L3Twin(loses_on_increase=loses)
     if not events:
         return
-    records = l3_records(events)
+    records = of_version(l3_records(events), version)
     records["header"]["venue_id"] = venue
     result = book.apply_array(records, Outputs(statuses=True))
     for number, record in enumerate(records):
@@ -301,7 +315,7 @@ def test_a_partial_cancel_keeps_its_place_and_a_price_change_goes_to_the_back() 
 def test_orders_without_a_usable_price_are_kept_off_the_ladder() -> None:
     book = L3Book()
     book.apply(one(ADD, order_id=1, side=1, qty=5, price=9, flags=int(L3Flags.PRICE_IS_MARKET)).tobytes())
-    book.apply(one(ADD, order_id=2, side=1, qty=5).tobytes())
+    book.apply(one(ADD, order_id=2, side=1, qty=5, flags=int(L3Flags.NO_PRICE)).tobytes())
     book.apply(one(ADD, order_id=3, qty=5, price=9).tobytes())
     assert (book.order_count, book.top(), book.queue_place(1)) == (3, (0, 0, 0, 0), None)
     book.apply(one(MODIFY, order_id=1, price=9).tobytes())
@@ -370,9 +384,10 @@ def test_one_event_per_call_gives_the_top_and_names_both_numbers_of_a_gap(
 
 def test_the_header_is_checked() -> None:
     record = one(ADD, order_id=1)
-    record["header"]["schema_version"] = 4
-    with pytest.raises(UnsupportedVersion):
-        L3Book().apply(record.tobytes())
+    for version in (2, 5):
+        record["header"]["schema_version"] = version
+        with pytest.raises(UnsupportedVersion):
+            L3Book().apply(record.tobytes())
     record = one(ADD, order_id=1)
     with pytest.raises(Corrupt):
         L3Book().apply(record.tobytes() + b"\0")
@@ -403,12 +418,12 @@ def test_more_orders_than_allowed_are_refused() -> None:
     assert book.order_count == 2
 
 
-@given(events=st.lists(rows(), min_size=1, max_size=60))
+@given(events=st.lists(rows(), min_size=1, max_size=60), version=VERSIONS)
 @settings(max_examples=effort(40))
-def test_a_book_loaded_from_its_snapshot_goes_on_like_the_original(events: list[L3Row]) -> None:
+def test_a_book_loaded_from_its_snapshot_goes_on_like_the_original(events: list[L3Row], version: int) -> None:
     book, copy = L3Book(unknown_orders="skip"), L3Book(unknown_orders="skip", gap_policy="ignore")
     half = len(events) // 2
-    records = l3_records(events)
+    records = of_version(l3_records(events), version)
     book.apply_array(records[:half])
     copy.load_payload(book.snapshot_payload())
     assert copy.book_hash() == book.book_hash()

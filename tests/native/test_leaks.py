@@ -98,7 +98,7 @@ def use_books() -> None:
     levels.load_payload(levels.snapshot_payload())
     orders.apply_array(l3_records([(1, 1, number, 0, 0, number % 7 + 1, 3, 0) for number in range(1, 60)]))
     orders.load_payload(orders.snapshot_payload())
-    parser = RowParser([(0, UNSIGNED, 0, False, []), (1, CHOICE, 0, False, [(b"buy", 1)])], 2)
+    parser = RowParser([(0, UNSIGNED, []), (1, CHOICE, [(b"buy", 1)])], 2)
     values, extras = [np.zeros(4, np.uint64) for _ in "ab"], [np.zeros(4, np.uint8) for _ in "ab"]
     parser.parse(b"1,buy\n2,sell\n", values, extras, np.zeros(4, np.uint32))
 

@@ -102,7 +102,7 @@ def book_payload(*, version: int = 3, length: int = 64, kind: int = 3, mode: int
     [
         (TypeId.TRADE, bytes(63), "trade", Corrupt, "message 0 is a trade of 63 bytes; it must have 64"),
         (BOOK_EVENT, bytes(10), "book", Corrupt, "message 0 is a book event of 10 bytes"),
-        (BOOK_EVENT, book_payload(version=4), "book", UnsupportedVersion, "schema version 4"),
+        (BOOK_EVENT, book_payload(version=5), "book", UnsupportedVersion, "schema version 5"),
         (BOOK_EVENT, book_payload(length=80), "l3", Corrupt, "says 80 bytes, its payload has 64"),
         (BOOK_EVENT, book_payload(mode=1), "l3", Corrupt, "order event of 64 bytes; it must have 128"),
         (BOOK_EVENT, book_payload(kind=2), "book", Corrupt, "too short for its body"),

@@ -215,3 +215,17 @@ def test_rows_name_the_market_they_are_of(queue: str) -> None:
     rows = list(books.replay(queue, queue_ranges.bounds(queue), TaskFilter(1, 0)))
     assert {one.market.market_id for one in rows if one.market} == set(MARKETS)
     assert {one.table for one in rows} == {TOP}
+
+
+def test_tables_hold_prices_of_zero_and_below(tmp_path: Path) -> None:
+    events = [
+        l2_record(BookEventType.SNAPSHOT, [(-5, 2), (-(2**40), 1)], [(0, 3)], scales=(2, 0), times_ns=(1, 1)),
+        l2_record(BookEventType.DIFF, [], [(0, 0), (-2, 4)], scales=(3, 0), times_ns=(2, 2)),
+    ]
+    found = replayed(written(tmp_path / "q", events), 1, ReplayPlan(depth=2, depth_interval_ns=1))
+    names = ("bid_price", "bid_size", "ask_price", "ask_size", "price_scale")
+    tops = [tuple(row[name] for name in names) for row in found[TOP]]
+    assert tops == [(-50, 2, 0, 3, 3), (-50, 2, -2, 4, 3)]
+    last = found[DEPTH][-1]
+    assert [level["price"] for level in last["bids"]] == [-50, -10 * 2**40]
+    assert last["asks"] == [{"price": -2, "size": 4}]

@@ -54,10 +54,11 @@ class TwinOrder:
     qty: int
     flags: int
     arrival: int
+    has_price: bool
 
     def is_on_ladder(self) -> bool:
         is_market = bool(self.flags & L3Flags.PRICE_IS_MARKET)
-        return self.price > 0 and self.qty > 0 and self.side in (1, 2) and not is_market
+        return self.has_price and self.qty > 0 and self.side in (1, 2) and not is_market
 
 
 @dataclass
@@ -68,9 +69,14 @@ class L3Twin:
     arrivals: int = 0
     unknown: int = 0
     loses_on_increase: bool = False
+    has_price: bool = True
+    """Whether the event at hand has one."""
 
     def apply(self, record: np.void) -> None:
         event = record["event"]
+        # Up to version 3 a price of 0 was none; since then an event says so.
+        is_old = record["header"]["schema_version"] <= 3
+        self.has_price = bool(event["price"]) if is_old else not event["flags"] & L3Flags.NO_PRICE
         kind, order_id = int(event["event_type"]), int(event["order_id"])
         qty = int(event["qty"])
         if kind == L3EventType.ORDER_ADD:
@@ -91,7 +97,12 @@ class L3Twin:
         self.arrivals += 1
         self.orders.pop(int(event["order_id"]), None)
         self.orders[int(event["order_id"])] = TwinOrder(
-            int(event["side"]), int(event["price"]), int(event["qty"]), int(event["flags"]), self.arrivals
+            int(event["side"]),
+            int(event["price"]),
+            int(event["qty"]),
+            int(event["flags"]),
+            self.arrivals,
+            self.has_price,
         )
 
     def _reduce(self, order_id: int, qty: int) -> None:
@@ -111,7 +122,8 @@ class L3Twin:
         before = (order.is_on_ladder(), order.price)
         is_larger = self.loses_on_increase and int(event["qty"]) > order.qty
         order.qty = int(event["qty"]) or order.qty
-        order.price = int(event["price"]) or order.price
+        if self.has_price:
+            order.price, order.has_price = int(event["price"]), True
         order.side = order.side or int(event["side"])
         order.flags = int(event["flags"])
         if is_larger or before != (order.is_on_ladder(), order.price):
@@ -176,10 +188,11 @@ def l2_record(
     flags: int = 1,
     market: tuple[int, int] = (1, 7),
     times_ns: tuple[int, int] = (0, 0),
+    version: int = 4,
 ) -> bytes:
     """Return one L2 snapshot or diff payload, built without any code of the product but its header."""
     header = new_headers(1, kind, BookMode.L2, venue_id=market[0], market_id=market[1])
-    header["native_seq"], header["flags"] = native_seq, flags
+    header["native_seq"], header["flags"], header["schema_version"] = native_seq, flags, version
     header["ingest_ts_ns"], header["exchange_ts_ns"] = times_ns
     body = b""
     if kind is BookEventType.DIFF:
@@ -189,6 +202,6 @@ def l2_record(
     elif kind is BookEventType.SNAPSHOT:
         body = bytes(scales) + bytes(2) + len(bids).to_bytes(4, "little") + len(asks).to_bytes(4, "little")
     for price, size in [*bids, *asks]:
-        body += price.to_bytes(8, "little") + size.to_bytes(8, "little")
+        body += price.to_bytes(8, "little", signed=version > 3) + size.to_bytes(8, "little")
     header["record_len"] = 64 + len(body)
     return header.tobytes() + body

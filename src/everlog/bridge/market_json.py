@@ -20,6 +20,7 @@ from everlog.market.protocol import (
     L2_SNAPSHOT_BYTES,
     LEVEL,
     LEVEL_BYTES,
+    OLDEST_VERSION,
     TRADE,
     TRADE_SIDE_UNKNOWN,
     BookEventType,
@@ -92,7 +93,7 @@ def _book_event(payload: bytes) -> dict[str, Any] | None:
     document |= {name: getattr(header, name) for name in _HEADER_FIELDS}
     body = header.body
     if isinstance(body, L3EventView):
-        return _with_order(document, body)
+        return _with_order(document, body, header.schema_version)
     if isinstance(body, L2DiffView):
         for name in ("first_update_id", "last_update_id", "previous_update_id"):
             document[name] = getattr(body, name)
@@ -102,7 +103,11 @@ def _book_event(payload: bytes) -> dict[str, Any] | None:
     return document
 
 
-def _with_order(document: dict[str, Any], body: L3EventView) -> dict[str, Any] | None:
+def _price(price: int, scale: int, version: int) -> str:
+    return render_scaled(price % 2**64 if version == OLDEST_VERSION else price, scale)
+
+
+def _with_order(document: dict[str, Any], body: L3EventView, version: int) -> dict[str, Any] | None:
     kind = _L3_KINDS.get(body.event_type)
     if kind is None or body.price_scale > MAX_SCALE or body.size_scale > MAX_SCALE:
         return None
@@ -115,7 +120,7 @@ def _with_order(document: dict[str, Any], body: L3EventView) -> dict[str, Any] |
         "order_id": body.order_id,
         "bid_order_id": body.bid_order_id,
         "ask_order_id": body.ask_order_id,
-        "price": render_scaled(body.price, body.price_scale),
+        "price": _price(body.price, body.price_scale, version),
         "qty": render_scaled(body.qty, body.size_scale),
         "amt": body.amt,
     }
@@ -129,9 +134,10 @@ def _with_levels(
         return None
     if body.price_scale > MAX_SCALE or body.size_scale > MAX_SCALE:
         return None
+    version = BookEventView(payload).schema_version
     levels = np.frombuffer(payload, dtype=LEVEL, offset=start)
     texts = [
-        (render_scaled(price, body.price_scale), render_scaled(size, body.size_scale))
+        (_price(price, body.price_scale, version), render_scaled(size, body.size_scale))
         for price, size in zip(levels["price"].tolist(), levels["size"].tolist(), strict=True)
     ]
     return document | {"bids": texts[:bids], "asks": texts[bids:]}

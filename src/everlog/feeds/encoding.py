@@ -31,6 +31,7 @@ _TICKER: Final = struct.Struct("<Q4dQ")
 _FLAGS: Final = int(BookFlags.ABSOLUTE | BookFlags.MARKS_EVENT_ENDS)
 MAX_SCALE: Final = 18
 U64_MAX: Final = 2**64 - 1
+I64_MAX: Final = 2**63 - 1
 
 Numbers = list[int]
 """Price and size in turn."""
@@ -42,16 +43,17 @@ class BadNumber(ValueError):
     """A price or size is not a decimal number that the protocol can hold."""
 
 
-def scaled(text: str, scale: int) -> int:
-    """Return the number at a scale that holds all its digits."""
-    whole, _, fraction = text.partition(".")
+def scaled(text: str, scale: int, largest: int = U64_MAX) -> int:
+    """Return the number at a scale that holds all its digits; only a price (`largest` I64_MAX) has a sign."""
+    is_negative = largest == I64_MAX and text.startswith("-")
+    whole, _, fraction = text[is_negative:].partition(".")
     digits = whole + fraction
     if not digits.isascii() or not digits.isdigit() or len(fraction) > MAX_SCALE:
         raise BadNumber(f"{text!r} is not a price or size")
     value: int = int(digits) * POWERS_OF_TEN[scale - len(fraction)]
-    if value > U64_MAX:
+    if value > largest:
         raise BadNumber(f"{text!r} at scale {scale} does not fit into 64 bits")
-    return value
+    return -value if is_negative else value
 
 
 def _decimals(text: str) -> int:
@@ -85,14 +87,14 @@ class SymbolEncoder:
                 self.price_scale = min(_decimals(price), MAX_SCALE)
             if _decimals(size) > self.size_scale:
                 self.size_scale = min(_decimals(size), MAX_SCALE)
-            values.append(_plain(price, self.price_scale))
-            values.append(_plain(size, self.size_scale))
+            values.append(_plain(price, self.price_scale, I64_MAX))
+            values.append(_plain(size, self.size_scale, U64_MAX))
         return values
 
     def snapshot(self, one: BookSnapshot, bids: Numbers, asks: Numbers, received_ns: int) -> Message:
         """Return a snapshot; levels are in the order of the book."""
         body = _SNAPSHOT.pack(self.price_scale, self.size_scale, 0, len(bids) // 2, len(asks) // 2)
-        body += struct.pack(f"<{len(bids) + len(asks)}Q", *bids, *asks)
+        body += _packed(bids) + _packed(asks)
         return self._event(BookEventType.SNAPSHOT, body, one.exchange_ns, received_ns, one.update_id)
 
     def diffs(self, one: BookDiff, bids: Numbers, asks: Numbers, received_ns: int) -> list[Message]:
@@ -113,7 +115,7 @@ class SymbolEncoder:
                 len(some_bids) // 2,
                 len(some_asks) // 2,
             )
-            body += struct.pack(f"<{len(some_bids) + len(some_asks)}Q", *some_bids, *some_asks)
+            body += _packed(some_bids) + _packed(some_asks)
             parts.append(self._event(BookEventType.DIFF, body, one.exchange_ns, received_ns, one.last_id))
         return parts
 
@@ -158,15 +160,22 @@ class SymbolEncoder:
         return TypeId.BOOK_EVENT, header + body
 
 
-def _plain(text: str, scale: int) -> int:
+def _packed(numbers: Numbers) -> bytes:
+    try:
+        return struct.pack(f"<{len(numbers)}Q", *numbers)
+    except struct.error:  # some prices are negative
+        return struct.pack("<" + "qQ" * (len(numbers) // 2), *numbers)
+
+
+def _plain(text: str, scale: int, largest: int) -> int:
     """Return the number; most texts have exactly as many decimals as their symbol."""
     if scale and text[-scale - 1 : -scale] == ".":
         digits = text[: -scale - 1] + text[-scale:]
         if digits.isascii() and digits.isdigit():
             value = int(digits)
-            if value <= U64_MAX:
+            if value <= largest:
                 return value
-    return scaled(text, scale)
+    return scaled(text, scale, largest)
 
 
 class FeedGap(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -18,13 +18,13 @@ from everlog.market.protocol import LEVEL
 from everlog.market.result_memory import ResultMemory, aligned_array
 from everlog.native.market.books import BookOutput
 
-TOP: Final = np.dtype([("bid_price", "<u8"), ("bid_size", "<u8"), ("ask_price", "<u8"), ("ask_size", "<u8")])
+TOP: Final = np.dtype([("bid_price", "<i8"), ("bid_size", "<u8"), ("ask_price", "<i8"), ("ask_size", "<u8")])
 """Best prices and sizes; a size of 0 means that the side is empty."""
 
 L2_UPDATE: Final = np.dtype(
     {
         "names": ["price", "size", "side"],
-        "formats": ["<u8", "<u8", "u1"],
+        "formats": ["<i8", "<u8", "u1"],
         "offsets": [0, 8, 16],
         "itemsize": 24,
     }
@@ -33,13 +33,13 @@ L2_UPDATE: Final = np.dtype(
 
 ORDER_ROW: Final = np.dtype(
     {
-        "names": ["order_id", "price", "qty", "last_ts_ns", "flags", "side", "ord_type"],
-        "formats": ["<u8", "<u8", "<u8", "<u8", "<u4", "u1", "u1"],
-        "offsets": [0, 8, 16, 24, 32, 36, 37],
+        "names": ["order_id", "price", "qty", "last_ts_ns", "flags", "side", "ord_type", "no_price"],
+        "formats": ["<u8", "<i8", "<u8", "<u8", "<u4", "u1", "u1", "u1"],
+        "offsets": [0, 8, 16, 24, 32, 36, 37, 38],
         "itemsize": 40,
     }
 )
-"""An order of an L3 book."""
+"""An order of an L3 book; `no_price`: it has none, and its price of 0 means nothing."""
 
 QUEUE_PLACE: Final = np.dtype([("orders_ahead", "<u8"), ("size_ahead", "<u8")])
 """Where an order stands among those of its price; `NOT_QUEUED` twice if it is in no queue."""
@@ -55,7 +55,7 @@ DRIFT: Final = np.dtype(
 """How the book differed from the snapshot that event `index` brought, within the snapshot's prices."""
 
 MATCHED_TRADE: Final = np.dtype(
-    [("index", "<u8"), ("bid_taken", "<u8"), ("ask_taken", "<u8"), ("price", "<u8"), ("qty", "<u8")]
+    [("index", "<u8"), ("bid_taken", "<u8"), ("ask_taken", "<u8"), ("price", "<i8"), ("qty", "<u8")]
 )
 """What the trade of event `index` took from the orders it names."""
 
@@ -222,7 +222,7 @@ def _raise_rows(rows: NDArray[np.void], price_decimals: int, size_decimals: int)
     for name in rows.dtype.names or ():
         decimals = price_decimals if name.endswith("price") else size_decimals
         if decimals > 0 and name != "index":
-            rows[name] *= np.uint64(POWERS_OF_TEN[decimals])
+            rows[name] *= rows.dtype[name].type(POWERS_OF_TEN[decimals])
 
 
 def _raise_places(places: NDArray[np.void], size_decimals: int) -> None:

@@ -14,9 +14,11 @@ import msgspec
 from everlog.errors import Corrupt, UnsupportedVersion
 from everlog.market.book_set import BookSet, BookSettings, Market
 from everlog.market.books import L2Book, L3Book
-from everlog.market.protocol import BookMode
+from everlog.market.protocol import OLDEST_VERSION, SCHEMA_VERSION, BookMode
 
-STATE_VERSION: Final = 1
+STATE_VERSION: Final = 2
+UNSIGNED_VERSION: Final = 1
+"""Still read: prices of levels are unsigned."""
 
 
 class _BookState(msgspec.Struct, array_like=True):
@@ -68,15 +70,16 @@ def load_books(data: bytes, settings: BookSettings | None = None) -> BookSet:
         state = msgspec.msgpack.decode(data, type=_SetState)
     except msgspec.DecodeError as error:
         raise Corrupt(f"not a saved state of books ({error}); remove it and replay from the start") from None
-    if state.version != STATE_VERSION:
+    if not UNSIGNED_VERSION <= state.version <= STATE_VERSION:
         raise UnsupportedVersion(
             f"the state of books has version {state.version}, this build reads {STATE_VERSION}; "
             "replay from the start",
             state.version,
         )
     books = BookSet(settings)
+    schema_version = OLDEST_VERSION if state.version == UNSIGNED_VERSION else SCHEMA_VERSION
     for one in state.books:
-        books.books[Market(one.venue_id, one.market_id)] = _loaded(books, one)
+        books.books[Market(one.venue_id, one.market_id)] = _loaded(books, one, schema_version)
     for channel in state.channels:
         stream = books._stream(channel.venue_id, channel.stream_id)
         stream.numbers.last, stream.quarantined = channel.last, channel.quarantined
@@ -113,14 +116,15 @@ def _book_state(market: Market, book: L2Book | L3Book) -> _BookState:
     )
 
 
-def _loaded(books: BookSet, state: _BookState) -> L2Book | L3Book:
+def _loaded(books: BookSet, state: _BookState, schema_version: int) -> L2Book | L3Book:
     book = books.new_book(BookMode(state.mode))
-    book.load_payload(state.payload)
     times_ns = state.last_exchange_ts_ns, state.last_ingest_ts_ns
     if isinstance(book, L2Book):
+        book.load_payload(state.payload, schema_version=schema_version)
         book._restore_numbers(state.last_seq, state.last_update_id, *times_ns)
         book._restore_flags(state.after_snapshot, state.quarantined)
         return book
+    book.load_payload(state.payload)
     book._restore_numbers(state.last_seq, *times_ns)
     if state.quarantined:
         book._quarantine()

@@ -24,6 +24,7 @@ from everlog.market.protocol import (
     L2_SNAPSHOT,
     L3_RECORD,
     LEVEL,
+    SCHEMA_VERSION,
     BookEventType,
     BookMode,
     Side,
@@ -45,7 +46,8 @@ L3_SNAPSHOT: Final = layout(
 )
 """Starts the payload of an L3 snapshot; `order_count` rows of ORDER_ROW follow, oldest first per price."""
 
-L3_SNAPSHOT_VERSION: Final = 1
+L3_SNAPSHOT_VERSION: Final = 2
+"""In version 1 prices are unsigned, and an order with price 0 has none."""
 
 
 class GapPolicy(StrEnum):
@@ -249,10 +251,11 @@ class L2Book(_Book, L2Kernel):
         body["bid_count"], body["ask_count"] = len(bids), len(asks)
         return body.tobytes() + bids.tobytes() + asks.tobytes()
 
-    def load_payload(self, payload: Buffer) -> None:
-        """Become the book that `snapshot_payload` returned."""
+    def load_payload(self, payload: Buffer, *, schema_version: int = SCHEMA_VERSION) -> None:
+        """Become the book that `snapshot_payload` returned; its prices are those of a schema version."""
         data = bytes(payload)
         header = new_headers(1, BookEventType.SNAPSHOT, BookMode.L2)
+        header["schema_version"] = schema_version
         header["record_len"] = HEADER_BYTES + len(data)
         self.apply(header.tobytes() + data)
 
@@ -264,7 +267,7 @@ class L2Book(_Book, L2Kernel):
 class L3Book(_Book, L3Kernel):
     """Single orders of one market, by price and in order of arrival.
 
-    Orders without a usable price (market orders, price 0, unknown side) are kept but stand on no level,
+    Orders without a usable price (market orders, no price, unknown side) are kept but stand on no level,
     so depth is a lower bound. Trades are what the venue says; nothing is matched here.
     """
 
@@ -385,8 +388,8 @@ class L3Book(_Book, L3Kernel):
         if len(data) < L3_SNAPSHOT.itemsize:
             raise Corrupt(f"an L3 snapshot has at least {L3_SNAPSHOT.itemsize} bytes, this one {len(data)}")
         head = data[: L3_SNAPSHOT.itemsize].view(L3_SNAPSHOT)[0]
-        if head["version"] != L3_SNAPSHOT_VERSION:
-            raise Unsupported(f"L3 snapshot version {head['version']} is unknown; known is 1")
+        if not 1 <= head["version"] <= L3_SNAPSHOT_VERSION:
+            raise Unsupported(f"L3 snapshot version {head['version']} is unknown; known are 1 and 2")
         rows = data[L3_SNAPSHOT.itemsize :]
         count = int(head["order_count"])
         if len(rows) != count * ORDER_ROW.itemsize:
@@ -396,6 +399,8 @@ class L3Book(_Book, L3Kernel):
         factors = self.price_scale - int(head["price_scale"]), self.size_scale - int(head["size_scale"])
         if factors != (0, 0):
             raise Unsupported("the book has seen larger scales than the snapshot's; load it into a new book")
+        if head["version"] == 1:
+            rows = _with_signed_prices(rows)
         self._restore(rows, count)
 
     def book_hash(self) -> bytes:
@@ -413,12 +418,23 @@ class L3Book(_Book, L3Kernel):
         return digest.digest()
 
 
+def _with_signed_prices(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the orders of a snapshot of version 1, in which a price of 0 was none."""
+    orders = rows.copy().view(ORDER_ROW)
+    if (orders["price"] < 0).any():
+        raise Unsupported(
+            "the L3 snapshot of version 1 has a price above 2^63 - 1; rebuild the book from events"
+        )
+    orders["no_price"] = orders["price"] == 0
+    return orders.view(np.uint8).reshape(-1)
+
+
 _HASHED_ORDER: Final = np.dtype(
     [
         ("order_id", "<u8"),
         ("side", "u1"),
         ("ord_type", "u1"),
-        ("price", "<u8"),
+        ("price", "<i8"),
         ("qty", "<u8"),
         ("flags", "<u4"),
         ("last_ts_ns", "<u8"),

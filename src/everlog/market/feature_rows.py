@@ -32,6 +32,12 @@ class BookRows(NamedTuple):
     ask_prices: Floats
     ask_sizes: Floats
 
+    @property
+    def has_both(self) -> npt.NDArray[np.bool_]:
+        """After which events neither side is empty."""
+        both: npt.NDArray[np.bool_] = (self.bid_size > 0) & (self.ask_size > 0)
+        return both
+
 
 class Column(NamedTuple):
     """One column of the result."""
@@ -113,12 +119,17 @@ class OrderFlowImbalance:
 
 def mid_price() -> Feature:
     """`mid_price`: see `features.mid_price`."""
-    return _Plain("mid_price", lambda rows: features.mid_price(rows.bid, rows.ask))
+    return _Plain("mid_price", lambda rows: features.mid_price(rows.bid, rows.ask, rows.has_both))
+
+
+def spread() -> Feature:
+    """`spread`: see `features.spread`."""
+    return _Plain("spread", lambda rows: features.spread(rows.bid, rows.ask, rows.has_both))
 
 
 def spread_bps() -> Feature:
     """`spread_bps`: see `features.spread_bps`."""
-    return _Plain("spread_bps", lambda rows: features.spread_bps(rows.bid, rows.ask))
+    return _Plain("spread_bps", lambda rows: features.spread_bps(rows.bid, rows.ask, rows.has_both))
 
 
 def microprice() -> Feature:

@@ -2,8 +2,8 @@
 
 Owns the formulas and nothing else: no book, no file, no clock. The replay on one machine and the Spark jobs
 call these same functions, so their numbers agree bit for bit. Prices and sizes are float64 (integer divided
-by ten to its scale); an empty side has price 0 and size 0. What has no value, such as the mid price of a book
-with an empty side, is 0.0.
+by ten to its scale). Prices may be 0 or negative: a side is empty where its size is 0. What has no value,
+such as the mid price of a book with an empty side, is 0.0.
 """
 
 from __future__ import annotations
@@ -22,14 +22,26 @@ Booleans = npt.NDArray[np.bool_]
 BASIS_POINTS: Final = 10_000.0
 
 
-def mid_price(bid: Floats, ask: Floats) -> Floats:
-    """The middle between the best prices: `(bid + ask) / 2`; 0 where a side is empty."""
-    return np.where((bid > 0) & (ask > 0), (bid + ask) / 2, 0.0)
+def mid_price(bid: Floats, ask: Floats, has_both: Booleans | None = None) -> Floats:
+    """The middle between the best prices: `(bid + ask) / 2`; 0 where a side is empty.
+
+    `has_both` says where both sides have orders; by default where neither price is 0.
+    """
+    return np.where(_both(bid, ask, has_both), (bid + ask) / 2, 0.0)
 
 
-def spread_bps(bid: Floats, ask: Floats) -> Floats:
-    """The spread in basis points of the mid price: `(ask - bid) / mid * 10000`; 0 where a side is empty."""
-    return _ratio(ask - bid, mid_price(bid, ask)) * BASIS_POINTS
+def spread(bid: Floats, ask: Floats, has_both: Booleans | None = None) -> Floats:
+    """The spread in units of the price: `ask - bid`; 0 where a side is empty. `has_both`: see `mid_price`."""
+    return np.where(_both(bid, ask, has_both), ask - bid, 0.0)
+
+
+def spread_bps(bid: Floats, ask: Floats, has_both: Booleans | None = None) -> Floats:
+    """The spread in basis points of the mid price: `(ask - bid) / mid * 10000`; 0 where a side is empty.
+
+    It has the sign of the mid price, and is 0 where that is 0: for prices around 0 there is `spread`.
+    `has_both`: see `mid_price`.
+    """
+    return _ratio(ask - bid, mid_price(bid, ask, has_both)) * BASIS_POINTS
 
 
 def book_imbalance(bid_sizes: Floats, ask_sizes: Floats, depth: int) -> Floats:
@@ -50,7 +62,7 @@ def microprice(bid: Floats, bid_size: Floats, ask: Floats, ask_size: Floats) -> 
 
     `(bid * ask_size + ask * bid_size) / (bid_size + ask_size)`; 0 where a side is empty.
     """
-    both = (bid > 0) & (ask > 0)
+    both = (bid_size > 0) & (ask_size > 0)
     return np.where(both, _ratio(bid * ask_size + ask * bid_size, bid_size + ask_size), 0.0)
 
 
@@ -66,15 +78,15 @@ def order_flow_imbalance(
     """
     if not len(bid):
         return np.zeros(0)
-    away_ask = np.where(ask > 0, ask, np.inf)
     first = before if before is not None else (bid[0], bid_size[0], ask[0], ask_size[0])
-    bid_before = _shifted(bid, first[0])
+    bid, ask = np.where(bid_size > 0, bid, -np.inf), np.where(ask_size > 0, ask, np.inf)
+    bid_before = _shifted(bid, first[0] if first[1] > 0 else -np.inf)
     bid_size_before = _shifted(bid_size, first[1])
-    ask_before = _shifted(away_ask, first[2] if first[2] > 0 else np.inf)
+    ask_before = _shifted(ask, first[2] if first[3] > 0 else np.inf)
     ask_size_before = _shifted(ask_size, first[3])
     flow = np.where(bid >= bid_before, bid_size, 0.0) - np.where(bid <= bid_before, bid_size_before, 0.0)
-    flow -= np.where(away_ask <= ask_before, ask_size, 0.0)
-    flow += np.where(away_ask >= ask_before, ask_size_before, 0.0)
+    flow -= np.where(ask <= ask_before, ask_size, 0.0)
+    flow += np.where(ask >= ask_before, ask_size_before, 0.0)
     return flow
 
 
@@ -85,14 +97,15 @@ def depth_slope(
 
     The slope of a side is the least-squares line through the origin over its best `depth` levels,
     `sum(x * y) / sum(x * x)`, where `x` is a level's distance from the mid price and `y` the size from the
-    best level to this one. Empty levels (price 0) are left out; 0 where a side is empty.
+    best level to this one. Empty levels (size 0) are left out; 0 where a side is empty.
     """
     if depth < 1:
         raise InvalidConfig(f"depth is {depth}; at least one level is needed")
-    mid = mid_price(bid_prices[:, 0], ask_prices[:, 0])
+    has_both = (bid_sizes[:, 0] > 0) & (ask_sizes[:, 0] > 0)
+    mid = mid_price(bid_prices[:, 0], ask_prices[:, 0], has_both)
     bids = _side_slope(bid_prices[:, :depth], bid_sizes[:, :depth], mid)
     asks = _side_slope(ask_prices[:, :depth], ask_sizes[:, :depth], mid)
-    return np.where(mid > 0, (bids + asks) / 2, 0.0)
+    return np.where(has_both, (bids + asks) / 2, 0.0)
 
 
 def trade_imbalance(quantity: Floats, side: Integers, starts: Integers) -> Floats:
@@ -115,15 +128,16 @@ def vwap(price: Floats, quantity: Floats, starts: Integers) -> Floats:
 def realised_volatility(price: Floats, starts: Integers) -> Floats:
     """Per bar, the root of the summed squared log returns: `sqrt(sum(ln(p[i] / p[i-1])^2))`.
 
-    Returns are taken inside a bar only, so a bar with one price has 0. Prices that are not positive are an
-    error, since they have no logarithm.
+    Returns are taken inside a bar only, so a bar with one price has 0. So has a bar with a price that is not
+    positive: it has no logarithm.
     """
-    if len(price) and float(np.min(price)) <= 0:
-        raise InvalidConfig("realised volatility needs positive prices")
+    if not len(starts):
+        return np.zeros(0)
     returns = np.zeros(len(price))
-    returns[1:] = np.diff(np.log(price))
+    returns[1:] = np.diff(np.log(np.where(price > 0, price, 1.0)))
     returns[starts] = 0.0
-    return np.sqrt(_sums(returns * returns, starts))
+    has_returns = np.minimum.reduceat(price, starts) > 0
+    return np.where(has_returns, np.sqrt(_sums(returns * returns, starts)), 0.0)
 
 
 # --- Bars: which trades belong together --------------------------------------------------------------------
@@ -202,6 +216,10 @@ def bars(
 # --- Steps that several formulas share ----------------------------------------------------------------------
 
 
+def _both(bid: Floats, ask: Floats, has_both: Booleans | None) -> Booleans:
+    return (bid != 0) & (ask != 0) if has_both is None else has_both
+
+
 def _ratio(numerator: Floats, denominator: Floats) -> Floats:
     """`numerator / denominator`, 0 where there is nothing to divide by."""
     result = np.zeros(np.broadcast(numerator, denominator).shape)
@@ -218,7 +236,7 @@ def _leading(sizes: Floats, depth: int) -> Floats:
 
 
 def _side_slope(prices: Floats, sizes: Floats, mid: Floats) -> Floats:
-    distance = np.where(prices > 0, np.abs(prices - mid[:, None]), 0.0)
+    distance = np.where(sizes > 0, np.abs(prices - mid[:, None]), 0.0)
     piled = np.cumsum(sizes, axis=1)
     return _ratio(np.sum(distance * piled, axis=1), np.sum(distance * distance, axis=1))
 

@@ -235,7 +235,8 @@ class ImportRun:
         if context.tally.saturated:
             context.tally.notes.append(
                 f"{context.tally.saturated} prices or sizes are too large for 64 bits with as many decimals "
-                "as their events have, and became 2^64-1; --price-scale or --size-scale with fewer keeps them"
+                "as their events have, and became the largest that fit; --price-scale or --size-scale with "
+                "fewer keeps them"
             )
         if context.tally.unordered:
             context.tally.notes.append(

@@ -5,8 +5,8 @@ book, no queue and no venue. The same bytes as light Python objects are in `ever
 whole batches of records of varying length in `everlog.market.packing`, decimal text in
 `everlog.market.decimals`.
 
-Integers are little-endian. Bytes without a name are zero; only these may gain a meaning without a
-new `SCHEMA_VERSION`.
+Integers are little-endian. Prices are signed, and 0 is a price like any other; sizes and ids are unsigned.
+Bytes without a name are zero; only these may gain a meaning without a new `SCHEMA_VERSION`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from everlog.errors import Corrupt, Unsupported, UnsupportedVersion
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
+OLDEST_VERSION: Final = 3
+"""Still read. Its prices are unsigned, and a price of 0 in an event of orders means that there is none."""
 LITTLE_ENDIAN: Final = 0
 MAX_SCALE: Final = 18
 RESERVED: Final = "reserved_"
@@ -111,6 +113,8 @@ class L3Flags(IntFlag):
     CANCEL_RESTRICTED_WINDOW = 8
     RAW_HAS_BID_ID = 16
     RAW_HAS_ASK_ID = 32
+    NO_PRICE = 64
+    """`price` is 0 and means nothing: a modify keeps the order's, an added order stands on no level."""
 
 
 def layout(size: int, fields: dict[str, tuple[Any, int]]) -> np.dtype[np.void]:
@@ -178,7 +182,7 @@ L2_SNAPSHOT: Final = layout(
 )
 """A whole book; bids (descending) and then asks (ascending) of `LEVEL` follow."""
 
-LEVEL: Final = layout(16, {"price": ("<u8", 0), "size": ("<u8", 8)})
+LEVEL: Final = layout(16, {"price": ("<i8", 0), "size": ("<u8", 8)})
 
 BOOK_TICKER: Final = layout(
     48,
@@ -223,7 +227,7 @@ L3_EVENT: Final = layout(
         "order_id": ("<u8", 16),
         "bid_order_id": ("<u8", 24),
         "ask_order_id": ("<u8", 32),
-        "price": ("<u8", 40),
+        "price": ("<i8", 40),
         "qty": ("<u8", 48),
         "amt": ("<u8", 56),
     },
@@ -301,11 +305,13 @@ def check_headers(headers: NDArray[np.void], lengths: NDArray[Any] | int | None 
     Raises UnsupportedVersion for another schema version, Unsupported for an unknown book mode or
     byte order, Corrupt for a wrong `record_len` or event type. The error names the first bad row.
     """
-    row = first_true(headers["schema_version"] != SCHEMA_VERSION)
+    versions = headers["schema_version"]
+    row = first_true((versions < OLDEST_VERSION) | (versions > SCHEMA_VERSION))
     if row is not None:
-        version = int(headers["schema_version"][row])
+        version = int(versions[row])
         raise UnsupportedVersion(
-            f"book event {row} has schema version {version}, this build reads {SCHEMA_VERSION}; "
+            f"book event {row} has schema version {version}, this build reads {OLDEST_VERSION} to "
+            f"{SCHEMA_VERSION}; "
             "read it with the release that wrote it",
             version,
         )

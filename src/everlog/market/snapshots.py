@@ -21,7 +21,15 @@ from everlog.errors import Corrupt, Io, SnapshotGap, Unsupported, UnsupportedVer
 from everlog.fs import Fs, OsFs, create_directory, replace_file
 from everlog.market.book_set import Book, Market
 from everlog.market.books import BOOK_HASH_BYTES, L2Book, L3Book
-from everlog.market.protocol import HEADER_BYTES, LITTLE_ENDIAN, BookMode, TypeId, layout
+from everlog.market.protocol import (
+    HEADER_BYTES,
+    LITTLE_ENDIAN,
+    OLDEST_VERSION,
+    SCHEMA_VERSION,
+    BookMode,
+    TypeId,
+    layout,
+)
 from everlog.market.views import BookEventView
 from everlog.queue import MessageView, QueueReader
 
@@ -46,7 +54,9 @@ SNAPSHOT_HEADER: Final = layout(
     },
 )
 MAGIC: Final = b"CHRSNAP1"
-SNAPSHOT_VERSION: Final = 1
+SNAPSHOT_VERSION: Final = 2
+UNSIGNED_VERSION: Final = 1
+"""Prices are unsigned. Books without a price below 0 are written so, which older releases read too."""
 DEFAULT_INTERVAL_NS: Final = 10_000_000_000
 _PREFIX: Final = "snapshot_"
 _SUFFIX: Final = ".bin"
@@ -64,6 +74,7 @@ class SnapshotInfo:
     exchange_ts_ns: tuple[int, int]
     payload_len: int
     book_hash: bytes
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +155,7 @@ class SnapshotStore:
         mode = BookMode.L2 if isinstance(book, L2Book) else BookMode.L3
         digest = hashlib.blake2b(payload, digest_size=BOOK_HASH_BYTES).digest()
         header = np.zeros((), dtype=SNAPSHOT_HEADER)
-        header["magic"], header["schema_version"], header["header_len"] = MAGIC, SNAPSHOT_VERSION, 128
+        header["magic"], header["schema_version"], header["header_len"] = MAGIC, _version_for(book), 128
         header["endianness"], header["book_mode"] = LITTLE_ENDIAN, mode
         header["venue_id"], header["market_id"], header["seq_num"] = *market, seq
         header["ingest_ts_start"], header["ingest_ts_end"] = ingest_ts_start_ns, book.last_ingest_ts_ns
@@ -221,10 +232,12 @@ class SnapshotStore:
         target: Book = book if book is not None else (L2Book() if checked.mode is BookMode.L2 else L3Book())
         if isinstance(target, L2Book) != (checked.mode is BookMode.L2):
             raise Unsupported(f"{info.path} is a snapshot of an {checked.mode.name} book")
-        target.load_payload(payload)
         if isinstance(target, L2Book):
+            is_unsigned = checked.version == UNSIGNED_VERSION
+            target.load_payload(payload, schema_version=OLDEST_VERSION if is_unsigned else SCHEMA_VERSION)
             target._restore_numbers(checked.seq, 0, checked.exchange_ts_ns[1], checked.ingest_ts_ns[1])
         else:
+            target.load_payload(payload)
             target._restore_numbers(0, checked.exchange_ts_ns[1], checked.ingest_ts_ns[1])
         return target
 
@@ -355,6 +368,11 @@ def _event_of(message: MessageView, market: Market) -> BookEventView | None:
     return header if (header.venue_id, header.market_id) == market else None
 
 
+def _version_for(book: Book) -> int:
+    has_negative = any((side["price"] < 0).any() for side in book.depth(max(book.bid_count, book.ask_count)))
+    return SNAPSHOT_VERSION if has_negative else UNSIGNED_VERSION
+
+
 def _info(path: str, data: bytes) -> SnapshotInfo:
     """Return what a header says, after checking all of it that needs no payload."""
     if len(data) < SNAPSHOT_HEADER.itemsize:
@@ -363,8 +381,8 @@ def _info(path: str, data: bytes) -> SnapshotInfo:
     if header["magic"] != MAGIC or header["header_len"] != 128:
         raise Corrupt(f"{path} is not a snapshot of a book: it does not begin with {MAGIC.decode()}")
     version = int(header["schema_version"])
-    if version != SNAPSHOT_VERSION:
-        raise UnsupportedVersion(f"{path} has snapshot version {version}, this build reads 1", version)
+    if not UNSIGNED_VERSION <= version <= SNAPSHOT_VERSION:
+        raise UnsupportedVersion(f"{path} has snapshot version {version}, this build reads 1 and 2", version)
     if header["endianness"] != LITTLE_ENDIAN or header["book_mode"] > BookMode.L3:
         raise Unsupported(f"{path} has a byte order or a book mode that is not known")
     return SnapshotInfo(
@@ -376,4 +394,5 @@ def _info(path: str, data: bytes) -> SnapshotInfo:
         (int(header["exchange_ts_start"]), int(header["exchange_ts_end"])),
         int(header["payload_len"]),
         header["book_hash"].tobytes(),
+        version,
     )

@@ -21,6 +21,7 @@ from everlog.market.protocol import (
     L2_SNAPSHOT,
     L3_EVENT,
     LITTLE_ENDIAN,
+    OLDEST_VERSION,
     RESERVED,
     SCHEMA_VERSION,
     TRADE,
@@ -28,7 +29,7 @@ from everlog.market.protocol import (
     BookMode,
 )
 
-_FORMATS: Final = {"u1": "<B", "u2": "<H", "u4": "<I", "u8": "<Q", "f8": "<d"}
+_FORMATS: Final = {"u1": "<B", "u2": "<H", "u4": "<I", "u8": "<Q", "i8": "<q", "f8": "<d"}
 
 
 class _Field:
@@ -131,9 +132,10 @@ class BookEventView(View):
 
     def check(self) -> Self:
         """Return the view if version, byte order, mode and length are right, else raise."""
-        if self.schema_version != SCHEMA_VERSION:
+        if not OLDEST_VERSION <= self.schema_version <= SCHEMA_VERSION:
             raise UnsupportedVersion(
-                f"the book event has schema version {self.schema_version}, this build reads {SCHEMA_VERSION}",
+                f"the book event has schema version {self.schema_version}, this build reads {OLDEST_VERSION} "
+                f"to {SCHEMA_VERSION}",
                 self.schema_version,
             )
         if self.book_mode > BookMode.L3 or self.endianness != LITTLE_ENDIAN:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -91,16 +90,9 @@ def test_sending_times_behind_the_records_are_skipped(tmp_path: Path) -> None:
     assert l3_records_of(blocks)["event"]["order_id"].tolist() == [0, 1, 2, 0, 2, 2, 1, 3]
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (order(b"A", 1, price=-5_000_000_000, size=1), ":2: price is negative"),
-        (order(b"X", 1), r":2: unknown action b'X'"),
-    ],
-)
-def test_records_that_the_protocol_cannot_hold_are_refused(tmp_path: Path, row: Any, reason: str) -> None:
-    path = dbn_file(tmp_path, "mbo", records(package.MBOMsg, MBO_RTYPE, [GOLDEN[1], row]))
-    with pytest.raises(InvalidSource, match=reason):
+def test_records_that_the_protocol_cannot_hold_are_refused(tmp_path: Path) -> None:
+    path = dbn_file(tmp_path, "mbo", records(package.MBOMsg, MBO_RTYPE, [GOLDEN[1], order(b"X", 1)]))
+    with pytest.raises(InvalidSource, match=r":2: unknown action b'X'"):
         run_importer("dbn", [path])
     _, tally = run_importer("dbn", [path], quarantine=tmp_path / "quarantine.csv")
     assert (tally.rows, tally.quarantined) == (1, 1)

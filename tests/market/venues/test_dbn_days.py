@@ -204,12 +204,11 @@ def test_trades_of_another_publisher_are_no_harm(tmp_path: Path) -> None:
     assert len(ids_of(dbn_file(tmp_path, "mbo", mbo([ADD, trade])))) == 2
 
 
-def test_books_that_are_not_complete_or_not_sure_are_noted(tmp_path: Path) -> None:
-    rows = [ADD, ADD | OF_OTHER | {"price": -1}, ADD | {"order_id": 8, "flags": F_MAYBE_BAD_BOOK}]
+def test_books_that_are_not_sure_are_noted(tmp_path: Path) -> None:
+    rows = [ADD, ADD | {"order_id": 8, "flags": F_MAYBE_BAD_BOOK}]
     path = dbn_file(tmp_path, "mbo", mbo(rows))
     _, tally = run_importer("dbn", [path], quarantine=tmp_path / "quarantine.csv")
     assert tally.notes == [
-        f"{path}: the books of NQH4 are not complete without their negative prices",
         f"{path}: 1 records are marked as of a book that may be wrong (F_MAYBE_BAD_BOOK)",
     ]
 

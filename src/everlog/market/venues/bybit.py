@@ -21,7 +21,7 @@ from everlog.market.venues.csv_blocks import DECIMAL, LINE_BYTES_MAX
 from everlog.market.venues.interface import EventBlock, ImportContext, agree, find_date
 from everlog.market.venues.l2_events import Groups, Levels, in_book_order, pack_diffs, pack_snapshots
 from everlog.market.venues.registry import venue_id
-from everlog.native.market.events import PROBLEMS, RowParser
+from everlog.native.market.events import PRICE, PROBLEMS, RowParser
 
 VENUE: Final = "bybit"
 NS_PER_MS: Final = 1_000_000
@@ -98,7 +98,7 @@ class _Reading:
         self._date = find_date(member.name, context.options) or find_date(member.path, context.options) or ""
         self._symbol: str | None = None
         self._decoder = msgspec.json.Decoder(_Message)
-        self._levels = RowParser([(0, DECIMAL, 0, False, []), (1, DECIMAL, 0, False, [])], 2)
+        self._levels = RowParser([(0, PRICE, []), (1, DECIMAL, [])], 2)
         self._diffs: list[tuple[_Stamp, Levels]] = []
         self._level_count = 0
         self._last_id: int | None = None
@@ -198,7 +198,7 @@ class _Reading:
                 raise ValueError(f"{('price', 'size')[min(field, 1)]} in {list(level)} {PROBLEMS[problem]}")
         sides = np.full(count, Side.SELL, dtype=np.uint8)
         sides[: len(bids)] = Side.BUY
-        return Levels(values[0], extras[0], values[1], extras[1], sides)
+        return Levels(values[0].view(np.int64), extras[0], values[1], extras[1], sides)
 
     def flush(self) -> Iterator[EventBlock]:
         """Yield the gathered diffs."""

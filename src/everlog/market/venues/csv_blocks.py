@@ -17,14 +17,14 @@ from everlog.errors import InvalidSource
 from everlog.market.venues.archives import Member
 from everlog.market.venues.interface import Rejects
 from everlog.native.market import events as native
-from everlog.native.market.events import CHOICE, DECIMAL, FIXED, HASH, IDENTIFIER, SIGNED, UNSIGNED
+from everlog.native.market.events import CHOICE, DECIMAL, HASH, IDENTIFIER, PRICE, SIGNED, UNSIGNED
 
 __all__ = [
     "CHOICE",
     "DECIMAL",
-    "FIXED",
     "HASH",
     "IDENTIFIER",
+    "PRICE",
     "SIGNED",
     "UNSIGNED",
     "Column",
@@ -36,6 +36,8 @@ BLOCK_BYTES: Final = 1 << 20
 LINE_BYTES_MAX: Final = 16 << 20
 SHOWN_BYTES_MAX: Final = 120
 NAMES_SHOWN_MAX: Final = 400
+I64_MAX: Final = np.uint64(2**63 - 1)
+POWERS_OF_TEN: Final = np.array([10**exponent for exponent in range(19)], dtype=np.uint64)
 FIELD_COUNT, UNKNOWN_CHOICE = 1, 5
 """Problems of rows that are explained with more than their own words: numbers into the native `PROBLEMS`."""
 
@@ -46,14 +48,15 @@ class Column:
 
     name: str
     kind: int
-    scale: int = 0
     choices: tuple[tuple[str, int], ...] = ()
-    negative_is_zero: bool = False
 
 
 @dataclass(slots=True)
 class RowBlock:
-    """Rows as columns. `values` are integers, `extras` the decimals or codes that go with them."""
+    """Rows as columns. `values` are integers, `extras` the decimals or codes that go with them.
+
+    Values of SIGNED and PRICE columns are in the bits of the unsigned ones: view them as int64.
+    """
 
     label: str
     values: dict[str, NDArray[np.uint64]]
@@ -86,6 +89,15 @@ class RowBlock:
         for line in self.lines[bad].tolist():
             rejects.reject(self.label, line, reason, _decoded(texts[line - self.first_line]))
         return self.take(~bad)
+
+    def at_scale(self, name: str, scale: int, rejects: Rejects) -> RowBlock:
+        """Return the block with a DECIMAL column at a scale; rows whose digits would be lost are refused."""
+        block = self.refuse(self.extras[name] > scale, f"{name} has more than {scale} decimals", rejects)
+        largest = I64_MAX // POWERS_OF_TEN[scale - block.extras[name]]
+        block = block.refuse(block.values[name] > largest, f"{name} needs more than 64 bits", rejects)
+        block.values[name] = block.values[name] * POWERS_OF_TEN[scale - block.extras[name]]
+        block.extras[name] = np.full(len(block), scale, dtype=np.uint8)
+        return block
 
 
 class CsvReader:
@@ -151,8 +163,6 @@ class CsvReader:
                 (
                     self.names.index(column.name),
                     column.kind,
-                    column.scale,
-                    column.negative_is_zero,
                     [(text.encode(), code) for text, code in column.choices],
                 )
                 for column in ordered

@@ -12,7 +12,6 @@ the record's flags (F_LAST and the others) are the highest byte of the event's f
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -126,7 +125,6 @@ class _File:
             package, member, layout, schema.record_types, ts_out=bool(metadata.ts_out)
         )
         self._rows = self._left_out = 0
-        self._negative: Counter[str] = Counter()
         self._maybe_bad = 0
         self._in_snapshot: dict[int, bool] = {}
         self._order = RecordOrder()
@@ -198,10 +196,8 @@ class _File:
         """Reject records that the protocol cannot hold; return a mask of the others."""
         records = block.records
         letters = _letters(records)
-        price = _lowest_price(records, self._schema.depth)
         reasons: list[tuple[str, NDArray[np.bool_]]] = [
             ("unknown action", _KINDS[letters] == 0),
-            ("price is negative", price < 0),
             ("its market id is another symbol's; import one of them with --symbol", belonging.shared),
         ]
         is_trade = letters == ord("T")
@@ -228,8 +224,6 @@ class _File:
         record = block.records[row]
         if reason == "unknown action":
             reason = f"unknown action {bytes(record['action'])!r}"
-        elif reason == "price is negative":
-            self._negative[symbol] += 1
         self._context.rejects.reject(self._label, int(block.numbers[row]), reason, f"{symbol} {record}")
 
     def _notes(self) -> Iterator[str]:
@@ -241,8 +235,6 @@ class _File:
             yield f"{self._left_out} records of other symbols than {self._instruments.wanted} were left out"
         if unnamed := sorted(self._instruments.unnamed):
             yield f"no symbol is known of {_some(unnamed)}; the number is used instead"
-        if self._negative:
-            yield f"the books of {_some(self._negative)} are not complete without their negative prices"
         if self._maybe_bad:
             yield f"{self._maybe_bad} records are marked as of a book that may be wrong (F_MAYBE_BAD_BOOK)"
 
@@ -268,15 +260,6 @@ def _letters(records: NDArray[np.void]) -> NDArray[np.uint8]:
     return letters
 
 
-def _lowest_price(records: NDArray[np.void], depth: int) -> NDArray[np.int64]:
-    """Return the lowest price a record names."""
-    lowest: NDArray[np.int64] = records["price"].astype(np.int64)
-    for place in range(depth):
-        for side in ("bid", "ask"):
-            lowest = np.minimum(lowest, records[f"{side}_px_{place:02d}"])
-    return lowest
-
-
 # -- events ------------------------------------------------------------------------------
 
 
@@ -295,8 +278,11 @@ def _order_events(records: NDArray[np.void], belonging: Belonging, venue: int) -
     event["exec_type"] = letters
     event["side"] = _SIDES[np.ascontiguousarray(records["side"]).view(np.uint8)]
     event["price_scale"] = PRICE_SCALE
-    event["flags"] = (records["flags"].astype(np.uint32) << np.uint32(FLAGS_SHIFT)) | np.where(
-        undefined & (letters == ord("A")), np.uint32(L3Flags.PRICE_IS_MARKET), np.uint32(0)
+    is_market = undefined & (letters == ord("A"))
+    event["flags"] = (
+        (records["flags"].astype(np.uint32) << np.uint32(FLAGS_SHIFT))
+        | undefined * np.uint32(L3Flags.NO_PRICE)
+        | is_market * np.uint32(L3Flags.PRICE_IS_MARKET)
     )
     event["order_id"] = np.where(letters == ord("T"), 0, records["order_id"])
     event["price"] = np.where(undefined, 0, records["price"])
@@ -370,7 +356,7 @@ def _snapshots(
     sides = np.broadcast_to(np.repeat(np.array([Side.BUY, Side.SELL], dtype=np.uint8), depth), used.shape)
     total = int(counts.sum())
     levels = Levels(
-        prices[used].astype(np.uint64),
+        prices[used].astype(np.int64),
         np.full(total, PRICE_SCALE, dtype=np.uint8),
         sizes[used].astype(np.uint64),
         np.zeros(total, dtype=np.uint8),

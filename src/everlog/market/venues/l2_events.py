@@ -27,15 +27,16 @@ from everlog.market.protocol import (
 from everlog.market.venues.interface import EventBlock
 from everlog.native.market.events import place_levels
 
-POWERS_OF_TEN: Final = np.array([10**exponent for exponent in range(19)], dtype=np.uint64)
+POWERS_OF_TEN: Final = np.array([10**exponent for exponent in range(19)], dtype=np.int64)
 U64_MAX: Final = np.uint64(2**64 - 1)
+I64_MIN, I64_MAX = np.int64(-(2**63)), np.int64(2**63 - 1)
 
 
 @dataclass(slots=True)
 class Levels:
     """Price levels as columns: integers, their numbers of decimals, and the side of each."""
 
-    prices: NDArray[np.uint64]
+    prices: NDArray[np.int64]
     price_decimals: NDArray[np.uint8]
     sizes: NDArray[np.uint64]
     size_decimals: NDArray[np.uint8]
@@ -136,7 +137,7 @@ def in_book_order(levels: Levels) -> Levels:
     scale = int(levels.price_decimals.max(initial=0))
     prices = _at_scale(levels.prices, levels.price_decimals, scale)
     is_ask = levels.sides == Side.SELL
-    rank = np.where(is_ask, prices, U64_MAX - prices)
+    rank = np.where(is_ask, prices, ~prices)
     order = np.lexsort((np.arange(len(levels)), rank, is_ask))
     same = np.zeros(len(order), dtype=bool)
     same[:-1] = (rank[order][1:] == rank[order][:-1]) & (is_ask[order][1:] == is_ask[order][:-1])
@@ -144,11 +145,12 @@ def in_book_order(levels: Levels) -> Levels:
     return levels.take(kept[levels.sizes[kept] > 0])
 
 
-def _at_scale(values: NDArray[np.uint64], decimals: NDArray[np.uint8], scale: int) -> NDArray[np.uint64]:
-    """Return the values with `scale` decimals, none of which has more; those that leave 64 bits saturate."""
+def _at_scale(prices: NDArray[np.int64], decimals: NDArray[np.uint8], scale: int) -> NDArray[np.int64]:
+    """Return the prices with `scale` decimals, none of which has more; those that leave 64 bits saturate."""
     factors = POWERS_OF_TEN[scale - decimals]
-    result: NDArray[np.uint64] = values * factors
-    result[values > U64_MAX // factors] = U64_MAX
+    result: NDArray[np.int64] = prices * factors
+    result[prices > I64_MAX // factors] = I64_MAX
+    result[prices < -(I64_MAX // factors)] = I64_MIN
     return result
 
 
@@ -188,5 +190,6 @@ def _placed(levels: Levels, groups: Groups, price_scale: int | None, size_scale:
         size_scales,
     )
     asks = np.diff(starts, append=len(levels)) - bids
-    saturated = int((placed.view(np.uint64) == U64_MAX).sum())
+    is_end = (placed["price"] == I64_MAX) | (placed["price"] == I64_MIN)
+    saturated = int(is_end.sum() + (placed["size"] == U64_MAX).sum())
     return _Placed(placed, bids, asks, price_scales, size_scales, saturated)

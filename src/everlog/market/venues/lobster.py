@@ -28,7 +28,7 @@ from everlog.market.protocol import (
     new_l3_records,
 )
 from everlog.market.venues.archives import Member
-from everlog.market.venues.csv_blocks import CHOICE, FIXED, SIGNED, UNSIGNED, Column, CsvReader, RowBlock
+from everlog.market.venues.csv_blocks import CHOICE, DECIMAL, SIGNED, UNSIGNED, Column, CsvReader, RowBlock
 from everlog.market.venues.interface import EventBlock, ImportContext, TimeOrder, find_date
 from everlog.market.venues.lobster_books import (
     CROSS,
@@ -58,6 +58,7 @@ __all__ = [
 VENUE: Final = "nasdaq"
 TIME_ZONE: Final = "America/New_York"
 NS_PER_DAY: Final = np.uint64(86_400 * 10**9)
+TIME_SCALE: Final = 9
 NAMES: Final = ("time", "type", "order_id", "size", "price", "direction")
 
 _KINDS: Final = np.array(
@@ -74,7 +75,7 @@ _KINDS: Final = np.array(
     dtype=np.uint8,
 )
 _COLUMNS: Final = (
-    Column("time", FIXED, scale=9),
+    Column("time", DECIMAL),
     Column("type", CHOICE, choices=tuple((str(kind), kind) for kind in range(1, 8))),
     Column("order_id", SIGNED),  # crosses have -1
     Column("size", UNSIGNED),
@@ -137,6 +138,7 @@ def _sound(block: RowBlock, context: ImportContext) -> RowBlock:
         return column
 
     rejects = context.rejects
+    block = block.at_scale("time", TIME_SCALE, rejects)
     block = block.refuse((signed("price") < 0) & (block.extras["type"] != HALT), "price is negative", rejects)
     block = block.refuse(
         (np.abs(signed("price")) > 1) & (block.extras["type"] == HALT),
@@ -175,9 +177,14 @@ def _events(block: RowBlock, midnight_ns: np.uint64, venue: int, market: int) ->
     )
     event["bid_order_id"] = np.where(bought, order_id, 0)
     event["ask_order_id"] = np.where(sold, order_id, 0)
-    event["flags"] = bought * np.uint32(L3Flags.RAW_HAS_BID_ID) | sold * np.uint32(L3Flags.RAW_HAS_ASK_ID)
     # A halt has no price: -1 halted, 0 quoting, 1 trading again, kept as 0, 1, 2 in the quantity.
     halted = kind == HALT
+    for flag, where in (
+        (L3Flags.RAW_HAS_BID_ID, bought),
+        (L3Flags.RAW_HAS_ASK_ID, sold),
+        (L3Flags.NO_PRICE, halted),
+    ):
+        event["flags"] |= where * np.uint32(flag)
     event["price"] = np.where(halted, 0, price)
     event["qty"] = np.where(halted, price + np.uint64(1), size)
     return EventBlock(TypeId.BOOK_EVENT, records, stamps)

@@ -279,7 +279,7 @@ class SimulatedVenue:
 
 def _levels(cells: Ints, totals: Ints) -> Levels:
     return Levels(
-        (cells % LEVELS + LEVEL_BASE).astype(np.uint64),
+        (cells % LEVELS + LEVEL_BASE).astype(np.int64),
         np.full(len(cells), PRICE_SCALE, dtype=np.uint8),
         totals.astype(np.uint64),
         np.full(len(cells), SIZE_SCALE, dtype=np.uint8),

@@ -24,13 +24,13 @@ from everlog.market.venues.csv_blocks import (
     CHOICE,
     DECIMAL,
     IDENTIFIER,
+    PRICE,
     UNSIGNED,
     Column,
     CsvReader,
     RowBlock,
 )
-from everlog.market.venues.interface import EventBlock, ImportContext, Rejects
-from everlog.market.venues.l2_events import POWERS_OF_TEN, U64_MAX
+from everlog.market.venues.interface import EventBlock, ImportContext
 from everlog.market.venues.merging import KeyedBlock, merge
 from everlog.market.venues.registry import venue_id
 from everlog.market.venues.szse_events import mark_events
@@ -69,7 +69,7 @@ _COMMON: Final = (
 _ORDER_COLUMNS: Final = (
     *_COMMON,
     Column("Side", CHOICE, choices=_SIDES),
-    Column("Price", DECIMAL, negative_is_zero=True),
+    Column("Price", PRICE),
     Column("OrderQty", DECIMAL),
     Column("OrdType", CHOICE, choices=_CODES),
 )
@@ -77,7 +77,7 @@ _TICK_COLUMNS: Final = (
     *_COMMON,
     Column("BidApplSeqNum", UNSIGNED),
     Column("OfferApplSeqNum", UNSIGNED),
-    Column("Price", DECIMAL, negative_is_zero=True),
+    Column("Price", PRICE),
     Column("Qty", DECIMAL),
     Column("Amt", DECIMAL),
     Column("ExecType", CHOICE, choices=_EXECUTIONS),
@@ -90,7 +90,7 @@ _MERGED_COLUMNS: Final = (
     Column("BidOrderID", IDENTIFIER),
     Column("OfferOrderID", IDENTIFIER),
     Column("Side", CHOICE, choices=(*_SIDES, ("", 0), ("0", 0))),
-    Column("Price", DECIMAL, negative_is_zero=True),
+    Column("Price", PRICE),
     Column("Qty", DECIMAL),
     Column("Amt", DECIMAL),
     Column("OrdType", CHOICE, choices=(*_CODES, ("", 0))),
@@ -283,9 +283,12 @@ class _File:
             f"another channel in a file of channel {self.channel}",
             rejects,
         )
+        # A price below 0 is how some files write that there is none.
+        is_none = block.values["Price"].view(np.int64) < 0
+        block.values["Price"][is_none] = block.extras["Price"][is_none] = 0
         for name, scale in _SCALES:
             if name in block.values:
-                block = _at_scale(block, name, scale, rejects)
+                block = block.at_scale(name, scale, rejects)
         block = self._with_times(block)
         days = block.values["TransactTime"] // np.uint64(10**9)
         if not self._day and len(days):
@@ -396,15 +399,6 @@ class _File:
                     self.label,
                 )
             mine.add(symbol)
-
-
-def _at_scale(block: RowBlock, name: str, scale: int, rejects: Rejects) -> RowBlock:
-    """Return the column at its scale; rows whose digits would be lost are refused."""
-    block = block.refuse(block.extras[name] > scale, f"{name} has more than {scale} decimals", rejects)
-    factors = POWERS_OF_TEN[scale - block.extras[name]]
-    block = block.refuse(block.values[name] > U64_MAX // factors, f"{name} needs more than 64 bits", rejects)
-    block.values[name] = block.values[name] * POWERS_OF_TEN[scale - block.extras[name]]
-    return block
 
 
 def _flags(event: NDArray[np.void], minutes: NDArray[np.int64]) -> NDArray[np.uint32]:

@@ -6,7 +6,7 @@ Owns the meaning of their columns. Rows with one `local_timestamp` are one event
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from everlog.market.venues.csv_blocks import (
     DECIMAL,
     HASH,
     IDENTIFIER,
+    PRICE,
     UNSIGNED,
     Column,
     CsvReader,
@@ -99,7 +100,7 @@ class TardisBook:
                 Column("symbol", CHOICE, choices=((symbol, 0),)),
                 Column("is_snapshot", CHOICE, choices=_TRUTHS),
                 Column("side", CHOICE, choices=_SIDES),
-                Column("price", DECIMAL),
+                Column("price", PRICE),
                 Column("amount", DECIMAL),
             ]
             grouping = _Grouping(context, venue_id(file.venue), crypto_market_id(symbol))
@@ -129,7 +130,7 @@ class _Rows:
     @classmethod
     def of(cls, block: RowBlock) -> _Rows:
         levels = Levels(
-            block.values["price"],
+            block.values["price"].view(np.int64),
             block.extras["price"],
             block.values["amount"],
             block.extras["amount"],
@@ -308,7 +309,7 @@ class TardisTrades:
                 Column("symbol", HASH),
                 Column("id", IDENTIFIER),
                 Column("side", CHOICE, choices=sides),
-                Column("price", DECIMAL),
+                Column("price", PRICE),
                 Column("amount", DECIMAL),
             ]
             choice = _SymbolChoice(file, context)
@@ -360,7 +361,7 @@ class _SymbolChoice:
 def _trades(block: RowBlock) -> EventBlock:
     trades = np.zeros(len(block), dtype=TRADE)
     trades["timestamp_ns"] = block.values["timestamp"] * NS_PER_US
-    trades["price"] = as_floats(block.values["price"], block.extras["price"])
+    trades["price"] = as_floats(block.values["price"].view(np.int64), block.extras["price"])
     trades["qty"] = as_floats(block.values["amount"], block.extras["amount"])
     trades["trade_id"] = block.values["id"]
     side = block.extras["side"]
@@ -396,7 +397,7 @@ def _mark_ends(block: EventBlock, following: EventBlock | None) -> None:
     block.flags |= np.where(goes_on, np.uint16(0), np.uint16(MessageFlags.LAST_OF_EVENT))
 
 
-def as_floats(values: NDArray[np.uint64], decimals: NDArray[np.uint8]) -> NDArray[np.float64]:
+def as_floats(values: NDArray[Any], decimals: NDArray[np.uint8]) -> NDArray[np.float64]:
     """Return the numbers as the nearest floats.
 
     One correctly rounded division of two exact floats, as long as the digits fit into 53 bits.

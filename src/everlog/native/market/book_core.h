@@ -22,11 +22,15 @@ enum {
 };
 
 typedef struct {
-    uint64_t price, size;
+    int64_t price;
+    uint64_t size;
 } book_level;
 
 typedef struct { /* a side is empty if its size is 0 */
-    uint64_t bid_price, bid_size, ask_price, ask_size;
+    int64_t bid_price;
+    uint64_t bid_size;
+    int64_t ask_price;
+    uint64_t ask_size;
 } book_top;
 
 typedef struct { /* of the order an event is about; both UINT64_MAX if it is in no queue */
@@ -138,9 +142,11 @@ static void core_clear(book_core *core)
     ladder_clear(&core->sides[1]);
 }
 
-static inline uint64_t side_mask(unsigned side) /* 0 = bids, 1 = asks */
+/* What makes keys of prices and prices of keys: all bits but the sign's for bids (0), the sign's for asks
+ * (1). Without a branch: which side comes next is random. */
+static inline uint64_t side_mask(unsigned side)
 {
-    return (uint64_t)side - 1; /* without a branch: which side comes next is random */
+    return (uint64_t)INT64_MAX + side;
 }
 
 /* Multiplies every level of a side; nothing is changed if a product does not fit. */
@@ -157,11 +163,11 @@ static int core_rescale_side(book_core *core, unsigned number, uint64_t price_fa
     size_t count = ladder_first(side, keys, values, side->count);
     int status = BOOK_OK;
     for (size_t at = 0; at < count && status == BOOK_OK; at++) {
-        uint64_t price;
-        if (__builtin_mul_overflow(keys[at] ^ mask, price_factor, &price) ||
+        int64_t price;
+        if (__builtin_mul_overflow((int64_t)(keys[at] ^ mask), price_factor, &price) ||
             __builtin_mul_overflow(values[at], value_factor, &values[at]))
             status = BOOK_SCALE_OVERFLOW;
-        keys[at] = price ^ mask;
+        keys[at] = (uint64_t)price ^ mask;
     }
     if (status == BOOK_OK)
         status = ladder_replace(side, keys, values, count);

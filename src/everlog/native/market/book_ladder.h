@@ -1,8 +1,8 @@
 /* One side of an order book: key -> value, ordered, with the smallest key always at hand.
  *
- * Owns where a level is kept; knows nothing of events, sizes or orders. A key is a price (asks) or its
- * complement (bids), so the best level has the smallest key on both sides. A value is any 64 bits but 0,
- * which means that there is no level.
+ * Owns where a level is kept; knows nothing of events, sizes or orders. A key is a price counted from the
+ * lowest one there is (asks) or its complement (bids), so the best level has the smallest key on both sides.
+ * A value is any 64 bits but 0, which means that there is no level.
  *
  * Levels near the best lie in the window, an array indexed by (key - base) / tick with bitmaps above it.
  * All others lie in the far list, which is sorted. So every key can be stored, and common ones cost one

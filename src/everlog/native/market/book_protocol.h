@@ -7,7 +7,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#define PROTOCOL_VERSION 3u
+#define OLDEST_VERSION 3u /* its prices are unsigned, and 0 is no price in events of orders */
+#define PROTOCOL_VERSION 4u
+#define IS_KNOWN(version) ((version) >= OLDEST_VERSION && (version) <= PROTOCOL_VERSION)
 #define LARGEST_SCALE 18
 
 enum { EVENT_SNAPSHOT = 1, EVENT_DIFF = 2, EVENT_RESET = 3, EVENT_HEARTBEAT = 4 };
@@ -63,7 +65,7 @@ static inline int read_header(const uint8_t *payload, size_t length, book_header
     if (length < sizeof *header)
         return BOOK_SHORT_RECORD;
     memcpy(header, payload, sizeof *header);
-    if (header->schema_version != PROTOCOL_VERSION)
+    if (!IS_KNOWN(header->schema_version))
         return BOOK_BAD_VERSION;
     if (header->record_len != length)
         return BOOK_SHORT_RECORD;

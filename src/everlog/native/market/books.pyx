@@ -8,7 +8,7 @@ Arguments of array methods are checked and made by `everlog.market.books`.
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from libc.stddef cimport ptrdiff_t
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
@@ -23,9 +23,10 @@ cdef extern from "market/book_core.h" nogil:
         BOOK_SHORT_RECORD, BOOK_BAD_VERSION, BOOK_BAD_MODE, BOOK_BAD_TYPE, BOOK_DELTA, BOOK_TOO_MANY_ORDERS
         BOOK_ZERO_ID, BOOK_UNKNOWN_ORDER, BOOK_DUPLICATE_ORDER, BOOK_OVERFLOW, GAP_UNCHECKED
     ctypedef struct book_level:
-        uint64_t price, size
+        uint64_t size
     ctypedef struct book_top:
-        uint64_t bid_price, bid_size, ask_price, ask_size
+        int64_t bid_price, ask_price
+        uint64_t bid_size, ask_size
     ctypedef struct book_queue_place:
         uint64_t orders_ahead, size_ahead
     ctypedef struct report_row:
@@ -63,6 +64,7 @@ cdef extern from "market/book_core.h" nogil:
         uint8_t gap_policy, quarantined
         uint64_t last_seq, last_exchange_ts_ns, last_ingest_ts_ns, gap_seen, gap_found
     uint64_t ladder_get(const ladder *side, uint64_t key)
+    uint64_t side_mask(unsigned side)
     void core_free(book_core *core)
     int core_raise_scales(book_core *core, uint8_t price_scale, uint8_t size_scale)
     size_t core_apply_scattered(book_core *core, const uint8_t *buffer, size_t buffer_len,
@@ -78,9 +80,9 @@ cdef extern from "market/l2_book.h" nogil:
         uint64_t last_update_id
     void l2_init(l2_book *book, size_t max_levels, uint64_t max_window, int gap_policy)
     ctypedef struct l2_update:
-        uint64_t price
+        uint64_t size
     size_t l2_apply_updates(l2_book *book, const l2_update *updates, size_t count, book_output *output, int *error)
-    int l2_set(l2_book *book, unsigned side, uint64_t price, uint64_t size)
+    int l2_set(l2_book *book, unsigned side, int64_t price, uint64_t size)
     book_top l2_top(const book_core *core)
 
 
@@ -88,7 +90,7 @@ cdef extern from "market/l3_array.h" nogil:
     ctypedef struct l3_detail:
         uint64_t id
     ctypedef struct l3_queue:
-        uint64_t price
+        int64_t price
         uint32_t count
         uint64_t *quantities
         uint8_t side, on_ladder
@@ -137,7 +139,7 @@ cdef dict ERRORS = {  # what the numbers of errors mean for an event
     ),
     BOOK_OVERFLOW: (Corrupt, "the sizes of its level add up to more than 64 bits"),
     BOOK_SCALE_OVERFLOW: (
-        Unsupported, "at the book's scale a number needs more than 64 bits; use smaller scales"
+        Unsupported, "a price or size needs more than 64 bits at the book's scale; use smaller scales"
     ),
     BOOK_BAD_SCALE: (Unsupported, "a scale is larger than 18"),
     BOOK_BAD_MODE: (Unsupported, "its book mode or byte order is not the one this book applies"),
@@ -271,7 +273,7 @@ cdef class BookKernel:
         if error == BOOK_BAD_VERSION:
             if length >= 2:
                 memcpy(&version, payload, 2)
-            raise UnsupportedVersion(f"{event}its schema version is {version}, this build reads 3", version)
+            raise UnsupportedVersion(f"{event}its schema version is {version}, this build reads 3 and 4", version)
         raise MemoryError(f"{event}no memory for the book")
 
     cdef int apply_payload(self, object payload) except -1:
@@ -438,7 +440,7 @@ cdef class L2Kernel(BookKernel):
     def __dealloc__(self):
         core_free(&self.book.core)
 
-    cdef inline int set_level(self, unsigned int side, uint64_t price, uint64_t size) except -1:
+    cdef inline int set_level(self, unsigned int side, int64_t price, uint64_t size) except -1:
         cdef int error
         if self.busy:
             self.check_idle()
@@ -449,11 +451,11 @@ cdef class L2Kernel(BookKernel):
             self.fail(error, 0, NULL, 0)
         return 0
 
-    def update(self, unsigned int side, uint64_t price, uint64_t size):
+    def update(self, unsigned int side, int64_t price, uint64_t size):
         """Set one level (side 1 buy, 2 sell) at the book's own scales; size 0 removes it."""
         self.set_level(side, price, size)
 
-    def update_and_top(self, unsigned int side, uint64_t price, uint64_t size):
+    def update_and_top(self, unsigned int side, int64_t price, uint64_t size):
         """Set one level as `update` does; returns what `top` returns after it."""
         cdef book_top best
         self.set_level(side, price, size)
@@ -474,9 +476,9 @@ cdef class L2Kernel(BookKernel):
             self.fail(error, done, NULL, 0)
         return done
 
-    def _size_at(self, unsigned int side, uint64_t price):
+    def _size_at(self, unsigned int side, int64_t price):
         self.check_idle()
-        return ladder_get(&self.core.sides[side], price if side == 1 else ~price)
+        return ladder_get(&self.core.sides[side], <uint64_t>price ^ side_mask(side))
 
     def _restore_numbers(self, uint64_t seq, uint64_t update_id, uint64_t exchange_ts_ns,
                          uint64_t ingest_ts_ns):
@@ -557,13 +559,13 @@ cdef class L3Kernel(BookKernel):
         place = l3_place(&self.book, entry.where)
         return place.orders_ahead, place.size_ahead
 
-    def _queue(self, unsigned int side, uint64_t price):
+    def _queue(self, unsigned int side, int64_t price):
         """Ids of the orders of one price, oldest first."""
         cdef const l3_queue *queue
         cdef uint32_t *positions
         cdef uint64_t number
         self.check_idle()
-        number = ladder_get(&self.core.sides[side], price if side == 1 else ~price)
+        number = ladder_get(&self.core.sides[side], <uint64_t>price ^ side_mask(side))
         if number == 0:
             return []
         queue = &self.book.orders.queues[number - 1]

@@ -16,7 +16,7 @@ typedef enum {
     CSV_UNSIGNED = 0,   /* digits -> u64 */
     CSV_SIGNED = 1,     /* optional minus, digits -> i64, stored in the bits of the u64 */
     CSV_DECIMAL = 2,    /* exact decimal -> integer and its number of decimals */
-    CSV_FIXED = 3,      /* exact decimal -> integer at the column's scale, further digits cut off */
+    CSV_PRICE = 3,      /* as CSV_DECIMAL, with an optional minus as CSV_SIGNED */
     CSV_CHOICE = 4,     /* one of the column's texts -> its code */
     CSV_IDENTIFIER = 5, /* u64 as it is, other text -> its FNV-1a, empty -> 0 */
     CSV_HASH = 6,       /* any text -> its FNV-1a */
@@ -41,12 +41,10 @@ typedef struct {
 typedef struct {
     uint64_t field; /* place in the row; columns are in ascending order of it */
     csv_kind kind;
-    int scale;            /* of CSV_FIXED */
-    int negative_is_zero; /* a number with a minus reads as 0 instead of being refused */
     const csv_choice *choices;
     uint64_t choice_count;
     uint64_t *values;
-    uint8_t *extras; /* decimals of CSV_DECIMAL, code of CSV_CHOICE */
+    uint8_t *extras; /* decimals of CSV_DECIMAL and CSV_PRICE, code of CSV_CHOICE */
 } csv_column;
 
 typedef struct {
@@ -138,16 +136,22 @@ static csv_problem read_unsigned(span text, uint64_t *value)
     return CSV_OK;
 }
 
-static csv_problem read_signed(span text, uint64_t *value)
+/* Takes the minus off a number that may have one; a second one is none. */
+static inline int take_minus(span *text)
 {
-    int negative = text.start < text.end && *text.start == '-';
-    uint64_t number;
-    csv_problem problem = read_unsigned((span){text.start + negative, text.end}, &number);
+    int negative = text->end - text->start > 1 && text->start[0] == '-' && text->start[1] != '-';
+    text->start += negative;
+    return negative;
+}
+
+/* Gives a number that was read without its minus its sign. */
+static inline csv_problem with_sign(csv_problem problem, int negative, uint64_t *value)
+{
     if (problem != CSV_OK)
         return problem == CSV_NEGATIVE ? CSV_NO_NUMBER : problem;
-    if (number > (uint64_t)INT64_MAX)
+    if (*value > (uint64_t)INT64_MAX)
         return CSV_TOO_LARGE;
-    *value = negative ? (uint64_t)-number : number;
+    *value = negative ? -*value : *value;
     return CSV_OK;
 }
 
@@ -234,17 +238,15 @@ static csv_problem at_scale(digits number, int64_t decimals, uint64_t *value)
     return CSV_OK;
 }
 
-static csv_problem read_number(span text, int negative_is_zero, digits *number)
+static csv_problem read_number(span text, digits *number)
 {
     int negative = text.start < text.end && *text.start == '-';
     *number = (digits){0, 0, 0, 0};
     csv_problem problem = read_digits((span){text.start + negative, text.end}, number);
     if (problem != CSV_OK)
         return problem;
-    if (negative && !negative_is_zero && number->value != 0)
+    if (negative && number->value != 0)
         return CSV_NEGATIVE;
-    if (negative)
-        *number = (digits){0, 0, 0, 0};
     return number->lost ? CSV_TOO_LARGE : CSV_OK;
 }
 
@@ -275,12 +277,12 @@ static inline int short_decimal(span text, uint64_t *value, uint8_t *decimals)
     return 1;
 }
 
-static csv_problem read_decimal(span text, int negative_is_zero, uint64_t *value, uint8_t *decimals)
+static csv_problem read_decimal(span text, uint64_t *value, uint8_t *decimals)
 {
     digits number;
     if (short_decimal(text, value, decimals))
         return CSV_OK;
-    csv_problem problem = read_number(text, negative_is_zero, &number);
+    csv_problem problem = read_number(text, &number);
     if (problem != CSV_OK)
         return problem;
     if (number.cut)
@@ -293,17 +295,6 @@ static csv_problem read_decimal(span text, int negative_is_zero, uint64_t *value
         *value /= 10;
     *decimals = (uint8_t)scale;
     return problem;
-}
-
-static csv_problem read_fixed(span text, const csv_column *column, uint64_t *value)
-{
-    digits number;
-    csv_problem problem = read_number(text, column->negative_is_zero, &number);
-    if (problem != CSV_OK)
-        return problem;
-    if (number.cut && number.decimals < column->scale)
-        return CSV_TOO_LARGE;
-    return at_scale(number, column->scale, value);
 }
 
 static csv_problem read_choice(span text, const csv_column *column, uint8_t *code)
@@ -337,24 +328,28 @@ static void read_identifier(span text, uint64_t *value)
 static csv_problem convert(span text, const csv_column *column, uint64_t row)
 {
     csv_problem problem = unquoted(&text);
+    uint64_t *value = &column->values[row];
+    int negative;
     if (problem != CSV_OK)
         return problem;
     switch (column->kind) {
     case CSV_UNSIGNED:
-        return read_unsigned(text, &column->values[row]);
+        return read_unsigned(text, value);
     case CSV_SIGNED:
-        return read_signed(text, &column->values[row]);
+        negative = take_minus(&text);
+        return with_sign(read_unsigned(text, value), negative, value);
     case CSV_DECIMAL:
-        return read_decimal(text, column->negative_is_zero, &column->values[row], &column->extras[row]);
-    case CSV_FIXED:
-        return read_fixed(text, column, &column->values[row]);
+        return read_decimal(text, value, &column->extras[row]);
+    case CSV_PRICE:
+        negative = take_minus(&text);
+        return with_sign(read_decimal(text, value, &column->extras[row]), negative, value);
     case CSV_CHOICE:
         return read_choice(text, column, &column->extras[row]);
     case CSV_IDENTIFIER:
-        read_identifier(text, &column->values[row]);
+        read_identifier(text, value);
         return CSV_OK;
     case CSV_HASH:
-        read_hash(text, &column->values[row]);
+        read_hash(text, value);
         return CSV_OK;
     }
     return CSV_NO_NUMBER;

@@ -6,62 +6,41 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
+U8 = NDArray[np.uint8]
+U64 = NDArray[np.uint64]
+I64 = NDArray[np.int64]
+Rows = NDArray[np.intp]
+Column = tuple[int, int, Sequence[tuple[bytes, int]]]
 UNSIGNED: int
 SIGNED: int
 DECIMAL: int
-FIXED: int
+PRICE: int
 CHOICE: int
 IDENTIFIER: int
 HASH: int
 PROBLEMS: tuple[str, ...]
 
 class RowParser:
-    def __init__(
-        self,
-        columns: Sequence[tuple[int, int, int, bool, Sequence[tuple[bytes, int]]]],
-        field_count: int,
-        delimiter: bytes = b",",
-    ) -> None: ...
+    def __init__(self, columns: Sequence[Column], field_count: int, delimiter: bytes = b",") -> None: ...
     def parse(
-        self,
-        text: Buffer,
-        values: Sequence[NDArray[np.uint64]],
-        extras: Sequence[NDArray[np.uint8]],
-        row_lines: NDArray[np.uint32],
+        self, text: Buffer, values: Sequence[U64], extras: Sequence[U8], row_lines: NDArray[np.uint32]
     ) -> tuple[int, int, int, int, int]: ...
 
 def place_levels(
-    prices: NDArray[np.uint64],
-    price_decimals: NDArray[np.uint8],
-    sizes: NDArray[np.uint64],
-    size_decimals: NDArray[np.uint8],
-    sides: NDArray[np.uint8],
-    starts: NDArray[np.int64],
+    prices: I64,
+    price_decimals: U8,
+    sizes: U64,
+    size_decimals: U8,
+    sides: U8,
+    starts: I64,
     price_scale: int,
     size_scale: int,
-    placed: NDArray[np.uint64],
-    bids: NDArray[np.int64],
-    price_scales: NDArray[np.uint8],
-    size_scales: NDArray[np.uint8],
+    placed: U64,
+    bids: I64,
+    price_scales: U8,
+    size_scales: U8,
 ) -> None: ...
-def write_events(
-    headers: NDArray[np.uint8],
-    bodies: NDArray[np.uint8],
-    levels: NDArray[np.uint8],
-    counts: NDArray[np.int64],
-    length_at: int,
-    into: NDArray[np.uint8],
-) -> None: ...
+def write_events(headers: U8, bodies: U8, levels: U8, counts: I64, length_at: int, into: U8) -> None: ...
 def split_markets(
-    buffer: NDArray[np.uint8], offsets: NDArray[np.uint64], lengths: NDArray[np.uint64]
-) -> tuple[
-    int,
-    NDArray[np.uint64],
-    NDArray[np.intp],
-    NDArray[np.intp],
-    NDArray[np.uint64],
-    NDArray[np.uint64],
-    NDArray[np.uint64],
-    NDArray[np.uint64],
-    NDArray[np.uint64],
-]: ...
+    buffer: U8, offsets: U64, lengths: U64
+) -> tuple[int, U64, Rows, Rows, U64, U64, U64, U64, U64]: ...

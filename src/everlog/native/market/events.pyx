@@ -5,7 +5,7 @@ Owns nothing between two calls but the columns of a `RowParser`; its checks keep
 Reads no file and knows no venue: `everlog.market.venues` and `everlog.market.packing` do.
 """
 
-from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, UINT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
@@ -13,7 +13,7 @@ import numpy as np
 
 cdef extern from "market/csv_rows.h" nogil:
     ctypedef enum csv_kind:
-        CSV_UNSIGNED, CSV_SIGNED, CSV_DECIMAL, CSV_FIXED, CSV_CHOICE, CSV_IDENTIFIER, CSV_HASH
+        CSV_UNSIGNED, CSV_SIGNED, CSV_DECIMAL, CSV_PRICE, CSV_CHOICE, CSV_IDENTIFIER, CSV_HASH
     ctypedef struct csv_choice:
         const char *text
         uint64_t length
@@ -21,7 +21,6 @@ cdef extern from "market/csv_rows.h" nogil:
     ctypedef struct csv_column:
         uint64_t field
         csv_kind kind
-        int scale, negative_is_zero
         const csv_choice *choices
         uint64_t choice_count
         uint64_t *values
@@ -45,6 +44,7 @@ cdef extern from "market/book_protocol.h" nogil:
         uint8_t event_type, book_mode
     int read_header(const uint8_t *payload, size_t length, book_header *header)
     bint __builtin_mul_overflow(uint64_t a, uint64_t b, uint64_t *product)
+    bint signed_overflow "__builtin_mul_overflow"(int64_t a, uint64_t b, int64_t *product)
     void __builtin_prefetch(const void *address)
 
 # --- Rows of text -----------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ cdef extern from "market/book_protocol.h" nogil:
 UNSIGNED = <int>CSV_UNSIGNED
 SIGNED = <int>CSV_SIGNED
 DECIMAL = <int>CSV_DECIMAL
-FIXED = <int>CSV_FIXED
+PRICE = <int>CSV_PRICE
 CHOICE = <int>CSV_CHOICE
 IDENTIFIER = <int>CSV_IDENTIFIER
 HASH = <int>CSV_HASH
@@ -71,7 +71,7 @@ PROBLEMS = (
 cdef class RowParser:
     """Converts the wanted columns of rows; made once per file.
 
-    A column is (place in the row, kind, scale, negative is zero, [(text, code)]). Places ascend.
+    A column is (place in the row, kind, [(text, code)]). Places ascend.
     """
 
     cdef csv_column *columns
@@ -89,19 +89,17 @@ cdef class RowParser:
         self.field_count = field_count
         self.delimiter = delimiter[0]
         self.kept_texts = []
-        for _, _, _, _, choices in columns:
+        for _, _, choices in columns:
             count += len(choices)
         self.columns = <csv_column *>calloc(self.column_count + 1, sizeof(csv_column))
         self.choices = <csv_choice *>calloc(count + 1, sizeof(csv_choice))
         if self.columns == NULL or self.choices == NULL:
             raise MemoryError
-        for place, (field, kind, scale, negative_is_zero, choices) in enumerate(columns):
+        for place, (field, kind, choices) in enumerate(columns):
             if place > 0 and field <= self.columns[place - 1].field:
                 raise ValueError("columns must be given in the order of their places")
             self.columns[place].field = field
             self.columns[place].kind = <csv_kind><int>kind
-            self.columns[place].scale = scale
-            self.columns[place].negative_is_zero = negative_is_zero
             self.columns[place].choices = self.choices + at
             self.columns[place].choice_count = len(choices)
             for text, code in choices:
@@ -157,8 +155,18 @@ cdef inline uint64_t at_scale(uint64_t value, int decimals, int scale) noexcept 
     return UINT64_MAX if __builtin_mul_overflow(value, TENS[scale - decimals], &result) else result
 
 
+cdef inline int64_t price_at_scale(int64_t price, int decimals, int scale) noexcept nogil:
+    """As `at_scale`; what leaves 64 bits becomes the nearest end of the range."""
+    cdef int64_t result
+    if decimals >= scale:
+        return price // <int64_t>TENS[decimals - scale]  # towards 0
+    if signed_overflow(price, TENS[scale - decimals], &result):
+        return INT64_MIN if price < 0 else INT64_MAX
+    return result
+
+
 def place_levels(
-    const uint64_t[::1] prices not None,
+    const int64_t[::1] prices not None,
     const uint8_t[::1] price_decimals not None,
     const uint64_t[::1] sizes not None,
     const uint8_t[::1] size_decimals not None,
@@ -174,8 +182,8 @@ def place_levels(
     """Put the levels of each group in order, bids (side 1) first, at the scale of the group.
 
     Group g has the levels from `starts[g]` to the next start. A scale of -1 is the largest number of decimals
-    in the group; a given one cuts further digits off. What leaves 64 bits becomes 2^64 - 1. Fills the last
-    four arrays.
+    in the group; a given one cuts further digits off. What leaves 64 bits becomes the nearest number that fits:
+    of sizes 2^64 - 1. Fills the last four arrays; prices are in the bits of the u64.
     """
     cdef int64_t count = prices.shape[0], groups = starts.shape[0], before = 0, at, group, stop
     cdef int64_t next_places[2]  # of asks, of bids
@@ -215,7 +223,7 @@ def place_levels(
             for at in range(starts[group], stop):
                 before = next_places[sides[at] == BUY]
                 next_places[sides[at] == BUY] += 1
-                placed[before, 0] = at_scale(prices[at], price_decimals[at], price_scales[group])
+                placed[before, 0] = <uint64_t>price_at_scale(prices[at], price_decimals[at], price_scales[group])
                 placed[before, 1] = at_scale(sizes[at], size_decimals[at], size_scales[group])
 
 

@@ -24,7 +24,8 @@ typedef struct {
 } l2_snapshot;
 
 typedef struct { /* one level that changes; side 1 = buy, 2 = sell */
-    uint64_t price, size;
+    int64_t price;
+    uint64_t size;
     uint8_t side, reserved[7];
 } l2_update;
 
@@ -39,16 +40,17 @@ _Static_assert(sizeof(l2_diff) == 32, "L2Diff");
 _Static_assert(sizeof(l2_snapshot) == 12, "L2Snapshot");
 _Static_assert(sizeof(l2_update) == 24, "L2 update");
 
-static inline int l2_set(l2_book *book, unsigned side, uint64_t price, uint64_t size)
+static inline int l2_set(l2_book *book, unsigned side, int64_t price, uint64_t size)
 {
-    return ladder_set(&book->core.sides[side], price ^ side_mask(side), size);
+    return ladder_set(&book->core.sides[side], (uint64_t)price ^ side_mask(side), size);
 }
 
 static inline book_top l2_top(const book_core *core)
 {
     const ladder *bids = &core->sides[0], *asks = &core->sides[1];
-    uint64_t ask_price = asks->best_value ? asks->best_key : 0;
-    return (book_top){~bids->best_key, bids->best_value, ask_price, asks->best_value};
+    uint64_t bid = bids->best_value ? bids->best_key ^ side_mask(0) : 0;
+    uint64_t ask = asks->best_value ? asks->best_key ^ side_mask(1) : 0;
+    return (book_top){(int64_t)bid, bids->best_value, (int64_t)ask, asks->best_value};
 }
 
 static void l2_clear(book_core *core)
@@ -71,15 +73,17 @@ static int l2_rescale(book_core *core, uint64_t price_factor, uint64_t size_fact
 
 typedef struct { /* how an event's numbers become the book's */
     uint64_t price, size;
+    int64_t lowest; /* price of the event's version */
 } factors;
 
-static int l2_adopt_scales(l2_book *book, uint8_t price_scale, uint8_t size_scale, uint64_t index,
-                           book_output *output, factors *multiply)
+static int l2_adopt_scales(l2_book *book, const book_header *header, uint8_t price_scale, uint8_t size_scale,
+                           uint64_t index, book_output *output, factors *multiply)
 {
     int status = core_adopt_scales(&book->core, price_scale, size_scale, index, output);
     if (status == BOOK_OK) {
         multiply->price = TENS[book->core.scales[0] - price_scale];
         multiply->size = TENS[book->core.scales[1] - size_scale];
+        multiply->lowest = header->schema_version == OLDEST_VERSION ? 0 : INT64_MIN;
     }
     return status;
 }
@@ -95,7 +99,8 @@ static int set_levels(l2_book *book, unsigned side, const uint8_t *levels, size_
 {
     for (size_t at = 0; at < count; at++) {
         book_level level = level_at(levels, at);
-        if ((multiply.price != 1 && __builtin_mul_overflow(level.price, multiply.price, &level.price)) ||
+        if (level.price < multiply.lowest ||
+            (multiply.price != 1 && __builtin_mul_overflow(level.price, multiply.price, &level.price)) ||
             (multiply.size != 1 && __builtin_mul_overflow(level.size, multiply.size, &level.size)))
             return BOOK_SCALE_OVERFLOW;
         int status = l2_set(book, side, level.price, level.size);
@@ -116,7 +121,7 @@ static int count_drift(const l2_book *book, unsigned side, const uint8_t *levels
     size_t found = 0, covered = 0;
     for (size_t at = 0; at < count; at++) {
         book_level level = level_at(levels, at);
-        uint64_t key = level.price * multiply.price ^ mask, size = ladder_get(kept, key);
+        uint64_t key = (uint64_t)level.price * multiply.price ^ mask, size = ladder_get(kept, key);
         last_key = key > last_key ? key : last_key;
         found += size != 0 && level.size != 0;
         drift->first += size == 0 && level.size != 0;
@@ -161,7 +166,7 @@ static int apply_snapshot(l2_book *book, const book_header *header, const uint8_
     int compare = output != NULL && output->want_drift && book->after_snapshot + book->has_update_id != 0;
     if (!compare) /* nothing stored is needed again, so nothing need be rescaled */
         l2_clear(&book->core);
-    int status = l2_adopt_scales(book, head.price_scale, head.size_scale, index, output, &multiply);
+    int status = l2_adopt_scales(book, header, head.price_scale, head.size_scale, index, output, &multiply);
     if (status == BOOK_OK && compare && !book->core.quarantined)
         status = report_drift(book, body + sizeof head, &head, multiply, index, output);
     l2_clear(&book->core);
@@ -230,7 +235,7 @@ static int apply_diff(l2_book *book, const book_header *header, const uint8_t *b
     int status = l2_check_gap(book, &diff, index, output, event_status);
     if (status != BOOK_OK || *event_status != EVENT_APPLIED)
         return status;
-    status = l2_adopt_scales(book, diff.price_scale, diff.size_scale, index, output, &multiply);
+    status = l2_adopt_scales(book, header, diff.price_scale, diff.size_scale, index, output, &multiply);
     if (status == BOOK_OK)
         status = set_levels(book, 0, body + sizeof diff, diff.bid_count, multiply);
     if (status == BOOK_OK)
@@ -285,7 +290,7 @@ static size_t l2_depth(const book_core *core, unsigned side, book_level *levels,
     (void)orders;
     size_t found = ladder_first(&core->sides[side], scratch, scratch + wanted, wanted);
     for (size_t at = 0; at < found; at++)
-        levels[at] = (book_level){scratch[at] ^ side_mask(side), scratch[wanted + at]};
+        levels[at] = (book_level){(int64_t)(scratch[at] ^ side_mask(side)), scratch[wanted + at]};
     return found;
 }
 
@@ -302,7 +307,7 @@ static inline void prefetch_update(const l2_book *book, const l2_update *update)
 {
     unsigned side = (unsigned)update->side - 1;
     const ladder *changed = &book->core.sides[side & 1];
-    uint64_t place = ladder_place(changed, update->price ^ side_mask(side & 1));
+    uint64_t place = ladder_place(changed, (uint64_t)update->price ^ side_mask(side & 1));
     if (place < changed->window_size) {
         __builtin_prefetch(&changed->values[place], 1);
         __builtin_prefetch(&changed->bits[0][place >> 6], 1);

@@ -69,6 +69,7 @@ HOT int apply_plain(l3_book *book, const l3_record *record, size_t index, uint32
     step.quantity = record->event.quantity;
     step.ts_ns = record->header.exchange_ts_ns;
     step.venue = record->header.venue_id;
+    step.no_price = (record->event.flags & L3_NO_PRICE) != 0;
     if (place != NULL)
         *place = (book_queue_place){UINT64_MAX, UINT64_MAX};
     if (record->header.seq != 0) {
@@ -120,7 +121,7 @@ HOT void look_into(const l3_book *book, const uint8_t *records, ptrdiff_t stride
         uint32_t position = position_of(where);
         if (event->event_type == L3_ADD) {
             const ladder *levels = &book->core.sides[event->side == 2];
-            uint64_t place = ladder_place(levels, event->price ^ side_mask(event->side == 2));
+            uint64_t place = ladder_place(levels, (uint64_t)event->price ^ side_mask(event->side == 2));
             uint64_t value = place < levels->window_size ? levels->values[place] : 0;
             if (value == 0)
                 continue;

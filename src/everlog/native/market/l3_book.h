@@ -16,14 +16,16 @@ enum {
     L3_RESET = 5,
     L3_HEARTBEAT = 6,
 };
-enum { L3_PRICE_IS_MARKET = 1 };
+enum { L3_PRICE_IS_MARKET = 1, L3_NO_PRICE = 64 };
 enum { UNKNOWN_FAIL = 0, UNKNOWN_SKIP = 1 };
 
 /* Read where they lie: in a queue at multiples of 64, in an array wherever its owner put them. */
 typedef struct __attribute__((packed, may_alias)) {
     uint8_t event_type, side, ord_type, exec_type, price_scale, size_scale, reserved0[2];
     uint32_t flags, reserved1;
-    uint64_t order_id, bid_order_id, ask_order_id, price, quantity, amount;
+    uint64_t order_id, bid_order_id, ask_order_id;
+    int64_t price;
+    uint64_t quantity, amount;
 } l3_event;
 
 typedef struct __attribute__((packed, may_alias)) {
@@ -32,9 +34,11 @@ typedef struct __attribute__((packed, may_alias)) {
 } l3_record;
 
 typedef struct { /* an order as it is shown and saved */
-    uint64_t id, price, quantity, last_ts_ns;
+    uint64_t id;
+    int64_t price;
+    uint64_t quantity, last_ts_ns;
     uint32_t flags;
-    uint8_t side, ord_type, reserved[2];
+    uint8_t side, ord_type, no_price, reserved;
 } l3_order_row;
 
 _Static_assert(sizeof(l3_event) == 64, "L3Event");
@@ -54,9 +58,9 @@ HOT ladder *levels_of(l3_book *book, unsigned side) /* of the protocol: 1 buy, 2
     return &book->core.sides[side - 1];
 }
 
-HOT uint64_t key_of(uint64_t price, unsigned side)
+HOT uint64_t key_of(int64_t price, unsigned side)
 {
-    return price ^ side_mask(side - 1);
+    return (uint64_t)price ^ side_mask(side - 1);
 }
 
 static inline book_top l3_top(const book_core *core)
@@ -82,7 +86,8 @@ static int check_rescaled(const l3_book *book, uint64_t price_factor, uint64_t s
     for (uint32_t number = 0; number < book->orders.queues_used; number++) {
         const l3_queue *queue = &book->orders.queues[number];
         uint64_t product;
-        if (queue->count != 0 && (__builtin_mul_overflow(queue->price, price_factor, &product) ||
+        int64_t price;
+        if (queue->count != 0 && (__builtin_mul_overflow(queue->price, price_factor, &price) ||
                                   __builtin_mul_overflow(queue->total, size_factor, &product)))
             return BOOK_SCALE_OVERFLOW;
     }
@@ -130,7 +135,8 @@ static size_t write_rows(const l3_queue *queue, uint32_t *positions, l3_order_ro
                                   .last_ts_ns = detail->last_ts_ns,
                                   .flags = detail->flags,
                                   .side = queue->side,
-                                  .ord_type = detail->ord_type};
+                                  .ord_type = detail->ord_type,
+                                  .no_price = queue->no_price};
     }
     return count;
 }
@@ -177,14 +183,15 @@ static void l3_free(l3_book *book)
 /* --- Queues ------------------------------------------------------------------------------------------- */
 
 typedef struct { /* an order that is about to be put somewhere */
-    uint64_t price, quantity;
-    unsigned side; /* of the protocol */
+    int64_t price;
+    uint64_t quantity;
+    uint8_t side, no_price; /* side of the protocol */
     l3_detail detail;
 } new_order;
 
 HOT int belongs_on_ladder(const new_order *order)
 {
-    return order->price != 0 && order->quantity != 0 && (order->side == 1 || order->side == 2) &&
+    return !order->no_price && order->quantity != 0 && (order->side == 1 || order->side == 2) &&
            !(order->detail.flags & L3_PRICE_IS_MARKET);
 }
 
@@ -205,6 +212,7 @@ static __attribute__((noinline)) int begin_queue(l3_book *book, const new_order 
     }
     l3_queue *queue = &book->orders.queues[number];
     queue->on_ladder = (uint8_t)on_ladder;
+    queue->no_price = order->no_price;
     *where = where_of(number, queue_append(&book->orders, queue, order->quantity, &order->detail));
     return BOOK_OK;
 }
@@ -270,13 +278,15 @@ HOT uint64_t reduce(l3_book *book, uint64_t place, uint64_t quantity, uint64_t t
 /* One event on its way into the book. */
 typedef struct {
     const l3_event *event;
-    uint64_t price, quantity; /* of the event, at the book's scales */
+    int64_t price; /* of the event, at the book's scales, as is the quantity */
+    uint64_t quantity;
     uint64_t ts_ns;
     uint64_t index;
     uint32_t hash; /* of the event's order_id */
     uint16_t venue;
     book_output *output;     /* NULL: nothing wanted */
     book_queue_place *place; /* NULL: not wanted */
+    uint8_t no_price;        /* a modify leaves the order's; an added order has none */
     uint8_t status;
 } l3_step;
 
@@ -339,8 +349,11 @@ HOT int add_order(l3_book *book, l3_step *step)
         result = orders_make_room(&book->orders, id, &place);
     if (result != BOOK_OK)
         return result;
-    new_order order = {
-        step->price, step->quantity, event->side, {id, step->ts_ns, event->flags, event->ord_type, {0}}};
+    new_order order = {step->price,
+                       step->quantity,
+                       event->side,
+                       step->no_price,
+                       {id, step->ts_ns, event->flags, event->ord_type, {0}}};
     int on_ladder = belongs_on_ladder(&order);
     if (__builtin_expect(on_ladder, 1)) {
         result = enqueue(book, &order, &where);
@@ -388,9 +401,9 @@ static __attribute__((noinline)) int move_order(l3_book *book, uint64_t place, c
 {
     uint64_t where = book->orders.table[place].where;
     const l3_queue *queue = &book->orders.queues[queue_of(where)];
-    new_order order = {step->price != 0 ? step->price : queue->price,
+    new_order order = {step->no_price ? queue->price : step->price,
                        step->quantity != 0 ? step->quantity : queue->quantities[position_of(where)],
-                       queue->side != 0 ? queue->side : step->event->side,
+                       queue->side != 0 ? queue->side : step->event->side, step->no_price & queue->no_price,
                        queue_details(queue)[position_of(where)]};
     order.detail.last_ts_ns = step->ts_ns;
     order.detail.flags = step->event->flags;
@@ -420,7 +433,7 @@ HOT int modify_order(l3_book *book, l3_step *step)
     l3_queue *queue = &book->orders.queues[queue_of(where)];
     uint32_t position = position_of(where);
     uint64_t had = queue->quantities[position];
-    int keeps_queue = step->price == 0 || step->price == queue->price;
+    int keeps_queue = step->no_price || step->price == queue->price;
     keeps_queue &= keeps_place(book, step->venue, had, step->quantity);
     if (queue->on_ladder && keeps_queue && !(step->event->flags & L3_PRICE_IS_MARKET)) {
         uint64_t total, quantity = step->quantity != 0 ? step->quantity : had;
@@ -459,7 +472,7 @@ static int trade_sides(l3_book *book, l3_step *step, report_row *trade)
 /* A trade that names one order, by order_id, takes from it whichever side it is on. */
 static int apply_trade(l3_book *book, l3_step *step)
 {
-    report_row trade = {step->index, 0, 0, step->price, step->quantity};
+    report_row trade = {step->index, 0, 0, (uint64_t)step->price, step->quantity};
     uint64_t taken = 0;
     unsigned side = 0;
     int result = BOOK_OK;
@@ -555,7 +568,7 @@ static int check_record(const book_header *header, size_t length)
 {
     if (length < sizeof *header)
         return BOOK_SHORT_RECORD;
-    if (header->schema_version != PROTOCOL_VERSION)
+    if (!IS_KNOWN(header->schema_version))
         return BOOK_BAD_VERSION;
     if (header->endianness != 0 || header->book_mode != MODE_L3)
         return BOOK_BAD_MODE;
@@ -580,6 +593,8 @@ static int l3_apply(book_core *core, const uint8_t *payload, size_t length, uint
     step.ts_ns = header->exchange_ts_ns;
     step.hash = hash_of_id(record->event.order_id);
     step.venue = header->venue_id;
+    int is_old = header->schema_version == OLDEST_VERSION;
+    step.no_price = is_old ? record->event.price == 0 : (record->event.flags & L3_NO_PRICE) != 0;
     int begins_anew = (header->flags & FLAG_RESETS) != 0;
     int is_reset = begins_anew || header->event_type == EVENT_RESET || record->event.event_type == L3_RESET;
     result = l3_check_gap(book, header->seq, is_reset, header->flags, &step);
@@ -587,7 +602,7 @@ static int l3_apply(book_core *core, const uint8_t *payload, size_t length, uint
         if (begins_anew)
             l3_clear(core);
         if (__builtin_expect(header->event_type == EVENT_DIFF, 1))
-            result = apply_event(book, &step);
+            result = is_old && record->event.price < 0 ? BOOK_SCALE_OVERFLOW : apply_event(book, &step);
         else if (header->event_type == EVENT_RESET)
             l3_clear(core);
         else if (header->event_type != EVENT_HEARTBEAT)
@@ -617,6 +632,7 @@ static int l3_restore(l3_book *book, const l3_order_row *row)
     l3_step step = {.event = &event, .ts_ns = row->last_ts_ns, .hash = hash_of_id(row->id)};
     step.price = row->price;
     step.quantity = row->quantity;
+    step.no_price = row->no_price;
     return add_order(book, &step);
 }
 

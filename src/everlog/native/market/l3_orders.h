@@ -35,7 +35,8 @@ typedef struct { /* of an order, what no other order's place depends on */
  * makes its quantity 0 until the queue is packed. Sums over 8, 64 and 512 positions make it cheap to say how
  * much is ahead of a position. All arrays are in one block. */
 typedef struct { /* one line of cache */
-    uint64_t price, total;
+    int64_t price;
+    uint64_t total;
     uint32_t count; /* orders; 0 = the queue is not in use */
     uint32_t tail;  /* the next position */
     uint64_t *quantities, *sums_8;
@@ -44,7 +45,8 @@ typedef struct { /* one line of cache */
     uint32_t shift;  /* log2 of the number of positions */
     uint8_t side;    /* of the protocol: 0 unknown, 1 buy, 2 sell */
     uint8_t on_ladder;
-    uint8_t reserved[2];
+    uint8_t no_price; /* of an order off the ladder: its price means nothing */
+    uint8_t reserved;
 } l3_queue;
 
 typedef struct { /* id 0 = empty */
@@ -500,7 +502,7 @@ static int queues_grow(l3_orders *orders)
 }
 
 /* A queue without orders; NO_QUEUE without memory. */
-static uint32_t queue_take(l3_orders *orders, uint64_t price, unsigned side)
+static uint32_t queue_take(l3_orders *orders, int64_t price, unsigned side)
 {
     uint32_t number = orders->unused_queue;
     int is_full = number == NO_QUEUE && orders->queues_used == orders->queues_capacity;
@@ -625,7 +627,7 @@ static int queue_make_room(l3_orders *orders, l3_queue *queue)
 /* Multiplies price and quantities; the caller made sure that they fit. */
 static void queue_rescale(l3_queue *queue, uint64_t price_factor, uint64_t size_factor)
 {
-    queue->price *= price_factor;
+    queue->price *= (int64_t)price_factor;
     queue->total *= size_factor;
     for (uint32_t at = 0; at < queue->tail; at++)
         queue->quantities[at] *= size_factor;
