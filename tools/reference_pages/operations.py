@@ -228,6 +228,13 @@ TOPICS: Final = (
                 "as `idempotency_key`; the field of the body wins",
                 is_header=True,
             ),
+            Parameter(
+                "traceparent",
+                "string",
+                "the trace (W3C Trace Context), kept as `meta.traceparent` of each record that has none; one "
+                "that is not valid is ignored",
+                is_header=True,
+            ),
         ),
         body=bodies.AppendBody,
         text="All or nothing, answered when the records are as safe as the topic's durability says. An "

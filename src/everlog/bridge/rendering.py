@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from everlog import tracing
 from everlog.bridge import market_json, origin
 from everlog.errors import InvalidRecord, RecordTooLarge
 from everlog.queue import Batch
@@ -111,7 +112,11 @@ class Renderer:
             data = [_base64(payloads[place]) if text is None else text for place, text in enumerate(texts)]
         if max(map(len, data), default=0) > MAX_RECORD_BYTES - MAX_META_BYTES:
             self._refuse_too_large(messages)
-        return Rendered(data, self._metas(messages, encoded))
+        metas = self._metas(messages, encoded)
+        for place, text in enumerate(data):
+            if b'"traceparent"' in text:
+                metas[place] = b",".join(filter(None, (metas[place], _trace_word(text))))
+        return Rendered(data, metas)
 
     def _metas(self, messages: Messages, encoded: set[int]) -> list[bytes]:
         """Return the meta of each record; `encoded` are the places of those that are base64."""
@@ -220,3 +225,18 @@ def request_body(records: Rendered, marker: Marker, node: str, key: str, more: b
     names = (msgspec.json.encode(node), msgspec.json.encode(key))
     tail = b'}],"node":%b,"idempotency_key":%b%b}' % (*names, more)
     return b'{"records":[{"data":' + texts + tail
+
+
+class _Traced(msgspec.Struct):
+    traceparent: Any = None
+
+
+_traced: Final = msgspec.json.Decoder(_Traced).decode
+
+
+def _trace_word(text: bytes) -> bytes:
+    """The member of meta for data that is an object and names its trace; a queue has no meta for it."""
+    if not text.startswith(b"{"):
+        return b""
+    found = tracing.parse(_traced(text).traceparent)
+    return b"" if found is None else b'"traceparent":"%b"' % found.text.encode()

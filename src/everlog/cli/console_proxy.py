@@ -26,7 +26,7 @@ CALLS_MAX: Final = 32
 TIMEOUT_S: Final = 45.0
 """Longer than the longest poll, which is 30 s."""
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
-PASSED_ON: Final = (b"accept", b"authorization", b"content-type", b"idempotency-key")
+PASSED_ON: Final = (b"accept", b"authorization", b"content-type", b"idempotency-key", b"traceparent")
 DOCUMENTS: Final = (b"/openapi.json", b"/asyncapi.json")
 
 

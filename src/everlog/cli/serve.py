@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 import everlog
+from everlog import tracing
 from everlog.cli.output import counted, is_terminal, print_error, print_fields, print_warning
 from everlog.errors import Corrupt, DataDirInUse, EverlogError, InvalidConfig, Io, UnsupportedVersion
 
@@ -114,6 +115,7 @@ def serve_command(  # noqa: PLR0913, PLR0917
         for problem in _ignored_variables(os.environ):
             print_warning("variable_passed_over", problem, as_json=as_json)
         address = f"{settings.host} port {settings.port}"
+        tracing.export_as_told(os.environ, "everlog")
         _serve(settings, memory)
     except (EverlogError, OSError) as error:
         shown, code = _start_failure(error, address)

@@ -13,8 +13,12 @@ import operator
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, Literal, get_args
 
+import msgspec
+
+from everlog import tracing
 from everlog.api_types import NewRecord, TopicSettings
 from everlog.errors import InvalidConfig, InvalidRecord, InvalidRequest
 
@@ -141,3 +145,23 @@ def show_as_method(method: Callable[..., Any], build: Callable[..., Any], iterat
     )
     method.__annotations__ = {**build.__annotations__, "return": result}
     del method.__wrapped__  # type: ignore[attr-defined]
+
+
+def traced(records: list[NewRecord]) -> list[NewRecord]:
+    """The records with the trace of the code that runs in their meta, where no request carries it."""
+    traceparent = tracing.current()
+    if traceparent is None:
+        return records
+    return [
+        msgspec.structs.replace(record, meta={tracing.TRACEPARENT: traceparent, **(record.meta or {})})
+        for record in records
+    ]
+
+
+def call_span(name: str, arguments: tuple[object, ...]) -> AbstractContextManager[None]:
+    """The span of a call of a client; its first argument is the name of a topic, queue, router and so on."""
+    attributes = {"messaging.system": "everlog", "messaging.operation.name": name}
+    if arguments and isinstance(arguments[0], str):
+        attributes["messaging.destination.name"] = arguments[0]
+        name = f"{name} {arguments[0]}"
+    return tracing.span(name, "client", attributes)

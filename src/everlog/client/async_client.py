@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from everlog import tracing
 from everlog.client import calls, streams
-from everlog.client.arguments import Gaps, show_as_method
+from everlog.client.arguments import Gaps, call_span, show_as_method
 from everlog.client.async_connection import AsyncConnection, AsyncConnections
 from everlog.client.errors import ApiFailed
 from everlog.client.flows import ClientContext, Described, Emit, Flow, More, Open, Pause, Send, Step, Stream
@@ -33,7 +34,10 @@ def _method(
 
     @wraps(build)
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._run(build(*args, **kwargs).steps(self._context))
+        if not tracing.is_exported():
+            return await self._run(build(*args, **kwargs).steps(self._context))
+        with call_span(build.__name__, args):
+            return await self._run(build(*args, **kwargs).steps(self._context))
 
     show_as_method(method, build)
     return method

@@ -14,6 +14,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 
+from everlog import tracing
 from everlog.client.errors import ApiFailed
 from everlog.client.retrying import Attempts, Reached, RetryPolicy
 from everlog.client.wire import Answer, RequestWriter, ServerAddress, foreign, refusal
@@ -104,6 +105,11 @@ class Stream(Generic[T_co]):
         self.steps = steps
 
 
+def trace_line(traceparent: str) -> bytes:
+    """The header of a request that belongs to a trace."""
+    return b"traceparent: %b\r\n" % traceparent.encode()
+
+
 class Call(Generic[T]):
     """One request, and the type that its answer is decoded as; `bytes` leaves it as it is.
 
@@ -140,7 +146,9 @@ class Call(Generic[T]):
         path = self.path
         if self.body is not None:
             path += "&strict=true" if "?" in path else "?strict=true"
-        request = context.writer.request(self.method, path, self.body, self.headers)
+        traceparent = tracing.current()
+        headers = self.headers if traceparent is None else self.headers + trace_line(traceparent)
+        request = context.writer.request(self.method, path, self.body, headers)
         attempts = context.attempts()
         while True:
             try:

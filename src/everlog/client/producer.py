@@ -18,6 +18,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
+from everlog import tracing
 from everlog.api_types import Appended, TopicSettings
 from everlog.client import calls
 from everlog.client.arguments import checked_settings
@@ -81,6 +82,7 @@ class Producer:
         self._deadline_s = deadline_s
         self._config = None if config is None else checked_settings(config)
         self._on_delivered = on_delivered
+        self._traceparent = tracing.quick_current()
         self._id = calls.new_key()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -127,6 +129,9 @@ class Producer:
     ) -> None:
         """Buffer a record; waits while there is no room, for `timeout_s` at most (then `BufferFull`)."""
         text = encode(data)
+        traceparent = self._traceparent()
+        if traceparent is not None:
+            meta = {tracing.TRACEPARENT: traceparent, **(meta or {})}
         if len(text) > MAX_RECORD_BYTES or tag is not None or node is not None or meta is not None:
             text = _with_fields(text, tag, node, meta)
         with self._lock:

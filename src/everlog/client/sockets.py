@@ -38,6 +38,7 @@ from everlog.client.arguments import (
     checked_settings,
     checked_starts,
     show_as_method,
+    traced,
 )
 from everlog.client.async_connection import AsyncConnection
 from everlog.client.calls import new_key
@@ -235,7 +236,7 @@ def publish(
     """Append records and wait until they are acknowledged."""
     fields = {
         "topic": topic,
-        "records": checked_records(records),
+        "records": traced(checked_records(records)),
         "node": node,
         "idempotency_key": new_key() if idempotency_key is None else idempotency_key,
         "create": create,

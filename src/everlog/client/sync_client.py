@@ -10,8 +10,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from everlog import tracing
 from everlog.client import calls, streams
-from everlog.client.arguments import Gaps, show_as_method
+from everlog.client.arguments import Gaps, call_span, show_as_method
 from everlog.client.connection import Connection, Connections
 from everlog.client.errors import ApiFailed
 from everlog.client.flows import ClientContext, Described, Emit, Flow, More, Open, Pause, Send, Step, Stream
@@ -30,7 +31,10 @@ def _method(build: Callable[P, Described[T]]) -> Callable[Concatenate[Client, P]
 
     @wraps(build)
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._run(build(*args, **kwargs).steps(self._context))
+        if not tracing.is_exported():
+            return self._run(build(*args, **kwargs).steps(self._context))
+        with call_span(build.__name__, args):
+            return self._run(build(*args, **kwargs).steps(self._context))
 
     show_as_method(method, build)
     return method

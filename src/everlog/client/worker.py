@@ -26,6 +26,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, Final, Self, TypeVar
 
+from everlog import tracing
 from everlog.api_types import NewRecord
 from everlog.client import streams
 from everlog.client.calls import new_key
@@ -307,10 +308,17 @@ class Worker:
         return False
 
     def _outcome(self, handler: Handler, job: Job) -> Callable[[Job], None]:
+        attributes = {
+            "messaging.system": "everlog",
+            "messaging.operation.name": "process",
+            "messaging.destination.name": self.queue,
+            "messaging.message.id": str(job.seq),
+        }
         try:
-            waiting = handler(job)
-            if inspect.isawaitable(waiting):
-                asyncio.run(_awaited(waiting))
+            with tracing.span(f"process {self.queue}", "consumer", attributes, tracing.of_meta(job.meta)):
+                waiting = handler(job)
+                if inspect.isawaitable(waiting):
+                    asyncio.run(_awaited(waiting))
         except DeadLetter as error:
             return partial(self._dead_letter, error=error)
         except BaseException as error:  # also what ends a program ends the job alone

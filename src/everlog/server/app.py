@@ -428,7 +428,7 @@ class App:
                 (b"Access-Control-Allow-Methods", allow),
                 (
                     b"Access-Control-Allow-Headers",
-                    b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID",
+                    b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, traceparent",
                 ),
                 (b"Access-Control-Max-Age", b"600"),
             ]

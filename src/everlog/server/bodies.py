@@ -9,10 +9,11 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 import msgspec
 
+from everlog import tracing
 from everlog.api_types import Guarantee
 from everlog.errors import BatchTooLarge
 from everlog.job_types import JobError, JobMembers
-from everlog.native.topics.log import RecordBatch, json_fault, scan_append
+from everlog.native.topics.log import RecordBatch, json_fault, json_names, scan_append
 from everlog.server.app import Call, query_flag
 from everlog.server.body_checks import fault, unknown_members
 from everlog.server.errors import ApiError, invalid
@@ -27,6 +28,8 @@ MAX_NESTING: Final = 128
 NODES_MAX: Final = 1000
 """Nodes that one reader may leave out."""
 _NODE_BYTES_MAX: Final = 128
+_META_BYTES_MAX: Final = 16 << 10
+_META_KEYS_MAX: Final = 64
 # How the engine spells "absent"; a field may not be typed as "Raw or None".
 _ABSENT: Final = cast(msgspec.Raw, None)
 # What clients usually send; any other spelling is looked at more closely.
@@ -316,11 +319,30 @@ def decode_append(call: Call) -> Append:
     and faults, which have to be named, are for the general decoder.
     """
     check_type(call.request)
+    trace = tracing.of_headers(call.request.headers)
+    if trace is not None:
+        body = decode(call, AppendBody)
+        note_trace(body.records, trace.text)
+        return Append.of(body)
     scanned = scan_append(call.request.body, MAX_NESTING)
     if scanned is None:
         return Append.of(decode(call, AppendBody))
     records, idempotency_key, create = scanned
     return Append(records, None, idempotency_key, create)
+
+
+def note_trace(records: list[RecordBody], traceparent: str) -> None:
+    """Keep the trace of an append in the meta of its records, unless a record has its own or no room."""
+    word = b'"traceparent":"%b"}' % traceparent.encode()
+    for record in records:
+        meta = b"{}" if record.meta is _ABSENT else bytes(record.meta).strip()
+        if meta == b"null":
+            meta = b"{}"
+        if meta[:1] != b"{" or len(meta) + len(word) > _META_BYTES_MAX:
+            continue  # what is wrong with it, the engine says
+        names = json_names(meta)
+        if len(names) < _META_KEYS_MAX and b'"traceparent"' not in names:
+            record.meta = msgspec.Raw(meta[:-1] + (b"," if names else b"") + word)
 
 
 def decode(call: Call, kind: type[_Body], *, if_empty: _Body | None = None) -> _Body:

@@ -6,6 +6,7 @@ Owns the metrics and their names; they are read from the engine when asked for, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
@@ -15,13 +16,15 @@ import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from everlog.api_types import ConsumerState
 from everlog.server.app import App, Call, Route
 from everlog.server.auth import Key, Scope
 from everlog.server.errors import RETRY_SOON, ApiError
-from everlog.server.request_counts import Durations, RequestCounts
+from everlog.server.request_counts import Durations, RequestCounts, TracedDuration
 from everlog.server.router_routes import is_allowed
 from everlog.topics import Durability, EngineCounts, StorageHealth
 from everlog.topics.counting import OTHER_TOPICS, JobsOfTopic, OtherTopics, TopicCount
@@ -71,6 +74,14 @@ _OF_QUEUES: Final[dict[str, str]] = {
     "ready": "jobs that can be claimed now",
     "in_flight": "jobs that are leased to a worker",
 }
+
+
+class _Form(Enum):
+    """How metrics are written, with the content type."""
+
+    TEXT = b"text/plain; version=0.0.4; charset=utf-8"
+    OPENMETRICS = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
+    JSON = b"application/json"
 
 
 class ProbeRoutes:
@@ -123,43 +134,50 @@ class ProbeRoutes:
 
     def metrics(self, call: Call) -> None:
         """GET /v0/metrics."""
-        is_json = b"application/json" in (call.request.header(b"accept") or b"")
+        accept = call.request.header(b"accept") or b""
+        form = _Form.JSON if b"application/json" in accept else _Form.TEXT
+        if b"application/openmetrics-text" in accept:
+            form = _Form.OPENMETRICS
         key, engine = call.key, self._app.engine
 
         def is_shown(name: str) -> bool:
             return key is None or key.allows_name(name.encode("utf-8", "surrogatepass"))
 
         if engine is None:
-            self._answer(call, None, is_json)
+            self._answer(call, None, form)
         else:
-            self._count(call, engine.count_topics(is_shown, 0 if is_json else TOPIC_METRICS_MAX), is_json)
+            limit = 0 if form is _Form.JSON else TOPIC_METRICS_MAX
+            self._count(call, engine.count_topics(is_shown, limit), form)
 
-    def _count(self, call: Call, counted: TopicCount, is_json: bool) -> None:
+    def _count(self, call: Call, counted: TopicCount, form: _Form) -> None:
         """Count in steps, and let the loop turn between two of them."""
         if counted.step():
-            self._answer(call, counted, is_json)
+            self._answer(call, counted, form)
         else:
-            step = partial(self._count, call, counted, is_json)
+            step = partial(self._count, call, counted, form)
             self._app.loop.call_soon(self._app.guarded, call, step)
 
-    def _answer(self, call: Call, counted: TopicCount | None, is_json: bool) -> None:
-        if is_json:
+    def _answer(self, call: Call, counted: TopicCount | None, form: _Form) -> None:
+        if form is _Form.JSON:
             self._app.answer(call, _json.encode(self.document(counted)))
             return
         families = list(_Metrics(self, call.key, counted).collect())
+        if form is _Form.OPENMETRICS:
+            families.append(GaugeMetricFamily("topics_uptime_ms", _UPTIME, value=self.uptime_ms()))
         of_topics = partial(_topic_families, counted)
         if counted is None or len(counted.states) <= _RENDERED_AT_ONCE:
-            self._send(call, _text_of(families, of_topics))
+            self._send(call, _text_of(families, of_topics, form), form)
             return
         # Thousands of lines take longer than a step of the loop may.
-        rendered = self._app.loop.run_in_executor(None, _text_of, families, of_topics)
+        rendered = self._app.loop.run_in_executor(None, _text_of, families, of_topics, form)
         rendered.add_done_callback(
-            lambda done: self._app.guarded(call, lambda: self._send(call, done.result()))
+            lambda done: self._app.guarded(call, lambda: self._send(call, done.result(), form))
         )
 
-    def _send(self, call: Call, text: bytes) -> None:
-        content_type = b"text/plain; version=0.0.4; charset=utf-8"
-        self._app.answer(call, text + self._uptime_text(), content_type=content_type)
+    def _send(self, call: Call, text: bytes, form: _Form) -> None:
+        if form is _Form.TEXT:
+            text += self._uptime_text()
+        self._app.answer(call, text, content_type=form.value)
 
     def _uptime_text(self) -> bytes:
         """The one counter whose name does not end as the library lets all counters end."""
@@ -343,7 +361,8 @@ class _Metrics(Collector):
                 total.add_metric([counts.route, counts.method, str(status)], count)
             by_route.setdefault(counts.route, Durations()).add(counts.durations)
         for route, durations in by_route.items():
-            seconds.add_metric([route], durations.cumulative(), durations.total_s)
+            buckets = zip(durations.cumulative(), durations.traced(), strict=True)
+            seconds.add_metric([route], [_bucket(*bucket) for bucket in buckets], durations.total_s)
         yield from (total, seconds)
         steps = HistogramMetricFamily("topics_loop_step_seconds", "time of one step of the loop")
         steps.add_metric([], requests.steps.cumulative(), requests.steps.total_s)
@@ -492,6 +511,16 @@ class _Families(CollectorRegistry):
         yield from self._families
 
 
-def _text_of(families: list[Metric], of_topics: Callable[[], Iterator[Metric]]) -> bytes:
-    """The text format; runs on any thread."""
-    return generate_latest(_Families(chain(families, of_topics())))
+def _text_of(families: list[Metric], of_topics: Callable[[], Iterator[Metric]], form: _Form) -> bytes:
+    """The text of a form; runs on any thread."""
+    generate = openmetrics.generate_latest if form is _Form.OPENMETRICS else generate_latest
+    return generate(_Families(chain(families, of_topics())))
+
+
+def _bucket(
+    counted: tuple[str, float], traced: TracedDuration | None
+) -> tuple[str, float] | tuple[str, float, Exemplar]:
+    """A bucket with what leads from it to a trace; only OpenMetrics shows that."""
+    if traced is None:
+        return counted
+    return (*counted, Exemplar({"trace_id": traced.trace_id}, traced.duration_s, traced.at_s))

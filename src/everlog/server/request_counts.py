@@ -10,9 +10,11 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
+
+from everlog import tracing
 
 if TYPE_CHECKING:
     from everlog.server.app import Call
@@ -28,13 +30,22 @@ _ITEMS: Final = {"consumers": "consumer", "jobs": "seq"}
 access_log = logging.getLogger("everlog.access")
 
 
-class Durations:
-    """A histogram of durations."""
+class TracedDuration(NamedTuple):
+    """A duration of a request whose trace can be looked at."""
 
-    __slots__ = ("_by_bits", "total_ns")
+    trace_id: str
+    duration_s: float
+    at_s: float
+
+
+class Durations:
+    """A histogram of durations, with the last traced one of each bucket."""
+
+    __slots__ = ("_by_bits", "_traced", "total_ns")
 
     def __init__(self) -> None:
         self._by_bits = [0] * 65
+        self._traced: dict[int, TracedDuration] = {}
         self.total_ns = 0
 
     def note(self, duration_ns: int) -> None:
@@ -42,8 +53,19 @@ class Durations:
         self._by_bits[duration_ns.bit_length()] += 1
         self.total_ns += duration_ns
 
+    def keep(self, duration_ns: int, trace_id: str) -> None:
+        """Remember the trace of one that was counted."""
+        bits = min(max(duration_ns.bit_length(), _FIRST_BIT), _LAST_BIT + 1)
+        seconds = duration_ns / _NS_PER_S
+        self._traced[bits] = TracedDuration(trace_id, seconds, datetime.now(UTC).timestamp())
+
+    def traced(self) -> list[TracedDuration | None]:
+        """The last traced one of each bucket of `cumulative`."""
+        return [self._traced.get(bits) for bits in range(_FIRST_BIT, _LAST_BIT + 2)]
+
     def add(self, other: Durations) -> None:
         """Count all of another histogram."""
+        self._traced |= other._traced
         self._by_bits = [own + more for own, more in zip(self._by_bits, other._by_bits, strict=True)]
         self.total_ns += other.total_ns
 
@@ -109,8 +131,13 @@ class RequestCounts:
         duration_ns = now_ns - call.started_ns
         counts.statuses[status] += 1
         counts.durations.note(duration_ns)
+        trace = tracing.of_headers(request.headers)
+        if trace is not None and trace.is_sampled:
+            counts.durations.keep(duration_ns, trace.trace_id)
+        if tracing.is_exported():
+            _record_span(call, counts.route, status, duration_ns, trace)
         if self._is_logged:
-            _log(call, counts.route, status, duration_ns)
+            _log(call, counts.route, status, duration_ns, trace)
 
     def routes(self) -> Iterator[RouteCounts]:
         """Those that have answered anything, by route and method."""
@@ -118,7 +145,25 @@ class RequestCounts:
             yield counts
 
 
-def _log(call: Call, route: str, status: int, duration_ns: int) -> None:
+def _record_span(
+    call: Call, route: str, status: int, duration_ns: int, trace: tracing.TraceContext | None
+) -> None:
+    method = call.exchange.request.method
+    attributes: dict[str, str | int] = {
+        "http.request.method": method,
+        "http.route": route,
+        "http.response.status_code": status,
+    }
+    if call.name:
+        attributes["messaging.destination.name"] = call.name
+    end_ns = int(datetime.now(UTC).timestamp() * _NS_PER_S)
+    parent = None if trace is None else trace.text
+    tracing.record_span(
+        f"{method} {route}", attributes, parent, end_ns - duration_ns, end_ns, failed=status >= 500
+    )
+
+
+def _log(call: Call, route: str, status: int, duration_ns: int, trace: tracing.TraceContext | None) -> None:
     """Write one line: never the query, which may hold a key, and of a key its name alone."""
     request = call.exchange.request
     line = {
@@ -130,5 +175,6 @@ def _log(call: Call, route: str, status: int, duration_ns: int) -> None:
         "duration_ms": round(duration_ns / 1e6, 3),
         "key": None if call.key is None else call.key.name or f"key {call.key.number}",
         "request_bytes": len(request.body),
+        **({} if trace is None else {"trace_id": trace.trace_id}),
     }
     access_log.info("%s", msgspec.json.encode(line).decode())
