@@ -38,6 +38,7 @@ class ClassedTruth:
         self._arriving: set[int] = set()  # sent and acknowledged in this life
         self._is_ordered = dict.fromkeys(CHAIN, True)
         self._has_lost_power = False
+        self._has_logged_copies = False  # of an ephemeral topic, for a class that a power loss takes
         self._is_built = False
 
     def step(self, engine: Engine, is_faulty: Callable[[], bool]) -> None:
@@ -73,6 +74,8 @@ class ClassedTruth:
         self._asked[name].add(durability)
         engine.wait_for(engine.put_topic(name, TopicConfig(durability=durability)).commit)
         self._asked[name].discard(durability)
+        before = self._classes.get(name)
+        self._has_logged_copies |= before is Durability.EPHEMERAL and durability is Durability.MEMORY
         self._classes[name] = durability
 
     def _append(self, engine: Engine, name: str, sign: int) -> None:
@@ -101,9 +104,9 @@ class ClassedTruth:
         self._has_lost_power |= how == "power"
         self._arriving.clear()
         # What passed through an ephemeral topic may be copied again, if its cursor went with the power.
-        may_repeat = any(self._asked.values()) or (
-            how == "power" and Durability.EPHEMERAL in self._classes.values()
-        )
+        is_weak = Durability.EPHEMERAL in self._classes.values() or self._has_logged_copies
+        may_repeat = any(self._asked.values()) or (how == "power" and is_weak)
+        self._has_logged_copies = False
         for name in CHAIN:
             durability = engine.durability_of(name)
             acked = self._classes[name]

@@ -398,6 +398,11 @@ class TopicTruth:
         found.head = seen.head
         found.evict_below(seen.cap_floor)
         found.sweep(now_ms)
+        # Records that were found too old before the crash may be lost to the reserved floor as well.
+        swept = candidate.clone()
+        swept.sweep(now_ms)
+        if found.ttl_floor < seen.ttl_floor <= swept.ttl_floor:
+            found.ttl_floor = seen.ttl_floor
         found.epoch = seen.epoch
         for what, got, wanted in zip(Seen._fields, seen, expected(found), strict=True):
             require(got == wanted, f"{what} {brief(got)} instead of {brief(wanted)}")
