@@ -476,6 +476,8 @@ class RouterState(RouterFields, frozen=True):
     """The state of a router."""
 
     forwarded_total: int
+    paused: bool = False
+    """Whether it copies nothing, because a topic at one of its ends is damaged; left out if not."""
 
 
 class RouterSummary(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -488,6 +490,8 @@ class RouterSummary(msgspec.Struct, frozen=True, omit_defaults=True):
     forwarded_total: int
     lag: int | None = None
     """Only if it was asked for."""
+    paused: bool = False
+    """Whether it copies nothing, because a topic at one of its ends is damaged."""
 
 
 class RouterPage(Answer, frozen=True):
@@ -594,6 +598,8 @@ class StorageHealth(msgspec.Struct, frozen=True):
     """Whether acknowledged records of `disk` or `fsync` topics may be lost."""
     damaged_topics: int = 0
     """Topics that are not served because their segments are damaged."""
+    paused_routers: int = 0
+    """Routers that copy nothing because a topic at one of their ends is damaged."""
     filling_topics: int = 0
     """Topics of class `memory` that are not served yet, because their records are still being loaded."""
 

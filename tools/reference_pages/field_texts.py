@@ -386,7 +386,13 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
         "damage": "what no crash can have left, in words; the first ones",
         "topics": "topics that were found",
     },
-    "RouterSummary": {"lag": "records it is behind its source; only if it was asked for"},
+    "RouterState": {
+        "paused": "it copies nothing, because a topic at one of its ends is damaged; absent if not"
+    },
+    "RouterSummary": {
+        "lag": "records it is behind its source; only if it was asked for",
+        "paused": "it copies nothing, because a topic at one of its ends is damaged; absent if not",
+    },
     "QueueList": {"queues": "the queues, sorted by path", "root": "the bus directory; null: none was given"},
     "QueueState": {
         "queue": "its path below the bus directory",
@@ -481,6 +487,7 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
         "damage": "what the last start found damaged, by kind",
         "may_lack_acked": "acknowledged records of `disk` or `fsync` topics may be lost",
         "damaged_topics": "topics that are not served because their segments are damaged",
+        "paused_routers": "routers that copy nothing because a topic at one of their ends is damaged",
         "filling_topics": "topics of class `memory` whose records are still being loaded after the start",
     },
     "Metrics": {

@@ -122,6 +122,7 @@ def show_command(session: Session, router: RouterName) -> None:
             ("copies carry", _carried(state)),
             ("may close a cycle", "yes" if state.allow_cycle else "no"),
             ("copied", str(state.forwarded_total)),
+            *([("paused", "a topic at one of its ends is damaged")] if state.paused else []),
         ]
     )
 

@@ -79,7 +79,9 @@ def _storage_fields(storage: dict[str, Any]) -> list[tuple[str, str]]:
         values = ", ".join(f"{printable(kind)} {value}" for kind, value in sorted(storage[name].items()))
         fields.append((name.replace("_", " "), values or "none"))
     lost = "some may be lost" if storage["may_lack_acked"] else "none is lost"
-    return [*fields, ("damaged topics", str(storage["damaged_topics"])), ("acknowledged records", lost)]
+    for name in ("damaged_topics", "paused_routers"):
+        fields.append((name.replace("_", " "), str(storage.get(name, 0))))
+    return [*fields, ("acknowledged records", lost)]
 
 
 def _duration(milliseconds: int) -> str:

@@ -188,7 +188,8 @@ def alerts(health: StorageHealth, delivery: DeliveryCounts, disk: DiskSpace | No
         yield Alert(
             "error",
             "topics_damaged",
-            f"{health.damaged_topics} topics are not served because their segments are damaged",
+            f"{health.damaged_topics} topics are not served because their segments are damaged; "
+            f"{health.paused_routers} routers at them are paused",
         )
     for kind, count in sorted(health.damage.items()):
         yield Alert("warning", "recovery_damage", f"the last start found {count} damaged places: {kind}")

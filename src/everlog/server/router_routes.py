@@ -75,8 +75,8 @@ class RouterRoutes:
 
     def _answer_router(self, call: Call) -> None:
         state = self._find(call)
-        total = {"forwarded_total": state.forwarded_total}
-        self._app.answer(call, self._encoded(call, {"router": state.router, **_definition(state), **total}))
+        answer = {"router": state.router, **_definition(state), "forwarded_total": state.forwarded_total}
+        self._app.answer(call, self._encoded(call, {**answer, **_paused(state)}))
 
     def _find(self, call: Call) -> RouterState:
         try:
@@ -111,6 +111,7 @@ class RouterRoutes:
                     "guarantee": state.guarantee,
                     "forwarded_total": state.forwarded_total,
                     **({"lag": state.lag} if has_lag else {}),
+                    **_paused(state),
                 }
                 for state in shown
             ]
@@ -147,6 +148,11 @@ def _definition(state: RouterState) -> dict[str, object]:
         "allow_cycle": state.allow_cycle,
         "guarantee": state.guarantee,
     }
+
+
+def _paused(state: RouterState) -> dict[str, object]:
+    """Said only of a router that is paused."""
+    return {"paused": True} if state.paused else {}
 
 
 def _incompatible(error: RouterIncompatible) -> ApiError:

@@ -60,8 +60,8 @@ def check_served(core: Core, name: str) -> None:
         )
     if name in core.damaged:
         raise TopicDamaged(
-            f"a segment of topic {name!r} is lost or damaged; stop the server, restore the file or run "
-            f"`everlog repair`, and start again"
+            f"topic {name!r} is not served: a segment of it, or of the source of its copies, is lost or "
+            f"damaged; stop the server, restore the file or run `everlog repair`, and start again"
         )
 
 

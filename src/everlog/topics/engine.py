@@ -622,8 +622,14 @@ class Engine(JobCalls):
             damage=dict(damage),
             may_lack_acked=report is not None and report.may_lack_acked,
             damaged_topics=len(core.damaged),
+            paused_routers=len(self._paused_routers()),
             filling_topics=len(core.filling),
         )
+
+    def _paused_routers(self) -> set[str]:
+        """The routers that have a damaged topic at one of their ends."""
+        routers = self._core.routers
+        return {each.name for topic in self._core.damaged.values() for each in routers.touching(topic)}
 
     @property
     def filling_topics(self) -> int:
@@ -657,7 +663,8 @@ class Engine(JobCalls):
         """Write everything, leave one final snapshot, and unlock the directory.
 
         If a shard is read-only, or the snapshot fails, the log stays as it is for the next start, and this
-        raises once everything is closed. The log stays, too, while topics of class `memory` are being loaded.
+        raises once everything is closed. The log stays, too, while topics of class `memory` are being loaded,
+        and while copies in it cannot be made because a segment of their source is lost.
         """
         if self._closed:
             return
@@ -675,7 +682,7 @@ class Engine(JobCalls):
                         raise shard.wal.refusal(shard.wal.read_only)
                 if self._store is not None and self._store.fill is not None:
                     self._store.fill.cancel()
-                else:
+                elif self._store is None or not self._store.keeps_log:
                     self._checkpointer.finish()
                     finished = True
         finally:

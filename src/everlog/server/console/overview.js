@@ -133,7 +133,7 @@ class Overview extends Part {
     if (isMemory) rows.push(['Kept', 'in memory, gone when the server stops']);
     if (disk) rows.push(['Disk', `${bytes(disk.free_bytes)} free of ${bytes(disk.total_bytes)}`]);
     const words = (found) => Object.entries(found).map(([kind, value]) => `${kind} ${value}`).join(', ') || 'none';
-    rows.push(['Failing now', words(storage.failing)], ['Errors since the start', words(storage.errors)], ['Shards closed', words(storage.closed_shards)], ['Topics damaged', count(storage.damaged_topics)]);
+    rows.push(['Failing now', words(storage.failing)], ['Errors since the start', words(storage.errors)], ['Shards closed', words(storage.closed_shards)], ['Topics damaged', count(storage.damaged_topics)], ['Routers paused', count(storage.paused_routers)]);
     return card('Storage', rows);
   }
 

@@ -54,7 +54,10 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouterState(msgspec.Struct, frozen=True):
-    """What is reported about a router; `lag` is how many seqs of the source it is behind."""
+    """What is reported about a router; `lag` is how many seqs of the source it is behind.
+
+    It is `paused` while a topic at one of its ends is damaged and not served.
+    """
 
     router: str
     source: str
@@ -66,6 +69,7 @@ class RouterState(msgspec.Struct, frozen=True):
     guarantee: Guarantee
     forwarded_total: int
     lag: int
+    paused: bool = False
 
 
 class RouterPut(msgspec.Struct, frozen=True):

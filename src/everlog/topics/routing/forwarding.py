@@ -127,7 +127,7 @@ class Forwarder:
 
     def _pass_and_write(self, source: Topic) -> bool:
         """Make a pass and write it; whether a cursor moved."""
-        if all(router.cursor >= source.visible for router in source.routes.feeds):
+        if not any(router.is_behind for router in source.routes.feeds):
             return False
         before = [router.cursor for router in source.routes.feeds]
         self._run_pass(source, max(COPIES_PER_TURN, RECORDS_PER_PASS * len(before)))
@@ -139,7 +139,7 @@ class Forwarder:
 
     def _run_pass(self, source: Topic, budget: int) -> int:
         """Make one pass over a source; returns how many copies were made."""
-        routers = [router for router in source.routes.feeds if router.cursor < source.visible]
+        routers = [router for router in source.routes.feeds if router.is_behind]
         if not routers or source.deleted:
             self._core.totals.unforwarded.pop(source.topic_id, None)
             return 0
@@ -176,7 +176,7 @@ class Forwarder:
         self.passes += 1
         self.copies += step.copied
         self.memory_bytes += step.memory_bytes
-        if all(router.cursor >= source.visible for router in source.routes.feeds):
+        if not any(router.is_behind for router in source.routes.feeds):
             core.totals.unforwarded.pop(source.topic_id, None)
         return step
 

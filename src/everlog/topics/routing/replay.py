@@ -7,7 +7,7 @@ records are collected separately, and what deletes or evicts some of them waits 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -88,8 +88,11 @@ class ForwardReplay:
         self._records: dict[int, control.RouterRecord] = {}
         self._deleted: set[int] = set()
         self._forwards: list[tuple[int, control.Forward]] = []
+        self._damaged: set[int] = set()  # ids of topics that have lost records on disk
         self.copies = 0
         self.lost = 0
+        self.starved: dict[int, int] = {}
+        """By the id of a destination: the damaged source without which its copies cannot be made."""
 
     # --- While the log is read ---------------------------------------------------------------------------
 
@@ -161,8 +164,12 @@ class ForwardReplay:
 
     # --- When all of it is read --------------------------------------------------------------------------
 
-    def resolve(self, apply_deferred: Callable[[Topic, LogFrame], None]) -> None:
-        """Make the copies, then let everything happen that had to wait for them."""
+    def resolve(self, apply_deferred: Callable[[Topic, LogFrame], None], damaged: Iterable[int] = ()) -> None:
+        """Make the copies, then let everything happen that had to wait for them.
+
+        Copies of records that `damaged` topics have lost cannot be made: see `starved`.
+        """
+        self._damaged = set(damaged)
         for source_id, forward in self._forwards:
             for entry in forward.entries:
                 self._note(source_id, forward, entry)
@@ -282,8 +289,7 @@ class ForwardReplay:
         if copied.missing_source:
             self._load(copied.missing_source)
         elif not copied.records:  # of later ones it is looked again where they are
-            self._trim(end, 1, run)
-            self.lost += 1
+            self._give_up(end, 1, run)
         return True
 
     def _source_of(self, run: _Run) -> TopicLog:
@@ -297,8 +303,15 @@ class ForwardReplay:
 
     def _leave_out(self, end: _End) -> None:
         run = end.runs[end.at].behind(end.log.next_seq)
-        self._trim(end, run.length, run)
-        self.lost += run.length
+        self._give_up(end, run.length, run)
+
+    def _give_up(self, end: _End, count: int, run: _Run) -> None:
+        """Leave holes for copies whose records are not there."""
+        self._trim(end, count, run)
+        self.lost += count
+        if run.source_id in self._damaged:
+            self._damaged.add(end.topic_id)  # what is copied from here lacks them as well
+            self.starved.setdefault(end.topic_id, run.source_id)
 
     def _trim(self, end: _End, count: int, run: _Run) -> None:
         first_seq = end.log.next_seq

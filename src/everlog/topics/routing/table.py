@@ -40,6 +40,7 @@ class Router:
         "guarantee",
         "is_active",
         "is_committed",
+        "is_paused",
         "is_uncertain",
         "last_commit",
         "name",
@@ -67,6 +68,7 @@ class Router:
         self.pending = 0  # passes that are not committed
         self.is_committed = False
         self.is_active = False  # it is committed, and both topics are
+        self.is_paused = False  # a topic at one of its ends is damaged: until a start finds it whole
         self.is_uncertain = False  # its newest copies could not be synced: only a restart tells
         self.last_commit = COMMITTED  # of the newest copies
         self.evidence: Evidence | None = None
@@ -75,6 +77,11 @@ class Router:
     def on_commit(self) -> None:
         """Its definition is committed."""
         self.is_committed = True
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it has something to copy and may do so."""
+        return self.cursor < self.source.visible and not self.is_paused
 
     def note_restart(self) -> None:
         """The source may give out seqs again that it had given out before this start."""
@@ -115,6 +122,7 @@ class Router:
             guarantee=self.guarantee,
             forwarded_total=self.committed_total,
             lag=max(0, self.source.visible - self.committed_cursor),
+            paused=self.is_paused,
         )
 
 

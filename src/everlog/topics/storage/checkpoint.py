@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everlog.api_types import Durability
-from everlog.errors import EverlogError, StorageFailed
+from everlog.errors import EverlogError, StorageFailed, TopicDamaged
 from everlog.native.topics.log import FrameBuffer
 from everlog.topics.delivery.consumer_table import stored_consumers
 from everlog.topics.due_work import schedule
@@ -152,7 +152,7 @@ class Checkpointer:
 
     def poll(self) -> None:
         """Start a checkpoint if enough was logged or enough time has passed since the last one."""
-        if self._busy:
+        if self._busy or self._store.keeps_log:
             return
         settings = self._core.settings
         now_ns = self._core.clock.monotonic_ns()
@@ -194,6 +194,11 @@ class Checkpointer:
 
     def run(self) -> None:
         """Checkpoint and wait for it; raises what went wrong."""
+        if self._store.keeps_log:
+            raise TopicDamaged(
+                "there is no checkpoint while copies in the log cannot be made, because a segment of their "
+                "source is lost; stop the server, restore the file or run `everlog repair`, and start again"
+            )
         self.wait_idle()
         self.last_error = None
         self._prepare()

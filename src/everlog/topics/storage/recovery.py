@@ -189,7 +189,7 @@ class _Recovery:
                     self._progress(Progress("segments", number, len(body.topics)))
             self._progress(Progress("segments", len(body.topics), len(body.topics)))
         self._replay(files, body)
-        self._forwards.resolve(self._apply_to)
+        self._forwards.resolve(self._apply_to, self._restore.quarantined)
         self._schedules.finish()
         for note in self._redriven:
             apply_redriven(self._core.by_id.get(note.topic_id), note)
@@ -285,16 +285,33 @@ class _Recovery:
             self._logs.pop(topic.topic_id, None)
 
     def _quarantine(self) -> None:
-        """Do not serve topics that have lost a segment; those that routers use stop the start instead."""
+        """Do not serve topics that have lost a segment, and pause the routers at them.
+
+        A topic whose copies in the log would have to be made from lost records is damaged, too. The log then
+        stays as it is: with the segment back, the next start makes them.
+        """
         core = self._core
-        for topic_id, error in self._restore.quarantined.items():
+        lacking = [topic_id for topic_id in self._forwards.starved if topic_id in core.by_id]
+        if core.settings.on_damage == "give_up":
+            lacking = []
+        for topic_id in lacking:
+            source = core.by_id.get(self._forwards.starved[topic_id])
+            message = (
+                f"topic {core.by_id[topic_id].name!r} lacks copies of records that its source "
+                f"{source.name if source is not None else 'topic'!r} has lost"
+            )
+            self._report.damage.append(DamageFound("copies", self._store.data_dir, message))
+            self._store.keeps_log = True
+        for topic_id in dict.fromkeys((*self._restore.quarantined, *lacking)):
             topic = core.by_id.get(topic_id)
             if topic is None:
                 continue
-            if self._forwards.takes_part(topic_id) or core.routers.touching(topic):
-                raise error
             catalogue.unlist(core, topic)
             core.damaged[topic.name] = topic
+            topic.shard = core.shard_of(topic_id, core.settings.shards)
+            for router in core.routers.touching(topic):
+                router.is_paused = True
+                log.error("router %s is paused: topic %s is damaged", router.name, topic.name)
 
     def _remove_unknown_topics(self) -> None:
         """Remove the segments of topics that are not there any more, or whose checkpoint was cut short."""

@@ -47,7 +47,7 @@ class Coverage(NamedTuple):
     positions: list[Position]
 
 
-DamageKind = Literal["index", "log", "record", "segment", "snapshot", "synced_file"]
+DamageKind = Literal["copies", "index", "log", "record", "segment", "snapshot", "synced_file"]
 DAMAGES: Final[tuple[DamageKind, ...]] = get_args(DamageKind)
 
 
@@ -122,6 +122,8 @@ class Store:
         self.old_files: list[OldFile] = []
         self.report = RecoveryReport()
         self.fill: MemoryFill | None = None
+        self.keeps_log = False
+        """No checkpoint may be made: the log is needed as it is once a lost segment is back."""
         """What is left of recovery: topics of class `memory`."""
         self.snapshot_number = 0
         self._fetching: dict[int, Commit] = {}
