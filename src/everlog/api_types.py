@@ -560,7 +560,17 @@ class TopicGone(msgspec.Struct, frozen=True):
     reason: Literal["deleted"]
 
 
-WatchEvent = Records | CaughtUp | Tombstone | TopicGone | TopicCreated
+class ConsumerAtRisk(msgspec.Struct, frozen=True):
+    """Retention is about to pass the consumer of this watch, or has: what is below `evict_floor` is gone."""
+
+    topic: str
+    consumer: str
+    cursor: int
+    evict_floor: int
+    head_seq: int
+
+
+WatchEvent = Records | CaughtUp | Tombstone | TopicGone | TopicCreated | ConsumerAtRisk
 
 
 class StreamError(msgspec.Struct, frozen=True, omit_defaults=True):

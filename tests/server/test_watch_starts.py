@@ -10,7 +10,7 @@ from everlog.server.auth import KeyRing
 from everlog.server.settings import ServerSettings
 from everlog.server.watch_journal import FRAMES_MAX, FrameJournal
 from everlog.server.watch_starts import MATCHED_MAX
-from everlog.topics import NewRecord
+from everlog.topics import NewRecord, TopicConfig
 from everlog.topics.delivery.consumers import Start
 from tests.support.http_peers import until
 from tests.support.watch_servers import Frame, SseClient, WatchServer, bearer, play
@@ -286,3 +286,29 @@ def test_a_journal_that_has_forgotten_says_so() -> None:
     last = journal.note("b", 2, 2)
     journal.begin({"a": (10, 1), "b": (2, 2)})
     assert journal.before(last - 5) == {}
+
+
+def test_a_watch_of_a_consumer_is_warned_before_retention_passes_it() -> None:
+    async def scenario(server: WatchServer) -> None:
+        server.engine.put_topic("t", TopicConfig(cap_records=100))
+        append(server, "t", *range(100))
+        server.engine.consumers.put("t", "c", Start(seq=20))
+        stream = await server.follow({"t": {"consumer": "c"}})
+        plain = await server.follow({"t": {"tail": True}})
+        await stream.until_event("caught-up")
+        await plain.until_event("caught-up")
+        append(server, "t", *range(12))
+        warning = (await stream.until_event("consumer-at-risk"))[-1]
+        risk = warning.data
+        assert (risk["topic"], risk["consumer"], risk["cursor"]) == ("t", "c", 19)
+        assert risk["evict_floor"] - 1 <= risk["cursor"], "nothing that it has not read is gone"
+        assert warning.id is None, "it moves no cursor"
+        late = await server.follow({"t": {"consumer": "c"}})
+        assert [frame.data for frame in await late.take("consumer-at-risk")] == [risk]
+        append(server, "t", 99)
+        while 113 not in (await plain.take("record"))[0].seqs:
+            pass
+        for each in (stream, plain, late):
+            each.close()
+
+    play(scenario)

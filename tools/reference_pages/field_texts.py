@@ -369,6 +369,11 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
         "bytes": "bytes of these records: compact JSON of data and meta",
     },
     "Latest": {"records": "the newest live record of each tag, sorted by tag"},
+    "ConsumerAtRisk": {
+        "consumer": "the consumer whose cursor the watch began at",
+        "cursor": "the highest seq that it has committed",
+        "evict_floor": "records below it were evicted",
+    },
     "TopicCreated": {"head_seq": "its newest seq when it joined"},
     "TopicCreatedPush": {"head_seq": "its newest seq when it joined"},
     "Watched": {"from_seq": "reading begins behind this seq"},

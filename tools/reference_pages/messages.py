@@ -13,6 +13,7 @@ from everlog.answer_types import IgnoredMember
 from everlog.api_types import (
     Appended,
     CaughtUp,
+    ConsumerAtRisk,
     Records,
     StreamError,
     Tombstone,
@@ -99,6 +100,7 @@ EVENTS: dict[str, type[Struct]] = {
     "caught-up": CaughtUp,
     "topic-deleted": TopicGone,
     "topic-created": TopicCreated,
+    "consumer-at-risk": ConsumerAtRisk,
     "error": StreamError,
 }
 """The events of a watch stream and their data."""

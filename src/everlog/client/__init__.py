@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from everlog.api_types import (
     CaughtUp,
+    ConsumerAtRisk,
     NewRecord,
     Record,
     Records,
@@ -51,6 +52,7 @@ __all__ = [
     "CaughtUp",
     "Client",
     "Consumer",
+    "ConsumerAtRisk",
     "DeadLetter",
     "Job",
     "NewRecord",

@@ -14,6 +14,7 @@ import msgspec
 
 from everlog.api_types import (
     CaughtUp,
+    ConsumerAtRisk,
     Record,
     Records,
     StreamError,
@@ -173,6 +174,7 @@ _EVENTS: Final[dict[str, type[WatchEvent]]] = {
     "tombstone": Tombstone,
     "topic-deleted": TopicGone,
     "topic-created": TopicCreated,
+    "consumer-at-risk": ConsumerAtRisk,
 }
 
 

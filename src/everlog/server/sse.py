@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
+from everlog.api_types import ConsumerAtRisk
+
 CONTENT_TYPE: Final = b"text/event-stream; charset=utf-8"
 STREAM_HEADERS: Final = (
     (b"Content-Type", CONTENT_TYPE),
@@ -93,6 +95,11 @@ def topic_created_lines(topic: bytes, head_seq: int) -> bytes:
 def topic_deleted_lines(topic: bytes, head_seq: int) -> bytes:
     """The topic is gone; `topic` is JSON."""
     return b'event: topic-deleted\ndata: {"topic":%b,"head_seq":%d,"reason":"deleted"}\n' % (topic, head_seq)
+
+
+def at_risk_frame(risk: ConsumerAtRisk) -> bytes:
+    """A consumer that the watch names may lose records; a whole frame, without an id."""
+    return b"event: consumer-at-risk\ndata: %b\n\n" % _json.encode(risk)
 
 
 def error(code: str | int, message: str, **more: Any) -> bytes:

@@ -43,6 +43,7 @@ class Session:
     """One subscription; `owner` is the stream that was opened last, which stores the positions."""
 
     __slots__ = (
+        "consumers",
         "heartbeat_ms",
         "idle_since_ns",
         "journal",
@@ -64,6 +65,8 @@ class Session:
         heartbeat_ms: int,
         patterns: tuple[Pattern, ...] = (),
     ) -> None:
+        self.consumers: dict[str, str] = {}
+        """By topic: the consumer whose cursor the watch began at."""
         self.patterns = patterns
         self.journal = FrameJournal() if patterns else None
         self.wid = wid
@@ -162,6 +165,9 @@ class WatchSessions:
         options = options_of(body, is_strong=body.consistency == "strong")
         heartbeat_ms = self._heartbeat_ms(body.heartbeat_ms)
         session = Session(wid, key, positions, options, heartbeat_ms, resolved.patterns)
+        session.consumers = {
+            name: entry.consumer for name, entry in body.topics.items() if entry.consumer is not None
+        }
         self._sessions[wid] = session
         self._of_keys.created(key, wid)
         self._mark_idle(session)

@@ -26,7 +26,12 @@ def test_every_event_of_a_watch_stream_is_as_described(tmp_path: Path, judge: Ju
         client.ask("PUT", "/topics/a", {"cap_records": 2})
         client.append("a", [RECORD] * 5)
         client.append("b", [RECORD])
-        wanted = {"topics": {"a": {}, "b": {}, "c*": {}}, "include_tags": True, "include_data": False}
+        client.ask("PUT", "/topics/a/consumers/c", {"start": {"seq": 1}})
+        wanted = {
+            "topics": {"a": {"consumer": "c"}, "b": {}, "c*": {}},
+            "include_tags": True,
+            "include_data": False,
+        }
         made = client.ask("POST", "/watch", wanted)
         with EventStream(server.url, made.json["stream_url"]) as stream:
             for frame in stream.frames():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
-from everlog.api_types import ConsumerState, Durability
+from everlog.api_types import ConsumerAtRisk, ConsumerState, Durability
 from everlog.clock import NS_PER_S
 from everlog.errors import ConsumerNotFound, CursorBackwards, Fenced, InvalidRequest, LimitReached
 from everlog.native.topics.log import next_live
@@ -105,6 +105,8 @@ class Consumers:
         self._check_open = check_open
         self._forward = forward
         self._warned_ns = core.clock.monotonic_ns() - _WARN_INTERVAL_NS
+        self.on_at_risk: Callable[[ConsumerAtRisk], None] | None = None
+        """Called when `warn` logs that a consumer is at risk."""
 
     # --- Create, look, delete ----------------------------------------------------------------------------
 
@@ -267,7 +269,18 @@ class Consumers:
                         topic.evict_floor,
                         topic.visible,
                     )
+                    if self.on_at_risk is not None:
+                        self.on_at_risk(_risk_of(topic, consumer))
                 consumer.is_warned = is_at_risk
+
+    def risk(self, topic_name: str, name: str) -> ConsumerAtRisk | None:
+        """What a consumer is about to lose, or has lost; None if it is safe or absent."""
+        topic = self._core.topics.get(topic_name)
+        table = None if topic is None else topic.consumers
+        consumer = None if table is None else table.by_name.get(name)
+        if topic is None or consumer is None or not _is_at_risk(topic, consumer.cursor):
+            return None
+        return _risk_of(topic, consumer)
 
     # --- Move --------------------------------------------------------------------------------------------
 
@@ -513,6 +526,10 @@ def _is_at_risk(topic: Topic, cursor: int) -> bool:
     if floor <= 1 or cursor >= head_seq:
         return False
     return cursor < floor or (cursor - floor) * _AT_RISK_SHARE < head_seq - floor
+
+
+def _risk_of(topic: Topic, consumer: Consumer) -> ConsumerAtRisk:
+    return ConsumerAtRisk(topic.name, consumer.name, consumer.cursor, topic.evict_floor, topic.visible)
 
 
 def _check_range(name: str, value: int, least: int, most: int) -> None:
