@@ -51,6 +51,25 @@ def test_every_message_is_read_once_with_all_its_fields(spark: SparkSession, que
     assert {row.queue for row in rows} == {str(queue)}
 
 
+@pytest.mark.parametrize("where", ["OPTIONS (path '{}', fromSeq 10)", "OPTIONS (fromSeq 10) LOCATION '{}'"])
+def test_a_queue_is_a_table_of_sql(spark: SparkSession, queue: Path, where: str) -> None:
+    spark.sql(f"CREATE TABLE messages USING everlog.queue {where.format(queue)}")
+    try:
+        rows = spark.sql("SELECT seq FROM messages WHERE seq < 15 ORDER BY seq").collect()
+        assert [row.seq for row in rows] == list(range(10, 15))
+    finally:
+        spark.sql("DROP TABLE messages")
+
+
+def test_a_table_with_a_list_of_columns_says_how_to_create_it(spark: SparkSession, queue: Path) -> None:
+    spark.sql(f"CREATE TABLE listed (seq BIGINT) USING everlog.queue LOCATION '{queue}'")
+    try:
+        with pytest.raises(PySparkException, match="without a list of columns"):
+            spark.sql("SELECT * FROM listed").collect()
+    finally:
+        spark.sql("DROP TABLE listed")
+
+
 def test_ranges_of_seqs_include_both_ends(spark: SparkSession, queue: Path) -> None:
     rows = load(spark, queue, fromSeq=10, toSeq=20, columns="seq").collect()
     assert sorted(row.seq for row in rows) == list(range(10, 21))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +88,32 @@ def test_a_topic_is_not_overwritten(spark: SparkSession, server: HttpApi) -> Non
         ).save()
 
 
-def run(table: DataFrame, server: HttpApi, checkpoint: Path) -> None:
-    """Stream what is there into the topic `streamed`."""
-    writer = table.writeStream.format(FORMAT).options(url=str(server.address), topic="streamed")
+def run(table: DataFrame, server: HttpApi, checkpoint: Path, topic: str = "streamed") -> None:
+    """Stream what is there into a topic."""
+    writer = table.writeStream.format(FORMAT).options(url=str(server.address), topic=topic)
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     assert query.awaitTermination(PATIENCE_S)
+
+
+def test_a_stream_started_in_another_thread_finds_the_sink(
+    spark: SparkSession, server: HttpApi, tmp_path: Path
+) -> None:
+    numbers(spark, 0, 5).select("data").write.parquet(str(tmp_path / "in"))
+    table = spark.readStream.schema("data string").parquet(str(tmp_path / "in"))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run, table, server, tmp_path / "checkpoint", "threaded").result()
+    assert len(records(server, "threaded")) == 5
+
+
+def test_a_topic_is_a_table_of_sql(spark: SparkSession, server: HttpApi) -> None:
+    save(numbers(spark, 0, 5), server, topic="table")
+    options = f"url '{server.address}', topic 'table', columns 'seq,data'"
+    spark.sql(f"CREATE TABLE a_topic USING everlog.topics OPTIONS ({options})")
+    try:
+        assert spark.table("a_topic").columns == ["seq", "data"]
+        assert spark.sql("SELECT count(*) AS n FROM a_topic").collect()[0].n == 5
+    finally:
+        spark.sql("DROP TABLE a_topic")
 
 
 def test_a_batch_of_a_stream_that_is_run_again_appends_nothing_twice(

@@ -13,8 +13,14 @@ import msgspec
 from everlog.errors import InvalidConfig
 
 U64_MAX: Final = 2**64 - 1
-OF_SPARK: Final = frozenset({"checkpointlocation"})
-"""Options of Spark itself, which it passes to the format as well."""
+OF_SPARK: Final = frozenset(
+    {"checkpointlocation"}
+    | {"collation", "comment", "external", "is_managed_location", "location", "owner", "provider"}
+)
+"""Options of Spark itself, which it passes to the format as well: those of a stream, and those of a table."""
+
+OF_TABLE: Final = "option."
+"""Before the name of each option of a table, which Spark passes a second time."""
 
 ON_DATA_LOSS: Final = ("fail", "record")
 
@@ -36,7 +42,12 @@ class Options:
 
     def __init__(self, given: Mapping[str, str], valid: Iterable[str], of: str) -> None:
         self._format = of
-        self._given = {name.lower(): value for name, value in given.items() if name.lower() not in OF_SPARK}
+        named = {name.lower(): value for name, value in given.items()}
+        self._given = {
+            name: value
+            for name, value in named.items()
+            if name not in OF_SPARK and not name.startswith(OF_TABLE)
+        }
         self._valid = tuple(sorted(valid, key=str.lower))
         known = {name.lower() for name in self._valid}
         unknown = sorted(set(self._given) - known)

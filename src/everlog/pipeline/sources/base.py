@@ -7,10 +7,13 @@ the instance that it is of; a stream that was made anew is reported like a gap.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, NamedTuple, Self
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -61,6 +64,13 @@ Spans = dict[str, Span]
 Columns = Mapping[str, pa.DataType]
 
 ALL_COLUMNS: Final = "*"
+LOCAL_SCHEME: Final = "file:"
+OF_A_TABLE: Final = "provider"
+"""An option that Spark adds to those of a table."""
+
+TABLE_OPTIONS: Final = "everlog.options"
+"""The metadata of a table's column that keeps the options."""
+
 RECREATED: Final = "recreated"
 INSTANCE_COLUMN: Final = {"instance": pa.string()}
 GAP_COLUMNS: Final = {"kind": pa.string(), "gap_to": pa.int64(), "reason": pa.string()}
@@ -276,6 +286,12 @@ class Format(DataSource):
 
     SOURCE: ClassVar[type[Source]]
 
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        path = self.options.get("path", "")
+        if path.startswith(LOCAL_SCHEME):  # of a table, whose path Spark makes a URL
+            self.options["path"] = url2pathname(urlsplit(path).path)
+
     @classmethod
     def name(cls) -> str:
         """The name of the format."""
@@ -286,16 +302,38 @@ class Format(DataSource):
         return self.SOURCE.parse(self.options)
 
     def schema(self) -> StructType:
-        """The columns of a read."""
-        return from_arrow_schema(self.source().arrow_schema)
+        """The columns of a read; those of a table keep its options, since Spark reads it without them."""
+        schema = from_arrow_schema(self.source().arrow_schema)
+        if OF_A_TABLE in self.options:
+            schema.fields[0].metadata = {TABLE_OPTIONS: json.dumps(dict(self.options))}
+        return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Read once; a schema of the user selects columns."""
-        return BatchReader(self.source().with_schema(schema))
+        return BatchReader(self.chosen(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Read as a stream."""
-        return _StreamReader(self.source().with_schema(schema))
+        return _StreamReader(self.streamed(self.chosen(schema)))
+
+    def streamed(self, source: Source) -> Source:
+        """Return the read if it can be one of a stream; otherwise raise an error."""
+        return source
+
+    def chosen(self, schema: StructType) -> Source:
+        """Return the read of the columns of a schema, with the options of the table that it is of."""
+        kept = next(
+            (field.metadata[TABLE_OPTIONS] for field in schema if TABLE_OPTIONS in field.metadata), None
+        )
+        if kept is None and not self.options:
+            raise InvalidConfig(
+                f"Spark gives {self.SOURCE.FORMAT} no options of a table whose columns were named; create "
+                "the table without a list of columns, and name those that it is to have in the option "
+                "columns"
+            )
+        for name, value in json.loads(kept or "{}").items():
+            self.options.setdefault(name, value)
+        return self.source().with_schema(schema)
 
 
 class BatchReader(DataSourceReader):

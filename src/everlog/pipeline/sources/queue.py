@@ -18,7 +18,6 @@ from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceReader,
     DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
 )
 from pyspark.sql.types import StructType
 
@@ -201,16 +200,16 @@ class QueueFormat(Format):
         """Read once: a queue by ranges of seqs, an archive segment by segment."""
         from everlog.pipeline.sources.archive import ArchiveBatchReader, ArchiveSource
 
-        source = self.source().with_schema(schema)
+        source = self.chosen(schema)
         return ArchiveBatchReader(source) if isinstance(source, ArchiveSource) else BatchReader(source)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Read as a stream; an archive has none."""
+    def streamed(self, source: Source) -> Source:
+        """Refuse an archive."""
         from everlog.pipeline.sources.archive import ArchiveSource
 
-        if isinstance(self.source(), ArchiveSource):
+        if isinstance(source, ArchiveSource):
             raise InvalidConfig("an archive is read in batch; a stream follows the live queue")
-        return super().streamReader(schema)
+        return source
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Write an archive to a path where nothing is yet."""

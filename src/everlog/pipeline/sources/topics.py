@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, DataSourceStreamReader
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 from pyspark.sql.types import StructType
 
 from everlog.errors import InvalidConfig
@@ -169,11 +169,11 @@ class TopicsFormat(Format):
 
         return DirectorySource.parse(self.options)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Read a server as a stream."""
-        if not isinstance(self.source(), ServerSource):
+    def streamed(self, source: Source) -> Source:
+        """Refuse files."""
+        if not isinstance(source, ServerSource):
             raise InvalidConfig("dataDir is read in batch only; read a stream by url")
-        return super().streamReader(schema)
+        return source
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Append rows; a topic cannot be overwritten."""
