@@ -192,7 +192,7 @@ EVICTING: Final = [
     ),
     Mutant(
         name="a delete is not logged",
-        file="topics/retention.py",
+        file="topics/deletion.py",
         old="    commit = COMMITTED\n    if core.logs_changes(topic):",
         new="    commit = COMMITTED\n    if False:",
         breaks="A record whose delete was answered does not come back.",
@@ -208,9 +208,9 @@ EVICTING: Final = [
     ),
     Mutant(
         name="a delete takes records that are not visible yet",
-        file="topics/retention.py",
-        old="    bound = topic.visible + 1\n",
-        new="    bound = topic.log.next_seq\n",
+        file="topics/deletion.py",
+        old="    return topic.visible + 1\n",
+        new="    return topic.log.next_seq\n",
         breaks="A delete takes what could be read at its moment, never later records.",
         check="simulation",
     ),

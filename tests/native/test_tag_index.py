@@ -1,8 +1,10 @@
 """Tags of live records: exact and by prefix, any bytes, memory that follows the living, no pauses."""
 
+import random
 import time
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -221,3 +223,34 @@ def test_an_exact_question_among_many_tags_is_quick() -> None:
         best = min(best, time.perf_counter() - start)
         assert found.tolist() == [number + 1]
     assert best < 50e-6
+
+
+@pytest.mark.parametrize("steps", [2, 3, 10, 1000])
+def test_a_search_in_steps_finds_what_a_search_at_once_does_whatever_dies_meanwhile(steps: int) -> None:
+    both = TaggedLog()
+    rng = random.Random(steps)
+    tags = [f"{'ab'[number % 2]}{'-' * 20}{number % 7}{'x' * (number % 3)}" for number in range(300)]
+    both.append(*tags, "a", "b")
+    both.kill(rng.sample(range(1, 300), 60))
+    for tag, prefix in (
+        ("a", True),
+        ("", True),
+        ("a" + "-" * 20 + "2", True),
+        (tags[0], False),
+        ("zz", True),
+    ):
+        wanted = set(both.twin.find_tag(tag.encode(), prefix, 280))
+        found: list[int] = []
+        todo = [(tag.encode(), prefix, 0)]
+        while todo:
+            text, is_prefix, from_seq = todo.pop()
+            seqs, rest = both.log.search_tag(text, is_prefix, 280, steps, from_seq)
+            found += seqs.tolist()
+            if rest is not None and is_prefix:
+                todo += [(text, False, 0), *((text + bytes((byte,)), True, 0) for byte in range(256))]
+            elif rest is not None:
+                todo.append((text, False, rest))
+            both.kill([rng.randint(1, 300)] if rng.random() < 0.05 else [])
+        still = set(both.twin.find_tag(tag.encode(), prefix, 280))
+        assert len(found) == len(set(found))
+        assert still <= set(found) <= wanted

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from everlog.errors import InvalidRequest, StorageFailed, TopicNotFound
-from everlog.topics import record_of
-from everlog.topics.records import parse_match
+from everlog.topics import Engine, RecordsDeleted, record_of, tag_search
+from everlog.topics.jobs.steps import Steps
+from everlog.topics.records import NewRecord, parse_match
 from tests.support.engines import EngineHarness, records, sized
 
 TAGS = ("a", "a:1", "a:2", None, "b", "a*", "*", "A", "ü:1")
@@ -274,32 +275,144 @@ def test_a_delete_between_pending_batches_does_not_loosen_the_cap(tmp_path: Path
 # --- Very many records -----------------------------------------------------------------------------------
 
 
-def test_no_step_of_a_delete_below_a_seq_is_long_and_its_counts_are_exact(
-    request: pytest.FixtureRequest,
-) -> None:
-    harness = EngineHarness(None)
-    batch = records(range(10_000))
-    for _ in range(100):
-        harness.wait_for(harness.engine.append("t", batch).commit)
-    log = harness.engine._core.topics["t"].log
-    held_bytes = log.index_memory_bytes
-    steps = []
+class StepTimes:
+    """Runs steps and notes the time of each on the processor, in milliseconds."""
 
-    def timed(step: Callable[[], Any]) -> Any:
+    def __init__(self) -> None:
+        self.steps: list[float] = []
+
+    def run(self, step: Callable[[], Any]) -> Any:
+        """One step."""
         started_ns = time.thread_time_ns()
-        result = step()
-        steps.append((time.thread_time_ns() - started_ns) / 1e6)
-        return result
+        try:
+            return step()
+        finally:
+            self.steps.append((time.thread_time_ns() - started_ns) / 1e6)
 
-    gc.collect()  # what other tests left to the collector is no part of a step
+
+@pytest.fixture
+def timed(request: pytest.FixtureRequest) -> StepTimes:
+    """Without the collector: what other tests left to it is no part of a step."""
+    gc.collect()
     gc.disable()
     request.addfinalizer(gc.enable)
-    answer = timed(lambda: harness.engine.delete_records("t", before_seq=999_990))
+    return StepTimes()
+
+
+def filled(tag_of: Callable[[int], str | None]) -> Engine:
+    """A million records of a topic `t` in memory, with the clock of the system: it ends the turns."""
+    engine = Engine.open(None)
+    for first in range(0, 1_000_000, 10_000):
+        batch = [NewRecord(b"1234", tag_of(number)) for number in range(first, first + 10_000)]
+        engine.wait_for(engine.append("t", batch).commit)
+    return engine
+
+
+def run_steps(
+    steps: Steps[RecordsDeleted], timed: StepTimes, between: Callable[[], object]
+) -> RecordsDeleted:
+    """Take the steps of a delete; `between` is called between two of them."""
+    while True:
+        try:
+            timed.run(lambda: next(steps))
+        except StopIteration as done:
+            answer: RecordsDeleted = done.value
+            return answer
+        between()
+
+
+def test_no_step_of_a_delete_below_a_seq_is_long_and_its_counts_are_exact(timed: StepTimes) -> None:
+    engine = filled(lambda _: None)
+    log = engine._core.topics["t"].log
+    held_bytes = log.index_memory_bytes
+    answer = timed.run(lambda: engine.delete_records("t", before_seq=999_990))
     assert (answer.deleted, answer.earliest_seq, answer.count) == (999_989, 999_990, 11)
-    assert answer.bytes == 4 * 11  # those of the last batch, from 9989 to 9999
-    assert harness.engine._core.totals.bytes == answer.bytes
-    while not harness.engine.is_quiet:
-        timed(harness.engine.poll)
-    assert len(steps) > 2  # the memory is freed in several steps
-    assert max(steps) < 10
+    assert engine._core.totals.bytes == answer.bytes == 4 * 11
+    while not engine.is_quiet:
+        timed.run(engine.poll)
+    assert len(timed.steps) > 2  # the memory is freed in several steps
+    assert max(timed.steps) < 10
     assert log.index_memory_bytes < held_bytes / 100
+
+
+@pytest.mark.parametrize(
+    ("tag_of", "match", "expected"),
+    [
+        pytest.param(lambda number: "x" if number % 2 else "y", "x", 500_000, id="one tag"),
+        pytest.param(lambda number: f"{number % 2}:{number % 1000}", "1:*", 500_000, id="many tags"),
+        pytest.param(lambda number: f"{number % 2}:{number}", "1:*", 500_000, id="a tag each"),
+        pytest.param(lambda number: "same-" * 40 + f"{number}", "same-*", 1_000_000, id="long tags"),
+    ],
+)
+def test_no_step_of_a_delete_by_tag_is_long_and_a_reader_sees_all_of_it_or_nothing(
+    timed: StepTimes, tag_of: Callable[[int], str], match: str, expected: int
+) -> None:
+    engine = filled(tag_of)
+
+    def append_and_look() -> None:
+        """What is appended meanwhile goes, too; until then nothing is gone."""
+        engine.wait_for(engine.append("t", [NewRecord(b"1", tag_of(1))]).commit)
+        state = engine.state("t")
+        assert (state.count, state.earliest_seq) == (state.head_seq, 1)
+        looks.append(state.head_seq)
+
+    looks: list[int] = []
+    dry = run_steps(engine.delete_steps("t", match=match, dry_run=True), timed, lambda: None)
+    assert (dry.deleted, dry.count) == (expected, 1_000_000)
+    answer = run_steps(engine.delete_steps("t", match=match), timed, append_and_look)
+    assert len(looks) > 2
+    assert answer.deleted == expected + len(looks)
+    assert (answer.head_seq, answer.count) == (1_000_000 + len(looks), 1_000_000 - expected)
+    assert engine._core.totals.bytes == answer.bytes == 4 * answer.count
+    assert max(timed.steps) < 10
+
+
+@pytest.fixture
+def tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step of a search looks at two records and is a turn."""
+    monkeypatch.setattr(tag_search, "SEARCH_STEPS", 2)
+    monkeypatch.setattr("everlog.topics.jobs.steps.SLICE_NS", 0)
+
+
+@pytest.mark.usefixtures("tiny_steps")
+def test_a_delete_by_tag_in_steps_leaves_what_died_meanwhile_out_of_its_count(tmp_path: Path) -> None:
+    harness = EngineHarness(tmp_path, segment_max_events=4)
+    harness.put("t", durability="fsync")
+    harness.append("t", *[record_of(number, tag=f"x{number % 5}") for number in range(20)])
+    steps = harness.engine.delete_steps("t", match="x*", before_seq=30)
+    for number in range(20, 26):
+        assert next(steps) is None
+        harness.append("t", record_of(number, tag="x9" if number % 2 else "y"))
+        harness.delete("t", before_seq=number - 17)
+        harness.checkpoint()  # the new records are in segments, which the search has to load
+        assert harness.seqs("t") == list(range(number - 17, number + 2))
+    answer = harness.engine.run_steps(steps)
+    harness.wait_for(answer.commit)
+    assert (answer.deleted, answer.count, answer.head_seq) == (16, 3, 26)
+    assert harness.values("t") == [20, 22, 24]
+    harness.crash()
+    assert harness.values("t") == [20, 22, 24]
+
+
+@pytest.mark.usefixtures("tiny_steps")
+def test_a_delete_by_tag_ends_when_its_topic_is_deleted_meanwhile() -> None:
+    harness = EngineHarness(None)
+    harness.append("t", *[record_of(number, tag=f"x{number}") for number in range(20)])
+    steps = harness.engine.delete_steps("t", match="x*")
+    next(steps)
+    harness.engine.delete_topic("t")
+    harness.append("t", record_of("new", tag="x1"))
+    with pytest.raises(TopicNotFound):
+        next(steps)
+    assert harness.values("t") == ["new"]
+
+
+def test_a_delete_of_many_jobs_by_tag_forgets_the_leased_ones() -> None:
+    harness = EngineHarness(None)
+    harness.put("q", type="queue")
+    harness.append("q", *[record_of(number, tag="x" if number % 2 else "y") for number in range(1000)])
+    harness.engine.claim("q", "n", 10)
+    assert harness.delete("q", match="x").deleted == 500
+    counts = harness.state("q").queue
+    assert counts is not None
+    assert (counts.ready, counts.in_flight) == (495, 5)

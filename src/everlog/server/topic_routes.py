@@ -26,6 +26,7 @@ from everlog.server.errors import ApiError, invalid
 from everlog.server.long_poll import LongPoll
 from everlog.server.pages import cursor_behind, name_in_cursor, page_size
 from everlog.server.router_wait import when_forwarded
+from everlog.server.step_calls import StepCall
 from everlog.topics import (
     Appended,
     Commit,
@@ -209,9 +210,12 @@ class TopicRoutes:
         """POST /v0/topics/:topic/delete."""
         body = decode(call, DeleteBody)
         check_counts(body)
-        deleted = self._engine.delete_records(
+        steps = self._engine.delete_steps(
             call.name, before_seq=body.before_seq, match=body.match, dry_run=body.dry_run
         )
+        StepCall(self._app, call, steps, partial(self._answer_deleted, call)).run()
+
+    def _answer_deleted(self, call: Call, deleted: RecordsDeleted) -> None:
         self._app.answer_when(call, deleted.commit, partial(self._records_deleted_answer, call, deleted))
 
     def _records_deleted_answer(self, call: Call, deleted: RecordsDeleted) -> tuple[bytes, int]:

@@ -19,7 +19,7 @@ from everlog.errors import Closed, EverlogError, Io, StorageFailed
 from everlog.fs import Fs, OsFs
 from everlog.job_types import JobMembers
 from everlog.native.topics.log import RecordBatch
-from everlog.topics import append, catalogue, reading, retention
+from everlog.topics import append, catalogue, deletion, reading, retention
 from everlog.topics.append import ByteQuota
 from everlog.topics.commits import COMMITTED, Commit
 from everlog.topics.config import U64_MAX, EngineSettings, TopicConfig
@@ -351,9 +351,21 @@ class Engine(JobCalls):
 
         `dry_run` says how many these are and changes nothing.
         """
+        return self.run_steps(self.delete_steps(name, before_seq=before_seq, match=match, dry_run=dry_run))
+
+    def delete_steps(
+        self,
+        name: str,
+        *,
+        before_seq: int | None = None,
+        match: str | Sequence[Any] | None = None,
+        dry_run: bool = False,
+    ) -> Steps[RecordsDeleted]:
+        """Begin a `delete_records`: its steps are short, and the last one removes all the records at once."""
         self._check_open()
         topic = catalogue.find(self._core, name)
-        return retention.delete_records(self._core, topic, before_seq, match, dry_run=dry_run)
+        load = self._fetch_segment
+        return deletion.delete_records(self._core, topic, before_seq, match, load, dry_run=dry_run)
 
     # --- Waiting -----------------------------------------------------------------------------------------
 

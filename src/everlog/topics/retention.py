@@ -1,4 +1,4 @@
-"""What leaves a topic: by caps, by age, by deletes; and the account of what has become of every seq.
+"""What leaves a topic by caps and by age; and the account of what has become of every seq.
 
 Owns how far the floors move and the order "logged, then applied". A floor that is not synced as the class of
 the topic requires is not shown: see `floor_commit`.
@@ -6,8 +6,7 @@ the topic requires is not shown: see `floor_commit`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -16,9 +15,7 @@ from everlog.errors import InvalidRequest, OutcomeUnknown, RecordTooLarge, Topic
 from everlog.topics import ack_policy
 from everlog.topics.commits import COMMITTED, Commit, unless_unknown
 from everlog.topics.config import U64_MAX
-from everlog.topics.records import parse_match
-from everlog.topics.results import RecordsDeleted
-from everlog.topics.storage.control import Delete, EvictWatermark, encode
+from everlog.topics.storage.control import EvictWatermark, encode
 from everlog.topics.storage.layout import FrameType
 from everlog.topics.topic import SeqRun, Topic, add_holes
 
@@ -169,73 +166,6 @@ def floor_commit(topic: Topic) -> Commit:
     if commit is None:
         return COMMITTED
     return commit if commit.done else unless_unknown(commit)
-
-
-# --- Deletes ---------------------------------------------------------------------------------------------
-
-
-def delete_records(
-    core: Core,
-    topic: Topic,
-    before_seq: int | None,
-    match: str | Sequence[Any] | None,
-    *,
-    dry_run: bool = False,
-) -> RecordsDeleted:
-    """Delete records below a seq, by tag, or both; as of now, never later ones; `dry_run` counts them."""
-    if before_seq is None and match is None:
-        raise InvalidRequest("a delete needs before_seq, match, or both")
-    if before_seq is not None and not 0 <= before_seq <= U64_MAX:
-        raise InvalidRequest(f"before_seq is {before_seq}; it must be from 0 to {U64_MAX}")
-    selector = None if match is None else parse_match(match)
-    sweep(core, topic, core.now_ms())
-    if core.logs_changes(topic) and not dry_run:
-        # What is gathered becomes visible with the write of the delete: it is among the records of now.
-        core.shards[topic.shard].write()
-    bound = topic.visible + 1
-    before = bound if before_seq is None else min(before_seq, bound)
-    frame = Delete(before, bound) if selector is None else Delete(before, bound, *selector)
-    if dry_run:
-        return _deleted(topic, _count_selected(topic, frame), floor_commit(topic))
-    commit = COMMITTED
-    if core.logs_changes(topic):
-        waits = ack_policy.delete_needs_sync(topic.durability)
-        commit = core.log_change(topic, FrameType.DELETE, encode(frame), needs_sync=waits)
-        # Written at once: a delete cannot be undone, so nothing may happen before it is in the log.
-        core.shards[topic.shard].write()
-        if commit.done and commit.error is not None:
-            raise commit.error
-    deleted = apply_delete(topic, frame)
-    if not commit.done:
-        topic.floors.commit = commit  # a front that a crash could bring back is not shown
-    return _deleted(topic, deleted, floor_commit(topic) if commit.done else commit)
-
-
-def _deleted(topic: Topic, deleted: int, commit: Commit) -> RecordsDeleted:
-    return RecordsDeleted(deleted, topic.earliest_seq, topic.visible, topic.count, topic.bytes, commit)
-
-
-def _count_selected(topic: Topic, frame: Delete) -> int:
-    """How many records `apply_delete` would remove."""
-    if frame.tag is not None:
-        return len(topic.log.find_tag(frame.tag, frame.prefix, frame.before_seq))
-    return topic.log.live_in(1, frame.before_seq)[0] if frame.before_seq > 1 else 0
-
-
-def apply_delete(topic: Topic, frame: Delete) -> int:
-    """Remove what the frame selects; the same on the first run and on replay."""
-    if frame.tag is None:
-        deleted = topic.kill_below(frame.before_seq)
-        topic.floors.delete_below = max(topic.floors.delete_below, frame.before_seq)
-    else:
-        seqs = topic.log.find_tag(frame.tag, frame.prefix, frame.before_seq)
-        if len(seqs):
-            topic.storage.unmarked.append(seqs)
-            topic.totals.unsaved[topic.topic_id] = topic
-        deleted = topic.kill(seqs)
-    topic.snapshot_record = None
-    topic.reclaim()
-    return deleted
 
 
 # --- Accounts --------------------------------------------------------------------------------------------

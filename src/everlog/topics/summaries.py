@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 BUCKETS_MAX: Final = 1000
 _STEP_NS: Final = 3_000_000
 _STEP_SEQS: Final = 100_000
+_NEWEST_STEPS: Final = 1000
 
 
 class Summaries:
@@ -40,7 +41,10 @@ class Summaries:
         self._check_open()
         topic = catalogue.find(self._core, name)
         sweep(self._core, topic, self._core.now_ms())
-        seqs = topic.log.find_tag(tag.encode("utf-8", "surrogatepass"), False, topic.visible + 1)
+        text, bound = tag.encode("utf-8", "surrogatepass"), topic.visible + 1
+        seqs, rest = topic.log.search_tag(text, False, bound, _NEWEST_STEPS)
+        while not len(seqs) and rest is not None:  # the newest are dead, or not visible yet
+            seqs, rest = topic.log.search_tag(text, False, bound, _NEWEST_STEPS, rest)
         return int(seqs[-1]) if len(seqs) else 0
 
     def histogram(

@@ -452,11 +452,11 @@ class Topic:
         return count
 
     def kill(self, seqs: NDArray[np.uint64]) -> int:
-        """Mark the records `seqs` dead; return how many were alive."""
+        """Mark the records `seqs`, ascending, dead; return how many were alive."""
         count, size = self.log.kill(seqs)
         self.totals.bytes -= size
         if count and self.leases is not None:
-            self.leases.drop(seqs.tolist())
+            self.leases.drop(self.leases.known_among(seqs))
         return count
 
     def raise_floor(self, *, cap: int = 1, ttl: int = 1) -> None:

@@ -64,7 +64,7 @@ cdef extern from "topics/log_index.h" nogil:
     void log_index_sizes(const log_index *index, uint64_t first_seq, uint64_t count, uint32_t *out)
     void log_index_set_place(log_index *index, uint64_t seq, uint32_t source, uint32_t offset, uint32_t size)
     void log_index_set_payload(log_index *index, uint64_t seq, uint32_t payload)
-    uint64_t log_index_kill(log_index *index, uint64_t seq)
+    void log_index_kill(log_index *, const uint64_t *seqs, size_t, int only_counts, uint64_t *, uint64_t *bytes)
     void log_index_kill_range(log_index *index, uint64_t begin, uint64_t to, uint64_t *count, uint64_t *bytes)
     uint64_t log_index_next_live(const log_index *index, uint64_t begin, uint64_t end)
     uint64_t log_index_plan_caps(const log_index *index, uint64_t begin, uint64_t max_records,
@@ -92,7 +92,7 @@ cdef extern from "topics/tag_index.h" nogil:
     void tag_index_pop(tag_index *tags, log_index *index, const uint8_t *tag, size_t length, uint64_t seq)
     uint64_t tag_index_sweep(tag_index *tags, log_index *index, uint64_t steps)
     int tag_index_find(tag_index *tags, log_index *index, const uint8_t *tag, size_t length, int prefix,
-                       uint64_t before_seq, seq_list *found)
+                       uint64_t before_seq, uint64_t steps, uint64_t *from_seq, seq_list *found)
 
 cdef extern from "topics/log_append.h" nogil:
     ctypedef struct batch_record:

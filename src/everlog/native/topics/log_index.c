@@ -135,13 +135,12 @@ static inline void add_live(log_index *index, log_block *block, uint64_t count, 
 }
 
 /* Mark a live entry dead, leaving first_live to the caller. */
-static inline uint32_t mark_dead(log_index *index, uint64_t seq)
+static inline void mark_dead(log_index *index, uint64_t seq)
 {
     log_block *block = log_index_block(index, seq);
     size_t slot = log_index_slot(index, seq);
     block->flags[slot] |= ENTRY_DEAD;
     add_live(index, block, -1, -(uint64_t)block->payload[slot]);
-    return block->payload[slot];
 }
 
 int log_index_push(log_index *index, const log_entry *entry)
@@ -302,13 +301,27 @@ static void move_first_live(log_index *index)
         index->first_live = log_index_next_live(index, index->first_live, index->next_seq);
 }
 
-uint64_t log_index_kill(log_index *index, uint64_t seq)
+void log_index_kill(log_index *index, const uint64_t *seqs, size_t length, int only_counts, uint64_t *count,
+                    uint64_t *bytes)
 {
-    if (!log_index_is_live(index, seq))
-        return UINT64_MAX;
-    uint32_t payload = mark_dead(index, seq);
+    uint64_t killed = 0, size = 0, first = index->first_live, end = index->next_seq;
+    for (size_t place = 0; place < length; place++) {
+        if (seqs[place] < first || seqs[place] >= end)
+            continue;
+        log_block *block = log_index_block(index, seqs[place]);
+        size_t slot = log_index_slot(index, seqs[place]);
+        uint64_t live = !(block->flags[slot] & ENTRY_DEAD), payload = live * block->payload[slot];
+        killed += live, size += payload;
+        if (only_counts)
+            continue;
+        block->flags[slot] |= ENTRY_DEAD;
+        block->live_count -= live, block->live_bytes -= payload;
+    }
+    *count += killed, *bytes += size;
+    if (only_counts)
+        return;
+    index->live_count -= killed, index->live_bytes -= size;
     move_first_live(index);
-    return payload;
 }
 
 void log_index_kill_range(log_index *index, uint64_t from, uint64_t to, uint64_t *count, uint64_t *bytes)

@@ -88,8 +88,9 @@ void log_index_sizes(const log_index *index, uint64_t first_seq, uint64_t count,
 void log_index_set_place(log_index *index, uint64_t seq, uint32_t source, uint32_t offset, uint32_t size);
 /* The payload of an entry that was pushed with ENTRY_PAYLOAD_UNKNOWN. */
 void log_index_set_payload(log_index *index, uint64_t seq, uint32_t payload);
-/* Mark dead; returns its payload, or UINT64_MAX if it is dead already or has no entry. */
-uint64_t log_index_kill(log_index *index, uint64_t seq);
+/* Mark entries dead, or only count them; adds those that were live to *count and *bytes. */
+void log_index_kill(log_index *index, const uint64_t *seqs, size_t length, int only_counts, uint64_t *count,
+                    uint64_t *bytes);
 /* Mark every live entry of [from, to) dead; adds to *count and *bytes. */
 void log_index_kill_range(log_index *index, uint64_t from, uint64_t to, uint64_t *count, uint64_t *bytes);
 /* First live seq in [from, end), otherwise `end` (at most next_seq). */

@@ -403,23 +403,46 @@ static int list_room(seq_list *list)
     return 0;
 }
 
-/* Collect a chain from its newest seq down, cutting dead records out of it on the way. */
-static int collect_chain(tag_leaf *leaf, log_index *index, uint64_t before_seq, seq_list *found)
+typedef struct { /* one question while the tree is walked */
+    log_index *index;
+    seq_list *found;
+    uint64_t before_seq, steps, from_seq;
+    seq_list dead; /* leaves to drop afterwards, by address: the tree must not change under the walk */
+} tag_walk;
+
+/* `seq` follows `newer`, the last live one that the walk met: those in between are dead. */
+static void cut_dead(tag_walk *walk, tag_leaf *leaf, uint64_t newer, uint64_t seq)
 {
+    if (newer != 0 && log_index_tag_prev(walk->index, newer) != seq)
+        log_index_set_tag_prev(walk->index, newer, seq);
+    else if (newer == 0 && walk->from_seq == 0)
+        leaf->newest = seq;
+}
+
+/* Collect a chain from its newest seq, or from_seq, down. */
+static int collect_chain(tag_walk *walk, tag_leaf *leaf)
+{
+    log_index *index = walk->index;
+    seq_list *found = walk->found;
     size_t first = found->count;
-    leaf->newest = live_from(index, leaf->newest);
-    for (uint64_t seq = leaf->newest; seq != 0;) {
-        if (seq < before_seq) {
-            if (list_room(found) != 0)
-                return -1;
-            found->seqs[found->count++] = seq;
+    uint64_t newer = 0, seq = walk->from_seq != 0 ? walk->from_seq : leaf->newest;
+    for (; seq >= index->first_live && seq < index->next_seq && walk->steps > 0; walk->steps--) {
+        uint64_t older = log_index_tag_prev(index, seq);
+        if (log_index_is_live(index, seq)) {
+            cut_dead(walk, leaf, newer, seq);
+            newer = seq;
+            if (seq < walk->before_seq) {
+                if (list_room(found) != 0)
+                    return -1;
+                found->seqs[found->count++] = seq;
+            }
         }
-        uint64_t linked = log_index_tag_prev(index, seq);
-        uint64_t older = linked < seq ? live_from(index, linked) : 0;
-        if (older != linked)
-            log_index_set_tag_prev(index, seq, older);
-        seq = older;
+        seq = older < seq ? older : 0;
     }
+    if (seq < index->first_live || seq >= index->next_seq)
+        seq = 0;
+    cut_dead(walk, leaf, newer, seq);
+    walk->from_seq = seq;
     for (size_t low = first, high = found->count; low + 1 < high; low++) {
         uint64_t swapped = found->seqs[low];
         found->seqs[low] = found->seqs[--high];
@@ -529,19 +552,15 @@ uint64_t tag_index_sweep(tag_index *tags, log_index *index, uint64_t steps)
     return tags->count > enough ? tags->count - enough : 0;
 }
 
-typedef struct { /* one question by prefix while the tree is walked */
-    log_index *index;
-    seq_list *found;
-    uint64_t before_seq;
-    seq_list dead; /* leaves to drop afterwards, by address: the tree must not change under the walk */
-} prefix_walk;
-
-static int visit_leaf(prefix_walk *walk, tag_leaf *leaf)
+static int visit_leaf(tag_walk *walk, tag_leaf *leaf)
 {
-    if (collect_chain(leaf, walk->index, walk->before_seq, walk->found) != 0)
+    if (walk->steps == 0)
+        return 1;
+    walk->steps--;
+    if (collect_chain(walk, leaf) != 0)
         return -1;
     if (leaf->newest != 0)
-        return 0;
+        return walk->from_seq != 0;
     if (list_room(&walk->dead) != 0)
         return -1;
     walk->dead.seqs[walk->dead.count++] = (uint64_t)(uintptr_t)leaf;
@@ -549,7 +568,7 @@ static int visit_leaf(prefix_walk *walk, tag_leaf *leaf)
 }
 
 /* As deep as a tag is long. */
-static int visit_all(prefix_walk *walk, tag_ref ref)
+static int visit_all(tag_walk *walk, tag_ref ref)
 {
     if (ref == 0)
         return 0;
@@ -557,12 +576,10 @@ static int visit_all(prefix_walk *walk, tag_ref ref)
         return visit_leaf(walk, leaf_of(ref));
     tag_node *node = node_of(ref);
     size_t places = node->capacity == DIRECT ? DIRECT : node->count;
-    if (node->end != NULL && visit_leaf(walk, node->end) != 0)
-        return -1;
-    for (size_t place = 0; place < places; place++)
-        if (visit_all(walk, node_children(node)[place]) != 0)
-            return -1;
-    return 0;
+    int result = node->end != NULL ? visit_leaf(walk, node->end) : 0;
+    for (size_t place = 0; place < places && result == 0; place++)
+        result = visit_all(walk, node_children(node)[place]);
+    return result;
 }
 
 /* Everything below is what starts with `tag`; 0 if nothing does. */
@@ -580,9 +597,9 @@ static tag_ref prefix_root(const tag_index *tags, const uint8_t *tag, size_t len
 }
 
 int tag_index_find(tag_index *tags, log_index *index, const uint8_t *tag, size_t length, int prefix,
-                   uint64_t before_seq, seq_list *found)
+                   uint64_t before_seq, uint64_t steps, uint64_t *from_seq, seq_list *found)
 {
-    prefix_walk walk = {.index = index, .found = found, .before_seq = before_seq};
+    tag_walk walk = {index, found, before_seq, steps, *from_seq, {0}};
     int result = 0;
     if (prefix) {
         result = visit_all(&walk, prefix_root(tags, tag, length));
@@ -594,5 +611,6 @@ int tag_index_find(tag_index *tags, log_index *index, const uint8_t *tag, size_t
     for (size_t place = 0; place < walk.dead.count; place++)
         drop_leaf(tags, (tag_leaf *)(uintptr_t)walk.dead.seqs[place]);
     free(walk.dead.seqs);
+    *from_seq = walk.from_seq;
     return result;
 }

@@ -360,7 +360,7 @@ cdef class TopicLog:
         seq whose frame is not what the index says, 0 if there is none; such a record keeps its entry and
         counts as empty.
         """
-        cdef uint64_t seq, end = min(first_seq + count, self.index.next_seq), damaged = 0
+        cdef uint64_t seq, end = min(first_seq + count, self.index.next_seq), damaged = 0, ignored = 0
         cdef log_entry entry
         cdef frame_view frame
         cdef source_span span
@@ -375,7 +375,7 @@ cdef class TopicLog:
                 if outcome == RECORD_OK and frame.deleted:
                     # The mark is in the data, but its twin in the index was lost with the power.
                     log_index_set_payload(&self.index, seq, frame_payload(frame.data_len, frame.flags))
-                    log_index_kill(&self.index, seq)
+                    log_index_kill(&self.index, &seq, 1, False, &ignored, &ignored)
                 elif outcome == RECORD_OK:
                     if frame.tag_len > 0 and tag_index_push(
                             self.tags, &self.index, frame.tag, frame.tag_len, seq) != 0:
@@ -524,36 +524,43 @@ cdef class TopicLog:
         dead = [seq for seq in range(begin, end) if not log_index_is_live(&self.index, seq)]
         return np.array(dead, np.uint64)
 
-    def kill(self, const uint64_t[::1] seqs) -> tuple[int, int]:
-        """Mark records dead; those that are dead already do not count. Returns (count, payload)."""
-        cdef uint64_t count = 0, payload = 0, killed
-        cdef Py_ssize_t place
-        for place in range(seqs.shape[0]):
-            killed = log_index_kill(&self.index, seqs[place])
-            if killed != UINT64_MAX:
-                count += 1
-                payload += killed
+    def kill(self, const uint64_t[::1] seqs, bint only_counts=False) -> tuple[int, int]:
+        """Mark records dead, or only count them; returns (count, payload) of those that were live."""
+        cdef uint64_t count = 0, payload = 0
+        if seqs.shape[0] > 0:
+            log_index_kill(&self.index, &seqs[0], seqs.shape[0], only_counts, &count, &payload)
         tag_index_sweep(self.tags, &self.index, SWEEP_STEPS)
         return count, payload
 
     def find_tag(self, bytes tag not None, bint prefix, uint64_t before_seq):
         """Return the live seqs below `before_seq` with this tag, or one that starts with it; ascending."""
+        result, _ = self.search_tag(tag, prefix, before_seq, UINT64_MAX)
+        if prefix:
+            result.sort()
+        return result
+
+    def search_tag(self, bytes tag not None, bint prefix, uint64_t before_seq, uint64_t steps,
+                   uint64_t from_seq=0):
+        """Look at up to `steps` (at least 2) tags and records; returns (seqs, rest), rest None if these are all.
+
+        Otherwise: of one tag the rest begins at the seq `rest`; of a prefix none is returned, and rest is 0.
+        """
         cdef seq_list found
         cdef uint64_t[::1] seqs
+        cdef int outcome
         memset(&found, 0, sizeof(found))
         try:
-            if tag_index_find(self.tags, &self.index, <const uint8_t *>PyBytes_AS_STRING(tag),
-                              PyBytes_GET_SIZE(tag), prefix, before_seq, &found) != 0:
+            outcome = tag_index_find(self.tags, &self.index, <const uint8_t *>PyBytes_AS_STRING(tag),
+                                     PyBytes_GET_SIZE(tag), prefix, before_seq, steps, &from_seq, &found)
+            if outcome < 0:
                 raise MemoryError("no memory for the seqs of a tag")
-            result = np.empty(found.count, np.uint64)
-            if found.count > 0:
+            result = np.empty(0 if outcome > 0 and prefix else found.count, np.uint64)
+            if result.size > 0:
                 seqs = result
                 memcpy(&seqs[0], found.seqs, found.count * sizeof(uint64_t))
         finally:
             free(found.seqs)
-        if prefix:
-            result.sort()
-        return result
+        return result, None if outcome == 0 else 0 if prefix else from_seq
 
     def is_live(self, uint64_t seq) -> bool:
         """Whether there is a live record of this seq."""

@@ -12,7 +12,7 @@ Owns which jobs can be claimed next, once a job queue uses any of it; a plain on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -181,6 +181,11 @@ class JobBoard:
         return holder if now_ms - holder.ts <= window_ms else None
 
     # --- Jobs go -----------------------------------------------------------------------------------------
+
+    @property
+    def known(self) -> tuple[Collection[int], ...]:
+        """The seqs of jobs that are held here; one may be in several of them."""
+        return self.options, self._queued
 
     def drop(self, seqs: Iterable[int]) -> None:
         """Forget deleted jobs."""

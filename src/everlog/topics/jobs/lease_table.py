@@ -15,10 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from everlog.job_types import JobError
     from everlog.topics.jobs.job_board import JobBoard
     from everlog.topics.storage.control import Attempt
@@ -459,6 +463,15 @@ class LeaseTable:
             self._drop_stale()
         if self.board is not None:
             self.board.drop(seqs)
+
+    def known_among(self, seqs: NDArray[np.uint64]) -> list[int]:
+        """Those of `seqs`, ascending, that `drop` has something to do for; perhaps others, too."""
+        known = [self.jobs] if self.board is None else [self.jobs, *self.board.known]
+        if sum(map(len, known)) >= len(seqs):
+            return list(seqs.tolist())
+        tracked = np.fromiter(chain.from_iterable(known), np.uint64)
+        places = np.minimum(np.searchsorted(seqs, tracked), len(seqs) - 1)
+        return list(np.unique(tracked[seqs[places] == tracked]).tolist())
 
     def drop_range(self, first_seq: int, end_seq: int) -> None:
         """Forget the jobs from `first_seq` up to before `end_seq`."""

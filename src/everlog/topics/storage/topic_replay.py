@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from everlog.api_types import Durability
 from everlog.native.topics.log import LogFrame, TopicLog
 from everlog.topics.commits import COMMITTED
+from everlog.topics.deletion import replay_delete
 from everlog.topics.delivery.consumer_table import (
     CONSUMER_FRAMES,
     apply_consumer,
@@ -23,7 +24,6 @@ from everlog.topics.jobs.lease_log import (
     clear_volatile_leases,
     finish_lease_replay,
 )
-from everlog.topics.retention import apply_delete
 from everlog.topics.storage import control
 from everlog.topics.storage.layout import FrameType
 from everlog.topics.topic import RememberedKey, Topic
@@ -42,7 +42,7 @@ def apply_entry(topic: Topic, frame: LogFrame) -> None:
         clear_volatile_consumers(topic)
     elif frame.type == FrameType.DELETE:
         topic.visible = topic.log.next_seq - 1
-        apply_delete(topic, control.decode(frame.data, control.Delete))
+        replay_delete(topic, control.decode(frame.data, control.Delete))
     elif frame.type == FrameType.DELETE_SEQS:
         topic.visible = topic.log.next_seq - 1
         apply_delete_seqs(topic, control.decode(frame.data, control.DeleteSeqs))
