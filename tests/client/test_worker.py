@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -11,15 +13,18 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everlog import tracing
 from everlog.client import ApiFailed, Client, DeadLetter, Job, NewRecord, RetryPolicy, Worker
-from everlog.client.worker import error_of
+from everlog.client.handlers import CallNext, error_of
 from everlog.errors import InvalidConfig
+from tests.client import process_handlers
 from tests.support.http_cases import PATIENCE_S, wait_for
 from tests.support.tcp_peers import FaultProxy
 
@@ -324,3 +329,107 @@ def test_settings_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
 def test_a_worker_without_a_handler_says_what_to_do() -> None:
     with pytest.raises(InvalidConfig, match=r"@worker\.handler"):
         Worker("http://127.0.0.1:1", "q").run()
+
+
+def test_middleware_wraps_the_handler_the_first_one_outermost(plain: Client) -> None:
+    queue_of(plain, "skipped", "fails", "done")
+    seen: list[str] = []
+
+    def outer(job: Job, call_next: CallNext) -> None:
+        seen.append(f"outer {job.data}")
+        try:
+            call_next(job)
+        except ValueError:
+            raise DeadLetter("outer knows better") from None
+        finally:
+            seen.append("outer ends")
+
+    worker = Worker(plain, "q", concurrency=1, middleware=[outer], first_delay_ms=60_000)
+
+    @worker.middleware
+    def inner(job: Job, call_next: CallNext) -> None:
+        seen.append("inner")
+        if job.data != "skipped":
+            call_next(job)
+
+    @worker.handler
+    async def handle(job: Job) -> None:
+        seen.append("handler")
+        if job.data == "fails":
+            raise ValueError
+
+    with worker:
+        wait_for(lambda: worker.done == 2 and worker.failed == 1)
+    once = ["inner", "handler", "outer ends"]
+    assert seen == [
+        *("outer skipped", "inner", "outer ends"),
+        *("outer fails", *once),
+        *("outer done", *once),
+    ]
+    assert counts_of(plain) == (0, 0), "the failed one waits, since the queue has no dead_letter"
+
+
+@pytest.mark.parametrize("push", [True, False])
+@pytest.mark.parametrize("handler", [process_handlers.work, process_handlers.work_async])
+def test_jobs_run_in_processes_and_a_killed_one_fails_its_own_job_alone(
+    plain: Client, tmp_path: Path, push: bool, handler: Any
+) -> None:
+    file = str(tmp_path / "done")
+    trace = f"00-{'ab' * 16}-{'cd' * 8}-01"
+    plain.put_topic("q", {"type": "queue", "dead_letter": "dead"})
+    with tracing.following(trace):
+        plain.append("q", {"file": file})
+    for data in ({"file": file, "dies": True}, {"raises": True}, {"hopeless": True}, *[{"file": file}] * 4):
+        plain.append("q", data)
+    worker = Worker(
+        plain, "q", processes=2, push=push, poll_ms=50, first_delay_ms=1, longest_delay_ms=100_000
+    )
+    worker.handler(handler)
+    with worker:
+        wait_for(lambda: worker.done == 6)
+        wait_for(lambda: len(plain.job("q", 3).attempts) > 0)
+        plain.cancel_jobs("q", [3])
+    lines = [line.split() for line in Path(file).read_text().splitlines()]
+    assert sorted(int(seq) for seq, _, _ in lines) == [1, 2, 5, 6, 7, 8]
+    assert str(os.getpid()) not in {pid for _, pid, _ in lines}
+    assert [line[2] for line in lines if line[0] == "1"] == [trace]
+    assert multiprocessing.active_children() == []
+    assert [record.data for record in plain.diff("dead").records] == [{"hopeless": True}]
+
+
+def test_the_attempt_of_a_killed_process_says_how_it_ended(plain: Client) -> None:
+    queue_of(plain, {"dies": True}, {"raises": True})
+    worker = Worker(plain, "q", processes=1, first_delay_ms=60_000)
+    worker.handler(process_handlers.work)
+    with worker:
+        wait_for(lambda: worker.failed == 2)
+    killed, raised = (plain.job("q", seq).last_error for seq in (1, 2))
+    assert killed is not None and raised is not None
+    assert killed.type == "everlog.client.handlers.ChildDied"
+    assert "ended by signal 9 while it ran job 1" in killed.message
+    assert (raised.type, raised.message) == ("ValueError", "no good")
+    assert "process_handlers.py" in raised.trace, "the trace is that of the child"
+
+
+def test_a_killed_worker_with_processes_loses_no_job(url: str, plain: Client, tmp_path: Path) -> None:
+    file = str(tmp_path / "done")
+    queue_of(plain, *[{"file": file}] * 20)
+    command = [sys.executable, "-m", "tests.client.process_handlers", url]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        wait_for(lambda: Path(file).exists())
+    finally:
+        process.kill()
+        process.communicate()
+    worker = Worker(plain, "q", processes=1)
+    worker.handler(process_handlers.work)
+    with worker:
+        wait_for(lambda: is_empty(plain))
+    assert {int(line.split()[0]) for line in Path(file).read_text().splitlines()} == set(range(1, 21))
+
+
+def test_a_handler_that_no_process_can_load_is_refused() -> None:
+    worker = Worker("http://127.0.0.1:1", "q", processes=1)
+    worker.handler(lambda job: None)
+    with pytest.raises(InvalidConfig, match="make it a function of a module"):
+        worker.run()

@@ -707,8 +707,8 @@ BUS: Final = (
         Scope.READ,
         "not_found",
         parameters=(Parameter("queue", "string", "path of the queue below the bus directory"),),
-        text="Those of the first and the last 131,072 messages, at most 500. A queue holds numbers of markets; "
-        "a symbol is named if it is known.",
+        text="Those of the first and the last 131,072 messages, at most 500. A queue holds numbers of "
+        "markets; a symbol is named if it is known.",
     ),
     _operation(
         "Bus",

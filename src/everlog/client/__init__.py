@@ -28,17 +28,18 @@ from everlog.job_types import Job
 if TYPE_CHECKING:
     from everlog.client.async_client import AsyncClient
     from everlog.client.consumer import AsyncConsumer, Consumer
+    from everlog.client.handlers import DeadLetter
     from everlog.client.producer import Producer
     from everlog.client.retrying import RetryPolicy
     from everlog.client.sync_client import Client
-    from everlog.client.worker import DeadLetter, Worker
+    from everlog.client.worker import Worker
 
 _LAZY = {
     "AsyncClient": "async_client",
     "AsyncConsumer": "consumer",
     "Client": "sync_client",
     "Consumer": "consumer",
-    "DeadLetter": "worker",
+    "DeadLetter": "handlers",
     "Producer": "producer",
     "RetryPolicy": "retrying",
     "Worker": "worker",

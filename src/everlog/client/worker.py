@@ -1,8 +1,8 @@
 """`Worker`: runs a handler function for each job of a job queue.
 
-Owns where jobs come from, the threads that run the handler, the leases while they run, and the outcome of a
-job: acknowledged, retried later, or moved to the dead-letter topic. Every job is done at least once; twice if
-its lease is lost meanwhile.
+Owns where jobs come from, the threads that run the handler (`handlers` says how), the leases while they run,
+and the outcome of a job: acknowledged, retried later, or moved to the dead-letter topic. Every job is done
+at least once; twice if its lease is lost meanwhile.
 
 By default each thread has a work stream of its own with room for one job. So the jobs of a killed worker
 return at once, and a worker that stops ends the streams without a job at once and the others after their job.
@@ -10,16 +10,13 @@ return at once, and a worker that stops ends the streams without a job at once a
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
 import os
 import random
 import signal
 import socket
 import threading
-import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -32,31 +29,29 @@ from everlog.client import streams
 from everlog.client.calls import new_key
 from everlog.client.connection import Connection
 from everlog.client.errors import ApiFailed
+from everlog.client.handlers import (
+    CallNext,
+    DeadLetter,
+    Handler,
+    HandlerProcesses,
+    Middleware,
+    error_of,
+    wrapped,
+)
 from everlog.client.retrying import Backoff
 from everlog.client.sync_client import Client, client_of, iterate_once
 from everlog.clock import NS_PER_S, Clock, SystemClock
-from everlog.errors import Closed, EverlogError, InvalidConfig
-from everlog.job_types import Job, JobError
+from everlog.errors import Closed, InvalidConfig
+from everlog.job_types import Job
 
 log = logging.getLogger("everlog.worker")
 
-Handler = Callable[[Job], Awaitable[None] | None]
 _Function = TypeVar("_Function", bound=Handler)
+_Middleware = TypeVar("_Middleware", bound=Middleware)
 
 HEARTBEATS_A_LEASE: Final = 3
 MS_PER_S: Final = 1000
-# Together less than the 8 KiB that the server keeps, from which it would cut the end of the trace.
-TYPE_BYTES_MAX: Final = 200
-MESSAGE_BYTES_MAX: Final = 2000
-TRACE_BYTES_MAX: Final = 5900
-TRACE_FRAMES_MAX: Final = 20
 _STOP_CHECK_S: Final = 0.05
-
-
-class DeadLetter(EverlogError):
-    """Raised by a handler: this job can never be done, move it to the dead-letter topic now."""
-
-    code = "dead_letter"
 
 
 class _Slot:
@@ -76,6 +71,9 @@ class Worker:
 
     Jobs are pushed over `concurrency` streams, and return at once if the process is killed. With `push=False`
     they are claimed, with a request every `poll_ms` at least, and return when their leases end.
+
+    `middleware` are functions `(job, call_next)` around the handler, the first one outermost. With
+    `processes` so many jobs run at a time, each in a child process; the handler is a function of a module.
     """
 
     def __init__(  # noqa: PLR0913
@@ -91,8 +89,13 @@ class Worker:
         poll_ms: int = 1000,
         first_delay_ms: int = 1000,
         longest_delay_ms: int = 300_000,
+        middleware: Sequence[Middleware] = (),
+        processes: int = 0,
         clock: Clock | None = None,
     ) -> None:
+        if processes < 0:
+            raise InvalidConfig(f"processes is {processes}; it must be 0, or how many jobs run at a time")
+        concurrency = processes or concurrency
         if concurrency < 1 or lease_ms < 100 or poll_ms < 1:
             raise InvalidConfig(
                 f"concurrency {concurrency}, lease_ms {lease_ms} and poll_ms {poll_ms} cannot work; they "
@@ -107,6 +110,8 @@ class Worker:
         self._concurrency = concurrency
         self._lease_ms = lease_ms
         self._is_pushed = push
+        self._middleware = list(middleware)
+        self._has_processes = processes > 0
         self._poll_ms = poll_ms
         self._first_delay_ms = first_delay_ms
         self._longest_delay_ms = longest_delay_ms
@@ -127,6 +132,11 @@ class Worker:
         self._handler = function
         return function
 
+    def middleware(self, function: _Middleware) -> _Middleware:
+        """Decorator: call this function around the handler, inside of the middleware there is."""
+        self._middleware.append(function)
+        return function
+
     # --- Running -------------------------------------------------------------------------------------------
 
     def run(self, *, handle_signals: bool = True) -> None:
@@ -136,19 +146,23 @@ class Worker:
         if self._has_ended:
             raise Closed(f"the worker of {self.queue} has ended; make a new one")
         is_main = threading.current_thread() is threading.main_thread()
+        children = HandlerProcesses(self._handler) if self._has_processes else None
+        call = wrapped(self._handler if children is None else children.run, self._middleware)
         with _stopping_on_signals(self, handle_signals and is_main):
             heart = threading.Thread(target=self._beat, name=f"leases-{self.queue}", daemon=True)
             heart.start()
             try:
                 with ThreadPoolExecutor(self._concurrency, f"worker-{self.queue}") as pool:
                     get_jobs = self._work_all if self._is_pushed else self._claim_all
-                    get_jobs(pool, self._handler)
+                    get_jobs(pool, call)
             finally:
                 self._has_ended = True
                 self._stopping.set()
                 with self._changed:
                     self._changed.notify_all()
                 heart.join()
+                if children is not None:
+                    children.close()
                 if self._owns_client:
                     self._client.close()
 
@@ -188,7 +202,7 @@ class Worker:
 
     # --- Pushed jobs ---------------------------------------------------------------------------------------
 
-    def _work_all(self, pool: ThreadPoolExecutor, handler: Handler) -> None:
+    def _work_all(self, pool: ThreadPoolExecutor, handler: CallNext) -> None:
         slots = [_Slot() for _ in range(self._concurrency)]
         running = [pool.submit(self._work, handler, slot) for slot in slots]
         while not all(each.done() for each in running):
@@ -204,7 +218,7 @@ class Worker:
         for each in running:
             each.result()
 
-    def _work(self, handler: Handler, slot: _Slot) -> None:
+    def _work(self, handler: CallNext, slot: _Slot) -> None:
         """Run the jobs of one stream after the other, until the worker stops."""
         wanted = streams.work(self.queue, self.node, 1, lease_ms=self._lease_ms)
         backoff = Backoff()
@@ -246,7 +260,7 @@ class Worker:
 
     # --- Claimed jobs --------------------------------------------------------------------------------------
 
-    def _claim_all(self, pool: ThreadPoolExecutor, handler: Handler) -> None:
+    def _claim_all(self, pool: ThreadPoolExecutor, handler: CallNext) -> None:
         backoff = Backoff()
         head_seq: int | None = None
         while not self._stopping.is_set():
@@ -286,7 +300,7 @@ class Worker:
 
     # --- Jobs ----------------------------------------------------------------------------------------------
 
-    def _do(self, handler: Handler, job: Job) -> bool:
+    def _do(self, handler: CallNext, job: Job) -> bool:
         """Run the handler and finish the job, or return False; in a thread, so errors are logged."""
         try:
             finish = self._outcome(handler, job)
@@ -307,7 +321,7 @@ class Worker:
                 self._changed.notify_all()
         return False
 
-    def _outcome(self, handler: Handler, job: Job) -> Callable[[Job], None]:
+    def _outcome(self, handler: CallNext, job: Job) -> Callable[[Job], None]:
         attributes = {
             "messaging.system": "everlog",
             "messaging.operation.name": "process",
@@ -316,9 +330,7 @@ class Worker:
         }
         try:
             with tracing.span(f"process {self.queue}", "consumer", attributes, tracing.of_meta(job.meta)):
-                waiting = handler(job)
-                if inspect.isawaitable(waiting):
-                    asyncio.run(_awaited(waiting))
+                handler(job)
         except DeadLetter as error:
             return partial(self._dead_letter, error=error)
         except BaseException as error:  # also what ends a program ends the job alone
@@ -398,27 +410,6 @@ class Worker:
             lost = [job for job in jobs if job.seq in answer.skipped and job.lease_id in self._held]
         for job in lost:
             log.warning("the lease of job %d of %s has ended while it runs", job.seq, self.queue)
-
-
-def error_of(error: BaseException) -> JobError:
-    """An exception as the server keeps it, with the innermost frames of its trace."""
-    shown = traceback.TracebackException.from_exception(error, limit=-TRACE_FRAMES_MAX)
-    kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return JobError(
-        _cut(name, slice(TYPE_BYTES_MAX)),
-        _cut(str(shown), slice(MESSAGE_BYTES_MAX)),
-        _cut("".join(shown.format()), slice(-TRACE_BYTES_MAX, None)),
-    )
-
-
-def _cut(text: str, part: slice) -> str:
-    """Some bytes of a text, as far as they are characters; lone surrogates are replaced."""
-    return text.encode("utf-8", "replace")[part].decode("utf-8", "ignore")
-
-
-async def _awaited(waiting: Awaitable[None]) -> None:
-    await waiting
 
 
 @contextmanager
