@@ -31,7 +31,8 @@ class ServerProcess:
     def __init__(self, folder: Path, *flags: object, port: int = 0, key: str | None = None) -> None:
         self._port_file = folder / "port"
         data = () if "--memory" in flags else ("--data-dir", folder / "data")
-        self._words = ("serve", "--port", port, "--port-file", self._port_file, *data, *flags)
+        command = ("standby", folder / "data") if "--from" in flags else ("serve", *data)
+        self._words = (*command, "--port", port, "--port-file", self._port_file, *flags)
         self._key = key
         self._running = ExitStack()
         self._command: Started | None = None
@@ -110,7 +111,10 @@ class ServerProcess:
 def running_server(
     folder: Path, *flags: object, port: int = 0, key: str | None = None
 ) -> Iterator[ServerProcess]:
-    """A server with its data in `folder`, from the moment it is ready; killed if it runs at the end."""
+    """A server with its data in `folder`, from the moment it is ready; killed if it runs at the end.
+
+    With the flag `--from` it is a standby.
+    """
     server = ServerProcess(folder, *flags, port=port, key=key)
     try:
         server.begin()

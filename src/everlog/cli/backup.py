@@ -16,6 +16,7 @@ import typer
 from everlog.cli import output
 from everlog.cli.options import AsJson
 from everlog.cli.output import human_bytes, printable, reporting
+from everlog.cli.serve import Host, Port, PortFile
 from everlog.clock import NS_PER_S, SystemClock
 from everlog.errors import InvalidRequest, Io, ObjectStoreFailed, Superseded
 from everlog.fs import OsFs
@@ -162,28 +163,34 @@ def _print_restored(data_dir: str, restored: Restored, errors: list[str], as_jso
 
 
 def standby_command(
-    data_dir: NewDir, source: From, interval: Interval = 1.0, as_json: AsJson = False
+    data_dir: NewDir,
+    source: From,
+    interval: Interval = 1.0,
+    host: Host = None,
+    port: Port = None,
+    port_file: PortFile = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Keep a copy of a shipped data directory until Ctrl-C, so that `everlog promote` has little left to do.
+    """Follow a server that ships its log, and answer reads and watches from a copy, until Ctrl-C.
 
-    The copy follows the shipments; it is made anew when another server begins to ship.
+    Writes are refused with 503 and the address of the primary. Everything else is set as for `everlog serve`.
+    To take over, stop it, run `everlog promote` on the directory, then `everlog serve`.
     """
+    # Imported here: the other commands need not wait for the server to be loaded.
+    from everlog.server.serve import TopicsServer, run
+    from everlog.server.settings import ServerSettings
+
+    def show(server: TopicsServer) -> None:
+        if server.replica is not None:
+            _print_restored(data_dir, server.replica.restored, [], as_json)
+
     with reporting(as_json=as_json):
-        store = open_store(source)
-        stop = _stop_signal()
-        restorer = _fresh_copy(store, data_dir, as_json)
-        while not SystemClock().wait(stop, int(interval * NS_PER_S)):
-            try:
-                if not restorer.follow():
-                    restorer = _fresh_copy(store, data_dir, as_json)
-            except ObjectStoreFailed as error:
-                output.print_warning("object_store_failed", str(error), as_json=as_json)
-
-
-def _fresh_copy(store: Any, data_dir: str, as_json: bool) -> Restorer:
-    restorer = Restorer(store, data_dir, OsFs())
-    _print_restored(data_dir, restorer.restore(is_final=False), [], as_json)
-    return restorer
+        flags = {"data_dir": data_dir, "host": host, "port": port, "port_file": port_file}
+        settings = ServerSettings.from_sources(os.environ, None, flags)
+        try:
+            run(settings, source=source, follow_interval_s=interval, started=show)
+        except OSError as error:
+            raise Io(f"cannot go on: {error}", error.errno) from error
 
 
 def promote_command(

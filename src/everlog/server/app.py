@@ -33,6 +33,7 @@ POLL_INTERVAL_NS: Final = 1_000_000
 """How long work that no client waits for may be put off while appends follow each other."""
 
 NO_SCOPE: Final = Scope(0)
+WRITE_SCOPES: Final = Scope.WRITE | Scope.DELETE | Scope.ADMIN
 SHOWN_PATH_BYTES: Final = 100
 QUERY_FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 log = logging.getLogger("everlog.server")
@@ -72,7 +73,7 @@ class Route:
     One that has no `needs_poll` only adds to what the next turn writes.
     """
 
-    __slots__ = ("checks_key", "handler", "is_probe", "needs_poll", "or_scope", "scope")
+    __slots__ = ("checks_key", "handler", "is_probe", "is_write", "needs_poll", "or_scope", "scope")
 
     def __init__(
         self,
@@ -85,6 +86,7 @@ class Route:
         needs_poll: bool = True,
     ) -> None:
         self.scope = scope
+        self.is_write = bool(scope & WRITE_SCOPES)
         self.or_scope = scope if or_scope is None else or_scope
         self.handler = handler
         self.is_probe = is_probe
@@ -280,6 +282,8 @@ class App:
         if self.engine is None and not route.is_probe:
             detail = {"replay_progress": self.replay_progress}
             raise ApiError(503, "not_ready", "the log is being replayed; try again soon", detail, RETRY_SOON)
+        if route.is_write:
+            self.check_writable()
         if b"content-encoding" in request.headers:
             unpack_body(request, self.settings.gzip, self.settings.max_body_bytes)
         route.handler(call)
@@ -356,6 +360,15 @@ class App:
         """Refuse a call whose body turned out to need more than its route."""
         if call.key is not None and not call.key.allows(scope):
             raise scope_missing(scope)
+        if scope & WRITE_SCOPES:
+            self.check_writable()
+
+    def check_writable(self) -> None:
+        """Refuse a write if this server only follows another one."""
+        if self.engine is not None and self.engine.primary is not None:
+            detail = {"primary": self.engine.primary} if self.engine.primary else None
+            message = "this server is a standby; send writes to the primary"
+            raise ApiError(503, "storage_failed", message, detail)
 
     def ready_engine(self) -> Engine:
         """The engine; routes are reached only when there is one."""

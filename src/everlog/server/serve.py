@@ -27,6 +27,7 @@ from everlog.server.auth import Key, check_bind, is_loopback
 from everlog.server.busy_time import busy_ns
 from everlog.server.console_routes import ConsoleRoutes
 from everlog.server.consumer_routes import ConsumerRoutes
+from everlog.server.following import Follower
 from everlog.server.http import HttpServer
 from everlog.server.http_exchange import HttpLimits
 from everlog.server.job_admin_routes import JobAdminRoutes
@@ -47,6 +48,7 @@ from everlog.server.topic_routes import TopicRoutes
 from everlog.server.watch_stream import WatchRoutes
 from everlog.server.work_stream import WorkRoutes
 from everlog.topics import Engine
+from everlog.topics.replica import Replica
 from everlog.topics.storage.recovery import Progress
 
 DRAIN_S: Final = 10.0
@@ -88,7 +90,15 @@ class TopicsServer:
     A host that is a name is looked up here, which may block: make the server before the loop runs.
     """
 
-    def __init__(self, settings: ServerSettings, *, memory: bool = False) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        *,
+        memory: bool = False,
+        source: str | None = None,
+        follow_interval_s: float = 1.0,
+    ) -> None:
+        """With `source` the server is a standby of the one that ships there."""
         path = settings.api_keys_file
         if path is not None:
             own = settings.api_keys
@@ -96,6 +106,10 @@ class TopicsServer:
         check_bind(settings.host, settings.api_keys.enabled, settings.allow_insecure_no_auth)
         self.settings = settings
         self.is_memory = memory
+        self._source = source
+        self._follow_interval_s = follow_interval_s
+        self.replica: Replica | None = None
+        self._follower: Follower | None = None
         self.is_local = is_loopback(settings.host)
         self.address = ("", 0)
         self._is_cancelled = False
@@ -122,6 +136,8 @@ class TopicsServer:
         if self.settings.api_keys_file is not None:
             self._reload_asked_ns = reload_time_ns(self.settings.api_keys_file)
             loop.call_later(REVOKE_INTERVAL_S, self._revoke_regularly)
+        if self.replica is not None:
+            self._follower = Follower(app, self.replica, self._follow_interval_s)
         app.engine.delivery.measure_busy(busy_ns)
         self._overview.start()
         app.turn_soon()
@@ -196,6 +212,8 @@ class TopicsServer:
         data_dir = None if self.is_memory else self.settings.data_dir
         if data_dir is not None:
             _check_data_dir(data_dir)
+        if self._source is not None:
+            return self._open_replica(app, self._source)
         host, port = self.address
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         settings = replace(self.settings.engine_settings(), backup_address=url)
@@ -205,6 +223,19 @@ class TopicsServer:
         except BaseException:
             engine.abandon()
             raise
+        return engine
+
+    def _open_replica(self, app: App, source: str) -> Engine:
+        settings = replace(self.settings.engine_settings(), backup_url=None, ack="local", cold_dir=None)
+        replica = Replica(source, self.settings.data_dir, settings, wake=app.wake)
+        engine = replica.open()
+        try:
+            self._write_port_file()
+        except BaseException:
+            engine.close()
+            replica.close()
+            raise
+        self.replica = replica
         return engine
 
     def _write_port_file(self) -> None:
@@ -249,6 +280,8 @@ class TopicsServer:
         if self._work is not None:
             self._work.shut_down()
         await http.drain(drain_s)
+        if self._follower is not None:
+            await self._follower.stop()
         engine = app.engine
         app.stop_turning()
         if engine is not None:
@@ -342,14 +375,19 @@ def _spare_collector() -> None:
 
 
 def run(
-    settings: ServerSettings, *, memory: bool = False, started: Callable[[TopicsServer], None] | None = None
+    settings: ServerSettings,
+    *,
+    memory: bool = False,
+    source: str | None = None,
+    follow_interval_s: float = 1.0,
+    started: Callable[[TopicsServer], None] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT; with `source` as a standby of the server that ships there."""
     _raise_descriptor_limit()
     configure_logging(settings.log_level, settings.log_format, sys.stderr)
     # The plain text of the keys is needed no more, and child processes must not inherit it.
     os.environ.pop("TOPICS_API_KEYS", None)
-    server = TopicsServer(settings, memory=memory)
+    server = TopicsServer(settings, memory=memory, source=source, follow_interval_s=follow_interval_s)
     make_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     with contextlib.suppress(ImportError):
         import uvloop

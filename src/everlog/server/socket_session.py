@@ -210,6 +210,7 @@ class SocketSession(Watcher):
         started_ns = self._app.now_ns()
         name = command.topic
         self._require(Scope.WRITE if command.config is None else Scope.WRITE | Scope.ADMIN, name)
+        self._app.check_writable()
         check_dead_letter(self.key, command.config)
         appended = append_batch(self._app, self.key, name, Append.of(command))
         acknowledge = partial(

@@ -42,7 +42,9 @@ _LEASE_TIME_BITS: Final = 20
 class Core:
     """The state of an engine. `shards` is empty if nothing is stored on disk."""
 
-    def __init__(self, settings: EngineSettings, clock: Clock, fs: Fs) -> None:
+    def __init__(
+        self, settings: EngineSettings, clock: Clock, fs: Fs, delivery: Delivery | None = None
+    ) -> None:
         self.settings = settings
         self.clock = clock
         self.fs = fs
@@ -53,7 +55,7 @@ class Core:
         """The names of `topics`, for pages of them; code points sort like the bytes of UTF-8."""
         self.by_id: dict[int, Topic] = {}
         self.shards: list[ShardCommits] = []
-        self.delivery = Delivery(clock)
+        self.delivery = delivery or Delivery(clock)
         self.delivery.ingest = self._ingest
         self.totals = Totals(self.delivery)
         self.damaged: dict[str, Topic] = {}  # by name: not served, because a segment cannot be read

@@ -66,7 +66,12 @@ class Engine(JobCalls):
     Answers carry a `commit`: an answer may be shown once that is done without an error.
     """
 
-    def __init__(self, core: Core, store: Store | None, syncs: SyncRunner) -> None:
+    def __init__(
+        self, core: Core, store: Store | None, syncs: SyncRunner, *, primary: str | None = None
+    ) -> None:
+        """With `primary` the directory is a copy that only its owner changes; see `replica`."""
+        self.primary = primary
+        """Where writes belong, as far as it is known; None: they belong here."""
         self._core = core
         self.delivery: Delivery = core.delivery
         self._store = store
@@ -76,7 +81,10 @@ class Engine(JobCalls):
         self._commit_floor_ns = self.delivery.commit_floor_ns
         self._forwarder = core.forwarder = Forwarder(core, self._load_segment)
         self._router_work = RouterWork(core.totals.unforwarded.values, self.forward_turn)
-        self._checkpointer = None if store is None else Checkpointer(core, store, syncs)
+        has_log = store is not None and primary is None
+        self._checkpointer = Checkpointer(core, store, syncs) if store is not None and has_log else None
+        if primary is not None:
+            self._forwarder.stop()
         self.schedules = Schedules(core, self._check_open)
         self.jobs = JobAdmin(core, self._check_open, self._fetch_segment, self._forwarder.forward_pending)
         self.consumers = Consumers(core, self._check_open, self._forwarder.forward_pending)
@@ -481,7 +489,7 @@ class Engine(JobCalls):
             if shard.wal.read_only is not None and self._store is not None and not self._is_distrusted:
                 self._is_distrusted = True
                 self._store.distrust_page_cache()
-        first_ms = self._core.totals.due.first_ms
+        first_ms = self._first_due_ms()
         if first_ms is not None and first_ms <= (now_ms := self._core.now_ms()):
             run_due(self._core, now_ms)
         if self._core.totals.unreclaimed:
@@ -494,6 +502,10 @@ class Engine(JobCalls):
             self._checkpointer.poll()
         self._mark_routers()
         self.deliver(drain=drain)
+
+    def _first_due_ms(self) -> int | None:
+        """When time alone changes something; in a copy the log of the primary says so."""
+        return None if self.primary is not None else self._core.totals.due.first_ms
 
     @property
     def is_quiet(self) -> bool:
@@ -553,7 +565,7 @@ class Engine(JobCalls):
         times = [due for shard in self._core.shards if (due := shard.wal.due_ns()) is not None]
         if self._checkpointer is not None:
             times.append(self._checkpointer.due_ns())
-        if (first_ms := self._core.totals.due.first_ms) is not None:
+        if (first_ms := self._first_due_ms()) is not None:
             wait_ms = max(0, first_ms - self._core.now_ms())
             times.append(self._core.clock.monotonic_ns() + wait_ms * NS_PER_MS)
         if (delivery_ns := self.delivery.due_ns()) is not None:

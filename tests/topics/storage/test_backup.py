@@ -18,7 +18,8 @@ from everlog.errors import Corrupt, InvalidRequest, Io, ObjectStoreFailed, Super
 from everlog.fs import OsFs
 from everlog.objects import ObjectStore, open_store
 from everlog.topics import Engine, EngineSettings, TopicConfig, record_of
-from everlog.topics.storage.restoring import RESTORING_FILE, Restorer
+from everlog.topics.storage.layout import RESTORING_FILE
+from everlog.topics.storage.restoring import Restorer
 from everlog.topics.storage.shipping import Shipper, fence, last_number, log_key, take_epoch
 from everlog.topics.storage.verify import verify
 from tests.support.effort import effort

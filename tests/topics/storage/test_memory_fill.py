@@ -18,7 +18,7 @@ from everlog.topics.config import EngineSettings, TopicConfig
 from everlog.topics.engine import Engine
 from everlog.topics.records import NewRecord
 from everlog.topics.routing.definitions import RouterConfig
-from everlog.topics.storage import memory_fill
+from everlog.topics.storage import memory_fill, stepped_replay
 from everlog.topics.storage.syncs import InlineSyncs
 from tests.support.engines import HeldSyncs, open_engine
 from tests.support.files import UnsyncedFs
@@ -237,7 +237,7 @@ def test_no_step_of_the_load_is_long(tmp_path: Path) -> None:
     with open_later(tmp_path, clock=clock) as engine:
         before = clock.yields
         engine.wait_filled()
-        assert clock.yields - before >= 10 + 5_000_000 // memory_fill._STEP_BYTES
+        assert clock.yields - before >= 10 + 5_000_000 // stepped_replay._STEP_BYTES
         assert engine.state("m").count == 6000
 
 

@@ -55,6 +55,10 @@ class Forwarder:
             return None
         return min(self._due_ns.get(topic_id, 0) for topic_id in dirty)
 
+    def stop(self) -> None:
+        """Copy nothing: the topics are those of another server, which copies by itself."""
+        self._is_running = True
+
     def turn(self, budget: int = COPIES_PER_TURN) -> int:
         """Copy what is due, about `budget` records; returns how many copies were made."""
         copied = 0

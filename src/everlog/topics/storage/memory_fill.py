@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from everlog.api_types import Durability
 from everlog.clock import NS_PER_S
 from everlog.errors import Corrupt
-from everlog.native.topics.log import LogReplay, TopicLog, find_frames
+from everlog.native.topics.log import TopicLog, find_frames
 from everlog.topics import catalogue
 from everlog.topics.delivery.consumer_table import enlist
 from everlog.topics.due_work import schedule
 from everlog.topics.retention import has_caps
 from everlog.topics.storage import control
 from everlog.topics.storage.layout import FrameType
+from everlog.topics.storage.stepped_replay import SteppedReplay
 from everlog.topics.storage.store import Store
 from everlog.topics.storage.topic_replay import apply_entry, finish_topic
 from everlog.topics.topic import Topic, Totals
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from everlog.topics.storage.syncs import SyncRunner
     from everlog.topics.storage.topic_restore import TopicRestore
 
-# Of the log in one call, which holds the interpreter for about a millisecond.
-_STEP_BYTES: Final = 1 << 18
 _TOPICS_A_TURN: Final = 100
 _RETRY_NS: Final = 5 * NS_PER_S
 
@@ -180,26 +179,21 @@ class MemoryFill:
     def _replay(self, stretch: LogStretch, logs: dict[int, TopicLog]) -> None:
         content = self._core.sources.buffer(stretch.source)
         assert content is not None, "only a checkpoint frees it"
-        view = memoryview(content)
-        at, step = stretch.start, _STEP_BYTES
-        while at < stretch.end and not self._is_cancelled:
-            end = min(at + step, stretch.end)
-            replay = LogReplay(view[:end], at, stretch.source, logs)
-            while (frame := replay.run()) is not None:
-                topic = self._topics.get(frame.topic_id)
-                if topic is not None:
-                    self._note_gaps(replay)
-                    apply_entry(topic, frame)
-            self._note_gaps(replay)
-            self._store.report.records_from_log += replay.appended
-            if replay.position == at and end == stretch.end:
-                raise Corrupt(f"{stretch.path} has an impossible seq at offset {at}; run `everlog verify`")
-            # The step ended inside of a batch, perhaps of one that is longer than a step.
-            step = _STEP_BYTES if replay.position > at else 2 * step
+        if stretch.start == stretch.end:
+            return
+        replay = SteppedReplay(content, stretch.start, stretch.end, stretch.source, logs, self._core.clock)
+        while not self._is_cancelled and (frame := replay.run()) is not None:
+            topic = self._topics.get(frame.topic_id)
+            if topic is not None:
+                self._note_gaps(replay)
+                apply_entry(topic, frame)
+        self._note_gaps(replay)
+        self._store.report.records_from_log += replay.appended
+        if replay.position < stretch.end and not self._is_cancelled:
             at = replay.position
-            self._core.clock.sleep_ns(0)  # another thread may go on
+            raise Corrupt(f"{stretch.path} has an impossible seq at offset {at}; run `everlog verify`")
 
-    def _note_gaps(self, replay: LogReplay) -> None:
+    def _note_gaps(self, replay: SteppedReplay) -> None:
         for topic_id, first_seq, last_seq in replay.gaps:
             self._topics[topic_id].note_holes(first_seq, last_seq)
         replay.gaps.clear()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from everlog.errors import Corrupt, CorruptMetadata, DamagedData, Io
-from everlog.fs import create_directory, opened, read_file, replace_file, sync_path
+from everlog.fs import Fs, create_directory, opened, read_file, replace_file, sync_path
 from everlog.native.queue.ring import Mapping
 from everlog.native.topics.log import LogFrame, LogReplay, TopicLog
 from everlog.topics import catalogue
@@ -26,6 +26,7 @@ from everlog.topics.storage.log_losses import LogLosses
 from everlog.topics.storage.log_survey import Survey, missing_file, survey
 from everlog.topics.storage.memory_fill import LogStretch, MemoryFill, choose, enter, is_deferrable
 from everlog.topics.storage.segment_store import list_topics
+from everlog.topics.storage.stepped_replay import SteppedReplay
 from everlog.topics.storage.store import DamageFound, OldFile, RecoveryReport, Store
 from everlog.topics.storage.synced_ends import SyncedEnd, read_ends
 from everlog.topics.storage.syncs import SyncRunner
@@ -68,6 +69,7 @@ def open_store(
     except OSError as error:
         raise Io(f"cannot open the data directory {data_dir}: {error}", error.errno) from error
     try:
+        _check_is_restored(core.fs, data_dir)
         _Recovery(core, store, progress, fills_later=fills_later).run()
         _log_report(store.report)
         if not store.boot_pending:
@@ -84,6 +86,15 @@ def open_store(
         store.abandon()
         raise
     return store
+
+
+def _check_is_restored(fs: Fs, data_dir: str) -> None:
+    """Refuse a directory of which a restore has filled only a part, or that follows another server."""
+    if fs.exists(os.path.join(data_dir, layout.RESTORING_FILE)):
+        raise Io(
+            f"{data_dir} is not restored completely, or is the copy of a standby; run `everlog restore` or "
+            "`everlog promote` on it"
+        )
 
 
 def _log_report(report: RecoveryReport) -> None:
@@ -106,6 +117,17 @@ def _log_report(report: RecoveryReport) -> None:
 def recover_store(core: Core, store: Store) -> None:
     """Find out what a data directory holds, and begin nothing; `store` may be one that changes no file."""
     _Recovery(core, store, None, is_alone=False).run()
+
+
+def recover_copy(core: Core, store: Store) -> None:
+    """As `recover_store`, for an engine that shows the directory and takes no writes, beside another one.
+
+    The files of a copy are made of shipments, which were checked as a whole.
+    """
+    _Recovery(core, store, None, is_alone=False, is_copy=True).run()
+    core.totals.unforwarded.clear()  # copies come with the log
+    for topic in list(core.topics.values()):
+        enter(core, topic)
 
 
 _ROUTER_TYPES: Final = {FrameType.ROUTER_CREATE, FrameType.ROUTER_DELETE, FrameType.FORWARD}
@@ -145,9 +167,11 @@ class _Recovery:
         progress: Callable[[Progress], None] | None,
         *,
         is_alone: bool = True,
+        is_copy: bool = False,
         fills_later: bool = False,
     ) -> None:
         self._is_alone = is_alone
+        self._is_copy = is_copy
         self._fills_later = fills_later
         self._core = core
         self._store = store
@@ -315,6 +339,8 @@ class _Recovery:
 
     def _remove_unknown_topics(self) -> None:
         """Remove the segments of topics that are not there any more, or whose checkpoint was cut short."""
+        if not self._is_alone:
+            return
         for root in self._store.topic_roots:
             for topic_id in list_topics(self._core.fs, root):
                 topic = self._core.by_id.get(topic_id)
@@ -395,7 +421,10 @@ class _Recovery:
             return []
         content: Buffer = mapping if mapping is not None and len(mapping) >= start else bytes(start)
         is_trusted = self._is_same_boot and self._is_alone
-        found = survey(content, start, synced, is_last=is_last, is_trusted=is_trusted)
+        if self._is_copy:
+            found = Survey(memoryview(content).nbytes, False, (), b"")
+        else:
+            found = survey(content, start, synced, is_last=is_last, is_trusted=is_trusted)
         log = _LogContent(file, start, synced, found)
         if found.lost:
             self._note_damage(log)
@@ -443,7 +472,7 @@ class _Recovery:
         file, content = log.file, log.content
         source = log.source = self._core.sources.add(content)
         self._store.old_files.append(OldFile(file.number, file.path, source))
-        replay = LogReplay(content, log.start, source, self._logs)
+        replay = self._begin_replay(log)
         while (frame := replay.run()) is not None and frame.type != FrameType.FILE_END:
             self._replayed_frames = True
             if frame.type == FrameType.DAMAGE:
@@ -465,7 +494,13 @@ class _Recovery:
         shard = log.synced or SyncedEnd(0, 0)
         self._store.earlier_ends.append(shard._replace(file_number=file.number, offset=end))
 
-    def _note_gaps(self, replay: LogReplay, file: WalFile) -> None:
+    def _begin_replay(self, log: _LogContent) -> LogReplay | SteppedReplay:
+        if not self._is_copy:
+            return LogReplay(log.content, log.start, log.source, self._logs)
+        end = memoryview(log.content).nbytes
+        return SteppedReplay(log.content, log.start, end, log.source, self._logs, self._core.clock)
+
+    def _note_gaps(self, replay: LogReplay | SteppedReplay, file: WalFile) -> None:
         """Seqs that no record came for are holes, except where copies come from another part of the log."""
         for topic_id, first_seq, last_seq in replay.gaps:
             topic = self._core.by_id.get(topic_id)
@@ -481,7 +516,7 @@ class _Recovery:
             sync_path(fs, file.path)
             return map_file(fs, file.path)
 
-    def _cut(self, file: WalFile, replay: LogReplay, size: int) -> None:
+    def _cut(self, file: WalFile, replay: LogReplay | SteppedReplay, size: int) -> None:
         """Cut off a torn tail, so that the next start finds a file that ends in order."""
         if replay.outcome != "end":
             self._report.cut_bytes += size - replay.position

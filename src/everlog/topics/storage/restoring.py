@@ -3,7 +3,8 @@
 Owns which base and which shipments are taken, and the order in which files appear: the snapshot comes last.
 Until then `.topics.restoring` marks the directory, so that no server opens it and a restore can go on with
 it, after a kill or from the copy of a standby: segments that are there already are not fetched again. What is
-restored is what a crash would have left; recovery does the rest.
+restored is what a crash would have left; recovery does the rest. A copy that follows keeps the mark. It may
+be read all the time: no file changes but log files, which grow, until `prune` removes what is not needed.
 """
 
 from __future__ import annotations
@@ -16,25 +17,28 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh3_128_hexdigest
 
-from everlog.errors import Corrupt, InvalidRequest, Io, ObjectNotFound
-from everlog.fs import Fs, create_directory, opened, read_file, replace_file
+from everlog.errors import Corrupt, DataDirInUse, InvalidRequest, Io, ObjectNotFound
+from everlog.fs import Fs, close_locked, create_directory, opened, read_file, replace_file
 from everlog.objects import ObjectStore
-from everlog.topics.storage import layout
+from everlog.topics.storage import control, layout, snapshot
 from everlog.topics.storage.remote import with_marks
 from everlog.topics.storage.shipping import (
     BASE,
     Base,
     SegmentCopy,
     Shipment,
+    last_number,
     load_base,
     log_key,
     unsealed,
 )
 from everlog.topics.storage.synced_ends import SyncedEnd, write_ends
+from everlog.topics.storage.wal_files import list_wal_files
 
-RESTORING_FILE: Final = ".topics.restoring"
+COPY_BOOT_ID: Final = "standby"
+"""Stands in a copy for the run of the machine: what was shipped is not lost with any machine."""
 _THREADS: Final = 8
-_KEPT: Final = (layout.LOCK_FILE, RESTORING_FILE, layout.TOPICS_DIR, layout.REMOTE_DIR)
+_KEPT: Final = (layout.LOCK_FILE, layout.RESTORING_FILE, layout.TOPICS_DIR, layout.REMOTE_DIR)
 
 
 class Restored(NamedTuple):
@@ -69,8 +73,9 @@ class Restorer:
         self._base: Base | None = None
         self._ends: dict[int, int] = {}
         self._next = 0
-        self._epoch = 0
         self._time_ms = 0
+        self._is_whole = False
+        self._lock_fd: int | None = None
         self._log_bytes = 0
 
     def restore(
@@ -78,13 +83,28 @@ class Restorer:
     ) -> Restored:
         """Restore the newest state, or that of a time or a shipment; the directory must be empty.
 
-        Unless `is_final` it stays a copy that no server opens, to be followed or restored again.
+        Unless `is_final` it stays a copy that no server opens, to be followed or restored again, and locked
+        until `close`.
         """
-        self._begin()
-        base = self._choose_base(at_ms, at_shipment)
+        try:
+            self._begin()
+            self._restore(self._choose_base(at_ms, at_shipment), at_ms, at_shipment)
+            if is_final:
+                self._finish()
+            else:
+                self._finish_copy()
+        except BaseException:
+            self.close()
+            raise
+        if is_final:
+            self.close()
+        return self.restored
+
+    def _restore(self, base: Base, at_ms: int | None = None, at_shipment: int | None = None) -> None:
+        """Take the segments of a base and the log from its beginning on."""
         self._base = base
-        self._next, self._epoch, self._time_ms = base.log_from, base.epoch, base.time_ms
-        self._remove_others(base.segments)
+        self._next, self._time_ms = base.log_from, base.time_ms
+        self._ends, self._log_bytes = {}, 0
         self._copy_segments(base.segments)
         # Shipments before the base belong to it, those behind it count up to the moment that is asked for.
         last = None if at_shipment is None else max(at_shipment, base.number - 1)
@@ -96,9 +116,6 @@ class Restorer:
             if shipment.epoch != base.epoch:
                 break  # a later epoch has a base of its own; until that is there, this one is the newest
             self._apply(shipment)
-        if is_final:
-            self._finish()
-        return self.restored
 
     @property
     def restored(self) -> Restored:
@@ -108,27 +125,87 @@ class Restorer:
             self._base.number, self._next - 1, self._time_ms, len(self._base.segments), self._log_bytes
         )
 
-    def follow(self) -> bool:
-        """Apply the shipments that have come since; False if a new owner ships: then a new copy is needed."""
+    def follow(self) -> None:
+        """Take what has been shipped since."""
         assert self._base is not None
+        if not self._is_whole:
+            self._change_owner()
         while (shipment := self._shipment(self._next)) is not None:
+            # A base is there before the shipment that has its number.
+            self._take_base(self._base_at(self._next))
             if shipment.epoch != self._base.epoch:
-                return False
+                self._change_owner()
+                break
             self._apply(shipment)
-        return True
+        else:
+            self._take_base(self._base_at(self._next))
+
+    def _take_base(self, base: Base | None) -> None:
+        """Go over to a newer base of the same owner; its log is here already."""
+        assert self._base is not None
+        if base is not None and base.number > self._base.number and base.epoch == self._base.epoch:
+            self._copy_segments(base.segments)
+            self._write_snapshot(base)
+            self._base = base
+
+    def _change_owner(self) -> None:
+        """Begin again with the base of the owner that ships now; until there is one, nothing changes."""
+        number = last_number(self._store, BASE)
+        if number <= self._next and self._is_whole:
+            return
+        base = load_base(self._store, number)
+        self._is_whole = False  # until all of it is here
+        # Another directory may number its files in another way.
+        _remove(self._fs, os.path.join(self._data_dir, layout.WAL_DIR))
+        self._fs.makedirs(os.path.join(self._data_dir, layout.WAL_DIR))
+        self._restore(base)
+        self._finish_copy()
+
+    def prune(self) -> None:
+        """Remove what earlier bases needed and this one does not; nothing may read it any more."""
+        assert self._base is not None
+        self._remove_others(self._base.segments)
+        meta_dir = os.path.join(self._data_dir, layout.META_DIR)
+        payload = snapshot.newest(self._fs, meta_dir).payload
+        if payload is None:
+            return
+        body = control.decode(payload, control.SnapshotBody)
+        needed = {number for number, _ in body.starts}
+        for file in list_wal_files(self._fs, os.path.join(self._data_dir, layout.WAL_DIR)):
+            if file.number < body.next_file_number and file.number not in needed:
+                self._fs.unlink(file.path)
+                self._ends.pop(file.number, None)
+
+    def close(self) -> None:
+        """Unlock the directory."""
+        if self._lock_fd is not None:
+            close_locked(self._fs, self._lock_fd)
+            self._lock_fd = None
 
     # --- Which ---------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         """Mark the directory; refuse one that holds anything else."""
         names = self._fs.listdir(self._data_dir) if self._fs.exists(self._data_dir) else []
-        if RESTORING_FILE not in names and set(names) - {layout.LOCK_FILE}:
+        if layout.RESTORING_FILE not in names and set(names) - {layout.LOCK_FILE}:
             raise InvalidRequest(f"{self._data_dir} is not empty; restore into a new directory")
         create_directory(self._fs, self._data_dir)
-        replace_file(self._fs, os.path.join(self._data_dir, RESTORING_FILE), self._store.url.encode())
+        self._take_lock()
+        replace_file(self._fs, os.path.join(self._data_dir, layout.RESTORING_FILE), self._store.url.encode())
         for name in names:
             if name not in _KEPT:
                 _remove(self._fs, os.path.join(self._data_dir, name))
+
+    def _take_lock(self) -> None:
+        if self._lock_fd is not None:
+            return
+        fd = self._fs.open(os.path.join(self._data_dir, layout.LOCK_FILE), os.O_RDWR | os.O_CREAT)
+        if not self._fs.try_lock(fd):
+            self._fs.close(fd)
+            raise DataDirInUse(
+                f"another process has {self._data_dir} open; stop it, or name another directory"
+            )
+        self._lock_fd = fd
 
     def _remove_others(self, copies: Iterable[SegmentCopy]) -> None:
         """Remove the segments of an earlier copy that the base does not have."""
@@ -168,6 +245,12 @@ class Restorer:
             return None
         return unsealed(data, Shipment, self._store.describe(key))
 
+    def _base_at(self, number: int) -> Base | None:
+        try:
+            return load_base(self._store, number)
+        except ObjectNotFound:
+            return None
+
     # --- Files ---------------------------------------------------------------------------------------------
 
     def _copy_segments(self, copies: Iterable[SegmentCopy]) -> None:
@@ -190,7 +273,10 @@ class Restorer:
                 raise Corrupt(f"{name} and its parts have {len(data)} bytes, not {copy.data_bytes}")
             data = with_marks(data, index)
         for naming, content in ((layout.SEGMENT_DATA, data), (layout.SEGMENT_INDEX, index)):
-            self._write(os.path.join(directory, naming.name(copy.first_seq)), 0, content)
+            path = os.path.join(directory, naming.name(copy.first_seq))
+            # An earlier, shorter one may be mapped by a reader: it is replaced, not changed.
+            self._write(path + layout.TEMPORARY_SUFFIX, 0, content)
+            self._fs.rename(path + layout.TEMPORARY_SUFFIX, path)
 
     def _is_there(self, copy: SegmentCopy, directory: str) -> bool:
         """Whether an earlier copy has this segment: the index is written last and named by its content."""
@@ -228,17 +314,34 @@ class Restorer:
     def _finish(self) -> None:
         """Everything is there: make it durable, then the snapshot, then it is a data directory."""
         assert self._base is not None
-        for name in (layout.META_DIR, layout.WAL_DIR):
-            self._fs.makedirs(os.path.join(self._data_dir, name))
+        self._remove_others(self._base.segments)
+        self._fs.makedirs(os.path.join(self._data_dir, layout.WAL_DIR))
         self._write_ends()
         self._fs.sync_file_system(self._data_dir)
-        path = os.path.join(
-            self._data_dir, layout.META_DIR, layout.SNAPSHOT_FILE.name(self._base.snapshot_number)
-        )
-        replace_file(self._fs, path, self._store.get(self._base.snapshot_key).data)
+        self._write_snapshot(self._base)
         with suppress(FileNotFoundError):
-            self._fs.unlink(os.path.join(self._data_dir, RESTORING_FILE))
+            self._fs.unlink(os.path.join(self._data_dir, layout.RESTORING_FILE))
         self._fs.fsync_dir(self._data_dir)
+
+    def _finish_copy(self) -> None:
+        """Everything is there to be read, and the mark stays."""
+        assert self._base is not None
+        self._fs.makedirs(os.path.join(self._data_dir, layout.WAL_DIR))
+        boot_path = os.path.join(self._data_dir, layout.BOOT_FILE)
+        replace_file(self._fs, boot_path, COPY_BOOT_ID.encode())
+        self._write_snapshot(self._base)
+        self._is_whole = True
+
+    def _write_snapshot(self, base: Base) -> None:
+        """Put the snapshot of a base in the place of any other."""
+        meta_dir = os.path.join(self._data_dir, layout.META_DIR)
+        self._fs.makedirs(meta_dir)
+        number = base.snapshot_number
+        content = self._store.get(base.snapshot_key).data
+        replace_file(self._fs, os.path.join(meta_dir, layout.SNAPSHOT_FILE.name(number)), content)
+        for other in snapshot.numbers(self._fs, meta_dir):
+            if other != number:
+                self._fs.unlink(os.path.join(meta_dir, layout.SNAPSHOT_FILE.name(other)))
 
 
 def _remove(fs: Fs, path: str) -> None:

@@ -93,8 +93,10 @@ def lanes_for(settings: EngineSettings) -> int:
 class Store:
     """Everything on disk that belongs to one engine."""
 
-    def __init__(self, core: Core, data_dir: str, syncs: SyncRunner) -> None:
+    def __init__(self, core: Core, data_dir: str, syncs: SyncRunner, *, is_copy: bool = False) -> None:
+        """`is_copy`: it is read while it follows another server, which owns the cold tier."""
         settings = core.settings
+        self._is_copy = is_copy
         self._core = core
         self._syncs = syncs
         self.data_dir = data_dir
@@ -138,6 +140,7 @@ class Store:
         self._lock_fd: int | None = self._take_lock()
         self.remote: RemoteTier | None = None
         self.shipping: LogShipping | None = None
+        self.copy_lag_ms: Callable[[], int] | None = None
         try:
             self._open_remote()
         except BaseException:
@@ -163,7 +166,7 @@ class Store:
             return
         self.remote = RemoteTier(url, self.data_dir, core.fs, core.clock)
         self.topic_roots.append(self.remote.topics_dir)
-        if (error := self.remote.probe()) is not None:
+        if not self._is_copy and (error := self.remote.probe()) is not None:
             core.failures.report("relocation", error, url)
 
     # --- Did the machine stop? ---------------------------------------------------------------------------
@@ -329,7 +332,9 @@ class Store:
 
     @property
     def backup_lag_ms(self) -> int:
-        """How far the backup is behind; 0 if nothing is shipped."""
+        """How far the backup is behind, or a copy is behind it; 0 if nothing is shipped."""
+        if self.copy_lag_ms is not None:
+            return self.copy_lag_ms()
         return 0 if self.shipping is None else self.shipping.lag_ms
 
     def coverage(self) -> Coverage:
