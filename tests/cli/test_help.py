@@ -75,7 +75,7 @@ def test_the_commands_are_these() -> None:
         "everlog pipeline replay",
         *verbs("jobs", "ls", "peek", "show", "cancel", "retry", "pause", "resume", "purge", "redrive"),
         *verbs("schedule", "put", "ls", "show", "rm"),
-        *verbs("queue", "ls", "inspect", "tail", "snapshots", "snapshotter", "doctor", "bench"),
+        *verbs("queue", "ls", "inspect", "tail", "merge", "snapshots", "snapshotter", "doctor", "bench"),
         *verbs("archive", "tap", "run", "ls", "compress", "move", "verify", "cat", "restore"),
         *verbs("key", "new", "ls", "revoke", "reload"),
         *verbs("router", "ls", "put", "show", "rm"),

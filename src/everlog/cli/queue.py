@@ -1,4 +1,4 @@
-"""The commands of `everlog queue`: ls, inspect, tail, doctor, bench; those on snapshots are in `snapshots`.
+"""The commands of `everlog queue`: ls, inspect, tail, doctor, bench; others are in `snapshots` and `merge`.
 
 Owns what they print and the shape of their JSON. The looking itself is done by
 `everlog.queue.inspect` and `everlog.queue.doctor`, the loops by `tail` and `bench`.
@@ -13,6 +13,7 @@ import typer
 
 from everlog.cli import output
 from everlog.cli.bench import BenchRequest, BenchResult, Rate, bench
+from everlog.cli.merge import merge_command
 from everlog.cli.options import (
     AsJson,
     BenchPath,
@@ -473,6 +474,7 @@ def _rate_json(rate: Rate) -> dict[str, float]:
     }
 
 
+app.command("merge", epilog="Example: everlog queue merge btc eth --into both --by exchange")(merge_command)
 app.command("snapshots", epilog="Example: everlog queue snapshots ./queue")(snapshots_command)
 app.command("snapshotter", epilog="Example: everlog queue snapshotter ./queue --interval 10 --keep 100")(
     snapshotter_command
