@@ -149,7 +149,7 @@ $(SETUP_STAMP): pyproject.toml setup.py constraints.txt $(NATIVE_SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "everlog needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + ". Name a newer one: make PYTHON=python3.12 setup")'
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) setuptools Cython wheel
-	$(PIP_INSTALL) --no-build-isolation --editable '.[dev,market,spark]'
+	$(PIP_INSTALL) --no-build-isolation --editable '.[dev,market,spark,connect]'
 	@touch $@
 
 # Order-only on setup: a rebuild of the native code does not change what the peers need.

@@ -42,6 +42,9 @@ NATIVE_DISK_CALL = re.compile(
     r"|ftruncate|fallocate|posix_fallocate|rename|renameat2|unlink)\s*\("
 )
 # What is no file with a guarantee, and the one native function that `Fs` calls itself.
+CLASSIC_SPARK = re.compile(r"\b(?:sparkContext|_gateway|_jvm|_jdf|_jsparkSession)\b|\.rdd\b")
+"""Attributes that a session or frame of Spark Connect does not have."""
+
 OUTSIDE_FS = {
     "src/everlog/queue/writer_lock.py": {"open"},  # /proc
     "src/everlog/queue/segment_builder.py": {"os.ftruncate"},  # a memory file
@@ -292,6 +295,23 @@ def test_no_disk_access_goes_around_fs() -> None:
             calls = check(path.read_text(encoding="utf-8"))
             found += [f"{name}: {call}" for call in calls if call not in OUTSIDE_FS.get(name, ())]
     assert found == []
+
+
+def test_the_pipeline_uses_nothing_that_only_a_classic_session_has() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {word}"
+        for path in source_files(".py", folders=["src"])
+        for word in CLASSIC_SPARK.findall(path.read_text(encoding="utf-8"))
+        if path.is_relative_to(ROOT / "src/everlog/pipeline")
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize(
+    "bad", ["spark.sparkContext.x", "frame._jdf", "context._gateway", "s._jvm.java", "df.rdd"]
+)
+def test_what_only_a_classic_session_has_is_reported(bad: str) -> None:
+    assert CLASSIC_SPARK.search(bad)
 
 
 def test_no_file_uses_a_banned_word() -> None:

@@ -30,7 +30,7 @@ from everlog.pipeline import queue_ranges, spark_session
 from everlog.pipeline.gc_freeze import freeze_loaded_modules
 from everlog.pipeline.jobs.archive import archive_topics
 from everlog.pipeline.queue_ranges import QueueBounds
-from everlog.pipeline.rdd_tasks import run_in_tasks
+from everlog.pipeline.spark_tasks import run_in_tasks
 from everlog.seq_ranges import Gap, SeqRange
 
 Numbers = dict[str, float]

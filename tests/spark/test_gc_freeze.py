@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from everlog.pipeline.gc_freeze import freeze_loaded_modules
-from everlog.pipeline.rdd_tasks import run_in_tasks
+from everlog.pipeline.spark_tasks import run_in_tasks
 
 pytestmark = pytest.mark.timeout(300)
 LOADED_AT_LEAST = 20_000

@@ -18,7 +18,9 @@ INTERVAL_S: Final = 0.5
 
 
 def tasks_line(session: SparkSession) -> str:
-    """Return how far the stages are that run now; empty if none does."""
+    """Return how far the stages are that run now; empty if none does, or if the session is a remote one."""
+    if not hasattr(session, "sparkContext"):
+        return ""
     tracker = session.sparkContext.statusTracker()
     parts = []
     for stage in sorted(tracker.getActiveStageIds()):

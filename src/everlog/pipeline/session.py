@@ -20,11 +20,16 @@ _QUIET_LOGS: Final = os.path.join(os.path.dirname(__file__), "quiet-log4j2.prope
 EXECUTOR_OPTIONS: Final = "spark.executor.extraJavaOptions"
 _LOCAL_SETTINGS: Final = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "8"}
 """For one machine: a cluster has a page to look at, and more data."""
-_SETTINGS: Final = {
-    "spark.ui.showConsoleProgress": "false",
+_SESSION_SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+"""Those that a session may change while Spark runs."""
+
+_SETTINGS: Final = {
+    **_SESSION_SETTINGS,
+    "spark.ui.showConsoleProgress": "false",
     "spark.executorEnv.TZ": "UTC",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -40,16 +45,25 @@ pyarrow made the columns. Saves 7 % of a scan."""
 
 
 def spark_session(
-    *, app_name: str = "everlog", master: str | None = None, **conf: str | int | bool
+    *,
+    app_name: str = "everlog",
+    master: str | None = None,
+    remote: str | None = None,
+    **conf: str | int | bool,
 ) -> SparkSession:
     """Return a session in which `everlog.topics` and `everlog.queue` are formats.
 
     Without a `master` it runs on this machine with all cores, unless `spark-submit` or `SPARK_MASTER` says
     otherwise. `conf` are settings of Spark: `spark_session(**{"spark.executor.memory": "2g"})`. A session
-    that runs already is used and given these settings, as Spark does it.
+    that runs already is used and given these settings, as Spark does it. With a `remote` address, such as
+    `sc://host:15002`, or `SPARK_REMOTE`, it is one of Spark Connect, whose server has its own settings;
+    `remote="local[2]"` starts a server on this machine.
     """
     _prepare_environment()
     builder: Any = SparkSession.builder.appName(app_name)
+    address = remote or (None if master is not None else os.environ.get("SPARK_REMOTE"))
+    if address is not None:
+        return _connected(builder.remote(address), conf)
     submitted = "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
     if master is not None or not submitted:
         builder = builder.master(master or os.environ.get("SPARK_MASTER") or "local[*]")
@@ -64,6 +78,15 @@ def spark_session(
         if name not in ("spark.driver.extraJavaOptions", EXECUTOR_OPTIONS):
             builder = builder.config(name, value)
     session: SparkSession = builder.getOrCreate()
+    register(session)
+    return session
+
+
+def _connected(builder: Any, conf: dict[str, str | int | bool]) -> SparkSession:
+    """Return a session of Spark Connect, which takes the settings of queries only."""
+    session: SparkSession = builder.getOrCreate()
+    for name, value in {**_SESSION_SETTINGS, **conf}.items():
+        session.conf.set(name, value)
     register(session)
     return session
 

@@ -12,12 +12,12 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import msgspec
-from pyspark import java_gateway
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from everlog.errors import CorruptMetadata, InvalidConfig, Unsupported
 from everlog.fs import OsFs, create_directory, replace_file, sync_path
@@ -48,14 +48,18 @@ def run_batches(
     `commit` gets the rows and the number of each batch; after a crash the same batch comes again. Without
     `follow` the query ends when it has caught up with what was there at its start.
     """
-    _check_callback_descriptor(frame)
+    if not isinstance(frame.sparkSession, SparkSession):
+        raise Unsupported(
+            "the batches of this job are committed by its own process, and Spark Connect would run that on "
+            "the server; start it with --master, or by spark-submit"
+        )
     _drop_unwritten(checkpoint)
 
     def commit_planned(rows: DataFrame, batch: int) -> None:
         _sync_plan(checkpoint, batch)
         commit(rows, batch)
 
-    writer = frame.writeStream.option("checkpointLocation", checkpoint).foreachBatch(commit_planned)
+    writer = _passing_to(commit_planned, frame.writeStream.option("checkpointLocation", checkpoint))
     query = (writer if follow else writer.trigger(availableNow=True)).start()
     try:
         query.awaitTermination()
@@ -91,17 +95,27 @@ def _drop_unwritten(checkpoint: str) -> None:
                     os.unlink(os.path.join(folder, name))
 
 
-def _check_callback_descriptor(frame: DataFrame) -> None:
-    """Refuse a descriptor for which Spark would wait forever: the first batch would never arrive."""
-    gateway: Any = frame.sparkSession.sparkContext._gateway
-    untyped: Any = java_gateway
-    untyped.ensure_callback_server_started(gateway)
-    descriptor = gateway._callback_server.server_socket.fileno()
-    if descriptor > LAST_DESCRIPTOR:
+def _passing_to(commit: Callable[[DataFrame, int], None], writer: DataStreamWriter) -> DataStreamWriter:
+    """Return the writer with a function for its batches.
+
+    Refuses a descriptor for which Spark would wait forever: the first batch would never arrive. With the
+    first such function of a process Spark opens a socket for its calls, on the lowest free descriptor.
+    """
+    lowest = _lowest_descriptor()
+    writer = writer.foreachBatch(commit)
+    if lowest > LAST_DESCRIPTOR and _lowest_descriptor() > lowest:
         raise Unsupported(
-            f"this process has so many files open that Spark's calls come in on descriptor {descriptor}, and "
+            f"this process has so many files open that Spark's calls come in on descriptor {lowest}, and "
             f"Spark waits only for those up to {LAST_DESCRIPTOR}; run the job in a process of its own"
         )
+    return writer
+
+
+def _lowest_descriptor() -> int:
+    """Return the descriptor that the next file gets."""
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.close(descriptor)
+    return descriptor
 
 
 def application_of(checkpoint: str, table: LakeTable) -> str:

@@ -38,7 +38,7 @@ from everlog.market.venues.interface import EventBlock, ImportContext, ImportOpt
 from everlog.market.venues.sniffing import chosen_members
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
-from everlog.pipeline.rdd_tasks import run_in_tasks
+from everlog.pipeline.spark_tasks import run_in_tasks
 from everlog.seq_ranges import SeqRange
 
 NS_PER_DAY: Final = 86_400_000_000_000

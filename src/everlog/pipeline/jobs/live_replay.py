@@ -35,6 +35,7 @@ from everlog.pipeline.jobs.replay import (
     count_replayed,
 )
 from everlog.pipeline.jobs.report import stored_settings
+from everlog.pipeline.spark_tasks import default_tasks
 from everlog.seq_ranges import Position, SeqRange
 
 PLAN_FILE: Final = "plan.json"
@@ -78,7 +79,7 @@ def follow_books(  # noqa: PLR0913
     source = spark.readStream.format("everlog.queue").options(**given).load()
     with ReaderPosition(path, reader) as position:
         job = _LiveReplay(spark, path, plan, plan.tables(lake, table), checkpoint, position, shown)
-        job.fix(partitions or spark.sparkContext.defaultParallelism)
+        job.fix(partitions or default_tasks(spark))
         return job.run(source, follow)
 
 

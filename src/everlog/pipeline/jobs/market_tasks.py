@@ -26,7 +26,7 @@ from everlog.pipeline.gc_freeze import freeze_loaded_modules
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
 from everlog.pipeline.lake_files import TableFiles
-from everlog.pipeline.rdd_tasks import run_in_tasks
+from everlog.pipeline.spark_tasks import default_tasks, run_in_tasks
 from everlog.queue.batch import Batch
 from everlog.queue.layout import HEADER_SIZE
 from everlog.queue.reader import QueueReader
@@ -125,7 +125,7 @@ def fill_from_queue(
             f"ends at {held.end}; was it created again? Use another table"
         )
     report.offsets = {"first": held.first, "end": held.end}
-    tasks = partitions or spark.sparkContext.defaultParallelism
+    tasks = partitions or default_tasks(spark)
     task = partial(work, held, tasks)
     return fill_tables(spark, specs, application, held.end, tasks, task, report, replace=True)
 

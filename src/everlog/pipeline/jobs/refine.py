@@ -23,8 +23,8 @@ from everlog.pipeline import queue_ranges
 from everlog.pipeline.jobs.market_tasks import Rows, TableSpec, application_name, fill_tables
 from everlog.pipeline.jobs.report import RunReport, stored_settings
 from everlog.pipeline.lake import LakeTable
-from everlog.pipeline.rdd_tasks import run_in_tasks
 from everlog.pipeline.refinery import LAYOUT_VERSION, Counts, Refinery, RefinerySettings, Symbols
+from everlog.pipeline.spark_tasks import default_tasks, run_in_tasks
 from everlog.queue.control import ControlBlock
 from everlog.seq_ranges import Gap, SeqRange
 
@@ -94,7 +94,7 @@ def refine(
     path, target = os.path.abspath(queue), os.path.abspath(root)
     held = queue_ranges.bounds(path)
     first = _first_seq(os.path.join(target, LAYOUT_VERSION, named.venue), path, held, chosen)
-    tasks = min(len(named.names), partitions or spark.sparkContext.defaultParallelism)
+    tasks = min(len(named.names), partitions or default_tasks(spark))
 
     def task(number: int) -> Iterator[Counts]:
         mine = range(number, len(named.names), tasks)
@@ -129,7 +129,7 @@ def _fill_late_table(
     """Replace the late messages of this venue in the table; one transaction for each end of the raw queue."""
     spec = TableSpec(LakeTable(late.lake, late.table), LATE_SCHEMA, ("date", "venue"))
     parent = os.path.join(root, LAYOUT_VERSION, symbols.venue)
-    tasks = min(len(symbols.codes), spark.sparkContext.defaultParallelism)
+    tasks = min(len(symbols.codes), default_tasks(spark))
 
     def work(number: int) -> Iterator[Rows]:
         for one in range(number, len(symbols.codes), tasks):

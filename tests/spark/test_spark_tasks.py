@@ -1,4 +1,4 @@
-"""Numbered tasks without a DataFrame."""
+"""Numbered tasks, each in a task of Spark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from everlog.errors import Corrupt
-from everlog.pipeline.rdd_tasks import run_in_tasks
+from everlog.pipeline.spark_tasks import default_tasks, run_in_tasks
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -25,6 +25,11 @@ def test_each_number_has_one_task_of_its_own_and_all_results_come_back(spark: Sp
 
     found = Counter(run_in_tasks(spark, 5, work))
     assert found == {(number, number): number for number in range(1, 5)}
+
+
+def test_by_default_there_is_a_task_for_each_core_and_none_for_no_number(spark: SparkSession) -> None:
+    assert default_tasks(spark) == 2
+    assert run_in_tasks(spark, 0, lambda number: iter([number])) == []
 
 
 def test_an_error_in_a_task_keeps_its_message(spark: SparkSession) -> None:
