@@ -16,9 +16,9 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from everlog import xxh3
 from everlog.errors import Corrupt, InvalidRecord
 from everlog.native.topics import log as frames
-from everlog.native.topics import xxh3
 from everlog.native.topics.log import FrameBuffer
 from everlog.topics.storage import layout
 from tests.native import frame_twin
@@ -490,7 +490,7 @@ def test_a_function_that_is_no_xxh3_is_not_trusted() -> None:
 
 FALLBACK_PROGRAM = """
 import xxhash
-from everlog.native.topics import xxh3
+from everlog import xxh3
 xxh3.address = 0
 from everlog.native.topics import log as frames
 buffer = frames.FrameBuffer()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from everlog.errors import Corrupt
-from everlog.native.topics.log import FrameBuffer, LogReplay, Sources, TopicLog
+from everlog.native.topics.log import FrameBuffer, LogReplay, Sources, TopicLog, next_live
 from tests.native.topic_log_twin import CONTINUES, DEAD, DURABLE, INDEX_ENTRY, NewRecord, TwinLog, index_entry
 from tests.support.effort import effort
 
@@ -384,6 +384,69 @@ def test_random_deaths_over_many_blocks_agree_with_an_array() -> None:
         floor, left, size = log.plan_caps(log.first_live, alive.size, alive.size * 10, cap, 0)
         assert (left, size) == (cap, cap * 10)
         assert floor == (int(alive[-cap - 1]) + 1 if cap < alive.size else log.first_live)
+
+
+def test_a_row_of_holes_takes_no_memory_for_each_seq() -> None:
+    holes = 1 << 30
+    log = TopicLog(TOPIC)
+    log.load_index(1, plain_entries(10), 1)
+    log.push_holes(holes, 1020)
+    assert log.index_memory_bytes < 8 << 20
+    log.load_index(holes + 11, plain_entries(2 * BLOCK), 1)
+    assert log.live_count == 10 + 2 * BLOCK
+    assert next_live(log, 11) == holes + 11
+    assert log.last_live_below(holes + 11) == 10
+    assert log.live_in(5, holes + 13) == (8, 80)
+    assert log.find_ts(1015, FOREVER) == 11
+    assert log.kill_below(holes + 12) == (11, 110)
+    assert log.first_live == holes + 12
+    while log.base_seq < log.first_live:
+        log.drop_front(log.first_live)
+    assert log.place(holes + 13)[0] == 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rows_of_holes_are_as_holes_one_by_one(seed: int) -> None:
+    rng = random.Random(seed)
+    logs = TopicLog(TOPIC), TopicLog(TOPIC)
+
+    def push_holes(count: int, ts: int) -> None:
+        logs[0].push_holes(count, ts)
+        for _ in range(count):
+            logs[1].push_holes(1, ts)
+
+    for ts in range(1000, 1030):
+        step = rng.randrange(6)
+        end = logs[0].next_seq
+        if step < 2:
+            push_holes(rng.choice((1, BLOCK - 1, 2 * BLOCK, rng.randrange(6 * BLOCK))), ts)
+        for log in logs:
+            random.seed(ts)
+            if step == 2:
+                log.load_index(end, plain_entries(random.randrange(1, 2 * BLOCK)), 1)
+            elif step == 3:
+                log.kill_range(random.randrange(end + 1), random.randrange(end + 1))
+            elif step == 4:
+                log.drop_front(random.randrange(end + 1))
+            elif log.next_seq > log.base_seq:
+                log.pop(None, 0, random.randrange(min(3 * BLOCK, log.next_seq - log.base_seq)))
+        found, wanted = (
+            (log.base_seq, log.next_seq, log.first_live, log.live_count, log.live_bytes) for log in logs
+        )
+        assert found == wanted
+        for _ in range(20):
+            first, last = sorted(rng.randrange(logs[0].base_seq, logs[0].next_seq + 1) for _ in range(2))
+            found, wanted = (
+                (
+                    next_live(log, first),
+                    log.last_live_below(last),
+                    log.live_in(first, last),
+                    log.find_ts(ts, last),
+                    log.sizes(first, last - first).tolist(),
+                )
+                for log in logs
+            )
+            assert found == wanted
 
 
 def test_sizes_of_entries_in_a_row_come_from_every_block() -> None:

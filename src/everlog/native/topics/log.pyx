@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 
 from everlog.errors import Corrupt, InvalidRecord, RecordTooLarge
-from everlog.native.topics import xxh3
+from everlog import xxh3
 from everlog.native.topics.results import Copied, FrameScan, LogFrame, Rendered, SegmentFrame, Selection
 
 cdef extern from "topics/log_index.h" nogil:

@@ -55,13 +55,26 @@ static void block_free(log_index *index, log_block *block)
     free(block);
 }
 
+/* Whether two places in a row have the same block, which holds holes only. */
+static inline int is_repeated(const log_index *index, size_t place)
+{
+    return place > 0 && place < index->block_count && index->blocks[place] == index->blocks[place - 1];
+}
+
+/* Keep the first `count` blocks. */
+static void drop_back(log_index *index, size_t count)
+{
+    for (; index->block_count > count; index->block_count--)
+        if (!is_repeated(index, index->block_count - 1))
+            block_free(index, index->blocks[index->block_count - 1]);
+}
+
 void log_index_free(log_index *index)
 {
-    for (size_t place = 0; place < index->block_count; place++)
-        block_free(index, index->blocks[place]);
+    drop_back(index, 0);
     free(index->blocks);
     index->blocks = NULL;
-    index->block_count = index->block_capacity = 0;
+    index->block_capacity = 0;
     index->memory_bytes = 0;
 }
 
@@ -107,7 +120,8 @@ static int replace_last_block(log_index *index, size_t capacity, size_t slot, si
     block->live_bytes = old->live_bytes;
     block->live_count = old->live_count;
     index->memory_bytes += block_bytes(capacity);
-    block_free(index, old);
+    if (!is_repeated(index, index->block_count - 1))
+        block_free(index, old);
     index->blocks[index->block_count - 1] = block;
     return 0;
 }
@@ -122,7 +136,9 @@ static int make_room(log_index *index)
         return add_block(index);
     size_t filled = (size_t)(position & (BLOCK_ENTRIES - 1));
     size_t capacity = index->blocks[index->block_count - 1]->capacity;
-    return filled < capacity ? 0 : replace_last_block(index, 2 * capacity, 0, filled);
+    if (filled < capacity && !is_repeated(index, index->block_count - 1))
+        return 0;
+    return replace_last_block(index, filled < capacity ? capacity : 2 * capacity, 0, filled);
 }
 
 /* Count so many more, or (wrapping around) fewer, live entries of a block. */
@@ -184,20 +200,40 @@ void log_index_grown(log_index *index, size_t count, uint64_t bytes, uint64_t ts
         index->last_ts = ts;
 }
 
+/* The last block, which is full of holes, once more. Returns how many that are, or 0 without memory. */
+static uint64_t repeat_last_block(log_index *index)
+{
+    if (grow_table(index) != 0)
+        return 0;
+    index->blocks[index->block_count] = index->blocks[index->block_count - 1];
+    index->block_count++;
+    if (index->first_live == index->next_seq)
+        index->first_live += BLOCK_ENTRIES;
+    index->next_seq += BLOCK_ENTRIES;
+    return BLOCK_ENTRIES;
+}
+
 int log_index_push_holes(log_index *index, uint64_t count, uint64_t ts)
 {
     const log_entry hole = {.ts = ts, .flags = ENTRY_DEAD};
+    uint64_t pushed = 0, added;
     if (index->base_seq == index->next_seq) {
         index->base_seq = index->next_seq = index->first_live = index->next_seq + count;
         if (ts > index->last_ts)
             index->last_ts = ts;
         return 0;
     }
-    for (uint64_t pushed = 0; pushed < count; pushed++)
-        if (log_index_push(index, &hole) != 0) {
+    for (; pushed < count; pushed += added) {
+        if (pushed >= BLOCK_ENTRIES && count - pushed >= BLOCK_ENTRIES &&
+            log_index_slot(index, index->next_seq) == 0)
+            added = repeat_last_block(index);
+        else
+            added = log_index_push(index, &hole) == 0;
+        if (added == 0) {
             log_index_pop(index, pushed);
             return -1;
         }
+    }
     return 0;
 }
 
@@ -215,9 +251,7 @@ void log_index_pop(log_index *index, uint64_t count)
         log_index_free(index);
         return;
     }
-    size_t needed = (size_t)((end - 1 - index->blocks_seq) >> BLOCK_SHIFT) + 1;
-    while (index->block_count > needed)
-        block_free(index, index->blocks[--index->block_count]);
+    drop_back(index, (size_t)((end - 1 - index->blocks_seq) >> BLOCK_SHIFT) + 1);
 }
 
 void log_index_get(const log_index *index, uint64_t seq, log_entry *out)
@@ -249,6 +283,8 @@ void log_index_set_place(log_index *index, uint64_t seq, uint32_t source, uint32
 {
     log_block *block = log_index_block(index, seq);
     size_t slot = log_index_slot(index, seq);
+    if (size == 0 && block->size[slot] == 0)
+        return; /* a hole, perhaps in a block that stands for many */
     block->source[slot] = source;
     block->offset[slot] = offset;
     block->size[slot] = size;
@@ -276,7 +312,7 @@ uint64_t log_index_next_live(const log_index *index, uint64_t from, uint64_t end
         size_t slot = log_index_slot(index, from);
         uint64_t left = end - from;
         size_t stop = left < BLOCK_ENTRIES - slot ? slot + (size_t)left : BLOCK_ENTRIES;
-        for (size_t at = slot; at < stop; at++) {
+        for (size_t at = block->live_count == 0 ? stop : slot; at < stop; at++) {
             uint64_t word;
             /* Eight dead ones at a time: a front that was deleted out of order can be long. */
             while (stop - at >= sizeof word &&
@@ -412,7 +448,8 @@ void log_index_drop_front(log_index *index, uint64_t seq)
         return;
     }
     for (size_t place = 0; place < whole; place++)
-        block_free(index, index->blocks[place]);
+        if (!is_repeated(index, place + 1))
+            block_free(index, index->blocks[place]);
     index->block_count -= whole;
     memmove(index->blocks, index->blocks + whole, index->block_count * sizeof *index->blocks);
     index->blocks_seq += (uint64_t)whole << BLOCK_SHIFT;

@@ -3,7 +3,7 @@
  * Owns the entries and the live totals; knows neither files nor clocks. Seqs from base_seq up to
  * next_seq - 1 have an entry; dead ones keep theirs until the front is dropped. A block is a
  * struct of arrays of BLOCK_ENTRIES entries; only the last block may be smaller (it grows by
- * doubling), so a small topic is small. */
+ * doubling), so a small topic is small. A row of holes is one block with many pointers to it. */
 #ifndef EVERLOG_LOG_INDEX_H
 #define EVERLOG_LOG_INDEX_H
 
@@ -14,8 +14,8 @@
 #define BLOCK_ENTRIES (1u << BLOCK_SHIFT)
 #define BLOCK_FIRST_ENTRIES 16u
 #define DROPPED_BLOCKS 64u
-/* More seqs without a record in a row are a damaged number, not a topic. */
-#define MAX_HOLES ((uint64_t)1 << 26)
+/* More seqs without a record in a row are a damaged number, not a topic: 8 MiB of pointers to one block. */
+#define MAX_HOLES ((uint64_t)1 << 32)
 #define MAX_SEQ (UINT64_MAX >> 1)
 
 /* flags of an entry; TAG, NODE and META equal the frame's */

@@ -513,7 +513,9 @@ cdef class TopicLog:
         seq = min(seq, self.index.next_seq)
         while seq > self.index.first_live:
             seq -= 1
-            if log_index_is_live(&self.index, seq):
+            if log_index_block(&self.index, seq).live_count == 0:
+                seq -= log_index_slot(&self.index, seq)
+            elif log_index_is_live(&self.index, seq):
                 return seq
         return 0
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from everlog.api_types import Durability
 from everlog.errors import EverlogError, StorageFailed, TopicDamaged
-from everlog.native.topics.log import FrameBuffer
+from everlog.native.topics.log import FrameBuffer, next_live
 from everlog.topics.delivery.consumer_table import stored_consumers
 from everlog.topics.due_work import schedule
 from everlog.topics.jobs.lease_log import stored_jobs, stored_leases
@@ -50,6 +50,7 @@ _FEW_TOPICS: Final = 64
 _RECORDS_A_TURN: Final = 40_000
 _RECORDS_A_TOPIC: Final = 500
 _RECORDS_A_KNOWN_TOPIC: Final = 20  # one whose record in the last snapshot is still right
+_HOLES_LEFT_OUT: Final = 32_768  # seqs in a row without a record; fewer get entries in an index
 _TOPICS_A_LOOK: Final = 256  # of those with sealed segments, to find one to move
 _WAIT_SLICE_NS: Final = 100 * NS_PER_MS
 _CHECK_INTERVAL_NS: Final = 5_000 * NS_PER_MS
@@ -72,9 +73,10 @@ class _TopicWork:
     """What a checkpoint does for one topic: planned and applied by the owner, done by the worker."""
 
     def __init__(
-        self, topic: Topic, tier: TopicTier, append: AppendPlan | None, marks: list[MarkPlan]
+        self, topic: Topic, tier: TopicTier, append: AppendPlan | None, marks: list[MarkPlan], last_seq: int
     ) -> None:
         self.topic = topic
+        self.last_seq = last_seq  # saved when all pieces of `append` are, the last of which may end before it
         self.tier = tier
         self.append = append
         self.marks = marks
@@ -321,16 +323,19 @@ class Checkpointer:
             # Nothing below the first entry is left to be saved, but its seqs were assigned.
             topic.storage.saved_seq = max(topic.storage.saved_seq, min(first_seq - 1, topic.visible))
             topic.snapshot_record = None
-        count = min(topic.visible, topic.storage.logged_seq) - first_seq + 1
+        last_seq = min(topic.visible, topic.storage.logged_seq)
+        stretches = list(_stretches(topic, first_seq, last_seq))
         flips, topic.storage.unmarked = topic.storage.unmarked, []
         append = None
         saved = topic.storage.segments
-        if count > 0:
+        if stretches:
             saved = self._store.segments_of(topic)
-            append = saved.plan_append(first_seq, topic.log.sizes(first_seq, count), now_ms)
+            append = saved.plan_stretches(stretches, now_ms)
+        elif last_seq >= first_seq:
+            topic.storage.saved_seq = last_seq  # no record behind what is saved, but seqs were assigned
         marks = saved.plan_marks(np.concatenate(flips)) if saved is not None and flips else []
         if append is not None or marks:
-            works.append(_TopicWork(topic, self._store.tier_of(topic.topic_id), append, marks))
+            works.append(_TopicWork(topic, self._store.tier_of(topic.topic_id), append, marks, last_seq))
         yield _RECORDS_A_TOPIC
 
     def _in_turns(self, steps: Iterator[int], then: Callable[[], None]) -> None:
@@ -373,6 +378,8 @@ class Checkpointer:
             yield written.piece.count
             if work.is_over():
                 return
+        if work.append is not None and len(work.written) == len(work.append.pieces):
+            topic.storage.saved_seq = max(topic.storage.saved_seq, work.last_seq)
         if min(topic.visible, topic.storage.logged_seq) > topic.storage.saved_seq or topic.storage.unmarked:
             self._core.totals.unsaved[topic.topic_id] = topic
         if topic.storage.chunks is not None and self._core.is_logged(topic):
@@ -686,6 +693,21 @@ class Checkpointer:
             raise StorageFailed(f"old segments cannot be removed: {error}", error.errno) from error
         snapshot.prune(self._core.fs, self._store.meta_dir, keep=1)
         snapshot.copy(self._core.fs, self._store.meta_dir, self._store.snapshot_number)
+
+
+def _stretches(topic: Topic, first_seq: int, last_seq: int) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+    """Yield the seqs to save, as first seq and sizes of frames, without long rows that have no record."""
+    log, begin, at = topic.log, first_seq, first_seq
+    while at <= last_seq:
+        end = at + _HOLES_LEFT_OUT
+        if end > last_seq + 1 or log.live_in(at, end)[0]:
+            at = end
+            continue
+        if at > begin:
+            yield begin, log.sizes(begin, at - begin)
+        begin = at = min(next_live(log, at), last_seq + 1)
+    if begin <= last_seq:
+        yield begin, log.sizes(begin, last_seq + 1 - begin)
 
 
 def _collect_all(remote: RemoteTier) -> None:

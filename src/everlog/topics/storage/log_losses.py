@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _PROMISED: Final = (Durability.DISK, Durability.FSYNC)
 HOLES_MAX: Final = 50_000_000
 """Seqs that are skipped in all topics together; each costs some 33 bytes of memory."""
+_HOLES_HELD: Final = 8192
+"""More in a row cost nothing: a row of holes is at most two blocks of an index."""
 
 
 class _Loss(NamedTuple):
@@ -104,7 +106,7 @@ class LogLosses:
     def _skip(self, topic: Topic, count: int) -> None:
         if not count:
             return
-        self._holes += count
+        self._holes += min(count, _HOLES_HELD)
         if self._holes > HOLES_MAX:
             raise Corrupt(
                 f"too much of the log is lost: more than {HOLES_MAX} seqs would have to be skipped; restore "

@@ -287,11 +287,18 @@ class SegmentSet:
             self._segments[-1].sealed = True
 
     def plan_append(self, first_seq: int, frame_sizes: Sequence[int] | Entries, now_ms: int) -> AppendPlan:
-        """Split seqs from `first_seq` on into pieces that respect the limits.
+        """Split seqs from `first_seq` on into pieces that respect the limits; see `plan_stretches`."""
+        return self.plan_stretches([(first_seq, frame_sizes)], now_ms)
 
-        `frame_sizes` has one number per seq, 0 for one without a record: at least the size of its
-        segment frame (that of its log frame will do). Seqs may be left out between two appends.
+    def plan_stretches(
+        self, stretches: Sequence[tuple[int, Sequence[int] | Entries]], now_ms: int
+    ) -> AppendPlan:
+        """Split stretches of seqs, each from its first one on, into pieces that respect the limits.
+
+        A stretch has one number per seq, 0 for one without a record: at least the size of its segment frame
+        (that of its log frame will do). Seqs may be left out between two stretches, and two appends.
         """
+        first_seq = stretches[0][0]
         if first_seq <= self.last_seq:
             raise ValueError(
                 f"seq {first_seq} is in a segment already; the last one there is {self.last_seq}"
@@ -301,20 +308,21 @@ class SegmentSet:
         if active is not None and active.last_seq + 1 != first_seq:
             active.sealed = True
             active = None
-        sizes = np.asarray(frame_sizes, dtype=np.int64)
         pieces: list[AppendPiece] = []
-        done = 0
-        while done < len(sizes):
-            seq = first_seq + done
-            count, size = (active.count, active.data_bytes) if active is not None else (0, 0)
-            taken = self._fitting(sizes[done:], count, size)
-            if taken:
-                segment_id = active.first_seq if active is not None else seq
-                pieces.append(AppendPiece(segment_id, seq, taken, size, count * layout.INDEX_ENTRY_SIZE))
-            elif active is not None:
-                active.sealed = True
-            done += taken
-            active = None
+        for stretch_seq, frame_sizes in stretches:
+            sizes = np.asarray(frame_sizes, dtype=np.int64)
+            done = 0
+            while done < len(sizes):
+                seq = stretch_seq + done
+                count, size = (active.count, active.data_bytes) if active is not None else (0, 0)
+                taken = self._fitting(sizes[done:], count, size)
+                if taken:
+                    segment_id = active.first_seq if active is not None else seq
+                    pieces.append(AppendPiece(segment_id, seq, taken, size, count * layout.INDEX_ENTRY_SIZE))
+                elif active is not None:
+                    active.sealed = True
+                done += taken
+                active = None
         plan = AppendPlan(pieces, tuple(sorted(self._unapplied)), self._outgrown(pieces))
         self._unapplied.update(piece.segment_id for piece in pieces if piece.creates)
         return plan
