@@ -1,6 +1,8 @@
 """A checkpoint of many topics works in turns, and what happens between two of them is not lost."""
 
+import gc
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 
 from everlog.api_types import Durability
-from everlog.topics.config import TopicConfig
+from everlog.topics.config import EngineSettings, TopicConfig
 from everlog.topics.engine import Engine
 from everlog.topics.records import NewRecord
 from everlog.topics.routing.definitions import RouterConfig
@@ -53,6 +55,37 @@ def test_no_turn_plans_or_collects_many_topics(tmp_path: Path, monkeypatch: pyte
             turns += 1
         assert turns >= 3 * TOPICS // most  # plan, apply, collect
         assert checkpointer.last_error is None
+
+
+def test_no_turn_of_a_checkpoint_of_10_000_topics_is_long(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine.open(tmp_path, EngineSettings(snapshot_log_bytes=1 << 30)) as engine:  # with its threads
+        for number in range(10_000):
+            commit = engine.append(f"t{number}", [NewRecord(b"1")]).commit
+            if number % 1000 == 999:
+                engine.wait_for(commit)
+        checkpointer = engine._checkpointer
+        assert checkpointer is not None
+        turns: list[float] = []
+
+        def timed(turn: Callable[[], object]) -> None:
+            started_ns = time.thread_time_ns()
+            turn()
+            turns.append((time.thread_time_ns() - started_ns) / 1e6)
+
+        gc.collect()  # what other tests left to the collector is no part of a turn
+        gc.disable()
+        request.addfinalizer(gc.enable)
+        plans = count_calls(monkeypatch, "_plan")
+        timed(checkpointer.start)
+        assert plans == [0]  # the request that begins a checkpoint plans no topic, unless it has a router
+        while checkpointer._busy:
+            timed(engine.poll)
+            engine._syncs.wait(1_000_000)
+        assert checkpointer.last_error is None
+        assert len(turns) > 100
+        assert max(turns) < 10
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ _FEW_TOPICS: Final = 64
 # How many records are taken over between two turns of the owner's loop, which then takes some 2 ms; what a
 # topic costs besides its records is as much as so many of them.
 _RECORDS_A_TURN: Final = 40_000
+_TURN_NS: Final = 3 * NS_PER_MS
 _RECORDS_A_TOPIC: Final = 500
 _RECORDS_A_KNOWN_TOPIC: Final = 20  # one whose record in the last snapshot is still right
 _HOLES_LEFT_OUT: Final = 32_768  # seqs in a row without a record; fewer get entries in an index
@@ -254,8 +255,8 @@ class Checkpointer:
         works: list[_TopicWork] = []
         unsaved, core.totals.unsaved = core.totals.unsaved, {}
         # What routers copy is consistent at this moment only; other topics do not know each other.
-        for topic in [topic for topic in unsaved.values() if topic.routes.feeds or topic.routes.feeders]:
-            for _ in self._plan(unsaved.pop(topic.topic_id), works):
+        for topic_id in [end.topic_id for router in core.routers for end in (router.source, router.dest)]:
+            for _ in self._plan(unsaved.pop(topic_id), works) if topic_id in unsaved else ():
                 pass
         self._busy = True
         self._is_repeated = False
@@ -289,7 +290,8 @@ class Checkpointer:
 
         plans = chain.from_iterable(self._plan(topic, works) for topic in unsaved.values())
         self._in_turns(
-            plans, lambda: self._when_synced(lambda: self._syncs.start(self._lane, job, done), done)
+            chain((_RECORDS_A_TURN,), plans),  # what is behind has been enough for one turn
+            lambda: self._when_synced(lambda: self._syncs.start(self._lane, job, done), done),
         )
 
     def _when_synced(
@@ -340,12 +342,13 @@ class Checkpointer:
 
     def _in_turns(self, steps: Iterator[int], then: Callable[[], None]) -> None:
         """Run some steps, let the owner's loop turn, go on: requests need not wait for all of them."""
+        clock = self._core.clock
 
         def go_on(_: BaseException | None) -> None:
-            left = _RECORDS_A_TURN
+            left, until_ns = _RECORDS_A_TURN, clock.monotonic_ns() + _TURN_NS
             for records in steps:
                 left -= records
-                if left <= 0:
+                if left <= 0 or clock.monotonic_ns() >= until_ns:
                     self._syncs.start(self._lane, _do_nothing, go_on)
                     return
             then()
@@ -431,8 +434,12 @@ class Checkpointer:
         self._in_turns(steps, lambda: self._write_snapshot(coverage, records, clean))
 
     def _collect(self, records: dict[int, msgspec.Raw], clean: bool) -> Iterator[int]:
-        for topic in list(self._kept_topics()):
-            if topic.gone:
+        core = self._core
+        topics = [*core.topics.values(), *core.damaged.values(), *core.deleting.values()]
+        yield _RECORDS_A_TURN
+        for topic in topics:
+            # What is certainly there: neither a topic being created nor without one being deleted.
+            if topic.gone or topic.storage.create_pending:
                 continue
             is_known = topic.snapshot_record is not None and not clean
             records[topic.topic_id] = self._record(topic, clean)
@@ -477,14 +484,6 @@ class Checkpointer:
 
         # What came while the segments were written may be in the body, but not yet certain in the log.
         self._when_synced(lambda: self._syncs.start(self._lane, job, done), done)
-
-    def _kept_topics(self) -> Iterator[Topic]:
-        """Yield what is certainly there: neither a topic being created nor without one being deleted."""
-        for topic in self._core.topics.values():
-            if not topic.storage.create_pending:
-                yield topic
-        yield from self._core.damaged.values()
-        yield from self._core.deleting.values()
 
     def _record(self, topic: Topic, clean: bool) -> msgspec.Raw:
         if topic.snapshot_record is None or clean:
