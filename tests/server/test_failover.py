@@ -93,8 +93,9 @@ def fail_over(root: Path, url: str, rounds: int, rng: random.Random) -> None:
             assert not acked.keys() & fresh.keys(), f"round {number}: seqs were given out twice"
             acked |= fresh
         folder = root / str(number)
-    with running_server(folder) as last:
+    with running_server(folder) as last, Client(last.url) as client:
         found = records_of(last.url)
+        assert client.diff("t", max(acked)).tombstone is None, "nothing can be lost, so no seq is skipped"
         assert acked.items() <= found.items(), sorted(acked.items() - found.items())[:5]
 
 
@@ -179,7 +180,14 @@ def test_without_waiting_for_shipments_the_loss_is_the_suffix_that_was_not_shipp
         primary.command.process.kill()
         acked = writers.end()
     promoted(tmp_path / "b", shipped)
-    with running_server(tmp_path / "b") as again:
+    with running_server(tmp_path / "b") as again, Client(again.url) as client:
         found = records_of(again.url)
-    kept = max(found)
-    assert {seq: value for seq, value in acked.items() if seq <= kept}.items() <= found.items()
+        kept = max(found)
+        assert {seq: value for seq, value in acked.items() if seq <= kept}.items() <= found.items()
+        last = max(acked)
+        for _ in range(2):  # at once, and when others have written
+            gap = client.diff("t", kept).tombstone
+            assert gap is not None and (gap.reason, gap.gap_from) == ("corrupt", kept + 1)
+            seen = client.diff("t", last).tombstone
+            assert last == kept or (seen is not None and seen.gap_to == gap.gap_to > last)
+            assert client.append("t", "later").first_seq > max(last, gap.gap_to)

@@ -201,14 +201,17 @@ def promote_command(
 ) -> None:
     """Take over from a primary: fence it off, and fill the directory with all that it has shipped.
 
-    A primary with TOPICS_ACK=shipped has acknowledged nothing that is not restored here. Stop the standby
-    first; afterwards start `everlog serve` on the directory.
+    A primary with TOPICS_ACK=shipped has acknowledged nothing that is not restored here. Of any other one
+    the last records may be missing: readers get a tombstone in their place. Stop the standby first;
+    afterwards start `everlog serve` on the directory.
     """
     with reporting(as_json=as_json):
         store = open_store(source)
-        mine = take_epoch(store, address)
+        found = read_manifest(store)
+        acks_shipped = found is not None and found[0].acks_shipped
+        mine = take_epoch(store, address, acks_shipped=acks_shipped)
         fence(store, mine, SystemClock())
-        restored = Restorer(store, data_dir, OsFs()).restore()
+        restored = Restorer(store, data_dir, OsFs()).restore(has_losses=not acks_shipped)
         note_owners(OsFs(), data_dir, [mine.owner])
         errors = _verified(data_dir)
         _print_restored(data_dir, restored, errors, as_json)

@@ -19,7 +19,7 @@ from everlog.fs import OsFs
 from everlog.objects import ObjectStore, open_store
 from everlog.topics import Engine, EngineSettings, TopicConfig, record_of
 from everlog.topics.storage.layout import RESTORING_FILE
-from everlog.topics.storage.restoring import Restorer
+from everlog.topics.storage.restoring import SKIPPED_SEQS, Restorer
 from everlog.topics.storage.shipping import Shipper, fence, last_number, log_key, take_epoch
 from everlog.topics.storage.verify import verify
 from tests.support.effort import effort
@@ -332,3 +332,36 @@ def test_a_store_that_fails_is_tried_again(
 
 def _unreachable(*_: object) -> None:
     raise ObjectStoreFailed("the bucket does not answer")
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_what_a_takeover_may_have_lost_is_a_tombstone_and_its_seqs_are_not_used_again(
+    tmp_path: Path, shards: int
+) -> None:
+    settings = {"file_bytes": 8192, "shards": shards}
+    primary = EngineHarness(tmp_path, **settings)
+    for name in "abcd":
+        primary.put(name, durability="fsync")
+        primary.append(name, *range(5))
+    primary.put("m", durability="memory")
+    primary.append("m", 1)
+    store = bucket(tmp_path)
+    shipper_of(primary, store).round()
+    for name in "abcd":
+        primary.append(name, *range(5, 9))  # acknowledged, and not shipped
+    target = fresh(tmp_path)
+    Restorer(store, str(target / "data"), OsFs()).restore(has_losses=True)
+    assert verify(str(target / "data"), OsFs()).errors == []
+    copy = EngineHarness(target, **settings)
+    end = 5 + SKIPPED_SEQS
+    for is_again in (False, True):
+        for name in "abcd":
+            assert copy.values(name)[:5] == list(range(5))
+            assert copy.gap(name, 5) == (6, end, "corrupt")
+            assert copy.gap(name, 9) == (10, end, "corrupt"), "a reader that had seen the lost records"
+            assert copy.append(name, "new").first_seq == end + 1 + is_again
+        assert copy.gap("m", 0) is None
+        copy.crash()  # before a checkpoint: the log says it again
+    copy.checkpoint(2)
+    copy.restart()
+    assert all(copy.gap(name, 7) == (8, end, "corrupt") for name in "abcd")

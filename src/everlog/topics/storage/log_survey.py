@@ -77,7 +77,8 @@ def survey(
 def missing_file(synced: SyncedEnd) -> Survey:
     """The survey of a log file that is gone although it was synced."""
     lost = LostRange(0, synced.offset, synced.offset // _RECORD_SIZE_MIN + 1)
-    return Survey(0, True, (lost,), _damage_frame(lost, synced) + END_FRAME)
+    frame = damage_frame(lost.size, lost.records, synced.shard, synced.shards)
+    return Survey(0, True, (lost,), frame + END_FRAME)
 
 
 def _salvage(
@@ -99,7 +100,7 @@ def _salvage(
         found = next_frame(content, at, written_end)
         lost_end = max(at, synced.offset, written_end) if found is None else found
         lost.append(LostRange(at, lost_end - at, _records_within(raw, at, lost_end)))
-        pieces.append(_damage_frame(lost[-1], synced))
+        pieces.append(damage_frame(lost[-1].size, lost[-1].records, synced.shard, synced.shards))
         if found is None:
             break
         at = frames.scan_log_frames(content, found).end
@@ -110,9 +111,10 @@ def _salvage(
     return Survey(end, is_ended, tuple(lost), b"".join(pieces))
 
 
-def _damage_frame(lost: LostRange, synced: SyncedEnd) -> bytes:
+def damage_frame(lost_bytes: int, records: int, shard: int = 0, shards: int = 0) -> bytes:
+    """A frame in place of others that are lost, with up to so many records; see `control.Damage`."""
     buffer = frames.FrameBuffer()
-    entry = control.Damage(lost.size, lost.records, synced.shard, synced.shards)
+    entry = control.Damage(lost_bytes, records, shard, shards)
     buffer.append_control(layout.FrameType.DAMAGE, 0, 0, 0, 0, control.encode(entry))
     return buffer.tobytes()
 

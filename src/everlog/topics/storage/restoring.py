@@ -21,6 +21,7 @@ from everlog.errors import Corrupt, DataDirInUse, InvalidRequest, Io, ObjectNotF
 from everlog.fs import Fs, close_locked, create_directory, opened, read_file, replace_file
 from everlog.objects import ObjectStore
 from everlog.topics.storage import control, layout, snapshot
+from everlog.topics.storage.log_survey import damage_frame
 from everlog.topics.storage.remote import with_marks
 from everlog.topics.storage.shipping import (
     BASE,
@@ -33,10 +34,14 @@ from everlog.topics.storage.shipping import (
     unsealed,
 )
 from everlog.topics.storage.synced_ends import SyncedEnd, write_ends
-from everlog.topics.storage.wal_files import list_wal_files
+from everlog.topics.storage.wal_files import END_FRAME, list_wal_files
 
 COPY_BOOT_ID: Final = "standby"
 """Stands in a copy for the run of the machine: what was shipped is not lost with any machine."""
+SKIPPED_SEQS: Final = 65_536
+"""How many seqs of each topic a takeover skips that may have lost records, ..."""
+SKIPPED_SEQS_ALL: Final = 4_000_000
+"""... and of all topics together; each takes some 33 bytes of memory."""
 _THREADS: Final = 8
 _KEPT: Final = (layout.LOCK_FILE, layout.RESTORING_FILE, layout.TOPICS_DIR, layout.REMOTE_DIR)
 
@@ -79,16 +84,24 @@ class Restorer:
         self._log_bytes = 0
 
     def restore(
-        self, *, at_ms: int | None = None, at_shipment: int | None = None, is_final: bool = True
+        self,
+        *,
+        at_ms: int | None = None,
+        at_shipment: int | None = None,
+        is_final: bool = True,
+        has_losses: bool = False,
     ) -> Restored:
         """Restore the newest state, or that of a time or a shipment; the directory must be empty.
 
         Unless `is_final` it stays a copy that no server opens, to be followed or restored again, and locked
-        until `close`.
+        until `close`. With `has_losses` records may have been acknowledged that were not shipped: readers get
+        a tombstone behind the last record of each topic, and seqs that these may have had are not used again.
         """
         try:
             self._begin()
             self._restore(self._choose_base(at_ms, at_shipment), at_ms, at_shipment)
+            if has_losses:
+                self._mark_losses()
             if is_final:
                 self._finish()
             else:
@@ -306,6 +319,32 @@ class Restorer:
             if not offset:
                 self._fs.truncate(fd, 0)
             self._fs.pwrite(fd, content, offset)
+
+    def _mark_losses(self) -> None:
+        """Let the log end with what damage at this place would leave: records may be missing here."""
+        assert self._base is not None
+        found = self._store.get(self._base.snapshot_key).data
+        body = control.decode(
+            found[layout.SNAPSHOT_HEADER_SIZE : -layout.SNAPSHOT_TRAILER_SIZE], control.SnapshotBody
+        )
+        records = max(1, min(SKIPPED_SEQS, SKIPPED_SEQS_ALL // max(1, len(body.topics))))
+        wal_dir = os.path.join(self._data_dir, layout.WAL_DIR)
+        self._fs.makedirs(wal_dir)
+        last = {file.shard_dir: file.number for file in list_wal_files(self._fs, wal_dir)}
+        next_number = max([body.next_file_number, *(number + 1 for number in self._ends)])
+        last = dict(sorted(last.items(), key=lambda item: item[1])) or {wal_dir: 0}
+        for left, (shard_dir, at_number) in enumerate(last.items(), 1 - len(last)):
+            number, offset = at_number, self._ends.get(at_number, 0)
+            if not offset or self._is_ended(shard_dir, number, offset):
+                number, offset, next_number = next_number, 0, next_number + 1
+            # Counted once, behind all of the log, and noted where the log of each shard goes on.
+            content = damage_frame(0, 0 if left else records) + END_FRAME
+            self._write(os.path.join(shard_dir, layout.WAL_FILE.name(number)), offset, content)
+            self._ends[number] = offset + len(content)
+
+    def _is_ended(self, shard_dir: str, number: int, end: int) -> bool:
+        with opened(self._fs, os.path.join(shard_dir, layout.WAL_FILE.name(number))) as fd:
+            return self._fs.pread(fd, len(END_FRAME), end - len(END_FRAME)) == END_FRAME
 
     def _write_ends(self) -> None:
         ends = [SyncedEnd(number, end) for number, end in sorted(self._ends.items())]

@@ -55,6 +55,8 @@ class Manifest(msgspec.Struct, frozen=True):
     address: str = ""
     is_primary: bool = False
     """Whether a server ships by itself, and takes no writes once it is superseded."""
+    acks_shipped: bool = False
+    """Whether it acknowledges nothing that is not shipped: then a takeover loses nothing."""
     version: int = VERSION
 
 
@@ -205,16 +207,21 @@ def check_lineage(store: ObjectStore, fs: Fs, data_dir: str, owner: str) -> None
 
 
 def take_epoch(
-    store: ObjectStore, address: str, *, is_primary: bool = True, owner: str | None = None
+    store: ObjectStore,
+    address: str,
+    *,
+    is_primary: bool = True,
+    acks_shipped: bool = False,
+    owner: str | None = None,
 ) -> Manifest:
     """Become the one who may ship, by compare and swap; `ObjectChanged` if another was quicker."""
     found = read_manifest(store)
     owner = owner or new_owner()
     if found is None:
-        mine = Manifest(1, owner, address, is_primary)
+        mine = Manifest(1, owner, address, is_primary, acks_shipped)
         store.put_new(MANIFEST, msgspec.json.encode(mine))
     else:
-        mine = Manifest(found[0].epoch + 1, owner, address, is_primary)
+        mine = Manifest(found[0].epoch + 1, owner, address, is_primary, acks_shipped)
         store.swap(MANIFEST, msgspec.json.encode(mine), found[1])
     return mine
 
@@ -251,6 +258,7 @@ class Shipper:
         cold_dir: str | None = None,
         address: str = "",
         is_primary: bool = False,
+        acks_shipped: bool = False,
         rate_bytes_s: int = 0,
     ) -> None:
         self._data_dir = data_dir
@@ -263,6 +271,7 @@ class Shipper:
         self._roots.append((os.path.join(data_dir, layout.REMOTE_DIR, layout.TOPICS_DIR), True))
         self._address = address
         self._is_primary = is_primary
+        self._acks_shipped = acks_shipped
         self._rate_bytes_s = rate_bytes_s
         self._starts: dict[int, int] = {}
         self._whole_from = 0
@@ -280,7 +289,13 @@ class Shipper:
         owner = new_owner()
         if self._is_primary:
             check_lineage(self._store, self._fs, self._data_dir, owner)
-        self.manifest = take_epoch(self._store, self._address, is_primary=self._is_primary, owner=owner)
+        self.manifest = take_epoch(
+            self._store,
+            self._address,
+            is_primary=self._is_primary,
+            acks_shipped=self._acks_shipped,
+            owner=owner,
+        )
         self._next_log = fence(self._store, self.manifest, self._clock)
         number = last_number(self._store, BASE)
         if number:

@@ -315,6 +315,7 @@ class Store:
             cold_dir=settings.cold_dir,
             address=settings.backup_address,
             is_primary=True,
+            acks_shipped=settings.ack == "shipped",
         )
         shipper.begin()
         self.shipping = LogShipping(
