@@ -32,6 +32,7 @@ DEFAULTS: dict[str, tuple[str, object]] = {
     "TOPICS_ACCESS_LOG": ("access_log", False),
     "TOPICS_DATA_DIR": ("data_dir", "./topics-data"),
     "TOPICS_BUS_ROOT": ("bus_root", None),
+    "TOPICS_LAKE": ("lake", None),
     "TOPICS_COLD_DIR": ("cold_dir", None),
     "TOPICS_COLD_URL": ("cold_url", None),
     "TOPICS_BACKUP_URL": ("backup_url", None),
@@ -331,6 +332,7 @@ gzip = true
 access_log = true
 data_dir = "d"
 bus_root = "b"
+lake = "l"
 cold_dir = "c"
 cold_url = "file:///c"
 backup_url = "file:///b"

@@ -16,6 +16,7 @@ import everlog.pipeline
 from everlog.cli.main import app
 from everlog.cli.pipeline import DECODINGS
 from everlog.errors import InvalidConfig
+from everlog.lake_reports import ArchiveProgress, AuditSummary, read_report
 from everlog.market.protocol import TypeId, new_l3_records
 from everlog.pipeline import decoding
 from everlog.pipeline.jobs.archive import archive_queue, archive_topics
@@ -67,6 +68,11 @@ def test_deleted_evicted_and_late_records_of_topics_are_all_accounted_for(
             if one.name == "orders"
         ]
         assert behind == 7
+    # What the console shows of the lake: the last run of the archive, and the last audit.
+    progress, audit = (read_report(lake, "records", kind) for kind in (ArchiveProgress, AuditSummary))
+    assert progress is not None and audit is not None
+    assert (progress.rows, progress.version, progress.is_running) == (71, later.version, False)
+    assert audit.is_sound and {one.name: one.behind for one in audit.streams} == {"orders": 7, "capped": 0}
 
 
 def test_records_that_expired_while_the_archive_lagged_are_a_gap_with_that_reason(

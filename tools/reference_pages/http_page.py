@@ -13,7 +13,7 @@ from tools.reference_pages.asyncapi import COMMANDS, asyncapi
 from tools.reference_pages.error_codes import ERROR_CODES, OF_EVERY_REQUEST, SOCKET_CODES, ErrorCode
 from tools.reference_pages.messages import EVENTS, PUSHES, REPLIES, WORK_EVENTS
 from tools.reference_pages.openapi import Routes, errors_of, openapi, operations_of, scope_words
-from tools.reference_pages.operations import Operation
+from tools.reference_pages.operation import Operation
 from tools.reference_pages.shapes import Schema
 
 _OPENING = """# HTTP API

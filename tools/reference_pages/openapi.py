@@ -16,7 +16,8 @@ from everlog.topics import TopicConfig
 from everlog.topics.config import TOPIC_NAME
 from tools.reference_pages.error_codes import ERROR_CODES, ErrorCode, rows_of
 from tools.reference_pages.field_texts import BOUNDS, COMMON, SPECIAL
-from tools.reference_pages.operations import EVENT_STREAM, OPERATIONS, Answer, Operation, Parameter
+from tools.reference_pages.operation import EVENT_STREAM, Answer, Operation, Parameter
+from tools.reference_pages.operations import OPERATIONS
 from tools.reference_pages.shapes import STORED_CONFIG, U64, Schema, Shapes, completed, reference
 
 Routes = Iterable[tuple[str, str]]

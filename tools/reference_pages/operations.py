@@ -6,108 +6,25 @@ the application; a test compares both ways.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 from everlog import api_types, job_types
 from everlog.server import answers, bodies
 from everlog.server.auth import Scope
 from everlog.topics import TopicConfig
-
-EVENT_STREAM: Final = "text/event-stream"
-PLAIN_TEXT: Final = "text/plain"
-HTML: Final = "text/html"
-NO_SCOPE: Final = Scope(0)
-_KEYED: Final = "unauthorized forbidden not_ready"
-_STREAM: Final = "server-sent events, see the AsyncAPI document"
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter of the query, or a header."""
-
-    name: str
-    kind: str
-    text: str
-    default: Any = None
-    is_header: bool = False
-    is_required: bool = False
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A success: a struct of `api_types` as JSON, other content, or both."""
-
-    text: str
-    body: type | None = None
-    content: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Operation:
-    """One method of one path. `name` and `item` say what `:name` and `:item` in the path stand for."""
-
-    method: str
-    path: str
-    id: str
-    group: str
-    summary: str
-    answers: dict[int, Answer]
-    codes: frozenset[str]
-    scope: Scope = NO_SCOPE
-    is_open: bool = False
-    """No key is needed, whatever the settings."""
-    takes_token: bool = False
-    """The key may also stand in the query."""
-    name: str | None = None
-    item: str | None = None
-    parameters: tuple[Parameter, ...] = ()
-    body: type | None = None
-    body_is_optional: bool = False
-    text: str = ""
-
-    @property
-    def template(self) -> str:
-        """The path with its parameters in braces."""
-        path = self.path if self.name is None else self.path.replace(":name", f"{{{self.name}}}")
-        return path if self.item is None else path.replace(":item", f"{{{self.item}}}")
-
-
-_STRICT: Final = Parameter(
-    "strict", "boolean", "whether a member that the server does not know is refused instead of ignored", False
+from tools.reference_pages.bus_operations import BUS, LAKE
+from tools.reference_pages.operation import (
+    EVENT_STREAM,
+    HTML,
+    PLAIN_TEXT,
+    STRICT,
+    Answer,
+    Operation,
+    Parameter,
+    operation,
 )
 
-
-def _operation(
-    group: str,
-    request: str,
-    id_: str,
-    summary: str,
-    answers: dict[int, Answer] | Answer,
-    scope: Scope = NO_SCOPE,
-    codes: str = "",
-    keyed: str = _KEYED,
-    **more: Any,
-) -> Operation:
-    """An operation; one with a scope also fails as all that need a key do."""
-    method, path = request.split()
-    if "body" in more:
-        more["parameters"] = (*more.get("parameters", ()), _STRICT)
-    names = {"/v0/topics/:name": "topic", "/v0/routers/:name": "router", "/v0/watch/:name": "wid"}
-    return Operation(
-        method=method,
-        path=path,
-        id=id_,
-        group=group,
-        summary=summary,
-        answers={200: answers} if isinstance(answers, Answer) else answers,
-        codes=frozenset(f"{keyed if scope else ''} {codes}".split()),
-        scope=scope,
-        name=next((name for start, name in names.items() if path.startswith(start)), None),
-        item="consumer" if ":item" in path else None,
-        **more,
-    )
-
+_STREAM: Final = "server-sent events, see the AsyncAPI document"
 
 _PREFIX: Final = Parameter("prefix", "string", "only names that begin so")
 _PAGE: Final = (
@@ -116,7 +33,7 @@ _PAGE: Final = (
 )
 
 TOPICS: Final = (
-    _operation(
+    operation(
         "Topics",
         "GET /v0/topics",
         "listTopics",
@@ -130,7 +47,7 @@ TOPICS: Final = (
         ),
         text="Sorted by name, byte by byte. A key with prefixes sees only names that it may use.",
     ),
-    _operation(
+    operation(
         "Topics",
         "PUT /v0/topics/:name",
         "putTopic",
@@ -142,7 +59,7 @@ TOPICS: Final = (
         body_is_optional=True,
         text="What is left out returns to its default. A tighter cap or age holds at once.",
     ),
-    _operation(
+    operation(
         "Topics",
         "GET /v0/topics/:name",
         "getTopic",
@@ -152,7 +69,7 @@ TOPICS: Final = (
         "topic_not_found",
         parameters=(Parameter("touch", "boolean", "whether this counts as a use of the topic", True),),
     ),
-    _operation(
+    operation(
         "Topics",
         "GET /v0/topics/:name/account",
         "accountTopic",
@@ -167,7 +84,7 @@ TOPICS: Final = (
         text="One answer covers up to 1,000,000 seqs and says by `to_seq` where it ends. Asking does not "
         "count as a use of the topic.",
     ),
-    _operation(
+    operation(
         "Topics",
         "GET /v0/topics/:name/latest",
         "latest",
@@ -183,7 +100,7 @@ TOPICS: Final = (
         ),
         text="Tags without a live record are left out. An answer ends after 8 MiB; `next_cursor` goes on.",
     ),
-    _operation(
+    operation(
         "Topics",
         "GET /v0/topics/:name/histogram",
         "histogram",
@@ -198,7 +115,7 @@ TOPICS: Final = (
         ),
         text="Only live records count.",
     ),
-    _operation(
+    operation(
         "Topics",
         "DELETE /v0/topics/:name",
         "deleteTopic",
@@ -209,7 +126,7 @@ TOPICS: Final = (
         parameters=(Parameter("if_empty", "boolean", "only if it has no records", False),),
         text="Routers with this topic at an end go with it. The next one of this name begins with seq 1.",
     ),
-    _operation(
+    operation(
         "Topics",
         "POST /v0/topics/:name",
         "append",
@@ -240,7 +157,7 @@ TOPICS: Final = (
         text="All or nothing, answered when the records are as safe as the topic's durability says. An "
         "append with `config` to a topic that does not exist needs the scope `admin` as well.",
     ),
-    _operation(
+    operation(
         "Topics",
         "POST /v0/topics/:name/diff",
         "diff",
@@ -252,7 +169,7 @@ TOPICS: Final = (
         body_is_optional=True,
         text="With `wait_ms` a reader that is caught up is answered when something is appended.",
     ),
-    _operation(
+    operation(
         "Topics",
         "POST /v0/topics/:name/delete",
         "deleteRecords",
@@ -267,7 +184,7 @@ TOPICS: Final = (
 )
 
 ROUTERS: Final = (
-    _operation(
+    operation(
         "Routers",
         "GET /v0/routers",
         "listRouters",
@@ -283,7 +200,7 @@ ROUTERS: Final = (
         ),
         text="A key with prefixes sees only routers whose name, source and dest it may use.",
     ),
-    _operation(
+    operation(
         "Routers",
         "PUT /v0/routers/:name",
         "putRouter",
@@ -294,7 +211,7 @@ ROUTERS: Final = (
         body=bodies.RouterBody,
         text="Copies what is appended to `source` from now on into `dest`. The two ends are fixed.",
     ),
-    _operation(
+    operation(
         "Routers",
         "GET /v0/routers/:name",
         "getRouter",
@@ -303,7 +220,7 @@ ROUTERS: Final = (
         Scope.READ,
         "router_not_found",
     ),
-    _operation(
+    operation(
         "Routers",
         "DELETE /v0/routers/:name",
         "deleteRouter",
@@ -318,7 +235,7 @@ _CONSUMER: Final = "/v0/topics/:name/consumers/:item"
 _CONSUMER_CODES: Final = "topic_not_found consumer_not_found"
 
 CONSUMERS: Final = (
-    _operation(
+    operation(
         "Consumers",
         "GET /v0/consumers",
         "listAllConsumers",
@@ -329,7 +246,7 @@ CONSUMERS: Final = (
         text="Those of the oldest topic first, within a topic by name. A key with prefixes sees only "
         "consumers of topics that it may use.",
     ),
-    _operation(
+    operation(
         "Consumers",
         "GET /v0/topics/:name/consumers",
         "listConsumers",
@@ -340,7 +257,7 @@ CONSUMERS: Final = (
         parameters=_PAGE,
         text="Sorted by name, byte by byte.",
     ),
-    _operation(
+    operation(
         "Consumers",
         f"PUT {_CONSUMER}",
         "putConsumer",
@@ -355,7 +272,7 @@ CONSUMERS: Final = (
         body_is_optional=True,
         text="`start` counts for a new one only. What is left out returns to its default.",
     ),
-    _operation(
+    operation(
         "Consumers",
         f"GET {_CONSUMER}",
         "getConsumer",
@@ -364,7 +281,7 @@ CONSUMERS: Final = (
         Scope.READ,
         _CONSUMER_CODES,
     ),
-    _operation(
+    operation(
         "Consumers",
         f"DELETE {_CONSUMER}",
         "deleteConsumer",
@@ -374,7 +291,7 @@ CONSUMERS: Final = (
         "topic_not_found",
         text="The scope `delete` is enough as well.",
     ),
-    _operation(
+    operation(
         "Consumers",
         f"POST {_CONSUMER}/read",
         "readConsumer",
@@ -386,7 +303,7 @@ CONSUMERS: Final = (
         body_is_optional=True,
         text="The cursor moves only by a commit; one with `commit` needs the scope `write` too.",
     ),
-    _operation(
+    operation(
         "Consumers",
         f"POST {_CONSUMER}/commit",
         "commitConsumer",
@@ -396,7 +313,7 @@ CONSUMERS: Final = (
         f"{_CONSUMER_CODES} cursor_backwards fenced",
         body=bodies.ConsumerCommitBody,
     ),
-    _operation(
+    operation(
         "Consumers",
         f"POST {_CONSUMER}/acquire",
         "acquireConsumer",
@@ -407,7 +324,7 @@ CONSUMERS: Final = (
         body=bodies.ConsumerAcquireBody,
         text="Earlier epochs are refused from now on, and so are reads and commits without one.",
     ),
-    _operation(
+    operation(
         "Consumers",
         f"POST {_CONSUMER}/reset",
         "resetConsumer",
@@ -423,7 +340,7 @@ _QUEUE_CODES: Final = "topic_not_found not_a_queue"
 
 
 def _on_leases(verb: str, summary: str, body: type, answer: type) -> Operation:
-    return _operation(
+    return operation(
         "Queues",
         f"POST /v0/topics/:name/{verb}",
         verb,
@@ -436,7 +353,7 @@ def _on_leases(verb: str, summary: str, body: type, answer: type) -> Operation:
 
 
 QUEUES: Final = (
-    _operation(
+    operation(
         "Queues",
         "POST /v0/topics/:name/claim",
         "claim",
@@ -450,7 +367,7 @@ QUEUES: Final = (
     _on_leases("ack", "Delete jobs that are done", bodies.AckBody, job_types.Acked),
     _on_leases("nack", "Give jobs back", bodies.NackBody, job_types.Nacked),
     _on_leases("extend", "Extend leases", bodies.ExtendBody, job_types.Extended),
-    _operation(
+    operation(
         "Queues",
         "GET /v0/topics/:name/work",
         "work",
@@ -472,7 +389,7 @@ QUEUES: Final = (
 def _on_jobs(
     path: str, id_: str, summary: str, body: type, answer: type, scope: Scope = Scope.ADMIN, text: str = ""
 ) -> Operation:
-    return _operation(
+    return operation(
         "Jobs",
         f"POST /v0/topics/:name/{path}",
         id_,
@@ -486,7 +403,7 @@ def _on_jobs(
 
 
 JOBS: Final = (
-    _operation(
+    operation(
         "Jobs",
         "GET /v0/topics/:name/jobs",
         "listJobs",
@@ -504,7 +421,7 @@ JOBS: Final = (
             Parameter("include", "string", "`data`: with data and meta"),
         ),
     ),
-    _operation(
+    operation(
         "Jobs",
         "GET /v0/topics/:name/jobs/:item",
         "getJob",
@@ -539,7 +456,7 @@ JOBS: Final = (
         job_types.JobsPurged,
         text="Leased ones too. Needs admin or delete.",
     ),
-    _operation(
+    operation(
         "Jobs",
         "POST /v0/topics/:name/redrive",
         "redrive",
@@ -553,7 +470,7 @@ JOBS: Final = (
 )
 
 SCHEDULES: Final = (
-    _operation(
+    operation(
         "Schedules",
         "GET /v0/schedules",
         "listSchedules",
@@ -566,7 +483,7 @@ SCHEDULES: Final = (
             Parameter("cursor", "string", "`next_cursor` of the page before"),
         ),
     ),
-    _operation(
+    operation(
         "Schedules",
         "PUT /v0/schedules/:name",
         "putSchedule",
@@ -580,7 +497,7 @@ SCHEDULES: Final = (
         body=bodies.ScheduleBody,
         text="Each fire has the idempotency key `schedule:<name>:<ts>`, and never comes twice.",
     ),
-    _operation(
+    operation(
         "Schedules",
         "GET /v0/schedules/:name",
         "getSchedule",
@@ -589,7 +506,7 @@ SCHEDULES: Final = (
         Scope.READ,
         "schedule_not_found",
     ),
-    _operation(
+    operation(
         "Schedules",
         "DELETE /v0/schedules/:name",
         "deleteSchedule",
@@ -601,7 +518,7 @@ SCHEDULES: Final = (
 )
 
 WATCH: Final = (
-    _operation(
+    operation(
         "Watch",
         "POST /v0/watch",
         "watch",
@@ -613,7 +530,7 @@ WATCH: Final = (
         body=bodies.WatchBody,
         text="It is kept in memory, and dropped after 300 s without an open stream.",
     ),
-    _operation(
+    operation(
         "Watch",
         "GET /v0/watch/:name",
         "openStream",
@@ -631,14 +548,14 @@ WATCH: Final = (
         ),
         text="With keys, only the key that made the session opens its stream.",
     ),
-    _operation(
+    operation(
         "Watch",
         "GET /v0/ws",
         "openSocket",
         "Upgrade to a WebSocket",
         {101: Answer("the WebSocket, see the AsyncAPI document")},
         codes="unauthorized forbidden not_ready",
-        parameters=(_STRICT,),
+        parameters=(STRICT,),
         text="The key must be in the header. Pages of other origins need to be allowed (`cors_origins`).",
     ),
 )
@@ -647,7 +564,7 @@ WATCH: Final = (
 def _probe(path: str, id_: str, summary: str, body: type, codes: str = "unauthorized") -> Operation:
     text = "Needs a key only if `probe_auth` is on."
     answer = Answer("yes", body)
-    return _operation("Probes", f"GET {path}", id_, summary, answer, codes=codes, is_open=True, text=text)
+    return operation("Probes", f"GET {path}", id_, summary, answer, codes=codes, is_open=True, text=text)
 
 
 PROBES: Final = (
@@ -659,7 +576,7 @@ PROBES: Final = (
     _probe(
         "/readyz", "readyz", "The same as /v0/ready", api_types.Ready, "unauthorized not_ready storage_failed"
     ),
-    _operation(
+    operation(
         "Probes",
         "GET /v0/metrics",
         "metrics",
@@ -671,70 +588,8 @@ PROBES: Final = (
     ),
 )
 
-BUS: Final = (
-    _operation(
-        "Bus",
-        "GET /v0/queues",
-        "listQueues",
-        "List the queues of the bus directory",
-        Answer("the queues", answers.QueueList),
-        Scope.READ,
-        parameters=(Parameter("queue", "string", "only this one, with its seqs and lags in messages"),),
-        text="For servers started with `--bus`; `root` is null otherwise. Looking changes nothing. A key "
-        "with prefixes may not look at queues.",
-    ),
-    _operation(
-        "Bus",
-        "GET /v0/queues/messages",
-        "queueMessages",
-        "Read messages of a queue",
-        Answer("the messages", answers.QueueMessages),
-        Scope.READ,
-        "not_found",
-        parameters=(
-            Parameter("queue", "string", "path of the queue below the bus directory"),
-            Parameter("from_seq", "integer", "the first seq; absent, or beyond the end: the last ones"),
-            Parameter("limit", "integer", "messages at most, clamped to [1, 500]", 100),
-        ),
-        text="No reader is registered. Of a payload the first 4096 bytes are sent.",
-    ),
-    _operation(
-        "Bus",
-        "GET /v0/markets",
-        "listMarkets",
-        "List the markets in a queue",
-        Answer("the markets", answers.MarketList),
-        Scope.READ,
-        "not_found",
-        parameters=(Parameter("queue", "string", "path of the queue below the bus directory"),),
-        text="Those of the first and the last 131,072 messages, at most 500. A queue holds numbers of "
-        "markets; a symbol is named if it is known.",
-    ),
-    _operation(
-        "Bus",
-        "GET /v0/markets/book",
-        "marketBook",
-        "The book of a market at a time",
-        Answer("the book", answers.MarketBook),
-        Scope.READ,
-        "not_found invalid_request",
-        parameters=(
-            Parameter("queue", "string", "path of the queue below the bus directory"),
-            Parameter("symbol", "string", "the symbol of the exchange, or the number of the market"),
-            Parameter("venue_id", "integer", "of the market, if the queue has several with its number"),
-            Parameter("at_ms", "integer", "the book at this time, ms since the epoch; absent: the latest"),
-            Parameter("after_ms", "integer", "columns of depth from this time on, 240 at most", 0),
-            Parameter("step_ms", "integer", "how much time a column stands for, 10 to 60000", 250),
-            Parameter("levels", "integer", "levels of each side, clamped to [1, 100]", 20),
-        ),
-        text="Built from the messages of the queue. A request works for 0.1 s at most: while `is_there` is "
-        "false the book is not there yet, and the same request goes on. Going forward in time is cheap, "
-        "going back begins anew. Times are those of the messages.",
-    ),
-)
-
 SERVER: Final = (
-    _operation(
+    operation(
         "Server",
         "GET /v0/overview",
         "overview",
@@ -743,7 +598,7 @@ SERVER: Final = (
         Scope.READ,
         text="Answered without a look at each topic: it takes as long with 100,000 topics as with one.",
     ),
-    _operation(
+    operation(
         "Server",
         "GET /v0/samples",
         "samples",
@@ -758,7 +613,7 @@ SERVER: Final = (
         text="`fields` names the numbers of a row. Rates are means over the step; latencies are those of the "
         "step, 0 if there were none. The samples are in memory and begin with the start of the server.",
     ),
-    _operation(
+    operation(
         "Server",
         "GET /",
         "index",
@@ -767,7 +622,7 @@ SERVER: Final = (
         is_open=True,
         text="Not a part of `/v0`. Needs no key; the page asks for one.",
     ),
-    _operation(
+    operation(
         "Server",
         "GET /openapi.json",
         "openapiDocument",
@@ -775,7 +630,7 @@ SERVER: Final = (
         Answer("OpenAPI 3.1", dict[str, Any]),
         is_open=True,
     ),
-    _operation(
+    operation(
         "Server",
         "GET /asyncapi.json",
         "asyncapiDocument",
@@ -795,6 +650,7 @@ OPERATIONS: Final = (
     *WATCH,
     *PROBES,
     *BUS,
+    *LAKE,
     *SERVER,
 )
 """Every operation that is described; the document has those that the server has."""

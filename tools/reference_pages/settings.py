@@ -67,6 +67,7 @@ SERVER_TEXTS: Final[dict[str, str]] = {
     "allowed_hosts": "names in `Host` that are answered besides loopback names and `host`; `*` is any",
     "data_dir": "log, snapshots, segments",
     "bus_root": "queues in and below this directory can be looked at",
+    "lake": "tables of this lake, and the reports of its jobs, can be looked at",
     "cold_dir": "old segments are moved here, for example to a cheaper disk",
     "cold_url": "object store for sealed segments beyond the hot bound, instead of `cold_dir`",
     "backup_url": "object store to which the log is shipped",

@@ -59,6 +59,10 @@ BusRoot = Annotated[
     str | None,
     typer.Option("--bus", metavar="DIR", help="Queues in and below this directory are shown in the console."),
 ]
+LakeRoot = Annotated[
+    str | None,
+    typer.Option("--lake", metavar="DIR", help="The pipeline's tables here are shown in the console."),
+]
 SettingsFile = Annotated[
     str | None,
     typer.Option(metavar="FILE.toml", help="Settings file; variables win over it, flags over both."),
@@ -92,6 +96,7 @@ def serve_command(  # noqa: PLR0913, PLR0917
     data_dir: DataDir = None,
     cold_dir: ColdDir = None,
     bus_root: BusRoot = None,
+    lake: LakeRoot = None,
     config: SettingsFile = None,
     port_file: PortFile = None,
     wal_shards: Shards = None,

@@ -11,6 +11,7 @@ import msgspec
 
 from everlog.answer_types import Answer
 from everlog.api_types import StorageHealth
+from everlog.lake_reports import ArchiveProgress, AuditSummary
 
 
 class PressureState(msgspec.Struct, frozen=True):
@@ -192,6 +193,25 @@ class MarketBook(Answer, frozen=True, omit_defaults=True, kw_only=True):
     columns: list[DepthColumn]
     trades: list[MarketTrade]
     error: str | None
+
+
+class LakeTableState(msgspec.Struct, frozen=True):
+    """A table of the lake, and what the jobs that fill and check it last reported."""
+
+    table: str
+    version: int
+    files: int
+    bytes_on_disk: int
+    is_counted: bool
+    archive: ArchiveProgress | None
+    audit: AuditSummary | None
+
+
+class LakeState(Answer, frozen=True, omit_defaults=True, kw_only=True):
+    """The tables of the lake."""
+
+    root: str | None
+    tables: list[LakeTableState]
 
 
 class ServerIndex(msgspec.Struct, frozen=True):

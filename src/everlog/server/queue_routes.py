@@ -71,7 +71,7 @@ class QueueRoutes:
     def check_key(self, call: Call) -> None:
         """Refuse a key with prefixes: queues have no names that these could be about."""
         if call.key is not None and call.key.prefixes:
-            raise ApiError(403, "forbidden", "a key with prefixes may not look at queues")
+            raise ApiError(403, "forbidden", "a key with prefixes may not look at queues and tables")
 
     def path_of(self, name: str) -> str:
         """The directory of a queue that is named relative to the root; never one outside."""

@@ -33,6 +33,7 @@ from everlog.server.http_exchange import HttpLimits
 from everlog.server.job_admin_routes import JobAdminRoutes
 from everlog.server.job_routes import ClaimWindows, JobRoutes
 from everlog.server.key_file import read_key_file, reload_time_ns
+from everlog.server.lake_routes import LakeRoutes
 from everlog.server.logs import configure_logging
 from everlog.server.market_routes import MarketRoutes
 from everlog.server.overview_routes import OverviewRoutes
@@ -161,6 +162,7 @@ class TopicsServer:
         self._overview = OverviewRoutes(app, self._gauges, is_memory=self.is_memory)
         queues = QueueRoutes(app)
         MarketRoutes(app, queues)
+        LakeRoutes(app, queues)
         ConsoleRoutes(app)
         return app
 

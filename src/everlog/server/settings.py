@@ -52,6 +52,8 @@ class ServerSettings:
     data_dir: str = "./topics-data"
     bus_root: str | None = None
     """The queues in and below this directory can be looked at."""
+    lake: str | None = None
+    """The tables of this lake, and the reports of its jobs, can be looked at."""
     cold_dir: str | None = None
     cold_url: str | None = None
     """Object store for older segments: s3://bucket/prefix, gs:, az: or file:."""
@@ -438,6 +440,7 @@ _READERS: Final[dict[str, Callable[[_Given], object]]] = {
     "allowed_hosts": _allowed_hosts,
     "data_dir": _path,
     "bus_root": _path,
+    "lake": _path,
     "cold_dir": _path,
     "cold_url": _path,
     "backup_url": _path,

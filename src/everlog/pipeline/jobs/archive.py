@@ -16,6 +16,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 from everlog.errors import InvalidConfig
+from everlog.lake_reports import ArchiveProgress, write_report
 from everlog.pipeline import queue_ranges
 from everlog.pipeline.accounts import RangeAccount
 from everlog.pipeline.jobs.batches import ArchivedPositions, ReaderPosition, application_of, run_batches
@@ -133,6 +134,21 @@ def _queue_partitions(table: LakeTable, source: DataFrame) -> tuple[str, ...]:
     return ("date", "venue_id") if "venue_id" in source.columns else ("date",)
 
 
+def _store_progress(table: LakeTable, report: RunReport, *, is_running: bool) -> None:
+    """Leave in the lake how far the archive is, for pages that show it."""
+    progress = ArchiveProgress(
+        source=report.source,
+        updated_ms=time.time_ns() // 1_000_000,
+        is_running=is_running,
+        rows=report.rows,
+        commits=report.batches,
+        files=report.files,
+        version=report.version,
+        seconds=report.seconds,
+    )
+    write_report(os.path.dirname(table.path), table.name, progress)
+
+
 def _date(day: Column) -> Column:
     """The day of a record, counted in UTC whatever the session's time zone is.
 
@@ -170,12 +186,16 @@ def _run(
         report.files += appended.files
         report.version = appended.version
         report.seconds = time.monotonic() - started_s
+        _store_progress(table, report, is_running=True)
         if on_commit is not None:
             on_commit(appended.ranges)
         if shown is not None:
             shown(report)
 
-    query = run_batches(frame, folder, commit, follow=follow)
+    try:
+        query = run_batches(frame, folder, commit, follow=follow)
+    finally:
+        _store_progress(table, report, is_running=False)
     for progress in query.recentProgress[-1:]:
         report.offsets = {"end": progress["sources"][0]["endOffset"]}
     return report

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -19,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 from everlog.errors import InvalidConfig
+from everlog.lake_reports import STREAMS_MAX, AuditedStream, AuditSummary, write_report
 from everlog.pipeline import queue_ranges, topic_ranges
 from everlog.pipeline.accounts import (
     Counted,
@@ -125,7 +127,8 @@ def audit_topics(
                 for name in sorted(named | archived)
             }
 
-    return _Audit(spark, LakeTable(lake, table), "topic", checkpoint).run(sources)
+    target = LakeTable(lake, table)
+    return _stored(target, _Audit(spark, target, "topic", checkpoint).run(sources))
 
 
 def audit_queue(
@@ -144,7 +147,22 @@ def audit_queue(
         live, instance = queue_ranges.bounds(path), queue_ranges.instance_of(path)
         return {path: _Source(live, instance, {"path": path}, True)}
 
-    return _Audit(spark, LakeTable(lake, table), "queue", checkpoint).run(sources)
+    target = LakeTable(lake, table)
+    return _stored(target, _Audit(spark, target, "queue", checkpoint).run(sources))
+
+
+def _stored(table: LakeTable, report: AuditReport) -> AuditReport:
+    """Leave the verdict in the lake, for pages that show it."""
+    streams = sorted(report.streams, key=lambda stream: stream.is_sound)[:STREAMS_MAX]
+    summary = AuditSummary(
+        updated_ms=time.time_ns() // 1_000_000,
+        is_sound=report.is_sound,
+        unreadable=report.unreadable,
+        stream_count=len(report.streams),
+        streams=[msgspec.convert(stream, AuditedStream, from_attributes=True) for stream in streams],
+    )
+    write_report(os.path.dirname(table.path), table.name, summary)
+    return report
 
 
 class _Audit:

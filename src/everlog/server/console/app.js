@@ -8,6 +8,7 @@ import './consumers.js';
 import './jobs.js';
 import './market.js';
 import './overview.js';
+import './pipeline.js';
 import './routers.js';
 import './topic.js';
 import './topics.js';
@@ -20,6 +21,7 @@ const PAGES = [
   { path: 'routers', label: 'Routers', tag: 'ev-routers' },
   { path: 'bus', label: 'Queues', tag: 'ev-bus' },
   { path: 'market', label: 'Market', tag: 'ev-market' },
+  { path: 'pipeline', label: 'Pipeline', tag: 'ev-pipeline' },
 ];
 const THEMES = ['auto', 'light', 'dark'];
 const THEME = 'everlog.theme';
