@@ -22,6 +22,7 @@ from everlog.topics.storage.syncs import InlineSyncs
 from everlog.topics.storage.verify import verify
 from tests.simulation.classed import ClassedTruth
 from tests.simulation.consumed import ConsumedTruth
+from tests.simulation.jobbed import JobbedTruth
 from tests.simulation.machine import Machine
 from tests.simulation.routed import PREFIX, RoutedTruth
 from tests.simulation.truth import Birth, Step, TopicTruth
@@ -60,6 +61,7 @@ class Lives:
         self.routed = RoutedTruth(self.rng)
         self.classed = ClassedTruth(self.rng)
         self.consumed = ConsumedTruth(self.rng)
+        self.jobbed = JobbedTruth(self.rng, self.machine)
         self.windows_ms = {name: self.rng.choice((1000, 120_000)) for name in NAMES}
         self.flights: list[Flight] = []
         self.engine: Engine | None = None
@@ -161,6 +163,7 @@ class Lives:
         self.routed.check(self.live, self.how, is_faulty=self._is_faulty)
         self.classed.check(self.live, self.how, is_faulty=self._is_faulty)
         self.consumed.check(self.live, self.how)
+        self.jobbed.check(self.live, self.how)
         self._check_list()
 
     def _check_list(self) -> None:

@@ -487,6 +487,11 @@ class Simulation(Lives):
         self._settle_flights()
         self.consumed.step(self.live)
 
+    def _jobs(self) -> None:
+        """Enqueue jobs with options, claim and finish them, and look at what a schedule has appended."""
+        self._settle_flights()
+        self.jobbed.step(self.live)
+
     def _mix(self) -> None:
         """Appends, deletes, and topics made anew, none of them waiting for the one before."""
         self._settle_flights()
@@ -644,6 +649,7 @@ OPERATIONS = (
     ("route", 8),
     ("classes", 12),
     ("consumers", 10),
+    ("jobs", 10),
     ("delete_topic", 2),
     ("diff", 10),
     ("check_all", 3),
