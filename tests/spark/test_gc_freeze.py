@@ -49,7 +49,8 @@ def test_from_the_third_task_on_a_worker_collects_nothing_that_it_loaded(spark: 
         pa.array([{"loads": "pandas"}])
         yield look()
 
-    tasks = max(by_worker(spark, work, 6), key=len)
+    # Workers that earlier tests have left take turns with those of this one.
+    tasks = max(by_worker(spark, work, 24), key=len)
     assert len(tasks) > 3, "workers are used again"
     for seen in tasks[2:]:
         assert seen.frozen > LOADED_AT_LEAST and seen.objects < LEFT_AT_MOST
