@@ -31,8 +31,8 @@ typedef struct { /* a growing list of seqs */
 } seq_list;
 
 /* Append to `found` the live seqs below `before_seq` whose tag is exactly `tag` (or, with `prefix`,
- * starts with it), ascending within a tag. Looks at up to `steps` (at least 2) tags and records. Returns 0, or
- * -1 without memory, or 1 if there are more: of one tag from `*from_seq` (0 at first) down, of a prefix any. */
+ * starts with it), ascending within a tag. Looks at up to `steps` (at least 2) tags and records. Returns 0,
+ * -1 without memory, 1 if there are more: of one tag from `*from_seq` (0 at first) down, of a prefix any. */
 int tag_index_find(tag_index *tags, log_index *index, const uint8_t *tag, size_t length, int prefix,
                    uint64_t before_seq, uint64_t steps, uint64_t *from_seq, seq_list *found);
 
