@@ -345,8 +345,13 @@ def test_no_step_of_a_delete_below_a_seq_is_long_and_its_counts_are_exact(timed:
     ],
 )
 def test_no_step_of_a_delete_by_tag_is_long_and_a_reader_sees_all_of_it_or_nothing(
-    timed: StepTimes, tag_of: Callable[[int], str], match: str, expected: int
+    timed: StepTimes,
+    monkeypatch: pytest.MonkeyPatch,
+    tag_of: Callable[[int], str],
+    match: str,
+    expected: int,
 ) -> None:
+    monkeypatch.setattr("everlog.topics.jobs.steps.SLICE_NS", 500_000)  # several turns on a fast machine, too
     engine = filled(tag_of)
 
     def append_and_look() -> None:
