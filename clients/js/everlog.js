@@ -676,7 +676,8 @@ export async function runWorker(client, queue, handler, options = {}) {
   try {
     for await (const job of client.work(queue, { node, max: concurrency, lease_ms, signal: stream.signal })) {
       if (signal?.aborted) continue; // pushed while it stops: the lease ends with the stream
-      const task = run(job).then(() => {
+      // Started after it is counted: a handler that ends the worker at once must still be waited for.
+      const task = Promise.resolve(job).then(run).then(() => {
         running.delete(task);
         if (signal?.aborted) stop();
       });

@@ -165,4 +165,12 @@ export const CASES = {
     equal([[...done].sort((a, b) => a - b), failures], [[...Array(20).keys()], 1]);
     equal((await client.topic(topic)).count, 0, "every job was acked");
   },
+
+  async a_handler_that_ends_the_worker_has_its_job_acked({ client, topic, runWorker }) {
+    await client.putTopic(topic, { type: "queue" });
+    await client.append(topic, "last");
+    const stop = new AbortController();
+    await runWorker(client, topic, () => stop.abort(), { signal: stop.signal });
+    equal((await client.topic(topic)).count, 0, "the job was acked");
+  },
 };
