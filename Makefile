@@ -46,7 +46,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --max-worker
 
 # Every test, but with a fifth of the examples and seeds of those that try many.
 check: lint ## For the inner loop: lint, and the tests that need neither Spark nor a browser
-	HYPOTHESIS_PROFILE=quick $(PYTEST) -m 'not (crash or soak or spark or browser)'
+	HYPOTHESIS_PROFILE=quick $(PYTEST) -m 'not (crash or soak or spark or browser or object_store)'
 
 test: lint docs wheel ## Everything a change must pass: lint, docs, packaging, all tests
 	$(PYTEST)
