@@ -37,7 +37,7 @@ def test_queues_become_one_in_the_order_of_the_chosen_time(tmp_path: Path) -> No
     merged(one, other, "--into", tmp_path / "sent", "--by", "exchange")
     assert [message.timestamp_ns for message in messages_of(tmp_path / "sent")] == [2, 5, 1, 5]
     shown = CliRunner().invoke(main.app, ["queue", "merge", str(one), "--into", str(tmp_path / "c")])
-    assert shown.stdout == f"2 messages of 1 queue in {tmp_path / 'c'}\n"
+    assert shown.stdout == f"2 messages of 1 source in {tmp_path / 'c'}\n"
 
 
 def test_a_queue_that_is_there_and_a_time_that_is_none_are_refused(tmp_path: Path) -> None:

@@ -89,6 +89,17 @@ def parse_start(value: str | None) -> Start:
     raise typer.BadParameter(f"--from {value!r} is neither 'earliest', 'latest' nor a sequence number")
 
 
+StartTime = Annotated[
+    str | None,
+    typer.Option(
+        "--start",
+        metavar="TIME",
+        help="Begin at this time of the messages, inclusive: 2026-11-18T12:00 (UTC without a zone), or ns.",
+    ),
+]
+EndTime = Annotated[
+    str | None, typer.Option("--end", metavar="TIME", help="End at this time of the messages, exclusive.")
+]
 Deep = Annotated[
     bool,
     typer.Option("--deep", help="Read everything: check every record, its seq, every index and meta file."),

@@ -41,9 +41,14 @@ class BookFeed:
     """Feeds the books of a set from a queue."""
 
     def __init__(
-        self, reader: QueueReader, books: BookSet, market_ids: Collection[int] | None = None
+        self,
+        reader: QueueReader,
+        books: BookSet,
+        market_ids: Collection[int] | None = None,
+        *,
+        is_whole: bool = False,
     ) -> None:
-        """`market_ids` chooses markets; None takes all."""
+        """`market_ids` chooses markets; None takes all. `is_whole`: the books know all earlier messages."""
         self._reader = reader
         self.books = books
         self.gaps: Counter[Market] = Counter()
@@ -51,7 +56,7 @@ class BookFeed:
         self.skipped: Counter[Market] = Counter()
         """Events that were not applied: older than a snapshot, or in quarantine."""
         self._memory = ResultMemory()
-        self._begun = False
+        self._begun = is_whole
         self._market_ids = None if market_ids is None else np.array(sorted(market_ids), dtype=np.uint32)
         if market_ids is not None:
             books.take_some_markets()

@@ -29,7 +29,7 @@ from everlog.market.protocol import (
     L3EventType,
     Side,
     TypeId,
-    crypto_market_id,
+    market_ids_of,
     taker_sides,
 )
 from everlog.market.replay import Messages
@@ -62,10 +62,7 @@ class MarketChoice:
     @property
     def market_ids(self) -> list[int]:
         """The numbers that the symbol stands for."""
-        ids = {crypto_market_id(self.symbol), crypto_market_id(self.symbol, compatible=True)}
-        if self.symbol.isascii() and self.symbol.isdigit() and int(self.symbol) < 1 << 32:
-            ids.add(int(self.symbol))
-        return sorted(ids)
+        return sorted(market_ids_of(self.symbol))
 
 
 class DepthColumn(NamedTuple):

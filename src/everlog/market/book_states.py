@@ -7,12 +7,13 @@ people and tools to start from, it is read only by the job that wrote it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from everlog.errors import Corrupt, UnsupportedVersion
-from everlog.market.book_set import BookSet, BookSettings, Market
+from everlog.market.book_set import Book, BookSet, BookSettings, Market
 from everlog.market.books import L2Book, L3Book
 from everlog.market.protocol import OLDEST_VERSION, SCHEMA_VERSION, BookMode
 
@@ -48,8 +49,8 @@ class _SetState(msgspec.Struct):
     channels: list[_ChannelState]
 
 
-def save_books(books: BookSet) -> bytes:
-    """Return the state of all books and channels of a set."""
+def save_books(books: BookSet, *, with_payloads: bool = True) -> bytes:
+    """Return the state of all books and channels of a set; without payloads if snapshots hold these."""
     channels = [
         _ChannelState(
             venue_id,
@@ -60,12 +61,19 @@ def save_books(books: BookSet) -> bytes:
         )
         for (venue_id, stream_id), one in books._streams.items()
     ]
-    states = [_book_state(market, book) for market, book in books.books.items()]
+    states = [_book_state(market, book, with_payload=with_payloads) for market, book in books.books.items()]
     return msgspec.msgpack.encode(_SetState(STATE_VERSION, states, channels))
 
 
-def load_books(data: bytes, settings: BookSettings | None = None) -> BookSet:
-    """Return the set that `save_books` was given; `settings` are those with which it was made."""
+def load_books(
+    data: bytes,
+    settings: BookSettings | None = None,
+    load: Callable[[Market, Book], object] | None = None,
+) -> BookSet:
+    """Return the set that `save_books` was given; `settings` are those with which it was made.
+
+    `load` fills the books of a state that was saved without payloads.
+    """
     try:
         state = msgspec.msgpack.decode(data, type=_SetState)
     except msgspec.DecodeError as error:
@@ -79,7 +87,7 @@ def load_books(data: bytes, settings: BookSettings | None = None) -> BookSet:
     books = BookSet(settings)
     schema_version = OLDEST_VERSION if state.version == UNSIGNED_VERSION else SCHEMA_VERSION
     for one in state.books:
-        books.books[Market(one.venue_id, one.market_id)] = _loaded(books, one, schema_version)
+        books.books[Market(one.venue_id, one.market_id)] = _loaded(books, one, schema_version, load)
     for channel in state.channels:
         stream = books._stream(channel.venue_id, channel.stream_id)
         stream.numbers.last, stream.quarantined = channel.last, channel.quarantined
@@ -101,12 +109,12 @@ def quarantine_books(books: BookSet) -> None:
         stream.quarantined = True
 
 
-def _book_state(market: Market, book: L2Book | L3Book) -> _BookState:
+def _book_state(market: Market, book: Book, *, with_payload: bool) -> _BookState:
     is_l2 = isinstance(book, L2Book)
     return _BookState(
         *market,
         mode=BookMode.L2 if is_l2 else BookMode.L3,
-        payload=book.snapshot_payload(),
+        payload=book.snapshot_payload() if with_payload else b"",
         last_seq=book.last_seq,
         last_update_id=book.last_update_id if isinstance(book, L2Book) else 0,
         last_exchange_ts_ns=book.last_exchange_ts_ns,
@@ -116,15 +124,24 @@ def _book_state(market: Market, book: L2Book | L3Book) -> _BookState:
     )
 
 
-def _loaded(books: BookSet, state: _BookState, schema_version: int) -> L2Book | L3Book:
+def _loaded(
+    books: BookSet,
+    state: _BookState,
+    schema_version: int,
+    load: Callable[[Market, Book], object] | None,
+) -> Book:
     book = books.new_book(BookMode(state.mode))
     times_ns = state.last_exchange_ts_ns, state.last_ingest_ts_ns
-    if isinstance(book, L2Book):
+    if load is not None:
+        load(Market(state.venue_id, state.market_id), book)
+    elif isinstance(book, L2Book):
         book.load_payload(state.payload, schema_version=schema_version)
+    else:
+        book.load_payload(state.payload)
+    if isinstance(book, L2Book):
         book._restore_numbers(state.last_seq, state.last_update_id, *times_ns)
         book._restore_flags(state.after_snapshot, state.quarantined)
         return book
-    book.load_payload(state.payload)
     book._restore_numbers(state.last_seq, *times_ns)
     if state.quarantined:
         book._quarantine()

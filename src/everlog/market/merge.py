@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -49,13 +49,27 @@ class MergedBatch(NamedTuple):
     type_id: NDArray[np.uint16]
     flags: NDArray[np.uint16]
     packed: PackedRecords
+    key: NDArray[np.uint64]
+    """The time by which the message stands in the order."""
+
+    def part(self, chosen: slice) -> MergedBatch:
+        """Return some of the messages, without a copy."""
+        return MergedBatch(
+            self.source[chosen],
+            self.seq[chosen],
+            self.timestamp_ns[chosen],
+            self.type_id[chosen],
+            self.flags[chosen],
+            self.packed.take(chosen),
+            self.key[chosen],
+        )
 
 
 def merge(
     replays: Sequence[Replay],
     by: str = TimeOrder.RECEIVE,
     batch_messages: int = BATCH_MESSAGES,
-) -> Iterator[MergedBatch]:
+) -> Generator[MergedBatch]:
     """Yield the messages of all replays by rising time; those of one time in the order of the replays.
 
     `by` is `receive` (the messages' own time) or `exchange` (that of book events, trades and tickers, where
@@ -156,6 +170,7 @@ def _sorted(parts: Sequence[_Rows], source: NDArray[np.intp]) -> MergedBatch:
         rows.type_id[order],
         rows.flags[order],
         PackedRecords(rows.data, begins[order].astype(np.uint64), rows.length[order].astype(np.uint64)),
+        rows.key[order],
     )
 
 

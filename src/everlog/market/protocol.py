@@ -266,6 +266,14 @@ def crypto_market_id(symbol: str, *, compatible: bool = False) -> int:
     return value >> 32 ^ value & 0xFFFFFFFF
 
 
+def market_ids_of(symbol: str) -> set[int]:
+    """Return the numbers that a market with this symbol may have; a number stands for itself, too."""
+    ids = {crypto_market_id(symbol), crypto_market_id(symbol, compatible=True)}
+    if symbol.isascii() and symbol.isdigit() and int(symbol) < 1 << 32:
+        ids.add(int(symbol))
+    return ids
+
+
 def new_headers(
     count: int, event_type: BookEventType, book_mode: BookMode, *, venue_id: int = 0, market_id: int = 0
 ) -> NDArray[np.void]:

@@ -1,4 +1,4 @@
-"""Replaying a queue on one machine: source, filters, books and features, and where the rows go.
+"""Replaying a queue or an archive on one machine: source, filters, books and features, where the rows go.
 
 Owns the order of these steps and the counts; time comes from the messages only, never from the wall clock.
 A replay is described first (`Replay(path).between(...).markets(...)`) and runs when its end is named.
@@ -11,24 +11,58 @@ from __future__ import annotations
 import copy
 import csv
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from everlog.errors import InvalidConfig
 from everlog.market.book_results import BookResult, EventStatus, Outputs
-from everlog.market.book_set import BookSet, BookSettings, Market
+from everlog.market.book_set import Book, BookSettings, Market
 from everlog.market.feature_rows import BookRows, Feature, Step, book_rows, row_dtype
 from everlog.market.packing import PackedRecords, gather_field, gather_headers
-from everlog.market.protocol import TRADE, TypeId, event_flags, taker_sides
+from everlog.market.protocol import (
+    BOOK_TICKER,
+    TRADE,
+    BookEventType,
+    TypeId,
+    event_flags,
+    market_ids_of,
+    taker_sides,
+)
 from everlog.market.triggers import Always, Events, Trigger, fires_at_ends
+from everlog.market.warm_start import WarmStart, begin
 from everlog.queue import Batch, Queue
 from everlog.queue.layout import HEADER_SIZE, MSG_FLAGS
 
 BATCH_MESSAGES: Final = 16384
+WARM_UP_NS: Final = 60_000_000_000
+"""How long before a time range the events are replayed at least, so that sums and time bars are whole."""
+CLOCK_STEP_NS: Final = 60_000_000_000
+"""Messages of a time range are looked for so far around it: a writer's clock may have been set back."""
+
+
+class MessageReader(Protocol):
+    """What a replay reads: a `QueueReader`, or the `ArchiveReader` or `HistoryReader` of an archive."""
+
+    def read_batch(self, max: int, /) -> Batch:
+        """Return up to `max` messages; an empty batch is the end."""
+        ...
+
+    def seek_seq(self, seq: int, /) -> bool:
+        """Stand before the first message with at least this seq."""
+        ...
+
+    def seek_time(self, timestamp_ns: int, /) -> bool:
+        """Stand before the first message at or after a time."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the files."""
+        ...
 
 
 class Messages(NamedTuple):
@@ -106,12 +140,18 @@ class MarketRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The messages of a queue that are replayed, from the oldest to the last that is there."""
+    """The messages of a queue that are replayed, from the oldest to the last that is there.
+
+    `reader` opens another source than the queue at `path`; `everlog.archive.replays` makes such replays.
+    `snapshots` is the queue beside which snapshots of its books are, if that is not `path`.
+    """
 
     path: str
     filters: tuple[Callable[[], Filter], ...] = ()
     from_seq: int = 0
     batch_messages: int = BATCH_MESSAGES
+    reader: Callable[[], MessageReader] | None = None
+    snapshots: str | None = None
 
     def between(self, start_ns: int, end_ns: int) -> Replay:
         """Only messages with an ingest time from `start_ns` up to, but not including, `end_ns`."""
@@ -121,7 +161,7 @@ class Replay:
 
     def types(self, *type_ids: int) -> Replay:
         """Only messages of these types."""
-        return self._also(lambda: lambda some: np.isin(some.type_id, type_ids))
+        return self._also(_OfTypes(type_ids))
 
     def every(self, n: int) -> Replay:
         """Only the messages n, 2n, 3n and so on of those that come so far."""
@@ -131,7 +171,12 @@ class Replay:
 
     def markets(self, *market_ids: int) -> Replay:
         """Only book events of these markets; other messages than book events go on."""
-        return self._also(lambda: lambda some: _of_markets(some, market_ids))
+        return self._also(_OfMarkets(market_ids))
+
+    def symbols(self, *symbols: str) -> Replay:
+        """Only book events, trades and tickers of these symbols, or of markets with these numbers."""
+        ids = {number for symbol in symbols for number in market_ids_of(symbol)}
+        return self._also(_OfMarkets(tuple(sorted(ids)), has_others=False))
 
     def where(self, keep: Filter) -> Replay:
         """Only messages for which `keep` returns True."""
@@ -140,23 +185,61 @@ class Replay:
     def _also(self, make: Callable[[], Filter]) -> Replay:
         return replace(self, filters=(*self.filters, make))
 
-    def _from_the_start(self) -> tuple[Replay, np.uint64]:
+    def open(self) -> MessageReader:
+        """Open the source, before its first message."""
+        if self.reader is not None:
+            return self.reader()
+        return Queue.open_subscriber(self.path, None, "earliest")
+
+    def from_the_start(self) -> tuple[Replay, int]:
         """Return the replay without the beginnings of its time ranges, and the latest of these."""
         start_ns = max((one.start_ns for one in self.filters if isinstance(one, _Between)), default=0)
         filters = tuple(
             replace(one, start_ns=0) if isinstance(one, _Between) else one for one in self.filters
         )
-        return replace(self, filters=filters), np.uint64(start_ns)
+        return replace(self, filters=filters), start_ns
+
+    @property
+    def has_whole_markets(self) -> bool:
+        """Whether all book events of the chosen markets pass, as far as they are in the time range."""
+        return not self.from_seq and all(
+            isinstance(one, _Between | _OfMarkets)
+            or (isinstance(one, _OfTypes) and TypeId.BOOK_EVENT in one.type_ids)
+            for one in self.filters
+        )
+
+    @property
+    def market_ids(self) -> Collection[int] | None:
+        """The markets whose book events pass; None: all."""
+        chosen = [set(one.market_ids) for one in self.filters if isinstance(one, _OfMarkets)]
+        return set.intersection(*chosen) if chosen else None
+
+    def _searched(self) -> tuple[int, int]:
+        """Return the times between which messages are looked for, inclusive.
+
+        Only time ranges before a filter that may count messages narrow it.
+        """
+        start_ns, end_ns = 0, 2**64 - 1
+        for one in self.filters:
+            if isinstance(one, _Between):
+                start_ns, end_ns = max(start_ns, one.start_ns), min(end_ns, one.end_ns)
+            elif not isinstance(one, _OfMarkets | _OfTypes):
+                break
+        return start_ns - CLOCK_STEP_NS, end_ns + CLOCK_STEP_NS
 
     def batches(self, stats: ReplayStats | None = None) -> Iterator[Messages]:
         """Yield what passes, batch by batch; a batch is valid until the next one is asked for."""
         counts = stats if stats is not None else ReplayStats()
         filters = [make() for make in self.filters]
-        with Queue.open_subscriber(self.path, None, "earliest") as reader:
-            reader.seek_seq(self.from_seq)
+        first_ns, last_ns = self._searched()
+        with closing(self.open()) as reader:
+            if self.from_seq:
+                reader.seek_seq(self.from_seq)
+            elif first_ns > 0:
+                reader.seek_time(first_ns)
             while True:
                 with reader.read_batch(self.batch_messages) as batch:
-                    if not len(batch):
+                    if not len(batch) or int(batch.timestamp_ns[0]) > last_ns:
                         return
                     some = Messages(batch, np.arange(len(batch)))
                     for keep in filters:
@@ -213,9 +296,10 @@ class Replay:
     def features(self, chosen: Sequence[Feature], settings: BookSettings | None = None) -> FeatureReplay:
         """Build the books and compute features after every event.
 
-        The books of `between` are those of all events before it: they are built from the first message of the
-        queue, and rows begin with the range. A replay that cannot begin with the first message has no rows of
-        a market before its next snapshot or reset.
+        The books of `between` are those of all events before it, its rows those of a whole replay in the
+        range. The books begin with the newest set of snapshots that `everlog queue snapshotter` wrote
+        `warm_up_ns` before the range, else with the first message of the source. Where that one is gone, a
+        market has no rows before its next snapshot or reset.
         """
         return FeatureReplay(self, tuple(chosen), settings or BookSettings())
 
@@ -236,6 +320,7 @@ class FeatureReplay:
     chosen: tuple[Feature, ...]
     settings: BookSettings = field(default_factory=BookSettings)
     fired_by: Trigger = field(default_factory=Always)
+    warm_up_ns: int = WARM_UP_NS
 
     def trigger(self, trigger: Trigger) -> FeatureReplay:
         """Write a row only where this trigger fires; each market has its own.
@@ -245,16 +330,24 @@ class FeatureReplay:
         """
         return replace(self, fired_by=trigger)
 
+    def warm_up(self, duration_ns: int) -> FeatureReplay:
+        """Replay at least so long before the range, for features and triggers that remember longer."""
+        if duration_ns < 0:
+            raise InvalidConfig(f"a warm-up of {duration_ns} ns is negative")
+        return replace(self, warm_up_ns=duration_ns)
+
     def tables(self, stats: ReplayStats | None = None) -> Iterator[MarketRows]:
         """Yield rows, market by market within a batch, in the order of the events of each market."""
         dtype = row_dtype(self.chosen)
         want = Outputs(top=True, depth=max(feature.depth for feature in self.chosen), statuses=True)
-        books = BookSet(self.settings)
-        markets: dict[Market, _MarketFeatures] = {}
-        replay, start_ns = self.replay._from_the_start()
-        for some in replay.types(TypeId.BOOK_EVENT).batches(stats):
-            if not markets and some.batch.seq[0] > 0:
+        start = begin(self.replay, self.settings, self.warm_up_ns)
+        books, start_ns = start.books, np.uint64(start.start_ns)
+        markets = self._begun(start, dtype)
+        has_begun = start.set_seq is not None
+        for some in start.rest.types(TypeId.BOOK_EVENT).batches(stats):
+            if not has_begun and some.batch.seq[0] > 0:
                 books.begin_in_middle()
+            has_begun = True
             packed = some.packed
             headers = gather_headers(packed)
             flags = event_flags(some.flags, headers["flags"])
@@ -268,10 +361,24 @@ class FeatureReplay:
                     of_market["event_type"].copy(),
                     flags[events],
                 )
-                is_shown = _is_live(result) & (seen.ingest_ts_ns >= start_ns)
-                rows = markets[market].rows(book_rows(result, seen), is_shown)
+                rows = markets[market].rows(
+                    book_rows(result, seen), _is_live(result), seen.ingest_ts_ns >= start_ns
+                )
                 if len(rows):
                     yield MarketRows(market, rows)
+
+    def _begun(self, start: WarmStart, dtype: np.dtype[np.void]) -> dict[Market, _MarketFeatures]:
+        """Return what features and triggers remember of the books with which a replay begins."""
+        if start.set_seq is None:
+            return {}
+        depth = max(feature.depth for feature in self.chosen)
+        markets = {}
+        for market, book in start.books.books.items():
+            markets[market] = _MarketFeatures(self.chosen, copy.deepcopy(self.fired_by), dtype)
+            if book.last_ingest_ts_ns:
+                is_any = np.zeros(1, dtype=np.bool_)
+                markets[market].rows(_book_as_rows(book, depth), ~is_any, is_any)
+        return markets
 
     def for_each(self, handle: Callable[[MarketRows], object]) -> ReplayStats:
         """Call `handle` with the rows of every batch."""
@@ -308,6 +415,42 @@ class _Between:
         return lambda some: (some.timestamp_ns >= low) & (some.timestamp_ns < high)
 
 
+@dataclass(frozen=True, slots=True)
+class _OfTypes:
+    """Passes messages of some types."""
+
+    type_ids: tuple[int, ...]
+
+    def __call__(self) -> Filter:
+        return lambda some: np.isin(some.type_id, self.type_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _OfMarkets:
+    """Passes book events of some markets, and all other messages, or of those trades and tickers alone."""
+
+    market_ids: tuple[int, ...]
+    has_others: bool = True
+
+    def __call__(self) -> Filter:
+        return self._keep
+
+    def _keep(self, some: Messages) -> npt.NDArray[Any]:
+        is_book = some.type_id == TypeId.BOOK_EVENT
+        passes: npt.NDArray[np.bool_] = ~is_book
+        passes[is_book] = np.isin(gather_field(some.where(is_book).packed, "market_id"), self.market_ids)
+        if self.has_others:
+            return passes
+        for type_id, layout in ((TypeId.TRADE, TRADE), (TypeId.BOOK_TICKER, BOOK_TICKER)):
+            is_kind = (some.type_id == type_id) & (some.length == layout.itemsize)
+            data, _ = some.batch.joined(some.chosen[is_kind])
+            hashes = data.view(layout)["symbol_hash"]
+            folded = (hashes >> np.uint64(32)) ^ (hashes & np.uint64(0xFFFFFFFF))
+            passes[is_kind] = np.isin(folded, self.market_ids)
+        is_known = np.isin(some.type_id, (TypeId.BOOK_EVENT, TypeId.TRADE, TypeId.BOOK_TICKER))
+        return passes & is_known
+
+
 class _EveryNth:
     """Passes the messages n, 2n, 3n, counted over all batches."""
 
@@ -332,13 +475,15 @@ class _MarketFeatures:
         self._is_summed = [column.is_summed for feature in chosen for column in feature.columns]
         self._rests = [0.0] * len(self._is_summed)
 
-    def rows(self, rows: BookRows, is_shown: npt.NDArray[np.bool_]) -> npt.NDArray[np.void]:
+    def rows(
+        self, rows: BookRows, is_live: npt.NDArray[np.bool_], is_in_range: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.void]:
         columns = [column for step in self._steps for column in step(rows)]
-        fires = fires_at_ends(self._trigger, rows.events) & is_shown
+        fires = fires_at_ends(self._trigger, rows.events) & is_live
         table = np.empty(int(np.count_nonzero(fires)), dtype=self._dtype)
         for place, (name, column) in enumerate(zip(self._dtype.names or (), columns, strict=True)):
             table[name] = self._sums(place, column, fires) if self._is_summed[place] else column[fires]
-        return table
+        return table[is_in_range[fires]]
 
     def _sums(self, place: int, column: npt.NDArray[Any], fires: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
         """Return the sum up to each row since the one before, and keep what belongs to the next row."""
@@ -357,9 +502,28 @@ def _is_live(result: BookResult) -> npt.NDArray[np.bool_]:
     return is_live
 
 
-def _of_markets(some: Messages, market_ids: tuple[int, ...]) -> npt.NDArray[Any]:
-    is_book = some.type_id == TypeId.BOOK_EVENT
-    keep: npt.NDArray[np.bool_] = ~is_book
-    books = some.where(is_book)
-    keep[is_book] = np.isin(gather_field(books.packed, "market_id"), market_ids)
-    return keep
+def _book_as_rows(book: Book, depth: int) -> BookRows:
+    """Return the book as it is as the one row of a batch."""
+    event = Events(
+        np.array([book.last_ingest_ts_ns], np.uint64),
+        np.array([book.last_exchange_ts_ns], np.uint64),
+        np.array([BookEventType.DIFF], np.uint8),
+    )
+    units = (10.0**book.price_scale, 10.0**book.size_scale)
+    sides = []
+    for levels in book.depth(depth):
+        padded = np.zeros((1, depth), levels.dtype)
+        padded[0, : len(levels)] = levels
+        sides.append((padded["price"] / units[0], padded["size"] / units[1]))
+    (bid_prices, bid_sizes), (ask_prices, ask_sizes) = sides
+    return BookRows(
+        event,
+        bid_prices[:, 0],
+        bid_sizes[:, 0],
+        ask_prices[:, 0],
+        ask_sizes[:, 0],
+        bid_prices,
+        bid_sizes,
+        ask_prices,
+        ask_sizes,
+    )

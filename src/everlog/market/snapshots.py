@@ -129,14 +129,14 @@ class SnapshotStore:
         fs: Fs | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._root = os.path.join(os.fspath(queue_path), "snapshots")
+        self.root = os.path.join(os.fspath(queue_path), "snapshots")
         self._retention = retention or SnapshotRetention()
         self._fs = fs or OsFs()
         self._clock = clock or SystemClock()
 
     def directory(self, market: Market) -> str:
         """Return where the snapshots of a market are."""
-        return os.path.join(self._root, str(market.venue_id), str(market.market_id))
+        return os.path.join(self.root, str(market.venue_id), str(market.market_id))
 
     def write(
         self,
@@ -176,8 +176,8 @@ class SnapshotStore:
         """Return the markets that have snapshots, in order."""
         found = [
             Market(int(venue), int(market))
-            for venue in self._names(self._root)
-            for market in self._names(os.path.join(self._root, venue))
+            for venue in self._names(self.root)
+            for market in self._names(os.path.join(self.root, venue))
         ]
         return sorted(found)
 
@@ -200,6 +200,10 @@ class SnapshotStore:
         """Return what the header of one snapshot says."""
         path = self._path(market, seq)
         return _info(path, self._read(path, 128))
+
+    def has(self, market: Market, seq: int) -> bool:
+        """Whether there is a snapshot of a market at a seq."""
+        return self._fs.exists(self._path(market, seq))
 
     def newest_at_seq(self, market: Market, seq: int | None = None) -> SnapshotInfo | None:
         """Return the snapshot with the largest seq not above the given one (None = of all)."""

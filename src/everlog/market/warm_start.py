@@ -1,0 +1,199 @@
+"""Books at a time without all messages before it: sets of snapshots, and replays that begin with one.
+
+Owns the files `<queue>/snapshots/set_<seq>.bin`: which snapshots together are all books of the queue after
+message `seq`, and the numbers that snapshots do not hold. A replay that begins with a set has the books of
+one that begins with the first message.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from everlog.errors import Corrupt, EverlogError, Io, Unsupported
+from everlog.fs import Fs, OsFs, create_directory, read_file, replace_file
+from everlog.market.book_results import Outputs
+from everlog.market.book_set import Book, BookSet, BookSettings, Market
+from everlog.market.book_states import load_books, save_books
+from everlog.market.books import GapPolicy, Priority
+from everlog.market.protocol import TypeId
+from everlog.market.snapshots import SnapshotStore
+
+if TYPE_CHECKING:
+    from everlog.market.replay import MessageReader, Replay
+
+SET_VERSION: Final = 1
+_PREFIX: Final = "set_"
+_SUFFIX: Final = ".bin"
+
+
+class _SnapshotSet(msgspec.Struct, array_like=True):
+    version: int
+    snapshots: list[tuple[int, int, int]]
+    """Venue, market and seq of each snapshot."""
+    state: bytes
+    """What `save_books` returns, without payloads."""
+
+
+class SnapshotSets:
+    """The sets beside the snapshots of one queue."""
+
+    def __init__(self, store: SnapshotStore, fs: Fs | None = None) -> None:
+        self._store = store
+        self._fs = fs or OsFs()
+
+    def write(self, seq: int, books: BookSet, snapshots: dict[Market, int]) -> None:
+        """Note, durably, that these snapshots are all books after message `seq`; drop sets that lack one."""
+        data = msgspec.msgpack.encode(
+            _SnapshotSet(
+                SET_VERSION,
+                [(*market, number) for market, number in snapshots.items()],
+                save_books(books, with_payloads=False),
+            )
+        )
+        path = self._path(seq)
+        try:
+            create_directory(self._fs, self._store.root)
+            replace_file(self._fs, path, data)
+        except OSError as error:
+            raise Io(f"cannot write the set of snapshots {path}: {error.strerror}", error.errno) from error
+        self._drop_old()
+
+    def seqs(self) -> list[int]:
+        """Return the messages after which there is a set, rising."""
+        try:
+            names = self._fs.listdir(self._store.root)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        numbers = [
+            name[len(_PREFIX) : -len(_SUFFIX)]
+            for name in names
+            if name.startswith(_PREFIX) and name.endswith(_SUFFIX)
+        ]
+        return sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
+
+    def snapshots(self, seq: int) -> dict[Market, int]:
+        """Return the seq of each market's snapshot in a set."""
+        return {Market(venue, market): number for venue, market, number in self._read(seq).snapshots}
+
+    def load(
+        self, seq: int, settings: BookSettings | None = None, market_ids: Collection[int] | None = None
+    ) -> BookSet:
+        """Return all books after message `seq`; those of other markets than `market_ids` are left empty."""
+        found = self._read(seq)
+        numbers = {Market(venue, market): number for venue, market, number in found.snapshots}
+
+        def fill(market: Market, book: Book) -> None:
+            if market_ids is None or market.market_id in market_ids:
+                self._store.load(self._store.info(market, numbers[market]), book)
+
+        try:
+            return load_books(found.state, settings, fill)
+        except KeyError as error:
+            raise Corrupt(f"{self._path(seq)} has no snapshot of market {error}; remove it") from None
+
+    def _path(self, seq: int) -> str:
+        return os.path.join(self._store.root, f"{_PREFIX}{seq}{_SUFFIX}")
+
+    def _read(self, seq: int) -> _SnapshotSet:
+        path = self._path(seq)
+        try:
+            found = msgspec.msgpack.decode(read_file(self._fs, path), type=_SnapshotSet)
+        except OSError as error:
+            raise Io(f"cannot read the set of snapshots {path}: {error.strerror}", error.errno) from error
+        except msgspec.DecodeError as error:
+            raise Corrupt(f"{path} is not a set of snapshots ({error}); remove it") from None
+        if found.version != SET_VERSION:
+            raise Unsupported(f"{path} has version {found.version}, this build reads {SET_VERSION}")
+        return found
+
+    def _drop_old(self) -> None:
+        """Remove the oldest sets while retention has taken one of their snapshots."""
+        for seq in self.seqs()[:-1]:
+            with suppress(EverlogError):
+                if all(self._store.has(market, number) for market, number in self.snapshots(seq).items()):
+                    return
+            with suppress(FileNotFoundError):
+                self._fs.unlink(self._path(seq))
+
+
+class WarmStart(NamedTuple):
+    """The books before a replay begins, and the replay that goes on with the next message."""
+
+    books: BookSet
+    rest: Replay
+    """Without the beginning of the time range: what comes before it belongs into the books."""
+    start_ns: int
+    set_seq: int | None
+    """The message after which the set is; None: the books are empty, `rest` begins with the first message."""
+
+
+def begin(replay: Replay, settings: BookSettings, warm_up_ns: int) -> WarmStart:
+    """Return books from the newest set of snapshots that is `warm_up_ns` older than the range of a replay.
+
+    Without such a set, or with filters and settings that a set cannot stand for, the replay begins with the
+    first message there is.
+    """
+    rest, start_ns = replay.from_the_start()
+    cold = WarmStart(BookSet(settings), rest, start_ns, None)
+    sets = SnapshotSets(SnapshotStore(replay.snapshots or replay.path))
+    if not start_ns or not replay.has_whole_markets or not _stands_for(settings) or not sets.seqs():
+        return cold
+    with closing(replay.open()) as reader:
+        first = _first_at(reader, max(0, start_ns - warm_up_ns))
+        for seq in reversed([one for one in sets.seqs() if first is None or one < first]):
+            try:
+                books = sets.load(seq, settings, replay.market_ids)
+            except EverlogError:
+                continue  # an older one may be sound
+            if not _follows(reader, seq):
+                break
+            if settings.gap_policy != GapPolicy.IGNORE or not any(
+                b.quarantined for b in books.books.values()
+            ):
+                return WarmStart(books, replace(rest, from_seq=seq + 1), start_ns, seq)
+    return cold
+
+
+def books_at(replay: Replay, timestamp_ns: int, settings: BookSettings) -> BookSet | None:
+    """Return the books that a replay has before its first message at or after a time.
+
+    None if a market's book is unknown: the first messages are gone, and nothing later says what it is.
+    """
+    start = begin(replay.between(timestamp_ns, timestamp_ns), settings, 0)
+    books = start.books
+    if replay.market_ids is not None:
+        books.take_some_markets()
+    has_begun = start.set_seq is not None
+    for some in start.rest.types(TypeId.BOOK_EVENT).batches():
+        if not has_begun and some.batch.seq[0] > 0:
+            books.begin_in_middle()
+        has_begun = True
+        books.apply_packed(some.packed, Outputs(top=False))
+    return None if books.unanchored.keys() - books.books.keys() else books
+
+
+def _stands_for(settings: BookSettings) -> bool:
+    """Whether books with these settings are those that the snapshotter keeps."""
+    return settings.mode is None and settings.priority == Priority.VENUE
+
+
+def _first_at(reader: MessageReader, timestamp_ns: int) -> int | None:
+    """Return the seq of the first message at or after a time."""
+    if not reader.seek_time(timestamp_ns):
+        return None
+    batch = reader.read_batch(1)
+    return int(batch.seq[0]) if len(batch) else None
+
+
+def _follows(reader: MessageReader, seq: int) -> bool:
+    """Whether the message behind a set is there, or the set is at the end."""
+    if not reader.seek_seq(seq + 1):
+        return True
+    batch = reader.read_batch(1)
+    return not len(batch) or int(batch.seq[0]) == seq + 1
