@@ -54,6 +54,8 @@ def test_the_commands_are_these() -> None:
         "everlog top",
         "everlog config",
         "everlog completion",
+        "everlog export",
+        *verbs("replay", "serve"),
         "everlog console",
         *verbs("context", "add", "ls", "rm", "use"),
         "everlog serve",

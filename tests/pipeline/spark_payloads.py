@@ -1,6 +1,6 @@
 """Payloads of every kind of market data, made byte by byte, and what a decoding must say of them.
 
-The plain twin of `everlog.pipeline.decoding`: one message at a time, with `struct` alone.
+The plain twin of `everlog.market.decoding`: one message at a time, with `struct` alone.
 """
 
 from __future__ import annotations

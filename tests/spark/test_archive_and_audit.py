@@ -17,8 +17,8 @@ from everlog.cli.main import app
 from everlog.cli.pipeline import DECODINGS
 from everlog.errors import InvalidConfig
 from everlog.lake_reports import ArchiveProgress, AuditSummary, read_report
+from everlog.market import decoding
 from everlog.market.protocol import TypeId, new_l3_records
-from everlog.pipeline import decoding
 from everlog.pipeline.jobs.archive import archive_queue, archive_topics
 from everlog.pipeline.jobs.audit import StreamAudit, audit_queue, audit_topics
 from everlog.pipeline.jobs.batches import APPLICATION_FILE

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         console,
         consumer,
         context,
+        export,
         feed,
         import_,
         jobs,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         queue,
         quickstart,
         repair,
+        replay,
         router,
         schedule,
         serve,
@@ -73,6 +75,7 @@ _GROUPS: Final = {
     "pipeline": "pipeline",
     "bridge": "bridge",
     "feed": "feed",
+    "replay": "replay",
     "audit": "audit",
     "context": "context",
 }
@@ -82,6 +85,7 @@ _COMMANDS: Final = {
     "import": _Command(
         "import_", "import_command", "everlog import tardis-book BTCUSDT.csv.gz --queue ./history"
     ),
+    "export": _Command("export", "export_command", "everlog export ./queue --to trades.parquet --kind trade"),
     "simulate": _Command(
         "import_", "simulate_command", "everlog simulate --queue ./queue --symbols 100 --events 1000000"
     ),

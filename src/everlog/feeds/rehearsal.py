@@ -20,12 +20,13 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
+from everlog.clock import SystemClock
 from everlog.errors import InvalidConfig
 from everlog.feeds.recordings import RecordedFrame, read_frames
 from everlog.feeds.venue import BookDiff, BookSnapshot, Levels, Venue
 from everlog.feeds.venues import VENUES
+from everlog.market.pacing import AS_FAST_AS_POSSIBLE, Pacer
 
-NS_PER_S: Final = 10**9
 HELD_FRAMES_MAX: Final = 5
 """A frame that is late comes after at most this many others."""
 
@@ -218,12 +219,11 @@ class Rehearsal:
 
     async def _play(self) -> None:
         await self._begun.wait()
-        loop = asyncio.get_running_loop()
-        began_s, first_ns = loop.time(), self.frames[0].received_ns if self.frames else 0
+        pacer = Pacer(SystemClock(), self._speed or AS_FAST_AS_POSSIBLE)
+        pacer.jump(self.frames[0].received_ns if self.frames else 0)
         for number, one in enumerate(self.frames, start=1):
             if self._speed:
-                due_s = began_s + (one.received_ns - first_ns) / NS_PER_S / self._speed
-                await asyncio.sleep(max(0.0, due_s - loop.time()))
+                await asyncio.sleep(pacer.wait_s(one.received_ns) or 0.0)
             while not self._clients:  # as fast as connections take it: without one, nothing is played
                 self._begun.clear()
                 await self._begun.wait()

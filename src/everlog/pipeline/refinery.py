@@ -25,6 +25,16 @@ from everlog.clock import NS_PER_S
 from everlog.errors import Corrupt, InvalidConfig
 from everlog.fs import OsFs
 from everlog.market.books import L2Book
+from everlog.market.decoding import (
+    HEADER_FIELDS,
+    MESSAGE_FIELDS,
+    RAW,
+    TRADES,
+    FieldLayout,
+    MessageSelection,
+    select,
+    select_all,
+)
 from everlog.market.packing import PackedRecords
 from everlog.market.protocol import (
     HEADER_BYTES,
@@ -36,16 +46,6 @@ from everlog.market.protocol import (
     symbol_hash,
 )
 from everlog.pipeline import queue_ranges
-from everlog.pipeline.decoding import (
-    HEADER_FIELDS,
-    MESSAGE_FIELDS,
-    RAW,
-    TRADES,
-    FieldLayout,
-    MessageSelection,
-    select,
-    select_all,
-)
 from everlog.queue import Queue, QueueWriter
 from everlog.queue.batch import Batch
 from everlog.queue.config import MIB, WriterConfig

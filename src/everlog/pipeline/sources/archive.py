@@ -21,7 +21,7 @@ from everlog.archive.remote import RemoteTier
 from everlog.archive.tiers import ArchivedSegment, find_directories, list_segments
 from everlog.errors import InvalidConfig
 from everlog.fs import OsFs
-from everlog.pipeline.decoding import DECODINGS, MESSAGE_FIELDS, column, select, select_all
+from everlog.market.decoding import DECODINGS, MESSAGE_FIELDS, column, select, select_all
 from everlog.pipeline.options import ON_DATA_LOSS, U64_MAX, Options
 from everlog.pipeline.queue_ranges import BATCH_RECORDS, QueueBounds, queue_name
 from everlog.pipeline.sources.base import Columns

@@ -22,8 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from everlog.errors import InvalidConfig
-from everlog.pipeline import queue_ranges
-from everlog.pipeline.decoding import (
+from everlog.market.decoding import (
     DECODINGS,
     MESSAGE_FIELDS,
     OPTIONAL_COLUMNS,
@@ -32,6 +31,7 @@ from everlog.pipeline.decoding import (
     select,
     select_all,
 )
+from everlog.pipeline import queue_ranges
 from everlog.pipeline.options import ON_DATA_LOSS, U64_MAX, Options
 from everlog.pipeline.queue_ranges import QueueBounds, queue_name
 from everlog.pipeline.sources import queue_sink

@@ -1,4 +1,4 @@
-"""Typed columns of market data: what `decode` means for the format `everlog.queue`.
+"""Typed columns of market data: those of tables, of files, and of `decode` for the format `everlog.queue`.
 
 Owns the columns of each decoding and how they are read from a batch of messages. Every column is one gather
 from the mapped segment: no loop over events, and only the bytes that a column needs are read. Spark has no
