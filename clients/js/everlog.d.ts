@@ -4,6 +4,9 @@ export type Json = null | boolean | number | string | Json[] | { [name: string]:
 export type Filter = Json[];
 export type Start = "earliest" | "now" | number;
 export type ConsumerStart = "earliest" | "latest" | { seq: number } | { time_ms: number };
+export type WatchStart =
+  | Start
+  | { from_seq?: number; tail?: boolean; from_time_ms?: number; consumer?: string; filter?: Filter };
 export type Gaps = "raise" | "yield";
 
 export interface ClientOptions {
@@ -11,6 +14,7 @@ export interface ClientOptions {
   deadlineMs?: number;
   timeoutMs?: number;
   fetch?: typeof fetch;
+  traceparent?: string | (() => string | undefined);
 }
 
 export interface Signalled {
@@ -110,6 +114,8 @@ export type WatchEvent<T = Json> =
   | { event: "record"; topic: string; records: LogRecord<T>[]; from_seq: number; to_seq: number; head_seq: number }
   | { event: "caught-up"; topic: string; head_seq: number }
   | ({ event: "tombstone" } & Tombstone)
+  | { event: "topic-created"; topic: string; head_seq: number }
+  | { event: "consumer-at-risk"; topic: string; consumer: string; cursor: number; evict_floor: number; head_seq: number }
   | { event: "topic-deleted"; topic: string; head_seq: number; reason: string };
 
 export interface ConsumerState {
@@ -160,6 +166,7 @@ export class Client {
   deadlineMs: number;
   timeoutMs: number;
 
+  following(traceparent: string | undefined): Client;
   exchange(
     method: string,
     target: string,
@@ -194,7 +201,7 @@ export class Client {
   histogram(topic: string, options?: { from_ms?: number; to_ms?: number; buckets?: number }): Promise<Answer>;
   deleteRecords(topic: string, options: { before_seq?: number; match?: string | string[] }): Promise<Answer>;
   read<T = Json>(topic: string, options?: ReadOptions): AsyncGenerator<LogRecord<T> & { tombstone?: Tombstone }>;
-  watch<T = Json>(topics: string[] | Record<string, Start>, options?: WatchOptions): AsyncGenerator<WatchEvent<T>>;
+  watch<T = Json>(topics: string[] | Record<string, WatchStart>, options?: WatchOptions): AsyncGenerator<WatchEvent<T>>;
 
   putRouter(router: string, options: { source: string; dest: string } & Answer): Promise<Answer>;
   router(router: string): Promise<Answer>;
@@ -261,11 +268,13 @@ export class Client {
 export function runWorker<T = Json>(
   client: Client,
   queue: string,
-  handler: (job: Job<T>) => unknown | Promise<unknown>,
+  handler: (job: Job<T>, client: Client) => unknown | Promise<unknown>,
   options?: {
     node?: string;
     concurrency?: number;
     lease_ms?: number;
+    first_delay_ms?: number;
+    longest_delay_ms?: number;
     onError?: (error: Error, job: Job<T>) => void;
   } & Signalled,
 ): Promise<void>;

@@ -121,11 +121,18 @@ function cursorBefore(start) {
   throw new TypeError(`start is ${start}; give "earliest", "now" or the first seq to read`);
 }
 
-/** Events of a stream of server-sent events, as `{event, data}`; comments and ids are left out. */
+/** Where watching a topic begins, as the API takes it: an entry of the API stays as it is. */
+function watchedFrom(start) {
+  if (typeof start === "object" && start !== null) return start;
+  return start === "now" ? { tail: true } : { from_seq: cursorBefore(start) };
+}
+
+/** Events of a stream of server-sent events, as `{event, data, id}`; comments are left out. */
 async function* serverSentEvents(pieces) {
   const decoder = new TextDecoder();
   let rest = "";
   let event = "message";
+  let id = "";
   let data = [];
   for await (const piece of pieces) {
     const lines = (rest + decoder.decode(piece, { stream: true })).split("\n");
@@ -133,11 +140,13 @@ async function* serverSentEvents(pieces) {
     if (rest.length > EVENT_CHARS_MAX) throw new ApiFailed(0, "unreachable", "an event has no end");
     for (const line of lines) {
       if (line === "") {
-        if (data.length) yield { event, data: data.join("\n") };
+        if (data.length) yield { event, data: data.join("\n"), id };
         event = "message";
+        id = "";
         data = [];
       } else if (line.startsWith("event: ")) event = line.slice(7);
       else if (line.startsWith("data: ")) data.push(line.slice(6));
+      else if (line.startsWith("id: ")) id = line.slice(4);
       else yield { event: "", data: "" }; // a heartbeat: the connection is alive
     }
   }
@@ -159,18 +168,28 @@ export class Client {
   #url;
   #key;
   #fetch;
+  #traceparent;
 
   /**
    * `key` is the API key. Lost connections, 429 and 503 are retried for `deadlineMs`; an append is sent with an
    * idempotency key, so a retry appends nothing twice. An attempt without an answer ends after `timeoutMs`.
+   * `traceparent` is the trace that requests belong to, or a function that returns it.
    */
   constructor(url = "http://127.0.0.1:4000", options = {}) {
-    const { key, deadlineMs = 30_000, timeoutMs = 30_000, fetch = globalThis.fetch } = options;
+    const { key, deadlineMs = 30_000, timeoutMs = 30_000, fetch = globalThis.fetch, traceparent } = options;
     this.#url = new URL(url).href.replace(/\/+$/, "");
     this.#key = key;
     this.#fetch = fetch.bind(globalThis);
+    this.#traceparent = typeof traceparent === "function" ? traceparent : () => traceparent;
     this.deadlineMs = deadlineMs;
     this.timeoutMs = timeoutMs;
+  }
+
+  /** A client like this one whose requests belong to a trace; undefined leaves the client as it is. */
+  following(traceparent) {
+    if (!traceparent) return this;
+    const { deadlineMs, timeoutMs } = this;
+    return new Client(this.#url, { key: this.#key, deadlineMs, timeoutMs, fetch: this.#fetch, traceparent });
   }
 
   // --- Requests ------------------------------------------------------------------------------------------
@@ -182,7 +201,10 @@ export class Client {
     if (signal?.aborted) stop();
     signal?.addEventListener("abort", stop);
     const timer = setTimeout(() => limit.abort(), timeoutMs);
-    const sent = this.#key === undefined ? headers : { Authorization: `Bearer ${this.#key}`, ...headers };
+    const sent = { ...headers };
+    if (this.#key !== undefined) sent.Authorization ??= `Bearer ${this.#key}`;
+    const traceparent = this.#traceparent();
+    if (traceparent) sent.traceparent ??= traceparent;
     try {
       const request = { method, body, headers: sent, signal: limit.signal, redirect: "error", cache: "no-store" };
       return { response: await this.#fetch(this.#url + target, request), limit };
@@ -362,10 +384,12 @@ export class Client {
   }
 
   /**
-   * Iterate over what happens to topics: `{event: "record" | "caught-up" | "tombstone" | "topic-deleted", ...}`.
+   * Iterate over what happens to topics: `{event: "record" | "caught-up" | "tombstone" | "topic-deleted" | ..., ...}`.
    *
-   * `topics` maps each name to where it begins, or lists names that begin with the next record. After a lost
-   * connection or a restart of the server it continues where it was, without a missing or repeated record.
+   * `topics` maps each name to where it begins, or lists names that begin with the next record; an entry of the
+   * API, like `{consumer: name}` or `{from_time_ms, filter}`, says more. A name that ends in `*` stands for all topics
+   * that begin so; those that appear later join with `topic-created`. After a lost connection or a restart of the
+   * server it continues where it was, without a missing or repeated record.
    */
   async *watch(topics, { gaps = "raise", lenient, signal, ...options } = {}) {
     checkedGaps(gaps);
@@ -373,18 +397,19 @@ export class Client {
     const watched = new Watched(starts, gaps);
     let session;
     const backoff = new Backoff(this.deadlineMs);
-    while (!session || watched.size) {
+    while (!session || watched.isGoingOn) {
       try {
         if (!session) {
           const body = { include_tags: true, heartbeat_ms: HEARTBEAT_MS, ...options, topics: watched.cursors() };
           session = await this.call("POST", withQuery("/watch", { lenient }), body, { signal });
           watched.begin(session.topics);
         }
-        const headers = { "Last-Event-ID": watched.eventId() };
-        for await (const { event, data } of this.#events(`/v0/watch/${session.wid}`, headers, backoff, signal)) {
-          const found = watched.take(event, data);
+        const lastId = watched.eventId();
+        const headers = lastId ? { "Last-Event-ID": lastId } : {};
+        for await (const { event, data, id } of this.#events(`/v0/watch/${session.wid}`, headers, backoff, signal)) {
+          const found = watched.take(event, data, id);
           if (found) yield found;
-          if (!watched.size) return;
+          if (!watched.isGoingOn) return;
         }
       } catch (error) {
         if (!(error instanceof ApiFailed)) throw error;
@@ -581,44 +606,58 @@ async function* pieces(body) {
 
 /** How far each watched topic was read; deleted topics are left out. */
 class Watched {
-  #starts;
+  #entries;
+  #patterns;
   #gaps;
   #at;
   #ignoresGap;
+  // With patterns the topics are too many to name in a header, and the server's id stands for them.
+  #lastId = "";
 
   constructor(starts, gaps) {
-    this.#starts = starts;
+    this.#entries = Object.fromEntries(Object.entries(starts).map(([topic, start]) => [topic, watchedFrom(start)]));
+    this.#patterns = Object.keys(starts).filter((topic) => topic.endsWith("*"));
     this.#gaps = gaps;
     // A watch from "earliest" misses nothing that had gone before.
     this.#ignoresGap = new Set(Object.keys(starts).filter((topic) => starts[topic] === "earliest"));
   }
 
-  get size() {
-    return this.#at ? this.#at.size : 0;
+  get isGoingOn() {
+    return this.#patterns.length > 0 || this.#at.size > 0;
   }
 
   /** Where a session begins, as the API takes it. */
   cursors() {
-    if (this.#at) return Object.fromEntries([...this.#at].map(([topic, seq]) => [topic, { from_seq: seq }]));
-    const first = (start) => (start === "now" ? { tail: true } : { from_seq: cursorBefore(start) });
-    return Object.fromEntries(Object.entries(this.#starts).map(([topic, start]) => [topic, first(start)]));
+    if (!this.#at) return this.#entries;
+    const known = [...this.#at].map(([topic, seq]) => [topic, { ...this.#restOf(topic), from_seq: seq }]);
+    return Object.fromEntries([...this.#patterns.map((pattern) => [pattern, this.#restOf(pattern)]), ...known]);
+  }
+
+  /** What an entry says besides where it begins. */
+  #restOf(topic) {
+    const pattern = this.#patterns.find((each) => topic.startsWith(each.slice(0, -1)));
+    const { from_seq, tail, from_time_ms, consumer, ...rest } = this.#entries[topic] ?? this.#entries[pattern] ?? {};
+    return rest;
   }
 
   begin(topics) {
-    const before = this.#at;
+    const before = this.#patterns.length ? undefined : this.#at;
+    this.#lastId = "";
     this.#at = new Map();
     for (const [topic, { from_seq }] of Object.entries(topics)) this.#at.set(topic, before?.get(topic) ?? from_seq);
   }
 
   /** The cursors as `Last-Event-ID`: the server's are ahead by what a lost connection did not deliver. */
   eventId() {
+    if (this.#patterns.length) return this.#lastId;
     const bytes = new TextEncoder().encode(JSON.stringify(Object.fromEntries(this.#at)));
     const text = btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
     return text.replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
   }
 
   /** Move the cursor; returns the event if it is to be yielded, throws a gap or a failure. */
-  take(event, data) {
+  take(event, data, id) {
+    this.#lastId = id || this.#lastId;
     if (event === "error") {
       const failure = streamFailure(data);
       if (failure) throw failure;
@@ -626,9 +665,10 @@ class Watched {
     }
     const found = { event, ...JSON.parse(data) };
     const topic = found.topic;
-    if (!this.#at.has(topic)) return undefined;
+    if (!this.#at.has(topic) && !this.#patterns.length) return undefined;
     const ignoresGap = this.#ignoresGap.delete(topic);
     if (event === "record") this.#at.set(topic, found.to_seq);
+    else if (event === "topic-created") this.#at.set(topic, 0);
     else if (event === "topic-deleted") this.#at.delete(topic);
     else if (event === "tombstone") {
       this.#at.set(topic, found.reason === "recreated" ? 0 : found.gap_to);
@@ -640,14 +680,25 @@ class Watched {
 }
 
 /**
- * Run jobs of a job queue until `signal` is aborted: `handler(job)` is awaited, then the job is acked; if it throws,
- * the job is nacked with the error and comes again. Leases are extended while a handler runs; a stopping worker finishes its jobs.
+ * Run jobs of a job queue until `signal` is aborted: `handler(job, client)` is awaited, then the job is acked; if it
+ * throws, the job is nacked with the error and comes again. Leases are extended while a handler runs; a stopping worker
+ * finishes its jobs. The client that the handler gets sends requests that belong to the trace of the job.
+ * A failed job is retried as the queue's `retry` says, by default after a pause that doubles with each delivery, from
+ * `first_delay_ms` to `longest_delay_ms`.
  * `onError(error, job)` is told of an ack or nack that failed: such a job returns when its lease ends.
  */
 export async function runWorker(client, queue, handler, options = {}) {
   const { concurrency = 1, lease_ms = 30_000, signal, onError = console.error } = options;
+  const { first_delay_ms = 1000, longest_delay_ms = 300_000 } = options;
   const node = options.node ?? `js-${newKey().slice(0, 12)}`;
   const running = new Set();
+
+  async function failed(job, one, { name = "Error", message = "", stack = "" }) {
+    const longest = Math.min(first_delay_ms * 2 ** (job.deliveries - 1), longest_delay_ms);
+    const { retry } = (await client.topic(queue, { touch: false })).config;
+    const delay_ms = retry ? undefined : Math.floor(longest * (0.5 + Math.random() / 2));
+    return client.nack(queue, { ...one, delay_ms, error: { type: name, message, trace: stack } });
+  }
 
   async function run(job) {
     const one = { node, seqs: [job.$seq], lease_ids: [job.lease_id] };
@@ -655,11 +706,10 @@ export async function runWorker(client, queue, handler, options = {}) {
     const beat = setInterval(() => client.extend(queue, { ...one, lease_ms }).catch(() => {}), lease_ms / 3);
     let outcome;
     try {
-      await handler(job);
+      await handler(job, client.following(job.meta?.traceparent));
       outcome = () => client.ack(queue, one);
     } catch (error) {
-      const { name = "Error", message = String(error), stack = "" } = error ?? {};
-      outcome = () => client.nack(queue, { ...one, error: { type: name, message, trace: stack } });
+      outcome = () => failed(job, one, error instanceof Error ? error : { message: String(error) });
     } finally {
       clearInterval(beat);
     }

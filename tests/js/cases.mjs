@@ -108,6 +108,57 @@ export const CASES = {
     equal(events.filter((event) => event.records).flatMap((event) => event.records.map((record) => record.data)), [1, 2]);
   },
 
+  async a_watch_of_a_prefix_gets_topics_that_appear_later({ client, topic }) {
+    await client.append(`${topic}.a`, 1, { tag: "eu" });
+    const events = [];
+    for await (const event of client.watch({ [`${topic}.*`]: { from_seq: 0, filter: ["tag", "Eq", "eu"] } })) {
+      events.push(event);
+      if (event.event === "caught-up" && event.topic === `${topic}.a`)
+        await client.appendMany(`${topic}.b`, ["us", "eu"].map((tag) => ({ data: tag, tag })));
+      if (event.event === "record" && event.topic === `${topic}.b`) break;
+    }
+    equal(events.map((event) => [event.event, event.topic.slice(-1)]), [
+      ["record", "a"],
+      ["caught-up", "a"],
+      ["topic-created", "b"],
+      ["record", "b"],
+    ]);
+    equal(events.at(-1).records.map((record) => record.data), ["eu"]);
+  },
+
+  async a_watch_begins_at_a_consumer_and_warns_of_its_loss({ client, topic }) {
+    await client.putTopic(topic, { cap_records: 10 });
+    await client.appendMany(topic, Array.from({ length: 10 }, (_, data) => ({ data })));
+    await client.putConsumer(topic, "c", { start: { seq: 3 } });
+    const events = [];
+    for await (const event of client.watch({ [topic]: { consumer: "c" } })) {
+      events.push(event);
+      if (event.event === "caught-up") await client.appendMany(topic, [{ data: 10 }, { data: 11 }]);
+      if (event.event === "consumer-at-risk") break;
+    }
+    equal(events[0].records[0].$seq, 3);
+    equal([events.at(-1).consumer, events.at(-1).cursor, events.at(-1).evict_floor], ["c", 2, 3]);
+  },
+
+  async requests_and_handlers_belong_to_a_trace({ client, topic, runWorker }) {
+    const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    await client.putTopic(topic, { type: "queue" });
+    await client.following(trace).append(topic, "job");
+    await client.append(topic, "plain");
+    const stop = new AbortController();
+    await runWorker(
+      client,
+      topic,
+      async (job, traced) => {
+        await traced.append(`${topic}-done`, job.data);
+        if (job.data === "plain") stop.abort();
+      },
+      { signal: stop.signal },
+    );
+    const done = await collect(client.read(`${topic}-done`), 2);
+    equal(done.map((record) => [record.data, record.meta?.traceparent]), [["job", trace], ["plain", undefined]]);
+  },
+
   async a_watch_ends_when_its_signal_is_aborted({ client, topic }) {
     await client.putTopic(topic);
     const stop = new AbortController();
@@ -160,10 +211,26 @@ export const CASES = {
         done.add(job.data);
         if (done.size === 20) stop.abort();
       },
-      { concurrency: 4, signal: stop.signal },
+      { concurrency: 4, signal: stop.signal, first_delay_ms: 1 },
     );
     equal([[...done].sort((a, b) => a - b), failures], [[...Array(20).keys()], 1]);
     equal((await client.topic(topic)).count, 0, "every job was acked");
+  },
+
+  async a_failed_job_waits_as_the_queue_says_or_longer_each_time({ client, topic, runWorker }) {
+    for (const [queue, retry, least] of [[topic, null, 500], [`${topic}-own`, { base_ms: 3_600_000 }, 3_000_000]]) {
+      await client.putTopic(queue, { type: "queue", retry });
+      await client.append(queue, 1);
+      const stop = new AbortController();
+      const fail = () => {
+        stop.abort();
+        throw new RangeError("no");
+      };
+      await runWorker(client, queue, fail, { signal: stop.signal });
+      const job = await client.job(queue, 1);
+      equal([job.state, job.last_error.type, job.last_error.message], ["failed", "RangeError", "no"]);
+      equal(job.run_at - job.attempts[0].ended_ts >= least, true, "it waits");
+    }
   },
 
   async a_handler_that_ends_the_worker_has_its_job_acked({ client, topic, runWorker }) {
