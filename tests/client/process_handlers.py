@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 
 from everlog import Worker, tracing
@@ -16,6 +17,10 @@ def work(job: Job) -> None:
     """Do what the job says, and note which process did it."""
     if job.data.get("dies") and job.deliveries == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    if "started" in job.data:
+        Path(job.data["started"]).write_text(str(os.getpid()))
+        while not Path(job.data["file"]).exists():
+            time.sleep(0.01)
     if job.data.get("raises"):
         raise ValueError("no good")
     if job.data.get("hopeless"):

@@ -411,6 +411,83 @@ def test_the_attempt_of_a_killed_process_says_how_it_ended(plain: Client) -> Non
     assert "process_handlers.py" in raised.trace, "the trace is that of the child"
 
 
+def test_a_failed_job_waits_as_the_queue_says(plain: Client) -> None:
+    queue_of(plain, 1, retry={"base_ms": 3_600_000})
+    worker = Worker(plain, "q", first_delay_ms=1)
+
+    @worker.handler
+    def do(job: Job) -> None:
+        raise ValueError
+
+    with worker:
+        wait_for(lambda: worker.failed == 1)
+    job = plain.job("q", 1)
+    assert job.run_at is not None and job.attempts
+    assert job.run_at - job.attempts[0].ended_ts >= 3_000_000
+
+
+def test_a_handler_that_blocks_is_killed_after_its_time(plain: Client, tmp_path: Path) -> None:
+    started, file = tmp_path / "started", tmp_path / "done"
+    queue_of(plain, {"started": str(started), "file": str(tmp_path / "never")}, {"file": str(file)})
+    worker = Worker(plain, "q", processes=1, time_limit_ms=1500, first_delay_ms=60_000)
+    worker.handler(process_handlers.work)
+    with worker:
+        wait_for(lambda: worker.failed == 1 and worker.done == 1)
+    error = plain.job("q", 1).last_error
+    assert error is not None
+    assert error.type == "everlog.client.handlers.TimeLimitExceeded"
+    assert "longer than 1.5 s for job 1" in error.message
+    assert file.exists(), "the next job has run"
+    wait_for(lambda: not is_alive(int(started.read_text())))
+    for options in ({"time_limit_ms": 5}, {"time_limit_ms": 0, "processes": 1}):
+        with pytest.raises(InvalidConfig, match="time_limit_ms"):
+            Worker(plain, "q", **options)
+
+
+@contextmanager
+def process_worker(url: str) -> Iterator[subprocess.Popen[str]]:
+    """A worker with child processes, in a process group of its own."""
+    command = [sys.executable, "-m", "tests.client.process_handlers", url]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def is_alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_sigterm_to_the_whole_group_lets_child_processes_finish(
+    url: str, plain: Client, tmp_path: Path
+) -> None:
+    started, file = tmp_path / "started", tmp_path / "done"
+    queue_of(plain, {"started": str(started), "file": str(file)})
+    with process_worker(url) as process:
+        wait_for(lambda: started.exists() and bool(started.read_text()))
+        os.killpg(process.pid, signal.SIGTERM)
+        wait_for(lambda: connections_of(plain) == 1)  # the idle stream has ended: it is stopping
+        assert is_alive(int(started.read_text()))
+        file.touch()
+        assert process.wait(PATIENCE_S) == 0
+        assert process.stdout is not None
+        assert process.stdout.read() == "done 1\n"
+    assert is_empty(plain)
+
+
+def test_the_handlers_of_a_killed_worker_end_with_it(url: str, plain: Client, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    queue_of(plain, {"started": str(started), "file": str(tmp_path / "never")})
+    with process_worker(url) as process:
+        wait_for(lambda: started.exists() and bool(started.read_text()))
+        process.kill()
+        wait_for(lambda: not is_alive(int(started.read_text())))
+        wait_for(lambda: counts_of(plain) == (1, 0))
+
+
 def test_a_killed_worker_with_processes_loses_no_job(url: str, plain: Client, tmp_path: Path) -> None:
     file = str(tmp_path / "done")
     queue_of(plain, *[{"file": file}] * 20)

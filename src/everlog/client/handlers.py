@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import multiprocessing
+import os
 import pickle
 import signal
 import threading
@@ -109,10 +110,19 @@ class _Failure(NamedTuple):
     is_hopeless: bool
 
 
-class HandlerProcesses:
-    """Runs a handler in child processes, one for each call at a time; they are used again."""
+class TimeLimitExceeded(EverlogError):
+    """The handler ran longer than it may; its child process was killed."""
 
-    def __init__(self, handler: Handler) -> None:
+    code = "time_limit_exceeded"
+
+
+class HandlerProcesses:
+    """Runs a handler in child processes, one for each call at a time; they are used again.
+
+    A child whose handler runs longer than `time_limit_s` is killed.
+    """
+
+    def __init__(self, handler: Handler, time_limit_s: float | None = None) -> None:
         try:
             pickle.dumps(handler)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -120,6 +130,7 @@ class HandlerProcesses:
                 f"{handler!r} cannot run in another process: {error}; make it a function of a module"
             ) from None
         self._handler = handler
+        self._time_limit_s = time_limit_s
         self._lock = threading.Lock()
         self._idle: list[_Child] = []
 
@@ -129,7 +140,7 @@ class HandlerProcesses:
             child = self._idle.pop() if self._idle else None
         if child is None or not child.is_alive():
             child = _Child(self._handler)
-        failure = child.run(job)
+        failure = child.run(job, self._time_limit_s)
         with self._lock:
             self._idle.append(child)
         if failure is not None and failure.is_hopeless:
@@ -155,14 +166,23 @@ class _Child:
         self._process = context.Process(target=_serve, args=(handler, end), daemon=True)
         self._process.start()
         end.close()  # so that the pipe ends with the child
+        self._is_ready = False
 
     def is_alive(self) -> bool:
         """Whether it can take another job."""
         return self._process.is_alive()
 
-    def run(self, job: Job) -> _Failure | None:
+    def run(self, job: Job, time_limit_s: float | None) -> _Failure | None:
         try:
+            if not self._is_ready:
+                self._pipe.recv()  # the time of its start is not the handler's
+                self._is_ready = True
             self._pipe.send((job, tracing.current()))
+            if not self._pipe.poll(time_limit_s):
+                self._process.kill()
+                raise TimeLimitExceeded(
+                    f"the handler ran longer than {time_limit_s:g} s for job {job.seq}; it was killed"
+                )
             failure: _Failure | None = self._pipe.recv()
         except (EOFError, OSError):
             self.close()
@@ -183,9 +203,25 @@ class _Child:
             self._process.join()
 
 
+def _end_with_the_worker() -> None:
+    """Kill this process when the worker is killed: another worker has its job already."""
+    worker = multiprocessing.parent_process()
+    if worker is not None:
+        worker.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _serve(handler: Handler, pipe: Connection) -> None:
-    """Run jobs until the pipe ends. Ctrl-C reaches the whole group; the worker ends its children itself."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Run jobs until the pipe ends.
+
+    Ctrl-C and the SIGTERM of a service manager reach the whole group, but the worker ends its children
+    itself, when their jobs are finished. They are caught rather than ignored, which programs that a handler
+    starts would inherit.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    threading.Thread(target=_end_with_the_worker, name="worker-watch", daemon=True).start()
+    pipe.send(None)
     while True:
         try:
             job, traceparent = pipe.recv()

@@ -65,15 +65,17 @@ class _Slot:
 class Worker:
     """Gets jobs of a job queue and runs a handler for each, `concurrency` at a time.
 
-    When the handler returns, the job is acknowledged. When it raises, the job is retried after a pause that
-    doubles with each delivery; the queue's `max_deliveries` and `dead_letter` say when that ends. When it
-    raises `DeadLetter`, the job is moved there at once. Leases are extended while handlers run.
+    When the handler returns, the job is acknowledged. When it raises, the job is retried as the queue's
+    `retry` says, by default after a pause that doubles with each delivery; the queue's `max_deliveries` and
+    `dead_letter` say when that ends. When it raises `DeadLetter`, the job is moved there at once. Leases are
+    extended while handlers run.
 
     Jobs are pushed over `concurrency` streams, and return at once if the process is killed. With `push=False`
     they are claimed, with a request every `poll_ms` at least, and return when their leases end.
 
     `middleware` are functions `(job, call_next)` around the handler, the first one outermost. With
-    `processes` so many jobs run at a time, each in a child process; the handler is a function of a module.
+    `processes` so many jobs run at a time, each in a child process; the handler is a function of a module. A
+    child whose handler runs longer than `time_limit_ms` is killed, and its job has failed.
     """
 
     def __init__(  # noqa: PLR0913
@@ -91,10 +93,16 @@ class Worker:
         longest_delay_ms: int = 300_000,
         middleware: Sequence[Middleware] = (),
         processes: int = 0,
+        time_limit_ms: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         if processes < 0:
             raise InvalidConfig(f"processes is {processes}; it must be 0, or how many jobs run at a time")
+        if time_limit_ms is not None and (time_limit_ms < 1 or not processes):
+            raise InvalidConfig(
+                f"time_limit_ms is {time_limit_ms} with {processes} processes; it must be at least 1, and "
+                "only a handler in a process can be ended: give processes=1 or more"
+            )
         concurrency = processes or concurrency
         if concurrency < 1 or lease_ms < 100 or poll_ms < 1:
             raise InvalidConfig(
@@ -112,6 +120,7 @@ class Worker:
         self._is_pushed = push
         self._middleware = list(middleware)
         self._has_processes = processes > 0
+        self._time_limit_s = None if time_limit_ms is None else time_limit_ms / MS_PER_S
         self._poll_ms = poll_ms
         self._first_delay_ms = first_delay_ms
         self._longest_delay_ms = longest_delay_ms
@@ -146,7 +155,7 @@ class Worker:
         if self._has_ended:
             raise Closed(f"the worker of {self.queue} has ended; make a new one")
         is_main = threading.current_thread() is threading.main_thread()
-        children = HandlerProcesses(self._handler) if self._has_processes else None
+        children = HandlerProcesses(self._handler, self._time_limit_s) if self._has_processes else None
         call = wrapped(self._handler if children is None else children.run, self._middleware)
         with _stopping_on_signals(self, handle_signals and is_main):
             heart = threading.Thread(target=self._beat, name=f"leases-{self.queue}", daemon=True)
@@ -347,11 +356,12 @@ class Worker:
             log.warning("job %d of %s was done, but its lease had ended", job.seq, self.queue)
 
     def _retry_later(self, job: Job, error: BaseException) -> None:
+        retry = self._client.topic(self.queue, touch=False).config.retry
         self._client.nack(
             self.queue,
             self.node,
             [job.seq],
-            delay_ms=self.delay_ms(job.deliveries),
+            delay_ms=self.delay_ms(job.deliveries) if retry is None else None,
             lease_ids=[job.lease_id],
             error=error_of(error),
         )
