@@ -50,6 +50,20 @@ def test_a_consumer_is_put_shown_listed_read_and_removed(
     assert consumer.json("rm", "orders", "c")["deleted"] is True
 
 
+def test_an_owner_gets_an_epoch_that_its_reads_and_commits_need(
+    consumer: TopicCommands, topic: TopicCommands
+) -> None:
+    topic.json("append", "owned", "-d", "1")
+    consumer("put", "owned", "c")
+    epoch = consumer.json("acquire", "owned", "c", "one")["owner_epoch"]
+    assert consumer.error("commit", "owned", "c", "1")["code"] == "fenced"
+    assert consumer.json("commit", "owned", "c", "1", "--owner-epoch", epoch)["owner"] == "one"
+    assert (
+        consumer("acquire", "owned", "c", "two", "--ttl-ms", 5000) == f"c: owned by two, epoch {epoch + 1}\n"
+    )
+    assert consumer.error("read", "owned", "c", "--owner-epoch", epoch)["code"] == "fenced"
+
+
 def test_people_get_tables_and_sentences(consumer: TopicCommands, topic: TopicCommands) -> None:
     topic.json("append", "people", "-d", "1")
     assert consumer("ls", "people").startswith("no consumers of people on ")

@@ -259,6 +259,31 @@ def test_a_paused_queue_gives_nothing_until_it_is_resumed(desk: Desk) -> None:
     assert desk.post("hold", "claim", node="w")["count"] == 1
 
 
+def test_jobs_are_added_with_their_options(desk: Desk) -> None:
+    desk.queue("add")
+    assert (
+        desk.jobs("add", "add", '{"to":"ann"}', "--unique-key", "ann", "--delay", 60) == "add: job 1 added\n"
+    )
+    assert desk.jobs("add", "add", '{"to":"ann"}', "--unique-key", "ann") == "add: job 1 was there already\n"
+    assert desk.jobs.json(
+        "add", "add", "2", "--at", "2000-01-01T00:00:00Z", "--priority", -5, "--tag", "t"
+    ) == {
+        "queue": "add",
+        "seq": 2,
+        "added": 1,
+    }
+    desk.jobs("add", "add", "3", "--concurrency-key", "c", "--max-deliveries", 7)
+    assert states(desk, "add") == {1: "delayed", 2: "ready", 3: "ready"}
+    second, third = (desk.jobs.json("show", "add", seq) for seq in (2, 3))
+    assert (second["priority"], second["$tag"], second["data"]) == (-5, "t", 2)
+    assert (third["concurrency_key"], third["max_deliveries"]) == ("c", 7)
+    for wrong in (["{"], ["1", "--delay", "1", "--at", "2000-01-01"], ["1", "--at", "soon"]):
+        desk.jobs.run("add", "add", *wrong, code=2)
+    desk.append("add.log", {"data": 1})
+    assert desk.jobs.error("add", "add.log", "1")["code"] == "not_a_queue"
+    assert desk.jobs.error("add", "add.none", "1")["code"] == "topic_not_found"
+
+
 def test_purging_needs_to_be_told_what_and_can_be_tried(desk: Desk) -> None:
     desk.queue("purge", 1, 2, 3)
     desk.jobs.run("purge", "purge", code=2)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 
 import pytest
 
 from everlog import Client
-from everlog.api_types import TopicSummary
+from everlog.api_types import NewRecord, TopicSummary
 from everlog.cli.status import Sample, rates
 from tests.support.command_lines import run, started
 from tests.support.server_processes import running_server
@@ -47,6 +48,31 @@ def test_top_as_text_has_a_table(url: str) -> None:
     ended = run("everlog", "top", "--interval", "0.1", "--count", "1", "--url", url)
     assert ended.returncode == 0
     assert "records/s" in ended.stdout.splitlines()[1]
+
+
+def test_top_shows_job_queues_and_consumers_that_are_behind(url: str) -> None:
+    with Client(url) as client:
+        client.append_many("top.read", [NewRecord(1), NewRecord(2)])
+        client.put_consumer("top.read", "late")
+        client.put_consumer("top.read", "done", start="latest")
+        client.put_topic("top.jobs", {"type": "queue"})
+        client.append("top.jobs", 1)
+        client.append("top.jobs", 2, delay_ms=3_600_000)
+        ended = run("everlog", "top", "--interval", "0.1", "--count", "1", "--url", url)
+        assert ended.returncode == 0, ended.stderr
+        rows = [line.split() for line in ended.stdout.splitlines()]
+        assert ["top.jobs", "0.0", "1", "0", "1", "0", "0"] in rows
+        assert [row[:3] for row in rows if row[:2] == ["late", "top.read"]] == [["late", "top.read", "2"]]
+        assert not [row for row in rows if row[:1] == ["done"]]
+        with started("everlog", "top", "--json", "--interval", "0.1", "--url", url) as top:
+            job = client.claim("top.jobs", "w").claimed[0]
+            client.ack("top.jobs", "w", [job.seq])
+            line = json.loads(top.line())
+            while not line["queues"][0]["done_total"]:
+                line = json.loads(top.line())
+            assert line["queues"][0]["queue"] == "top.jobs"
+            assert line["consumers"][0]["lag_records"] == 2
+            top.end(signal.SIGINT)
 
 
 def test_rates_count_new_topics_from_their_start_and_never_go_below_zero() -> None:

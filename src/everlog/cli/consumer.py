@@ -1,4 +1,7 @@
-"""The commands of `everlog consumer`: ls, put, show, read, commit, reset, rm. Owns what they print."""
+"""The commands of `everlog consumer`: ls, put, show, read, commit, acquire, reset, rm.
+
+Owns what they print.
+"""
 
 from __future__ import annotations
 
@@ -215,6 +218,23 @@ def commit_command(
     """Note that everything up to SEQ is processed. To go back, use reset."""
     state = session.client.commit_consumer(topic, consumer, seq, owner_epoch=owner_epoch)
     session.report(state, f"{printable(consumer)}: cursor {state.cursor}, behind {_behind(state)}")
+
+
+@server_command(app, "acquire", "everlog consumer acquire orders billing $(hostname)")
+def acquire_command(
+    session: Session,
+    topic: TopicName,
+    consumer: Name,
+    owner: Annotated[
+        str, typer.Argument(metavar="OWNER", help="Who owns it from now on.", show_default=False)
+    ],
+    ttl_ms: Annotated[
+        int | None, typer.Option(min=1000, help="Until it reads or commits again, at most. Default: 30 s.")
+    ] = None,
+) -> None:
+    """Become the owner: reads and commits need the printed epoch from now on, earlier ones are refused."""
+    answer = session.client.acquire_consumer(topic, consumer, owner, ttl_ms=ttl_ms)
+    session.report(answer, f"{printable(consumer)}: owned by {printable(owner)}, epoch {answer.owner_epoch}")
 
 
 @server_command(app, "reset", "everlog consumer reset orders billing earliest --dry-run")

@@ -1,4 +1,4 @@
-"""The commands of `everlog jobs`: look at job queues and their jobs, change jobs, bring back dead letters.
+"""The commands of `everlog jobs`: look at job queues and their jobs, add, change and redrive jobs.
 
 Owns what they print.
 """
@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from everlog.api_types import TopicState
-from everlog.cli.options import FilterText, parse_filter
+from everlog.api_types import NewRecord, TopicState, TopicType
+from everlog.cli.options import FilterText, parse_filter, parse_time_ms
 from everlog.cli.output import (
     Table,
     counted,
@@ -29,7 +29,7 @@ from everlog.cli.output import (
 from everlog.cli.session import Session, beginning_with, server_command
 from everlog.client import calls
 from everlog.client.errors import ApiFailed
-from everlog.errors import InvalidRequest
+from everlog.errors import InvalidRequest, NotAQueue
 from everlog.job_types import JobAttempt, JobError, JobState
 
 PEEK_DEFAULT: Final = 10
@@ -159,9 +159,11 @@ def _list_queues(session: Session, prefix: str) -> None:
 
 
 def _queues(session: Session, prefix: str) -> list[dict[str, Any]]:
-    """The job queues by name. The list of topics does not say which they are, so each state is requested."""
+    """The job queues by name; their counts are in the state of each."""
     queues = []
     for listed in session.client.topics(prefix or None):
+        if listed.type not in (TopicType.QUEUE, None):  # an older server does not say
+            continue
         try:
             state = session.client.topic(listed.topic, touch=False)
         except ApiFailed as error:
@@ -182,6 +184,62 @@ def _summary(state: TopicState) -> dict[str, Any]:
         "delayed": max(0, state.count - queue.ready - queue.in_flight),
         "dead_letter": state.config.dead_letter,
     }
+
+
+# -- add -----------------------------------------------------------------------------------
+
+
+@server_command(app, "add", 'everlog jobs add mail \'{"to":"ann"}\' --delay 60 --unique-key ann')
+def add_command(
+    session: Session,
+    queue: QueueName,
+    data: Annotated[str, typer.Argument(metavar="JSON", help="Data of the job.", show_default=False)],
+    tag: Annotated[str | None, typer.Option(help="Tag of the job.")] = None,
+    delay_s: Annotated[
+        float | None, typer.Option("--delay", metavar="SECONDS", min=0, help="Not before so many seconds.")
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Not before this time, like 2026-11-18T12:00:00Z.")
+    ] = None,
+    priority: Annotated[int | None, typer.Option(min=-1000, max=1000, help="Higher comes first.")] = None,
+    unique_key: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Add nothing while a job with this key exists.")
+    ] = None,
+    concurrency_key: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="At most `concurrency_limit` jobs of a key at a time.")
+    ] = None,
+    max_deliveries: Annotated[
+        int | None, typer.Option(min=0, help="Dead letter after so many; 0: never. Default: as the queue.")
+    ] = None,
+) -> None:
+    """Add a job to a job queue that exists, and print its seq."""
+    run_at = None if at is None else parse_time_ms(at)
+    if at is not None and run_at is None:
+        raise typer.BadParameter(f"--at {at!r} is not a time like 2026-11-18T12:00:00Z")
+    if at is not None and delay_s is not None:
+        raise typer.BadParameter("give --delay or --at, one of them")
+    try:
+        value = msgspec.json.decode(data)
+    except msgspec.MsgspecError as error:
+        raise typer.BadParameter(f"{data!r} is not JSON: {error}") from None
+    record = NewRecord(
+        value,
+        tag,
+        delay_ms=None if delay_s is None else round(delay_s * 1000),
+        run_at=run_at,
+        priority=priority,
+        unique_key=unique_key,
+        concurrency_key=concurrency_key,
+        max_deliveries=max_deliveries,
+    )
+    if session.client.topic(queue, touch=False).queue is None:
+        raise NotAQueue(f"{queue} is a log; a topic of type queue has jobs")
+    answer = session.client.append_many(queue, [record], create=False, return_seqs=True)
+    (seq,) = answer.seqs or (answer.first_seq,)
+    added = "was there already" if answer.unique_hits else "added"
+    session.report(
+        {"queue": queue, "seq": seq, "added": answer.count}, f"{printable(queue)}: job {seq} {added}"
+    )
 
 
 # -- peek ----------------------------------------------------------------------------------

@@ -6,20 +6,22 @@ Owns what they print; everything comes from the public API.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import typer
 
-from everlog.api_types import StorageHealth, TopicSummary
+from everlog.api_types import ConsumerPage, ConsumerState, StorageHealth, TopicSummary, TopicType
 from everlog.cli import output
 from everlog.cli.options import AsJson
 from everlog.cli.output import Table, counted, human_bytes, printable, reporting
 from everlog.cli.session import ContextName, Key, Url, connected
 from everlog.client.errors import ApiFailed
+from everlog.client.flows import Call
 from everlog.client.retrying import ONCE
 from everlog.client.sync_client import Client
+from everlog.job_types import JobCounts
 
 UNWELL_EXIT_CODE: Final = 1
 TOPICS_COMPARED: Final = 1000
@@ -95,12 +97,14 @@ def _duration(milliseconds: int) -> str:
 
 
 class Sample(NamedTuple):
-    """A server at one time."""
+    """A server at one time; `queues` are the job queues with what is in them."""
 
     at_s: float
     metrics: dict[str, Any]
     topics: Sequence[TopicSummary]
     has_more: bool
+    queues: Mapping[str, JobCounts] = {}
+    consumers: Sequence[ConsumerState] = ()
 
 
 def top_command(
@@ -111,20 +115,20 @@ def top_command(
         float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between two looks.")
     ] = 2.0,
     count: Annotated[int | None, typer.Option("--count", "-c", min=1, help="Stop after so many.")] = None,
-    rows: Annotated[int, typer.Option("--rows", min=1, max=1000, help="Busiest topics shown.")] = 20,
+    rows: Annotated[int, typer.Option("--rows", min=1, max=1000, help="Rows of each table.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Show the busiest topics and what the server does, again and again, until Ctrl-C.
+    """Show the busiest topics, job queues and the consumers that are behind, again and again, until Ctrl-C.
 
-    Rates are those since the look before. The first 1000 topics by name are compared.
+    Rates are those since the look before. The first 1000 topics by name and 1000 consumers are compared.
     """
     with reporting(as_json=as_json), connected(url, key, context, ONCE) as client:
-        before = _sample(client)
+        before = _sample(client, rows)
         looks = 0
         try:
             while count is None or looks < count:
                 time.sleep(interval_s)
-                now = _sample(client)
+                now = _sample(client, rows)
                 _show(str(client.address), before, now, rows, as_json=as_json)
                 before = now
                 looks += 1
@@ -132,10 +136,22 @@ def top_command(
             raise typer.Exit(0) from None
 
 
-def _sample(client: Client) -> Sample:
+def _sample(client: Client, rows: int) -> Sample:
     metrics = client.metrics()
     page = client.topics_page(page_size=TOPICS_COMPARED)
-    return Sample(time.monotonic(), metrics, page.topics, page.next_cursor is not None)
+    named = [topic.topic for topic in page.topics if topic.type is TopicType.QUEUE]
+    queues = {name: counts for name in named[:rows] if (counts := _counts(client, name)) is not None}
+    consumers = client.call(Call("GET", f"/consumers?page_size={TOPICS_COMPARED}", ConsumerPage)).consumers
+    return Sample(time.monotonic(), metrics, page.topics, page.next_cursor is not None, queues, consumers)
+
+
+def _counts(client: Client, queue: str) -> JobCounts | None:
+    try:
+        return client.jobs_page(queue, limit=1).counts
+    except ApiFailed as error:
+        if error.code not in ("topic_not_found", "not_a_queue"):
+            raise
+        return None  # deleted meanwhile
 
 
 def rates(before: Sample, now: Sample) -> list[tuple[TopicSummary, float]]:
@@ -159,7 +175,12 @@ def _show(address: str, before: Sample, now: Sample, rows: int, *, as_json: bool
     if as_json:
         topics = [{"topic": topic.topic, "records_per_s": round(rate, 3)} for topic, rate in busiest[:rows]]
         sample = {"records_per_s": round(total, 3), "syncs_per_s": round(syncs, 3), "topics": topics}
-        print(output.json_line(sample), end="", flush=True)
+        queues = [
+            {"queue": name, **msgspec.to_builtins(counts), "done_per_s": round(rate, 3)}
+            for name, counts, rate in _done_rates(before, now)
+        ]
+        behind = [msgspec.to_builtins(state) for state in _behind(now, rows)]
+        print(output.json_line({**sample, "queues": queues, "consumers": behind}), end="", flush=True)
         return
     if output.is_terminal():
         print("\x1b[2J\x1b[H", end="")  # the screen begins anew
@@ -180,3 +201,50 @@ def _show(address: str, before: Sample, now: Sample, rows: int, *, as_json: bool
         for topic, rate in busiest[:rows]
     ]
     output.print_table(Table(title, ("topic", "type", "class", "records/s>", "head>", "bytes>"), lines))
+    _print_queues(before, now)
+    _print_consumers(_behind(now, rows))
+
+
+def _print_queues(before: Sample, now: Sample) -> None:
+    if now.queues:
+        states = ("ready", "leased", "delayed", "failed", "dead_lettered")
+        columns = ("job queue", "done/s>", *(f"{state.replace('_', ' ')}>" for state in states))
+        of_queues = [
+            (printable(name), f"{rate:.1f}", *(str(getattr(counts, state)) for state in states))
+            for name, counts, rate in _done_rates(before, now)
+        ]
+        output.print_table(Table("job queues", columns, of_queues))
+
+
+def _print_consumers(behind: list[ConsumerState]) -> None:
+    if behind:
+        columns = ("consumer", "topic", "records behind>", "seconds behind>", "owner", "at risk")
+        of_consumers = [
+            (
+                printable(state.name),
+                printable(state.topic),
+                str(state.lag_records),
+                f"{state.lag_ms / 1000:.1f}",
+                printable(state.owner or ""),
+                "yes" if state.at_risk else "",
+            )
+            for state in behind
+        ]
+        output.print_table(Table("consumers that are behind", columns, of_consumers))
+
+
+def _done_rates(before: Sample, now: Sample) -> list[tuple[str, JobCounts, float]]:
+    """The job queues with the jobs done a second."""
+    duration_s = max(now.at_s - before.at_s, 1e-9)
+    found = []
+    for name, counts in now.queues.items():
+        known = before.queues.get(name)
+        done = counts.done_total - (known.done_total if known is not None else counts.done_total)
+        found.append((name, counts, max(0, done) / duration_s))
+    return found
+
+
+def _behind(now: Sample, rows: int) -> list[ConsumerState]:
+    """The consumers that have something to read, the latest first."""
+    late = [state for state in now.consumers if state.lag_records]
+    return sorted(late, key=lambda state: (-state.lag_ms, state.topic, state.name))[:rows]
