@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,16 +119,14 @@ class Line:
         self.socket.close()
 
 
-def closed_loop(lines: list[Line], requests: Iterator[bytes] | Mapping[Line, bytes], count: int) -> Load:
+def closed_loop(
+    lines: list[Line], requests: Iterator[bytes] | Mapping[Line, Iterator[bytes]], count: int
+) -> Load:
     """Send `count` requests, each as soon as the one before on its connection is answered.
 
-    They come from one row for all connections, or each connection has one that it sends again and again.
+    They come from one row for all connections, or each connection has a row of its own.
     """
-    sources: dict[Line, Iterator[bytes]]
-    if isinstance(requests, Mapping):
-        sources = {line: repeat(requests[line]) for line in lines}
-    else:
-        sources = dict.fromkeys(lines, requests)
+    sources = requests if isinstance(requests, Mapping) else dict.fromkeys(lines, requests)
     clock = time.perf_counter_ns
     latencies_ns = np.empty(count, np.int64)
     by_number = {line.socket.fileno(): line for line in lines}

@@ -126,7 +126,7 @@ def counted_writes(server: RunningServer, form: Form, load: Callable[[str, bytes
 
 def _check_stored(line: Line, key: str, acknowledged: int, under_way: int = 0) -> None:
     """All that was acknowledged must be there, and of the rest no more than was under way at the end."""
-    stored = _document(line.ask(http_request("GET", TOPIC_PATH, key=key)))["head_seq"]
+    stored = document(line.ask(http_request("GET", TOPIC_PATH, key=key)))["head_seq"]
     if not acknowledged <= stored <= acknowledged + under_way:
         raise WrongAnswer(f"{acknowledged} records were acknowledged, the topic has {stored}")
 
@@ -140,7 +140,7 @@ def reads(server: RunningServer, requests: int, stored: int) -> Job:
     lines = [Line(server.address, http_missing, READ_ANSWER_BYTES) for _ in range(CONNECTIONS)]
     bodies = [b'{"from_seq":%d,"limit":%d}' % (seq, READ_LIMIT) for seq in range(0, stored, READ_LIMIT)]
     wanted = [http_request("POST", TOPIC_PATH + "/diff", body) for body in bodies]
-    last = _document(line.ask(wanted[-1]))["records"]
+    last = document(line.ask(wanted[-1]))["records"]
     if [record["$seq"] for record in last] != list(range(stored - READ_LIMIT + 1, stored + 1)):
         raise WrongAnswer(f"the last {READ_LIMIT} of {stored} records did not come back")
 
@@ -184,7 +184,7 @@ def nats_writes(server: RunningServer, name: str, records: int, requests: int) -
     ]
     # Each connection has its own inbox, so each has its own request; in turn is as good as any order.
     texts = {
-        line: peer_wires.nats_publish(samples.payload(0), b"inbox.%d" % number, records)
+        line: repeat(peer_wires.nats_publish(samples.payload(0), b"inbox.%d" % number, records))
         for number, line in enumerate(lines)
     }
 
@@ -234,7 +234,7 @@ def _delivered(
     }
 
 
-def _document(answer: bytes) -> dict[str, Any]:
+def document(answer: bytes) -> dict[str, Any]:
     """The JSON object in an answer; the buffer of a line is longer than that."""
     text = answer[answer.index(b"\r\n\r\n") + 4 :].decode("latin-1")
     document: dict[str, Any] = json.JSONDecoder().raw_decode(text)[0]
@@ -244,4 +244,4 @@ def _document(answer: bytes) -> dict[str, Any]:
 def _syncs(line: Line, key: str) -> int:
     request = http_request("GET", "/v0/metrics", key=key)
     request = request.replace(b"\r\n\r\n", b"\r\nAccept: application/json\r\n\r\n")
-    return int(_document(line.ask(request))["wal"]["fsyncs"])
+    return int(document(line.ask(request))["wal"]["fsyncs"])

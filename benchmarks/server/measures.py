@@ -21,7 +21,16 @@ from typing import Any
 
 from benchmarks.engine import samples
 from benchmarks.queue.processes import Child, ChildFailed, run_together
-from benchmarks.server import load_jobs, peer_wires, python_jobs, queue_jobs, servers, wrk
+from benchmarks.server import (
+    load_jobs,
+    option_jobs,
+    peer_wires,
+    python_jobs,
+    queue_jobs,
+    reader_jobs,
+    servers,
+    wrk,
+)
 from benchmarks.server.load_jobs import CONNECTIONS, READ_LIMIT, Form, Numbers
 from benchmarks.server.servers import RunningServer
 
@@ -50,6 +59,17 @@ class Sizes:
     jobs: int = 100_000
     peer_jobs: int = 20_000
     handovers: int = 200
+    commits: int = 100_000
+    filtered_records: int = 100_000
+    filtered_reads: int = 20
+    watched_topics: int = 10_000
+    watched_rounds: int = 50
+    idle_consumers: int = 10_000
+    idle_s: float = 10.0
+    scheduled_jobs: int = 1_000_000
+    due_jobs: int = 1000
+    keys: int = 100_000
+    dead_letters: int = 100_000
 
 
 FULL = Sizes(
@@ -78,6 +98,17 @@ QUICK = Sizes(
     jobs=20_000,
     peer_jobs=5000,
     handovers=50,
+    commits=20_000,
+    filtered_records=20_000,
+    filtered_reads=10,
+    watched_topics=1000,
+    watched_rounds=10,
+    idle_consumers=1000,
+    idle_s=3.0,
+    scheduled_jobs=20_000,
+    due_jobs=200,
+    keys=20_000,
+    dead_letters=20_000,
 )
 
 
@@ -292,8 +323,25 @@ def _python(
 
 
 def _everlog_queue(bench: Bench) -> Numbers:
-    jobs = bench.on(servers.everlog, queue_jobs.everlog, "disk", bench.sizes.jobs)
-    return jobs | bench.on(servers.everlog, queue_jobs.handovers, bench.sizes.handovers)
+    sizes = bench.sizes
+    plain = bench.on(servers.everlog, queue_jobs.everlog, sizes.jobs)
+    keyed = bench.on(servers.everlog, queue_jobs.everlog, sizes.jobs, sizes.keys)
+    numbers = plain | {
+        "keyed_jobs_per_s": keyed["jobs_per_s"],
+        "keyed_share": keyed["jobs_per_s"] / plain["jobs_per_s"],
+        "keyed_cpu_us": keyed["jobs_cpu_us"],
+    }
+    numbers |= bench.on(servers.everlog, queue_jobs.handovers, sizes.handovers)
+    numbers |= bench.on(servers.everlog, option_jobs.delayed, sizes.scheduled_jobs, sizes.due_jobs)
+    return numbers | bench.on(servers.everlog, option_jobs.redriven, sizes.dead_letters)
+
+
+def _everlog_readers(bench: Bench) -> Numbers:
+    sizes = bench.sizes
+    numbers = bench.on(servers.everlog, reader_jobs.commits, sizes.commits)
+    numbers |= bench.on(servers.everlog, reader_jobs.filtered, sizes.filtered_records, sizes.filtered_reads)
+    numbers |= bench.on(servers.everlog, reader_jobs.patterns, sizes.watched_topics, sizes.watched_rounds)
+    return numbers | bench.on(servers.everlog, reader_jobs.idle_consumers, sizes.idle_consumers, sizes.idle_s)
 
 
 def _redis_queue(bench: Bench) -> Numbers:
@@ -318,6 +366,7 @@ MEASURES = (
     Measure("diff", {"everlog": _everlog_diff, "redis": _redis_diff}),
     Measure("watch", {"everlog": _everlog_watch, "redis": _redis_watch, "nats": _nats_watch}),
     Measure("idle", {"everlog": _everlog_idle}),
+    Measure("readers", {"everlog": _everlog_readers}),
     Measure("queue", {"everlog": _everlog_queue, "redis": _redis_queue, "nats": _nats_queue}),
     Measure(
         "python",

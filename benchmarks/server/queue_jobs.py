@@ -6,7 +6,6 @@ Jobs for one pinned process. Every job that is counted was given out once and ac
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import select
 import socket
@@ -65,15 +64,24 @@ class _WorkerLine(Line):
         return bytes(self._buffer[: self._answer_bytes])
 
 
-@contextmanager
-def everlog(server: RunningServer, durability: str, jobs: int) -> Job:
-    """Claims and acks over one connection for each worker."""
+def filled(server: RunningServer, jobs: int, members: Callable[[int], bytes] = lambda _: b"") -> Line:
+    """A job queue with so many jobs; `members` gives what a record says besides its data."""
     line = Line(server.address, http_missing, READ_ANSWER_BYTES)
-    config = json.dumps({"type": "queue", "durability": durability}).encode()
-    line.ask(http_request("PUT", QUEUE_PATH, config))
-    fill = http_request("POST", QUEUE_PATH + "?return_seqs=false", append_body(FILL_RECORDS))
-    for _ in range(jobs // FILL_RECORDS):
-        line.ask(fill)
+    line.ask(http_request("PUT", QUEUE_PATH, b'{"type":"queue","durability":"disk"}'))
+    for first in range(0, jobs, FILL_RECORDS):
+        records = b",".join(
+            b'{"data":%b%b}' % (samples.payload(number), members(number))
+            for number in range(first, first + FILL_RECORDS)
+        )
+        body = b'{"records":[%b]}' % records
+        line.ask(http_request("POST", QUEUE_PATH + "?return_seqs=false", body))
+    return line
+
+
+@contextmanager
+def everlog(server: RunningServer, jobs: int, keys: int = 0) -> Job:
+    """Claims and acks over one connection for each worker; jobs share so many keys with a limit of 1."""
+    filled(server, jobs, lambda number: b',"concurrency_key":"k%d"' % (number % keys) if keys else b"")
     workers = [_WorkerLine(server, b"worker-%d" % number) for number in range(WORKERS)]
 
     def run() -> Numbers:
@@ -122,10 +130,10 @@ def handovers(server: RunningServer, rounds: int) -> Job:
 
     def run() -> Numbers:
         waits_ns = np.empty(rounds, np.int64)
-        holder = _stream(server, 0)
+        holder = work_stream(server, "node=worker-0")
         _await_job(holder)
         for number in range(rounds):
-            successor = _stream(server, number + 1)
+            successor = work_stream(server, f"node=worker-{number + 1}")
             started_ns = time.perf_counter_ns()
             # Gone as a killed process goes: without a word.
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
@@ -142,10 +150,10 @@ def handovers(server: RunningServer, rounds: int) -> Job:
     yield run
 
 
-def _stream(server: RunningServer, number: int) -> socket.socket:
-    """A worker that waits for a job."""
+def work_stream(server: RunningServer, query: str) -> socket.socket:
+    """A worker that waits for jobs."""
     stream = socket.create_connection(server.address, timeout=FETCH_TIMEOUT_S)
-    stream.sendall(http_request("GET", f"{QUEUE_PATH}/work?node=worker-{number}"))
+    stream.sendall(http_request("GET", f"{QUEUE_PATH}/work?{query}"))
     _await(stream, b"retry: 2000")
     return stream
 

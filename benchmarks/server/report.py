@@ -37,6 +37,7 @@ def sections(sizes: Sizes) -> tuple[Section, ...]:
             ),
         ),
         _watch_section(sizes),
+        _readers_section(sizes),
         Section(
             "Jobs: 50 workers take ten at a time and acknowledge them (bare sockets; redis-py; nats-py)",
             (
@@ -46,6 +47,21 @@ def sections(sizes: Sizes) -> tuple[Section, ...]:
                 Row("times NATS, a work queue", "jobs_per_s", "x", at_least(1), versus="nats"),
                 Row("job of a killed connection at the next worker, p50", "handover_p50_ms", "ms"),
                 Row("the same, p99", "handover_p99_ms", "ms", at_most(10)),
+                Row(
+                    f"{short(sizes.keys)} keys with a limit of 1 each: jobs",
+                    "keyed_jobs_per_s",
+                    "k/s",
+                    scale=KILO,
+                ),
+                Row("the same: server CPU a job", "keyed_cpu_us", "us"),
+                Row("the same: share of the jobs without keys", "keyed_share", "x", at_least(0.9)),
+                Row(
+                    f"{short(sizes.scheduled_jobs)} jobs wait for their time: lateness, p50",
+                    "late_p50_ms",
+                    "ms",
+                ),
+                Row("the same, p99", "late_p99_ms", "ms", at_most(10)),
+                Row(f"redrive of {short(sizes.dead_letters)} dead letters", "redrive_s", "s", at_most(5)),
             ),
         ),
         Section(
@@ -136,6 +152,35 @@ def _watch_section(sizes: Sizes) -> Section:
                 at_most(300) if idle == FULL.idle_watchers else None,
             ),
             Row("an idle watcher", "idle_watcher_kib", "KiB"),
+        ),
+    )
+
+
+def _readers_section(sizes: Sizes) -> Section:
+    scanned, topics = short(sizes.filtered_records), short(sizes.watched_topics)
+    return Section(
+        "Readers with a name, a filter or a pattern",
+        (
+            Row("commits of consumers, 16 connections", "commit_per_s", "k/s", at_least(20), scale=KILO),
+            Row("the same: server CPU a commit", "commit_cpu_us", "us"),
+            Row(
+                f"diff with a filter on data, none of {scanned} passes: records",
+                "filter_data_per_s",
+                "M/s",
+                at_least(2),
+                scale=MEGA,
+            ),
+            Row("the same, a filter on the tag: records", "filter_tag_per_s", "M/s", at_least(2), scale=MEGA),
+            Row(f"watch of {topics} topics by a pattern: server CPU a change", "pattern_change_cpu_us", "us"),
+            Row("watch of those that change by their names", "named_change_cpu_us", "us"),
+            Row("change and pattern: times change and names", "pattern_share", "x", at_most(1.1)),
+            Row(
+                f"{short(sizes.idle_consumers)} idle consumers: share of a core",
+                "idle_consumers_core",
+                "%",
+                at_most(1),
+                scale=100,
+            ),
         ),
     )
 

@@ -10,7 +10,7 @@ import json
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,6 +28,7 @@ from benchmarks.server.load import (
 
 CAUGHT_UP_FRAME = b"event: caught-up"
 FRAME_BYTES = 16 * 1024
+SESSION_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,29 @@ def event_streams(address: Address, topic: str, count: int) -> Iterator[Watching
                 seen += piece_of(stream)
         line.close()
         yield Watching(streams, b"event: record")
+
+
+@contextmanager
+def stream_of(address: Address, topics: Mapping[str, object]) -> Iterator[socket.socket]:
+    """One stream of events of these topics and patterns, at the heads of all of them."""
+    line = Line(address, http_missing, SESSION_BYTES)
+    body = json.dumps({"topics": topics}).encode()
+    answer = line.ask(http_request("POST", "/v0/watch", body))
+    session = json.JSONDecoder().raw_decode(answer[answer.index(b"\r\n\r\n") + 4 :].decode("latin-1"))[0]
+    line.close()
+    with opened_sockets(address, 1) as (stream,):
+        stream.sendall(http_request("GET", session["stream_url"]))
+        rest = b""
+        for _ in session["topics"]:
+            rest = await_text(stream, CAUGHT_UP_FRAME, rest)
+        yield stream
+
+
+def await_text(stream: socket.socket, text: bytes, rest: bytes = b"") -> bytes:
+    """Read up to `text`, beginning with what was read before; returns what is behind it."""
+    while (at := rest.find(text)) < 0:
+        rest = rest[-len(text) :] + piece_of(stream)
+    return rest[at + len(text) :]
 
 
 @contextmanager
