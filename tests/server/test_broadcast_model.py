@@ -10,6 +10,7 @@ from typing import Any, cast
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from everlog.api_types import ConsumerAtRisk
 from everlog.server.app import App
 from everlog.server.fan_out import WATCHERS_PER_CLOCK, Batch, FanOut, ReadOptions, WatchCursor, Watcher
 from everlog.server.sse import record_lines
@@ -102,6 +103,9 @@ class RecordingWatcher(Watcher):
             return False
         self.events.append("shared")
         return True
+
+    def warn(self, risk: ConsumerAtRisk) -> None:
+        raise AssertionError("no consumer is followed")
 
     def advise(self, names: list[str], retry_after_ms: int) -> None:
         raise AssertionError("nothing is paused")

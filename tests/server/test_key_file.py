@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from everlog.client import ApiFailed, Client
 from everlog.errors import InvalidConfig
-from everlog.server.auth import ALL_SCOPES, Key, Scope
+from everlog.server.auth import ALL_SCOPES, Key, KeyRing, Scope
 from everlog.server.key_file import read_key_file
 from everlog.server.serve import TopicsServer
 from everlog.server.settings import ServerSettings
@@ -150,6 +153,53 @@ def test_the_streams_of_a_removed_key_end(tmp_path: Path) -> None:
         written(tmp_path, ADMIN)
         server.call(server.server.reload_keys)
         assert '"code":"unauthorized"' in stream.result(10).text
+
+
+def test_every_kind_of_stream_ends_when_its_key_is_removed(tmp_path: Path) -> None:
+    path = written(tmp_path, ADMIN + '[[key]]\nname = "s"\nkey = "s"\n')
+    with running(api_keys_file=path) as server:
+        api = server.api("s")
+        taken(api.put("q", type="queue"), 201)
+        session = taken(api.request("POST", "/v0/watch", {"topics": {"q": {}}}))
+        streams = [
+            server.background(server.api("s"), lambda api, path=path: api.request("GET", path))  # type: ignore[misc]
+            for path in (session["stream_url"], "/v0/topics/q/work?node=w")
+        ]
+        host, port = server.server.address
+        with Client(f"http://{host}:{port}", key="s") as client, client.socket() as socket:
+            server.until(
+                lambda: server.server._connections().items() >= {"sse": 1, "ws": 1, "work": 1}.items()
+            )
+            written(tmp_path, ADMIN)
+            server.call(server.server.reload_keys)
+            for stream in streams:
+                assert '"code":"unauthorized"' in stream.result(10).text
+            with pytest.raises(ApiFailed, match="removed or has expired"):
+                list(socket)
+
+
+def test_an_expired_key_is_not_valid_for_its_streams() -> None:
+    key = Key(1, ALL_SCOPES, (), name="s", expires_s=time.time() + 60)
+    expired = replace(key, number=2, expires_s=time.time() - 1)
+    ring = KeyRing({b"1" * 32: key, b"2" * 32: expired})
+    assert ring.is_valid(key)
+    assert not ring.is_valid(expired)
+
+
+def test_metrics_name_keys_by_their_names_and_a_bound_key_sees_its_own(tmp_path: Path) -> None:
+    path = written(tmp_path, ADMIN + READER)
+    with running(keys="listed-secret", api_keys_file=path) as server:
+        admin, reader = server.api("secret-a"), server.api("r")
+        taken(admin.append("t"), 201)
+        text = admin.request("GET", "/v0/metrics").text
+        assert 'topics_key_requests_total{key="admin"} 2.0' in text
+        assert 'topics_key_topics{key="admin"} 1.0' in text
+        assert 'topics_key_streams{key="reader"} 0.0' in text
+        assert 'topics_key_requests_total{key="key 1"} 0.0' in text
+        assert not re.search("secret|listed", text)
+        own = reader.request("GET", "/v0/metrics").text
+        assert 'key="reader"' in own
+        assert 'key="admin"' not in own
 
 
 def test_a_hangup_rereads_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from everlog.api_types import ConsumerAtRisk
 from everlog.server.auth import KeyRing
 from everlog.server.settings import ServerSettings
 from everlog.server.watch_journal import FRAMES_MAX, FrameJournal
@@ -310,5 +311,35 @@ def test_a_watch_of_a_consumer_is_warned_before_retention_passes_it() -> None:
             pass
         for each in (stream, plain, late):
             each.close()
+
+    play(scenario)
+
+
+def test_a_socket_of_a_consumer_is_warned_before_retention_passes_it() -> None:
+    async def scenario(server: WatchServer) -> None:
+        server.engine.put_topic("t", TopicConfig(cap_records=100))
+        append(server, "t", *range(100))
+        server.engine.consumers.put("t", "c", Start(seq=20))
+        client, plain = await server.talk(), await server.talk()
+        await client.send("subscribe", topic="t", consumer="c")
+        await plain.send("subscribe", topic="t", tail=True)
+        await client.until_op("caught_up")
+        await plain.until_op("caught_up")
+        append(server, "t", *range(12))
+        risk = (await client.until_op("consumer_at_risk"))[-1]
+        assert (risk["topic"], risk["consumer"], risk["cursor"]) == ("t", "c", 19)
+        assert risk["evict_floor"] - 1 <= risk["cursor"], "nothing that it has not read is gone"
+        await client.send("subscribe", topic="t", consumer="c")
+        again = await client.until_op("consumer_at_risk")
+        assert (again[0]["op"], again[-1]) == ("subscribed", risk), "nothing comes before the reply"
+        await client.send("unsubscribe", topic="t")
+        await client.until_op("unsubscribed")
+        server.engine.consumers.on_at_risk(ConsumerAtRisk("t", "c", 19, 20, 112))  # type: ignore[misc]
+        await client.send("ping")
+        await client.take("pong")
+        await plain.send("ping")
+        assert "consumer_at_risk" not in [push["op"] for push in await plain.until_op("pong")]
+        await client.close()
+        await plain.close()
 
     play(scenario)

@@ -374,6 +374,11 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
         "cursor": "the highest seq that it has committed",
         "evict_floor": "records below it were evicted",
     },
+    "ConsumerAtRiskPush": {
+        "consumer": "the consumer whose cursor the entry began at",
+        "cursor": "the highest seq that it has committed",
+        "evict_floor": "records below it were evicted",
+    },
     "TopicCreated": {"head_seq": "its newest seq when it joined"},
     "TopicCreatedPush": {"head_seq": "its newest seq when it joined"},
     "Watched": {"from_seq": "reading begins behind this seq"},

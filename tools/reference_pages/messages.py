@@ -94,6 +94,10 @@ class TopicCreatedPush(TopicCreated, frozen=True, tag_field="op", tag="topic_cre
     """A topic has appeared that a pattern matches."""
 
 
+class ConsumerAtRiskPush(ConsumerAtRisk, frozen=True, tag_field="op", tag="consumer_at_risk"):
+    """Retention is about to pass the consumer that an entry names, or has."""
+
+
 EVENTS: dict[str, type[Struct]] = {
     "record": Records,
     "tombstone": Tombstone,
@@ -110,5 +114,5 @@ WORK_EVENTS: dict[str, type[Struct]] = {"job": JobFrame, "error": StreamError}
 
 REPLIES: tuple[type[Struct], ...] = (Subscribed, Unsubscribed, Ack, Pong, SocketError)
 PUSHES: tuple[type[Struct], ...] = (
-    *(RecordPush, TombstonePush, CaughtUpPush, TopicDeletedPush, TopicCreatedPush),
+    *(RecordPush, TombstonePush, CaughtUpPush, TopicDeletedPush, TopicCreatedPush, ConsumerAtRiskPush),
 )

@@ -20,6 +20,7 @@ import wsproto.events as ws
 from everlog.api_types import (
     Appended,
     CaughtUp,
+    ConsumerAtRisk,
     NewRecord,
     Records,
     Tombstone,
@@ -57,6 +58,7 @@ _PUSHED: Final[dict[str, type[WatchEvent]]] = {
     "tombstone": Tombstone,
     "topic_deleted": TopicGone,
     "topic_created": TopicCreated,
+    "consumer_at_risk": ConsumerAtRisk,
 }
 
 

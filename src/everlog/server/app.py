@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Final
@@ -181,6 +182,7 @@ class App:
         self._paths: set[str] = set()
         self.answered = RequestCounts(is_logged=settings.access_log)
         self._in_flight: dict[int, int] = {}
+        self.requests_of_keys: Counter[int] = Counter()  # by the number of the key
         self._has_keys = settings.api_keys.enabled
         self.topics_of_keys = KeyCap(
             "topics",
@@ -339,6 +341,7 @@ class App:
                 f"{running} requests of this key are in progress", "max_inflight_per_key", limit
             )
         self._in_flight[key.number] = running + 1
+        self.requests_of_keys[key.number] += 1
         call.key = key
         call.holds_slot = True
 

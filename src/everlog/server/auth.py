@@ -56,13 +56,18 @@ class Key:
     prefixes: tuple[bytes, ...]
     """The names it may touch begin with one of these; empty means any name."""
     name: str = ""
-    """How logs call it; only keys of a file have one."""
+    """Only keys of a file have one."""
     expires_s: float | None = None
     """When it stops working, in seconds since the epoch."""
     max_topics: int | None = None
     max_streams: int | None = None
     max_bytes: int | None = None
     """Instead of the caps for all keys; None: those hold, and there is none on bytes."""
+
+    @property
+    def shown(self) -> str:
+        """How logs and metrics call it."""
+        return self.name or f"key {self.number}"
 
     def allows(self, scope: Scope) -> bool:
         """Whether the key has every one of the given scopes."""
@@ -92,6 +97,11 @@ class KeyRing:
         """A ring of these keys and those of a file."""
         own = dict(zip(self._digests, self._keys[1:], strict=True))
         return KeyRing({**{digest: key for digest, key in own.items() if key is not None}, **keys})
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """All of them; those that have expired are there until the file is read again."""
+        return tuple(key for key in self._keys if key is not None)
 
     @property
     def next_number(self) -> int:

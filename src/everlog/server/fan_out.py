@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
+from everlog.api_types import ConsumerAtRisk
 from everlog.errors import Closed, EverlogError, TopicNotFound
 from everlog.server.app import App
 from everlog.server.errors import ApiError
@@ -209,6 +210,10 @@ class Watcher(ABC):
         """Say that these topics have something new that is not pushed for now; it can be read."""
 
     @abstractmethod
+    def warn(self, risk: ConsumerAtRisk) -> None:
+        """Say that a consumer whose cursor it began at may lose records; see `FanOut.follow_consumer`."""
+
+    @abstractmethod
     def fail(self, error: Exception) -> None:
         """End because `deliver` or `send_shared` raised."""
 
@@ -267,6 +272,7 @@ class FanOut:
         self._app = app
         self._topics: dict[str, _TopicWatchers] = {}
         self._prefixes: dict[str, dict[Watcher, None]] = {}
+        self._of_consumers: dict[tuple[str, str], dict[Watcher, None]] = {}  # by topic and consumer
         self._is_following = False
         self._changed: list[_TopicWatchers] = []
         # Topics under broadcast, each with the watchers that were not served yet.
@@ -322,6 +328,27 @@ class FanOut:
                 for watcher in self._prefixes.get(name[:size], ()):
                     watcher.topic_created(name)
                     self.serve_soon(watcher)
+
+    def follow_consumer(self, topic: str, consumer: str, watcher: Watcher) -> None:
+        """Warn a watcher when the consumer is at risk, and now if it is."""
+        consumers = self._app.ready_engine().consumers
+        consumers.on_at_risk = self._warn
+        self._of_consumers.setdefault((topic, consumer), {})[watcher] = None
+        risk = consumers.risk(topic, consumer)
+        if risk is not None:
+            watcher.warn(risk)
+
+    def unfollow_consumer(self, topic: str, consumer: str, watcher: Watcher) -> None:
+        """Undo a `follow_consumer`; an unknown watcher is no error."""
+        watchers = self._of_consumers.get((topic, consumer))
+        if watchers is not None:
+            watchers.pop(watcher, None)
+            if not watchers:
+                del self._of_consumers[topic, consumer]
+
+    def _warn(self, risk: ConsumerAtRisk) -> None:
+        for watcher in tuple(self._of_consumers.get((risk.topic, risk.consumer), ())):
+            watcher.warn(risk)
 
     def forget(self, watcher: Watcher) -> None:
         """Deliver no more to a watcher that has ended."""

@@ -10,7 +10,7 @@ from enum import Enum
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -84,16 +84,27 @@ class _Form(Enum):
     JSON = b"application/json"
 
 
+class KeyUse(NamedTuple):
+    """What a key was used for."""
+
+    name: str
+    requests: int
+    streams: int
+    topics: int
+
+
 class ProbeRoutes:
-    """Handlers of health, ready and metrics. `gauges` gives what only the server knows."""
+    """Handlers of health, ready and metrics. `gauges` and `streams_of` give what only the server knows."""
 
     def __init__(
         self,
         app: App,
         gauges: Callable[[], dict[str, int]],
         connections: Callable[[], dict[str, int]] = dict,
+        streams_of: Callable[[Key], int] = lambda _: 0,
     ) -> None:
         self._app = app
+        self._streams_of = streams_of
         self._gauges = gauges
         self.connections = connections
         for path in ("/v0/health", "/healthz"):
@@ -278,6 +289,15 @@ class ProbeRoutes:
             TOPIC_METRICS_MAX, lambda name: key is None or key.allows_name(name.encode())
         )
 
+    def keys_shown(self, key: Key | None) -> Iterator[KeyUse]:
+        """The keys of the server; one that is bound to prefixes sees itself only."""
+        app = self._app
+        for each in app.settings.api_keys.keys:
+            if key is None or not key.prefixes or each.number == key.number:
+                topics = len(app.topics_of_keys.names_of(each))
+                requests = app.requests_of_keys[each.number]
+                yield KeyUse(each.shown, requests, self._streams_of(each), topics)
+
     def schedules_late_s(self) -> float:
         """How long the schedule that waits longest is overdue."""
         engine = self._app.engine
@@ -345,6 +365,7 @@ class _Metrics(Collector):
         yield from self._delivery_metrics(self._probes.delivery())
         yield from self._router_metrics()
         yield from self._consumer_metrics()
+        yield from self._key_metrics()
         text = "how long the schedule that waits longest is overdue"
         yield GaugeMetricFamily("topics_schedules_late_seconds", text, value=self._probes.schedules_late_s())
 
@@ -430,6 +451,20 @@ class _Metrics(Collector):
         yield from (records, seconds)
         text = "consumers that have lost records to eviction, or soon will"
         yield GaugeMetricFamily("topics_consumers_at_risk", text, value=at_risk)
+
+    def _key_metrics(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "topics_key_requests", "requests with a key, its streams aside", labels=["key"]
+        )
+        streams = GaugeMetricFamily("topics_key_streams", "streams of a key that are open", labels=["key"])
+        topics = GaugeMetricFamily(
+            "topics_key_topics", "topics that a key has created since the start", labels=["key"]
+        )
+        for use in self._probes.keys_shown(self._key):
+            requests.add_metric([use.name], use.requests)
+            streams.add_metric([use.name], use.streams)
+            topics.add_metric([use.name], use.topics)
+        yield from (requests, streams, topics)
 
     @staticmethod
     def _delivery_metrics(delivery: DeliveryCounts) -> Iterator[Metric]:

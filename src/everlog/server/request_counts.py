@@ -173,7 +173,7 @@ def _log(call: Call, route: str, status: int, duration_ns: int, trace: tracing.T
         "route": route,
         "status": status,
         "duration_ms": round(duration_ns / 1e6, 3),
-        "key": None if call.key is None else call.key.name or f"key {call.key.number}",
+        "key": None if call.key is None else call.key.shown,
         "request_bytes": len(request.body),
         **({} if trace is None else {"trace_id": trace.trace_id}),
     }

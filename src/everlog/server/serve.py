@@ -158,7 +158,7 @@ class TopicsServer:
         windows = ClaimWindows(app, loop)
         JobRoutes(app, windows)
         self._work = WorkRoutes(app, windows, slots=slots)
-        self.probes = ProbeRoutes(app, self._gauges, self._connections)
+        self.probes = ProbeRoutes(app, self._gauges, self._connections, slots.of_key)
         self._overview = OverviewRoutes(app, self._gauges, is_memory=self.is_memory)
         queues = QueueRoutes(app)
         MarketRoutes(app, queues)

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 from wsproto.frame_protocol import CloseReason
 
+from everlog.api_types import ConsumerAtRisk
 from everlog.errors import Closed, EverlogError, TopicNotFound
 from everlog.native.topics.log import SEQS_LISTED, SEQS_NULL
 from everlog.server import sse
@@ -76,11 +77,12 @@ log = logging.getLogger("everlog.server.websocket")
 class Subscription(WatchCursor):
     """The cursor of one socket in one topic."""
 
-    __slots__ = ("is_active",)
+    __slots__ = ("consumer", "is_active")
 
     def __init__(self, start: WatchStart) -> None:
         state = start.state
         super().__init__(state.topic, start.seq, state.epoch, state.head_seq, start.options)
+        self.consumer = start.consumer
         self.is_active = False  # not before the reply that confirms it
 
 
@@ -102,6 +104,7 @@ class SocketSession(Watcher):
         self._due: dict[str, Subscription] = {}  # those to look at, the first one first
         self._patterns: dict[str, Pattern] = {}  # by prefix
         self._appeared: deque[str] = deque()  # topics that patterns match, not followed yet
+        self._risks: dict[str, ConsumerAtRisk] = {}  # by topic: of its consumer, to be pushed
         self._unanswered = 0
         self._replies: deque[Callable[[], bytes]] = deque()
         self._sending_is_due = False
@@ -318,6 +321,8 @@ class SocketSession(Watcher):
         for subscription in current:
             subscription.is_active = True
             self._due[subscription.name] = subscription
+            if subscription.consumer is not None:
+                self._routes.fan_out.follow_consumer(subscription.name, subscription.consumer, self)
         self._serve_soon()
 
     def _unsubscribe(self, command: Unsubscribe, echo: bytes) -> None:
@@ -333,9 +338,13 @@ class SocketSession(Watcher):
     def _drop(self, name: str) -> None:
         """Follow a topic no more; not following it is no error."""
         self.at_head = None
-        if self._subscriptions.pop(name, None) is not None:
+        subscription = self._subscriptions.pop(name, None)
+        if subscription is not None:
             self._due.pop(name, None)
+            self._risks.pop(name, None)
             self._routes.fan_out.leave(name, self)
+            if subscription.consumer is not None:
+                self._routes.fan_out.unfollow_consumer(name, subscription.consumer, self)
 
     def _drop_pattern(self, prefix: str) -> None:
         """Follow no topic any more that this pattern matches and no other one does."""
@@ -408,6 +417,11 @@ class SocketSession(Watcher):
         cursor.seq, cursor.head_seq = batch.to_seq, batch.head_seq
         return True
 
+    def warn(self, risk: ConsumerAtRisk) -> None:
+        """Push soon that a consumer may lose records."""
+        self._risks[risk.topic] = risk
+        self._serve_soon()
+
     def advise(self, names: list[str], retry_after_ms: int) -> None:
         """Say that these topics are not pushed for now."""
         if self._socket.room >= PUSHES_PER_READ:
@@ -417,7 +431,7 @@ class SocketSession(Watcher):
 
     def _serve_soon(self) -> None:
         """Ask for a turn; without room there is nothing to do in it, and `room_made` asks again."""
-        if (self._due or self._appeared) and self._socket.room >= PUSHES_PER_READ:
+        if (self._due or self._appeared or self._risks) and self._socket.room >= PUSHES_PER_READ:
             self._routes.fan_out.serve_soon(self)
 
     def deliver(self) -> None:
@@ -428,6 +442,9 @@ class SocketSession(Watcher):
             self._render_replies()
             # No commands inside a turn of the watchers: nothing may change in it.
             self._send_replies_soon()
+        while self._risks and self._socket.room >= PUSHES_PER_READ:
+            self._push("consumer_at_risk", sse.at_risk_lines(self._risks.pop(next(iter(self._risks)))))
+            self._socket.flush()
         for _ in range(READS_PER_PUMP):
             if self._appeared and self._socket.room >= PUSHES_PER_READ:
                 self._join_appeared()

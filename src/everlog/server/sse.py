@@ -97,9 +97,9 @@ def topic_deleted_lines(topic: bytes, head_seq: int) -> bytes:
     return b'event: topic-deleted\ndata: {"topic":%b,"head_seq":%d,"reason":"deleted"}\n' % (topic, head_seq)
 
 
-def at_risk_frame(risk: ConsumerAtRisk) -> bytes:
-    """A consumer that the watch names may lose records; a whole frame, without an id."""
-    return b"event: consumer-at-risk\ndata: %b\n\n" % _json.encode(risk)
+def at_risk_lines(risk: ConsumerAtRisk) -> bytes:
+    """A consumer that the watch names may lose records."""
+    return b"event: consumer-at-risk\ndata: %b\n" % _json.encode(risk)
 
 
 def error(code: str | int, message: str, **more: Any) -> bytes:

@@ -92,6 +92,10 @@ class StreamSlots:
         self._by_key: dict[int, int] = {}
         self.taken = 0
 
+    def of_key(self, key: Key) -> int:
+        """How many of them a key has open."""
+        return self._by_key.get(key.number, 0)
+
     def take(self, key: Key | None) -> None:
         """Count one more stream, or refuse it if a cap is reached."""
         most, most_per_key = self._settings.max_sse_connections, self._settings.max_sse_connections_per_key

@@ -166,7 +166,7 @@ class WatchSessions:
         heartbeat_ms = self._heartbeat_ms(body.heartbeat_ms)
         session = Session(wid, key, positions, options, heartbeat_ms, resolved.patterns)
         session.consumers = {
-            name: entry.consumer for name, entry in body.topics.items() if entry.consumer is not None
+            name: start.consumer for name, start in resolved.starts.items() if start.consumer is not None
         }
         self._sessions[wid] = session
         self._of_keys.created(key, wid)

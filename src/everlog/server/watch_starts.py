@@ -33,6 +33,8 @@ class WatchStart(NamedTuple):
     state: TopicState
     seq: int
     options: ReadOptions
+    consumer: str | None = None
+    """Whose cursor it is."""
 
 
 class Pattern(NamedTuple):
@@ -183,7 +185,7 @@ def _start(engine: Engine, state: TopicState, entry: WatchedBody, options: ReadO
         options = options._replace(
             nodes=options.nodes or tuple(sorted(set(reading.nodes))), filter=options.filter or reading.filter
         )
-        return WatchStart(state, reading.cursor, options)
+        return WatchStart(state, reading.cursor, options, entry.consumer)
     if entry.from_time_ms is not None:
         return WatchStart(state, engine.first_of_time(state.topic, entry.from_time_ms), options)
     return WatchStart(state, state.head_seq if entry.tail else entry.cursor, options)

@@ -94,14 +94,12 @@ class WatchStream(Watcher):
             self._routes.timers, self._session.heartbeat_ms / 1000, lambda: self.output_s, self._beat
         )
         self._routes.fan_out.serve_soon(self)
-        for name, consumer in self._session.consumers.items():
-            risk = self._routes.app.ready_engine().consumers.risk(name, consumer)
-            if risk is not None:
-                self.warn(risk)
+        for named in self._session.consumers.items():
+            self._routes.fan_out.follow_consumer(*named, self)
 
     def warn(self, risk: ConsumerAtRisk) -> None:
         """Say that a consumer of this watch may lose records."""
-        self._write(sse.at_risk_frame(risk))
+        self._write(sse.at_risk_lines(risk) + b"\n")
 
     # --- Patterns ----------------------------------------------------------------------------------------
 
@@ -441,6 +439,8 @@ class WatchStream(Watcher):
             fan_out.leave(cursor.name, self)
         for pattern in self._session.patterns:
             fan_out.unfollow(pattern.prefix, self)
+        for named in self._session.consumers.items():
+            fan_out.unfollow_consumer(*named, self)
         fan_out.forget(self)
         self._routes.stream_ended(self, self._session)
 
@@ -461,7 +461,6 @@ class WatchRoutes:
         self.sessions = WatchSessions(app)
         self.fan_out = FanOut(app)
         self.streams: set[WatchStream] = set()
-        self._of_consumers: dict[tuple[str, str], set[WatchStream]] = {}  # by topic and consumer
         app.add("POST", "/v0/watch", Route(Scope.READ, self.sessions.create))
         app.add("GET", "/v0/watch/:name", Route(Scope(0), self.open_stream, checks_key=True))
 
@@ -490,24 +489,11 @@ class WatchRoutes:
         watch = WatchStream(self, session, stream)
         self.sessions.stream_opened(session)
         self.streams.add(watch)
-        for named in session.consumers.items():
-            self._of_consumers.setdefault(named, set()).add(watch)
-        if session.consumers:
-            self.app.ready_engine().consumers.on_at_risk = self._warn
         watch.start()
-
-    def _warn(self, risk: ConsumerAtRisk) -> None:
-        for watch in tuple(self._of_consumers.get((risk.topic, risk.consumer), ())):
-            watch.warn(risk)
 
     def stream_ended(self, watch: WatchStream, session: Session) -> None:
         """Release the slot and the session of a stream."""
         self.streams.discard(watch)
-        for named in session.consumers.items():
-            watching = self._of_consumers.get(named, set())
-            watching.discard(watch)
-            if not watching:
-                self._of_consumers.pop(named, None)
         self.slots.give_back(session.key)
         self.sessions.stream_closed(session)
 

@@ -76,6 +76,39 @@ def test_lags_are_exact_after_deletes_eviction_and_age() -> None:
         assert (state.lag_records, state.lag_ms, state.at_risk) == (0, 0, False)
 
 
+def test_a_consumer_is_at_risk_within_a_tenth_of_what_is_left() -> None:
+    with opened(None) as engine:
+        engine.put_topic("t", TopicConfig(cap_records=101))
+        engine.append("t", [record_of(number) for number in range(101)])
+        consumers = engine.consumers
+        consumers.put("t", "first")
+        assert not consumers.show("t", "first").state.at_risk, "nothing has been evicted"
+        engine.append("t", [record_of(number) for number in range(99)])
+        assert engine.state("t").evict_floor == 100
+        for cursor, at_risk in ((98, True), (99, True), (100, True), (109, True), (110, False), (200, False)):
+            consumers.reset("t", "first", Start(seq=cursor + 1))
+            assert consumers.show("t", "first").state.at_risk is at_risk, cursor
+
+
+def test_a_consumer_at_the_head_is_not_warned_of_what_was_evicted_behind_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = TestClock()
+    with opened(None, clock) as engine:
+        append(engine, 5, ttl_ms=1000)
+        consumers = engine.consumers
+        consumers.put("t", "done", Start("latest"))
+        consumers.put("t", "behind")
+        clock.advance_ns(3_000_000_000)
+        state = consumers.show("t", "done").state
+        # The floor is behind the head, where the cursor is: below the floor, as the contract has it.
+        assert (state.lag_records, state.at_risk) == (0, True)
+        assert consumers.lags(10, lambda _: True)[1] == 1, "only one has lost anything"
+        assert consumers.risk("t", "done") is None
+        consumers.warn()
+    assert [record.args[0] for record in caplog.records if record.args] == ["behind"]  # type: ignore[index]
+
+
 def test_a_second_owner_fences_the_first() -> None:
     clock = TestClock()
     with opened(None, clock) as engine:

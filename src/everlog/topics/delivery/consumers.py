@@ -234,7 +234,7 @@ class Consumers:
                 continue
             sweep(self._core, topic, now_ms)
             for consumer in topic.consumers.by_name.values():
-                at_risk += _is_at_risk(topic, consumer.cursor)
+                at_risk += _may_lose(topic, consumer.cursor)
                 if len(states) < limit:
                     states.append(self._state(topic, consumer))
         return states, at_risk
@@ -255,8 +255,8 @@ class Consumers:
                 continue
             left -= len(topic.consumers)
             for consumer in topic.consumers.by_name.values():
-                is_at_risk = _is_at_risk(topic, consumer.cursor)
-                if is_at_risk and not consumer.is_warned:
+                may_lose = _may_lose(topic, consumer.cursor)
+                if may_lose and not consumer.is_warned:
                     log.warning(
                         "consumer %r of topic %r is %s: its cursor is %d, records below %d are evicted, the "
                         "head is %d; let it catch up, raise the caps, or give it a hold",
@@ -271,14 +271,14 @@ class Consumers:
                     )
                     if self.on_at_risk is not None:
                         self.on_at_risk(_risk_of(topic, consumer))
-                consumer.is_warned = is_at_risk
+                consumer.is_warned = may_lose
 
     def risk(self, topic_name: str, name: str) -> ConsumerAtRisk | None:
         """What a consumer is about to lose, or has lost; None if it is safe or absent."""
         topic = self._core.topics.get(topic_name)
         table = None if topic is None else topic.consumers
         consumer = None if table is None else table.by_name.get(name)
-        if topic is None or consumer is None or not _is_at_risk(topic, consumer.cursor):
+        if topic is None or consumer is None or not _may_lose(topic, consumer.cursor):
             return None
         return _risk_of(topic, consumer)
 
@@ -521,11 +521,14 @@ def _live_in(topic: Topic, first_seq: int, end_seq: int) -> int:
 
 
 def _is_at_risk(topic: Topic, cursor: int) -> bool:
-    """Whether records are evicted that the consumer has not read, or soon will be."""
+    """Whether eviction has reached the cursor, or is within a tenth of what is left to the head."""
     floor, head_seq = topic.evict_floor, topic.visible
-    if floor <= 1 or cursor >= head_seq:
-        return False
-    return cursor < floor or (cursor - floor) * _AT_RISK_SHARE < head_seq - floor
+    return floor > 1 and (cursor < floor or (cursor - floor) * _AT_RISK_SHARE < head_seq - floor)
+
+
+def _may_lose(topic: Topic, cursor: int) -> bool:
+    """Whether that is worth a warning: a consumer at the head has lost nothing, whatever is evicted."""
+    return cursor < topic.visible and _is_at_risk(topic, cursor)
 
 
 def _risk_of(topic: Topic, consumer: Consumer) -> ConsumerAtRisk:

@@ -238,7 +238,7 @@ class Schedules:
             catch_up=record.catch_up,
             paused=record.paused,
             paused_reason=record.paused_reason,
-            next_ts=None if record.paused else next_after(record, record.from_ts),
+            next_ts=None if record.paused else self._by_name[record.name].next_ts,
             last_ts=record.last_ts,
             last_seq=record.last_seq,
             fired_total=record.fired_total,
