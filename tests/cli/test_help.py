@@ -74,6 +74,8 @@ def test_the_commands_are_these() -> None:
         "everlog pipeline import",
         "everlog pipeline refine",
         "everlog pipeline repair",
+        "everlog pipeline symbols",
+        *verbs("symbols", "ls", "show", "refresh", "import"),
         "everlog pipeline replay",
         *verbs("jobs", "add", "ls", "peek", "show", "cancel", "retry", "pause", "resume", "purge", "redrive"),
         *verbs("schedule", "put", "ls", "show", "rm"),

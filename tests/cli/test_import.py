@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from everlog.cli.import_ import FormatName
-from everlog.market.importing import FORMATS
+from everlog.feeds.captures import IMPORTERS
 from tests.support.command_lines import on_terminal, run
 from tests.support.import_runs import messages_of
 
@@ -22,7 +22,7 @@ def message_file(folder: Path, text: str = GOOD) -> Path:
 
 
 def test_the_formats_on_the_command_line_are_those_there_are() -> None:
-    assert [name.value for name in FormatName] == list(FORMATS)
+    assert [name.value for name in FormatName] == list(IMPORTERS)
 
 
 def test_an_import_tells_what_it_did_and_a_second_one_that_it_was_done(tmp_path: Path) -> None:

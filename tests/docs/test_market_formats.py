@@ -19,6 +19,7 @@ LAYOUTS: dict[str, np.dtype[np.void]] = {
     "L3_EVENT": protocol.L3_EVENT,
     "BOOK_TICKER": protocol.BOOK_TICKER,
     "TRADE": protocol.TRADE,
+    "BAR": protocol.BAR,
     "SNAPSHOT_HEADER": snapshots.SNAPSHOT_HEADER,
     "L3_SNAPSHOT": books.L3_SNAPSHOT,
     "ORDER_ROW": book_results.ORDER_ROW,

@@ -14,6 +14,7 @@ from everlog.bridge.layouts import GAP_TYPE_ID, decode_gap
 from everlog.errors import EverlogError
 from everlog.market.decimals import MAX_SCALE, render_scaled
 from everlog.market.protocol import (
+    BAR,
     BOOK_TICKER,
     HEADER_BYTES,
     L2_DIFF_BYTES,
@@ -53,7 +54,9 @@ _HEADER_FIELDS: Final = (
     "flags",
 )
 
-KNOWN_TYPE_IDS: Final = frozenset({TypeId.BOOK_EVENT, TypeId.BOOK_TICKER, TypeId.TRADE, GAP_TYPE_ID})
+KNOWN_TYPE_IDS: Final = frozenset(
+    {TypeId.BOOK_EVENT, TypeId.BOOK_TICKER, TypeId.TRADE, TypeId.BAR, GAP_TYPE_ID}
+)
 """Type ids whose payloads can be rendered."""
 
 
@@ -68,6 +71,9 @@ def render(type_id: int, flags: int, payload: bytes) -> bytes | None:
         if type_id == TypeId.BOOK_EVENT:
             document = _book_event(payload)
             return None if document is None else _encode(document)
+        if type_id == TypeId.BAR and len(payload) == BAR.itemsize:
+            bar = np.frombuffer(payload, BAR, 1)[0]
+            return _encode({"type": "bar"} | {name: bar[name].item() for name in BAR.names or ()})
         if type_id == GAP_TYPE_ID:
             gap = decode_gap(payload)._asdict()
             return _encode({"type": "gap"} | gap | {"reason": gap["reason"].name.lower()})

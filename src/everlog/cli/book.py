@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import IO, Annotated, Any, Final
 
 import numpy as np
@@ -29,6 +30,8 @@ from everlog.market.book_set import Book, BookSet, BookSettings, Market, OtherMo
 from everlog.market.books import GapPolicy, L3Book, UnknownOrders
 from everlog.market.decimals import render_scaled
 from everlog.market.protocol import BookMode, crypto_market_id
+from everlog.market.symbols import SymbolCatalogue, load_nearby
+from everlog.market.venues.registry import VENUE_NAMES
 from everlog.queue import Queue, Sleep, StartMode
 
 WAIT_SLICE_S: Final = 0.25
@@ -68,19 +71,29 @@ app = group("Order books of the market data in a queue.", "everlog book show ./q
 
 
 class _Names:
-    """Symbols to market ids and back: the queue holds only the ids."""
+    """Symbols to market ids and back: the messages hold only the ids, the catalogue knows the names."""
 
-    def __init__(self, symbol: str | None) -> None:
+    def __init__(self, symbol: str | None, path: str) -> None:
         self.market_ids: set[int] | None = None
         self._symbol = symbol
+        self._path = path
         if symbol is not None:
             self.market_ids = {crypto_market_id(symbol), crypto_market_id(symbol, compatible=True)}
             if symbol.isascii() and symbol.isdigit() and int(symbol) < 2**32:
                 self.market_ids.add(int(symbol))
 
+    @cached_property
+    def _catalogue(self) -> SymbolCatalogue:
+        return load_nearby(self._path)
+
     def of(self, market: Market) -> str:
-        """Return the symbol that was asked for, else the market's number."""
-        return self._symbol if self._symbol is not None else str(market.market_id)
+        """Return the symbol as the catalogue has it, else as it was asked for, else the market's number."""
+        known = self._catalogue.symbol_of(market.venue_id, market.market_id)
+        return known or self._symbol or str(market.market_id)
+
+    def venue_of(self, market: Market) -> str:
+        """Return the name of the venue, or its number."""
+        return VENUE_NAMES.get(market.venue_id) or str(market.venue_id)
 
 
 @contextmanager
@@ -112,7 +125,7 @@ def show(
     path: QueuePath, symbol: Symbol = None, levels: Levels = 10, mode: Mode = None, as_json: AsJson = False
 ) -> None:
     """Print the depth ladder of every market as it is at the end of the queue."""
-    names = _Names(symbol)
+    names = _Names(symbol, path)
     with reporting(as_json=as_json), _feed(path, names, mode) as (_, feed):
         _catch_up(feed)
         _check_found(feed.books, mode)
@@ -127,7 +140,7 @@ def show(
 @app.command(epilog="Example: everlog book watch ./queue --symbol BTCUSDT")
 def watch(path: QueuePath, symbol: Symbol = None, levels: Levels = 10, mode: Mode = None) -> None:
     """Show the depth ladder live. Ctrl-C or SIGTERM ends it with exit code 0."""
-    names = _Names(symbol)
+    names = _Names(symbol, path)
     with reporting(as_json=False), _feed(path, names, mode) as (reader, feed), _ending_quietly():
         _catch_up(feed)
         with _shown(names, levels) as show_books:
@@ -165,7 +178,7 @@ def _shown(names: _Names, levels: int) -> Iterator[Callable[[BookSet], None]]:
 @app.command(epilog="Example: everlog book top ./queue --symbol BTCUSDT --csv top.csv")
 def top(path: QueuePath, csv: CsvPath, symbol: Symbol = None, every: Every = 1, mode: Mode = None) -> None:
     """Write the best bid and ask after every event as CSV; an empty side gives empty fields."""
-    names = _Names(symbol)
+    names = _Names(symbol, path)
     with reporting(as_json=False), _feed(path, names, mode) as (_, feed), _opened(csv) as target:
         target.write(",".join(CSV_COLUMNS) + "\n")
         counted = 0
@@ -258,6 +271,7 @@ def _document(names: _Names, market: Market, book: Book, levels: int, feed: Book
     bids, asks = book.depth(levels)
     return {
         "venue_id": market.venue_id,
+        "venue": names.venue_of(market),
         "market_id": market.market_id,
         "symbol": names.of(market),
         "mode": _mode_of(book),
@@ -277,7 +291,7 @@ def _ladder(names: _Names, market: Market, book: Book, levels: int) -> Table:
     """Asks above, bids below, the spread between them."""
     bids, asks = (_rendered(book, side) for side in book.depth(levels))
     title = (
-        f"market {names.of(market)} of venue {market.venue_id}, {_mode_of(book)}: "
+        f"market {names.of(market)} of venue {names.venue_of(market)}, {_mode_of(book)}: "
         f"{book.bid_count} bids, {book.ask_count} asks"
     )
     rows = [["ask", price, size] for price, size in reversed(asks)]

@@ -24,6 +24,7 @@ from everlog.cli.output import Table, human_bytes, printable, reporting
 from everlog.clock import NS_PER_S, Clock, SystemClock
 from everlog.errors import InvalidConfig
 from everlog.market.importing import SEGMENT_SIZE, ImportRequest, ImportResult, ImportRun
+from everlog.market.symbols import record_symbols
 from everlog.market.venues.interface import ImportOptions
 from everlog.market.venues.simulated import KINDS, START_NS, SimulatedVenue
 from everlog.queue import Queue, QueueWriter
@@ -31,14 +32,22 @@ from everlog.queue.config import WriterConfig
 
 
 class FormatName(StrEnum):
-    """The formats on the command line; each is an importer of `FORMATS`."""
+    """The formats on the command line; each is one of `everlog.feeds.captures.IMPORTERS`."""
 
     TARDIS_BOOK = "tardis-book"
     TARDIS_TRADES = "tardis-trades"
+    TARDIS_QUOTES = "tardis-quotes"
+    TARDIS_SNAPSHOTS = "tardis-snapshots"
     SZSE = "szse"
     DBN = "dbn"
     LOBSTER = "lobster"
+    ITCH = "itch"
     BYBIT = "bybit"
+    BINANCE_TRADES = "binance-trades"
+    BINANCE_AGG_TRADES = "binance-agg-trades"
+    BINANCE_BOOK_DEPTH = "binance-book-depth"
+    BINANCE_KLINES = "binance-klines"
+    CAPTURE = "capture"
 
 
 QueueOption = Annotated[
@@ -92,6 +101,8 @@ def import_command(  # noqa: PLR0913, PLR0917
     import that fails leaves nothing in the queue, and one that was killed is removed by the next.
     """
     with reporting(as_json=as_json):
+        from everlog.feeds.captures import IMPORTERS
+
         options = ImportOptions(
             venue=venue,
             symbol=symbol,
@@ -114,7 +125,7 @@ def import_command(  # noqa: PLR0913, PLR0917
         started_ns = clock.monotonic_ns()
         total = sum(os.stat(path).st_size for path in files if os.path.exists(path))
         with _progress(total, show=output.is_terminal() and not as_json) as advance:
-            results = ImportRun(request, clock=clock, advance=advance).run()
+            results = ImportRun(request, clock=clock, advance=advance, importers=IMPORTERS).run()
         elapsed_s = (clock.monotonic_ns() - started_ns) / NS_PER_S
         _report(queue, results, elapsed_s, as_json=as_json)
 
@@ -232,6 +243,7 @@ def simulate_command(
             writer.flush_sync()
             written = writer.next_seq - first_seq
             size = writer.bytes_written
+            record_symbols(queue, venue.definitions())
         elapsed_s = (clock.monotonic_ns() - started_ns) / NS_PER_S
         summary = {
             "queue": queue,

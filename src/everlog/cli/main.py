@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         schedule,
         serve,
         status,
+        symbols,
         topic,
         verify,
     )
@@ -76,6 +77,7 @@ _GROUPS: Final = {
     "bridge": "bridge",
     "feed": "feed",
     "replay": "replay",
+    "symbols": "symbols",
     "audit": "audit",
     "context": "context",
 }

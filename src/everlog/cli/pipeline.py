@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
@@ -361,6 +362,46 @@ def repair(lake: Lake, table: TableName = "records", as_json: AsJson = False) ->
             output.print_json({"renamed": moved})
         else:
             output.print_fields([("renamed", path) for path in moved] or [("renamed", "nothing")])
+
+
+@app.command(epilog="Example: everlog pipeline symbols --lake ./lake --from ./bus")
+def symbols(
+    lake: Lake,
+    sources: Annotated[
+        list[str] | None,
+        typer.Option("--from", metavar="DIR", help="Queue, bus or archive to take symbols from; repeatable."),
+    ] = None,
+    table: TableName = "dim_symbol",
+    every_s: Annotated[
+        float, typer.Option("--every", metavar="SECONDS", min=0.0, help="Refresh again and again. 0: once.")
+    ] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Bring the symbol catalogue of a lake up to date, or show its size. Needs no Spark session.
+
+    With --every it goes on until Ctrl-C or SIGTERM; a refresh that fails is reported, and the table stays.
+    """
+    with reporting(as_json=as_json):
+        try:
+            from everlog.pipeline import symbols as catalogue
+        except ImportError as error:
+            raise _without_spark(error) from None
+        stopped = threading.Event()
+
+        def warn(source: str, error: Exception) -> None:
+            output.print_warning("symbols_not_refreshed", f"{source}: {error}", as_json=as_json)
+
+        with output.handled_signals(lambda *_: stopped.set()):
+            while True:
+                failing = warn if every_s else None
+                changed = catalogue.refresh_dim_symbol(lake, sources or [], table, failing)
+                count = len(catalogue.read_dim_symbol(lake, table))
+                if as_json:
+                    output.print_json({"changed": changed, "versions": count})
+                else:
+                    output.print_fields([("new or changed", str(changed)), ("versions", str(count))])
+                if not every_s or stopped.wait(every_s):
+                    return
 
 
 def _without_spark(error: ImportError) -> Unsupported:

@@ -6,9 +6,11 @@ Owns what they print and the shape of their JSON. The looking itself is done by
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from everlog.cli import output
@@ -53,6 +55,7 @@ class PayloadFormat(StrEnum):
     HEX = "hex"
     TEXT = "text"
     JSON = "json"
+    MARKET = "market"
 
 
 # -- ls ------------------------------------------------------------------------------------
@@ -274,7 +277,10 @@ def tail_command(
     start: From = None,
     payload_format: Annotated[
         PayloadFormat,
-        typer.Option("--format", help="Payload as hex dump or text, or messages as JSON lines."),
+        typer.Option(
+            "--format",
+            help="Payload as hex dump or text, or messages as JSON lines; market: with events and names.",
+        ),
     ] = PayloadFormat.HEX,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a line; the same as --format json.")
@@ -283,10 +289,11 @@ def tail_command(
     """Print the messages of a queue. It only looks: no message is taken away from any reader."""
     if as_json:
         payload_format = PayloadFormat.JSON
-    as_json = payload_format is PayloadFormat.JSON
+    as_json = payload_format in (PayloadFormat.JSON, PayloadFormat.MARKET)
     request = TailRequest(queue, follow, reader, limit, parse_start(start), as_json)
     with reporting(as_json=as_json):
-        tail(request, _RENDERERS[payload_format])
+        is_market = payload_format is PayloadFormat.MARKET
+        tail(request, _market_renderer(queue) if is_market else _RENDERERS[payload_format])
 
 
 def header_line(view: MessageView) -> str:
@@ -326,6 +333,22 @@ def render_json(view: MessageView) -> str:
         "payload_text": text,
     }
     return output.json_line(record)
+
+
+def _market_renderer(queue: str) -> Callable[[MessageView], str]:
+    """Return a function that renders a message with the event that it is; null if it is none."""
+    from everlog.bridge.market_json import render
+    from everlog.market.symbols import load_nearby
+
+    catalogue = load_nearby(queue)
+
+    def render_market(view: MessageView) -> str:
+        event = msgspec.json.decode(render(view.type_id, view.flags, bytes(view)) or b"null")
+        if event is not None:
+            event |= catalogue.names_of_event(event)
+        return output.json_line({"seq": view.seq, "timestamp_ns": view.timestamp_ns, "event": event})
+
+    return render_market
 
 
 _RENDERERS = {PayloadFormat.HEX: render_hex, PayloadFormat.TEXT: render_text, PayloadFormat.JSON: render_json}

@@ -25,6 +25,7 @@ from everlog.feeds.config import FeedConfig
 from everlog.feeds.frames import PROCESS_START, FeedQueues, FrameKind, RawFrame
 from everlog.feeds.session import FeedSession
 from everlog.fs import Fs, OsFs, replace_file
+from everlog.market.symbols import SymbolDefinition
 from everlog.queue.config import MIB
 
 STATUS_FILE: Final = "status.json"
@@ -35,6 +36,9 @@ FRAME_BYTES_MAX: Final = 64 * MIB
 FRAMES_WAITING_MAX: Final = 256
 OPEN_TIMEOUT_S: Final = 10.0
 REST_TIMEOUT_S: Final = 10.0
+INFO_S: Final = 3600.0
+"""How often the venue is asked what its symbols are."""
+INFO_RETRY_S: Final = 60.0
 FIRST_BACKOFF_S: Final = 0.5
 NS_PER_S: Final = 10**9
 TOO_MANY: Final = (418, 429)
@@ -80,6 +84,11 @@ class FeedRunner:
         self._clock = clock or SystemClock()
         self._fs = fs or OsFs()
         self._queues = FeedQueues(root, feed.name, feed.segment_mib * MIB, self._clock, self._fs)
+        at_ts = self._clock.wall_ns() // 1000
+        self._queues.learn(
+            SymbolDefinition(exchange=self.venue.name, exchange_symbol=symbol, at_ts=at_ts)
+            for symbol in feed.symbols
+        )
         self._is_first = True
         self._outgoing: deque[str] = deque()
         self._wake = asyncio.Event()
@@ -166,7 +175,7 @@ class FeedRunner:
 
     async def _capture(self, socket: ClientConnection) -> str:
         """Receive until the connection ends; return why."""
-        helpers = [self._send(socket), self._fetch(), self._ping(), self._remind()]
+        helpers = [self._send(socket), self._fetch(), self._learn(), self._ping(), self._remind()]
         tasks = [asyncio.create_task(helper) for helper in helpers]
         receiving = asyncio.create_task(self._receive(socket))
         try:
@@ -283,6 +292,22 @@ class FeedRunner:
             self.clock_offset_ns = self.venue.server_time_ns(answer.body) - (begun_ns + ended_ns) // 2
         except (ApiFailed, ValueError, KeyError, msgspec.DecodeError):
             self.counts["rest_failures"] += 1
+
+    async def _learn(self) -> None:
+        """Keep the symbol catalogue up to date; what is known stays if the venue does not answer."""
+        target = self.venue.info_target(self.feed.symbols)
+        while self._rest is not None and target is not None:
+            wait_s = INFO_RETRY_S
+            try:
+                answer = await self._get(target)
+                if answer.status == 200:
+                    now_ts = self._clock.wall_ns() // 1000
+                    self._queues.learn(self.venue.decode_info(self.feed.symbols, answer.body, now_ts))
+                    wait_s = INFO_S
+            except (ApiFailed, ValueError, msgspec.DecodeError):
+                self.counts["rest_failures"] += 1
+            await asyncio.sleep(wait_s)
+        await asyncio.Event().wait()
 
     # -- status ---------------------------------------------------------------------------
 

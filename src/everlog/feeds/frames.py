@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Final, NamedTuple, Self
@@ -27,6 +27,7 @@ from everlog.feeds.session import FeedSession, Flagged
 from everlog.feeds.venue import Venue
 from everlog.fs import Fs
 from everlog.market.protocol import TypeId
+from everlog.market.symbols import SymbolDefinition, record_symbols
 from everlog.queue import Queue
 from everlog.queue.config import WriterConfig
 
@@ -94,6 +95,10 @@ class FeedQueues:
             np.full(len(ends), received_ns, dtype=np.uint64),
             np.array(flags, dtype=np.uint16),
         )
+
+    def learn(self, definitions: Iterable[SymbolDefinition]) -> None:
+        """Add what is known of symbols to the catalogue beside the events."""
+        record_symbols(self.events_dir, definitions)
 
     def close(self) -> None:
         """Close both."""

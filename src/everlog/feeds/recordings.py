@@ -38,10 +38,11 @@ def read_frames(path: Path) -> Iterator[RecordedFrame]:
         for number, line in enumerate(lines, start=1):
             text = line.rstrip(b"\r\n")
             if text:
-                yield _frame(text, path, number)
+                yield parse_line(text, str(path), number)
 
 
-def _frame(text: bytes, path: Path, number: int) -> RecordedFrame:
+def parse_line(text: bytes, label: str, number: int) -> RecordedFrame:
+    """Return what a line of a recording is; one of another kind raises InvalidSource."""
     if found := _PLAIN.match(text):
         body = text[found.end() :]
         kind = "rest" if body.startswith(b'{"lastUpdateId"') else "frame"
@@ -52,8 +53,8 @@ def _frame(text: bytes, path: Path, number: int) -> RecordedFrame:
         address = found[1].decode()
         return RecordedFrame(_KINDS[found[2]], _ns(found[3]), text[found.end() :], address)
     raise InvalidSource(
-        f"{path}:{number}: the line is neither a frame nor a mark of a recording: {text[:60]!r}",
-        str(path),
+        f"{label}:{number}: the line is neither a frame nor a mark of a recording: {text[:60]!r}",
+        label,
         number,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -120,6 +120,17 @@ class TrueBook:
 def _binance_book(symbol: str, book: TrueBook) -> dict[str, Any]:
     bids, asks = book.levels()
     return {"lastUpdateId": book.last_id, "bids": bids[:1000], "asks": asks[:1000]}
+
+
+def _binance_info(books: Mapping[str, TrueBook]) -> dict[str, Any]:
+    """Say of each symbol what its own text shows: the decimals of its prices."""
+    symbols = []
+    for symbol, book in books.items():
+        price = next(iter(book.bids.values()), ("1", "1"))[0]
+        tick = f"{10.0 ** -len(price.partition('.')[2]):.8f}"
+        rules = [{"filterType": "PRICE_FILTER", "tickSize": tick}] if book.bids else []
+        symbols.append({"symbol": symbol, "baseAsset": "", "quoteAsset": "", "filters": rules})
+    return {"symbols": symbols}
 
 
 def _coinbase_book(symbol: str, book: TrueBook) -> Any:
@@ -326,6 +337,9 @@ class Rehearsal:
             refusal = connection.respond(status, '{"code":-1003,"msg":"too many requests"}')
             refusal.headers["Retry-After"] = "0"
             return refusal
+        if "exchangeInfo" in request.path:
+            body = msgspec.json.encode(_binance_info(self.books)).decode()
+            return connection.respond(HTTPStatus.OK, body)
         if "symbol=" in request.path:
             symbol = request.path.partition("symbol=")[2].partition("&")[0]
             book = self.books.get(symbol)

@@ -48,9 +48,15 @@ class SymbolState:
 class FeedSession:
     """Decodes the frames of one connection after another; `connection_id` tells them apart."""
 
-    def __init__(self, venue: Venue, symbols: Sequence[str], stream_id: int = 0) -> None:
-        """`symbols` are the exchange's own names, all of which this connection carries."""
+    def __init__(
+        self, venue: Venue, symbols: Sequence[str], stream_id: int = 0, *, takes_all: bool = False
+    ) -> None:
+        """`symbols` are the exchange's own names, all of which this connection carries.
+
+        With `takes_all` other symbols are taken in too, from their first frame on.
+        """
         self.venue = venue
+        self._takes_all = takes_all
         self.connection_id = 0
         self.symbols = {symbol: SymbolState(venue, symbol, stream_id) for symbol in symbols}
         self.counts: Counter[str] = Counter()
@@ -102,6 +108,8 @@ class FeedSession:
                 self.refusals = [*self.refusals[-9:], item.text]
                 continue
             known = self.symbols.get(item.symbol)
+            if known is None and self._takes_all:
+                known = self.symbols[item.symbol] = SymbolState(self.venue, item.symbol, 0)
             if known is None:
                 self.counts["other_symbols"] += 1
                 continue

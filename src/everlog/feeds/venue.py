@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from everlog.market.books import L2Book
+from everlog.market.symbols import SymbolDefinition
 
 NS_PER_MS: Final = 1_000_000
 NS_PER_S: Final = 1_000_000_000
@@ -127,6 +128,14 @@ class Venue:
 
     def decode_snapshot(self, symbol: str, body: bytes) -> BookSnapshot:
         """Return the book in an answer of REST."""
+        raise NotImplementedError
+
+    def info_target(self, symbols: Sequence[str]) -> str | None:
+        """Return the path on REST of what the venue says of its symbols; None if it is not asked."""
+        return None
+
+    def decode_info(self, symbols: Sequence[str], body: bytes, at_ts: int) -> list[SymbolDefinition]:
+        """Return what an answer to `info_target` says; `at_ts` is the time in microseconds."""
         raise NotImplementedError
 
     def server_time_ns(self, body: bytes) -> int:

@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -23,7 +23,14 @@ from everlog.errors import EverlogError, InvalidConfig, Unsupported
 from everlog.fs import Fs, OsFs, replace_file
 from everlog.market.ledger import BegunEntry, Ledger, LedgerEntry
 from everlog.market.removal import finish_rewrite, remove_messages
+from everlog.market.symbols import record_symbols
 from everlog.market.venues.archives import file_hash, open_members, stored_hash
+from everlog.market.venues.binance_files import (
+    BinanceAggTrades,
+    BinanceBookDepth,
+    BinanceKlines,
+    BinanceTrades,
+)
 from everlog.market.venues.bybit import Bybit
 from everlog.market.venues.dbn import Dbn
 from everlog.market.venues.interface import (
@@ -33,12 +40,14 @@ from everlog.market.venues.interface import (
     Rejects,
     Tally,
 )
+from everlog.market.venues.itch import Itch
 from everlog.market.venues.lobster import Lobster
 from everlog.market.venues.lobster_books import with_order_books
 from everlog.market.venues.sniffing import chosen_members
 from everlog.market.venues.szse import Szse
 from everlog.market.venues.szse_channels import ChannelFiles
 from everlog.market.venues.tardis import TardisBook, TardisTrades
+from everlog.market.venues.tardis_quotes import TardisQuotes, TardisSnapshots
 from everlog.queue import Queue, QueueWriter
 from everlog.queue.config import MIB, WriterConfig
 from everlog.queue.control import ControlBlock
@@ -48,10 +57,17 @@ from everlog.seq_ranges import SeqRange
 _IMPORTERS: Final[tuple[Importer, ...]] = (
     TardisBook(),
     TardisTrades(),
+    TardisQuotes(),
+    TardisSnapshots(),
     Szse(),
     Dbn(),
     Lobster(),
+    Itch(),
     Bybit(),
+    BinanceTrades(),
+    BinanceAggTrades(),
+    BinanceBookDepth(),
+    BinanceKlines(),
 )
 FORMATS: Final[dict[str, Importer]] = {importer.name: importer for importer in _IMPORTERS}
 """The importers by the names they have on the command line."""
@@ -104,14 +120,16 @@ class ImportRun:
         clock: Clock | None = None,
         fs: Fs | None = None,
         advance: Callable[[int], None] = lambda count: None,
+        importers: Mapping[str, Importer] | None = None,
     ) -> None:
-        """Check the format; nothing is read or written yet."""
-        if request.format not in FORMATS:
-            raise InvalidConfig(f"unknown format {request.format!r}; valid are {', '.join(FORMATS)}")
+        """Check the format; nothing is read or written yet. `importers` is FORMATS by default."""
+        known = importers or FORMATS
+        if request.format not in known:
+            raise InvalidConfig(f"unknown format {request.format!r}; valid are {', '.join(known)}")
         if request.channel_dir is not None and request.format != Szse.name:
             raise InvalidConfig(f"channel files are made of {Szse.name} files, not of {request.format}")
         self._request = request
-        self._importer = FORMATS[request.format]
+        self._importer = known[request.format]
         self._clock = clock or SystemClock()
         self._fs = fs or OsFs()
         self._advance = advance
@@ -209,6 +227,7 @@ class ImportRun:
                 "same data, import into a new queue"
             )
         self._store_channel_index(tally)
+        record_symbols(self._queue, entry.symbols, fs=self._fs)
         self._ledger.finish(entry)
         return ImportResult(entry, True, tuple(tally.notes), quarantine if tally.quarantined else None)
 
@@ -237,6 +256,11 @@ class ImportRun:
                 f"{context.tally.saturated} prices or sizes are too large for 64 bits with as many decimals "
                 "as their events have, and became the largest that fit; --price-scale or --size-scale with "
                 "fewer keeps them"
+            )
+        if context.tally.cut:
+            context.tally.notes.append(
+                f"{context.tally.cut} prices or sizes have more decimals than --price-scale or --size-scale "
+                "keeps; the digits beyond were cut off"
             )
         if context.tally.unordered:
             context.tally.notes.append(
@@ -304,10 +328,15 @@ class ImportRun:
 
 
 def import_files(
-    request: ImportRequest, advance: Callable[[int], None] = lambda count: None
+    request: ImportRequest,
+    advance: Callable[[int], None] = lambda count: None,
+    importers: Mapping[str, Importer] | None = None,
 ) -> list[ImportResult]:
-    """Import files into a queue and return one result per import."""
-    return ImportRun(request, advance=advance).run()
+    """Import files into a queue and return one result per import.
+
+    `importers` is FORMATS by default; `everlog.feeds.captures.IMPORTERS` has raw captures too.
+    """
+    return ImportRun(request, advance=advance, importers=importers).run()
 
 
 def import_groups(importer: Importer, paths: Sequence[str]) -> list[list[str]]:
@@ -349,7 +378,9 @@ def ledger_entry(
         dropped_rows=tally.dropped_rows,
         gaps=tally.gaps,
         quarantined=tally.quarantined,
+        cut=tally.cut,
         options=asdict(options),
+        symbols=tally.learned(),
     )
 
 

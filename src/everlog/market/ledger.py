@@ -13,6 +13,7 @@ import msgspec
 
 from everlog.errors import CorruptMetadata
 from everlog.fs import Fs, create_directory, replace_file
+from everlog.market.symbols import SymbolDefinition
 from everlog.queue.faults import io_errors
 
 LEDGER_DIRECTORY: Final = os.path.join("imports", "v1")
@@ -45,7 +46,11 @@ class LedgerEntry(msgspec.Struct, kw_only=True, frozen=True):
     dropped_rows: int = 0
     gaps: int = 0
     quarantined: int = 0
+    cut: int = 0
+    """Prices and sizes that lost digits to `--price-scale` or `--size-scale`."""
     options: dict[str, Any] = {}
+    symbols: list[SymbolDefinition] = []
+    """What the symbol catalogue was told."""
 
 
 class BegunEntry(msgspec.Struct, kw_only=True, frozen=True):

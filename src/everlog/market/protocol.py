@@ -36,6 +36,7 @@ class TypeId(IntEnum):
     BOOK_EVENT = 0x1000
     BOOK_TICKER = 0x1001
     TRADE = 0x1002
+    BAR = 0x1003
     FEED_GAP = 0x1010
     """JSON of a live feed: what broke, where and why (`everlog.feeds.encoding.FeedGap`)."""
     RAW_FRAME = 0x1011
@@ -210,6 +211,27 @@ TRADE: Final = layout(
     },
 )
 """One trade; `timestamp_ns` is the exchange's time."""
+
+BAR: Final = layout(
+    88,
+    {
+        "start_ns": ("<u8", 0),
+        "end_ns": ("<u8", 8),
+        "open": ("<f8", 16),
+        "high": ("<f8", 24),
+        "low": ("<f8", 32),
+        "close": ("<f8", 40),
+        "volume": ("<f8", 48),
+        "quote_volume": ("<f8", 56),
+        "taker_buy_volume": ("<f8", 64),
+        "trade_count": ("<u8", 72),
+        "symbol_hash": ("<u8", 80),
+    },
+)
+"""What a venue says of the trades from `start_ns` until before `end_ns`.
+
+Volumes that it does not tell are NaN; `trade_count` 0 with a volume is not told either.
+"""
 
 TRADE_SIDE_UNKNOWN: Final = int(MessageFlags.SIDE_UNKNOWN)
 """Bit 0 of `MessageHeader.flags` of a trade: the source did not give the taker's side."""

@@ -41,10 +41,10 @@ from everlog.market.protocol import (
     BookEventType,
     BookMode,
     TypeId,
-    crypto_market_id,
     new_headers,
     symbol_hash,
 )
+from everlog.market.symbols import market_id_of
 from everlog.pipeline import queue_ranges
 from everlog.queue import Queue, QueueWriter
 from everlog.queue.batch import Batch
@@ -61,8 +61,6 @@ STAYS_OPEN_NS: Final = 3600 * NS_PER_S
 SEGMENT_SIZE: Final = 4 * MIB
 OPEN_QUEUES_MAX: Final = 64
 LAYOUT_VERSION: Final = "v1"
-NUMERIC_VENUES: Final = ("szse", "sse")
-"""Venues whose market ids are the codes of their symbols."""
 
 
 class RefinerySettings(NamedTuple):
@@ -97,8 +95,7 @@ class Symbols:
         self.codes = tuple(symbol_code(name) for name in self.names)
         if len(set(self.codes)) != len(self.codes):
             raise InvalidConfig(f"two symbols of {', '.join(self.names)} have the same name in paths")
-        is_numeric = venue.lower() in NUMERIC_VENUES
-        ids = [int(name) if is_numeric else crypto_market_id(name) for name in self.names]
+        ids = [market_id_of(venue, name) for name in self.names]
         self._markets = np.array(ids, dtype=np.uint64)
         self._hashes = np.array([symbol_hash(name) for name in self.names], dtype=np.uint64)
 

@@ -105,9 +105,9 @@ def test_a_file_that_is_cut_off_or_no_dbn_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"PAR1 is something else")
     with pytest.raises(InvalidSource, match="is not a DBN file"):
         run_importer("dbn", [path])
-    bars = dbn_file(tmp_path, "ohlcv-1s", b"")
-    with pytest.raises(InvalidSource, match="holds ohlcv-1s; imported are mbo, mbp-1, mbp-10, tbbo, trades"):
-        run_importer("dbn", [bars])
+    statistics = dbn_file(tmp_path, "statistics", b"")
+    with pytest.raises(InvalidSource, match="holds statistics; imported are mbo, mbp-1, mbp-10, tbbo"):
+        run_importer("dbn", [statistics])
 
 
 def test_price_levels_are_snapshots_and_trades(tmp_path: Path) -> None:

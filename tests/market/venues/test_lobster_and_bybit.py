@@ -12,6 +12,7 @@ from everlog.errors import InvalidSource
 from everlog.market.book_set import BookSet, Market
 from everlog.market.books import L2Book, L3Book
 from everlog.market.protocol import BookEventType, L3EventType, L3Flags, Side, crypto_market_id
+from everlog.market.venues import archives
 from everlog.market.venues import bybit as bybit_format
 from everlog.market.venues.interface import ImportOptions
 from tests.support.import_runs import (
@@ -254,7 +255,7 @@ def test_messages_are_packed_together_only_up_to_a_limit(
 def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bybit_format, "LINE_BYTES_MAX", 1000)
+    monkeypatch.setattr(archives, "LINE_BYTES_MAX", 1000)
     path = bybit(tmp_path, message("snapshot", 5))
     path.write_text(path.read_text() + "x" * 5000)
     with pytest.raises(InvalidSource, match=":2: a line of more than 1000 bytes"):

@@ -9,6 +9,7 @@ import pytest
 from everlog.errors import InvalidConfig, InvalidSource
 from everlog.market.importing import FORMATS
 from everlog.market.venues.archives import open_members
+from everlog.market.venues.binance_files import KLINES
 from everlog.market.venues.sniffing import looks_like
 from everlog.market.venues.szse_channels import COLUMNS
 from tests.market.venues.tardis_files import BOOK_HEADER, TRADE_HEADER
@@ -21,6 +22,15 @@ BEGINNINGS = {
     "dbn": "DBN\x03",
     "lobster": "34200.004241176,1,16113575,18,5853300,1\n",
     "bybit": '{"topic":"orderbook.500.XRPUSDT","type":"snapshot"}\n',
+    "tardis-quotes": "exchange,symbol,timestamp,local_timestamp,ask_amount,ask_price,bid_price,bid_amount\n",
+    "tardis-snapshots": "exchange,symbol,timestamp,local_timestamp,asks[0].price,asks[0].amount,"
+    "bids[0].price,bids[0].amount\n",
+    "itch": "\x00\x0cS\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01O",
+    "binance-trades": "id,price,qty,quote_qty,time,is_buyer_maker\n",
+    "binance-agg-trades": "agg_trade_id,price,quantity,first_trade_id,last_trade_id,transact_time,"
+    "is_buyer_maker\n",
+    "binance-book-depth": "timestamp,percentage,depth,notional\n",
+    "binance-klines": "open_time,open,high,low,close,volume,close_time,quote_volume,count\n",
 }
 
 
@@ -28,7 +38,7 @@ BEGINNINGS = {
 def test_every_format_is_known_by_its_beginning(name: str) -> None:
     start = BEGINNINGS[name].encode()
     assert looks_like(start) == name
-    if name != "dbn":
+    if name not in ("dbn", "itch"):
         assert looks_like(b"\xef\xbb\xbf" + start) == name
 
 
@@ -69,6 +79,8 @@ def test_other_files_are_called_by_name(tmp_path: Path, start: bytes, kind: str)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_file_without_data_is_refused_and_one_without_rows_is_not(tmp_path: Path, name: str) -> None:
     names = {"szse": "order_new_STK_SZ_20240102/000001.csv", "lobster": "AAPL_2012-06-21_message_1.csv"}
+    if name.startswith("binance"):
+        names[name] = "BTCUSDT-trades-2024-01-02.csv"
     path = tmp_path / names.get(name, "binance_2024-01-02_BTCUSDT.data")
     path.parent.mkdir(exist_ok=True)
     for nothing in (b"", b"\n \r\n", b"\xef\xbb\xbf"):
@@ -82,6 +94,8 @@ def test_a_file_without_data_is_refused_and_one_without_rows_is_not(tmp_path: Pa
         with open_members(str(real_file("esh4-glbx-mdp3-20231224.mbo.dbn.zst"))) as (member,):
             start = member.peek(1 << 20)
         path.write_bytes(start[: 8 + int.from_bytes(start[4:8], "little")])
+    elif name == "binance-klines":
+        path.write_text(f"{','.join(KLINES)}\n")
     else:
         path.write_text(BEGINNINGS[name])
     (result,) = import_into(tmp_path / "queue", name, path)

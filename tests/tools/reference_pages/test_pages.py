@@ -114,7 +114,7 @@ def test_a_command_stands_with_all_its_options_and_its_example(name: str) -> Non
 def test_values_defaults_and_variables_are_shown_as_they_are_typed() -> None:
     tail = {row[0]: row[1:] for row in rows("cli.md", "everlog queue tail")}
     assert tail["QUEUE"][:2] == ["", "required"]
-    assert tail["--format"][:2] == [r"hex\|text\|json", "hex"]
+    assert tail["--format"][:2] == [r"hex\|text\|json\|market", "hex"]
     assert tail["--limit"][:2] == ["`N`, at least 1", ""]
     append = {row[0]: row[1:] for row in rows("cli.md", "everlog topic append")}
     assert append["--url"][2].endswith("Also from the variable `EVERLOG_URL`.")

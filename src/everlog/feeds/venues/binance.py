@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar, Final
+from urllib.parse import quote
 
 import msgspec
 
@@ -21,6 +22,8 @@ from everlog.feeds.venue import (
     TradePrint,
     Venue,
 )
+from everlog.market.symbols import SymbolDefinition
+from everlog.market.venues.binance_info import exchange_info
 
 _STREAMS: Final = {"book": "depth@100ms", "trades": "trade", "quotes": "bookTicker"}
 
@@ -128,6 +131,15 @@ class BinanceSpot(Venue):
         depth = _DEPTHS.decode(body)
         return BookSnapshot(symbol, depth.bids, depth.asks, depth.lastUpdateId, depth.T * NS_PER_MS)
 
+    def info_target(self, symbols: Sequence[str]) -> str | None:
+        """Spot is asked for its symbols alone; futures have one answer for all."""
+        names = quote(msgspec.json.encode(list(symbols)).decode())
+        return f"/api/v3/exchangeInfo?symbols={names}"
+
+    def decode_info(self, symbols: Sequence[str], body: bytes, at_ts: int) -> list[SymbolDefinition]:
+        """Assets, tick and lot sizes."""
+        return exchange_info(body, self.name, symbols, at_ts)
+
     def server_time_ns(self, body: bytes) -> int:
         """In milliseconds."""
         return _TIMES.decode(body).serverTime * NS_PER_MS
@@ -142,3 +154,7 @@ class BinanceUsdm(BinanceSpot):
     symbols_max = 60  # 200 streams a connection, three a symbol
     time_target = "/fapi/v1/time"
     depth_target = "/fapi/v1/depth"
+
+    def info_target(self, symbols: Sequence[str]) -> str | None:
+        """All symbols at once."""
+        return "/fapi/v1/exchangeInfo"

@@ -30,6 +30,7 @@ COMPRESSED_BLOCK_BYTES: Final = 1 << 16
 """Read at once from a compressed file; every open file has that much memory."""
 ZSTD_INPUT_BYTES: Final = 1 << 14
 """Compressed bytes taken at once: what they become is held in memory."""
+LINE_BYTES_MAX: Final = 16 << 20
 MAGIC_BYTES: Final = 6
 GZIP_MAGIC: Final = b"\x1f\x8b"
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
@@ -161,6 +162,24 @@ class Member:
                 raise
             raise damaged(self.label, error) from error
         return data
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the number of each line, counted from 1, and its bytes without the line feed."""
+        number, rest = 1, b""
+        for block in self.blocks():
+            lines = (rest + block).split(b"\n")
+            rest = lines.pop()
+            for text in lines:
+                yield number, text
+                number += 1
+            if len(rest) > LINE_BYTES_MAX:
+                raise InvalidSource(
+                    f"{self.label}:{number}: a line of more than {LINE_BYTES_MAX} bytes; is it text?",
+                    self.label,
+                    number,
+                )
+        if rest:
+            yield number, rest
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the bytes in blocks until the end."""

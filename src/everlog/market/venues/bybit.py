@@ -14,10 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from everlog.errors import InvalidSource
 from everlog.market.protocol import MAX_DIFF_LEVELS, Side, crypto_market_id
 from everlog.market.venues.archives import Member
-from everlog.market.venues.csv_blocks import DECIMAL, LINE_BYTES_MAX
+from everlog.market.venues.csv_blocks import DECIMAL
 from everlog.market.venues.interface import EventBlock, ImportContext, agree, find_date
 from everlog.market.venues.l2_events import Groups, Levels, in_book_order, pack_diffs, pack_snapshots
 from everlog.market.venues.registry import venue_id
@@ -57,27 +56,9 @@ class Bybit:
         """Yield a snapshot or a diff for each message."""
         for member in members:
             reading = _Reading(member, context)
-            for line, text in _lines(member):
+            for line, text in member.lines():
                 yield from reading.add(line, text)
             yield from reading.flush()
-
-
-def _lines(member: Member) -> Iterator[tuple[int, bytes]]:
-    number, rest = 1, b""
-    for block in member.blocks():
-        lines = (rest + block).split(b"\n")
-        rest = lines.pop()
-        for text in lines:
-            yield number, text
-            number += 1
-        if len(rest) > LINE_BYTES_MAX:
-            raise InvalidSource(
-                f"{member.label}:{number}: a line of more than {LINE_BYTES_MAX} bytes; is it text?",
-                member.label,
-                number,
-            )
-    if rest:
-        yield number, rest
 
 
 class _Stamp(NamedTuple):

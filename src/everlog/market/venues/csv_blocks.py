@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everlog.errors import InvalidSource
-from everlog.market.venues.archives import Member
+from everlog.market.venues.archives import LINE_BYTES_MAX, Member
 from everlog.market.venues.interface import Rejects
 from everlog.native.market import events as native
 from everlog.native.market.events import CHOICE, DECIMAL, HASH, IDENTIFIER, PRICE, SIGNED, UNSIGNED
@@ -33,7 +33,6 @@ __all__ = [
 ]
 
 BLOCK_BYTES: Final = 1 << 20
-LINE_BYTES_MAX: Final = 16 << 20
 SHOWN_BYTES_MAX: Final = 120
 NAMES_SHOWN_MAX: Final = 400
 I64_MAX: Final = np.uint64(2**63 - 1)
@@ -110,8 +109,11 @@ class CsvReader:
         names: Sequence[str] | None = None,
         delimiter: str = ",",
         block_bytes: int | None = None,
+        *,
+        fill_empty: bool = False,
     ) -> None:
-        """`names` are the columns of a file without a header line."""
+        """`names` are the columns of a file without a header line; `fill_empty` makes empty fields 0."""
+        self._fill_empty = fill_empty
         self._block_bytes = block_bytes or BLOCK_BYTES
         self.label = member.label
         self._member = member
@@ -231,9 +233,9 @@ class CsvReader:
                 self._ended = True
                 # The last line need not end with a line feed.
                 if self._rest and not self._rest.endswith(b"\n"):
-                    self._rest += b"\n"
+                    self._rest = self._filled(self._rest + b"\n")
                 return
-            self._rest += block
+            self._rest = self._filled(self._rest + block)
             if b"\n" in block:
                 return
             if len(self._rest) > LINE_BYTES_MAX:
@@ -242,6 +244,15 @@ class CsvReader:
                     self.label,
                     self._line,
                 )
+
+    def _filled(self, text: bytes) -> bytes:
+        """Return the text with 0 in its empty fields, if that is wanted."""
+        if not self._fill_empty:
+            return text
+        comma = self._delimiter.encode()
+        for end in (comma, comma, b"\r\n", b"\n"):  # neighbouring fields need two turns
+            text = text.replace(comma + end, comma + b"0" + end)
+        return text
 
     def _fields(self, line: bytes) -> list[str]:
         return [field.strip().strip('"').strip() for field in _decoded(line).split(self._delimiter)]

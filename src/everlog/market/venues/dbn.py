@@ -1,8 +1,9 @@
-"""Databento DBN files: MBO to order-by-order events, MBP to L2 snapshots and trades, trades to trades.
+"""Databento DBN files: MBO to order-by-order events, MBP and BBO to L2 snapshots and trades, trades.
 
 Owns the meaning of the records. How files are built is known to `everlog.market.venues.dbn_records`, which
-market a record belongs to `everlog.market.venues.dbn_instruments`. Records are converted in bulk; prices keep
-the format's own scale of 9 decimals.
+market a record belongs to `everlog.market.venues.dbn_instruments`, and records that are no order book
+`everlog.market.venues.dbn_others`. Records are converted in bulk; prices keep the format's own scale of 9
+decimals.
 
 Adds, cancels, modifies and clears change the book. A trade (T) or a fill (F) does not: the change
 it causes follows as a cancel or modify of its own. So a trade is an L3 trade that names no order,
@@ -33,6 +34,7 @@ from everlog.market.protocol import (
 from everlog.market.venues.archives import Member
 from everlog.market.venues.dbn_instruments import Belonging, Instruments
 from everlog.market.venues.dbn_order import F_SNAPSHOT, GOES_BACK, IS_TWICE, RecordOrder
+from everlog.market.venues.dbn_others import OTHER_SCHEMAS, other_events
 from everlog.market.venues.dbn_records import Mapping, RecordBlock, RecordStream, read_metadata
 from everlog.market.venues.interface import EventBlock, ImportContext
 from everlog.market.venues.l2_events import Groups, Levels, pack_snapshots
@@ -76,6 +78,8 @@ _SCHEMAS: Final = {
     "mbp-1": _Schema("MBP1Msg", (0x01,), 1, "l2"),
     "mbp-10": _Schema("MBP10Msg", (0x0A,), 10, "l2"),
     "tbbo": _Schema("MBP1Msg", (0x01, 0xC5), 1, "l2"),
+    "bbo-1s": _Schema("BBOMsg", (0xC3,), 1, "l2"),
+    "bbo-1m": _Schema("BBOMsg", (0xC4,), 1, "l2"),
     "trades": _Schema("TradeMsg", (0x00,), 0, "trades"),
 }
 
@@ -90,13 +94,17 @@ class Dbn:
         """Yield the records of the file as events."""
         package = _package()
         for member in members:
+            version = member.peek(4)[-1:]
             metadata = read_metadata(package, member)
+            other = OTHER_SCHEMAS.get(str(metadata.schema))
+            if other is not None:
+                yield from other_events(package, member, metadata, other, version, context)
+                continue
             schema = _SCHEMAS.get(str(metadata.schema))
             if schema is None:
                 held = "records of several schemas" if metadata.schema is None else str(metadata.schema)
-                raise InvalidSource(
-                    f"{member.label} holds {held}; imported are {', '.join(_SCHEMAS)}", member.label
-                )
+                known = ", ".join((*_SCHEMAS, *OTHER_SCHEMAS))
+                raise InvalidSource(f"{member.label} holds {held}; imported are {known}", member.label)
             yield from _File(package, member, metadata, schema, context).events()
 
 
@@ -145,6 +153,7 @@ class _File:
             yield self._converted(block)
         if self._left_out and not self._rows:
             raise InvalidSource(f"{self._label} holds no record of {instruments.wanted!r}", self._label)
+        tally.symbols |= {(instruments.venue, symbol) for symbol in instruments.met}
         tally.notes += [f"{self._label}: {note}" for note in self._notes()]
 
     def _converted(self, block: RecordBlock) -> EventBlock:
@@ -246,16 +255,24 @@ def _some(names: Any) -> str:
 
 
 def _timed(block: RecordBlock) -> RecordBlock:
-    """Use the exchange's time for records without a time of arrival."""
-    missing = block.records["ts_recv"] == UNDEFINED_TIME
-    if not missing.any():
-        return block
-    records = block.records.copy()
-    records["ts_recv"][missing] = records["ts_event"][missing]
+    """Use the exchange's time for records without a time of arrival, and the other way round."""
+    records = block.records
+    for name, other in (("ts_recv", "ts_event"), ("ts_event", "ts_recv")):
+        missing = records[name] == UNDEFINED_TIME
+        if missing.any():
+            records = records.copy()
+            records[name][missing] = records[other][missing]
     return RecordBlock(block.numbers, records)
 
 
+def _has_actions(records: NDArray[np.void]) -> bool:
+    """Whether records are changes of the book; those that are not are samples of it."""
+    return "action" in (records.dtype.names or ())
+
+
 def _letters(records: NDArray[np.void]) -> NDArray[np.uint8]:
+    if not _has_actions(records):
+        return np.full(len(records), ord("M"), dtype=np.uint8)
     letters: NDArray[np.uint8] = np.ascontiguousarray(records["action"]).view(np.uint8)
     return letters
 
@@ -373,5 +390,8 @@ def _snapshots(
         marks_event_ends=True,
     )
     books = pack_snapshots(levels, groups, price_scale, 0)
+    books.scales = None
     books.flags = _message_flags(records)
+    if not _has_actions(records):
+        books.flags |= np.uint16(MessageFlags.LAST_OF_EVENT)
     return books

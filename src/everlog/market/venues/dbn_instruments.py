@@ -90,14 +90,21 @@ class Instruments:
                     span = (interval["start_date"], interval["end_date"], name)
                     self._intervals.setdefault(int(number), []).append(span)
 
+    @property
+    def met(self) -> set[str]:
+        """The symbols of the records so far; with a wanted one, that alone."""
+        return {market.symbol for market in self._known.values()} if self.wanted is None else {self.wanted}
+
     def rename(self, instrument_id: int, symbol: str) -> None:
         """From here on, the instrument has this name."""
         self._renamed[instrument_id] = symbol
         self._known = {key: market for key, market in self._known.items() if key >> 32 != instrument_id}
 
-    def of(self, records: NDArray[np.void]) -> Belonging:
+    def of(self, records: NDArray[np.void], time: str = "ts_recv") -> Belonging:
         """Return which market each record belongs to, found once per instrument, publisher and day."""
-        days = records["ts_recv"] // NS_PER_DAY & np.uint64(0xFFFF)
+        if not len(records):
+            return Belonging(*(np.zeros(0, kind) for kind in (np.uint64, np.uint64, bool, bool, object)))
+        days = records[time] // NS_PER_DAY & np.uint64(0xFFFF)
         keys = (
             records["instrument_id"].astype(np.uint64) << np.uint64(32)
             | records["publisher_id"].astype(np.uint64) << DAY_BITS

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from everlog.errors import InvalidConfig, InvalidSource
 from everlog.market.protocol import MessageFlags
+from everlog.market.symbols import SymbolDefinition
 from everlog.queue.faults import io_errors
 
 if TYPE_CHECKING:
@@ -75,6 +76,10 @@ class EventBlock:
     starts: NDArray[np.uint64] | None = None
     saturated: int = 0
     """Prices and sizes that did not fit into 64 bits at the scale of their event."""
+    cut: int = 0
+    """Prices and sizes that lost digits at the scale that the user chose."""
+    scales: tuple[int, int] | None = None
+    """The most decimals that the text of prices and of sizes had; None: the format has a scale of its own."""
 
     def __len__(self) -> int:
         """Return the number of events."""
@@ -113,6 +118,8 @@ class Tally:
     quarantined: int = 0
     saturated: int = 0
     """Prices and sizes that became the largest number there is."""
+    cut: int = 0
+    """Prices and sizes that lost digits at the scale that the user chose."""
     unordered: int = 0
     """Rows whose time or number goes back or is there twice, and that were kept because that is allowed."""
     beyond_rows: int = 0
@@ -123,6 +130,12 @@ class Tally:
     """Things a person should know; printed once at the end."""
     channel_symbols: dict[int, set[str]] = field(default_factory=dict)
     """SZSE: which symbols each channel carries."""
+    scales: tuple[int, int] | None = None
+    """The most decimals of prices and of sizes in text."""
+    symbols: set[tuple[str, str]] = field(default_factory=set)
+    """Venue and symbol of every market that the files name."""
+    definitions: list[SymbolDefinition] = field(default_factory=list)
+    """What the files say of symbols beyond their names."""
 
     def name(self, *, venue: str, symbol: str, date: str, stream: str) -> None:
         """Record what a file holds; files of different symbols are MULTI, of the first file's day."""
@@ -130,6 +143,8 @@ class Tally:
         self.stream = stream
         self.symbol = symbol if self.symbol in ("", symbol) else MULTI
         self.date = min(filter(None, (self.date, date)), default="")
+        if symbol not in ("", MULTI):
+            self.symbols.add((venue, symbol))
 
     def count(self, block: EventBlock) -> None:
         """Add a block of events."""
@@ -138,8 +153,31 @@ class Tally:
         low, high = int(block.timestamps_ns.min()), int(block.timestamps_ns.max())
         self.groups += len(block)
         self.saturated += block.saturated
+        self.cut += block.cut
+        if block.scales is not None:
+            known = self.scales or (0, 0)
+            self.scales = max(known[0], block.scales[0]), max(known[1], block.scales[1])
         self.min_ts_ns = low if self.min_ts_ns is None else min(low, self.min_ts_ns)
         self.max_ts_ns = high if self.max_ts_ns is None else max(high, self.max_ts_ns)
+
+    def learned(self) -> list[SymbolDefinition]:
+        """Return what the symbol catalogue is to know: definitions, else names and the decimals seen."""
+        defined = {(one.exchange, one.exchange_symbol) for one in self.definitions}
+        named = self.symbols | {(self.venue, name) for some in self.channel_symbols.values() for name in some}
+        prices, sizes = self.scales if self.scales is not None and len(named) == 1 else (None, None)
+        at_ts = None if self.min_ts_ns is None else self.min_ts_ns // 1000
+        plain = [
+            SymbolDefinition(
+                exchange=venue,
+                exchange_symbol=symbol,
+                price_increment=None if prices is None else float(f"1e-{prices}"),
+                amount_increment=None if sizes is None else float(f"1e-{sizes}"),
+                at_ts=at_ts,
+            )
+            for venue, symbol in sorted(named - defined)
+            if at_ts is not None
+        ]
+        return self.definitions + plain
 
 
 class Rejects:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from everlog.market.packing import pack_l2_diffs, pack_l2_snapshots
+from everlog.market.packing import PackedRecords, pack_l2_diffs, pack_l2_snapshots
 from everlog.market.protocol import (
     L2_DIFF,
     L2_SNAPSHOT,
@@ -110,9 +110,7 @@ def pack_diffs(levels: Levels, groups: Groups, price_scale: int | None, size_sca
     diffs["price_scale"], diffs["size_scale"] = placed.price_scales, placed.size_scales
     headers = groups.headers(BookEventType.DIFF)
     packed = pack_l2_diffs(headers, diffs, placed.levels, placed.bids, placed.asks)
-    return EventBlock(
-        TypeId.BOOK_EVENT, packed.buffer, groups.ingest_ts_ns, packed.ends, saturated=placed.saturated
-    )
+    return _block(packed, groups, levels, placed)
 
 
 def pack_snapshots(
@@ -124,8 +122,19 @@ def pack_snapshots(
     snapshots["bid_count"], snapshots["ask_count"] = placed.bids, placed.asks
     snapshots["price_scale"], snapshots["size_scale"] = placed.price_scales, placed.size_scales
     packed = pack_l2_snapshots(groups.headers(BookEventType.SNAPSHOT), snapshots, placed.levels)
+    return _block(packed, groups, levels, placed)
+
+
+def _block(packed: PackedRecords, groups: Groups, levels: Levels, placed: _Placed) -> EventBlock:
+    most = int(levels.price_decimals.max(initial=0)), int(levels.size_decimals.max(initial=0))
     return EventBlock(
-        TypeId.BOOK_EVENT, packed.buffer, groups.ingest_ts_ns, packed.ends, saturated=placed.saturated
+        TypeId.BOOK_EVENT,
+        packed.buffer,
+        groups.ingest_ts_ns,
+        packed.ends,
+        saturated=placed.saturated,
+        cut=placed.cut,
+        scales=most,
     )
 
 
@@ -163,13 +172,14 @@ class _Placed(NamedTuple):
     price_scales: NDArray[np.uint8]
     size_scales: NDArray[np.uint8]
     saturated: int
+    cut: int
 
 
 def _placed(levels: Levels, groups: Groups, price_scale: int | None, size_scale: int | None) -> _Placed:
     """Put the levels of each group, which may be empty, in the order and at the scales of its event.
 
     A scale is the largest number of decimals in the group unless one is given; then further digits are cut
-    off. Values that leave 64 bits saturate.
+    off and counted. Values that leave 64 bits saturate.
     """
     starts = np.ascontiguousarray(groups.starts, dtype=np.int64)
     placed = np.empty(len(levels), dtype=LEVEL)
@@ -192,4 +202,14 @@ def _placed(levels: Levels, groups: Groups, price_scale: int | None, size_scale:
     asks = np.diff(starts, append=len(levels)) - bids
     is_end = (placed["price"] == I64_MAX) | (placed["price"] == I64_MIN)
     saturated = int(is_end.sum() + (placed["size"] == U64_MAX).sum())
-    return _Placed(placed, bids, asks, price_scales, size_scales, saturated)
+    cut = _cut(levels.prices, levels.price_decimals, price_scale)
+    cut += _cut(levels.sizes, levels.size_decimals, size_scale)
+    return _Placed(placed, bids, asks, price_scales, size_scales, saturated, cut)
+
+
+def _cut(values: NDArray[Any], decimals: NDArray[np.uint8], scale: int | None) -> int:
+    """Return how many values have digits other than 0 that the scale does not keep."""
+    if scale is None or not len(values) or int(decimals.max()) <= scale:
+        return 0
+    lost = POWERS_OF_TEN.astype(values.dtype)[np.maximum(decimals.astype(np.int64) - scale, 0)]
+    return int((values % lost != 0).sum())

@@ -105,7 +105,7 @@ class Lobster:
 def _file_events(member: Member, book_member: Member | None, context: ImportContext) -> Iterator[EventBlock]:
     venue = context.options.venue or VENUE
     symbol, date = _symbol(member, context), _date(member, context)
-    midnight_ns, market = np.uint64(_midnight_ns(date)), crypto_market_id(symbol)
+    begins_ns, market = np.uint64(midnight_ns(date)), crypto_market_id(symbol)
     context.tally.name(venue=venue, symbol=symbol, date=date, stream="book")
     reader = CsvReader(member, context.rejects, NAMES)
     begins, order = not context.is_continued(symbol, date), TimeOrder("time", context)
@@ -119,9 +119,9 @@ def _file_events(member: Member, book_member: Member | None, context: ImportCont
             if book is None:
                 book = OpeningBook(book_member, kept, context)
                 begins = not len(book)
-                yield book.opening(kept.values["time"][0] + midnight_ns, venue_id(venue), market)
+                yield book.opening(kept.values["time"][0] + begins_ns, venue_id(venue), market)
             book.assign(kept)
-        events = _events(kept, midnight_ns, venue_id(venue), market)
+        events = _events(kept, begins_ns, venue_id(venue), market)
         if book is not None:
             events.payloads["header"]["seq"] += np.uint64(len(book))
         if begins:
@@ -154,11 +154,11 @@ def _sound(block: RowBlock, context: ImportContext) -> RowBlock:
     )
 
 
-def _events(block: RowBlock, midnight_ns: np.uint64, venue: int, market: int) -> EventBlock:
+def _events(block: RowBlock, begins_ns: np.uint64, venue: int, market: int) -> EventBlock:
     records = new_l3_records(len(block), venue_id=venue, market_id=market)
     kind, direction = block.extras["type"], block.extras["direction"]
     order_id, size, price = block.values["order_id"], block.values["size"], block.values["price"]
-    stamps = block.values["time"] + midnight_ns
+    stamps = block.values["time"] + begins_ns
     header, event = records["header"], records["event"]
     header["ingest_ts_ns"] = header["exchange_ts_ns"] = stamps
     header["seq"] = header["native_seq"] = block.lines
@@ -208,7 +208,8 @@ def _date(member: Member, context: ImportContext) -> str:
     return date
 
 
-def _midnight_ns(date: str) -> int:
+def midnight_ns(date: str) -> int:
+    """Return when a day begins in New York."""
     try:
         zone = ZoneInfo(TIME_ZONE)
     except ZoneInfoNotFoundError:

@@ -43,6 +43,11 @@ VENUE_IDS: Final[dict[str, int]] = {
     "sse": 33,
 }
 
+VENUE_NAMES: Final[dict[int, str]] = {number: name for name, number in VENUE_IDS.items()}
+
+NUMERIC_VENUES: Final = frozenset({"szse", "sse"})
+"""Venues whose market ids are the codes of their symbols."""
+
 LOSES_ON_INCREASE: Final = frozenset({"cme", "nasdaq", "eurex", "ice", "nyse"})
 """Where an order that becomes larger goes to the back of its queue; elsewhere it keeps its place."""
 

@@ -25,6 +25,7 @@ from everlog.market.protocol import (
     new_l3_records,
     symbol_hash,
 )
+from everlog.market.symbols import SymbolDefinition
 from everlog.market.venues.interface import EventBlock
 from everlog.market.venues.l2_events import Groups, Levels, in_book_order, pack_diffs, pack_snapshots
 from everlog.market.venues.registry import venue_id
@@ -87,7 +88,7 @@ class SimulatedVenue:
             raise InvalidConfig(f"kinds are {', '.join(KINDS)}; got {', '.join(kinds) or 'none'}")
         self.symbols = tuple(names)
         self.kinds = frozenset(kinds)
-        self.now_ns = start_ns
+        self.now_ns = self._start_ns = start_ns
         self._flow = OrderFlow(len(names), seed, rate, resting_orders)
         self._interval_ns = min(SPAN_NS_MAX, max(1, round(changes_per_diff * len(names) / rate * 1e9)))
         # Every resting order is looked at once a block, so blocks grow with their number.
@@ -101,6 +102,22 @@ class SimulatedVenue:
         self._market_ids = np.array([crypto_market_id(name) for name in names], dtype=np.uint64)
         self._hashes = np.array([symbol_hash(name) for name in names], dtype=np.uint64)
         self._opened = False
+
+    def definitions(self) -> list[SymbolDefinition]:
+        """Return what the symbol catalogue is to know."""
+        price, size = float(f"1e-{PRICE_SCALE}"), float(f"1e-{SIZE_SCALE}")
+        return [
+            SymbolDefinition(
+                exchange=VENUE,
+                exchange_symbol=symbol,
+                tick_size=price,
+                lot_size=size,
+                price_increment=price,
+                amount_increment=size,
+                at_ts=self._start_ns // 1000,
+            )
+            for symbol in self.symbols
+        ]
 
     # -- the truth -----------------------------------------------------------------------
 

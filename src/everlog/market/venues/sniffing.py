@@ -33,10 +33,20 @@ _OTHER_KINDS: Final = (
 _HEADERS: Final = (
     (frozenset({"exchange", "symbol", "is_snapshot", "local_timestamp"}), "tardis-book"),
     (frozenset({"exchange", "symbol", "id", "side", "local_timestamp"}), "tardis-trades"),
+    (frozenset({"exchange", "symbol", "local_timestamp", "bid_price", "ask_price"}), "tardis-quotes"),
+    (frozenset({"exchange", "symbol", "local_timestamp", "bids[0].price"}), "tardis-snapshots"),
     (frozenset({"exchange", "symbol", "local_timestamp"}), "a Tardis file of another kind"),
+    (frozenset({"agg_trade_id", "transact_time"}), "binance-agg-trades"),
+    (frozenset({"id", "price", "qty", "time", "is_buyer_maker"}), "binance-trades"),
+    (frozenset({"timestamp", "percentage", "depth", "notional"}), "binance-book-depth"),
+    (frozenset({"open_time", "open", "close_time", "volume"}), "binance-klines"),
     (frozenset({"ApplSeqNum", "ChannelNo"}), "szse"),
     (frozenset({"ts_event", "rtype"}), "DBN that was written as CSV"),
 )
+_BINARY: Final = ((b"DBN", "dbn"), (b"\x00\x0cS", "itch"))
+"""A day of ITCH begins with the length of its first message, a system event, and its kind."""
+_CAPTURED: Final = re.compile(r"\d{16,20} [\[{]|\d+\.\d+: |\S+ (?:<->|<-|->) \d")
+_BINANCE: Final = re.compile(r"\d+(?:\.\d+)?")
 LOBSTER_BOOK: Final = "the LOBSTER order book of a message file"
 _LOBSTER_TIME: Final = re.compile(r"\d{1,5}(?:\.\d+)?")
 _INTEGER: Final = re.compile(r"-?\d+")
@@ -55,8 +65,9 @@ def looks_like(start: bytes) -> str | None:
     """Return the format, or in words what else it is; None if nothing is known of files that begin so."""
     if not start:
         return None
-    if start.startswith(b"DBN"):
-        return "dbn"
+    for sign, name in _BINARY:
+        if start.startswith(sign):
+            return name
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
     for sign, kind in _OTHER_KINDS:
         if start.startswith(sign) or text.startswith(sign):
@@ -64,6 +75,8 @@ def looks_like(start: bytes) -> str | None:
     if b"\0" in start:
         return "binary data of an unknown kind"
     line = text.partition(b"\n")[0].decode("utf-8", "replace")
+    if _CAPTURED.match(line):
+        return "capture"
     if line.startswith("{"):
         return "bybit" if re.search(r'"topic"\s*:\s*"orderbook', line) else _json_kind(line)
     fields = [field.strip().strip('"').strip() for field in line.split(",")]
@@ -78,12 +91,24 @@ def _json_kind(line: str) -> str | None:
 
 
 def _without_header(fields: list[str]) -> str | None:
-    """LOBSTER files hold numbers: messages begin with time and type, books are four integers a level."""
+    """Files of Binance spot, and LOBSTER's: messages begin with time and type, books are integers."""
+    if kind := _binance_kind(fields):
+        return kind
     if len(fields) in _LOBSTER_FIELDS and _LOBSTER_TIME.fullmatch(fields[0]) and fields[1] in set("1234567"):
         return "lobster" if all(map(_INTEGER.fullmatch, fields[1:6])) else None
     if len(fields) % _LEVEL_FIELDS == 0 and all(map(_INTEGER.fullmatch, fields)):
         return LOBSTER_BOOK
     return None
+
+
+def _binance_kind(fields: list[str]) -> str | None:
+    """Files of spot have no header: a truth in the last columns, or the twelve columns of klines."""
+    if fields[-1].lower() in ("true", "false"):
+        truths = sum(field.lower() in ("true", "false") for field in fields)
+        columns = len(fields) - truths
+        return {5: "binance-trades", 6: "binance-agg-trades"}.get(columns) if truths <= 2 else None
+    is_kline = len(fields) == 12 and all(map(_BINANCE.fullmatch, fields))
+    return "binance-klines" if is_kline and float(fields[6]) > float(fields[0]) > 10**11 else None
 
 
 def chosen_members(members: Sequence[Member], format_name: str, notes: list[str]) -> list[Member]:

@@ -39,12 +39,12 @@ from everlog.market.venues.registry import venue_id
 
 NS_PER_US: Final = np.uint64(1000)
 UNKNOWN_SIDE: Final = 3
-_SIDES: Final = (("bid", Side.BUY), ("ask", Side.SELL), ("buy", Side.BUY), ("sell", Side.SELL))
+SIDES: Final = (("bid", Side.BUY), ("ask", Side.SELL), ("buy", Side.BUY), ("sell", Side.SELL))
 _TRUTHS: Final = (("false", 0), ("true", 1), ("0", 0), ("1", 1))
 _POWERS: Final = np.array([10.0**exponent for exponent in range(19)])
 
 
-class _Opened(NamedTuple):
+class Opened(NamedTuple):
     """A file whose first row was looked at; `columns` are those that every kind of file has."""
 
     reader: CsvReader
@@ -54,9 +54,9 @@ class _Opened(NamedTuple):
     columns: list[Column]
 
 
-def _open(member: Member, context: ImportContext) -> _Opened:
+def open_file(member: Member, context: ImportContext, *, fill_empty: bool = False) -> Opened:
     """Learn from the first row what the file is about; the exchange must be the same in every row."""
-    reader = CsvReader(member, context.rejects)
+    reader = CsvReader(member, context.rejects, fill_empty=fill_empty)
     reader.require(["exchange", "symbol"])
     first, options = reader.first_row(), context.options
     venue = agree("exchange", first["exchange"], options.venue, member.label) if first else ""
@@ -66,10 +66,10 @@ def _open(member: Member, context: ImportContext) -> _Opened:
         Column("timestamp", UNSIGNED),
         Column("local_timestamp", UNSIGNED),
     ]
-    return _Opened(reader, venue, first.get("symbol", ""), date, columns)
+    return Opened(reader, venue, first.get("symbol", ""), date, columns)
 
 
-def _stamped(block: RowBlock, context: ImportContext, order: TimeOrder) -> RowBlock:
+def stamped(block: RowBlock, context: ImportContext, order: TimeOrder) -> RowBlock:
     """Refuse rows without a local time or out of order, and fill in missing exchange times."""
     block = block.refuse(
         block.values["local_timestamp"] == 0, "local_timestamp is 0: when did it arrive?", context.rejects
@@ -90,7 +90,7 @@ class TardisBook:
     def events(self, members: Sequence[Member], context: ImportContext) -> Iterator[EventBlock]:
         """Yield diffs, and one snapshot for each run of snapshot rows."""
         for member in members:
-            file = _open(member, context)
+            file = open_file(member, context)
             symbol = agree(
                 "symbol", file.symbol, context.options.symbol if file.symbol else None, member.label
             )
@@ -99,14 +99,14 @@ class TardisBook:
                 *file.columns,
                 Column("symbol", CHOICE, choices=((symbol, 0),)),
                 Column("is_snapshot", CHOICE, choices=_TRUTHS),
-                Column("side", CHOICE, choices=_SIDES),
+                Column("side", CHOICE, choices=SIDES),
                 Column("price", PRICE),
                 Column("amount", DECIMAL),
             ]
             grouping = _Grouping(context, venue_id(file.venue), crypto_market_id(symbol))
             order = TimeOrder("local_timestamp", context)
             for block in file.reader.blocks(columns):
-                yield from grouping.add(_Rows.of(_stamped(block, context, order)))
+                yield from grouping.add(_Rows.of(stamped(block, context, order)))
             yield from grouping.finish()
 
 
@@ -301,9 +301,9 @@ class TardisTrades:
 
     def events(self, members: Sequence[Member], context: ImportContext) -> Iterator[EventBlock]:
         """Yield one trade a row. Files of a group of symbols hold several; `--symbol` picks one."""
-        sides = (*_SIDES, ("unknown", UNKNOWN_SIDE), ("", UNKNOWN_SIDE))
+        sides = (*SIDES, ("unknown", UNKNOWN_SIDE), ("", UNKNOWN_SIDE))
         for member in members:
-            file = _open(member, context)
+            file = open_file(member, context)
             columns = [
                 *file.columns,
                 Column("symbol", HASH),
@@ -312,17 +312,19 @@ class TardisTrades:
                 Column("price", PRICE),
                 Column("amount", DECIMAL),
             ]
-            choice = _SymbolChoice(file, context)
+            choice = SymbolChoice(file, context)
             order = TimeOrder("local_timestamp", context)
             blocks = file.reader.blocks(columns)
-            yield from _grouped(_trades(_stamped(choice.take(block), context, order)) for block in blocks)
+            yield from _grouped(_trades(stamped(choice.take(block), context, order)) for block in blocks)
             choice.finish()
 
 
-class _SymbolChoice:
-    """Follows which symbols a file of trades holds, and leaves out those that are not wanted."""
+class SymbolChoice:
+    """Follows which symbols a file holds, and leaves out those that are not wanted."""
 
-    def __init__(self, file: _Opened, context: ImportContext) -> None:
+    def __init__(self, file: Opened, context: ImportContext, stream: str = "trades") -> None:
+        """`file` may hold a group of symbols; its events are of one stream."""
+        self._stream = stream
         self._file = file
         self._context = context
         self._wanted = context.options.symbol
@@ -332,7 +334,7 @@ class _SymbolChoice:
 
     def _name(self, symbol: str) -> None:
         file = self._file
-        self._context.tally.name(venue=file.venue, symbol=symbol, date=file.date, stream="trades")
+        self._context.tally.name(venue=file.venue, symbol=symbol, date=file.date, stream=self._stream)
 
     def take(self, block: RowBlock) -> RowBlock:
         """Return the wanted rows."""

@@ -23,9 +23,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from everlog.clock import SystemClock
 from everlog.errors import InvalidConfig
+from everlog.feeds.captures import IMPORTERS
 from everlog.fs import OsFs, create_directory, replace_file
 from everlog.market.importing import (
-    FORMATS,
     ImportRequest,
     import_files,
     import_groups,
@@ -39,6 +39,7 @@ from everlog.market.venues.sniffing import chosen_members
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
 from everlog.pipeline.spark_tasks import run_in_tasks
+from everlog.pipeline.symbols import update_dim_symbol
 from everlog.seq_ranges import SeqRange
 
 NS_PER_DAY: Final = 86_400_000_000_000
@@ -96,7 +97,7 @@ def import_to_queues(
         request = ImportRequest(
             format=format_name, paths=groups[number], queue=queues[number], options=chosen, lenient=lenient
         )
-        for result in import_files(request):
+        for result in import_files(request, importers=IMPORTERS):
             yield result.entry, result.imported
 
     done = run_in_tasks(spark, len(groups), task)
@@ -142,6 +143,7 @@ def import_to_lake(
         report.files, report.version = written.files, written.version
     new = set(wanted)
     done = [(_entry(lake, format_name, one), number in new) for number, one in enumerate(hashes)]
+    update_dim_symbol(lake, [one for entry, _ in done for one in entry.symbols])
     return _completed(report, done, started_s)
 
 
@@ -163,7 +165,7 @@ class _LakeImport(NamedTuple):
             members = [member for path in paths for member in opened.enter_context(open_members(path))]
             members = chosen_members(members, self.format, tally.notes)
             context = ImportContext(self.options, tally, rejects)
-            for block in FORMATS[self.format].events(members, context):
+            for block in IMPORTERS[self.format].events(members, context):
                 if len(block):
                     yield _rows(block, tally, digest)
                     tally.count(block)
@@ -179,15 +181,15 @@ class _LakeImport(NamedTuple):
 
 def _groups(format_name: str, files: Sequence[str]) -> list[list[str]]:
     """Return the absolute paths of each import; tasks may have another working directory."""
-    if format_name not in FORMATS:
-        raise InvalidConfig(f"unknown format {format_name!r}; valid are {', '.join(FORMATS)}")
+    if format_name not in IMPORTERS:
+        raise InvalidConfig(f"unknown format {format_name!r}; valid are {', '.join(IMPORTERS)}")
     paths = [os.path.abspath(path) for path in files]
     if not paths:
         raise InvalidConfig("an import needs at least one file")
     missing = [path for path in paths if not os.path.isfile(path)]
     if missing:
         raise InvalidConfig(f"there is no file {missing[0]}")
-    importer = FORMATS[format_name]
+    importer = IMPORTERS[format_name]
     return import_groups(importer, paths if importer.merges_files else list(dict.fromkeys(paths)))
 
 

@@ -1,0 +1,114 @@
+"""The table `dim_symbol` of a lake: the symbol catalogue as Delta, for Spark and SQL.
+
+Owns the table's columns and how it is brought up to date. What a row means is known to
+`everlog.market.symbols`, whose `add_names` gives Arrow batches in tasks their names. Needs no Spark session.
+
+    catalogue = read_dim_symbol(lake)           # SymbolCatalogue, to be handed to tasks
+    update_dim_symbol(lake, definitions)        # one transaction, none if nothing changes
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from everlog.market.symbol_sources import gather_symbols
+from everlog.market.symbols import RefreshedCatalogue, SymbolCatalogue, SymbolDefinition
+from everlog.pipeline.lake import LakeTable
+from everlog.pipeline.lake_files import write_files
+
+TABLE: Final = "dim_symbol"
+APPLICATION: Final = "symbols"
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("exchange_id", pa.int16()),
+        pa.field("exchange", pa.string()),
+        pa.field("exchange_symbol", pa.string()),
+        pa.field("base_asset", pa.string()),
+        pa.field("quote_asset", pa.string()),
+        pa.field("asset_type", pa.int8()),
+        pa.field("tick_size", pa.float64()),
+        pa.field("lot_size", pa.float64()),
+        pa.field("price_increment", pa.float64()),
+        pa.field("amount_increment", pa.float64()),
+        pa.field("contract_size", pa.float64()),
+        pa.field("valid_from_ts", pa.int64()),
+        pa.field("valid_until_ts", pa.int64()),
+        pa.field("is_current", pa.bool_()),
+        pa.field("symbol_id", pa.int64()),
+    ]
+)
+
+
+def read_dim_symbol(
+    lake: str | os.PathLike[str], table: str = TABLE, version: int | None = None
+) -> SymbolCatalogue:
+    """Return the catalogue in a lake, now or as of a version of the table; empty if there is no table."""
+    found = LakeTable(lake, table).open(version)
+    return SymbolCatalogue() if found is None else SymbolCatalogue(found.to_pyarrow_table().to_pylist())
+
+
+def refreshed_dim_symbol(
+    lake: str | os.PathLike[str], interval_ns: int, now_ns: int, table: str = TABLE
+) -> RefreshedCatalogue:
+    """Return the catalogue of a lake that is read again now and then; if that fails the old copy stays."""
+    return RefreshedCatalogue(lambda: read_dim_symbol(lake, table), interval_ns, now_ns)
+
+
+def update_dim_symbol(
+    lake: str | os.PathLike[str], definitions: Iterable[SymbolDefinition], at_ts: int = 0, table: str = TABLE
+) -> int:
+    """Take in definitions, in one transaction; return how many versions are new or changed."""
+    catalogue = read_dim_symbol(lake, table)
+    changed = catalogue.record(definitions, at_ts)
+    if changed:
+        _write(LakeTable(lake, table), catalogue)
+    return changed
+
+
+def refresh_dim_symbol(
+    lake: str | os.PathLike[str],
+    sources: Sequence[str],
+    table: str = TABLE,
+    on_failure: Callable[[str, Exception], None] | None = None,
+) -> int:
+    """Take in what queues, buses and archives know; return how many versions are new or changed.
+
+    With `on_failure` what cannot be read or written is passed to it and the others go on: what the table has
+    stays.
+    """
+    definitions: list[SymbolDefinition] = []
+    for source in sources:
+        try:
+            catalogue = gather_symbols(source)
+        except Exception as error:
+            if on_failure is None:
+                raise
+            on_failure(source, error)
+            continue
+        definitions += catalogue.definitions()
+    try:
+        return update_dim_symbol(lake, definitions, table=table)
+    except Exception as error:
+        if on_failure is None:
+            raise
+        on_failure(os.fspath(lake), error)
+        return 0
+
+
+def _write(table: LakeTable, catalogue: SymbolCatalogue) -> None:
+    """Replace the rows of the table."""
+    rows: list[dict[str, Any]] = [msgspec.to_builtins(version) for version in catalogue.versions]
+    os.makedirs(table.path, exist_ok=True)
+    batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+    written = [
+        {**row, "partition_values": dict(row["partition_values"] or ())}
+        for described in write_files(iter([batch]), table.path, ())
+        for row in described.to_pylist()
+    ]
+    number = (table.committed_batch(APPLICATION) or 0) + 1
+    table.commit(written, SCHEMA, APPLICATION, number, replace=True)

@@ -1,0 +1,69 @@
+"""`everlog symbols`, and the names in what other commands print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from everlog.market.protocol import crypto_market_id
+from tests.market.venues.tardis_files import BOOK_HEADER
+from tests.support.command_lines import run
+
+RULES = [{"filterType": "PRICE_FILTER", "tickSize": "0.01"}]
+INFO = {"symbols": [{"symbol": "BTCUSDT", "baseAsset": "BTC", "quoteAsset": "USDT", "filters": RULES}]}
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Path:
+    """A queue of a bus with one imported symbol."""
+    path = tmp_path / "binance_incremental_book_L2_2024-01-02_BTCUSDT.csv"
+    lines = ("101,110,true,bid,41000.50,1.250", "102,110,true,ask,41001,2")
+    path.write_text("\n".join([BOOK_HEADER, *(f"binance,BTCUSDT,{line}" for line in lines)]) + "\n")
+    queue = tmp_path / "bus" / "streams" / "raw" / "binance" / "queue"
+    assert run("everlog", "import", "tardis-book", path, "--queue", queue).returncode == 0
+    return queue
+
+
+def test_symbols_are_listed_shown_added_to_and_refreshed(queue: Path, tmp_path: Path) -> None:
+    done = run("everlog", "symbols", "ls", queue)
+    assert done.returncode == 0 and "BTCUSDT" in done.stdout and "3410467731" in done.stdout
+    info = tmp_path / "exchangeInfo.json"
+    info.write_text(json.dumps(INFO))
+    done = run("everlog", "symbols", "import", info, "--to", tmp_path / "bus")
+    assert done.stdout.startswith("1 version new or changed, 1 version at ")
+    done = run("everlog", "symbols", "show", queue, "BTCUSDT", "--json")
+    (version,) = json.loads(done.stdout)["versions"]
+    assert (version["market_id"], version["price_increment"]) == (crypto_market_id("BTCUSDT"), 0.1)
+    done = run("everlog", "symbols", "refresh", tmp_path / "bus", "--json")
+    assert json.loads(done.stdout)["changed"] == 1, "valid from the first event on"
+    done = run("everlog", "symbols", "ls", tmp_path / "bus", "--json")
+    (version,) = json.loads(done.stdout)["symbols"]
+    assert (version["tick_size"], version["base_asset"], version["valid_from_ts"]) == (0.01, "BTC", 110)
+    done = run("everlog", "symbols", "show", queue, "NONE")
+    assert done.returncode == 1 and "no symbol 'NONE' is known" in done.stderr
+
+
+def test_books_are_shown_by_name_and_a_damaged_catalogue_is_an_error(queue: Path) -> None:
+    done = run("everlog", "book", "show", queue)
+    assert "market BTCUSDT of venue binance" in done.stdout
+    done = run("everlog", "book", "top", queue, "--csv", "-")
+    assert done.stdout.splitlines()[1].split(",")[3] == "BTCUSDT"
+    (queue / "symbols.jsonl").write_bytes(b"nonsense\n")
+    done = run("everlog", "book", "show", queue)
+    assert done.returncode == 1 and "symbols.jsonl:1 is not a row of a symbol catalogue" in done.stderr
+
+
+def test_rows_of_a_file_are_taken_over_and_unusable_ones_counted(queue: Path, tmp_path: Path) -> None:
+    rows = (queue / "symbols.jsonl").read_text()
+    row = json.loads(rows)
+    bad = json.dumps({**row, "exchange_id": -1})
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps({**row, 'tick_size': 0.5})}\n{bad}\n")
+    done = run("everlog", "symbols", "import", tmp_path / "rows.jsonl", "--to", queue)
+    assert "1 version new or changed" in done.stdout and "1 row skipped" in done.stdout
+    done = run("everlog", "symbols", "ls", queue, "--json")
+    assert json.loads(done.stdout)["symbols"][0]["tick_size"] == 0.5
+    (tmp_path / "other.json").write_text('{"symbols": 3}')
+    done = run("everlog", "symbols", "import", tmp_path / "other.json", "--to", queue)
+    assert done.returncode == 1 and "is not exchangeInfo of Binance" in done.stderr

@@ -1,0 +1,127 @@
+"""Raw captures as imports: the same messages as the live feed writes, and what is left out is said."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from everlog.errors import InvalidSource
+from everlog.feeds.captures import IMPORTERS
+from everlog.feeds.recordings import read_frames
+from everlog.feeds.session import FeedSession
+from everlog.feeds.venues import VENUES
+from everlog.market.book_feed import BookFeed
+from everlog.market.book_set import BookSet
+from everlog.market.importing import ImportRequest, ImportResult, ImportRun
+from everlog.market.symbols import load_symbols
+from everlog.market.venues.interface import ImportOptions
+from everlog.market.venues.sniffing import looks_like
+from everlog.queue import Queue
+from tests.support.import_runs import real_file
+
+SPOT, USDM = "binance-spot-btcusdt-20240808.raw.gz", "binance-usdm-ethusdt-20240808.raw.gz"
+
+
+def import_capture(queue: Path, path: Path, **options: object) -> ImportResult:
+    request = ImportRequest(
+        format="capture",
+        paths=[str(path)],
+        queue=str(queue),
+        options=ImportOptions(**options),  # type: ignore[arg-type]
+    )
+    (result,) = ImportRun(request, importers=IMPORTERS).run()
+    return result
+
+
+def diff(symbol: str, first: int, last: int, bid: str = "1.5") -> bytes:
+    data = {"e": "depthUpdate", "E": last, "s": symbol, "U": first, "u": last, "b": [[bid, "2"]], "a": []}
+    return msgspec.json.encode({"stream": f"{symbol.lower()}@depth@100ms", "data": data})
+
+
+def rest(last: int) -> bytes:
+    return msgspec.json.encode({"lastUpdateId": last, "bids": [["1.0", "1"]], "asks": [["2.0", "1"]]})
+
+
+def capture_file(folder: Path, *frames: tuple[int, bytes]) -> Path:
+    path = folder / "capture_2024-08-08.raw"
+    path.write_bytes(b"".join(b"%d %s\n" % (10**18 + at, frame) for at, frame in frames))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "venue", "symbol"), [(SPOT, "binance", "BTCUSDT"), (USDM, "binance-futures", "ETHUSDT")]
+)
+def test_a_real_capture_gives_what_the_live_feed_makes_of_its_frames(
+    tmp_path: Path, name: str, venue: str, symbol: str
+) -> None:
+    path = real_file(name)
+    with gzip.open(path) as file:
+        lines = [next(file) for _ in range(3000)]
+    short = tmp_path / "btc_2024-08-08.raw.gz"
+    with gzip.open(short, "wb") as file:
+        file.writelines(lines)
+    session = FeedSession(VENUES[venue](), [symbol])
+    session.connected(0, is_continued=False)
+    wanted = []
+    for one in read_frames(short):
+        take = session.snapshot(symbol, one.body, one.received_ns) if one.kind == "rest" else None
+        messages = session.frame(one.body, one.received_ns) if take is None else take
+        wanted += [(kind, payload, flags, one.received_ns) for kind, payload, flags in messages]
+    result = import_capture(tmp_path / "queue", short)
+    with Queue.open_subscriber(tmp_path / "queue", None, "earliest") as reader:
+        found = [(view.type_id, bytes(view), view.flags, view.timestamp_ns) for view in reader]
+    assert found == wanted and len(found) > 1000
+    assert (result.entry.venue, result.entry.symbol, result.entry.date) == (venue, symbol, "2024-08-08")
+    assert result.entry.rows == 3000
+    assert [row.exchange_symbol for row in load_symbols(tmp_path / "queue").versions] == [symbol]
+
+
+def test_several_symbols_find_their_snapshots_by_update_id(tmp_path: Path) -> None:
+    frames = [
+        diff("AUSDT", 5, 9),
+        diff("BUSDT", 100, 109),
+        rest(7),
+        rest(104),
+        diff("AUSDT", 10, 11),
+        rest(999),
+    ]
+    path = capture_file(tmp_path, *enumerate(frames))
+    assert looks_like(path.read_bytes()) == "capture"
+    result = import_capture(tmp_path / "queue", path)
+    assert result.entry.symbol == "MULTI"
+    assert any("1 answers of REST fit to none or several" in note for note in result.notes)
+    with Queue.open_subscriber(tmp_path / "queue", None, "earliest") as reader:
+        feed = BookFeed(reader, BookSet())
+        while feed.advance() is not None:
+            pass
+    assert [book.best_bid for book in feed.books.books.values()].count(None) == 0
+    assert len(feed.books.books) == 2
+    result = import_capture(tmp_path / "one", path, symbol="AUSDT")
+    assert any("frames of other symbols were left out" in note for note in result.notes)
+
+
+def test_frames_that_are_missing_twice_or_unreadable_are_counted(tmp_path: Path) -> None:
+    frames = [
+        diff("AUSDT", 5, 9),
+        rest(7),
+        diff("AUSDT", 5, 9),
+        diff("AUSDT", 15, 16),
+        b'{"stream":"a@depth"}',
+    ]
+    result = import_capture(tmp_path / "queue", capture_file(tmp_path, *enumerate(frames)))
+    text = " ".join(result.notes)
+    assert result.entry.gaps == 2
+    assert "1 frames could not be decoded" in text and "1 updates and trades were there twice" in text
+
+
+def test_lines_out_of_order_and_of_another_kind_are_refused(tmp_path: Path) -> None:
+    path = capture_file(tmp_path, (5, diff("AUSDT", 1, 2)), (4, rest(1)))
+    with pytest.raises(InvalidSource, match=":2: the time goes back"):
+        import_capture(tmp_path / "queue", path)
+    assert import_capture(tmp_path / "queue", path, allow_unordered=True).entry.rows == 2
+    path.write_bytes(path.read_bytes() + b"nonsense\n")
+    with pytest.raises(InvalidSource, match=r":3: .*neither a frame nor a mark"):
+        import_capture(tmp_path / "other", path, allow_unordered=True)
