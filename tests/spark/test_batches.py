@@ -1,45 +1,75 @@
-"""A query that passes its batches to a function: the order of its syncs and commits, and what is refused."""
+"""Batches that a job plans itself: on disk before they are committed, taken up again, one run at a time."""
 
+from __future__ import annotations
+
+import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
-from everlog.pipeline.jobs.batches import run_batches
-from tests.support.command_lines import run_python
-
-MANY_FILES = """
-import os, sys
-from everlog.errors import Unsupported
-from everlog.pipeline import spark_session
-from everlog.pipeline.jobs.batches import run_batches
-
-held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
-spark = spark_session(master="local[1]")
-rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", "3").load()
-try:
-    run_batches(rows, sys.argv[1], lambda rows, batch: None, follow=False)
-except Unsupported as error:
-    print(error)
-spark.stop()
-"""
+from everlog.errors import InvalidConfig
+from everlog.pipeline.jobs.batches import Batch, run_batches
+from everlog.pipeline.sources.base import StreamReader
+from everlog.pipeline.sources.queue import QueueFormat
+from everlog.queue import Queue
 
 
-def test_a_process_with_too_many_open_files_fails_instead_of_waiting(tmp_path: Path) -> None:
-    told = run_python(MANY_FILES, tmp_path / "checkpoint").stdout
-    assert "has so many files open" in told and "up to 1023" in told
+class KilledError(Exception):
+    """Ends a run in the middle of a batch."""
 
 
-def take_batches(spark: SparkSession, checkpoint: Path, take: Callable[[int], None]) -> None:
-    """Run a query until it has caught up; `take` gets the number of each batch."""
-    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", "3").load()
-    run_batches(rows, str(checkpoint), lambda _, batch: take(batch), follow=False)
+@pytest.fixture
+def reader(tmp_path: Path) -> StreamReader:
+    """A queue of ten messages, four to a batch."""
+    write(tmp_path, 10)
+    return new_reader(tmp_path)
+
+
+def new_reader(folder: Path) -> StreamReader:
+    """Read the queue from its beginning, as a new process does."""
+    return QueueFormat({"path": str(folder / "queue"), "maxRecordsPerBatch": "4"}).stream_reader()
+
+
+def write(folder: Path, count: int) -> None:
+    """Append messages."""
+    with Queue.open_publisher(str(folder / "queue"), segment_size=1 << 14) as writer:
+        for _ in range(count):
+            writer.append(7, b"x")
+
+
+def take(reader: StreamReader, folder: Path, fails_at: int | None = None) -> list[tuple[int, int, int]]:
+    """Run until it has caught up; return number, first seq and end of each batch."""
+    taken: list[tuple[int, int, int]] = []
+
+    def commit(batch: Batch) -> None:
+        taken.append((batch.number, batch.start["seq"], batch.end["seq"]))
+        if batch.number == fails_at:
+            raise KilledError
+
+    try:
+        end = run_batches(reader, str(folder / "checkpoint"), commit, follow=False)
+    except KilledError:
+        return taken
+    assert end is not None and end["seq"] == taken[-1][2] if taken else True
+    return taken
+
+
+def test_batches_are_bounded_and_a_further_run_goes_on(reader: StreamReader, tmp_path: Path) -> None:
+    assert take(reader, tmp_path) == [(0, 0, 4), (1, 4, 8), (2, 8, 10)]
+    assert take(new_reader(tmp_path), tmp_path) == []
+    write(tmp_path, 3)
+    assert take(new_reader(tmp_path), tmp_path) == [(3, 10, 13)]
+
+
+def test_a_batch_that_was_not_committed_comes_again_as_it_was(reader: StreamReader, tmp_path: Path) -> None:
+    assert take(reader, tmp_path, fails_at=2) == [(0, 0, 4), (1, 4, 8), (2, 8, 10)]
+    write(tmp_path, 1)  # there is room for it in the batch
+    assert take(new_reader(tmp_path), tmp_path) == [(2, 8, 10), (3, 10, 11)]
 
 
 def test_the_range_of_a_batch_is_on_disk_before_the_batch_is_handed_over(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reader: StreamReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
     original = os.fsync
@@ -51,19 +81,48 @@ def test_the_range_of_a_batch_is_on_disk_before_the_batch_is_handed_over(
     monkeypatch.setattr(os, "fsync", fsync)
     checkpoint = tmp_path / "checkpoint"
     seen: list[set[str]] = []
-    take_batches(spark, checkpoint, lambda _: seen.append(set(synced)))
-    offsets = checkpoint / "offsets"
-    assert seen
-    assert {str(offsets / "0"), str(offsets), str(checkpoint)} <= seen[0]
+
+    def commit(batch: Batch) -> None:
+        assert json.loads((checkpoint / "batch.json").read_text())["number"] == batch.number
+        seen.append(set(synced))
+        synced.clear()
+
+    run_batches(reader, str(checkpoint), commit, follow=False)
+    assert all({str(checkpoint / "batch.json.tmp"), str(checkpoint)} <= one for one in seen)
+    assert len(seen) == 3
 
 
-def test_a_batch_whose_log_a_power_loss_has_emptied_comes_again(spark: SparkSession, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    taken: list[int] = []
-    take_batches(spark, checkpoint, taken.append)
-    last = taken[-1]
-    (checkpoint / "commits" / f"{last}").write_bytes(b"")
-    (checkpoint / "offsets" / f"{last + 1}").write_bytes(b"")
-    again: list[int] = []
-    take_batches(spark, checkpoint, again.append)
-    assert again[0] == last
+def test_a_second_run_with_the_same_checkpoint_is_refused(reader: StreamReader, tmp_path: Path) -> None:
+    def commit(batch: Batch) -> None:
+        with pytest.raises(InvalidConfig, match="another run has the checkpoint"):
+            take(new_reader(tmp_path), tmp_path)
+
+    run_batches(reader, str(tmp_path / "checkpoint"), commit, follow=False)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "commits", "expected"),
+    [
+        ((4, 8), (0, 1), [(2, 8, 10)]),
+        ((4, 8), (0,), [(1, 4, 8), (2, 8, 10)]),
+        ((4,), (), [(0, 0, 4), (1, 4, 8), (2, 8, 10)]),
+    ],
+    ids=["committed", "planned", "first"],
+)
+def test_a_checkpoint_of_an_earlier_version_is_taken_over(
+    reader: StreamReader,
+    tmp_path: Path,
+    offsets: tuple[int, ...],
+    commits: tuple[int, ...],
+    expected: list[tuple[int, int, int]],
+) -> None:
+    for folder in ("offsets", "commits"):
+        (tmp_path / "checkpoint" / folder).mkdir(parents=True)
+    for number, end in enumerate(offsets):
+        text = f'v1\n{{"batchWatermarkMs":0}}\n{{"seq": {end}, "instance": null}}'
+        (tmp_path / "checkpoint" / "offsets" / str(number)).write_text(text)
+        (tmp_path / "checkpoint" / "offsets" / f".{number}.crc").write_bytes(b"crc")
+    for number in commits:
+        (tmp_path / "checkpoint" / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+    (tmp_path / "checkpoint" / "offsets" / str(len(offsets))).write_bytes(b"")  # by a power loss
+    assert take(reader, tmp_path) == expected

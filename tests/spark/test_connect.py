@@ -19,7 +19,7 @@ PATIENCE_S = 500
 pytestmark = pytest.mark.timeout(PATIENCE_S + 100)
 
 
-def test_batch_jobs_on_spark_connect_write_what_a_local_session_does(
+def test_all_jobs_on_spark_connect_write_what_a_local_session_does(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     pytest.importorskip("grpc", reason="the extra `connect` is not installed")
@@ -38,4 +38,4 @@ def test_batch_jobs_on_spark_connect_write_what_a_local_session_does(
     assert ended.returncode == 0, ended.stderr[-3000:]
     found = msgspec.json.decode(answer.read_bytes())
     assert found == run_jobs(spark, tmp_path, tmp_path / "local")
-    assert all(found[name] for name in ("tops", "features", "features_bars", "events"))
+    assert all(found[name] for name in ("messages", "live", "tops", "features", "features_bars", "events"))

@@ -11,6 +11,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+from everlog.errors import DataLost
 from everlog.pipeline.jobs.archive import archive_queue, archive_topics
 from everlog.pipeline.jobs.live_replay import follow_books
 from everlog.pipeline.lake import LakeTable
@@ -91,7 +92,7 @@ def test_books_are_not_continued_in_another_queue(spark: SparkSession, tmp_path:
     follow_books(spark, path, lake, "tops", follow=False)
     shutil.rmtree(path)
     write_simulated_queue(path, 300, 1)
-    with pytest.raises(StreamingQueryException, match="was made anew: the books are those"):
+    with pytest.raises(DataLost, match="was made anew: the books are those"):
         follow_books(spark, path, lake, "tops", follow=False)
 
 

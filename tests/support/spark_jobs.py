@@ -1,4 +1,4 @@
-"""Every batch job once on one session, and what its tables hold: the same on a session of any kind."""
+"""Every job once on one session, and what its tables hold: the same on a session of any kind."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from everlog.market.feature_rows import standard_features
 from everlog.market.triggers import TimeBar
 from everlog.market.venues.simulated import SimulatedVenue
 from everlog.pipeline import spark_session
+from everlog.pipeline.jobs.archive import archive_queue
+from everlog.pipeline.jobs.audit import audit_queue
 from everlog.pipeline.jobs.features import Bars, features_of_books
 from everlog.pipeline.jobs.importing import import_to_lake, import_to_queues
+from everlog.pipeline.jobs.live_replay import follow_books
 from everlog.pipeline.jobs.refine import refine
 from everlog.pipeline.jobs.replay import replay_books
 from everlog.pipeline.lake import LakeTable
@@ -42,6 +45,12 @@ def run_jobs(spark: SparkSession, inputs: Path, folder: Path) -> Found:
     """Run the jobs; return the rows of each table and the payloads of each queue, as text, in order."""
     lake, books = str(folder / "lake"), str(inputs / "books")
     files = sorted(str(path) for path in inputs.glob("*_book_*.csv"))
+    for bound in ("500", "100000"):  # several batches, and a run that goes on
+        options = {"maxRecordsPerBatch": bound}
+        archive_queue(spark, books, lake, "messages", reader=folder.name, options=options)
+        follow_books(spark, books, lake, "live", follow=False, partitions=2, options=options)
+    audit = audit_queue(spark, lake, "messages", queue=books)
+    assert audit.is_sound, audit
     replay_books(spark, books, lake, "tops")
     trigger, bars = TimeBar(SECOND_NS), Bars("time", 5 * SECOND_NS)
     features_of_books(spark, books, lake, "features", standard_features(), trigger=trigger, bars=bars)
@@ -50,8 +59,9 @@ def run_jobs(spark: SparkSession, inputs: Path, folder: Path) -> Found:
     import_to_queues(spark, "tardis-book", files, str(folder / "queues"))
     import_to_lake(spark, "tardis-book", files, lake, "events")
     found = {}
-    for name in ("tops", "features", "features_bars", "events"):
+    for name in ("messages", "live", "live_depth", "tops", "features", "features_bars", "events"):
         found[name] = sorted(str(tuple(row)) for row in LakeTable(lake, name).read(spark).collect())
+    assert found["live"] == found["tops"]
     for path in sorted(folder.rglob("control.meta")):
         queue = path.parent
         found[str(queue.relative_to(folder))] = [bytes(one.payload).hex() for one in messages_of(queue)]

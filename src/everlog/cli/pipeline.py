@@ -30,7 +30,7 @@ from everlog.errors import EverlogError, InvalidConfig, QueueNotFound, Unsupport
 from everlog.queue.layout import CONTROL_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -102,6 +102,14 @@ DepthInterval = Annotated[
 MaxRecords = Annotated[
     int | None, typer.Option("--max-records", min=1, help="At most so many records in one commit.")
 ]
+MetricsFile = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-file",
+        metavar="FILE.prom",
+        help="Metrics after each commit, for the text-file collector of Prometheus's node exporter.",
+    ),
+]
 
 
 @app.command(
@@ -118,6 +126,7 @@ def archive(  # noqa: PLR0913, PLR0917
     checkpoint: Checkpoint = None,
     follow: Follow = False,
     max_records: MaxRecords = None,
+    metrics_file: MetricsFile = None,
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
@@ -142,7 +151,7 @@ def archive(  # noqa: PLR0913, PLR0917
             from everlog.pipeline.jobs import archive as job
 
             shared: dict[str, Any] = {"checkpoint": checkpoint, "follow": follow, "options": options}
-            shared["shown"] = None if as_json else _show_progress
+            shared["shown"] = _shown(metrics_file, as_json=as_json, follow=follow)
             if queue is not None:
                 report = job.archive_queue(spark, queue, lake, table, reader=reader, **shared)
             else:
@@ -201,6 +210,7 @@ def replay(  # noqa: PLR0913, PLR0917
     reader: Reader = None,
     checkpoint: Checkpoint = None,
     max_records: MaxRecords = None,
+    metrics_file: MetricsFile = None,
     partitions: Partitions = None,
     master: Master = None,
     as_json: AsJson = False,
@@ -208,12 +218,15 @@ def replay(  # noqa: PLR0913, PLR0917
     """Build the books of every market: tops after each event, depth, and a report of gaps and drift.
 
     Without --follow or --live the tables hold one run over all that the queue has. With one of them, books
-    are kept between runs and rows are appended; --reader, --checkpoint and --max-records are for these.
+    are kept between runs and rows are appended; --reader, --checkpoint, --max-records and --metrics-file are
+    for these.
     """
     with reporting(as_json=as_json):
         is_stream = follow or live
-        if not is_stream and (reader or checkpoint or max_records):
-            raise InvalidConfig("--reader, --checkpoint and --max-records need --follow or --live")
+        if not is_stream and (reader or checkpoint or max_records or metrics_file):
+            raise InvalidConfig(
+                "--reader, --checkpoint, --max-records and --metrics-file need --follow or --live"
+            )
         _check_source(master, queue=queue)
         with _session(master) as spark:
             from everlog.pipeline.jobs import live_replay
@@ -228,7 +241,7 @@ def replay(  # noqa: PLR0913, PLR0917
             if is_stream:
                 shared |= {"reader": reader, "checkpoint": checkpoint, "follow": follow}
                 shared["options"] = {} if max_records is None else {"maxRecordsPerBatch": str(max_records)}
-                shared["shown"] = None if as_json else _show_progress
+                shared["shown"] = _shown(metrics_file, as_json=as_json, follow=follow)
                 report = live_replay.follow_books(spark, queue, lake, table, **shared)
             else:
                 report = job.replay_books(spark, queue, lake, table, **shared)
@@ -591,10 +604,24 @@ def _signals_later() -> Iterator[list[int]]:
 def _show_progress(report: RunReport) -> None:
     """Tell a person after each commit how far it is."""
     if sys.stderr.isatty():
-        rate = report.rows / report.seconds if report.seconds else 0
-        Console(stderr=True).print(
-            f"commit {report.batches}: {report.rows:,} rows in {report.files:,} files, {rate:,.0f} rows/s"
-        )
+        Console(stderr=True).print(report.progress())
+
+
+def _shown(metrics_file: str | None, *, as_json: bool, follow: bool) -> Callable[[RunReport], None]:
+    """Return what happens after each commit: a line for a person or as JSON, and metrics in a file."""
+    from everlog.pipeline.batch_metrics import BatchMetrics
+
+    metrics = None if metrics_file is None else BatchMetrics(metrics_file)
+
+    def shown(report: RunReport) -> None:
+        if metrics is not None:
+            metrics.write(report)
+        if not as_json:
+            _show_progress(report)
+        elif follow:  # which never ends, so the report of the end does not come
+            print(report.to_json(), flush=True)
+
+    return shown
 
 
 def _print_run(report: RunReport, *, as_json: bool, more: Sequence[tuple[str, int]] = ()) -> None:

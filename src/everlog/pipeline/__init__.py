@@ -1,13 +1,13 @@
 """The pipeline plane: everlog's topics and queues as Spark formats.
 
 `spark_session()` gives a session in which they are registered; importing this package registers them with a
-session that runs already.
+session that runs already. `read_queue` and `read_topic` read with a condition in SQL.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 try:
     from pyspark.sql import SparkSession
@@ -20,16 +20,22 @@ except ModuleNotFoundError as error:
 from everlog.pipeline.sources import register
 
 if TYPE_CHECKING:
+    from everlog.pipeline.read import read_queue, read_topic
     from everlog.pipeline.session import spark_session
 
-__all__ = ["register", "spark_session"]
+_FROM: Final = {
+    "read_queue": "everlog.pipeline.read",
+    "read_topic": "everlog.pipeline.read",
+    "spark_session": "everlog.pipeline.session",
+}
+__all__ = ["read_queue", "read_topic", "register", "spark_session"]
 
 
 def __getattr__(name: str) -> Any:
-    # Every task of every query imports this package, and starts no session.
-    if name != "spark_session":
+    # Every task of every query imports this package, and needs none of them.
+    if name not in _FROM:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module("everlog.pipeline.session").spark_session
+    return getattr(import_module(_FROM[name]), name)
 
 
 _active = SparkSession.getActiveSession()

@@ -12,21 +12,34 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, Observation, SparkSession
 from pyspark.sql import functions as fn
 
 from everlog.errors import InvalidConfig
 from everlog.lake_reports import ArchiveProgress, write_report
 from everlog.pipeline import queue_ranges
 from everlog.pipeline.accounts import RangeAccount
-from everlog.pipeline.jobs.batches import ArchivedPositions, ReaderPosition, application_of, run_batches
+from everlog.pipeline.jobs.batches import (
+    ArchivedPositions,
+    Batch,
+    ReaderPosition,
+    application_of,
+    batch_frame,
+    run_batches,
+)
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable, local_path
+from everlog.pipeline.sources.base import StreamReader
+from everlog.pipeline.sources.queue import QueueFormat, QueueSource
+from everlog.pipeline.sources.topics import TopicsFormat
 
 FIRST_OF_TOPIC: Final = '{"seq": 1}'
 COLUMNS: Final = "*,instance"
 US_PER_DAY: Final = 86_400_000_000
 NS_PER_DAY: Final = US_PER_DAY * 1000
+OBSERVATION: Final = "everlog.batch"
+"""The name under which listeners of Spark's queries get the metrics of a batch."""
+
 SELECTING: Final = frozenset({"decode", "typeid", "venue", "market", "tag", "fromts", "tots"})
 """Options that leave out records; an audit reads the source with the same ones."""
 Shown = Callable[[RunReport], None]
@@ -55,12 +68,11 @@ def archive_topics(
     given |= {"startingOffsets": FIRST_OF_TOPIC, **(options or {})}
     if key:
         given["key"] = key
-    source = spark.readStream.format("everlog.topics").options(**given).load()
+    reader = TopicsFormat(given).stream_reader()
     target = LakeTable(lake, table)
     report = RunReport(job="archive", source=f"{url} {topics}", table=target.path)
-    frame = source.withColumn("date", _date(fn.floor(fn.unix_micros("ts") / US_PER_DAY)))
     by = ("date", "topic")
-    return _run(frame, target, by, checkpoint, report, options, follow=follow, shown=shown)
+    return _run(spark, reader, target, by, checkpoint, report, options, follow=follow, shown=shown)
 
 
 def archive_queue(
@@ -88,12 +100,13 @@ def archive_queue(
     with ReaderPosition(path, reader) as position:
         given = {"path": path, "onDataLoss": "record", "columns": COLUMNS}
         given |= {"startingOffsets": f'{{"seq": {position.begin}}}', **(options or {})}
-        source = spark.readStream.format("everlog.queue").options(**given).load()
-        _check_decoding(target, source)
-        partition_by = _queue_partitions(target, source)
-        frame = source.withColumn("date", _date(fn.floor(fn.col("ts_ns") / NS_PER_DAY)))
+        source = QueueFormat(given).stream_reader()
+        columns = source.source.columns
+        _check_decoding(target, columns)
+        partition_by = _queue_partitions(target, columns)
         return _run(
-            frame,
+            spark,
+            source,
             target,
             partition_by,
             checkpoint,
@@ -113,9 +126,9 @@ def _move_reader(position: ReaderPosition, path: str, ranges: Sequence[RangeAcco
         position.move_to(max(ends))
 
 
-def _check_decoding(table: LakeTable, source: DataFrame) -> None:
+def _check_decoding(table: LakeTable, columns: Sequence[str]) -> None:
     """Refuse to mix decodings in one table: columns may be added, but not replaced by others."""
-    known, coming = set(table.columns() or ()) - {"date"}, set(source.columns) - {"instance"}
+    known, coming = set(table.columns() or ()) - {"date"}, set(columns) - {"instance"}
     empty, missing = sorted(known - coming), sorted(coming - known)
     if empty and missing:
         raise InvalidConfig(
@@ -125,13 +138,13 @@ def _check_decoding(table: LakeTable, source: DataFrame) -> None:
         )
 
 
-def _queue_partitions(table: LakeTable, source: DataFrame) -> tuple[str, ...]:
+def _queue_partitions(table: LakeTable, columns: Sequence[str]) -> tuple[str, ...]:
     """Return the partition columns for a queue; an existing table keeps its own."""
     known = table.partition_columns()
     if known is not None:
         return known
     # Only decoded messages have a venue, and all are of one queue.
-    return ("date", "venue_id") if "venue_id" in source.columns else ("date",)
+    return ("date", "venue_id") if "venue_id" in columns else ("date",)
 
 
 def _store_progress(table: LakeTable, report: RunReport, *, is_running: bool) -> None:
@@ -149,17 +162,20 @@ def _store_progress(table: LakeTable, report: RunReport, *, is_running: bool) ->
     write_report(os.path.dirname(table.path), table.name, progress)
 
 
-def _date(day: Column) -> Column:
+def _date(stream: str) -> Column:
     """The day of a record, counted in UTC whatever the session's time zone is.
 
     A gap has no time and gets the day on which it was found.
     """
+    of_queue, of_topic = fn.col("ts_ns") / NS_PER_DAY, fn.unix_micros("ts") / US_PER_DAY
+    day = fn.floor(of_queue if stream == QueueSource.STREAM else of_topic)
     today = fn.floor(fn.unix_micros(fn.current_timestamp()) / US_PER_DAY)
     return fn.date_from_unix_date(fn.coalesce(day, today).cast("int"))
 
 
 def _run(
-    frame: DataFrame,
+    spark: SparkSession,
+    reader: StreamReader,
     table: LakeTable,
     partition_by: tuple[str, ...],
     checkpoint: str | None,
@@ -175,12 +191,18 @@ def _run(
     folder = local_path(checkpoint or f"{table.path}.checkpoint", "the checkpoint")
     application = application_of(folder, table)
     archived = ArchivedPositions(folder)
-    stream = "queue" if "queue" in frame.columns else "topic"
+    stream = reader.source.STREAM
     selected = {name: value for name, value in (options or {}).items() if name.lower() in SELECTING}
 
-    def commit(rows: DataFrame, batch: int) -> None:
-        appended = table.append(rows, application, batch, partition_by, stream=stream, options=selected)
+    def commit(batch: Batch) -> None:
+        rows = batch_frame(spark, reader, batch).withColumn("date", _date(stream))
+        observed = Observation(OBSERVATION)
+        rows = rows.observe(observed, fn.count_if(fn.col("kind") == "gap").alias("gaps"))
+        appended = table.append(
+            rows, application, batch.number, partition_by, stream=stream, options=selected
+        )
         archived.store(appended.ranges)
+        report.gaps += 0 if appended.is_repeat else int(observed.get["gaps"])
         report.batches += 1
         report.rows += appended.rows
         report.files += appended.files
@@ -193,9 +215,7 @@ def _run(
             shown(report)
 
     try:
-        query = run_batches(frame, folder, commit, follow=follow)
+        report.offsets = {"end": run_batches(reader, folder, commit, follow=follow)}
     finally:
         _store_progress(table, report, is_running=False)
-    for progress in query.recentProgress[-1:]:
-        report.offsets = {"end": progress["sources"][0]["endOffset"]}
     return report

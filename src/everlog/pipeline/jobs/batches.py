@@ -1,121 +1,168 @@
-"""What streaming jobs share: a query that passes its batches to a function, and what makes it restartable.
+"""What streaming jobs share: batches that their own process plans and commits, so that a run can go on.
 
-A checkpoint has one application name, under which its batches are committed to a table; a reader of the queue
-follows the commits.
+The range of a batch is on disk, in the file `batch.json` of the checkpoint, before anything of the batch is
+committed: after a crash the same batch comes again. No query of Spark runs, so a job is the same on a
+session of any kind. A checkpoint has one application name, under which its batches are committed to a table;
+a reader of the queue follows the commits.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Final, Self
 
 import msgspec
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from everlog.errors import CorruptMetadata, InvalidConfig, Unsupported
-from everlog.fs import OsFs, create_directory, replace_file, sync_path
+from everlog.clock import NS_PER_S, SystemClock
+from everlog.errors import CorruptMetadata, InvalidConfig
+from everlog.fs import OsFs, close_locked, create_directory, replace_file
 from everlog.pipeline import queue_ranges
 from everlog.pipeline.accounts import Key, RangeAccount
 from everlog.pipeline.lake import LakeTable
+from everlog.pipeline.sources.base import Offset, StreamReader
 from everlog.queue import Queue
 from everlog.queue.reader_meta import ReaderPosition as StoredPosition
 from everlog.queue.reader_meta import list_readers
 
-LAST_DESCRIPTOR: Final = 1023
-"""Spark waits for its calls back into Python with select(), which accepts no higher descriptor."""
+BATCH_FILE: Final = "batch.json"
+LOCK_FILE: Final = "lock"
+POLL_NS: Final = NS_PER_S // 10
+"""How often a job that has caught up looks for more."""
 
 OFFSETS: Final = "offsets"
 COMMITS: Final = "commits"
-"""Folders of a checkpoint: the range of each batch, and the batches that are finished."""
+"""Folders of a checkpoint of an earlier version, by Spark: the ends of batches, and those finished."""
 
 APPLICATION_FILE: Final = "application"
 ARCHIVED_FILE: Final = "archived"
 HEARTBEAT_S: Final = 1.0
 
 
+class Batch(msgspec.Struct, frozen=True):
+    """A range of a stream, from one offset up to another, as the checkpoint has it."""
+
+    number: int
+    start: Offset
+    end: Offset
+    is_committed: bool = False
+
+
 def run_batches(
-    frame: DataFrame, checkpoint: str, commit: Callable[[DataFrame, int], None], *, follow: bool
-) -> StreamingQuery:
-    """Run a query over a stream and return it when it has ended.
+    reader: StreamReader, checkpoint: str, commit: Callable[[Batch], None], *, follow: bool
+) -> Offset | None:
+    """Pass the batches of a stream to `commit`, one by one; return the offset behind the last one.
 
-    `commit` gets the rows and the number of each batch; after a crash the same batch comes again. Without
-    `follow` the query ends when it has caught up with what was there at its start.
+    After a crash the same batch comes again. Without `follow` this ends when it has caught up with what was
+    there at its start.
     """
-    if not isinstance(frame.sparkSession, SparkSession):
-        raise Unsupported(
-            "the batches of this job are committed by its own process, and Spark Connect would run that on "
-            "the server; start it with --master, or by spark-submit"
-        )
-    _drop_unwritten(checkpoint)
+    with _locked(checkpoint):
+        last = _load(checkpoint)
+        if last is not None and not last.is_committed:
+            last = _passed_on(checkpoint, last, commit, reader)
+        if not follow:
+            reader.prepareForTriggerAvailableNow()
+        clock = SystemClock()
+        while True:
+            start = reader.initialOffset() if last is None else last.end
+            end = reader.latestOffset(start, reader.getDefaultReadLimit())
+            if end != start:
+                number = 0 if last is None else last.number + 1
+                last = _passed_on(checkpoint, Batch(number, start, end), commit, reader)
+            elif not follow:
+                return end
+            else:
+                clock.sleep_ns(POLL_NS)
 
-    def commit_planned(rows: DataFrame, batch: int) -> None:
-        _sync_plan(checkpoint, batch)
-        commit(rows, batch)
 
-    writer = _passing_to(commit_planned, frame.writeStream.option("checkpointLocation", checkpoint))
-    query = (writer if follow else writer.trigger(availableNow=True)).start()
+def batch_frame(spark: SparkSession, reader: StreamReader, batch: Batch) -> DataFrame:
+    """Return the rows of a batch, one task for each part of it."""
+    parts = reader.partitions(batch.start, batch.end)
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for one in batches:
+            for number in one.column(0).to_pylist():
+                yield from reader.read(parts[number])
+
+    numbers = spark.range(0, len(parts), 1, len(parts))
+    return numbers.mapInArrow(task, from_arrow_schema(reader.source.arrow_schema))
+
+
+def _passed_on(checkpoint: str, batch: Batch, commit: Callable[[Batch], None], reader: StreamReader) -> Batch:
+    """Store a batch, let it be committed, and store that it is."""
+    if not batch.start:  # taken over from an earlier version, which did not store the first one
+        batch = msgspec.structs.replace(batch, start=reader.initialOffset())
+    _store(checkpoint, batch)
+    commit(batch)
+    done = msgspec.structs.replace(batch, is_committed=True)
+    _store(checkpoint, done)
+    return done
+
+
+def _store(checkpoint: str, batch: Batch) -> None:
+    replace_file(OsFs(), os.path.join(checkpoint, BATCH_FILE), msgspec.json.encode(batch))
+
+
+def _load(checkpoint: str) -> Batch | None:
+    """Return the last batch of a checkpoint, None if there is none yet."""
+    path = os.path.join(checkpoint, BATCH_FILE)
     try:
-        query.awaitTermination()
-    finally:
-        query.stop()
-    return query
+        with open(path, "rb") as file:
+            return msgspec.json.decode(file.read(), type=Batch)
+    except FileNotFoundError:
+        return _taken_over(checkpoint)
+    except msgspec.MsgspecError as error:
+        raise InvalidConfig(f"{path} is no batch of a checkpoint ({error}); restore it") from None
 
 
-def _sync_plan(checkpoint: str, batch: int) -> None:
-    """Sync the range of a batch before anything of the batch is committed; Spark does not.
+def _taken_over(checkpoint: str) -> Batch | None:
+    """Return the last batch of a checkpoint of an earlier version, whose offsets Spark stored."""
 
-    If a power loss removed the range, the batch would be planned again with more records, and a table that
-    has committed its number would skip them.
-    """
-    fs, folder = OsFs(), os.path.join(checkpoint, OFFSETS)
-    for name in (str(batch), f".{batch}.crc"):
-        sync_path(fs, os.path.join(folder, name))
-    fs.fsync_dir(folder)
-    fs.fsync_dir(checkpoint)
+    def numbers(folder: str) -> set[int]:
+        """Return the batches that a folder has; a power loss may have left empty files."""
+        with suppress(FileNotFoundError):
+            entries = os.scandir(os.path.join(checkpoint, folder))
+            return {int(one.name) for one in entries if one.name.isdecimal() and one.stat().st_size}
+        return set()
+
+    def offset(number: int) -> Offset:
+        with open(os.path.join(checkpoint, OFFSETS, str(number)), encoding="utf-8") as file:
+            found: Offset = msgspec.json.decode(file.read().splitlines()[-1])
+        return found
+
+    planned = numbers(OFFSETS)
+    if not planned:
+        return None
+    last = max(planned)
+    done = last in numbers(COMMITS)
+    if last and not done and last - 1 not in planned:
+        raise InvalidConfig(f"checkpoint {checkpoint} lacks the offsets of batch {last - 1}; restore it")
+    start = offset(last - 1) if last - 1 in planned else {}
+    return Batch(last, start, offset(last), done)
 
 
-def _drop_unwritten(checkpoint: str) -> None:
-    """Delete the files of Spark's log that a power loss has emptied: Spark would refuse to start.
-
-    Nothing was committed of a batch whose range was not on disk, and a batch without a commit runs again.
-    """
-    for folder in (os.path.join(checkpoint, name) for name in (OFFSETS, COMMITS)):
-        with contextlib.suppress(FileNotFoundError):
-            sizes = {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
-            for name in sizes:
-                batch = name.removeprefix(".").removesuffix(".crc")
-                if batch.isdecimal() and sizes.get(batch, 0) == 0:
-                    os.unlink(os.path.join(folder, name))
-
-
-def _passing_to(commit: Callable[[DataFrame, int], None], writer: DataStreamWriter) -> DataStreamWriter:
-    """Return the writer with a function for its batches.
-
-    Refuses a descriptor for which Spark would wait forever: the first batch would never arrive. With the
-    first such function of a process Spark opens a socket for its calls, on the lowest free descriptor.
-    """
-    lowest = _lowest_descriptor()
-    writer = writer.foreachBatch(commit)
-    if lowest > LAST_DESCRIPTOR and _lowest_descriptor() > lowest:
-        raise Unsupported(
-            f"this process has so many files open that Spark's calls come in on descriptor {lowest}, and "
-            f"Spark waits only for those up to {LAST_DESCRIPTOR}; run the job in a process of its own"
+@contextmanager
+def _locked(checkpoint: str) -> Iterator[None]:
+    """Keep other runs away from a checkpoint; the lock ends with the process."""
+    fs = OsFs()
+    create_directory(fs, checkpoint)
+    fd = fs.open(os.path.join(checkpoint, LOCK_FILE), os.O_RDWR | os.O_CREAT)
+    if not fs.try_lock(fd):
+        fs.close(fd)
+        raise InvalidConfig(
+            f"another run has the checkpoint {checkpoint}; wait for its end, or give another table"
         )
-    return writer
-
-
-def _lowest_descriptor() -> int:
-    """Return the descriptor that the next file gets."""
-    descriptor = os.open(os.devnull, os.O_RDONLY)
-    os.close(descriptor)
-    return descriptor
+    try:
+        yield
+    finally:
+        close_locked(fs, fd)
 
 
 def application_of(checkpoint: str, table: LakeTable) -> str:

@@ -1,9 +1,9 @@
 """The job `replay` as a stream: each batch continues the books of the one before.
 
-The query says which messages a batch has; the tasks read them from the segments themselves, load the books as
-they were before the first message, and save them as they are after the last. So a batch that runs again
-produces the same rows, and a job that is killed at any moment continues exactly: first the state is durable,
-then the tables are committed, then the offset.
+The checkpoint says which messages a batch has; the tasks read them from the segments themselves, load the
+books as they were before the first message, and save them as they are after the last. So a batch that runs
+again produces the same rows, and a job that is killed at any moment continues exactly: first the state is
+durable, then the tables are committed, then the batch is.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from contextlib import suppress
 from typing import Final
 
 import msgspec
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from everlog.clock import NS_PER_S
 from everlog.errors import Corrupt, DataLost
 from everlog.fs import OsFs, create_directory, replace_file
 from everlog.market import BookSettings
-from everlog.pipeline import queue_ranges
-from everlog.pipeline.jobs.batches import OFFSETS, ReaderPosition, application_of, run_batches
+from everlog.pipeline.jobs.batches import Batch, ReaderPosition, application_of, run_batches
 from everlog.pipeline.jobs.market_tasks import Rows, TableSpec, TaskFilter, fill_tables
 from everlog.pipeline.jobs.replay import (
     DEPTH_LEVELS,
@@ -35,6 +34,8 @@ from everlog.pipeline.jobs.replay import (
     count_replayed,
 )
 from everlog.pipeline.jobs.report import stored_settings
+from everlog.pipeline.sources.base import StreamReader
+from everlog.pipeline.sources.queue import QueueFormat
 from everlog.pipeline.spark_tasks import default_tasks
 from everlog.seq_ranges import Position, SeqRange
 
@@ -76,7 +77,7 @@ def follow_books(  # noqa: PLR0913
     path = os.path.abspath(queue)
     plan = ReplayPlan(settings or BookSettings(), depth, depth_interval_ns)
     given = {**(options or {}), "path": path, "columns": "seq", "onDataLoss": "record"}
-    source = spark.readStream.format("everlog.queue").options(**given).load()
+    source = QueueFormat(given).stream_reader()
     with ReaderPosition(path, reader) as position:
         job = _LiveReplay(spark, path, plan, plan.tables(lake, table), checkpoint, position, shown)
         job.fix(partitions or default_tasks(spark))
@@ -84,7 +85,7 @@ def follow_books(  # noqa: PLR0913
 
 
 class _LiveReplay:
-    """One run: a streaming query whose batches update the books."""
+    """One run: the batches of a stream update the books."""
 
     def __init__(
         self,
@@ -115,18 +116,18 @@ class _LiveReplay:
         path = os.path.join(self._checkpoint, PLAN_FILE)
         self._tasks = stored_settings(path, wanted, ("queue", "plan")).tasks
 
-    def run(self, source: DataFrame, follow: bool) -> ReplayReport:
-        """Run the query until it has caught up, or until it is stopped."""
-        run_batches(source, self._checkpoint, lambda _, batch: self._replay(batch), follow=follow)
+    def run(self, source: StreamReader, follow: bool) -> ReplayReport:
+        """Run until it has caught up, or until it is stopped."""
+        run_batches(source, self._checkpoint, self._replay, follow=follow)
         return self._report
 
-    def _replay(self, batch: int) -> None:
+    def _replay(self, batch: Batch) -> None:
         """Apply one batch to the books, commit its rows, and delete the states before it."""
-        wanted = self._wanted(batch)
+        wanted, number = self._wanted(batch), batch.number
         specs = [*self._tables.values()]
-        work = self._work(wanted, is_first=batch == 0)
+        work = self._work(wanted, is_first=number == 0)
         files = fill_tables(
-            self._spark, specs, self._application, batch, self._tasks, work, self._report, replace=False
+            self._spark, specs, self._application, number, self._tasks, work, self._report, replace=False
         )
         self._position.move_to(wanted.end)
         self._drop_states(wanted.end)
@@ -149,24 +150,15 @@ class _LiveReplay:
 
         return work
 
-    def _wanted(self, batch: int) -> SeqRange:
-        """Return the range of a batch: from the end of the one before it to its own end."""
-        end = self._end(batch)
-        if not batch:
-            return SeqRange(queue_ranges.bounds(self._path).first, end.seq)
-        before = self._end(batch - 1)
+    def _wanted(self, batch: Batch) -> SeqRange:
+        """Return the messages of a batch, which are all of one queue."""
+        before, end = Position(**batch.start), Position(**batch.end)
         if before.is_replaced_by(end):
             raise DataLost(
                 f"the queue {self._path} was made anew: the books are those before message {before.seq} of "
                 f"instance {before.instance}. Replay the new queue into another table"
             )
         return SeqRange(before.seq, end.seq)
-
-    def _end(self, batch: int) -> Position:
-        """Return the position behind a batch, from the query's own log, which is written before it."""
-        with open(os.path.join(self._checkpoint, OFFSETS, str(batch)), encoding="utf-8") as file:
-            lines = file.read().splitlines()
-        return Position(**msgspec.json.decode(lines[-1]))
 
     def _states(self) -> str:
         return os.path.join(self._checkpoint, STATES)

@@ -31,6 +31,16 @@ class RunReport(msgspec.Struct, kw_only=True):
         """Return it as one JSON document."""
         return msgspec.json.encode(self).decode()
 
+    def progress(self) -> str:
+        """Return how far the run is, as one line."""
+        rate = self.rows / self.seconds if self.seconds else 0
+        return f"commit {self.batches}: {self.rows:,} rows in {self.files:,} files, {rate:,.0f} rows/s"
+
+
+def print_progress(report: RunReport) -> None:
+    """Print how far a run is, a line after each commit: `archive_queue(..., shown=print_progress)`."""
+    print(report.progress(), flush=True)
+
 
 def stored_settings(path: str, wanted: Stored, fixed: tuple[str, ...]) -> Stored:
     """Return the settings that the first run stored at `path`; refuse a run that differs in a `fixed` one."""

@@ -30,7 +30,7 @@ from everlog.queue.batch import Batch
 from everlog.queue.layout import CONTROL_FILE
 
 PATH_COLUMNS: Final = ("venue", "symbol", "date", "stream")
-OWN_OPTIONS: Final = ("symbol", "stream", "fromDate", "toDate", "cacheDir")
+OWN_OPTIONS: Final = ("symbol", "stream", "fromDate", "toDate", "cacheDir", "allowEmpty")
 OF_OFFSETS: Final = (
     "onCorrupt",
     "startingOffsets",
@@ -60,6 +60,7 @@ class ArchiveSource(QueueSource):
     first_date: str | None
     last_date: str | None
     cache: str | None
+    allow_empty: bool
 
     @classmethod
     def own_options(cls, options: Options) -> dict[str, Any]:
@@ -77,7 +78,7 @@ class ArchiveSource(QueueSource):
             "held": QueueBounds(path),
             "type_ids": numbers(options, "typeId"),
             "decode": decode,
-            "venues": (),
+            "venues": numbers(options, "venueId"),
             "markets": numbers(options, "market"),
             "on_corrupt": ON_DATA_LOSS[0],
             "path_venue": given["venue"],
@@ -86,6 +87,7 @@ class ArchiveSource(QueueSource):
             "first_date": given["fromDate"],
             "last_date": given["toDate"],
             "cache": given["cacheDir"],
+            "allow_empty": options.choice("allowEmpty", ("false", "true")) == "true",
         }
 
     @property
@@ -121,7 +123,7 @@ class ArchiveSource(QueueSource):
         some = some.where(
             (seqs >= np.uint64(self.wanted.first)) & (seqs < np.uint64(min(self.wanted.end, U64_MAX)))
         )
-        some = select(decoding, self._filtered(some), (), self.markets)
+        some = select(decoding, self._filtered(some), self.venues, self.markets)
         arrays = {
             name: column(decoding, some, name)
             for name in decoding.columns.keys() & set(self.columns) - {self.STREAM}
@@ -150,13 +152,14 @@ class ArchiveBatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Plan one task for each segment."""
         segments = self._source.segments()
-        if not segments:
+        if not segments and not self._source.allow_empty:
             raise InvalidConfig(
                 f"no segment below {self._source.path} matches; check path, venue, symbol and dates"
             )
-        return [SegmentPartition(segment) for segment in segments]
+        return [SegmentPartition(segment) for segment in segments] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Run one task."""
-        assert isinstance(partition, SegmentPartition)
+        """Run one task; without a segment there is nothing to do."""
+        if not isinstance(partition, SegmentPartition):
+            return iter(())
         return self._source.segment_batches(partition.segment)

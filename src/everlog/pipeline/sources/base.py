@@ -314,7 +314,11 @@ class Format(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Read as a stream."""
-        return _StreamReader(self.streamed(self.chosen(schema)))
+        return StreamReader(self.streamed(self.chosen(schema)))
+
+    def stream_reader(self) -> StreamReader:
+        """Return the read of a stream for a job that plans its batches itself."""
+        return StreamReader(self.streamed(self.source()))
 
     def streamed(self, source: Source) -> Source:
         """Return the read if it can be one of a stream; otherwise raise an error."""
@@ -351,12 +355,20 @@ class BatchReader(DataSourceReader):
         return _read(self._source, partition)
 
 
-class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A read that goes on: offsets, limits and the tasks between two offsets."""
+
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._target: Offset | None = None
+        self._target: Heads | None = None
+
+    @property
+    def source(self) -> Source:
+        """What is read."""
+        return self._source
 
     def initialOffset(self) -> Offset:
+        """Return where a first batch begins."""
         spans = self._source.spans()
         return self._offset({name: Position(span.range.first, span.instance) for name, span in spans.items()})
 
@@ -364,6 +376,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._source.offset(positions)
 
     def getDefaultReadLimit(self) -> ReadLimit:
+        """Return how much a batch takes."""
         if self._source.max_records is not None:
             return ReadMaxRows(self._source.max_records)
         if self._source.max_bytes is not None:
@@ -371,9 +384,11 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
+        """End at what is there now."""
         self._target = self._source.heads(is_first=False)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """Return where the next batch ends; the same offset if there is nothing new."""
         source, before = self._source, self._source.positions(start)
         heads = source.heads(is_first=False) if self._target is None else self._target
         spans: Spans = {}
@@ -394,10 +409,12 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset({**before, **found})
 
     def reportLatestOffset(self) -> Offset:
+        """Return the end of what is there now."""
         heads = self._source.heads(is_first=False)
         return self._offset({name: Position(one.wanted.end, one.instance) for name, one in heads.items()})
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """Plan the tasks of a batch."""
         source, before = self._source, self._source.positions(start)
         spans: Spans = {}
         recreated: list[Recreated] = []
@@ -410,6 +427,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _partitions([*recreated, *source.tasks(spans)])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Run one task."""
         return _read(self._source, partition)
 
 

@@ -66,6 +66,7 @@ class QueueSource(Source):
         "typeId",
         "decode",
         "venue",
+        "venueId",
         "market",
     )
     STREAM = "queue"
@@ -86,7 +87,8 @@ class QueueSource(Source):
         decode = options.choice("decode", tuple(DECODINGS))
         if decode != "raw" and "typeId" in options:
             raise InvalidConfig(f"decode={decode} selects messages by their type; leave out typeId")
-        if decode == "trade" and ("venue" in options or "market" in options):
+        venues = "venue" if "venue" in options else "venueId"
+        if decode == "trade" and (venues in options or "market" in options):
             raise InvalidConfig(
                 "trades name their symbol by its hash only; filter symbol_hash instead of market"
             )
@@ -97,7 +99,7 @@ class QueueSource(Source):
             "held": QueueBounds(path),
             "type_ids": numbers(options, "typeId"),
             "decode": decode,
-            "venues": numbers(options, "venue"),
+            "venues": numbers(options, venues),
             "markets": numbers(options, "market"),
             "on_corrupt": options.choice("onCorrupt", ON_DATA_LOSS),
         }
