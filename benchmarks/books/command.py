@@ -17,7 +17,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.books import contenders, events
-from benchmarks.books.contenders import PEER_EVENTS_MAX, Missing, Timed
+from benchmarks.books.contenders import PEER_EVENTS_MAX, FeatureQueue, Missing, Timed
 from benchmarks.books.imports import IMPORTS, ImportFiles
 from benchmarks.queue import machine
 
@@ -37,9 +37,10 @@ class Sizes:
     small_book: int = 10_000
     large_book: int = 1_000_000
     imported: int = 1_000_000
+    featured: int = 500_000
 
 
-QUICK = Sizes(300_000, 200_000, 50_000, 10_000, 100_000, 100_000)
+QUICK = Sizes(300_000, 200_000, 50_000, 10_000, 100_000, 100_000, 50_000)
 
 
 @dataclass
@@ -144,6 +145,22 @@ def book_rows(sizes: Sizes) -> list[Row]:
     ]
 
 
+def feature_rows(sizes: Sizes, queue: FeatureQueue) -> list[Row]:
+    """What features cost: messages of a queue a second of processor time, with and without them."""
+    count = sizes.featured
+    chosen = {
+        "standard features": "standard",
+        "standard, trades, 10 levels, order flow of 5": "standard,trades,depth:10,ofi_levels:5,volatility",
+    }
+    return [
+        Row("Queue to books, 5 levels a side", None, count, partial(queue.books, count)),
+        *(
+            Row(f"Queue to {label}", None, count, partial(queue.features, count, text))
+            for label, text in chosen.items()
+        ),
+    ]
+
+
 def import_rows(sizes: Sizes, files: ImportFiles) -> list[Row]:
     """What imports do: rows of text a second of processor time."""
     return [Row(label, 1e6, sizes.imported, partial(files.timed, label, sizes.imported)) for label in IMPORTS]
@@ -180,12 +197,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.sched_setaffinity(0, {core})
     before = machine.CpuTime.now()
     sizes = QUICK if options.quick else Sizes()
-    files = ImportFiles()
+    files, queue = ImportFiles(), FeatureQueue()
     try:
-        table = [*book_rows(sizes), *import_rows(sizes, files)]
+        table = [*book_rows(sizes), *feature_rows(sizes, queue), *import_rows(sizes, files)]
         measure(table, options.rounds)
     finally:
         files.close()
+        queue.close()
     facts = machine.describe() | {
         "noise": machine.CpuTime.now().noise_since(before),
         "pinned": f"everything on core {core}",

@@ -7,6 +7,8 @@ is the thread's processor time: every loop runs in one thread, and other process
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everlog.market.book_results import Outputs
+from everlog.market.book_set import BookSet
 from everlog.market.books import L2Book, L3Book
-from everlog.market.protocol import L3EventType
+from everlog.market.feature_choice import parse_features
+from everlog.market.protocol import L3EventType, TypeId
+from everlog.market.replay import Replay
 from everlog.market.result_memory import ResultMemory
+from everlog.market.venues.simulated import SimulatedVenue
+from everlog.queue import Queue, WriterConfig
 
 Events = NDArray[np.void]
 Timed = Callable[[], float]
@@ -87,6 +94,52 @@ def everlog_l3_calls(records: Events, live: int) -> Timed:
         return time.thread_time() - started_s
 
     return run
+
+
+class FeatureQueue:
+    """A queue of a simulated venue's levels and trades, from which features are computed."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="feature-bench-")
+
+    def close(self) -> None:
+        """Remove the queue."""
+        self._folder.cleanup()
+
+    def path(self, events: int) -> str:
+        """Return the queue of at least so many events, which is made when it is first asked for."""
+        path = os.path.join(self._folder.name, "queue")
+        if not os.path.exists(path):
+            with Queue.open_publisher(path, WriterConfig.archive()) as writer:
+                for block in SimulatedVenue(4, seed=3, kinds=("l2", "trades")).blocks(events):
+                    block.append_to(writer)
+        return path
+
+    def books(self, events: int) -> Timed:
+        """The books alone, with five levels a side after every event: what features are computed from."""
+        path = self.path(events)
+
+        def run() -> float:
+            books, want = BookSet(), Outputs(depth=5, statuses=True)
+            started_s = time.thread_time()
+            for some in Replay(path).types(TypeId.BOOK_EVENT).batches():
+                books.apply_packed(some.packed, want)
+            return time.thread_time() - started_s
+
+        return run
+
+    def features(self, events: int, chosen: str) -> Timed:
+        """Books and the features of a text, a row after every event."""
+        path = self.path(events)
+
+        def run() -> float:
+            replay = Replay(path).features(parse_features(chosen))
+            started_s = time.thread_time()
+            for _ in replay.tables():
+                pass
+            return time.thread_time() - started_s
+
+        return run
 
 
 def _deltas(rows: list[tuple[Any, int, int, int, int]]) -> list[Any]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from everlog.errors import InvalidConfig
 from everlog.market import BarBuilder, BookSet, Market, Outputs
+from everlog.market.feature_choice import parse_features
 from everlog.market.feature_rows import standard_features
 from everlog.market.protocol import TypeId
 from everlog.market.replay import Replay
@@ -17,7 +19,8 @@ from everlog.pipeline.jobs.features import Bars, features_of_books
 from everlog.pipeline.jobs.replay import replay_books
 from everlog.pipeline.lake import LakeTable
 from everlog.queue import Queue
-from tests.support.market_queues import DIFFS, MARKETS, SECOND_NS, write_market_queue
+from tests.support.command_lines import run
+from tests.support.market_queues import DIFFS, MARKETS, SECOND_NS, simulated_queue, write_market_queue
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -49,7 +52,9 @@ def test_features_are_those_of_one_machine_bit_for_bit(
         lambda one: expected[one.market.market_id].extend(map(tuple, one.rows.tolist()))
     )
     table = LakeTable(tmp_path, "features").read(spark)
-    names = [name for name in table.columns if name not in ("venue_id", "market_id", "date")]
+    named = ["venue", "symbol", "ingest_time", "exchange_time"]
+    assert table.columns[-6:] == [*named, "date", "venue_id"]
+    names = [name for name in table.columns if name not in ("venue_id", "market_id", "date", *named)]
     for market, rows in expected.items():
         found = table.where(f"market_id = {market}").orderBy("ingest_ts_ns").select(names).collect()
         assert [tuple(row) for row in found] == rows
@@ -65,6 +70,26 @@ def test_features_are_those_of_one_machine_bit_for_bit(
     kept = LakeTable(tmp_path, "features_bars").read(spark).orderBy("start_ts_ns").drop("date", "symbol_hash")
     assert [tuple(row) for row in kept.collect()] == bars
     assert report.bar_rows == len(bars) > 5
+
+
+def test_the_command_without_spark_writes_the_bits_of_the_job(spark: SparkSession, tmp_path: Path) -> None:
+    queue, chosen = tmp_path / "queue", "best,mid,trades,volatility,ofi_levels:2,depth_bps:20"
+    simulated_queue(queue, symbols=3, seconds=0.4, rate=5000.0, kinds="l2,trades")
+    features = parse_features(f"time,{chosen},seq")
+    features_of_books(
+        spark, str(queue), str(tmp_path), "rows", features, trigger=TimeBar(SECOND_NS // 100), partitions=3
+    )
+    out = tmp_path / "rows.parquet"
+    done = run("everlog", "features", queue, "--features", chosen, "--every", "10ms", "--out", out)
+    assert done.returncode == 0, done.stderr
+    alone = pq.read_table(out).sort_by([("symbol", "ascending"), ("seq", "ascending")])
+    names = [name for name in alone.column_names if not name.endswith("_time")]
+    found = LakeTable(tmp_path, "rows").read(spark).orderBy("symbol", "seq").select(names).toArrow()
+    assert found.num_rows == alone.num_rows > 100
+    assert set(alone["symbol"].to_pylist()) == {"SIM0000", "SIM0001", "SIM0002"}
+    for name in names:
+        assert found[name].to_pylist() == alone[name].to_pylist(), name
+    assert sum(alone["trades"].to_pylist()) > 100
 
 
 def test_tops_are_those_of_one_machine(spark: SparkSession, queue: str, tmp_path: Path) -> None:

@@ -43,6 +43,15 @@ def run(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+def run_here(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a command of `everlog` in this process, which saves the start of another one."""
+    from everlog.cli.main import command_line as commands
+
+    words = [str(argument) for argument in arguments]
+    result = CliRunner().invoke(commands(words[:1]), words, catch_exceptions=False)
+    return subprocess.CompletedProcess(words, result.exit_code, result.stdout, result.stderr)
+
+
 def readable(descriptor: int, timeout_s: float) -> bool:
     """Wait until there is something to read; other than select() for any number of open files."""
     poll = select.poll()

@@ -21,6 +21,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from everlog.cli import output
+from everlog.cli.book_plot import plot_command
 from everlog.cli.options import AsJson, QueuePath
 from everlog.cli.output import Table, group, reporting
 from everlog.errors import InvalidConfig
@@ -68,6 +69,11 @@ Mode = Annotated[
 CsvPath = Annotated[str, typer.Option("--csv", metavar="OUT", help="File to write; - is standard output.")]
 
 app = group("Order books of the market data in a queue.", "everlog book show ./queue --symbol BTCUSDT")
+
+
+app.command(
+    "plot", epilog="Example: everlog book plot ./queue --symbol BTCUSDT --kind depth --out depth.svg"
+)(plot_command)
 
 
 class _Names:

@@ -7,6 +7,7 @@ loaded when they are needed: the first needs pyarrow.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,14 +56,17 @@ def export_command(
         if any(os.path.isfile(source) for source in sources):
             rows = _into_queue(sources, to)
         else:
-            rows = _into_file(_chosen(sources, start, end, symbols), to, kind)
+            rows = _into_file(chosen_replays(sources, start, end, symbols), to, kind)
         if as_json:
             output.print_json({"to": to, "sources": sources, "rows": rows})
         else:
             print(f"{counted(rows, 'row')} in {printable(to)}")
 
 
-def _chosen(sources: list[str], start: str | None, end: str | None, symbols: str | None) -> list[Replay]:
+def chosen_replays(
+    sources: Sequence[str], start: str | None, end: str | None, symbols: str | None
+) -> list[Replay]:
+    """Return replays of queues and archives with what was chosen of them."""
     from everlog.archive.sources import replays
     from everlog.market.times import LATEST_NS, parse_time_ns
 

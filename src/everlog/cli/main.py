@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         consumer,
         context,
         export,
+        features,
         feed,
         import_,
         jobs,
@@ -90,6 +91,9 @@ _COMMANDS: Final = {
     "export": _Command("export", "export_command", "everlog export ./queue --to trades.parquet --kind trade"),
     "simulate": _Command(
         "import_", "simulate_command", "everlog simulate --queue ./queue --symbols 100 --events 1000000"
+    ),
+    "features": _Command(
+        "features", "features_command", "everlog features ./queue --every 1s --out features.parquet"
     ),
     "quickstart": _Command("quickstart", "quickstart_command", "everlog quickstart my-project"),
     "serve": _Command("serve", "serve_command", "everlog serve --data-dir ./topics-data"),

@@ -20,6 +20,15 @@ from rich.console import Console
 
 from everlog import errors
 from everlog.cli import output
+from everlog.cli.book_options import (
+    BAR_KINDS,
+    ChosenFeatures,
+    Gaps,
+    Mode,
+    UnknownOrders,
+    book_settings,
+    parse_bars,
+)
 from everlog.cli.import_ import FormatName
 from everlog.cli.options import AsJson
 from everlog.cli.output import Table, reporting
@@ -34,7 +43,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from everlog.market import BookSettings
     from everlog.pipeline.jobs.audit import AuditReport
     from everlog.pipeline.jobs.importing import ImportReport
     from everlog.pipeline.jobs.refine import RefineReport
@@ -79,16 +87,6 @@ Decode = Annotated[
         metavar="|".join(DECODINGS),
         help="Typed columns of these market messages of a queue, and no others. Default: raw, all of them.",
     ),
-]
-Gaps = Annotated[
-    str, typer.Option("--gaps", metavar="panic|quarantine|ignore", help="What a gap in the numbers does.")
-]
-UnknownOrders = Annotated[
-    str, typer.Option("--unknown-orders", metavar="fail|skip", help="What an unknown order id does.")
-]
-Mode = Annotated[
-    str | None,
-    typer.Option("--mode", metavar="l2|l3", help="Only price levels, or only orders. Default: both."),
 ]
 Partitions = Annotated[
     int | None, typer.Option("--partitions", min=1, help="Tasks to deal the markets to. Default: all cores.")
@@ -233,7 +231,7 @@ def replay(  # noqa: PLR0913, PLR0917
             from everlog.pipeline.jobs import replay as job
 
             shared: dict[str, Any] = {
-                "settings": _books(gaps, unknown_orders, mode),
+                "settings": book_settings(gaps, unknown_orders, mode),
                 "depth": depth,
                 "depth_interval_ns": depth_interval_ms * NS_PER_MS,
                 "partitions": partitions,
@@ -266,9 +264,10 @@ def features(  # noqa: PLR0913, PLR0917
     interval_ms: Annotated[
         int | None, typer.Option("--interval-ms", min=1, help="One row per interval. Default: every event.")
     ] = None,
+    chosen: ChosenFeatures = None,
     bars: Annotated[
         str | None,
-        typer.Option("--bars", metavar="KIND:SIZE", help="Bars of trades: time:MS, count:N or volume:V."),
+        typer.Option("--bars", metavar="KIND:SIZE", help=f"Bars of trades: {BAR_KINDS}."),
     ] = None,
     gaps: Gaps = "panic",
     unknown_orders: UnknownOrders = "fail",
@@ -282,10 +281,10 @@ def features(  # noqa: PLR0913, PLR0917
     With --bars, the bars of every symbol's trades go to a table of their own, NAME_bars.
     """
     with reporting(as_json=as_json):
-        chosen_bars = None if bars is None else _bars(bars)
+        chosen_bars = None if bars is None else parse_bars(bars)
         _check_source(master, queue=queue)
         with _session(master) as spark:
-            from everlog.market.feature_rows import standard_features
+            from everlog.market.feature_choice import parse_features
             from everlog.market.triggers import Always, TimeBar
             from everlog.pipeline.jobs import features as job
 
@@ -294,38 +293,13 @@ def features(  # noqa: PLR0913, PLR0917
                 queue,
                 lake,
                 table,
-                standard_features(depth),
+                parse_features(f"time,{chosen or f'standard:{depth}'},seq"),
                 trigger=Always() if interval_ms is None else TimeBar(interval_ms * NS_PER_MS),
-                settings=_books(gaps, unknown_orders, mode),
+                settings=book_settings(gaps, unknown_orders, mode),
                 bars=None if chosen_bars is None else job.Bars(*chosen_bars),
                 partitions=partitions,
             )
         _print_run(report, as_json=as_json, more=[("bars", report.bar_rows)] if bars else [])
-
-
-def _books(gaps: str, unknown_orders: str, mode: str | None) -> BookSettings:
-    """Return how books are made; events of a mode that is not wanted are passed over."""
-    from everlog.market import BookSettings
-    from everlog.market.protocol import BookMode
-
-    if mode is None:
-        return BookSettings(gap_policy=gaps, unknown_orders=unknown_orders)
-    if mode not in ("l2", "l3"):
-        raise InvalidConfig(f"--mode is {mode!r}; it must be l2 or l3")
-    wanted = BookMode.L2 if mode == "l2" else BookMode.L3
-    return BookSettings(gap_policy=gaps, unknown_orders=unknown_orders, mode=wanted, other_modes="skip")
-
-
-def _bars(text: str) -> tuple[str, float]:
-    """Return kind and size of bars such as `time:1000`."""
-    kind, _, size = text.partition(":")
-    try:
-        number = float(size)
-    except ValueError:
-        number = 0.0
-    if kind not in ("time", "count", "volume") or not number > 0:
-        raise InvalidConfig(f"--bars is {text!r}; it must be like time:1000 (ms), count:100 or volume:2.5")
-    return kind, number * NS_PER_MS if kind == "time" else number
 
 
 @app.command(epilog="Example: everlog pipeline compact --lake ./lake --table messages --keep-days 7")

@@ -6,18 +6,23 @@ together and the columns of a bar are in `everlog.market.features`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from everlog.errors import InvalidConfig
 from everlog.market import features
-from everlog.market.protocol import TRADE, taker_sides
+from everlog.market.merge import merge
+from everlog.market.packing import gather_records
+from everlog.market.protocol import TRADE, TypeId, taker_sides
+from everlog.market.replay import Replay, TradeBatch
 
-KINDS = ("time", "count", "volume")
+KINDS = ("time", "count", "volume", "dollar")
 
 
 class BarBuilder:
-    """Bars by time (ns), by count of trades or by volume, of one symbol."""
+    """Bars of one symbol: by time (ns), count of trades (tick bars), volume, or value (dollar bars)."""
 
     def __init__(self, kind: str, size: float) -> None:
         if kind not in KINDS:
@@ -61,7 +66,14 @@ class BarBuilder:
             return features.time_bars(self._timestamps, int(self._size))
         if self._kind == "count":
             return features.count_bars(len(self._trades), int(self._size))
-        return features.volume_bars(self._trades["qty"], self._size, self._volume_before)
+        return features.volume_bars(self._amounts(self._trades), self._size, self._volume_before)
+
+    def _amounts(self, trades: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
+        """Return what each trade adds to the bar: its quantity, or its value."""
+        if self._kind == "dollar":
+            return features.traded_value(trades["price"], trades["qty"])
+        amounts: npt.NDArray[np.float64] = trades["qty"]
+        return amounts
 
     def _take(self, starts: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.void]:
         """Return the bars of the first `count` trades and forget these."""
@@ -70,8 +82,45 @@ class BarBuilder:
         trades, timestamps = self._trades[:count], self._timestamps[:count]
         sides = self._sides[:count]
         table = features.bars(timestamps, trades["price"], trades["qty"], sides, starts)
-        if self._kind == "volume":
-            self._volume_before = features.volume_after(trades["qty"], self._volume_before)
+        if self._kind in ("volume", "dollar"):
+            self._volume_before = features.volume_after(self._amounts(trades), self._volume_before)
         self._trades, self._timestamps = self._trades[count:], self._timestamps[count:]
         self._sides = self._sides[count:]
         return table
+
+
+def trades_of(replays: Sequence[Replay]) -> Iterator[TradeBatch]:
+    """Yield the trades of replays in the order of their receive times, with the takers' sides."""
+    if len(replays) == 1:
+        yield from replays[0].trades()
+        return
+    for batch in merge([one.types(TypeId.TRADE) for one in replays]):
+        trades = gather_records(batch.packed, TRADE)
+        yield TradeBatch(batch.timestamp_ns, trades, taker_sides(trades, batch.flags))
+
+
+class SymbolBars:
+    """Bars of many symbols, which are known by the hash that trades carry."""
+
+    def __init__(self, kind: str, size: float) -> None:
+        BarBuilder(kind, size)  # what is not possible is refused here
+        self._made_by = (kind, size)
+        self._builders: dict[int, BarBuilder] = {}
+
+    def add(
+        self,
+        timestamp_ns: npt.NDArray[np.uint64],
+        trades: npt.NDArray[np.void],
+        side: npt.NDArray[np.uint8],
+    ) -> Iterator[tuple[int, npt.NDArray[np.void]]]:
+        """Take trades as `BarBuilder.add` does; yield symbols with the bars that are complete."""
+        hashes = trades["symbol_hash"]
+        for symbol in np.unique(hashes).tolist():
+            mine = hashes == symbol
+            builder = self._builders.setdefault(symbol, BarBuilder(*self._made_by))
+            yield symbol, builder.add(timestamp_ns[mine], trades[mine], side[mine])
+
+    def finish(self) -> Iterator[tuple[int, npt.NDArray[np.void]]]:
+        """Yield the bars that are still open."""
+        for symbol, builder in self._builders.items():
+            yield symbol, builder.finish()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from everlog.errors import EverlogError
 from everlog.market.book_results import Outputs
 from everlog.market.book_set import Book, BookSet, BookSettings, Market, OtherModes
 from everlog.market.books import GapPolicy, L3Book, UnknownOrders
+from everlog.market.market_names import MarketChoice
 from everlog.market.packing import gather_field
 from everlog.market.protocol import (
     HEADER_BYTES,
@@ -29,7 +29,7 @@ from everlog.market.protocol import (
     L3EventType,
     Side,
     TypeId,
-    market_ids_of,
+    folded_hash,
     taker_sides,
 )
 from everlog.market.replay import Messages
@@ -50,19 +50,6 @@ SETTINGS: Final = BookSettings(
     max_window_ticks=1 << 20,
 )
 """A look from outside does not stop at a gap; it counts them. The limits bound the memory of one book."""
-
-
-@dataclass(frozen=True, slots=True)
-class MarketChoice:
-    """Which market of a queue: its symbol or number, and its venue if the queue has several."""
-
-    symbol: str
-    venue_id: int | None = None
-
-    @property
-    def market_ids(self) -> list[int]:
-        """The numbers that the symbol stands for."""
-        return sorted(market_ids_of(self.symbol))
 
 
 class DepthColumn(NamedTuple):
@@ -189,8 +176,7 @@ class BookFollower:
         """Return the trades of this market among those of a batch."""
         data, _ = some.batch.joined(some.chosen)
         trades = data.view(TRADE)
-        folded = (trades["symbol_hash"] >> np.uint64(32)) ^ (trades["symbol_hash"] & np.uint64(0xFFFFFFFF))
-        own = np.isin(folded, self._market_ids)
+        own = np.isin(folded_hash(trades["symbol_hash"]), self._market_ids)
         sides = taker_sides(trades, some.flags)[own].tolist()
         rows = zip(some.seq[own].tolist(), some.timestamp_ns[own].tolist(), trades[own], sides, strict=True)
         return [

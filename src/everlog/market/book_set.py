@@ -342,7 +342,7 @@ class BookSet:
             stream.books[market] = book
             if stream.quarantined:
                 book._quarantine()
-        return _as_records(own)
+        return order_records(own)
 
     def new_book(self, mode: BookMode) -> Book:
         """Return an empty book with the settings of this set; it is not one of the set's books yet."""
@@ -382,7 +382,7 @@ def _is_expected(packed: PackedRecords, gap: tuple[int, int, int, int]) -> bool:
     return bool(flags & BookFlags.SPARSE) or bool(flags & BookFlags.RESETS and found <= seen)
 
 
-def _as_records(packed: PackedRecords) -> PackedRecords | NDArray[np.void]:
+def order_records(packed: PackedRecords) -> PackedRecords | NDArray[np.void]:
     """Return order-by-order events as an array if they can be one: books go through it much faster."""
     starts = packed.offsets
     if not (packed.lengths[: 1 if packed.stride else None] == L3_RECORD.itemsize).all():

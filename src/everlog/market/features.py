@@ -66,6 +66,50 @@ def microprice(bid: Floats, bid_size: Floats, ask: Floats, ask_size: Floats) -> 
     return np.where(both, _ratio(bid * ask_size + ask * bid_size, bid_size + ask_size), 0.0)
 
 
+def weighted_mid(bid: Floats, bid_sizes: Floats, ask: Floats, ask_sizes: Floats, depth: int) -> Floats:
+    """The best prices weighted by what the best `depth` levels of the other side hold.
+
+    `(bid * A + ask * B) / (A + B)`, B and A the summed sizes; with one level it is the microprice. 0 where a
+    side is empty.
+    """
+    bids, asks = size_of_levels(bid_sizes, depth), size_of_levels(ask_sizes, depth)
+    return microprice(bid, bids, ask, asks)
+
+
+def size_of_levels(sizes: Floats, depth: int) -> Floats:
+    """What the best `depth` levels of a side hold together."""
+    if depth < 1:
+        raise InvalidConfig(f"depth is {depth}; at least one level is needed")
+    return _leading(sizes, depth)
+
+
+def size_within(prices: Floats, sizes: Floats, mid: Floats, bps: float) -> Floats:
+    """What the levels of a side hold that are at most `bps` basis points away from the mid price.
+
+    A level counts if `|price - mid| * 10000 <= |mid| * bps`; only the levels that are given can.
+    """
+    _check_positive("bps", bps)
+    reach = np.abs(mid) * bps
+    is_near = np.abs(prices - mid[:, None]) * BASIS_POINTS <= reach[:, None]
+    return _leading(np.where(is_near, sizes, 0.0), sizes.shape[1])
+
+
+def squared_returns(price: Floats, is_price: Booleans, last: float | None) -> tuple[Floats, float | None]:
+    """The squared log return of each price since the one before, and the last price.
+
+    `ln(p[i] / p[i-1])^2`; what is no price, or not positive, is passed over and has 0. `last` is the price
+    before the first one when the arrays continue earlier ones; without it the first price has 0.
+    """
+    squares = np.zeros(len(price))
+    there = np.flatnonzero(is_price & (price > 0))
+    if not len(there):
+        return squares, last
+    prices = price[there]
+    logs = np.log(np.concatenate(([prices[0] if last is None else last], prices)))
+    squares[there] = np.diff(logs) ** 2
+    return squares, float(prices[-1])
+
+
 def order_flow_imbalance(
     bid: Floats, bid_size: Floats, ask: Floats, ask_size: Floats, before: tuple[float, ...] | None = None
 ) -> Floats:
@@ -120,6 +164,11 @@ def trade_imbalance(quantity: Floats, side: Integers, starts: Integers) -> Float
     return _ratio(_sums(bought - sold, starts), _sums(bought + sold, starts))
 
 
+def taker_imbalance(bought: Floats, sold: Floats) -> Floats:
+    """How far takers leaned to buying: `(B - S) / (B + S)`; 0 where neither bought nor sold is known."""
+    return _ratio(bought - sold, bought + sold)
+
+
 def vwap(price: Floats, quantity: Floats, starts: Integers) -> Floats:
     """Per bar, the mean price weighted by quantity: `sum(price * quantity) / sum(quantity)`."""
     return _ratio(_sums(price * quantity, starts), _sums(quantity, starts))
@@ -159,11 +208,17 @@ def volume_bars(quantity: Floats, volume: float, traded_before: float = 0.0) -> 
     """The first trade of each bar of `volume`: a bar begins where `floor(sum before / volume)` changes.
 
     A trade is not split: it belongs to the bar in which the quantity traded before it ends. `traded_before`
-    is the sum of the trades before these, when the arrays continue earlier ones.
+    is the sum of the trades before these, when the arrays continue earlier ones. With `traded_value` in place
+    of the quantity these are bars by value (dollar bars).
     """
     _check_positive("volume", volume)
     sums = np.cumsum(np.concatenate(([traded_before], quantity)))
     return _changes(np.floor(sums[:-1] / volume))
+
+
+def traded_value(price: Floats, quantity: Floats) -> Floats:
+    """What each trade is worth, for bars by value (dollar bars): `|price| * quantity`."""
+    return np.abs(price) * quantity
 
 
 def volume_after(quantity: Floats, traded_before: float) -> float:

@@ -93,14 +93,19 @@ def pack_l2_snapshots(
 
 def gather_headers(packed: PackedRecords) -> NDArray[np.void]:
     """Return the headers of book events; payloads shorter than a header are not allowed."""
-    starts = packed.offsets
-    if len(starts) and not (starts % np.uint64(HEADER_BYTES)).any():
+    return gather_records(packed, BOOK_EVENT_HEADER)
+
+
+def gather_records(packed: PackedRecords, layout: np.dtype[np.void]) -> NDArray[np.void]:
+    """Return the beginning of each payload as a record of a layout; shorter payloads are not allowed."""
+    starts, size = packed.offsets, layout.itemsize
+    if len(starts) and not (starts % np.uint64(size)).any():
         # Payloads of a queue begin at multiples of a header's size: one copy each, as bytes without fields.
-        cells = len(packed.buffer) // HEADER_BYTES
-        rows = packed.buffer[: cells * HEADER_BYTES].view(f"V{HEADER_BYTES}")
-        headers: NDArray[np.void] = rows[starts // np.uint64(HEADER_BYTES)].view(BOOK_EVENT_HEADER)
-        return headers
-    return _gather(packed.buffer, starts, BOOK_EVENT_HEADER)
+        cells = len(packed.buffer) // size
+        rows = packed.buffer[: cells * size].view(f"V{size}")
+        records: NDArray[np.void] = rows[starts // np.uint64(size)].view(layout)
+        return records
+    return _gather(packed.buffer, starts, layout)
 
 
 def gather_field(packed: PackedRecords, name: str) -> NDArray[Any]:

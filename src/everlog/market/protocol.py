@@ -296,6 +296,12 @@ def market_ids_of(symbol: str) -> set[int]:
     return ids
 
 
+def folded_hash(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the `market_id` that belongs to each symbol hash, as `crypto_market_id` gives it."""
+    folded: NDArray[np.uint64] = hashes >> np.uint64(32) ^ hashes & np.uint64(0xFFFFFFFF)
+    return folded
+
+
 def new_headers(
     count: int, event_type: BookEventType, book_mode: BookMode, *, venue_id: int = 0, market_id: int = 0
 ) -> NDArray[np.void]:

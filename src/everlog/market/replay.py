@@ -8,7 +8,6 @@ A replay is described first (`Replay(path).between(...).markets(...)`) and runs 
 
 from __future__ import annotations
 
-import copy
 import csv
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,21 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from everlog.errors import InvalidConfig
-from everlog.market.book_results import BookResult, EventStatus, Outputs
-from everlog.market.book_set import Book, BookSettings, Market
-from everlog.market.feature_rows import BookRows, Feature, Step, book_rows, row_dtype
-from everlog.market.packing import PackedRecords, gather_field, gather_headers
-from everlog.market.protocol import (
-    BOOK_TICKER,
-    TRADE,
-    BookEventType,
-    TypeId,
-    event_flags,
-    market_ids_of,
-    taker_sides,
-)
-from everlog.market.triggers import Always, Events, Trigger, fires_at_ends
-from everlog.market.warm_start import WarmStart, begin
+from everlog.market.book_set import BookSettings, Market
+from everlog.market.feature_engine import FeatureEngine, MarketRows
+from everlog.market.feature_rows import Feature, row_dtype
+from everlog.market.market_names import MarketChoice, OfSymbols
+from everlog.market.packing import PackedRecords, gather_field
+from everlog.market.protocol import BOOK_TICKER, TRADE, TypeId, folded_hash, taker_sides
+from everlog.market.triggers import Always, Trigger
+from everlog.market.warm_start import begin
 from everlog.queue import Batch, Queue
 from everlog.queue.layout import HEADER_SIZE, MSG_FLAGS
 
@@ -131,13 +123,6 @@ class TradeBatch(NamedTuple):
     side: npt.NDArray[np.uint8]
 
 
-class MarketRows(NamedTuple):
-    """Features of one market: the rows that one batch gave."""
-
-    market: Market
-    rows: npt.NDArray[np.void]
-
-
 @dataclass(frozen=True, slots=True)
 class Replay:
     """The messages of a queue that are replayed, from the oldest to the last that is there.
@@ -174,8 +159,14 @@ class Replay:
         return self._also(_OfMarkets(market_ids))
 
     def symbols(self, *symbols: str) -> Replay:
-        """Only book events, trades and tickers of these symbols, or of markets with these numbers."""
-        ids = {number for symbol in symbols for number in market_ids_of(symbol)}
+        """Only book events, trades and tickers of these symbols, or of markets with these numbers.
+
+        A venue may stand before a symbol, as in `binance:BTCUSDT`.
+        """
+        choices = [MarketChoice.parse(symbol) for symbol in symbols]
+        if any(one.venue_id is not None for one in choices):
+            return self._also(OfSymbols.Maker(tuple(choices)))
+        ids = {number for one in choices for number in one.market_ids}
         return self._also(_OfMarkets(tuple(sorted(ids)), has_others=False))
 
     def where(self, keep: Filter) -> Replay:
@@ -190,6 +181,11 @@ class Replay:
         if self.reader is not None:
             return self.reader()
         return Queue.open_subscriber(self.path, None, "earliest")
+
+    def begins_in_middle(self) -> bool:
+        """Whether the source does not have its first message any more, or it is not replayed."""
+        with closing(self.open()) as reader, reader.read_batch(1) as batch:
+            return self.from_seq > 0 or (len(batch) > 0 and int(batch.seq[0]) > 0)
 
     def from_the_start(self) -> tuple[Replay, int]:
         """Return the replay without the beginnings of its time ranges, and the latest of these."""
@@ -207,6 +203,11 @@ class Replay:
             or (isinstance(one, _OfTypes) and TypeId.BOOK_EVENT in one.type_ids)
             for one in self.filters
         )
+
+    @property
+    def has_all_markets(self) -> bool:
+        """Whether no market was chosen: else numbers that a channel's orders lack may be those of others."""
+        return not any(isinstance(one, _OfMarkets | OfSymbols.Maker) for one in self.filters)
 
     @property
     def market_ids(self) -> Collection[int] | None:
@@ -321,6 +322,7 @@ class FeatureReplay:
     settings: BookSettings = field(default_factory=BookSettings)
     fired_by: Trigger = field(default_factory=Always)
     warm_up_ns: int = WARM_UP_NS
+    others: tuple[Replay, ...] = ()
 
     def trigger(self, trigger: Trigger) -> FeatureReplay:
         """Write a row only where this trigger fires; each market has its own.
@@ -336,49 +338,47 @@ class FeatureReplay:
             raise InvalidConfig(f"a warm-up of {duration_ns} ns is negative")
         return replace(self, warm_up_ns=duration_ns)
 
+    def also(self, *replays: Replay) -> FeatureReplay:
+        """Replay the messages of these as well, all in the order of their receive times."""
+        return replace(self, others=(*self.others, *replays))
+
     def tables(self, stats: ReplayStats | None = None) -> Iterator[MarketRows]:
         """Yield rows, market by market within a batch, in the order of the events of each market."""
-        dtype = row_dtype(self.chosen)
-        want = Outputs(top=True, depth=max(feature.depth for feature in self.chosen), statuses=True)
-        start = begin(self.replay, self.settings, self.warm_up_ns)
-        books, start_ns = start.books, np.uint64(start.start_ns)
-        markets = self._begun(start, dtype)
-        has_begun = start.set_seq is not None
-        for some in start.rest.types(TypeId.BOOK_EVENT).batches(stats):
-            if not has_begun and some.batch.seq[0] > 0:
-                books.begin_in_middle()
-            has_begun = True
-            packed = some.packed
-            headers = gather_headers(packed)
-            flags = event_flags(some.flags, headers["flags"])
-            for market, (events, result) in books.apply_packed(packed, want).items():
-                if market not in markets:
-                    markets[market] = _MarketFeatures(self.chosen, copy.deepcopy(self.fired_by), dtype)
-                of_market = headers[events]
-                seen = Events(
-                    of_market["ingest_ts_ns"].copy(),
-                    of_market["exchange_ts_ns"].copy(),
-                    of_market["event_type"].copy(),
-                    flags[events],
-                )
-                rows = markets[market].rows(
-                    book_rows(result, seen), _is_live(result), seen.ingest_ts_ns >= start_ns
-                )
-                if len(rows):
-                    yield MarketRows(market, rows)
+        for batch in self.batches(stats):
+            yield from batch
 
-    def _begun(self, start: WarmStart, dtype: np.dtype[np.void]) -> dict[Market, _MarketFeatures]:
-        """Return what features and triggers remember of the books with which a replay begins."""
-        if start.set_seq is None:
-            return {}
-        depth = max(feature.depth for feature in self.chosen)
-        markets = {}
-        for market, book in start.books.books.items():
-            markets[market] = _MarketFeatures(self.chosen, copy.deepcopy(self.fired_by), dtype)
-            if book.last_ingest_ts_ns:
-                is_any = np.zeros(1, dtype=np.bool_)
-                markets[market].rows(_book_as_rows(book, depth), ~is_any, is_any)
-        return markets
+    def batches(self, stats: ReplayStats | None = None) -> Iterator[list[MarketRows]]:
+        """Yield the rows of each batch, market by market."""
+        if self.others:
+            yield from self._merged(stats)
+            return
+        start = begin(self.replay, self.settings, self.warm_up_ns)
+        engine = FeatureEngine(self.chosen, self.settings, self.fired_by, start.start_ns)
+        has_begun = start.set_seq is not None
+        if has_begun:
+            engine.begin_with(start.books)
+        if not self.replay.has_all_markets:
+            engine.books.take_some_markets()
+        for some in start.rest.types(*engine.type_ids).batches(stats):
+            if not has_begun and some.batch.seq[0] > 0:
+                engine.books.begin_in_middle()
+            has_begun = True
+            yield engine.rows(some)
+
+    def _merged(self, stats: ReplayStats | None) -> Iterator[list[MarketRows]]:
+        from everlog.market.merge import merge  # which replays
+
+        parts = [one.from_the_start() for one in (self.replay, *self.others)]
+        start_ns = max(start_ns for _, start_ns in parts)
+        engine = FeatureEngine(self.chosen, self.settings, self.fired_by, start_ns)
+        if not all(one.has_all_markets for one, _ in parts):
+            engine.books.take_some_markets()
+        if any(one.begins_in_middle() for one, _ in parts):
+            engine.books.begin_in_middle()
+        for some in merge([one.types(*engine.type_ids) for one, _ in parts]):
+            if stats is not None:
+                stats.read += len(some.seq)
+            yield engine.rows(some)
 
     def for_each(self, handle: Callable[[MarketRows], object]) -> ReplayStats:
         """Call `handle` with the rows of every batch."""
@@ -444,9 +444,7 @@ class _OfMarkets:
         for type_id, layout in ((TypeId.TRADE, TRADE), (TypeId.BOOK_TICKER, BOOK_TICKER)):
             is_kind = (some.type_id == type_id) & (some.length == layout.itemsize)
             data, _ = some.batch.joined(some.chosen[is_kind])
-            hashes = data.view(layout)["symbol_hash"]
-            folded = (hashes >> np.uint64(32)) ^ (hashes & np.uint64(0xFFFFFFFF))
-            passes[is_kind] = np.isin(folded, self.market_ids)
+            passes[is_kind] = np.isin(folded_hash(data.view(layout)["symbol_hash"]), self.market_ids)
         is_known = np.isin(some.type_id, (TypeId.BOOK_EVENT, TypeId.TRADE, TypeId.BOOK_TICKER))
         return passes & is_known
 
@@ -463,67 +461,3 @@ class _EveryNth:
         self._seen += len(some.chosen)
         passes: npt.NDArray[np.bool_] = numbers % self._n == 0
         return passes
-
-
-class _MarketFeatures:
-    """The features and the trigger of one market, between its batches."""
-
-    def __init__(self, chosen: tuple[Feature, ...], trigger: Trigger, dtype: np.dtype[np.void]) -> None:
-        self._steps: list[Step] = [feature.begin() for feature in chosen]
-        self._trigger = trigger
-        self._dtype = dtype
-        self._is_summed = [column.is_summed for feature in chosen for column in feature.columns]
-        self._rests = [0.0] * len(self._is_summed)
-
-    def rows(
-        self, rows: BookRows, is_live: npt.NDArray[np.bool_], is_in_range: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.void]:
-        columns = [column for step in self._steps for column in step(rows)]
-        fires = fires_at_ends(self._trigger, rows.events) & is_live
-        table = np.empty(int(np.count_nonzero(fires)), dtype=self._dtype)
-        for place, (name, column) in enumerate(zip(self._dtype.names or (), columns, strict=True)):
-            table[name] = self._sums(place, column, fires) if self._is_summed[place] else column[fires]
-        return table[is_in_range[fires]]
-
-    def _sums(self, place: int, column: npt.NDArray[Any], fires: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-        """Return the sum up to each row since the one before, and keep what belongs to the next row."""
-        row_of = np.concatenate(([0], np.cumsum(fires) - fires))
-        # One value after the other, the rest of the last batch first: cutting into batches changes no bit.
-        values = np.concatenate(([self._rests[place]], column))
-        sums = np.bincount(row_of, values, int(np.count_nonzero(fires)) + 1)
-        self._rests[place] = float(sums[-1])
-        return sums[:-1]
-
-
-def _is_live(result: BookResult) -> npt.NDArray[np.bool_]:
-    """Return after which events the book is that of the venue, not one that a gap has left behind."""
-    assert result.statuses is not None
-    is_live: npt.NDArray[np.bool_] = result.statuses != EventStatus.QUARANTINED
-    return is_live
-
-
-def _book_as_rows(book: Book, depth: int) -> BookRows:
-    """Return the book as it is as the one row of a batch."""
-    event = Events(
-        np.array([book.last_ingest_ts_ns], np.uint64),
-        np.array([book.last_exchange_ts_ns], np.uint64),
-        np.array([BookEventType.DIFF], np.uint8),
-    )
-    units = (10.0**book.price_scale, 10.0**book.size_scale)
-    sides = []
-    for levels in book.depth(depth):
-        padded = np.zeros((1, depth), levels.dtype)
-        padded[0, : len(levels)] = levels
-        sides.append((padded["price"] / units[0], padded["size"] / units[1]))
-    (bid_prices, bid_sizes), (ask_prices, ask_sizes) = sides
-    return BookRows(
-        event,
-        bid_prices[:, 0],
-        bid_sizes[:, 0],
-        ask_prices[:, 0],
-        ask_sizes[:, 0],
-        bid_prices,
-        bid_sizes,
-        ask_prices,
-        ask_sizes,
-    )

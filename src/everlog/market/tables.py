@@ -87,7 +87,7 @@ def write_table(sources: Sequence[Source], path: str, kind: str = "raw") -> int:
         batches, schema = (_flat(batch, kind) for batch in batches), _flat(schema.empty_table(), kind).schema
     part = f"{path}.part"
     try:
-        with _writer(part, ending, schema) as writer:
+        with table_writer(part, ending, schema) as writer:
             rows = 0
             for batch in batches:
                 writer.write_batch(batch) if ending != ".csv" else writer.write(batch)
@@ -100,7 +100,8 @@ def write_table(sources: Sequence[Source], path: str, kind: str = "raw") -> int:
     return rows
 
 
-def _writer(path: str, ending: str, schema: pa.Schema) -> Any:
+def table_writer(path: str, ending: str, schema: pa.Schema) -> Any:
+    """Return the writer of a file of rows, whose ending says in which format."""
     if ending == ".parquet":
         return pq.ParquetWriter(path, schema, compression="zstd")
     if ending == ".arrow":

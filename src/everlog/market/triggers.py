@@ -8,7 +8,7 @@ day into batches changes no row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from everlog.market.protocol import MessageFlags
 
 Timestamps = npt.NDArray[np.uint64]
 
+TRADE_MESSAGE: Final = 5
+"""`event_type` of a message that is a trade and no book event; the others are those of `BookEventType`."""
+
 
 class Events(NamedTuple):
     """What triggers look at: one value per event in each array."""
@@ -28,6 +31,8 @@ class Events(NamedTuple):
     event_type: npt.NDArray[np.uint8]
     flags: npt.NDArray[np.uint16] | None = None
     """`protocol.MessageFlags` of each message; None: each is the last of its event."""
+    seq: npt.NDArray[np.uint64] | None = None
+    """The number of each message in its queue."""
 
     @property
     def is_last(self) -> Booleans:
@@ -39,8 +44,12 @@ class Events(NamedTuple):
 
     def take(self, chosen: npt.NDArray[Any]) -> Events:
         """Return some of them, by index or mask."""
-        flags = None if self.flags is None else self.flags[chosen]
-        return Events(self.ingest_ts_ns[chosen], self.exchange_ts_ns[chosen], self.event_type[chosen], flags)
+        columns = (None if column is None else column[chosen] for column in self)
+        return Events(*columns)  # type: ignore[arg-type]
+
+    def joined(self, later: Events) -> Events:
+        """Return these and then the others; both have flags and numbers."""
+        return Events(*(np.concatenate(pair) for pair in zip(self, later, strict=True)))  # type: ignore[arg-type]
 
 
 class Trigger(Protocol):

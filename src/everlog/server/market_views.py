@@ -12,9 +12,10 @@ from typing import ClassVar, Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from everlog.market.book_follower import COLUMNS_MAX, BookFollower, MarketChoice, mode_of
+from everlog.market.book_follower import COLUMNS_MAX, BookFollower, mode_of
 from everlog.market.book_set import Book
 from everlog.market.books import L3Book
+from everlog.market.market_names import MarketChoice
 from everlog.market.packing import gather_headers
 from everlog.market.protocol import HEADER_BYTES, Side, TypeId, crypto_market_id
 from everlog.market.replay import Messages

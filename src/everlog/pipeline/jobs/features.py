@@ -17,9 +17,11 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from everlog.errors import DataLost
-from everlog.market import BarBuilder, BookSettings
+from everlog.market import BookSettings, Market
+from everlog.market.bar_builder import SymbolBars
 from everlog.market.feature_rows import Feature, row_dtype
 from everlog.market.features import BAR_COLUMNS
+from everlog.market.market_names import MarketNames
 from everlog.market.protocol import TRADE, taker_sides
 from everlog.market.replay import Messages, Replay
 from everlog.market.triggers import Always, Trigger
@@ -51,9 +53,18 @@ A symbol is known by the hash that trades carry (`everlog.market.protocol.symbol
 are: one above 2^63 is negative here.
 """
 
+NAME_FIELDS: Final = (
+    pa.field("venue", pa.string()),
+    pa.field("symbol", pa.string()),
+    pa.field("ingest_time", pa.timestamp("us", "UTC")),
+    pa.field("exchange_time", pa.timestamp("us", "UTC")),
+)
+"""The last columns of a table of features: names, and the times as timestamps."""
+NS_PER_US: Final = 1000
+
 
 class Bars(NamedTuple):
-    """Which bars to make of trades: by `time` (size in ns), by `count` of trades or by `volume`."""
+    """Which bars to make of trades: by `time` (in ns), `count` of trades, `volume` or value (`dollar`)."""
 
     kind: str
     size: float
@@ -88,7 +99,7 @@ def features_of_books(
     path = os.path.abspath(queue)
     specs = [TableSpec(LakeTable(lake, table), work.schema)]
     if bars is not None:
-        BarBuilder(*bars)
+        SymbolBars(*bars)  # refuses what is not possible before Spark has work
         specs.append(TableSpec(LakeTable(lake, f"{table}_bars"), BAR_SCHEMA, ("date",)))
     report = FeatureReport(job="features", source=path, table=specs[0].table.path)
 
@@ -117,7 +128,7 @@ class _FeatureWork:
         dtype = row_dtype(chosen)
         self._names = dtype.names or ()
         fields = [pa.field(name, signed(pa.from_numpy_dtype(dtype[name]))) for name in self._names]
-        self.schema = pa.schema([*MARKET_FIELDS, *fields])
+        self.schema = pa.schema([*MARKET_FIELDS, *fields, *NAME_FIELDS])
 
     def name(self) -> str:
         """Return a description that is different for different work."""
@@ -126,19 +137,23 @@ class _FeatureWork:
 
     def features(self, path: str, held: SeqRange, selects: TaskFilter, table: str) -> Iterator[Rows]:
         """Yield the rows of the task's markets."""
+        selects_trades = selects.of_trades()
+        reads_trades = any(getattr(one, "reads_trades", False) for one in self._chosen)
 
         def keep(some: Messages) -> np.ndarray[Any, Any]:
-            return selects(some) & (some.seq < np.uint64(held.end))
+            chosen = selects(some) | selects_trades(some) if reads_trades else selects(some)
+            return chosen & (some.seq < np.uint64(held.end))
 
+        names = MarketNames([path])
         replay = Replay(path, from_seq=held.first).where(keep)
-        for market, rows in replay.features(self._chosen, self._settings).trigger(self._fired_by).tables():
-            columns = {name: rows[name] for name in self._names}
+        for market, rows, _ in replay.features(self._chosen, self._settings).trigger(self._fired_by).tables():
+            columns = {name: rows[name] for name in self._names} | _named(names, market, rows)
             yield Rows(table, market, market_batch(self.schema, market, columns, rows["ingest_ts_ns"]))
 
     def bars(self, path: str, held: SeqRange, selects: TaskFilter, table: str) -> Iterator[Rows]:
         """Yield the bars of the task's symbols."""
         assert self._bars is not None, "called only if bars were asked for"
-        builders: dict[int, BarBuilder] = {}
+        building = SymbolBars(*self._bars)
         for some in task_messages(path, held, selects):
             if isinstance(some, Gap):
                 raise DataLost(
@@ -146,14 +161,24 @@ class _FeatureWork:
                     "run began; keep more of the queue, and run it again"
                 )
             data, _ = some.batch.joined(some.chosen)
-            trades, times_ns = data.view(TRADE), some.timestamp_ns
-            hashes, sides = trades["symbol_hash"], taker_sides(trades, some.flags)
-            for symbol in np.unique(hashes).tolist():
-                mine = hashes == symbol
-                builder = builders.setdefault(symbol, BarBuilder(*self._bars))
-                yield _bar_rows(table, symbol, builder.add(times_ns[mine], trades[mine], sides[mine]))
-        for symbol, builder in builders.items():
-            yield _bar_rows(table, symbol, builder.finish())
+            trades = data.view(TRADE)
+            for symbol, bars in building.add(some.timestamp_ns, trades, taker_sides(trades, some.flags)):
+                yield _bar_rows(table, symbol, bars)
+        for symbol, bars in building.finish():
+            yield _bar_rows(table, symbol, bars)
+
+
+def _named(names: MarketNames, market: Market, rows: np.ndarray[Any, Any]) -> dict[str, pa.Array]:
+    """Return the columns of `NAME_FIELDS`."""
+    count = len(rows)
+    columns = {
+        "venue": pa.repeat(pa.scalar(names.venue(market)), count),
+        "symbol": pa.repeat(pa.scalar(names.symbol(market)), count),
+    }
+    for name in ("ingest", "exchange"):
+        times_us = (rows[f"{name}_ts_ns"] // np.uint64(NS_PER_US)).astype(np.int64)
+        columns[f"{name}_time"] = pa.array(times_us, mask=times_us == 0).cast(pa.timestamp("us", "UTC"))
+    return columns
 
 
 def _bar_rows(table: str, symbol: int, bars: np.ndarray[Any, np.dtype[np.void]]) -> Rows:

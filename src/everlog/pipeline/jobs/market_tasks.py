@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from everlog.errors import Corrupt, InvalidConfig
 from everlog.market import BookSet, Market
 from everlog.market.packing import PackedRecords, gather_field
-from everlog.market.protocol import HEADER_BYTES, TRADE, BookMode, TypeId
+from everlog.market.protocol import HEADER_BYTES, TRADE, BookMode, TypeId, folded_hash
 from everlog.market.replay import Messages
 from everlog.pipeline import queue_ranges
 from everlog.pipeline.gc_freeze import freeze_loaded_modules
@@ -179,15 +179,20 @@ class TaskFilter:
     """Selects the messages of one task: the books of its markets, or the trades of its symbols.
 
     Price levels are assigned by market. Orders are assigned by channel: the numbers of a channel run over all
-    its markets, so the task that checks them needs all of them. Trades are assigned by symbol.
+    its markets, so the task that checks them needs all of them. Trades are assigned by symbol, or to the task
+    of their market's price levels.
     """
 
-    def __init__(self, tasks: int, number: int, *, trades: bool = False) -> None:
+    def __init__(self, tasks: int, number: int, *, trades: bool = False, by_market: bool = False) -> None:
         self._tasks = np.uint64(tasks)
         self._number = np.uint64(number)
         self._type_id = TypeId.TRADE if trades else TypeId.BOOK_EVENT
         self._bytes_min = TRADE.itemsize if trades else HEADER_BYTES
-        self._keys = _trade_keys if trades else _book_keys
+        self._keys = (_trade_market_keys if by_market else _trade_keys) if trades else _book_keys
+
+    def of_trades(self) -> TaskFilter:
+        """Return the filter that selects the trades of this task's markets of price levels."""
+        return TaskFilter(int(self._tasks), int(self._number), trades=True, by_market=True)
 
     def of_batch(self, batch: Batch) -> NDArray[np.intp] | None:
         """Return the indexes of the selected messages of a batch; None if all are."""
@@ -236,6 +241,10 @@ def _trade_keys(some: Messages) -> NDArray[np.uint64]:
     data, _ = some.batch.joined(some.chosen)
     keys: NDArray[np.uint64] = data.view(TRADE)["symbol_hash"].astype(np.uint64)
     return keys
+
+
+def _trade_market_keys(some: Messages) -> NDArray[np.uint64]:
+    return folded_hash(_trade_keys(some))
 
 
 class TaskMessages(NamedTuple):
