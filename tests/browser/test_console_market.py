@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from everlog.bridge import QueueToTopic, QueueToTopicSettings
+from everlog.client import Client
+from everlog.market.packing import pack_l2_snapshots
+from everlog.market.protocol import L2_SNAPSHOT, LEVEL, BookEventType, BookMode, TypeId, new_headers
 from everlog.market.venues.simulated import SimulatedVenue
 from everlog.queue import Queue
 from tests.browser.devtools import Page
@@ -85,6 +91,44 @@ def test_a_replay_goes_forward_at_its_pace_and_back_when_asked(page: Page, tmp_p
         page.click(".choice button", "Live")
         page.until(f"{BEST_BID} === '{live}'")
         assert page.unnamed() == []
+
+
+def test_a_topic_that_a_bridge_fills_shows_the_book_of_its_queue(page: Page, tmp_path: Path) -> None:
+    queue = tmp_path / "bus" / "sim"
+    simulated_queue(queue, symbols=2, seconds=20, rate=500, kinds="l2,trades")
+    with (
+        running_server(tmp_path, "--bus", tmp_path / "bus") as server,
+        Client(server.url) as client,
+    ):
+        QueueToTopic(client, QueueToTopicSettings(str(queue), "events", name="b", once=True)).run()
+        page.open(f"{server.url}/#/market/sim/SIM0001")
+        page.until_text("basis points", ".tiles")
+        prices = page.evaluate(PRICES)
+        page.write("input[aria-label=Topic]", "events")
+        page.press("Enter")
+        page.until("location.hash === '#/market/topic%3Aevents'")
+        page.until_text("SIM0000 (simulated)", "select")
+        page.evaluate("location.hash = '#/market/topic%3Aevents/SIM0001'")
+        page.until(f"JSON.stringify({PRICES}) === {json.dumps(json.dumps(prices, separators=(',', ':')))}")
+        page.until(f"{HEAT_MAP}.columns.length > 20")
+        page.click(".choice button", "Replay")
+        page.until(f"{MARKET}.replay.at > {MARKET}.seen.first_ms")
+        page.evaluate("location.hash = '#/market/topic%3Anothing'")
+        page.until_text("The market cannot be shown")
+        assert page.unnamed() == []
+
+
+def test_a_spread_around_a_price_of_0_is_no_share_of_it(page: Page, tmp_path: Path) -> None:
+    with Queue.open_publisher(tmp_path / "bus" / "power") as writer:
+        head = new_headers(1, BookEventType.SNAPSHOT, BookMode.L2, venue_id=1, market_id=7)
+        body = np.zeros(1, L2_SNAPSHOT)
+        body["price_scale"], body["bid_count"], body["ask_count"] = 1, 1, 1
+        levels = np.array([(-5, 3), (5, 2)], dtype=LEVEL)
+        writer.append(TypeId.BOOK_EVENT, bytes(next(iter(pack_l2_snapshots(head, body, levels)))))
+    with running_server(tmp_path, "--bus", tmp_path / "bus") as server:
+        page.open(f"{server.url}/#/market/power")
+        page.until_text("no share of a price at or below 0", ".tiles")
+        assert "Infinity" not in page.text(".market") and "NaN" not in page.text(".market")
 
 
 def test_a_queue_without_books_and_a_server_without_queues_say_so(page: Page, tmp_path: Path) -> None:

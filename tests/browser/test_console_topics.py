@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 
@@ -138,6 +139,28 @@ def test_a_fast_tail_shows_every_record_once_in_order_and_counts_what_leaves_the
         seqs = page.evaluate(f"{ENTRIES}.map((each) => each.$seq)")
         assert seqs == list(range(10_002, 30_002))
         page.until_text("10,001 earlier ones left the view", ".toolbar")
+
+
+def test_a_tail_shows_5000_records_a_second_without_a_hole(page: Page, tmp_path: Path) -> None:
+    seconds, rate, batch = 3, 5000, 250
+    with running_server(tmp_path) as server, PlainClient(server.url) as client:
+        client.append("fast", [order(0)])
+        page.open(f"{server.url}/#/topics/fast")
+        page.until(f"{ENTRIES}?.length === 1")
+        page.evaluate(
+            "(() => { const rows = document.querySelector('ev-records'); const add = rows.add;"
+            "window.seen = []; rows.add = function (entry) { window.seen.push(entry.$seq ?? entry.banner);"
+            "return add.call(this, entry); }; })()"
+        )
+        start_s = time.monotonic()
+        for number in range(seconds * rate // batch):
+            client.append("fast", [order(number)] * batch)
+            # Not faster than the rate; whether the page keeps up is decided by what it has, not by when.
+            time.sleep(max(0.0, start_s + (number + 1) * batch / rate - time.monotonic()))
+        page.until(f"{ENTRIES}.at(-1)?.$seq === {1 + seconds * rate}")
+        assert page.evaluate("window.seen") == list(range(2, 2 + seconds * rate))  # and no gap between them
+        assert page.evaluate(f"{ENTRIES}.filter((each) => each.banner).length") == 0
+        page.until_text(f"{1 + seconds * rate:,} records shown", ".toolbar")
 
 
 def test_gaps_and_deleted_records_stand_where_they_were_with_their_reason(page: Page, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import struct
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from typer.testing import CliRunner
@@ -75,6 +76,13 @@ def test_inspect_as_json_holds_everything(queue: Path) -> None:
     ]
     assert [reader["name"] for reader in document["readers"]] == ["one", "two"]
     assert [reader["lag_bytes"] for reader in document["readers"]] == [2240 - 64, 0]
+    count = 2 * RECORDS_PER_SEGMENT + 1
+    assert (document["first_seq"], document["last_seq"]) == (0, count - 1)
+    assert [(each["next_seq"], each["lag_messages"]) for each in document["readers"]] == [
+        (0, count),
+        (count, 0),
+    ]
+    assert document["readers"][0]["lag_ms"] >= 0 and document["readers"][1]["lag_ms"] == 0
     for key in ("writer_heartbeat_ns", "notify_seq", "waiters_pending", "bytes_on_disk"):
         assert isinstance(document[key], int)
     assert document["unreadable"] == {}
@@ -91,7 +99,21 @@ def test_inspect_in_a_pipe_is_plain_text(queue: Path) -> None:
     assert lines[segments + 1].split() == ["segment", "size", "state"]
     assert lines[segments + 2].split() == ["0", "1.0", "KiB", "sealed"]
     readers = lines.index("readers")
-    assert lines[readers + 2].split()[:3] == ["one", "0", "64"]
+    count = 2 * RECORDS_PER_SEGMENT + 1
+    assert f"messages          {count}, seq 0 to {count - 1}" in lines
+    assert lines[readers + 1].split() == [
+        "reader",
+        "next",
+        "seq",
+        "lag",
+        "bytes",
+        "segment",
+        "offset",
+        "heartbeat",
+    ]
+    assert lines[readers + 2].split()[:5] == ["one", "0", str(count), "messages,", ANY]
+    assert lines[readers + 2].split()[5] == "s"
+    assert lines[readers + 3].split()[:3] == ["two", str(count), "0"]
 
 
 def test_inspect_shows_what_it_can_of_a_damaged_queue_and_then_fails(queue: Path) -> None:
@@ -138,12 +160,15 @@ def test_ls_lists_every_queue_in_order(queue: Path) -> None:
     assert (third["writer_alive"], third["readers"], third["segments"]) == (False, 2, 3)
     assert all(isinstance(entry["bytes_on_disk"], int) for entry in document["queues"])
     rows = [line.split() for line in everlog_queue("ls", queue.parent).splitlines()[1:]]
-    assert rows[0] == ["queue", "head", "segments", "on", "disk", "writer", "readers"]
-    assert [row[:3] for row in rows[1:]] == [
-        [expected[0], "0:192", "1"],
-        [expected[1], "unreadable", "3"],
-        [expected[2], "2:192", "3"],
+    assert rows[0] == ["queue", "messages", "on", "disk", "writer", "readers", "most", "behind"]
+    count = str(2 * RECORDS_PER_SEGMENT + 1)
+    assert [row[:2] for row in rows[1:]] == [
+        [expected[0], "1"],
+        [expected[1], "unreadable"],
+        [expected[2], count],
     ]
+    assert rows[3][-4:-2] == [count, "messages,"]
+    assert [entry["messages"] for entry in document["queues"]] == [1, None, int(count)]
 
 
 def test_ls_of_a_directory_without_queues_says_so(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from everlog.bus.feed_status import read_statuses
 from everlog.errors import InvalidConfig, InvalidSource
 from everlog.feeds.config import read_config
 from everlog.feeds.connection import FeedRunner
 from everlog.feeds.frames import FrameKind, decoded_again, read_raw
 from everlog.feeds.recordings import read_frames
 from everlog.feeds.rehearsal import Faults, Rehearsal, parse_faults
-from everlog.feeds.supervisor import read_statuses
 from everlog.feeds.venue import BookDiff
 from everlog.market.protocol import MessageFlags, TypeId
 from everlog.queue import Queue

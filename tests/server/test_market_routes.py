@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
+from everlog.bridge import QueueToTopic, QueueToTopicSettings
+from everlog.client import Client
 from everlog.market import BookSet
 from everlog.market.book_feed import BookFeed
 from everlog.market.venues.simulated import SimulatedVenue
 from everlog.queue import Queue
 from everlog.server import market_views
+from everlog.server.market_topics import COPIES_MAX
 from everlog.server.market_views import VIEWS_MAX, BookRequest, MarketViews
 from tests.support.http_cases import Api, running
 from tests.support.market_queues import simulated_queue
+from tests.support.processes import eventually
 
 SYMBOL = "SIM0001"
 
@@ -140,3 +145,67 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
         assert (unknown["mode"], unknown["bids"], unknown["columns"]) == (None, [], [])
         for path in ("/v0/markets?queue=sim", "/v0/markets/book?queue=sim&symbol=A"):
             assert server.api("some").request("GET", path).status == 403
+
+
+def test_the_book_of_a_topic_that_a_bridge_fills_is_that_of_the_queue(tmp_path: Path) -> None:
+    bus = make_bus(tmp_path / "bus")
+    with running(bus_root=str(bus)) as server:
+        api = server.api()
+        url = f"http://127.0.0.1:{server.server.address[1]}"
+
+        def forward() -> None:
+            with Client(url) as client:
+                QueueToTopic(
+                    client, QueueToTopicSettings(str(bus / "sim"), "events", name="b", once=True)
+                ).run()
+
+        def markets(topic: str) -> list[str]:
+            for _ in range(200):
+                answer = api.request("GET", f"/v0/markets?topic={topic}").json
+                if answer["is_whole"]:
+                    return [one["symbol"] for one in answer["markets"]]
+            raise AssertionError("the topic is never read to its end")
+
+        forward()
+        assert markets("events") == ["SIM0000", "SIM0001", "SIM0002"]
+        found, wanted = ask(api, queue="", topic="events"), ask(api)
+        for part in ("bids", "asks", "columns", "trades", "gaps", "mode", "last_ms"):
+            if part == "trades":  # a topic has no other seqs than its own
+                found[part], wanted[part] = (
+                    [{**one, "seq": 0} for one in each[part]] for each in (found, wanted)
+                )
+            assert found[part] == wanted[part], part
+        at_ms = (wanted["first_ms"] + wanted["last_ms"]) // 2
+        assert ask(api, queue="", topic="events", at_ms=at_ms)["bids"] == ask(api, at_ms=at_ms)["bids"]
+        venue = SimulatedVenue(
+            3, seed=9, kinds=("l2", "trades"), start_ns=(wanted["last_ms"] + 1) * 1_000_000
+        )
+        with Queue.open_publisher(bus / "sim") as writer:
+            for block in venue.blocks(2000):
+                block.append_to(writer)
+        forward()
+        assert ask(api, queue="", topic="events")["bids"] == ask(api)["bids"]
+        api.append("notes", [{"data": {"text": "no market data"}}])
+        assert markets("notes") == []
+        assert api.request("GET", "/v0/markets?topic=nothing").status == 404
+        api.request("DELETE", "/v0/topics/events")
+        assert api.request("GET", f"/v0/markets/book?topic=events&symbol={SYMBOL}").status == 404
+
+
+def test_copies_of_topics_are_few_and_a_key_sees_its_own_topics_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with running(keys="all,some:read:own.") as server:
+        api, some = server.api("all"), server.api("some")
+
+        def copies() -> list[Path]:
+            return list(tmp_path.glob("everlog-market-*"))
+
+        for number in range(2 * COPIES_MAX):
+            api.append(f"own.{number}", [{"data": number}])
+            assert some.request("GET", f"/v0/markets?topic=own.{number}").json["is_whole"]
+        eventually("the oldest copies are gone", lambda: len(copies()) <= COPIES_MAX)
+        api.append("other", [{"data": 1}])
+        assert some.request("GET", "/v0/markets?topic=other").status == 403
+        assert some.request("GET", f"/v0/markets/book?topic=other&symbol={SYMBOL}").status == 403

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import quote
 
+import msgspec
 import pytest
 
+from everlog.bus.feed_status import STATUS_FILE, FeedStatus, SymbolStatus, read_statuses
 from everlog.queue import Queue, WriterConfig
 from everlog.server.queue_routes import one_queue, read_messages
 from tests.support.http_cases import running
@@ -37,6 +39,9 @@ def test_the_lag_of_a_reader_is_exact_in_messages(tmp_path: Path, count: int, re
     assert state.first_seq is not None and state.first_seq <= read
     assert state.last_seq == count - 1
     assert [(each.name, each.lag_messages) for each in state.readers] == [("slow", count - read)]
+    (reader,) = state.readers
+    assert reader.next_seq == read and reader.lag_ms is not None
+    assert (reader.lag_ms >= 0) if count > read else (reader.lag_ms == 0)
     assert state.queue == "streams/q" and state.error is None
 
 
@@ -75,3 +80,34 @@ def test_the_routes_stay_below_the_directory(tmp_path: Path) -> None:
     with running() as server:
         assert server.api().request("GET", "/v0/queues").json["root"] is None
         assert server.api().request("GET", "/v0/queues/messages?queue=q").status == 404
+
+
+def test_feeds_tell_their_gaps_and_a_status_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    folder = tmp_path / "streams" / "raw"
+    status = FeedStatus(
+        name="kraken-1",
+        venue="kraken",
+        pid=1,
+        updated_ns=5,
+        connection_id=3,
+        is_connected=True,
+        frames_per_s=2.5,
+        clock_offset_ms=None,
+        counts={"gaps_sequence": 2},
+        refusals=[],
+        symbols={"XBT/USD": SymbolStatus(True, {"gaps": 2, "diffs": 70}, 4, 12.5)},
+    )
+    for name, content in (("kraken-1", msgspec.json.encode(status)), ("broken", b"{")):
+        (folder / name).mkdir(parents=True)
+        (folder / name / STATUS_FILE).write_bytes(content)
+    (folder / "no-feed").mkdir()
+    assert read_statuses(tmp_path) == [status]
+    with running(bus_root=str(tmp_path), keys="all,some:read:own.") as server:
+        answer = server.api("all").request("GET", "/v0/feeds").json
+        assert answer["feeds"] == [msgspec.to_builtins(status)]
+        assert answer["time_ms"] > 0
+        assert server.api("some").request("GET", "/v0/feeds").status == 403
+    with running(bus_root=str(tmp_path / "nothing")) as server:
+        assert server.api().request("GET", "/v0/feeds").json["feeds"] == []
+    with running() as server:
+        assert server.api().request("GET", "/v0/feeds").json["root"] is None

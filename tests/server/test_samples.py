@@ -58,6 +58,7 @@ def test_ten_seconds_become_one_row_with_mean_rates_and_the_worst_latency() -> N
             vitals=vitals(second * second, second),
             delivery=DeliveryCounts(pressure=pressure),
             late_ms=float(second == 7),
+            latencies=[0] * 18 + [99 * second, max(0, second - 5)] + [0] * 16,
         )
     fine = [dict(zip(FIELDS, row, strict=True)) for row in sampler.fine.rows()]
     coarse = [dict(zip(FIELDS, row, strict=True)) for row in sampler.coarse.rows()]
@@ -65,6 +66,9 @@ def test_ten_seconds_become_one_row_with_mean_rates_and_the_worst_latency() -> N
     assert fine[0]["records_per_s"] == 1 and fine[-1]["records_per_s"] == 59
     assert fine[-1]["requests_per_s"] == 4 and fine[-1]["sync_p99_ms"] == 0.25
     assert coarse[0]["records_per_s"] == 10 and coarse[0]["pressure"] == 0.9
+    # Of the 99 requests of each second up to 0.26 ms, one more of up to 0.52 ms from the sixth second on.
+    assert {row["request_p50_ms"] for row in fine} == {(1 << 18) / 1e6}
+    assert [row["request_p99_ms"] for row in fine[:5]] == [(1 << 18) / 1e6] * 5
     assert (coarse[0]["loop_late_ms"], coarse[1]["loop_late_ms"]) == (1, 0)
     assert [row["time_ms"] for row in coarse] == [10_000, 20_000, 30_000]
 
@@ -92,6 +96,27 @@ def test_a_server_samples_itself_and_tells_how_it_is() -> None:
         later = api.request("GET", f"/v0/samples?after_ms={int(last)}").json["rows"]
         assert all(row[0] > last for row in later)
         assert api.request("GET", "/v0/samples?step_ms=7").status == 400
+
+
+def test_the_latency_of_requests_leaves_out_those_that_waited_for_records() -> None:
+    with running() as server:
+        api = server.api()
+        api.append("orders", [{"data": 1}])
+        waiting = {"from_seq": 1, "wait_ms": 700}
+        assert api.request("POST", "/v0/topics/orders/diff", waiting).json["records"] == []
+
+        def rows() -> list[dict[str, float]]:
+            answer = api.request("GET", "/v0/samples").json
+            return [dict(zip(answer["fields"], row, strict=True)) for row in answer["rows"]]
+
+        eventually("requests are sampled", lambda: any(row["request_p50_ms"] > 0 for row in rows()))
+        assert all(row["request_p50_ms"] <= row["request_p99_ms"] for row in rows())
+        answered = server.app.answered
+        assert answered.of("/v0/topics/:name/diff", "POST").durations.total_ns >= 700_000_000
+        assert (
+            answered.prompt.total_ns
+            < sum(each.durations.total_ns for each in answered.routes()) - 700_000_000
+        )
 
 
 def test_alerts_name_what_is_wrong_the_worst_first() -> None:

@@ -40,13 +40,26 @@ BUS: Final = (
     ),
     operation(
         "Bus",
+        "GET /v0/feeds",
+        "listFeeds",
+        "List the feeds that write to the bus directory",
+        Answer("the feeds", answers.FeedList),
+        Scope.READ,
+        text="What the connections of `everlog feed run` last said of themselves: symbols, counts, gaps by "
+        "reason. A key with prefixes may not look at feeds.",
+    ),
+    operation(
+        "Bus",
         "GET /v0/markets",
         "listMarkets",
-        "List the markets in a queue",
+        "List the markets in a queue or topic",
         Answer("the markets", answers.MarketList),
         Scope.READ,
-        "not_found",
-        parameters=(Parameter("queue", "string", "path of the queue below the bus directory"),),
+        "not_found topic_not_found",
+        parameters=(
+            Parameter("queue", "string", "path of the queue below the bus directory"),
+            Parameter("topic", "string", "instead: a topic to which a bridge forwards such a queue"),
+        ),
         text="Those of the first and the last 131,072 messages, at most 500. A queue holds numbers of "
         "markets; a symbol is named if it is known.",
     ),
@@ -57,9 +70,10 @@ BUS: Final = (
         "The book of a market at a time",
         Answer("the book", answers.MarketBook),
         Scope.READ,
-        "not_found invalid_request",
+        "not_found topic_not_found invalid_request",
         parameters=(
             Parameter("queue", "string", "path of the queue below the bus directory"),
+            Parameter("topic", "string", "instead: a topic to which a bridge forwards such a queue"),
             Parameter("symbol", "string", "the symbol of the exchange, or the number of the market"),
             Parameter("venue_id", "integer", "of the market, if the queue has several with its number"),
             Parameter("at_ms", "integer", "the book at this time, ms since the epoch; absent: the latest"),
@@ -67,7 +81,8 @@ BUS: Final = (
             Parameter("step_ms", "integer", "how much time a column stands for, 10 to 60000", 250),
             Parameter("levels", "integer", "levels of each side, clamped to [1, 100]", 20),
         ),
-        text="Built from the messages of the queue. A request works for 0.1 s at most: while `is_there` is "
+        text="Built from the messages of the queue, or from what a bridge made of them in a topic: the last "
+        "million records. A request works for 0.1 s at most: while `is_there` is "
         "false the book is not there yet, and the same request goes on. Going forward in time is cheap, "
         "going back begins anew. Times are those of the messages.",
     ),

@@ -20,7 +20,7 @@ from everlog.cli.options import AsJson
 from everlog.cli.output import Table, group, handled_signals, print_json, print_table, reporting
 
 if TYPE_CHECKING:
-    from everlog.feeds.connection import FeedStatus
+    from everlog.bus.feed_status import FeedStatus
     from everlog.feeds.rehearsal import Rehearsal
 
 app = group(
@@ -55,10 +55,10 @@ def status(
     prometheus: Annotated[bool, typer.Option(help="Print the counters as Prometheus text.")] = False,
 ) -> None:
     """Show each symbol's state, counts, gaps and lag as its process last wrote them."""
-    from everlog.feeds.supervisor import read_statuses
+    from everlog.bus.feed_status import read_statuses
 
     with reporting(as_json=as_json):
-        statuses = read_statuses(Path(root))
+        statuses = read_statuses(root)
         if prometheus:
             print("\n".join(line for one in statuses for line in _metrics(one)))
         elif as_json:

@@ -34,13 +34,14 @@ from everlog.cli.options import (
 from everlog.cli.output import Table, counted, group, human_age, human_bytes, printable, reporting
 from everlog.cli.snapshots import snapshots_command, snapshotter_command
 from everlog.cli.tail import TailRequest, tail
-from everlog.clock import SystemClock
+from everlog.clock import NS_PER_S, SystemClock
 from everlog.errors import EverlogError, QueueNotFound
 from everlog.fs import OsFs
 from everlog.queue import MessageView, doctor, inspect
 from everlog.queue.doctor import QueueFindings
 from everlog.queue.findings import Severity
 from everlog.queue.inspect import LockInfo, QueueInfo, ReaderInfo, SegmentInfo
+from everlog.queue.reader_lags import QueueLags, ReaderLag, lags_if_readable
 
 FINDINGS_EXIT_CODE = 3
 SEGMENT_ROWS_MAX = 20
@@ -63,14 +64,16 @@ class PayloadFormat(StrEnum):
 
 @app.command("ls", epilog="Example: everlog queue ls /dev/shm/bus")
 def ls_command(root: RootPath = ".", as_json: AsJson = False) -> None:
-    """List the queues in and below a directory: head, size, writer, readers."""
+    """List the queues in and below a directory: messages, size, writer, readers and their lag."""
     with reporting(as_json=as_json):
         infos = _look_at_all(root, as_json=as_json)
+        looked = [(info, lags_if_readable(info.path, info.readers, info.seen_ns)) for info in infos]
         if as_json:
-            output.print_json({"root": root, "queues": [_listed_json(info) for info in infos]})
+            output.print_json({"root": root, "queues": [_listed_json(*each) for each in looked]})
         elif infos:
-            columns = ("queue", "head>", "segments>", "on disk>", "writer", "readers>")
-            output.print_table(Table(f"queues under {printable(root)}", columns, [_listed(i) for i in infos]))
+            columns = ("queue", "messages>", "on disk>", "writer", "readers>", "most behind>")
+            rows = [_listed(*each) for each in looked]
+            output.print_table(Table(f"queues under {printable(root)}", columns, rows))
         else:
             print(f"no queues found under {printable(root)}")
 
@@ -92,23 +95,31 @@ def _look_at_all(root: str, *, as_json: bool) -> list[QueueInfo]:
     return infos
 
 
-def _listed(info: QueueInfo) -> tuple[str, ...]:
-    head = f"{info.control.head_segment}:{info.control.head_offset}" if info.control else "unreadable"
+def _listed(info: QueueInfo, lags: QueueLags | None) -> tuple[str, ...]:
+    behind = [] if lags is None else [lag for lag in lags.readers if lag is not None]
     return (
         printable(info.path),
-        head,
-        str(len(info.segments)),
+        "unreadable" if lags is None else f"{lags.messages:,}",
         human_bytes(info.bytes_on_disk),
         "alive" if info.writer_alive else "dead" if info.lock else "none",
         str(len(info.readers)),
+        _behind(max(behind, key=lambda lag: lag.messages)) if behind else "",
     )
 
 
-def _listed_json(info: QueueInfo) -> dict[str, Any]:
+def _behind(lag: ReaderLag) -> str:
+    """Return how far a reader is behind, in messages and seconds."""
+    if not lag.messages:
+        return "0"
+    return f"{counted(lag.messages, 'message')}, {lag.age_ns / NS_PER_S:.1f} s"
+
+
+def _listed_json(info: QueueInfo, lags: QueueLags | None) -> dict[str, Any]:
     return {
         "queue": info.path,
         "head_segment": info.control.head_segment if info.control else None,
         "head_offset": info.control.head_offset if info.control else None,
+        "messages": lags.messages if lags else None,
         "segments": len(info.segments),
         "bytes_on_disk": info.bytes_on_disk,
         "writer_alive": info.writer_alive,
@@ -122,20 +133,21 @@ def _listed_json(info: QueueInfo) -> dict[str, Any]:
 
 @app.command("inspect", epilog="Example: everlog queue inspect /dev/shm/bus/streams/raw/binance/queue")
 def inspect_command(queue: QueuePath, as_json: AsJson = False) -> None:
-    """Show head, writer, segments and readers of a queue. Changes nothing and never waits.
+    """Show messages, writer, segments and readers of a queue. Changes nothing and never waits.
 
     A damaged control block is reported (exit code 1) after everything else that can be read.
     """
     with reporting(as_json=as_json):
         info = inspect.inspect_queue(OsFs(), SystemClock(), queue)
+        lags = lags_if_readable(queue, info.readers, info.seen_ns)
         if as_json:
-            output.print_json(info_json(info))
+            output.print_json(info_json(info, lags))
         else:
-            output.print_fields(_fields(info))
+            output.print_fields([*_fields(info), *_message_fields(lags)])
             if info.segments:
                 output.print_table(_segment_table(info.segments))
             if info.readers:
-                output.print_table(_reader_table(info))
+                output.print_table(_reader_table(info, lags))
         if info.control_error is not None:
             raise info.control_error
 
@@ -164,6 +176,13 @@ def _fields(info: QueueInfo) -> list[tuple[str, str]]:
     return fields
 
 
+def _message_fields(lags: QueueLags | None) -> list[tuple[str, str]]:
+    if lags is None:
+        return [("messages", "unreadable")]
+    between = f", seq {lags.first_seq} to {lags.last_seq}" if lags.messages else ""
+    return [("messages", f"{lags.messages:,}{between}")]
+
+
 def _writer(lock: LockInfo | None) -> str:
     if lock is None:
         return "none"
@@ -187,20 +206,23 @@ def _segment_table(segments: list[SegmentInfo]) -> Table:
     return Table(title, ("segment>", "size>", "state", "problem"), rows)
 
 
-def _reader_table(info: QueueInfo) -> Table:
-    columns = ("reader", "segment>", "offset>", "lag>", "segments behind>", "heartbeat>", "problem")
-    return Table("readers", columns, [_reader_row(reader, info.seen_ns) for reader in info.readers])
+def _reader_table(info: QueueInfo, lags: QueueLags | None) -> Table:
+    columns = ("reader", "next seq>", "lag>", "bytes>", "segment>", "offset>", "heartbeat>", "problem")
+    known = [None] * len(info.readers) if lags is None else lags.readers
+    rows = [_reader_row(each, lag, info.seen_ns) for each, lag in zip(info.readers, known, strict=True)]
+    return Table("readers", columns, rows)
 
 
-def _reader_row(reader: ReaderInfo, now_ns: int) -> tuple[str, ...]:
+def _reader_row(reader: ReaderInfo, lag: ReaderLag | None, now_ns: int) -> tuple[str, ...]:
     if reader.position is None:
-        return (printable(reader.name), "", "", "", "", "", output.one_line(reader.error or ""))
+        return (printable(reader.name), "", "", "", "", "", "", output.one_line(reader.error or ""))
     return (
         printable(reader.name),
+        "" if lag is None else str(lag.next_seq),
+        "" if lag is None else _behind(lag),
+        "" if reader.lag_bytes is None else human_bytes(reader.lag_bytes),
         str(reader.position.segment_id),
         str(reader.position.offset),
-        "" if reader.lag_bytes is None else human_bytes(reader.lag_bytes),
-        "" if reader.lag_segments is None else str(reader.lag_segments),
         human_age(reader.position.heartbeat_ns, now_ns),
         "",
     )
@@ -219,9 +241,10 @@ def lock_json(lock: LockInfo | None) -> dict[str, Any] | None:
     return {"pid": owner.pid, "start_time": owner.start_ticks, "epoch": owner.epoch, "alive": lock.alive}
 
 
-def info_json(info: QueueInfo) -> dict[str, Any]:
-    """Return everything known of a queue as a JSON document."""
+def info_json(info: QueueInfo, lags: QueueLags | None) -> dict[str, Any]:
+    """Return everything known of a queue as a JSON document; without `lags` its messages are not counted."""
     control = info.control
+    known = [None] * len(info.readers) if lags is None else lags.readers
     return {
         "queue": info.path,
         "head_segment": control.head_segment if control else None,
@@ -247,17 +270,22 @@ def info_json(info: QueueInfo) -> dict[str, Any]:
             }
             for segment in info.segments
         ],
-        "readers": [_reader_json(reader) for reader in info.readers],
+        "first_seq": lags.first_seq if lags else None,
+        "last_seq": lags.last_seq if lags else None,
+        "readers": [_reader_json(each, lag) for each, lag in zip(info.readers, known, strict=True)],
         "unreadable": info.unreadable,
     }
 
 
-def _reader_json(reader: ReaderInfo) -> dict[str, Any]:
+def _reader_json(reader: ReaderInfo, lag: ReaderLag | None) -> dict[str, Any]:
     position = reader.position
     return {
         "name": reader.name,
         "segment": position.segment_id if position else None,
         "offset": position.offset if position else None,
+        "next_seq": lag.next_seq if lag else None,
+        "lag_messages": lag.messages if lag else None,
+        "lag_ms": lag.age_ns // 1_000_000 if lag else None,
         "lag_bytes": reader.lag_bytes,
         "lag_segments": reader.lag_segments,
         "heartbeat_ns": position.heartbeat_ns if position else None,

@@ -17,6 +17,7 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
+from everlog.bus.feed_status import STATUS_FILE, FeedStatus, SymbolStatus
 from everlog.client.async_connection import AsyncConnection
 from everlog.client.errors import ApiFailed
 from everlog.client.wire import Answer, RequestWriter, ServerAddress
@@ -28,7 +29,6 @@ from everlog.fs import Fs, OsFs, replace_file
 from everlog.market.symbols import SymbolDefinition
 from everlog.queue.config import MIB
 
-STATUS_FILE: Final = "status.json"
 STATUS_S: Final = 1.0
 REMIND_S: Final = 10.0
 """A symbol that has waited this long for its book is asked for again."""
@@ -42,31 +42,6 @@ INFO_RETRY_S: Final = 60.0
 FIRST_BACKOFF_S: Final = 0.5
 NS_PER_S: Final = 10**9
 TOO_MANY: Final = (418, 429)
-
-
-class SymbolStatus(msgspec.Struct):
-    """One symbol, as `everlog feed status` shows it."""
-
-    is_live: bool
-    counts: dict[str, int]
-    last_received_ns: int
-    lag_ms: float
-
-
-class FeedStatus(msgspec.Struct, kw_only=True):
-    """One connection, as its process last wrote it."""
-
-    name: str
-    venue: str
-    pid: int
-    updated_ns: int
-    connection_id: int
-    is_connected: bool
-    frames_per_s: float
-    clock_offset_ms: float | None
-    counts: dict[str, int]
-    refusals: list[str]
-    symbols: dict[str, SymbolStatus]
 
 
 class FeedRunner:

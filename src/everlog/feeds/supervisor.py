@@ -13,14 +13,10 @@ import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from everlog.errors import InvalidConfig
 from everlog.feeds.config import FeedConfig
-from everlog.feeds.connection import STATUS_FILE, FeedRunner, FeedStatus
+from everlog.feeds.connection import FeedRunner
 
 RESTART_S: Final = 1.0
 LOOK_S: Final = 0.2
@@ -84,14 +80,3 @@ class Supervisor:
             if process.is_alive():
                 process.kill()
                 process.join()
-
-
-def read_statuses(root: Path) -> list[FeedStatus]:
-    """Return what the connections of a bus last wrote, by name."""
-    folder = root / "streams" / "raw"
-    if not folder.is_dir():
-        raise InvalidConfig(f"{root} is not the root of a bus with feeds: it has no folder streams/raw")
-    return [
-        msgspec.json.decode(path.read_bytes(), type=FeedStatus)
-        for path in sorted(folder.glob(f"*/{STATUS_FILE}"))
-    ]

@@ -73,8 +73,11 @@ class SeenTrade(NamedTuple):
 class BookFollower:
     """A book that goes forward through a queue."""
 
-    def __init__(self, path: str, choice: MarketChoice, step_ns: int) -> None:
-        """`step_ns` is how much time one column of depth stands for."""
+    def __init__(self, path: str, choice: MarketChoice, step_ns: int, *, is_partial: bool = False) -> None:
+        """`step_ns` is how much time one column of depth stands for.
+
+        `is_partial`: the queue begins in the middle, though its first seq is 0.
+        """
         self.path = path
         self.choice = choice
         self.step_ns = step_ns
@@ -94,6 +97,7 @@ class BookFollower:
         self._matched: deque[SeenTrade] = deque(maxlen=TRADES_MAX)
         self._part: _Part | None = None
         self._begun = False
+        self._is_partial = is_partial
         self._read_bounds()
         self._reader = Queue.open_subscriber(path, None, StartMode.EARLIEST)
 
@@ -158,7 +162,7 @@ class BookFollower:
         batch = self._reader.read_batch(BATCH_MESSAGES)
         if len(batch) == 0:
             return None
-        if not self._begun and batch.seq[0] > 0:
+        if not self._begun and (self._is_partial or batch.seq[0] > 0):
             self._books.begin_in_middle()
         self._begun = True
         kinds, lengths = batch.type_id, batch.length

@@ -11,6 +11,7 @@ import msgspec
 
 from everlog.answer_types import Answer
 from everlog.api_types import StorageHealth
+from everlog.bus.feed_status import FeedStatus
 from everlog.lake_reports import ArchiveProgress, AuditSummary
 
 
@@ -89,6 +90,7 @@ class QueueReaderState(msgspec.Struct, frozen=True):
     name: str
     next_seq: int | None
     lag_messages: int | None
+    lag_ms: int | None
     lag_bytes: int | None
     heartbeat_ms: int | None
     error: str | None
@@ -136,6 +138,14 @@ class QueueMessages(Answer, frozen=True, omit_defaults=True, kw_only=True):
     messages: list[QueueMessage]
 
 
+class FeedList(Answer, frozen=True, omit_defaults=True, kw_only=True):
+    """The connections of live capture that write to the bus directory."""
+
+    root: str | None
+    time_ms: int
+    feeds: list[FeedStatus]
+
+
 class MarketName(msgspec.Struct, frozen=True):
     """A market of a queue; `symbol` is null if only its number is known."""
 
@@ -146,9 +156,10 @@ class MarketName(msgspec.Struct, frozen=True):
 
 
 class MarketList(Answer, frozen=True, omit_defaults=True, kw_only=True):
-    """Markets whose events are in a queue."""
+    """Markets whose events are in a queue or topic."""
 
     markets: list[MarketName]
+    is_whole: bool
 
 
 class DepthColumn(msgspec.Struct, frozen=True, array_like=True):

@@ -43,13 +43,15 @@ log = logging.getLogger("everlog.server")
 class Call:
     """One request on its way through the application."""
 
-    __slots__ = ("exchange", "holds_slot", "ignored", "item", "key", "name", "started_ns")
+    __slots__ = ("exchange", "has_waited", "holds_slot", "ignored", "item", "key", "name", "started_ns")
 
     def __init__(self, exchange: Exchange, started_ns: int) -> None:
         self.exchange = exchange
         self.started_ns = started_ns
         self.key: Key | None = None
         self.holds_slot = False
+        self.has_waited = False
+        """For records or jobs, as its client wished; how long says nothing of the server."""
         self.ignored: list[UnknownMember] | None = None
         self.name = ""
         self.item = ""

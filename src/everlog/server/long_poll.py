@@ -93,6 +93,7 @@ class LongPoll:
 
     def _park(self) -> None:
         app, call = self._app, self._call
+        call.has_waited = True
         app.ready_engine().on_change(call.name, self._woken)
         self._timer = app.loop.call_later(self._wait_ms / 1000, self._woken)
         app.parked.add(self._woken)

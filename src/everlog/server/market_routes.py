@@ -1,4 +1,4 @@
-"""The routes about the market data in queues below the bus directory: which markets, and their books.
+"""The routes about the market data in queues below the bus directory and in topics: markets and their books.
 
 Owns the parameters. The work is done on the thread on which queues are looked at, a bounded piece a request.
 """
@@ -8,9 +8,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+import msgspec
+
+from everlog.server.answers import MarketBook
 from everlog.server.app import App, Call, Route, query_seq
 from everlog.server.auth import Scope
 from everlog.server.errors import invalid
+from everlog.server.market_topics import TopicCopy, TopicSteps
 from everlog.server.market_views import BookRequest, MarketViews, find_markets
 from everlog.server.queue_routes import QueueRoutes
 
@@ -32,20 +36,37 @@ class MarketRoutes:
         self._queues = queues
         self._views = MarketViews()
         self._has_timer = False
-        app.add("GET", "/v0/markets", Route(Scope.READ, self.markets, needs_poll=False))
-        app.add("GET", "/v0/markets/book", Route(Scope.READ, self.book, needs_poll=False))
+        self._topics = TopicSteps(app, queues)
+        app.add("GET", "/v0/markets", Route(Scope.READ, self.markets))
+        app.add("GET", "/v0/markets/book", Route(Scope.READ, self.book))
 
     def markets(self, call: Call) -> None:
         """GET /v0/markets."""
+        if topic := call.query().get("topic"):
+            self._topics.look(call, topic, lambda copy, is_whole: find_markets(copy.path, is_whole=is_whole))
+            self._close_later()
+            return
         self._queues.check_key(call)
         path = self._queues.path_of(call.query().get("queue", ""))
         self._queues.look(call, partial(find_markets, path))
 
     def book(self, call: Call) -> None:
         """GET /v0/markets/book."""
-        self._queues.check_key(call)
-        asked = _request(self._queues.path_of(call.query().get("queue", "")), call.query())
-        self._queues.look(call, partial(self._views.look, asked))
+        query = call.query()
+        if topic := query.get("topic"):
+            asked = _request("", query)
+            self._topics.look(call, topic, partial(self._book_of_topic, asked))
+        else:
+            self._queues.check_key(call)
+            asked = _request(self._queues.path_of(query.get("queue", "")), query)
+            self._queues.look(call, partial(self._views.look, asked))
+        self._close_later()
+
+    def _book_of_topic(self, asked: BookRequest, copy: TopicCopy, is_whole: bool) -> MarketBook:
+        book = self._views.look(asked._replace(path=copy.path, is_partial=copy.is_partial))
+        return book if is_whole else msgspec.structs.replace(book, is_there=False)
+
+    def _close_later(self) -> None:
         if not self._has_timer:
             self._has_timer = True
             self._app.loop.call_later(self._views.IDLE_S, self._close_idle)
@@ -55,13 +76,13 @@ class MarketRoutes:
         self._has_timer = False
         if self._app.is_draining:
             return
+        has_copies = self._topics.close_idle(self._views.IDLE_S)
         closing = self._queues.run(self._views.close_idle)
-        closing.add_done_callback(lambda done: self._go_on(has_views=done.result()))
+        closing.add_done_callback(lambda done: self._go_on(has_views=done.result() or has_copies))
 
     def _go_on(self, *, has_views: bool) -> None:
-        if has_views and not self._has_timer and not self._app.is_draining:
-            self._has_timer = True
-            self._app.loop.call_later(self._views.IDLE_S, self._close_idle)
+        if has_views and not self._app.is_draining:
+            self._close_later()
 
 
 def _request(path: str, query: dict[str, str]) -> BookRequest:

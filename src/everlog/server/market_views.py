@@ -46,6 +46,8 @@ class BookRequest(NamedTuple):
     after_ms: int
     step_ms: int
     levels: int
+    is_partial: bool = False
+    """The queue begins in the middle of the events of its markets."""
 
     @property
     def until_ns(self) -> int | None:
@@ -97,7 +99,7 @@ class MarketViews:
 
 def _new_follower(asked: BookRequest) -> BookFollower:
     choice = MarketChoice(asked.symbol, asked.venue_id)
-    return BookFollower(asked.path, choice, asked.step_ms * NS_PER_MS)
+    return BookFollower(asked.path, choice, asked.step_ms * NS_PER_MS, is_partial=asked.is_partial)
 
 
 def _fits(follower: BookFollower, asked: BookRequest) -> bool:
@@ -158,8 +160,11 @@ def _texts(book: Book, levels: NDArray[np.void]) -> list[tuple[str, str]]:
 # --- Which markets a queue has ---------------------------------------------------------------------------
 
 
-def find_markets(path: str) -> MarketList:
-    """The markets in the first and last messages of a queue, by venue and symbol."""
+def find_markets(path: str, *, is_whole: bool = True) -> MarketList:
+    """The markets in the first and last messages of a queue, by venue and symbol.
+
+    `is_whole` says whether the queue has all of its messages.
+    """
     found: set[tuple[int, int]] = set()
     with Queue.open_subscriber(path, None, StartMode.EARLIEST) as reader:
         last = SeqBounds(reader).last
@@ -169,7 +174,7 @@ def find_markets(path: str) -> MarketList:
     names = _names()
     markets = [MarketName(venue, _VENUES.get(venue), market, names.get(market)) for venue, market in found]
     markets.sort(key=lambda one: (one.venue_id, one.symbol is None, one.symbol, one.market_id))
-    return MarketList(markets=markets[:MARKETS_MAX])
+    return MarketList(markets=markets[:MARKETS_MAX], is_whole=is_whole)
 
 
 def _markets_from(reader: QueueReader, count: int) -> set[tuple[int, int]]:

@@ -82,6 +82,7 @@ class OverviewRoutes:
                 engine.vitals(),
                 engine.delivery.counts(),
                 late_ms,
+                app.answered.prompt.counts,
             )
         if self._samples % SAMPLES_PER_DISK_LOOK == 0:
             self._look_at_disk()

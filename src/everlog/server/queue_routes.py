@@ -10,18 +10,29 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from itertools import zip_longest
 from typing import Final, TypeVar
 
 import msgspec
 
+from everlog.bus.feed_status import FeedStatus, read_statuses
 from everlog.clock import SystemClock
-from everlog.errors import EverlogError, QueueNotFound
+from everlog.errors import EverlogError, InvalidConfig, QueueNotFound
 from everlog.fs import OsFs
 from everlog.queue import Queue, StartMode
-from everlog.queue.inspect import QueueInfo, ReaderInfo, find_queues, inspect_queue
+from everlog.queue.inspect import QueueInfo, find_queues, inspect_queue
+from everlog.queue.reader_lags import ReaderLag, measure_lags
 from everlog.queue.seq_bounds import SeqBounds
-from everlog.server.answers import QueueList, QueueMessage, QueueMessages, QueueReaderState, QueueState
+from everlog.server.answers import (
+    FeedList,
+    QueueList,
+    QueueMessage,
+    QueueMessages,
+    QueueReaderState,
+    QueueState,
+)
 from everlog.server.app import App, Call, Route, query_seq
 from everlog.server.auth import Scope
 from everlog.server.errors import ApiError, limit_reached
@@ -39,7 +50,7 @@ T = TypeVar("T")
 
 
 class QueueRoutes:
-    """Handlers of everything below /v0/queues."""
+    """Handlers of everything below /v0/queues, and of /v0/feeds."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -47,6 +58,7 @@ class QueueRoutes:
         self._waiting = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="everlog-queues")
         app.add("GET", "/v0/queues", Route(Scope.READ, self.list_queues, needs_poll=False))
+        app.add("GET", "/v0/feeds", Route(Scope.READ, self.feeds, needs_poll=False))
         app.add("GET", "/v0/queues/messages", Route(Scope.READ, self.messages, needs_poll=False))
 
     def list_queues(self, call: Call) -> None:
@@ -58,6 +70,11 @@ class QueueRoutes:
             self.look(call, partial(one_queue, self._root, self.path_of(name)))
         else:
             self.look(call, partial(all_queues, self._root))
+
+    def feeds(self, call: Call) -> None:
+        """GET /v0/feeds."""
+        self.check_key(call)
+        self.look(call, partial(all_feeds, self._root))
 
     def messages(self, call: Call) -> None:
         """GET /v0/queues/messages."""
@@ -119,24 +136,38 @@ def all_queues(root: str) -> QueueList:
     return QueueList(root=root, queues=states)
 
 
+def all_feeds(root: str | None) -> FeedList:
+    """What the feeds of a bus last said of themselves; none if it has no feeds."""
+    feeds: list[FeedStatus] = []
+    if root is not None:
+        with suppress(InvalidConfig):
+            feeds = read_statuses(root)
+    return FeedList(root=root, time_ms=SystemClock().wall_ns() // NS_PER_MS, feeds=feeds)
+
+
 def one_queue(root: str, path: str) -> QueueList:
     """One queue with its seqs and the lag of its readers in messages."""
     info = inspect_queue(OsFs(), SystemClock(), path)
     state = _state(root, info)
     try:
-        with Queue.open_subscriber(path, None, StartMode.EARLIEST) as reader:
-            seqs = SeqBounds(reader)
-            readers = [
-                _counted(seqs, known, shown)
-                for known, shown in zip(info.readers[:READERS_COUNTED_MAX], state.readers, strict=False)
-            ]
-            more = state.readers[READERS_COUNTED_MAX:]
-            state = msgspec.structs.replace(
-                state, first_seq=seqs.first, last_seq=seqs.last, readers=[*readers, *more]
-            )
+        lags = measure_lags(path, info.readers[:READERS_COUNTED_MAX], info.seen_ns)
     except EverlogError as error:
-        state = msgspec.structs.replace(state, error=str(error))
-    return QueueList(root=root, queues=[state])
+        return QueueList(root=root, queues=[msgspec.structs.replace(state, error=str(error))])
+    readers = [
+        _counted(shown, lag) for shown, lag in zip_longest(state.readers, lags.readers) if shown is not None
+    ]
+    counted = msgspec.structs.replace(
+        state, first_seq=lags.first_seq, last_seq=lags.last_seq, readers=readers
+    )
+    return QueueList(root=root, queues=[counted])
+
+
+def _counted(shown: QueueReaderState, lag: ReaderLag | None) -> QueueReaderState:
+    if lag is None:
+        return shown
+    return msgspec.structs.replace(
+        shown, next_seq=lag.next_seq, lag_messages=lag.messages, lag_ms=lag.age_ns // NS_PER_MS
+    )
 
 
 def read_messages(path: str, first_seq: int, limit: int) -> QueueMessages:
@@ -159,15 +190,6 @@ def read_messages(path: str, first_seq: int, limit: int) -> QueueMessages:
         return QueueMessages(first_seq=seqs.first, last_seq=seqs.last, messages=messages)
 
 
-def _counted(seqs: SeqBounds, known: ReaderInfo, shown: QueueReaderState) -> QueueReaderState:
-    if known.position is None or seqs.first is None or seqs.last is None:
-        return shown
-    count = seqs.last - seqs.first + 1
-    # A reader that has read everything may stand behind the end: in a segment that has no message yet.
-    before = min(seqs.before(known.position.segment_id, known.position.offset), count)
-    return msgspec.structs.replace(shown, next_seq=seqs.first + before, lag_messages=count - before)
-
-
 def _state(root: str, info: QueueInfo) -> QueueState:
     control = info.control
     return QueueState(
@@ -185,6 +207,7 @@ def _state(root: str, info: QueueInfo) -> QueueState:
                 name=reader.name,
                 next_seq=None,
                 lag_messages=None,
+                lag_ms=None,
                 lag_bytes=reader.lag_bytes,
                 heartbeat_ms=None if reader.position is None else reader.position.heartbeat_ns // NS_PER_MS,
                 error=reader.error,

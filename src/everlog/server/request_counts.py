@@ -1,7 +1,7 @@
 """How many requests each route has answered, with which status, and how long they and the loop took.
 
-Owns these counters and the access log. One request costs two additions and a bit length: the bounds of all
-histograms are powers of two of nanoseconds.
+Owns these counters and the access log. One request costs a few additions: the bounds of all histograms are
+powers of two of nanoseconds.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ METHODS: Final = frozenset(("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"))
 _FIRST_BIT: Final = 17  # 131 microseconds
 _LAST_BIT: Final = 34  # 17 seconds
 _NS_PER_S: Final = 1_000_000_000
+BOUNDS_US: Final = tuple((1 << bits) / 1000 for bits in range(_LAST_BIT + 1))
+"""What `Durations.counts` lie below, in microseconds."""
 _NAMES: Final = {"topics": "topic", "routers": "router", "watch": "wid", "schedules": "schedule"}
 _ITEMS: Final = {"consumers": "consumer", "jobs": "seq"}
 access_log = logging.getLogger("everlog.access")
@@ -52,6 +54,11 @@ class Durations:
         """Count one."""
         self._by_bits[duration_ns.bit_length()] += 1
         self.total_ns += duration_ns
+
+    @property
+    def counts(self) -> list[int]:
+        """How many lie between two of `BOUNDS_US`; at the end those beyond the last."""
+        return [*self._by_bits[: _LAST_BIT + 1], sum(self._by_bits[_LAST_BIT + 1 :])]
 
     def keep(self, duration_ns: int, trace_id: str) -> None:
         """Remember the trace of one that was counted."""
@@ -111,6 +118,8 @@ class RequestCounts:
 
     def __init__(self, *, is_logged: bool = False) -> None:
         self.steps = Durations()
+        self.prompt = Durations()
+        """Of the requests that did not wait for records or jobs."""
         self._routes: dict[tuple[str, str], RouteCounts] = {}
         self._is_logged = is_logged
 
@@ -131,6 +140,8 @@ class RequestCounts:
         duration_ns = now_ns - call.started_ns
         counts.statuses[status] += 1
         counts.durations.note(duration_ns)
+        if not call.has_waited:
+            self.prompt.note(duration_ns)
         trace = tracing.of_headers(request.headers)
         if trace is not None and trace.is_sampled:
             counts.durations.keep(duration_ns, trace.trace_id)

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from everlog.server.request_counts import BOUNDS_US
 from everlog.topics.delivery.delivery import DeliveryCounts
 from everlog.topics.results import EngineVitals
 from everlog.topics.storage.wal import SYNC_MICROS_BOUNDS
@@ -40,6 +41,8 @@ FIELDS: Final = (
     "delivery_p50_ms",
     "delivery_p99_ms",
     "loop_late_ms",
+    "request_p50_ms",
+    "request_p99_ms",
 )
 """What a row holds, in this order. Rates are means over the step, latencies those of the step alone."""
 
@@ -81,7 +84,7 @@ class Sampler:
     def __init__(self) -> None:
         self.fine = SampleRing(FINE_COUNT, len(FIELDS))
         self.coarse = SampleRing(COARSE_COUNT, len(FIELDS))
-        self._before: tuple[int, int, EngineVitals, DeliveryCounts] | None = None
+        self._before: tuple[int, int, EngineVitals, DeliveryCounts, Sequence[int]] | None = None
         self._gathered: list[list[float]] = []
 
     def sample(
@@ -93,15 +96,17 @@ class Sampler:
         vitals: EngineVitals,
         delivery: DeliveryCounts,
         late_ms: float = 0.0,
+        latencies: Sequence[int] = (),
     ) -> None:
-        """Look at the counters; the first look only remembers them."""
-        before, self._before = self._before, (now_ns, requests, vitals, delivery)
+        """Look at the counters; the first look only remembers them. `latencies` are counts by `BOUNDS_US`."""
+        before, self._before = self._before, (now_ns, requests, vitals, delivery, latencies)
         if before is None or now_ns <= before[0]:
             return
-        then_ns, requests_then, earlier, delivered = before
+        then_ns, requests_then, earlier, delivered, latencies_then = before
         duration_s = (now_ns - then_ns) / NS_PER_S
         syncs = _difference(vitals.wal.fsync_micros_counts, earlier.wal.fsync_micros_counts)
         services = _difference(delivery.latency_buckets, delivered.latency_buckets)
+        answers = _difference(latencies, latencies_then)
         row = [
             float(time_ms),
             (vitals.appended - earlier.appended) / duration_s,
@@ -119,6 +124,7 @@ class Sampler:
             *(quantile_ms(SYNC_MICROS_BOUNDS, syncs, share) for share in (0.5, 0.99)),
             *(quantile_ms(_DELIVERY_BOUNDS, services, share) for share in (0.5, 0.99)),
             late_ms,
+            *(quantile_ms(BOUNDS_US, answers, share) for share in (0.5, 0.99)),
         ]
         self.fine.add(row)
         self._gathered.append(row)
@@ -131,7 +137,7 @@ def _difference(now: Sequence[int], before: Sequence[int]) -> list[int]:
     return [late - early for late, early in zip(now, before, strict=True)]
 
 
-def quantile_ms(bounds_us: Sequence[int], counts: Sequence[int], share: float) -> float:
+def quantile_ms(bounds_us: Sequence[float], counts: Sequence[int], share: float) -> float:
     """The bound below which this share of what was counted lies, in milliseconds; 0 if nothing was.
 
     The last count has no bound of its own; it is shown as the one before.

@@ -76,7 +76,7 @@ class Console extends HTMLElement {
     this.shown = key;
     document.title = `${page?.label ?? 'Not found'}${rest[0] ? `: ${rest[0]}` : ''} – everlog`;
     if (!page) {
-      fill(this.main, notice('empty', 'There is no such page', `“${name}” is not a page of the console.`, h('a', { href: '#/overview' }, 'Go to the overview')));
+      fill(this.main, h('div', { class: 'page-head' }, h('h1', {}, 'Not found')), notice('empty', 'There is no such page', `“${name}” is not a page of the console.`, h('a', { href: '#/overview' }, 'Go to the overview')));
       return;
     }
     this.page = document.createElement(rest.length && page.one ? page.one : page.tag);

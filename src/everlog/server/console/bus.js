@@ -2,10 +2,11 @@
 
 import { get, repeat } from './api.js';
 import { Part, fill, h, icon, notice, say } from './dom.js';
-import { ago, bytes, count, counted } from './format.js';
+import { ago, bytes, count, counted, duration, milliseconds, rate } from './format.js';
 import { Rows } from './rows.js';
 
 const TAIL = 100;
+const DEAD_MS = 5000;
 
 class Bus extends Part {
   show() {
@@ -13,7 +14,7 @@ class Bus extends Part {
     this.problem = h('div');
     this.rows = new Rows().setup({
       label: 'Queues', open: (row) => this.open(row),
-      empty: notice('empty', 'No queues', 'There is no queue below the bus directory.', h('code', {}, 'everlog simulate --queue ./bus/queue')),
+      empty: notice('empty', 'No queues', 'There is no queue below the bus directory.', h('code', {}, 'everlog simulate --queue ./bus/queue --events 100000')),
       columns: [
         { label: 'Queue', width: 'minmax(130px, 1fr)', class: 'mono', cell: (row) => row.queue },
         { label: 'Writer', width: '76px', cell: (row) => h('span', { class: `badge ${{ alive: 'good', dead: 'bad' }[row.writer] ?? ''}` }, row.writer) },
@@ -25,7 +26,8 @@ class Bus extends Part {
       ],
     });
     this.detail = h('aside', { class: 'detail', 'aria-label': 'Queue', hidden: true });
-    fill(this, h('div', { class: 'page-head' }, h('div', { class: 'title' }, h('h1', {}, 'Queues'), this.status)), this.problem, h('div', { class: 'split' }, this.rows, this.detail));
+    this.feeds = h('section', { class: 'feeds', 'aria-label': 'Feeds' });
+    fill(this, h('div', { class: 'page-head' }, h('div', { class: 'title' }, h('h1', {}, 'Queues'), this.status)), this.problem, h('div', { class: 'split' }, this.rows, this.detail), this.feeds);
     repeat(() => this.load(), 2000, this.signal, (error) => fill(this.problem, notice('error', 'The queues cannot be listed', error.message)));
   }
 
@@ -40,7 +42,34 @@ class Bus extends Part {
     this.rows.hidden = false;
     say(this.status, root);
     this.rows.set(queues);
+    await this.loadFeeds();
     if (this.opened) await this.look();
+  }
+
+  async loadFeeds() {
+    const { time_ms: now, feeds } = await get('/feeds', this.signal);
+    const text = JSON.stringify(feeds.map((feed) => [feed, feedState(feed, now)]));
+    if (text === this.feedsShown) return;
+    this.feedsShown = text;
+    const open = new Set([...this.feeds.querySelectorAll('details[open]')].map((each) => each.dataset.feed));
+    fill(this.feeds, feeds.length === 0 ? [] : [h('h2', {}, `Feeds (${count(feeds.length)})`), feeds.map((feed) => this.feed(feed, now, open.has(feed.name)))]);
+  }
+
+  /** One connection to a venue: how it is, what it lost and why; opened, each of its symbols. */
+  feed(feed, now, isOpen) {
+    const symbols = Object.entries(feed.symbols);
+    const gaps = symbols.reduce((sum, [, { counts }]) => sum + (counts.gaps ?? 0), 0);
+    const reasons = Object.entries(feed.counts).filter(([name, value]) => name.startsWith('gaps_') && value).map(([name, value]) => `${count(value)} ${name.slice(5)}`);
+    const [kind, state] = feedState(feed, now);
+    const head = ['Symbol', 'Book', 'Updates', 'Trades', 'Snapshots', 'Gaps', 'Lag'];
+    const cells = ([name, { is_live: isLive, counts, lag_ms: lag }]) => [name, h('span', { class: `badge ${isLive ? 'good' : 'warn'}` }, isLive ? 'live' : 'waiting'),
+      ...['diffs', 'trades', 'snapshots'].map((each) => count(counts[each] ?? 0)), h('span', { class: counts.gaps ? 'badge bad' : '' }, count(counts.gaps ?? 0)), milliseconds(Math.max(0, lag))];
+    return h('details', { class: 'card feed', 'data-feed': feed.name, open: isOpen },
+      h('summary', {}, h('strong', { class: 'mono' }, feed.name), h('span', {}, feed.venue), h('span', { class: `badge ${kind}` }, state),
+        h('span', {}, `${rate(feed.frames_per_s)} frames/s`), h('span', { class: gaps ? 'badge bad' : 'faint' }, reasons.length ? `${counted(gaps, 'gap')}: ${reasons.join(', ')}` : counted(gaps, 'gap'))),
+      h('div', { class: 'table-wrap', tabindex: 0, role: 'region', 'aria-label': `Symbols of ${feed.name}` }, h('table', { 'aria-label': `Symbols of ${feed.name}` },
+        h('thead', {}, h('tr', {}, head.map((label, index) => h('th', { scope: 'col', class: index > 1 ? 'end' : null }, label)))),
+        h('tbody', {}, symbols.map((each) => h('tr', {}, cells(each).map((cell, index) => h('td', { class: index > 1 ? 'end' : index ? null : 'mono' }, cell))))))));
   }
 
   async open(row) {
@@ -75,16 +104,23 @@ class Bus extends Part {
     if (!this.opened) return;
     const held = state.first_seq === null ? 'no messages' : `${counted(state.last_seq - state.first_seq + 1, 'message')}, seq ${count(state.first_seq)} to ${count(state.last_seq)}`;
     fill(this.facts, state.error ? notice('error', 'Damaged', state.error) : null, h('p', {}, held),
-      state.readers.length === 0 ? h('p', { class: 'faint' }, 'No named readers') : h('div', { class: 'table-wrap' }, h('table', { 'aria-label': 'Readers' },
-        h('thead', {}, h('tr', {}, ['Reader', 'Next seq', 'Lag', 'Heartbeat'].map((label) => h('th', { scope: 'col' }, label)))),
+      state.readers.length === 0 ? h('p', { class: 'faint' }, 'No named readers') : h('div', { class: 'table-wrap', tabindex: 0, role: 'region', 'aria-label': 'Readers' }, h('table', { 'aria-label': 'Readers' },
+        h('thead', {}, h('tr', {}, ['Reader', 'Next seq', 'Lag', 'Behind', 'Heartbeat'].map((label) => h('th', { scope: 'col' }, label)))),
         h('tbody', {}, state.readers.map((reader) => h('tr', {}, h('td', { class: 'mono' }, reader.name), h('td', {}, reader.next_seq === null ? '' : count(reader.next_seq)),
-          h('td', {}, reader.error ?? (reader.lag_messages === null ? bytes(reader.lag_bytes ?? 0) : counted(reader.lag_messages, 'message'))), h('td', {}, reader.heartbeat_ms ? ago(reader.heartbeat_ms) : 'never')))))));
+          h('td', {}, reader.error ?? (reader.lag_messages === null ? bytes(reader.lag_bytes ?? 0) : counted(reader.lag_messages, 'message'))), h('td', {}, reader.lag_ms === null ? '' : duration(reader.lag_ms)), h('td', {}, reader.heartbeat_ms ? ago(reader.heartbeat_ms) : 'never')))))));
     const text = JSON.stringify(tail.messages);
     if (text === this.shown) return;
     this.shown = text;
     fill(this.messages, tail.messages.length === 0 ? h('p', { class: 'faint' }, 'None') : tail.messages.toReversed().map((message) => h('details', {}, h('summary', { class: 'mono' }, `${count(message.seq)}  type ${message.type_id}  ${bytes(message.length)}  `, h('span', { class: 'faint' }, (message.payload_text ?? message.payload_hex).slice(0, 80))),
-      h('pre', {}, hexRows(message.payload_hex)), message.payload_text === null ? null : h('pre', {}, message.payload_text))));
+      h('pre', { tabindex: 0, role: 'group', 'aria-label': 'Payload as hex' }, hexRows(message.payload_hex)), message.payload_text === null ? null : h('pre', { tabindex: 0, role: 'group', 'aria-label': 'Payload as text' }, message.payload_text))));
   }
+}
+
+/** What a feed is, as a kind of badge and a word; one whose process died cannot say so. */
+function feedState(feed, now) {
+  const age = now - feed.updated_ns / 1e6;
+  if (age > DEAD_MS) return ['bad', `not running, last heard of ${duration(age)} ago`];
+  return feed.is_connected ? ['good', 'connected'] : ['warn', 'not connected'];
 }
 
 /** Rows of 16 bytes, with their offset. */

@@ -23,7 +23,7 @@ export class Chart extends HTMLElement {
     this.cursor = null;
     this.canvas = h('canvas', { role: 'img', tabindex: 0 });
     this.values = h('div', { class: 'chart-values' });
-    this.append(h('header', {}, h('h3', {}, title), this.values), this.canvas);
+    this.append(h('header', {}, h('h2', {}, title), this.values), this.canvas);
     this.canvas.addEventListener('pointermove', (event) => this.point(event.offsetX));
     this.canvas.addEventListener('pointerleave', () => this.point(null));
     this.canvas.addEventListener('blur', () => this.point(null));

@@ -85,7 +85,7 @@ class Jobs extends Part {
     const text = JSON.stringify(found);
     if (text === this.schedulesShown) return;
     this.schedulesShown = text;
-    fill(this.schedules, found.length === 0 ? [] : [h('h2', {}, `Schedules (${count(found.length)})`), h('div', { class: 'table-wrap' }, h('table', { 'aria-label': 'Schedules' },
+    fill(this.schedules, found.length === 0 ? [] : [h('h2', {}, `Schedules (${count(found.length)})`), h('div', { class: 'table-wrap', tabindex: 0, role: 'region', 'aria-label': 'Schedules' }, h('table', { 'aria-label': 'Schedules' },
       h('thead', {}, h('tr', {}, ['Schedule', 'Topic', 'Cron', 'Next', 'Last', 'Fired', ''].map((label) => h('th', { scope: 'col' }, label)))),
       h('tbody', {}, found.map((each) => h('tr', {}, h('td', { class: 'mono' }, each.name), h('td', { class: 'mono' }, each.topic), h('td', { class: 'mono' }, `${each.cron} ${each.timezone ?? ''}`),
         h('td', {}, each.paused ? h('span', { class: 'badge warn' }, each.paused_reason ? `paused: ${each.paused_reason}` : 'paused') : moment(each.next_ts)), h('td', {}, ago(each.last_ts)), h('td', {}, count(each.fired_total ?? 0)),
@@ -372,7 +372,7 @@ class JobQueue extends Part {
 function attemptCard(attempted) {
   const took = attempted.ended_ts && attempted.claimed_ts ? `, ${duration(attempted.ended_ts - attempted.claimed_ts)}` : '';
   return h('section', { class: 'card attempt' }, h('p', {}, h('span', { class: `badge ${attempted.outcome === 'released' ? '' : 'bad'}` }, attempted.outcome ?? 'running'), ` delivery ${attempted.delivery} by ${attempted.node ?? 'unknown'}${took}`),
-    attempted.error ? [h('p', { class: 'problem' }, `${attempted.error.type ?? ''}: ${attempted.error.message ?? ''}`), attempted.error.trace ? h('details', {}, h('summary', {}, 'Trace'), h('pre', {}, attempted.error.trace)) : null] : null);
+    attempted.error ? [h('p', { class: 'problem' }, `${attempted.error.type ?? ''}: ${attempted.error.message ?? ''}`), attempted.error.trace ? h('details', {}, h('summary', {}, 'Trace'), h('pre', { tabindex: 0, role: 'group', 'aria-label': 'Trace' }, attempted.error.trace)) : null] : null);
 }
 
 customElements.define('ev-jobs', Jobs);

@@ -1,6 +1,6 @@
-// The page Market: the order book of a market in a queue, its depth over time, spread and trades; live, or replayed.
+// The page Market: the order book of a market in a queue or a topic, its depth over time, spread and trades; live, or replayed.
 
-import { get, repeat } from './api.js';
+import { get, pause, repeat } from './api.js';
 import { Part, fill, h, notice, say } from './dom.js';
 import { clock, count, moment } from './format.js';
 import { HeatMap } from './heatmap.js';
@@ -12,6 +12,11 @@ const SPEEDS = [0.1, 0.5, 1, 2, 5, 10, 60];
 const TICK_MS = 250;
 const BUSY_MS = 30;
 
+const TOPIC = 'topic:';
+
+/** Where the events are, as the server is asked for it. */
+const sourceOf = (name) => (name.startsWith(TOPIC) ? `topic=${encodeURIComponent(name.slice(TOPIC.length))}` : `queue=${encodeURIComponent(name)}`);
+
 const option = (value, text, chosen) => h('option', { value, selected: value === chosen }, text);
 
 class Market extends Part {
@@ -22,6 +27,8 @@ class Market extends Part {
     this.columns = [];
     this.problem = h('div');
     this.queues = h('select', { 'aria-label': 'Queue', onchange: () => this.go(this.queues.value, '', '') });
+    this.topic = h('input', { type: 'search', 'aria-label': 'Topic', placeholder: 'or a topic', spellcheck: 'false', autocomplete: 'off', value: this.queue.startsWith(TOPIC) ? this.queue.slice(TOPIC.length) : '' });
+    this.topicForm = h('form', { class: 'toolbar', onsubmit: (event) => (event.preventDefault(), this.go(this.topic.value.trim() ? `${TOPIC}${this.topic.value.trim()}` : '', '', '')) }, this.topic);
     this.markets = h('select', { 'aria-label': 'Market', onchange: () => this.go(this.queue, ...this.markets.value.split(' ')) });
     this.tiles = h('dl', { class: 'tiles' });
     this.map = new HeatMap().setup();
@@ -31,7 +38,7 @@ class Market extends Part {
       h('section', { class: 'card depth' }, h('header', {}, h('h2', {}, 'Depth'), this.choice('Span', Object.keys(SPANS), '1 min', (name) => this.choose(SPANS[name]))), this.map),
       h('section', { class: 'card book' }, h('h2', {}, 'Order book'), table('Order book', ['Side', 'Price', 'Size'], this.ladder, 'ladder-table')),
       h('section', { class: 'card' }, h('h2', {}, 'Trades'), table('Trades', ['Time', 'Side', 'Price', 'Size'], this.trades)));
-    fill(this, h('div', { class: 'page-head' }, h('h1', {}, 'Market'), h('div', { class: 'toolbar' }, this.queues, this.markets,
+    fill(this, h('div', { class: 'page-head' }, h('h1', {}, 'Market'), h('div', { class: 'toolbar' }, this.queues, this.topicForm, this.markets,
       this.choice('Time', ['Live', 'Replay'], 'Live', (name) => this.switch(name)))), this.controls(), this.problem, this.body);
     const failed = (error) => fill(this.problem, notice('error', 'The market cannot be shown', error.message));
     this.list().catch((error) => this.signal.aborted || failed(error));
@@ -63,16 +70,19 @@ class Market extends Part {
 
   async list() {
     const { root, queues } = await get('/queues', this.signal);
-    if (root === null || queues.length === 0) {
-      const [title, text] = root === null ? ['This server shows no queues', 'Start it with the directory they are in.'] : ['No queues', 'There is no queue below the bus directory.'];
+    const isTopic = this.queue.startsWith(TOPIC);
+    this.queues.hidden = !queues.length;
+    fill(this.queues, isTopic ? option('', 'Queue', '') : null, queues.map((one) => option(one.queue, one.queue, this.queue)));
+    if (!isTopic && (root === null || queues.length === 0)) {
+      const [title, text] = root === null ? ['This server shows no queues', 'Start it with the directory they are in, or name a topic to which a bridge forwards market data.'] : ['No queues', 'There is no queue below the bus directory.'];
       fill(this.problem, notice('empty', title, text, h('code', {}, root === null ? 'everlog serve --bus ./bus' : 'everlog simulate --queue ./bus/queue --speed 1 --seconds 600')));
       return;
     }
-    const queue = this.queue || queues[0].queue;
-    fill(this.queues, queues.map((one) => option(one.queue, one.queue, queue)));
-    const { markets } = await get(`/markets?queue=${encodeURIComponent(queue)}`, this.signal);
+    this.queue ||= queues[0].queue;
+    const { queue } = this;
+    const markets = await this.marketsOf(queue);
     if (markets.length === 0) {
-      fill(this.problem, notice('empty', 'No order books', `There are no book events in the queue ${queue}. Choose another one.`));
+      fill(this.problem, notice('empty', 'No order books', isTopic ? `There are no book events in the topic ${queue.slice(TOPIC.length)}.` : `There are no book events in the queue ${queue}. Choose another one.`));
       return;
     }
     const own = markets.find((one) => [one.symbol, String(one.market_id)].includes(this.symbol)) ?? markets[0];
@@ -81,7 +91,17 @@ class Market extends Part {
       const name = one.symbol ?? String(one.market_id);
       return option(`${name} ${one.venue_id}`, `${name} (${one.venue ?? `venue ${one.venue_id}`})`, `${symbol} ${own.venue_id}`);
     }));
-    this.asked = `/markets/book?queue=${encodeURIComponent(queue)}&symbol=${encodeURIComponent(symbol)}&venue_id=${this.venue || own.venue_id}&levels=${LEVELS}`;
+    this.asked = `/markets/book?${sourceOf(queue)}&symbol=${encodeURIComponent(symbol)}&venue_id=${this.venue || own.venue_id}&levels=${LEVELS}`;
+  }
+
+  /** A topic is read first, as far as each request has time for. */
+  async marketsOf(queue) {
+    for (;;) {
+      const { markets, is_whole: isWhole } = await get(`/markets?${sourceOf(queue)}`, this.signal);
+      if (isWhole) return markets;
+      fill(this.problem, notice('empty', 'Reading the topic', 'Its last million records are looked at.'));
+      await pause(BUSY_MS, this.signal);
+    }
   }
 
   choose(step) {
@@ -127,7 +147,7 @@ class Market extends Part {
     this.seen = book;
     if (replay) this.showReplay(book, replay);
     if (!book.is_there) {
-      fill(this.problem, notice('empty', 'Building the book', `${Math.round(book.progress * 100)} % of the queue is read.`));
+      fill(this.problem, notice('empty', 'Building the book', `${Math.round(book.progress * 100)} % of what is known is read.`));
       return;
     }
     this.add(book.columns);
@@ -169,7 +189,7 @@ class Market extends Part {
     const tiles = [
       ['Best bid', bid ? padded(bid[0], digits) : 'none', bid ? `${bid[1]} to buy` : ''],
       ['Best ask', ask ? padded(ask[0], digits) : 'none', ask ? `${ask[1]} to sell` : ''],
-      ['Spread', spread === null ? 'none' : spread.toFixed(digits), spread === null ? 'a side is empty' : `${((spread / middle) * 10_000).toFixed(2)} basis points`],
+      ['Spread', spread === null ? 'none' : spread.toFixed(digits), spread === null ? 'a side is empty' : basisPoints(spread, middle)],
       ['Last trade', last ? String(last.price) : 'none', last ? `${last.size}, ${last.side === 'unknown' ? 'side unknown' : last.side}` : ''],
       ['Levels', count(bidCount + askCount), `${count(bidCount)} bids, ${count(askCount)} asks`],
       ['Gaps', count(gaps), mode === 'l3' ? `${count(unknown)} unknown orders` : 'in the numbers of updates'],
@@ -196,6 +216,11 @@ class Market extends Part {
       row.style.setProperty('--share', `${Math.round((Number(size) / most) * 100)}%`);
     });
   }
+}
+
+/** A spread as a share of the price in the middle; around a price of 0 there is none. */
+function basisPoints(spread, middle) {
+  return middle > 0 ? `${((spread / middle) * 10_000).toFixed(2)} basis points` : 'no share of a price at or below 0';
 }
 
 /** A decimal with zeros at its end, so that points stand below each other. */

@@ -18,6 +18,10 @@ const CHARTS = [
   { title: 'Records appended / s', format: rate, max: 10, series: [{ name: 'records_per_s', label: 'records/s', color: 'series-1' }] },
   { title: 'Log written / s', format: bytes, max: 1000, series: [{ name: 'log_bytes_per_s', label: 'bytes/s', color: 'series-2' }] },
   {
+    title: 'Request to answer', format: milliseconds, max: 1,
+    series: [{ name: 'request_p99_ms', label: 'p99', color: 'series-3' }, { name: 'request_p50_ms', label: 'p50', color: 'series-1' }],
+  },
+  {
     title: 'Sync latency', format: milliseconds, max: 1,
     series: [{ name: 'sync_p99_ms', label: 'p99', color: 'series-3' }, { name: 'sync_p50_ms', label: 'p50', color: 'series-1' }],
   },
@@ -28,6 +32,9 @@ const CHARTS = [
   {
     title: 'Pressure', format: percent, max: 1,
     series: [{ name: 'pressure', label: 'pressure', color: 'series-3' }, { name: 'busy', label: 'loop busy', color: 'series-2' }],
+  },
+  {
+    title: 'Event loop late', format: milliseconds, max: 1, series: [{ name: 'loop_late_ms', label: 'late by', color: 'series-2' }],
   },
   {
     title: 'Requests and deliveries / s', format: rate, max: 10,

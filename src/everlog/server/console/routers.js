@@ -52,11 +52,11 @@ class Routers extends Part {
   show() {
     this.flows = new Map();
     this.status = h('span', { class: 'faint', role: 'status' });
-    this.graph = h('div', { class: 'graph' });
+    this.graph = h('div', { class: 'graph', tabindex: 0, role: 'region', 'aria-label': 'Graph' });
     this.problem = h('div');
     this.rows = new Rows().setup({
       label: 'Routers', open: ({ dest }) => (location.hash = `#/topics/${encodeURIComponent(dest)}`),
-      empty: notice('empty', 'No routers', 'A router copies the records of one topic into another.', h('code', {}, 'everlog router put mirror --from orders --to orders.copy')),
+      empty: notice('empty', 'No routers', 'A router copies the records of one topic into another.', h('code', {}, 'everlog router put mirror orders orders.copy --create')),
       columns: [
         { label: 'Router', width: 'minmax(110px, 1fr)', class: 'mono', cell: (row) => row.router },
         { label: 'From', width: 'minmax(90px, 1fr)', class: 'mono', cell: (row) => row.source },
@@ -96,6 +96,7 @@ class Routers extends Part {
 
   draw(routers) {
     this.graph.hidden = routers.length === 0;
+    if (this.graph.hidden) return;
     if (routers.length > DRAWN_MAX) {
       fill(this.graph, h('p', { class: 'faint' }, `${counted(routers.length, 'router')} are too many to draw; the list has all of them.`));
       return;
@@ -103,7 +104,7 @@ class Routers extends Part {
     const places = layout(routers);
     const width = Math.max(...[...places.values()].map(({ x }) => x)) + BOX.width + BOX.margin;
     const height = Math.max(...[...places.values()].map(({ y }) => y)) + BOX.height + BOX.margin;
-    const picture = svg('svg', { width, height, viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': `Graph of ${counted(routers.length, 'router')} between ${counted(places.size, 'topic')}` });
+    const picture = svg('svg', { width, height, viewBox: `0 0 ${width} ${height}`, role: 'group', 'aria-label': `Graph of ${counted(routers.length, 'router')} between ${counted(places.size, 'topic')}` });
     const between = new Map();
     for (const router of routers) {
       const pair = JSON.stringify([router.source, router.dest]);

@@ -110,14 +110,15 @@ class Topic extends Part {
     const { config } = state;
     const fields = config.type === 'queue' ? [...FIELDS, ...QUEUE_FIELDS] : FIELDS;
     const problem = h('p', { class: 'problem', role: 'alert' });
-    const means = h('ul', { class: 'means', role: 'status' });
+    const means = h('div', { class: 'means', role: 'status' });
     const save = h('button', { class: 'primary', disabled: true }, 'Save');
     const inputs = {};
     const changed = () => {
       const after = this.configOf(config, fields, inputs);
       const differs = JSON.stringify(after) !== JSON.stringify(config);
       save.disabled = !differs;
-      fill(means, differs ? consequences(config, after, this.state ?? state).map((line) => h('li', {}, line)) : []);
+      const lines = differs ? consequences(config, after, this.state ?? state) : [];
+      fill(means, lines.length ? h('ul', {}, lines.map((line) => h('li', {}, line))) : []);
       for (const field of fields) say(inputs[field.name].help, field.help(inputs[field.name].input.value));
     };
     const rows = fields.map((field) => {
