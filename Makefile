@@ -147,9 +147,13 @@ clean: ## Remove what was built; .venv stays and is completed by the next setup
 
 $(SETUP_STAMP): pyproject.toml setup.py constraints.txt $(NATIVE_SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "everlog needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + ". Name a newer one: make PYTHON=python3.12 setup")'
-	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) setuptools Cython wheel
-	$(PIP_INSTALL) --no-build-isolation --editable '.[dev,market,spark,connect]'
+	@echo "Setting up $(VENV): packages of constraints.txt (most of it Spark), then $(words $(filter %.pyx,$(NATIVE_SOURCES))) native modules are compiled. Minutes, the first time."
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@$(PIP_INSTALL) setuptools Cython wheel
+	@mkdir -p build
+	@{ $(PIP_INSTALL) --verbose --verbose --no-build-isolation --editable '.[dev,market,spark,connect]' 2>&1; \
+		echo "exit code $$?"; } | tee build/setup.log | sed -un 's/^ *\(Downloading .*[0-9] MB).*\|compil[a-z]* everlog.*\|Installing collected packages\).*/  \1/p'
+	@tail -n 1 build/setup.log | grep -qx 'exit code 0' || { tail -n 40 build/setup.log; exit 1; }
 	@touch $@
 
 # Order-only on setup: a rebuild of the native code does not change what the peers need.

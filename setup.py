@@ -2,6 +2,7 @@
 
 import copy
 import os
+import time
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -110,7 +111,11 @@ class BuildSideBySide(build_ext):
         """Build one with objects of its own: several extensions compile the same C sources."""
         builder = copy.copy(self)
         builder.build_temp = str(Path(self.build_temp) / ext.name)
+        started_s = time.monotonic()
+        # `make setup` shows these lines as they come; pip shows them with -v.
+        print(f"compiling {ext.name}", flush=True)
         build_ext.build_extension(builder, ext)
+        print(f"compiled {ext.name} in {time.monotonic() - started_s:.0f} s", flush=True)
 
 
 if __name__ == "__main__":  # the workers of cythonize import this file

@@ -29,7 +29,7 @@ def render_page(evidence: Evidence, summary: Summary) -> str:
     """Return the whole page."""
     sections = [
         _verdict(summary),
-        _figure("The chain", _chain_text(summary), chain_svg(evidence), "wide"),
+        _figure("The chain", _chain_text(summary), _scrolled("the chain", chain_svg(evidence)), "wide"),
         _audit(evidence),
         '<div class="pair">',
         _prices(evidence),
@@ -70,6 +70,11 @@ def _verdict(summary: Summary) -> str:
 
 def _figure(title: str, text: str, body: str, css: str = "") -> str:
     return f'<section class="card {css}"><h2>{escape(title)}</h2><p>{escape(text)}</p>{body}</section>'
+
+
+def _scrolled(name: str, picture: str) -> str:
+    """A picture that keeps a readable size on a phone, where it is scrolled, by the keyboard too."""
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}">{picture}</div>'
 
 
 def _chain_text(summary: Summary) -> str:
@@ -218,18 +223,27 @@ def _table(
     marks: Sequence[str] = (),
     foot: Sequence[str] | None = None,
 ) -> str:
-    def cells(kind: str, values: Sequence[str]) -> str:
+    heads = "".join(
+        f'<th scope="col" role="columnheader"{" class=n" if place in numbers else ""}>{escape(heading)}</th>'
+        for place, heading in enumerate(headings)
+    )
+
+    def cells(values: Sequence[str]) -> str:
+        # On a phone a row is a list of names and values. The roles stay those of a table there.
         return "".join(
-            f"<{kind}{' class=n' if place in numbers else ''}>{escape(value)}</{kind}>"
+            f'<td role="cell" data-name="{escape(headings[place])}"'
+            f"{' class=n' if place in numbers else ''}>{escape(value)}</td>"
             for place, value in enumerate(values)
         )
 
     lines = []
     for number, row in enumerate(rows):
         mark = marks[number] if number < len(marks) else ""
-        lines.append(f'<tr class="{mark}">{cells("td", row)}</tr>')
-    ending = f"<tfoot><tr>{cells('td', foot)}</tr></tfoot>" if foot is not None else ""
+        lines.append(f'<tr role="row" class="{mark}">{cells(row)}</tr>')
+    ending = ""
+    if foot is not None:
+        ending = f'<tfoot role="rowgroup"><tr role="row">{cells(foot)}</tr></tfoot>'
     return (
-        f'<div class="scroll"><table><thead><tr>{cells("th", headings)}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody>{ending}</table></div>"
+        f'<div class="scroll"><table role="table"><thead role="rowgroup"><tr role="row">{heads}</tr></thead>'
+        f'<tbody role="rowgroup">{"".join(lines)}</tbody>{ending}</table></div>'
     )

@@ -120,5 +120,21 @@ tfoot td{font-weight:600;border-bottom:0;border-top:1px solid var(--soft)}
 tr.bad td{background:var(--bad-back);color:var(--bad)}
 ul{margin:6px 0 0;padding-left:20px}
 li{margin-bottom:4px}
+:focus-visible{outline:2px solid var(--blue);outline-offset:2px}
+@media(max-width:600px){
+main{padding:16px 10px 32px}
+.card{padding:14px 12px}
+[role=region]>svg{width:760px}
+svg .tick,svg .label,svg .mark-text{font-size:14px}
+table,thead,tbody,tfoot,tr,td{display:block}
+thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
+tr{padding:8px 0;border-bottom:1px solid var(--line)}
+td,.n+td:not(.n){display:flex;justify-content:space-between;gap:16px;padding:1px 0;border:0;
+text-align:right;white-space:normal}
+td::before{content:attr(data-name);color:var(--soft);text-align:left;flex:none}
+tr.bad td::before{color:inherit}
+td:empty{display:none}
+tfoot td{border-top:0}
+}
 """
 )

@@ -16,6 +16,7 @@ import msgspec
 
 from everlog.answer_types import Answer
 from everlog.job_types import JobMembers, RateLimit, Retry
+from everlog.notebook import html_table
 
 if TYPE_CHECKING:
     import pandas
@@ -162,6 +163,17 @@ class Framed:
         }
         kinds |= {"tag": polars.String, "data": polars.String, "meta": polars.String}
         return polars.DataFrame(columns | texts, schema=kinds)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a table of the records."""
+        columns = record_columns(self.records)
+        rows = list(zip(*columns.values(), strict=True))
+        return html_table(f"{len(rows):,} records", list(columns), rows, _shown)
+
+
+def _shown(row: tuple[Any, ...]) -> list[object]:
+    *plain, data, meta = row
+    return [*plain, *("" if part is None else msgspec.json.encode(part).decode() for part in (data, meta))]
 
 
 class Diff(Answer, Framed, frozen=True):

@@ -131,9 +131,14 @@ def test_json_is_offered_everywhere(path: str) -> None:
 @pytest.mark.parametrize("path", ALL)
 def test_help_can_be_shown(path: str, option: str) -> None:
     app = main.app if path.startswith("everlog") else chron_cli.app
-    result = CliRunner().invoke(app, [*path.split()[1:], option])
+    result = CliRunner().invoke(app, [*path.split()[1:], option], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     assert "Example: " in result.stdout
+    # What an option takes has a name; no type of Python is shown.
+    assert not re.search(
+        r"<(int|str|float|bool|list|path)|\b(INTEGER|FLOAT|BOOLEAN|RANGE)\b|NoneType|(list|dict)\[",
+        result.stdout,
+    )
 
 
 def test_the_guide_explains_every_command_and_every_finding() -> None:

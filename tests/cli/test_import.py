@@ -84,6 +84,14 @@ def test_a_simulated_venue_fills_a_queue_the_same_way_each_time(tmp_path: Path) 
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("amount", [("--events", "300000"), ("--seconds", "3")])
+def test_a_simulated_venue_shows_its_progress_on_a_terminal(tmp_path: Path, amount: tuple[str, str]) -> None:
+    code, shown = on_terminal("everlog", "simulate", "--queue", tmp_path / "q", *amount, columns=120)
+    assert code == 0
+    assert "simulating" in shown and "100%" in shown
+    assert "events of 10 symbols" in shown
+
+
 def test_a_simulated_venue_can_run_in_time(tmp_path: Path) -> None:
     arguments = ("--rate", 2000, "--seconds", 0.2, "--speed", 2, "--kinds", "trades,l3", "--symbols", 2)
     result = run("everlog", "simulate", "--queue", tmp_path / "q", *arguments, "--json")

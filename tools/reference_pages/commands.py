@@ -93,15 +93,13 @@ def _value(parameter: Any) -> str:
     """What follows the option."""
     if parameter.param_type_name == "argument" or getattr(parameter, "is_flag", False):
         return ""
-    if parameter.metavar:
-        return code(parameter.metavar)
     kind = parameter.type_descriptor.annotation
     kind = get_args(kind)[0] if get_origin(kind) is list else kind
-    if isinstance(kind, type) and issubclass(kind, Enum):
+    if parameter.metavar is None and isinstance(kind, type) and issubclass(kind, Enum):
         return code("|".join(str(member.value) for member in kind))
-    if get_origin(kind) is Literal:
+    if parameter.metavar is None and get_origin(kind) is Literal:
         return code("|".join(get_args(kind)))
-    word = _NUMBERS.get(kind, "TEXT")
+    word = parameter.metavar or _NUMBERS.get(kind, "TEXT")
     if parameter.min is None and parameter.max is None:
         return code(word)
     return f"{code(word)}, {_range(parameter.min, parameter.max)}"

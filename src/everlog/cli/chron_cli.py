@@ -168,6 +168,9 @@ def _rate_line(what: str, rate: Rate) -> str:
     )
 
 
+output.name_values(app)
+
+
 def main() -> None:
     """Run `chron-cli`."""
     output.run(app, "chron-cli")

@@ -16,7 +16,14 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from everlog.cli import output
 from everlog.cli.options import AsJson
@@ -239,7 +246,8 @@ def simulate_command(
                     f"{queue} holds {first_seq} messages, and a simulated venue begins with empty books; "
                     "name a new queue"
                 )
-            _run_venue(venue, writer, clock, events, seconds, speed)
+            with _simulated_progress(show=output.is_terminal() and not as_json) as tell:
+                _run_venue(venue, writer, clock, events, seconds, speed, tell)
             writer.flush_sync()
             written = writer.next_seq - first_seq
             size = writer.bytes_written
@@ -265,6 +273,15 @@ def simulate_command(
             )
 
 
+@contextmanager
+def _simulated_progress(*, show: bool) -> Iterator[Callable[[float], None]]:
+    """Show which share of the events is written, on standard error."""
+    columns = (TextColumn("simulating"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not show) as progress:
+        task = progress.add_task("simulating", total=1.0)
+        yield lambda share: progress.update(task, completed=share)
+
+
 def _run_venue(
     venue: SimulatedVenue,
     writer: QueueWriter,
@@ -272,8 +289,9 @@ def _run_venue(
     events: int | None,
     seconds: float | None,
     speed: float,
+    tell: Callable[[float], None],
 ) -> None:
-    """Append block after block until enough events or enough time are written."""
+    """Append block after block until enough events or enough time are written; `tell` which share that is."""
     start_ns, began_ns, first_seq = venue.now_ns, clock.monotonic_ns(), writer.next_seq
     stop_ns = None if seconds is None else start_ns + int(seconds * NS_PER_S)
     while True:
@@ -283,6 +301,10 @@ def _run_venue(
             return
         for block in venue.next_blocks():
             block.append_to(writer)
+        if events is not None:
+            tell((writer.next_seq - first_seq) / events)
+        elif stop_ns is not None and stop_ns > start_ns:
+            tell((venue.now_ns - start_ns) / (stop_ns - start_ns))
         if speed:
             ahead_ns = int((venue.now_ns - start_ns) / speed) - (clock.monotonic_ns() - began_ns)
             if ahead_ns > 0:

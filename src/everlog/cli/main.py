@@ -128,7 +128,7 @@ Or step by step, with two terminals:
   everlog status                                    see how the server is
 
   everlog serve --data-dir ./topics-data            keep the records
-  everlog simulate --queue ./queue                  or fill a queue on this machine
+  everlog simulate --queue ./queue --events 1000    or fill a queue on this machine
   everlog queue tail -f ./queue                     and read it, without any server
 
 {name} -h lists all commands, and -h behind a command explains it.
@@ -162,12 +162,12 @@ def command_line(nouns: Iterable[str] = NOUNS) -> typer.Typer:
     line.callback(epilog="Example: everlog queue tail -f ./queue")(everlog_command)
     for noun in nouns:
         if noun in _GROUPS:
-            line.add_typer(import_module(f"everlog.cli.{_GROUPS[noun]}").app, name=noun)
+            line.add_typer(output.name_values(import_module(f"everlog.cli.{_GROUPS[noun]}").app), name=noun)
         else:
             command = _COMMANDS[noun]
             function = getattr(import_module(f"everlog.cli.{command.module}"), command.function)
             line.command(noun, epilog=f"Example: {command.example}")(function)
-    return line
+    return output.name_values(line)
 
 
 @functools.cache

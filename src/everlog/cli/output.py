@@ -22,8 +22,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_type_hints
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -31,6 +32,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
+from typer.core import TyperArgument, TyperOption
+from typer.models import OptionInfo
 
 from everlog.clock import NS_PER_S
 from everlog.errors import EverlogError, Io
@@ -53,6 +56,43 @@ def group(help_text: str, example: str) -> typer.Typer:
         help=help_text,
         epilog=f"Example: {example}",
     )
+
+
+def name_values(app: typer.Typer) -> typer.Typer:
+    """Name what follows each option, instead of its type: N for a number, else what the option is called."""
+    for command in app.registered_commands:
+        assert command.callback is not None
+        # Kept, because text that is evaluated again would give other options.
+        hints = command.callback.__annotations__ = get_type_hints(command.callback, include_extras=True)
+        for name, hint in hints.items():
+            for option in getattr(hint, "__metadata__", ()):
+                if isinstance(option, OptionInfo) and option.metavar is None:
+                    words = next((word for word in option.param_decls or () if word.startswith("--")), name)
+                    option.metavar = _value_name(hint.__origin__, words)
+    return app
+
+
+def _value_name(kind: Any, name: str) -> str | None:
+    kinds = {each for part in get_args(kind) or (kind,) for each in get_args(part) or (part,)}
+    if kinds & {int, float}:
+        return "N"
+    return name.replace("_", "-").rpartition("-")[2].upper() if kinds & {str, Path} else None
+
+
+def _hide_types(kind: Any) -> None:
+    """Let help show no type of Python: newer versions of the library put one beside arguments and flags."""
+    shown = getattr(kind, "display_type_rich", None)
+    if shown is not None:
+
+        def without_types(parameter: Any, ctx: Any) -> str | None:
+            text: str | None = shown(parameter, ctx=ctx)
+            return None if text is None or (text.startswith("<") and "|" not in text) else text.strip("<>")
+
+        kind.display_type_rich = without_types
+
+
+_hide_types(TyperOption)
+_hide_types(TyperArgument)
 
 
 @dataclass(frozen=True, slots=True)

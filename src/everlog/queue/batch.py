@@ -6,13 +6,14 @@ Owns nothing but a reference to the mapping: arrays taken from a batch keep it a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from everlog.errors import Closed, Unsupported
 from everlog.native.queue.ring import Mapping, MessageView, join_payloads, run_offsets, view_at
+from everlog.notebook import html_table
 from everlog.queue.layout import (
     HEADER_SIZE,
     MSG_COMMIT_LEN,
@@ -22,6 +23,9 @@ from everlog.queue.layout import (
     MSG_TYPE_ID,
     RECORD_ALIGN,
 )
+
+SHOWN_BYTES: Final = 64
+"""Of a payload, in a notebook."""
 
 
 class Batch:
@@ -56,6 +60,17 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"<Batch of {self._count} messages from offset {self._start} of segment {self._segment_id}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a table of the messages."""
+        mapping = self._held()
+        columns = ["seq", "time", "type", "bytes", "payload"]
+        return html_table(
+            f"{self._count:,} messages",
+            columns,
+            self.offset.tolist(),
+            lambda offset: _shown(view_at(mapping, self._segment_id, offset)),
+        )
 
     def __len__(self) -> int:
         """Return the number of messages."""
@@ -223,3 +238,13 @@ class Batch:
                 "the batch by length"
             )
         return self._length
+
+
+def _shown(view: MessageView) -> list[object]:
+    beginning = bytes(view.payload[:SHOWN_BYTES])
+    try:
+        text = beginning.decode()
+    except UnicodeDecodeError:
+        text = beginning.hex(" ")
+    time = np.datetime64(view.timestamp_ns, "ns")
+    return [view.seq, time, view.type_id, len(view), text if text.isprintable() else beginning.hex(" ")]
