@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
 from everlog.archive.layout import stream_directory
-from everlog.archive.remote import RemoteTier
+from everlog.archive.policies import Immediate
+from everlog.archive.raw_archiver import RawArchiver
+from everlog.archive.remote import RemoteTier, remote_name
 from everlog.fs import OsFs
+from everlog.market import BookSet, Outputs
+from everlog.market.packing import PackedRecords
+from everlog.market.protocol import TypeId
+from everlog.market.replay import Messages, Replay
+from everlog.queue import Queue
 from tests.support.archives import compress, known_messages, write_archive
+from tests.support.market_queues import write_market_queue
 
 pytestmark = pytest.mark.spark
 DAYS = ("2023-11-14", "2023-11-15")
@@ -65,6 +76,51 @@ def test_directories_are_pruned_and_messages_filtered(spark: SparkSession, root:
     assert times.option("symbol", "btc-usdt").option("toDate", DAYS[0]).load(str(root)).count() == len(
         matching
     )
+
+
+def test_a_day_of_a_market_that_is_only_at_an_address_gives_the_same_books(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    live, root, url = tmp_path / "live", tmp_path / "history", f"file://{tmp_path}/bucket"
+    write_market_queue(str(live))
+    with Queue.open_publisher(live) as writer:
+        writer.append(99, bytes((1 << 16) - 4096))  # the segment of the last event is full: it is sealed
+    with RawArchiver(str(live), str(root), "sim", policy=Immediate()) as archiver:
+        archived = archiver.run_once()
+    for segment in archived:
+        name = remote_name(str(root), segment.directory)
+        RemoteTier(OsFs()).move(segment.directory, segment.segment_id, url, name)
+    expected = [
+        (int(seq), int(time_ns), bytes(payload))
+        for some in Replay(str(live)).types(TypeId.BOOK_EVENT).batches()
+        for seq, time_ns, payload in zip(some.seq, some.timestamp_ns, _payloads(some), strict=True)
+    ]
+    tops = _tops(payload for _, _, payload in expected)
+    shutil.rmtree(live)
+    shutil.rmtree(root)
+    read = spark.read.format("everlog.queue").option("typeId", int(TypeId.BOOK_EVENT))
+    rows = read.option("venue", "sim").load(url).orderBy("seq").collect()
+    assert [(row.seq, row.ts_ns, bytes(row.payload)) for row in rows] == expected
+    assert _tops(bytes(row.payload) for row in rows) == tops
+    with pytest.raises(Exception, match="matches"):
+        read.option("fromDate", "2100-01-01").load(url).count()
+
+
+def _payloads(some: Messages) -> list[bytes]:
+    return [bytes(payload) for payload in some.packed]
+
+
+def _tops(payloads: Iterable[bytes]) -> list[tuple[int, ...]]:
+    """The best prices after each event."""
+    found, books = [], BookSet()
+    for payload in payloads:
+        packed = PackedRecords(
+            np.frombuffer(payload, np.uint8), np.zeros(1, np.uint64), np.full(1, len(payload), np.uint64)
+        )
+        for _, result in books.apply_packed(packed, Outputs()).values():
+            assert result.top is not None
+            found += [tuple(row) for row in result.top.tolist()]
+    return found
 
 
 def test_what_makes_no_sense_is_refused(spark: SparkSession, root: Path) -> None:

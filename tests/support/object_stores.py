@@ -26,7 +26,7 @@ _MOTO = """
 import logging, signal, sys
 from moto.server import ThreadedMotoServer
 logging.getLogger("werkzeug").setLevel(logging.ERROR)
-server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server = ThreadedMotoServer("127.0.0.1", int(sys.argv[1]), verbose=False)
 server.start()
 print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()
@@ -56,13 +56,17 @@ class S3Server:
         try:
             yield
         finally:
-            self.process.send_signal(signal.SIGCONT)
+            self.resume()
+
+    def resume(self) -> None:
+        """It answers again."""
+        self.process.send_signal(signal.SIGCONT)
 
 
 @contextmanager
-def moto_server() -> Iterator[S3Server]:
+def moto_server(port: int = 0) -> Iterator[S3Server]:
     """Run moto: the API of S3 in memory. It does not decide races: it checks and writes without a lock."""
-    command = [sys.executable, "-c", _MOTO]
+    command = [sys.executable, "-c", _MOTO, str(port)]
     with _running(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         server = S3Server(process, int(process.stdout.readline()))

@@ -13,6 +13,7 @@ from typing import Final
 
 from everlog.archive import layout
 from everlog.archive.metadata import note_access
+from everlog.archive.remote import RemoteTier, is_url
 from everlog.archive.tiers import ArchivedSegment, find_directories, list_segments
 from everlog.archive.windows import RemoteSegments, SegmentOpener, Window
 from everlog.clock import Clock, SystemClock
@@ -309,29 +310,36 @@ def open_archive(
     last_date: str | None = None,
     verify: bool = True,
     tracks_access: bool = False,
-    remote: RemoteSegments | None = None,
+    remote: RemoteTier | None = None,
     fs: Fs | None = None,
 ) -> ArchiveReader:
     """Open an archive for reading: a root, part of one, or one directory with segments.
 
-    The directories that match `venue`, `symbol`, `stream` and the days from `first_date` to `last_date`
-    (both included) are read day by day. They must belong to one stream: others are read by other readers.
+    `path` may be an address such as `s3://bucket/prefix`: what `everlog archive move` has left there.
+    `remote` says where blocks that are fetched are kept. The directories that match `venue`, `symbol`,
+    `stream` and the days from `first_date` to `last_date` (both included) are read day by day. They must
+    belong to one stream: others are read by other readers.
     """
     root = os.fspath(path)
     files = fs or OsFs()
     for day in (first_date, last_date):
         if day is not None:
             layout.check_date(day)
-    if not files.exists(root):
+    if is_url(root):
+        remote = remote or RemoteTier(files)
+    elif not files.exists(root):
         raise InvalidConfig(f"there is no archive at {root}; check the path")
 
     def directories() -> Sequence[str]:
-        found = find_directories(files, root)
-        if root in found:
-            return [root]
+        found = archive_directories(files, root, remote)
+        if root.rstrip("/") in found:
+            return [root.rstrip("/")]
         return select_directories(found, venue, symbol, stream, first_date, last_date)
 
-    keys = [layout.parse_directory(directory) for directory in directories()]
+    chosen = directories()
+    if is_url(root) and not chosen:
+        raise InvalidConfig(f"there is no compressed segment at {root} that matches; check the address")
+    keys = [layout.parse_directory(directory) for directory in chosen]
     kinds = {(key.venue, key.symbol, key.stream) for key in keys if key is not None}
     if len(kinds) > 1:
         shown = "; ".join(sorted("/".join(part or "-" for part in kind) for kind in kinds)[:8])
@@ -340,13 +348,27 @@ def open_archive(
         )
     is_raw = any(key is not None and key.is_raw for key in keys)
     return ArchiveReader(
-        lambda: [one for directory in directories() for one in list_segments(files, directory)],
+        lambda: [one for directory in directories() for one in archive_segments(files, directory, remote)],
         is_continuous=is_raw,
         verify=verify,
-        tracks_access=tracks_access,
+        tracks_access=tracks_access and not is_url(root),
         remote=remote,
         fs=files,
     )
+
+
+def archive_directories(fs: Fs, root: str, remote: RemoteTier | None) -> list[str]:
+    """Return every directory with segments in and below a root, here or in an object store."""
+    if is_url(root) and remote is not None:
+        return remote.directories(root)
+    return find_directories(fs, root)
+
+
+def archive_segments(fs: Fs, directory: str, remote: RemoteTier | None) -> list[ArchivedSegment]:
+    """Return the segments of one of the `archive_directories`."""
+    if is_url(directory) and remote is not None:
+        return remote.segments(directory)
+    return list_segments(fs, directory)
 
 
 def select_directories(

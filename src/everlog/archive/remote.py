@@ -5,6 +5,9 @@ the stub durably, and only then removes the local files; killed anywhere it can 
 the index once and then only the blocks that are needed, and keeps both in a cache of bounded size, in a
 folder named by the FNV-1a hash of the object's address. Cached bytes carry a checksum: a damaged file is
 fetched again.
+
+What a move leaves below an address is an archive by itself, without stubs: `directories` and `segments`
+list it, and `open` takes its directories, which are addresses, as it takes local ones.
 """
 
 from __future__ import annotations
@@ -20,24 +23,33 @@ import msgspec
 
 from everlog.archive.layout import (
     BLOCK_INDEX_SUFFIX,
+    META_FILE,
     STUB_SUFFIX,
     ZST_SUFFIX,
     RemoteStub,
     parse_directory,
+    parse_file_name,
     segment_file,
 )
-from everlog.archive.tiers import load_block_index, load_stub, remove_compressed
+from everlog.archive.tiers import ArchivedSegment, Tier, load_block_index, load_stub, remove_compressed
 from everlog.archive.windows import Blocks
-from everlog.archive.zstd_blocks import BlockIndex, decode_index
-from everlog.errors import Corrupt, InvalidConfig
+from everlog.archive.zstd_blocks import BlockDecoder, BlockIndex, decode_index
+from everlog.errors import Corrupt, InvalidConfig, ObjectNotFound, Unsupported
 from everlog.fs import Fs, create_directory, opened, read_file, replace_file
-from everlog.objects import ObjectStore, open_store
-from everlog.queue.layout import segment_name
+from everlog.objects import SCHEMES, ObjectStore, open_store
+from everlog.queue.layout import seek_index_name, segment_name
+from everlog.queue.seek_index import SeekIndex
+from everlog.queue.seek_index import decode as decode_seek_index
 from everlog.queue.segment import TEMP_SUFFIX
 
 CACHE_BYTES: Final = 1 << 30
 _FETCH_BYTES: Final = 8 << 20
 _CRC_BYTES: Final = 4
+
+
+def is_url(path: str) -> bool:
+    """Whether a path is the address of an object store."""
+    return path.partition("://")[0] in SCHEMES and "://" in path
 
 
 def fnv1a(text: str) -> int:
@@ -150,6 +162,7 @@ class RemoteTier:
         self._cache = None if cache_directory is None else BlockCache(cache_directory, fs, cache_bytes)
         self._stores: dict[str, ObjectStore] = {}
         self._opened: list[RemoteBlocks] = []
+        self._listed: dict[str, dict[int, int]] = {}  # sizes by directory and segment
 
     @property
     def fetched_bytes(self) -> int:
@@ -172,9 +185,65 @@ class RemoteTier:
             self._stores[base] = open_store(base)
         return self._stores[base], key
 
+    # -- archives whose root is an address ------------------------------------------------------
+
+    def directories(self, url: str) -> list[str]:
+        """List an archive below an address: the addresses of its directories, in order."""
+        store = open_store(url)
+        sizes = {item.key: item.size for item in store.list()}
+        self._listed = {}
+        plain: set[str] = set()
+        for key, size in sizes.items():
+            folder, _, name = key.rpartition("/")
+            parsed = parse_file_name(name)
+            if parsed is not None and parsed[1] == ZST_SUFFIX and f"{key}.idx" in sizes:
+                directory = "/".join(part for part in (url.rstrip("/"), folder) if part)
+                self._listed.setdefault(directory, {})[parsed[0]] = size
+            elif parsed is not None and not parsed[1] and f"{key}{ZST_SUFFIX}" not in sizes:
+                plain.add(key)
+        if plain:
+            raise Unsupported(
+                f"{store.describe(min(plain))} is not compressed ({len(plain)} such segments); compress the "
+                "archive before it is uploaded, or move it with 'everlog archive move'"
+            )
+        return sorted(self._listed)
+
+    def segments(self, directory: str) -> list[ArchivedSegment]:
+        """The segments of a directory that was listed last."""
+        return [ArchivedSegment(directory, number, Tier.REMOTE) for number in sorted(self._listed[directory])]
+
+    def size(self, segment: ArchivedSegment) -> int:
+        """How many bytes a segment has in its store."""
+        if not is_url(segment.directory):
+            return load_stub(self._fs, segment.directory, segment.segment_id).size_bytes
+        known = self._listed.get(segment.directory, {}).get(segment.segment_id)
+        return self._stub(segment.directory, segment.segment_id).size_bytes if known is None else known
+
+    def _stub(self, directory: str, segment_id: int) -> RemoteStub:
+        """What a stub would say of a segment of a listed archive."""
+        if not is_url(directory):
+            return load_stub(self._fs, directory, segment_id)
+        uri = f"{directory}/{segment_name(segment_id)}{ZST_SUFFIX}"
+        store, key = self._store_of(uri)
+        index_key = key.removesuffix(ZST_SUFFIX) + BLOCK_INDEX_SUFFIX
+        sizes = (store.head(key).size, store.head(index_key).size)
+        return RemoteStub(remote_uri=uri, size_bytes=sizes[0], idx_size_bytes=sizes[1], sha256="")
+
+    def seek_index(self, directory: str, segment_id: int, segment_size: int) -> SeekIndex | None:
+        """Return the seek index that a move has left beside a segment; None if there is none."""
+        store, key = self._store_of(f"{directory}/{seek_index_name(segment_id)}")
+        try:
+            index = decode_seek_index(store.get(key).data)
+        except (ObjectNotFound, Corrupt):
+            return None
+        is_of_it = (index.segment_id, index.segment_size) == (segment_id, segment_size)
+        return index if is_of_it else None
+
+    # -- segments ---------------------------------------------------------------------------------
+
     def open(self, directory: str, segment_id: int) -> Blocks:
-        """Return the frames that a stub points to."""
-        stub = load_stub(self._fs, directory, segment_id)
+        """Return the frames that a stub points to, or those of a directory of a store."""
+        stub = self._stub(directory, segment_id)
         store, key = self._store_of(stub.remote_uri)
         blocks = RemoteBlocks(store, key, stub, self._cache)
         while len(self._opened) >= 8:
@@ -207,16 +276,29 @@ class RemoteTier:
                     f"{store.describe(name_of)} has {size} bytes after an upload of {len(content)}; "
                     "the local file was kept"
                 )
+        # With these the store can be read without this directory.
+        for beside in (seek_index_name(segment_id), META_FILE):
+            with contextlib.suppress(FileNotFoundError):
+                folder = key.rpartition("/")[0]
+                store.put(
+                    "/".join((folder, beside)).lstrip("/"),
+                    read_file(self._fs, os.path.join(directory, beside)),
+                )
         text = msgspec.json.format(msgspec.json.encode(stub), indent=2) + b"\n"
         replace_file(self._fs, segment_file(directory, segment_id, STUB_SUFFIX), text)
         remove_compressed(self._fs, directory, segment_id)
         return stub
 
     def verify(self, directory: str, segment_id: int) -> int:
-        """Read a remote segment whole and compare it with its stub; return its size."""
-        self._checked_data(load_stub(self._fs, directory, segment_id))
-        self.open(directory, segment_id)
-        return load_stub(self._fs, directory, segment_id).size_bytes
+        """Read a remote segment whole and compare it with its stub, if there is one; return its size."""
+        blocks = self.open(directory, segment_id)
+        if not is_url(directory):
+            self._checked_data(load_stub(self._fs, directory, segment_id))
+        else:
+            decoder = BlockDecoder(blocks.path)
+            for number, frame in enumerate(blocks.index.frames):
+                decoder.decode(number, frame, blocks.read(number, number + 1)[0])
+        return blocks.index.compressed_size
 
     def _checked_data(self, stub: RemoteStub) -> bytes:
         store, key = self._store_of(stub.remote_uri)

@@ -50,6 +50,10 @@ class RemoteSegments(Protocol):
         """Return the frames that a stub points to."""
         ...
 
+    def seek_index(self, directory: str, segment_id: int, segment_size: int) -> SeekIndex | None:
+        """Return the seek index of a segment whose directory is in the store, None if there is none."""
+        ...
+
 
 class LocalBlocks:
     """The frames of a compressed segment of this file system; the file stays open, whatever becomes of it."""
@@ -221,7 +225,10 @@ class SegmentOpener:
             )
         except FileNotFoundError:
             return None
-        index = seek_index.load(self._fs, segment.directory, segment.segment_id, size)
+        if self._remote is not None and "://" in segment.directory:
+            index = self._remote.seek_index(segment.directory, segment.segment_id, size)
+        else:
+            index = seek_index.load(self._fs, segment.directory, segment.segment_id, size)
         if index is not None and (index.partial or not len(index.entries)):
             index = None
         _remember(self._seek_indexes, segment, index, SEEK_INDEXES_MAX)

@@ -24,8 +24,8 @@ from everlog.archive.metadata import load_meta
 from everlog.archive.policies import Immediate, Never, as_everlog_error, compress_due, due_segments
 from everlog.archive.raw_archiver import POLL_S, RawArchiver
 from everlog.archive.raw_archiver import READER as RAW_READER
-from everlog.archive.reader import open_archive
-from everlog.archive.remote import RemoteTier, remote_name
+from everlog.archive.reader import archive_segments, open_archive
+from everlog.archive.remote import RemoteTier, is_url, remote_name
 from everlog.archive.tap import READER as TAP_READER
 from everlog.archive.tap import ArchiveTap
 from everlog.archive.tiers import (
@@ -36,7 +36,6 @@ from everlog.archive.tiers import (
     decompress_segment,
     find_directories,
     list_segments,
-    load_stub,
 )
 from everlog.archive.verification import verify_segments
 from everlog.archive.zstd_blocks import BLOCK_BYTES, LEVEL
@@ -58,7 +57,12 @@ app = group(
 WAIT_S: Final = 0.2
 
 Root = Annotated[
-    str, typer.Argument(metavar="ROOT", help="Root of the archive, or a directory in it.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="ROOT",
+        help="Root of the archive, or a directory in it. ls, verify and cat take s3://... as well.",
+        show_default=False,
+    ),
 ]
 Live = Annotated[str, typer.Argument(metavar="LIVE", help="Directory of the live queue.", show_default=False)]
 Once = Annotated[bool, typer.Option("--once", help="Stop at the end of what is there now.")]
@@ -112,8 +116,14 @@ def _progress(what: str, total: int | None, *, as_json: bool) -> Iterator[Callab
         yield lambda size: bar.advance(task, size)
 
 
-def _directories(root: str) -> list[str]:
+def _directories(root: str, remote: RemoteTier | None = None) -> list[str]:
     fs = OsFs()
+    if is_url(root):
+        if remote is None:
+            raise InvalidConfig(
+                f"{root} is in an object store; change the archive with the stubs that name it"
+            )
+        return remote.directories(root)
     if not fs.exists(root):
         raise InvalidConfig(f"there is no archive at {root}; check the path")
     with io_errors(f"look into {root}"):
@@ -217,7 +227,8 @@ def _sleep(seconds: float, is_stopped: Callable[[], bool]) -> None:
 def ls_command(root: Root, as_json: AsJson = False) -> None:
     """List the directories of an archive: segments in each tier, bytes here and in object stores, times."""
     with reporting(as_json=as_json):
-        rows = [_listed(directory) for directory in _directories(root)]
+        remote = RemoteTier(OsFs())
+        rows = [_listed(directory, remote) for directory in _directories(root, remote)]
         if as_json:
             output.print_json({"root": root, "directories": rows})
         elif rows:
@@ -228,10 +239,11 @@ def ls_command(root: Root, as_json: AsJson = False) -> None:
             print(f"no segments under {printable(root)}")
 
 
-def _listed(directory: str) -> dict[str, Any]:
+def _listed(directory: str, remote: RemoteTier) -> dict[str, Any]:
     fs = OsFs()
-    segments = list_segments(fs, directory)
-    key, meta = layout.parse_directory(directory), load_meta(fs, directory)
+    segments = archive_segments(fs, directory, remote)
+    key = layout.parse_directory(directory)
+    meta = None if is_url(directory) else load_meta(fs, directory)
     return {
         "directory": directory,
         "venue": key.venue if key else None,
@@ -240,7 +252,7 @@ def _listed(directory: str) -> dict[str, Any]:
         "stream": key.stream if key else None,
         **{str(tier): sum(segment.tier is tier for segment in segments) for tier in Tier},
         "local_bytes": sum(_size(segment) for segment in segments if segment.tier is not Tier.REMOTE),
-        "remote_bytes": sum(_size(segment) for segment in segments if segment.tier is Tier.REMOTE),
+        "remote_bytes": sum(remote.size(segment) for segment in segments if segment.tier is Tier.REMOTE),
         "event_time_range": meta.event_time_range if meta else None,
         "completeness": meta.completeness if meta else None,
     }
@@ -249,7 +261,7 @@ def _listed(directory: str) -> dict[str, Any]:
 def _row(root: str, row: dict[str, Any]) -> tuple[str, ...]:
     times = row["event_time_range"]
     return (
-        printable(os.path.relpath(row["directory"], root)),
+        printable(row["directory"].removeprefix(root.rstrip("/")).strip("/") or "."),
         *(str(row[str(tier)] or "") for tier in Tier),
         human_bytes(row["local_bytes"]),
         human_bytes(row["remote_bytes"]) if row["remote_bytes"] else "",
@@ -257,9 +269,9 @@ def _row(root: str, row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _size(segment: ArchivedSegment) -> int:
+def _size(segment: ArchivedSegment, remote: RemoteTier | None = None) -> int:
     if segment.tier is Tier.REMOTE:
-        return load_stub(OsFs(), segment.directory, segment.segment_id).size_bytes
+        return (remote or RemoteTier(OsFs())).size(segment)
     return os.stat(segment.path).st_size
 
 
@@ -431,10 +443,13 @@ def verify_command(
     """
     fs = OsFs()
     with reporting(as_json=as_json):
-        segments = [one for directory in _directories(root) for one in list_segments(fs, directory)]
-        with _progress("checking", sum(_size(one) for one in segments), as_json=as_json) as advance:
+        tier = RemoteTier(fs)
+        directories = _directories(root, tier)
+        segments = [one for directory in directories for one in archive_segments(fs, directory, tier)]
+        reads_stores = remote or is_url(root)
+        with _progress("checking", sum(_size(one, tier) for one in segments), as_json=as_json) as advance:
             result = verify_segments(
-                fs, segments, RemoteTier(fs) if remote else None, lambda segment: advance(_size(segment))
+                fs, segments, tier if reads_stores else None, lambda segment: advance(_size(segment, tier))
             )
         if as_json:
             problems = {

@@ -16,9 +16,14 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from everlog.archive import layout
-from everlog.archive.reader import ArchiveReader, select_directories
-from everlog.archive.remote import RemoteTier
-from everlog.archive.tiers import ArchivedSegment, find_directories, list_segments
+from everlog.archive.reader import (
+    ArchiveReader,
+    archive_directories,
+    archive_segments,
+    select_directories,
+)
+from everlog.archive.remote import RemoteTier, is_url
+from everlog.archive.tiers import ArchivedSegment
 from everlog.errors import InvalidConfig
 from everlog.fs import OsFs
 from everlog.market.decoding import DECODINGS, MESSAGE_FIELDS, column, select, select_all
@@ -43,6 +48,8 @@ OF_OFFSETS: Final = (
 
 def is_archive(path: str) -> bool:
     """Whether a path is no queue, but has segments in or below it."""
+    if is_url(path):
+        return True
     if os.path.exists(os.path.join(path, CONTROL_FILE)):
         return False
     return any(layout.parse_file_name(name) for _, _, names in os.walk(path) for name in names)
@@ -72,7 +79,8 @@ class ArchiveSource(QueueSource):
         decode = options.choice("decode", tuple(DECODINGS))
         if decode != "raw" and "typeId" in options:
             raise InvalidConfig(f"decode={decode} selects messages by their type; leave out typeId")
-        path = os.path.abspath(options.text("path"))
+        path = options.text("path")
+        path = path.rstrip("/") if is_url(path) else os.path.abspath(path)
         return {
             "path": path,
             "held": QueueBounds(path),
@@ -97,13 +105,13 @@ class ArchiveSource(QueueSource):
 
     def segments(self) -> list[ArchivedSegment]:
         """Return the segments to read, by date and path."""
-        fs = OsFs()
-        found = find_directories(fs, self.path)
+        fs, remote = OsFs(), RemoteTier(OsFs())
+        found = archive_directories(fs, self.path, remote)
         if self.path not in found:
             found = select_directories(
                 found, self.path_venue, self.symbol, self.stream, self.first_date, self.last_date
             )
-        return [segment for directory in found for segment in list_segments(fs, directory)]
+        return [segment for directory in found for segment in archive_segments(fs, directory, remote)]
 
     def segment_batches(self, segment: ArchivedSegment) -> Iterator[pa.RecordBatch]:
         """Yield the messages of one segment that pass the filters."""
@@ -132,7 +140,8 @@ class ArchiveSource(QueueSource):
         for name in PATH_COLUMNS:
             value = None if key is None else getattr(key, name)
             arrays[name] = pa.repeat(pa.scalar(value, pa.string()), len(some))
-        return self.to_batch(queue_name(segment.directory), None, len(some), arrays)
+        name = segment.directory if is_url(segment.directory) else queue_name(segment.directory)
+        return self.to_batch(name, None, len(some), arrays)
 
 
 class SegmentPartition(InputPartition):
