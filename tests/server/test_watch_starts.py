@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import http.client
+import time
+from collections.abc import Awaitable
 from typing import Any
 
+import msgspec
 import pytest
 
-from everlog.api_types import ConsumerAtRisk
+from everlog.api_types import ConsumerAtRisk, Durability
 from everlog.server.auth import KeyRing
 from everlog.server.settings import ServerSettings
 from everlog.server.watch_journal import FRAMES_MAX, FrameJournal
@@ -341,5 +347,66 @@ def test_a_socket_of_a_consumer_is_warned_before_retention_passes_it() -> None:
         assert "consumer_at_risk" not in [push["op"] for push in await plain.until_op("pong")]
         await client.close()
         await plain.close()
+
+    play(scenario)
+
+
+# --- Many topics -----------------------------------------------------------------------------------------
+
+
+async def longest_turn_ms(work: Awaitable[Any]) -> float:
+    """The processor time of the longest turn of the loop until something is done."""
+    task = asyncio.ensure_future(work)
+    longest_ns, before_ns = 0, time.thread_time_ns()
+    while not task.done():
+        await asyncio.sleep(0)
+        now_ns = time.thread_time_ns()
+        longest_ns, before_ns = max(longest_ns, now_ns - before_ns), now_ns
+    await task
+    return longest_ns / 1e6
+
+
+def post(address: tuple[str, int], path: str, body: bytes) -> int:
+    """Send a request from another thread, whose time does not count."""
+    connection = http.client.HTTPConnection(*address, timeout=60)
+    connection.request("POST", path, body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer.status
+
+
+@pytest.mark.parametrize("kind", ["pattern", "names", "socket"])
+def test_no_turn_of_the_loop_is_long_when_a_watch_of_10_000_topics_begins(kind: str) -> None:
+    async def scenario(server: WatchServer) -> None:
+        names = [f"many:{number:05}" for number in range(MATCHED_MAX - 1)]
+        for name in names:
+            server.engine.append(name, [NewRecord(b"1")], config=TopicConfig(durability=Durability.EPHEMERAL))
+        wanted: dict[str, Any] = {"many:*": {}}
+        if kind == "names":
+            wanted |= {name: {"tail": True} for name in names}
+        gc.collect()
+        gc.disable()
+        try:
+            if kind == "socket":
+                client = await server.talk()
+                session = server.only_session()
+                await client.send("subscribe", topics=wanted)
+                followed = session._subscriptions
+                longest_ms = await longest_turn_ms(
+                    until(lambda: len(followed) == len(names) and followed[names[-1]].is_active)
+                )
+                await client.until_op("subscribed")
+                client.peer.close()
+                await server.until_no_sockets()
+            else:
+                body = msgspec.json.encode({"topics": wanted})
+                loop = asyncio.get_running_loop()
+                posted = loop.run_in_executor(None, post, server.address, "/v0/watch", body)
+                longest_ms = await longest_turn_ms(posted)
+                assert (posted.result(), len(server.watch.sessions)) == (200, 1)
+        finally:
+            gc.enable()
+        assert longest_ms < 10
 
     play(scenario)

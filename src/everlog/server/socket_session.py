@@ -40,18 +40,19 @@ from everlog.server.socket_commands import (
 )
 from everlog.server.streams import KEY_REVOKED, StreamSlots, stream_key
 from everlog.server.topic_routes import append_batch, appended_fields, check_dead_letter
-from everlog.server.watch_sessions import positions_answer, when_all_done
+from everlog.server.watch_sessions import when_all_done
 from everlog.server.watch_starts import (
     MATCHED_MAX,
+    PART_TOPICS,
     TOPICS_MAX,
     Pattern,
     Resolution,
-    Resolved,
     WatchStart,
     allows_topic,
-    check_entries,
     is_pattern,
     pattern_of,
+    positions_answer,
+    start_parts,
 )
 from everlog.server.websocket import (
     WebSocket,
@@ -60,7 +61,8 @@ from everlog.server.websocket import (
     push_frame,
     text_frame,
 )
-from everlog.topics import Appended, Commit, TopicState
+from everlog.topics import Appended, Commit
+from everlog.topics.jobs.steps import Steps
 
 SWITCHING: Final = 101
 UNANSWERED_MAX: Final = 64
@@ -70,6 +72,7 @@ MESSAGES_PER_KEY: Final = 2
 PUSHES_PER_READ: Final = 3
 """A gap, records and the end of a backlog can come out of one read."""
 READS_PER_PUMP: Final = 4
+_STEPS_OVER: Final = object()
 _json = msgspec.json.Encoder()
 log = logging.getLogger("everlog.server.websocket")
 
@@ -239,19 +242,17 @@ class SocketSession(Watcher):
         check_counts(command)
         check_nodes(command.node)
         self._require_scope(Scope.READ)
-        check_entries(self.key, wanted)
-        Resolution(
-            self._app,
-            self.key,
-            wanted,
-            options_of(command),
-            is_lenient=command.lenient,
-            found=partial(self._resolved, echo),
-            guarded=partial(self._guarded, echo, None),
-        ).run()
+        resolution = Resolution(self._app, self.key, wanted, options_of(command), is_lenient=command.lenient)
+        self._step(echo, self._subscribe_steps(echo, resolution))
 
-    def _resolved(self, echo: bytes, resolved: Resolved) -> None:
-        """Subscribe to what was found, and reply as soon as its numbers are committed."""
+    def _step(self, echo: bytes, steps: Steps[None]) -> None:
+        """Take a step of a command; the others follow after what else is due."""
+        if next(steps, _STEPS_OVER) is not _STEPS_OVER:
+            self._app.loop.call_soon(self._guarded, echo, None, partial(self._step, echo, steps))
+
+    def _subscribe_steps(self, echo: bytes, resolution: Resolution) -> Steps[None]:
+        """Subscribe to what is found, and reply as soon as its numbers are committed."""
+        resolved = yield from resolution.steps()
         if self._is_over:
             return
         has_patterns = bool(resolved.patterns or self._patterns)
@@ -261,14 +262,24 @@ class SocketSession(Watcher):
         for pattern in resolved.patterns:
             self._patterns[pattern.prefix] = pattern
             self._routes.fan_out.follow(pattern.prefix, self)
-        engine = self._app.ready_engine()
-        fresh, floors = [], []
-        for name, start in resolved.starts.items():
-            fresh.append(self._follow(start))
-            if not (floor := engine.floor_commit(name)).done:
-                floors.append(floor)
-        states = {name: start.state for name, start in resolved.starts.items()}
-        when_all_done(floors, partial(self._subscribed, echo, fresh, states))
+        fresh: list[Subscription] = []
+        floors: list[Commit] = []
+        answers: list[bytes] = []
+        for part in start_parts(resolved):
+            engine = self._app.ready_engine()
+            for name, start in part.items():
+                fresh.append(self._follow(start))
+                if engine.has_topic(name) and not (floor := engine.floor_commit(name)).done:
+                    floors.append(floor)
+            answers.append(positions_answer(part))
+            if len(part) == PART_TOPICS:
+                yield None
+                if self._has_ended():
+                    return
+        when_all_done(floors, partial(self._subscribed, echo, fresh, b",".join(answers)))
+
+    def _has_ended(self) -> bool:
+        return self._is_over
 
     def _follow(self, start: WatchStart) -> Subscription:
         """Follow a topic; what was pushed of it before is forgotten."""
@@ -305,7 +316,7 @@ class SocketSession(Watcher):
         self,
         echo: bytes,
         fresh: list[Subscription],
-        states: dict[str, TopicState],
+        topics: bytes,
         failed: Commit | None,
     ) -> None:
         """Send the reply now that its numbers are committed, and then what is in the topics."""
@@ -316,8 +327,7 @@ class SocketSession(Watcher):
                 self._drop(subscription.name)
             self._reply_error(echo, from_engine(failed.error, None))
             return
-        topics = positions_answer({known.name: known.seq for known in fresh}, states)
-        self._reply(partial(_render, b"subscribed", echo, b'"topics":%b' % _json.encode(topics)))
+        self._reply(partial(_render, b"subscribed", echo, b'"topics":{%b}' % topics))
         for subscription in current:
             subscription.is_active = True
             self._due[subscription.name] = subscription

@@ -16,18 +16,19 @@ import msgspec
 from everlog.server.app import App, Call, query_flag
 from everlog.server.auth import Key
 from everlog.server.bodies import WatchBody, check_counts, decode
-from everlog.server.errors import from_engine, limit_reached
+from everlog.server.errors import limit_reached
 from everlog.server.fan_out import ReadOptions, options_of
 from everlog.server.key_caps import KeyCap
+from everlog.server.step_calls import StepCall
 from everlog.server.watch_journal import FrameJournal
-from everlog.server.watch_starts import Pattern, Resolution, Resolved, check_entries
-from everlog.topics import Commit, TopicState
+from everlog.server.watch_starts import PART_TOPICS, Pattern, Resolution, positions_answer, start_parts
+from everlog.topics import Commit
+from everlog.topics.jobs.steps import Steps
 
 SESSION_TTL_MS: Final = 300_000
 HEARTBEAT_MS_MIN: Final = 1000
 HEARTBEAT_MS_MAX: Final = 60_000
 NS_PER_MS: Final = 1_000_000
-_json = msgspec.json.Encoder()
 
 
 class Position(msgspec.Struct):
@@ -129,42 +130,60 @@ class WatchSessions:
         self.sweep()
         body = decode(call, WatchBody)
         check_counts(body)
-        check_entries(call.key, body.topics)
-        Resolution(
+        resolution = Resolution(
             self._app,
             call.key,
             body.topics,
             options_of(body, is_strong=body.consistency == "strong"),
             is_lenient=query_flag(call.query(), "lenient", False),
-            found=partial(self._resolved, call, body),
-            guarded=partial(self._app.guarded, call),
-        ).run()
+        )
+        StepCall(self._app, call, self._create(call, body, resolution), partial(self._app.answer, call)).run()
 
-    def _resolved(self, call: Call, body: WatchBody, resolved: Resolved) -> None:
-        """Open the session, if there may be one more."""
+    def _create(self, call: Call, body: WatchBody, resolution: Resolution) -> Steps[bytes]:
+        """Open a session in steps, and answer where each topic begins once that is committed."""
+        resolved = yield from resolution.steps()
+        positions: dict[str, Position] = {}
+        floors: list[Commit] = []
+        answers: list[bytes] = []
+        for part in start_parts(resolved):
+            engine = self._app.ready_engine()
+            for name, start in part.items():
+                state = start.state
+                positions[name] = Position(start.seq, state.epoch, state.head_seq, start.options)
+                if engine.has_topic(name) and not (floor := engine.floor_commit(name)).done:
+                    floors.append(floor)
+            answers.append(positions_answer(part))
+            if len(part) == PART_TOPICS:
+                yield None
+        for floor in floors:
+            if not floor.done:
+                yield floor
+            if floor.error is not None:
+                raise floor.error
+        session = self._open(call.key, body, positions, resolved.patterns)
+        return (
+            b'{"wid":"%b","stream_url":"/v0/watch/%b","session_ttl_ms":%d,"topics":{%b},"performance":%b}'
+            % (
+                session.wid.encode(),
+                session.wid.encode(),
+                SESSION_TTL_MS,
+                b",".join(answers),
+                self._app.performance(call),
+            )
+        )
+
+    def _open(
+        self, key: Key | None, body: WatchBody, positions: dict[str, Position], patterns: tuple[Pattern, ...]
+    ) -> Session:
+        """Open a session, if there may be one more."""
         most = self._app.settings.max_watch_sessions
         if most and len(self._sessions) >= most:
             message = f"there are {len(self._sessions)} watch sessions; let some expire"
             raise limit_reached(message, "max_watch_sessions", most)
-        self._of_keys.check(call.key, ("",), lambda _: False)
-        session = self._open(call.key, body, resolved)
-        engine, states = self._app.ready_engine(), {}
-        floors = []
-        for name, start in resolved.starts.items():
-            states[name] = start.state
-            if not (floor := engine.floor_commit(name)).done:
-                floors.append(floor)
-        when_all_done(floors, partial(self._answer, call, session, states))
-
-    def _open(self, key: Key | None, body: WatchBody, resolved: Resolved) -> Session:
-        positions = {
-            name: Position(start.seq, start.state.epoch, start.state.head_seq, start.options)
-            for name, start in resolved.starts.items()
-        }
+        self._of_keys.check(key, ("",), lambda _: False)
         wid = "wid_" + secrets.token_urlsafe(16)
         options = options_of(body, is_strong=body.consistency == "strong")
-        heartbeat_ms = self._heartbeat_ms(body.heartbeat_ms)
-        session = Session(wid, key, positions, options, heartbeat_ms, resolved.patterns)
+        session = Session(wid, key, positions, options, self._heartbeat_ms(body.heartbeat_ms), patterns)
         session.consumers = {
             name: start.consumer for name, start in resolved.starts.items() if start.consumer is not None
         }
@@ -180,36 +199,6 @@ class WatchSessions:
     def _heartbeat_ms(self, wanted_ms: int) -> int:
         least_ms = self._app.settings.test_min_heartbeat_ms or HEARTBEAT_MS_MIN
         return min(max(wanted_ms, least_ms), HEARTBEAT_MS_MAX)
-
-    def _answer(
-        self, call: Call, session: Session, states: dict[str, TopicState], failed: Commit | None
-    ) -> None:
-        if failed is not None and failed.error is not None:
-            if session.wid in self._idle:
-                self._drop(session)
-            self._app.refuse(call, from_engine(failed.error, None))
-            return
-        seqs = {name: position.seq for name, position in session.positions.items()}
-        answer = {
-            "wid": session.wid,
-            "stream_url": f"/v0/watch/{session.wid}",
-            "session_ttl_ms": SESSION_TTL_MS,
-            "topics": positions_answer(seqs, states),
-            "performance": msgspec.Raw(self._app.performance(call)),
-        }
-        self._app.answer(call, _json.encode(answer))
-
-
-def positions_answer(seqs: dict[str, int], states: dict[str, TopicState]) -> dict[str, dict[str, int]]:
-    """Where a reader begins in each topic, as it is answered."""
-    return {
-        name: {
-            "from_seq": seq,
-            "head_seq": states[name].head_seq,
-            "earliest_seq": states[name].earliest_seq,
-        }
-        for name, seq in seqs.items()
-    }
 
 
 def when_all_done(commits: list[Commit], callback: Callable[[Commit | None], None]) -> None:

@@ -6,7 +6,8 @@ stands for. Watch sessions and WebSockets begin with the same rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
@@ -18,6 +19,7 @@ from everlog.server.bodies import WatchedBody, check_counts, filter_of
 from everlog.server.errors import ApiError, from_engine, invalid
 from everlog.server.fan_out import ReadOptions
 from everlog.topics import Engine, TopicState
+from everlog.topics.jobs.steps import Steps
 
 TOPICS_MAX: Final = 256
 """Entries of one watch."""
@@ -25,6 +27,9 @@ MATCHED_MAX: Final = 10_000
 """Topics of one watch that names patterns."""
 STEP_TOPICS: Final = 64
 """Topics that are looked at before other requests get their turn."""
+PART_TOPICS: Final = 512
+"""Topics that are followed and answered before other requests get their turn: two milliseconds."""
+_json = msgspec.json.Encoder()
 
 
 class WatchStart(NamedTuple):
@@ -51,6 +56,26 @@ class Resolved(NamedTuple):
     patterns: tuple[Pattern, ...]
 
 
+def start_parts(resolved: Resolved) -> Iterator[dict[str, WatchStart]]:
+    """The starts in parts of at most `PART_TOPICS`, each of which is little work for one step."""
+    starts = iter(resolved.starts.items())
+    while part := dict(islice(starts, PART_TOPICS)):
+        yield part
+
+
+def positions_answer(part: Mapping[str, WatchStart]) -> bytes:
+    """Where reading begins in each of these topics: the members of an object."""
+    answer = {
+        name: {
+            "from_seq": start.seq,
+            "head_seq": start.state.head_seq,
+            "earliest_seq": start.state.earliest_seq,
+        }
+        for name, start in part.items()
+    }
+    return _json.encode(answer)[1:-1]
+
+
 def is_pattern(name: str) -> bool:
     """Whether an entry names a prefix instead of a topic."""
     return name.endswith("*")
@@ -61,19 +86,15 @@ def allows_topic(key: Key | None, name: str) -> bool:
     return key is None or key.allows_name(name.encode("utf-8", "surrogatepass"))
 
 
-def check_entries(key: Key | None, wanted: Mapping[str, WatchedBody]) -> None:
-    """Refuse entries that contradict themselves or that the key may not ask for."""
-    most = MATCHED_MAX if any(map(is_pattern, wanted)) else TOPICS_MAX
-    if not 1 <= len(wanted) <= most:
-        raise invalid(f"a watch of {len(wanted)} topics; name 1 to {most}")
-    for name, entry in wanted.items():
-        check_counts(entry)
-        _check_start(name, entry)
-        if key is None or not key.prefixes:
-            continue
-        prefix = name[:-1].encode("utf-8", "surrogatepass") if is_pattern(name) else None
-        if not (allows_topic(key, name) if prefix is None else _overlaps(key, prefix)):
-            raise ApiError(403, "forbidden", f"this key may not use the name {name!r}", {"topic": name})
+def _check_entry(key: Key | None, name: str, entry: WatchedBody) -> None:
+    """Refuse an entry that contradicts itself or that the key may not ask for."""
+    check_counts(entry)
+    _check_start(name, entry)
+    if key is None or not key.prefixes:
+        return
+    prefix = name[:-1].encode("utf-8", "surrogatepass") if is_pattern(name) else None
+    if not (allows_topic(key, name) if prefix is None else _overlaps(key, prefix)):
+        raise ApiError(403, "forbidden", f"this key may not use the name {name!r}", {"topic": name})
 
 
 def _overlaps(key: Key, prefix: bytes) -> bool:
@@ -96,11 +117,7 @@ def _check_start(name: str, entry: WatchedBody) -> None:
 
 
 class Resolution:
-    """Finds the start of each topic that is named or matched; patterns a few topics at a time.
-
-    `found` is called with the outcome, at once unless there are patterns; `guarded` carries out later steps
-    and answers what goes wrong in them.
-    """
+    """Checks the entries of a watch and finds where each topic that they name or match begins, in steps."""
 
     def __init__(
         self,
@@ -110,37 +127,37 @@ class Resolution:
         options: ReadOptions,
         *,
         is_lenient: bool,
-        found: Callable[[Resolved], None],
-        guarded: Callable[[Callable[[], None]], None],
     ) -> None:
+        most = MATCHED_MAX if any(map(is_pattern, wanted)) else TOPICS_MAX
+        if not 1 <= len(wanted) <= most:
+            raise invalid(f"a watch of {len(wanted)} topics; name 1 to {most}")
         self._app = app
         self._key = key
         self._wanted = wanted
         self._options = options
-        self._found = found
-        self._guarded = guarded
         self._starts: dict[str, WatchStart] = {}
+        self._patterns: list[Pattern] = []
         self._is_lenient = is_lenient
-        self._patterns = tuple(
-            Pattern(name[:-1], _options_of(entry, options))
-            for name, entry in wanted.items()
-            if is_pattern(name)
-        )
-        self._steps = self._resolve()
 
-    def run(self) -> None:
-        """Go on until all topics are found."""
-        if next(self._steps, None) is not None:
-            self._app.loop.call_soon(self._guarded, self.run)
-            return
-        self._found(Resolved(self._starts, self._patterns))
+    def steps(self) -> Steps[Resolved]:
+        """Find the starts; a step looks at `STEP_TOPICS` topics."""
+        for number, (name, entry) in enumerate(self._wanted.items(), start=1):
+            _check_entry(self._key, name, entry)
+            if is_pattern(name):
+                self._patterns.append(Pattern(name[:-1], _options_of(entry, self._options)))
+            if number % STEP_TOPICS == 0:
+                yield None
+        yield from self._find()
+        for pattern in self._patterns:
+            yield from self._match(pattern)
+        return Resolved(self._starts, tuple(self._patterns))
 
-    def _resolve(self) -> Iterator[int]:
-        """Find the starts; yields after each step."""
+    def _find(self) -> Steps[None]:
+        """Find the starts of the topics that are named."""
         absent: ApiError | None = None
         for number, (name, entry) in enumerate(self._wanted.items(), start=1):
             if number % STEP_TOPICS == 0:
-                yield number
+                yield None
             engine = self._app.ready_engine()
             try:
                 if not is_pattern(name):
@@ -150,10 +167,8 @@ class Resolution:
                 absent = absent or from_engine(error, name)
         if absent is not None and not (self._is_lenient and (self._starts or self._patterns)):
             raise absent
-        for pattern in self._patterns:
-            yield from self._match(pattern)
 
-    def _match(self, pattern: Pattern) -> Iterator[int]:
+    def _match(self, pattern: Pattern) -> Steps[None]:
         """Find the starts of the topics that a pattern matches."""
         entry = self._wanted[pattern.prefix + "*"]
         after: str | None = None
@@ -170,7 +185,7 @@ class Resolution:
             if len(page) < STEP_TOPICS:
                 return
             after = page[-1].topic
-            yield len(self._starts)
+            yield None
 
 
 def _options_of(entry: WatchedBody, options: ReadOptions) -> ReadOptions:
