@@ -490,6 +490,8 @@ class RouterState(RouterFields, frozen=True):
     forwarded_total: int
     paused: bool = False
     """Whether it copies nothing, because a topic at one of its ends is damaged; left out if not."""
+    corrupt_seq: int | None = None
+    """The record of the source that cannot be read and keeps it from going on; left out if there is none."""
 
 
 class RouterSummary(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -504,6 +506,8 @@ class RouterSummary(msgspec.Struct, frozen=True, omit_defaults=True):
     """Only if it was asked for."""
     paused: bool = False
     """Whether it copies nothing, because a topic at one of its ends is damaged."""
+    corrupt_seq: int | None = None
+    """The record of the source that cannot be read and keeps it from going on, if there is one."""
 
 
 class RouterPage(Answer, frozen=True):
@@ -603,8 +607,8 @@ StorageStatus = Literal["ok", "degraded", "damaged", "failing"]
 class StorageHealth(msgspec.Struct, frozen=True):
     """How the storage of a server is.
 
-    `failing`: some topics cannot be written now. `damaged`: the last start found damage. `degraded`:
-    something else fails, such as a checkpoint.
+    `failing`: some topics cannot be written now. `damaged`: the last start found damage, or a router has come
+    to a damaged record. `degraded`: something else fails, such as a checkpoint.
     """
 
     status: StorageStatus = "ok"
@@ -621,9 +625,10 @@ class StorageHealth(msgspec.Struct, frozen=True):
     damaged_topics: int = 0
     """Topics that are not served because their segments are damaged."""
     paused_routers: int = 0
-    """Routers that copy nothing because a topic at one of their ends is damaged."""
+    """Routers that copy nothing, because a topic at one of their ends or their next record is damaged."""
     filling_topics: int = 0
-    """Topics of class `memory` that are not served yet, because their records are still being loaded."""
+    """Topics that are not served yet, because their records are still being loaded: those of class `memory`,
+    and those whose segments are in an object store that was away at the start."""
 
 
 class Health(msgspec.Struct, frozen=True):

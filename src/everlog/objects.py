@@ -18,7 +18,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -49,6 +49,8 @@ VARIABLES: Final = {
 }
 """The environment variable of each option."""
 
+PROBE_MS: Final = 3000
+"""How long `probe` waits for one answer: a start need not wait for a store that is away."""
 _RETRIES: Final = 3
 _DELETE_BATCH: Final = 500
 _LOCK_FILE: Final = ".lock"
@@ -244,6 +246,17 @@ def open_store(url: str, options: StoreOptions | None = None, fs: Fs | None = No
     return RemoteStore(
         parts.scheme, parts.netloc, prefix, options or StoreOptions.from_environment(os.environ)
     )
+
+
+def probe(url: str, fs: Fs | None = None) -> ObjectStoreFailed | None:
+    """Refuse a store that ignores conditional puts; return the error of one that does not answer soon."""
+    options = StoreOptions.from_environment(os.environ)
+    quick = replace(options, timeout_ms=min(options.timeout_ms, PROBE_MS))
+    try:
+        open_store(url, quick, fs).check_conditional_puts()
+    except ObjectStoreFailed as error:
+        return error
+    return None
 
 
 def _checked(key: str) -> str:

@@ -86,8 +86,8 @@ CHANGING_CLASS: Final = [
     Mutant(
         name="a class change is answered before copies are synced",
         file="topics/class_change.py",
-        old="    return core.sync(core.shards)\n\n\ndef log_memory",
-        new="    return COMMITTED\n\n\ndef log_memory",
+        old="    return core.sync(core.shards)\n\n\ndef log_ahead",
+        new="    return COMMITTED\n\n\ndef log_ahead",
         breaks="A class change makes what is visible as durable as the new class says before it is answered.",
         check="routers",
     ),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import random
+import time
 from pathlib import Path
 
 import pytest
 
 from everlog.errors import RecordTooLarge, TopicFull
+from everlog.topics import TopicConfig
+from tests.support.effort import effort
 from tests.support.engines import NS_PER_MS, EngineHarness, records, sized
 
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
@@ -82,6 +86,51 @@ def test_a_tighter_limit_is_applied_at_once(harness: EngineHarness, tighter: dic
     harness.put("t", **tighter)
     reason = "ttl" if "ttl_ms" in tighter else "cap"
     assert (harness.seqs("t"), harness.gap("t")) == ([3, 4], (1, 2, reason))
+
+
+@pytest.mark.parametrize("caps", [{"cap_records": 10}, {"cap_bytes": 10_000}, {"cap_records": 2_000_000}])
+def test_a_tight_cap_on_a_topic_of_millions_takes_a_few_milliseconds(caps: dict[str, int]) -> None:
+    harness = EngineHarness(None)
+    harness.put("t")
+    batch = [sized(20)] * 10_000
+    for _ in range(400):
+        harness.append("t", *batch)
+    began_ns = time.thread_time_ns()
+    harness.engine.put_topic("t", TopicConfig(**caps))
+    took_ms = (time.thread_time_ns() - began_ns) / 1e6
+    left = min(caps.get("cap_records", 1 << 40), caps.get("cap_bytes", 1 << 40) // 20)
+    state = harness.state("t")
+    assert (state.count, state.earliest_seq) == (left, 4_000_001 - left)
+    assert took_ms < 10
+
+
+@pytest.mark.parametrize("seed", range(effort(20)))
+def test_a_tight_cap_leaves_the_newest_records_that_fit(seed: int) -> None:
+    """Against a plain sum over all records, with deleted ones among them."""
+    rng = random.Random(seed)
+    harness = EngineHarness(None)
+    harness.put("t")
+    sizes = [rng.choice((2, 3, 50, 400)) for _ in range(rng.choice((1000, 200_000)))]
+    for first in range(0, len(sizes), 10_000):
+        batch = [
+            sized(size, tag=f"{number % 7}") for number, size in enumerate(sizes[first : first + 10_000])
+        ]
+        harness.append("t", *batch)
+    gone = {seq for seq in range(1, len(sizes) + 1) if (seq - 1) % 10_000 % 7 == 3}
+    harness.delete("t", match="3")
+    cap_records, cap_bytes = rng.choice((0, 5, 70_000)), rng.choice((0, 999, 3_000_000))
+    kept: list[int] = []
+    held = 0
+    for seq in range(len(sizes), 0, -1):
+        if seq in gone:
+            continue
+        held += sizes[seq - 1]
+        if (cap_records and len(kept) == cap_records) or (cap_bytes and held > cap_bytes):
+            break
+        kept.append(seq)
+    harness.put("t", cap_records=cap_records, cap_bytes=cap_bytes)
+    state = harness.state("t")
+    assert (state.count, state.earliest_seq) == (len(kept), kept[-1])
 
 
 def test_a_looser_limit_brings_nothing_back(harness: EngineHarness) -> None:

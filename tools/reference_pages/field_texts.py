@@ -397,11 +397,13 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
         "topics": "topics that were found",
     },
     "RouterState": {
-        "paused": "it copies nothing, because a topic at one of its ends is damaged; absent if not"
+        "paused": "it copies nothing, because a topic at one of its ends is damaged; absent if not",
+        "corrupt_seq": "the record of the source that cannot be read and keeps it from going on; absent if none",
     },
     "RouterSummary": {
         "lag": "records it is behind its source; only if it was asked for",
         "paused": "it copies nothing, because a topic at one of its ends is damaged; absent if not",
+        "corrupt_seq": "the record of the source that cannot be read and keeps it from going on; absent if none",
     },
     "QueueList": {"queues": "the queues, sorted by path", "root": "the bus directory; null: none was given"},
     "QueueState": {
@@ -566,7 +568,7 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
         "damage": "what the last start found damaged, by kind",
         "may_lack_acked": "acknowledged records of `disk` or `fsync` topics may be lost",
         "damaged_topics": "topics that are not served because their segments are damaged",
-        "paused_routers": "routers that copy nothing because a topic at one of their ends is damaged",
+        "paused_routers": "routers that copy nothing because of a damaged topic or record",
         "filling_topics": "topics of class `memory` whose records are still being loaded after the start",
     },
     "Metrics": {

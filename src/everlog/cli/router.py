@@ -122,9 +122,15 @@ def show_command(session: Session, router: RouterName) -> None:
             ("copies carry", _carried(state)),
             ("may close a cycle", "yes" if state.allow_cycle else "no"),
             ("copied", str(state.forwarded_total)),
-            *([("paused", "a topic at one of its ends is damaged")] if state.paused else []),
+            *([("paused", _why_paused(state))] if state.paused else []),
         ]
     )
+
+
+def _why_paused(state: RouterState) -> str:
+    if state.corrupt_seq is None:
+        return "a topic at one of its ends is damaged"
+    return f"record {state.corrupt_seq} of its source is damaged; see `everlog verify`"
 
 
 def _filter(state: RouterState) -> str:

@@ -189,9 +189,11 @@ def alerts(health: StorageHealth, delivery: DeliveryCounts, disk: DiskSpace | No
         yield Alert(
             "error",
             "topics_damaged",
-            f"{health.damaged_topics} topics are not served because their segments are damaged; "
-            f"{health.paused_routers} routers at them are paused",
+            f"{health.damaged_topics} topics are not served because their segments are damaged",
         )
+    if health.paused_routers:
+        message = f"{health.paused_routers} routers are paused at damaged topics or records"
+        yield Alert("error", "routers_paused", message)
     for kind, count in sorted(health.damage.items()):
         yield Alert("warning", "recovery_damage", f"the last start found {count} damaged places: {kind}")
     if disk is not None and disk.free_bytes < disk.total_bytes * DISK_FREE_SHARE_MIN:

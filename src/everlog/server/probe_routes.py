@@ -418,6 +418,10 @@ class _Metrics(Collector):
             yield family
         text = "topics that are not served because their segments are damaged"
         yield GaugeMetricFamily("topics_damaged_topics", text, value=health.damaged_topics)
+        text = (
+            "routers that copy nothing, because a topic at an end of theirs or their next record is damaged"
+        )
+        yield GaugeMetricFamily("topics_paused_routers", text, value=health.paused_routers)
         text = "topics of class memory whose records are still being loaded after the start"
         yield GaugeMetricFamily("topics_filling_topics", text, value=health.filling_topics)
         text = "how long ago the last shipment began that held everything there was; 0 without a backup"

@@ -152,7 +152,8 @@ def _definition(state: RouterState) -> dict[str, object]:
 
 def _paused(state: RouterState) -> dict[str, object]:
     """Said only of a router that is paused."""
-    return {"paused": True} if state.paused else {}
+    seq = {"corrupt_seq": state.corrupt_seq} if state.corrupt_seq else {}
+    return {"paused": True, **seq} if state.paused else {}
 
 
 def _incompatible(error: RouterIncompatible) -> ApiError:

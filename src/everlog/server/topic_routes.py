@@ -72,9 +72,12 @@ class TopicRoutes:
         check_dead_letter(call.key, body)
         owned = self._app.topics_of_keys
         owned.check(call.key, (call.name,), self._engine.has_topic)
-        put = self._engine.put_topic(call.name, body)
+        steps = self._engine.put_steps(call.name, body)
+        StepCall(self._app, call, steps, partial(self._answer_put, call)).run()
+
+    def _answer_put(self, call: Call, put: TopicPut) -> None:
         if put.created:
-            owned.created(call.key, call.name)
+            self._app.topics_of_keys.created(call.key, call.name)
         self._app.answer_when(call, put.commit, partial(self._put_answer, call, put))
 
     def _put_answer(self, call: Call, put: TopicPut) -> tuple[bytes, int]:

@@ -31,6 +31,7 @@ from everlog.topics.jobs.lease_log import (
     log_all_options,
     reconfigure_jobs,
 )
+from everlog.topics.jobs.steps import Steps
 from everlog.topics.results import TopicDeleted, TopicPut
 from everlog.topics.retention import sweep
 from everlog.topics.storage.control import (
@@ -56,7 +57,8 @@ def check_served(core: Core, name: str) -> None:
     """Refuse a topic that is there and cannot be served."""
     if name in core.filling:
         raise NotReady(
-            f"the records of topic {name!r}, which is of class memory, are still being loaded; try again soon"
+            f"the records of topic {name!r} are still being loaded, or wait for the object store; try again "
+            f"soon"
         )
     if name in core.damaged:
         raise TopicDamaged(
@@ -167,8 +169,16 @@ def log_create(core: Core, topic: Topic) -> Commit:
     return entry.commit
 
 
+def put_steps(core: Core, name: str, config: TopicConfig) -> Steps[TopicPut]:
+    """See `Engine.put_steps`."""
+    topic = core.topics.get(name)
+    if topic is not None and topic.config.type is (resolved := config.resolved(name)).type:
+        yield from class_change.log_ahead(core, topic, resolved.durability or Durability.DISK)
+    return put_topic(core, name, config)
+
+
 def put_topic(core: Core, name: str, config: TopicConfig) -> TopicPut:
-    """See `Engine.put_topic`."""
+    """Create or configure a topic in one step, which a change of its class may make a long one."""
     topic = core.topics.get(name)
     if topic is None:
         topic = new_topic(core, name, True, config)

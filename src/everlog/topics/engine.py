@@ -132,8 +132,12 @@ class Engine(JobCalls):
 
     def put_topic(self, name: str, config: TopicConfig | None = None) -> TopicPut:
         """Create a topic, or replace the whole configuration of an existing one."""
+        return self.run_steps(self.put_steps(name, config))
+
+    def put_steps(self, name: str, config: TopicConfig | None = None) -> Steps[TopicPut]:
+        """Begin a `put_topic`: its steps are short, however many records a change of the class has to log."""
         self._check_open()
-        return catalogue.put_topic(self._core, name, config or TopicConfig())
+        return catalogue.put_steps(self._core, name, config or TopicConfig())
 
     def delete_topic(self, name: str, *, if_empty: bool = False) -> TopicDeleted:
         """Delete a topic and all it holds; an absent one is no error. The next one starts at seq 1."""
@@ -635,7 +639,9 @@ class Engine(JobCalls):
         }
         failing = core.failures.current()
         damage = Counter[str](found.kind for found in report.damage) if report is not None else {}
-        status: StorageStatus = "damaged" if damage or core.damaged else "degraded" if failing else "ok"
+        paused = self._paused_routers()
+        has_damage = bool(damage or core.damaged or paused)
+        status: StorageStatus = "damaged" if has_damage else "degraded" if failing else "ok"
         if closed or not WRITE_FAILURES.isdisjoint(failing):
             status = "failing"
         return StorageHealth(
@@ -646,14 +652,17 @@ class Engine(JobCalls):
             damage=dict(damage),
             may_lack_acked=report is not None and report.may_lack_acked,
             damaged_topics=len(core.damaged),
-            paused_routers=len(self._paused_routers()),
+            paused_routers=len(paused),
             filling_topics=len(core.filling),
         )
 
     def _paused_routers(self) -> set[str]:
-        """The routers that have a damaged topic at one of their ends."""
+        """The routers that have a damaged topic at one of their ends, or have come to a damaged record."""
         routers = self._core.routers
-        return {each.name for topic in self._core.damaged.values() for each in routers.touching(topic)}
+        stuck = {router.name for router in routers.stuck.values() if router.is_stuck}
+        return stuck | {
+            each.name for topic in self._core.damaged.values() for each in routers.touching(topic)
+        }
 
     @property
     def filling_topics(self) -> int:

@@ -14,7 +14,7 @@ from everlog.api_types import Discard, TopicAccount
 from everlog.errors import InvalidRequest, OutcomeUnknown, RecordTooLarge, TopicFull
 from everlog.topics import ack_policy
 from everlog.topics.commits import COMMITTED, Commit, unless_unknown
-from everlog.topics.config import U64_MAX
+from everlog.topics.config import U64_MAX, TopicConfig
 from everlog.topics.storage.control import EvictWatermark, encode
 from everlog.topics.storage.layout import FrameType
 from everlog.topics.topic import SeqRun, Topic, add_holes
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 # As many seqs are counted at a time: a few milliseconds.
 ACCOUNT_SEQS_MAX: Final = 1_000_000
 
+
+# With more records over a cap, those that have to go are counted in blocks and not one by one.
+_LOOKED_AT: Final = 1 << 16
 
 # --- Caps and age ----------------------------------------------------------------------------------------
 
@@ -54,10 +57,37 @@ def plan_caps(topic: Topic) -> EvictionPlan:
         count -= planned_count
         size -= planned_size
     start = max(planned, log.first_live)
-    floor, left, left_bytes = log.plan_caps(start, count, size, config.cap_records, config.cap_bytes)
+    left, left_bytes = count, size
+    if _is_over(config, count, size, _LOOKED_AT):
+        start, left, left_bytes = _pass_surely(config, log, start, count, size)
+    floor, left, left_bytes = log.plan_caps(start, left, left_bytes, config.cap_records, config.cap_bytes)
     if left == count:
         return EvictionPlan(planned, 0, 0)
     return EvictionPlan(floor, count - left, size - left_bytes)
+
+
+def _is_over(config: TopicConfig, count: int, size: int, by: int = 0) -> bool:
+    """Whether so many records and bytes are more than the caps allow, by more than `by`."""
+    over_count, over_bytes = count - config.cap_records, size - config.cap_bytes
+    return (config.cap_records > 0 and over_count > by) or (config.cap_bytes > 0 and over_bytes > by)
+
+
+def _pass_surely(
+    config: TopicConfig, log: TopicLog, start: int, count: int, size: int
+) -> tuple[int, int, int]:
+    """Pass over seqs that surely have to go, counting whole blocks; returns seq, records and bytes left.
+
+    To look at each of millions of records, as `TopicLog.plan_caps` does, would take tens of milliseconds.
+    """
+    stride = _LOOKED_AT
+    while stride >= _LOOKED_AT and start < log.next_seq:
+        passed, passed_bytes = log.live_in(start, start + stride)
+        if _is_over(config, count - passed, size - passed_bytes):
+            start, count, size = start + stride, count - passed, size - passed_bytes
+            stride *= 2
+        else:
+            stride //= 2
+    return start, count, size
 
 
 def check_room(topic: Topic, count: int, size: int) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from everlog.api_types import Durability, GapReason, QueueCounts, TopicType
+from everlog.errors import Corrupt
 from everlog.native.topics.log import TopicLog
 from everlog.topics.commits import ChangeEntry, Commit, SeqOrder
 from everlog.topics.config import TopicConfig
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 SeqRun = tuple[int, int]  # first and last seq
 HOLE_RUNS_MAX: Final = 1024
+SEQ_GAP_MAX: Final = 1 << 32
+"""So many seqs in a row without a record can be behind others; more are a damaged number."""
+SEQ_MAX: Final = 1 << 48
+"""No topic gets as far."""
 KEYS_A_STEP: Final = 1000
 """Idempotency keys that one append drops at most when their window is over."""
 
@@ -193,6 +198,19 @@ def add_holes(runs: list[SeqRun], first_seq: int, last_seq: int) -> None:
 def drop_holes_below(runs: list[SeqRun], seq: int) -> None:
     """Drop the runs that lie wholly below `seq`."""
     runs[:] = [run for run in runs if run[1] >= seq]
+
+
+def leave_holes(log: TopicLog, name: str, end_seq: int) -> None:
+    """Leave the seqs up to before `end_seq` without a record; a number that cannot be true is damage."""
+    try:
+        while log.base_seq == log.next_seq and SEQ_GAP_MAX < end_seq - log.next_seq < SEQ_MAX:
+            log.push_holes(SEQ_GAP_MAX, log.last_ts)  # without records in front they take no memory
+        log.push_holes(end_seq - log.next_seq, log.last_ts)
+    except (ValueError, OverflowError) as error:
+        raise Corrupt(
+            f"topic {name!r}: seq {end_seq - 1} cannot follow seq {log.next_seq - 1} ({error}); the number "
+            f"is damaged, restore the directory from a backup"
+        ) from error
 
 
 class Pending:

@@ -56,7 +56,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
 class RouterState(msgspec.Struct, frozen=True):
     """What is reported about a router; `lag` is how many seqs of the source it is behind.
 
-    It is `paused` while a topic at one of its ends is damaged and not served.
+    It is `paused` while a topic at one of its ends is damaged and not served, or while the next record of its
+    source, `corrupt_seq`, cannot be read.
     """
 
     router: str
@@ -70,6 +71,7 @@ class RouterState(msgspec.Struct, frozen=True):
     forwarded_total: int
     lag: int
     paused: bool = False
+    corrupt_seq: int = 0
 
 
 class RouterPut(msgspec.Struct, frozen=True):

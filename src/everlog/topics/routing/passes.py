@@ -200,6 +200,8 @@ class Pass:
     def _choose(self, router: Router, limit: int) -> RouterStep | None:
         source = self._source
         start, end = router.cursor + 1, source.visible + 1
+        if source.log.is_live(router.stuck_seq):
+            end = min(end, router.stuck_seq)  # what is before it is copied
         if router.is_uncertain:
             return None  # until a restart shows what is there
         if source.routes.uncertain_seq:
@@ -246,6 +248,8 @@ class Pass:
             if found.next_seq < end_seq:
                 end = found.next_seq
                 self.missing_source = self.missing_source or found.missing_source
+                if found.corrupt_seq:
+                    self._note_stuck(router, found.corrupt_seq)
                 break
         if end <= start:
             return None
@@ -375,11 +379,20 @@ class Pass:
         if copied.records < step.copies:
             dest.log.kill_range(first_seq, dest.log.next_seq)
             dest.note_holes(first_seq, dest.log.next_seq - 1)
-            raise Corrupt(
-                f"record {copied.corrupt_seq} of topic {self._source.name!r} does not match its checksum and "
-                f"cannot be copied; run `everlog verify` on the stopped data directory"
-            )
+            raise self._note_stuck(router, copied.corrupt_seq)
         return copied.payload
+
+    def _note_stuck(self, router: Router, seq: int) -> Corrupt:
+        """The router comes no further than to this record; that is logged once, and reported."""
+        error = Corrupt(
+            f"record {seq} of topic {self._source.name!r} does not match its checksum and cannot be copied: "
+            f"router {router.name!r} stops there; run `everlog verify` on the stopped data directory"
+        )
+        if router.stuck_seq != seq:
+            router.stuck_seq = seq
+            self._core.routers.stuck[router.router_id] = router
+            self._core.failures.report("corrupt_record", error, router.name)
+        return error
 
     def _reserve(self, entry: CopyEntry, dest: Topic, plan: EvictionPlan | None) -> tuple[int, int]:
         """Reserve as an append does, and wait accordingly; returns the ceiling and the floor to log."""

@@ -24,6 +24,7 @@ from everlog.topics.routing.exactly_once import Origin
 from everlog.topics.routing.table import Router
 from everlog.topics.storage import control
 from everlog.topics.storage.layout import FLAG_DURABLE, FrameType
+from everlog.topics.topic import leave_holes
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -75,6 +76,11 @@ class _End:
         self.runs: list[_Run] = []
         self.at = 0  # runs before this one are done
         self.deferred: list[LogFrame] = []
+
+    @property
+    def name(self) -> str:
+        """Of the topic, or what is known of one that is gone."""
+        return f"id {self.topic_id}" if self.topic is None else self.topic.name
 
 
 class ForwardReplay:
@@ -262,7 +268,7 @@ class ForwardReplay:
                 return log.next_seq > start
             if end.topic is not None:
                 end.topic.note_holes(seq, min(following) - 1)
-            log.push_holes(min(following) - seq, log.last_ts)
+            leave_holes(log, end.name, min(following))
 
     def _make(self, end: _End, run: _Run) -> bool:
         """Make copies of one run, as many as there are records; False if there is none yet."""
@@ -315,7 +321,7 @@ class ForwardReplay:
 
     def _trim(self, end: _End, count: int, run: _Run) -> None:
         first_seq = end.log.next_seq
-        end.log.push_holes(count, run.ts)
+        leave_holes(end.log, end.name, first_seq + count)
         if end.topic is not None and not end.topic.deleted:
             end.topic.note_trim(first_seq, first_seq + count - 1)
             note_hops(end.topic.routes.hop_runs, first_seq, first_seq + count - 1, run.hop_count)

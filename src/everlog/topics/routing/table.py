@@ -50,6 +50,7 @@ class Router:
         "reused",
         "router_id",
         "source",
+        "stuck_seq",
         "total",
     )
 
@@ -69,6 +70,7 @@ class Router:
         self.is_committed = False
         self.is_active = False  # it is committed, and both topics are
         self.is_paused = False  # a topic at one of its ends is damaged: until a start finds it whole
+        self.stuck_seq = 0  # the record of the source that could not be read last
         self.is_uncertain = False  # its newest copies could not be synced: only a restart tells
         self.last_commit = COMMITTED  # of the newest copies
         self.evidence: Evidence | None = None
@@ -81,7 +83,13 @@ class Router:
     @property
     def is_behind(self) -> bool:
         """Whether it has something to copy and may do so."""
-        return self.cursor < self.source.visible and not self.is_paused
+        return self.cursor < self.source.visible and not self.is_paused and not self.is_stuck
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the next record to copy is damaged; once that one is deleted or evicted it goes on."""
+        seq = self.stuck_seq
+        return seq > 0 and self.cursor >= seq - 1 and self.source.log.is_live(seq)
 
     def note_restart(self) -> None:
         """The source may give out seqs again that it had given out before this start."""
@@ -122,7 +130,8 @@ class Router:
             guarantee=self.guarantee,
             forwarded_total=self.committed_total,
             lag=max(0, self.source.visible - self.committed_cursor),
-            paused=self.is_paused,
+            paused=self.is_paused or self.is_stuck,
+            corrupt_seq=self.stuck_seq if self.is_stuck else 0,
         )
 
 
@@ -132,6 +141,8 @@ class RouterTable:
     def __init__(self) -> None:
         self.by_name: dict[str, Router] = {}
         self.next_id = 1
+        self.stuck: dict[int, Router] = {}
+        """By id: those that have met a damaged record, and may be past it by now."""
 
     def __len__(self) -> int:
         return len(self.by_name)
@@ -150,6 +161,7 @@ class RouterTable:
     def remove(self, router: Router) -> None:
         """Take a router out of the table; it copies nothing more."""
         router.is_active = False
+        self.stuck.pop(router.router_id, None)
         if self.by_name.get(router.name) is router:
             del self.by_name[router.name]
         source, dest = router.source, router.dest

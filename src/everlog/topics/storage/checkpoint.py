@@ -629,6 +629,7 @@ class Checkpointer:
         """Begin to remove objects that are not referenced any more."""
         remote = self._store.remote
         if remote is None:
+            self._core.failures.succeeded("relocation")  # nothing is left that could fail
             return
 
         def done(error: BaseException | None) -> None:
@@ -636,6 +637,7 @@ class Checkpointer:
                 self._move_failed(error)
             else:
                 self._set_moving(False)
+                self._core.failures.succeeded("relocation")
 
         self._set_moving(True)
         self._syncs.start(self._move_lane, lambda: _collect_all(remote), done)

@@ -17,6 +17,8 @@ LOG_INTERVAL_NS: Final = 60 * NS_PER_S
 """The same failure is logged again after this time at the earliest."""
 CURRENT_NS: Final = 10 * NS_PER_S
 """For so long a failure counts as lasting after it was seen last."""
+UNTIL_SUCCESS: Final = frozenset(("backup", "relocation"))
+"""Kinds that are tried again until they succeed, and last until then."""
 WRITE_FAILURES: Final = frozenset(("write", "log_file"))
 """Kinds with which appends fail."""
 FailureKind = Literal[
@@ -74,4 +76,8 @@ class StorageFailures:
     def current(self) -> dict[str, str]:
         """The failures that last, by kind, with the symbol of their cause."""
         now_ns = self._clock.monotonic_ns()
-        return {kind: cause for kind, (at_ns, cause) in self._last.items() if now_ns - at_ns < CURRENT_NS}
+        return {
+            kind: cause
+            for kind, (at_ns, cause) in self._last.items()
+            if now_ns - at_ns < CURRENT_NS or kind in UNTIL_SUCCESS
+        }

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from everlog.errors import Corrupt, CorruptMetadata, DamagedData, Io
+from everlog.errors import Corrupt, CorruptMetadata, DamagedData, Io, ObjectStoreFailed
 from everlog.fs import Fs, create_directory, opened, read_file, replace_file, sync_path
 from everlog.native.queue.ring import Mapping
-from everlog.native.topics.log import LogFrame, LogReplay, TopicLog
+from everlog.native.topics.log import LogFrame, LogReplay, TopicLog, read_log_frame
 from everlog.topics import catalogue
 from everlog.topics.jobs.lease_log import apply_redriven
 from everlog.topics.jobs.schedule_replay import ScheduleReplay
@@ -33,7 +33,7 @@ from everlog.topics.storage.syncs import SyncRunner
 from everlog.topics.storage.topic_replay import apply_entry, finish_topic
 from everlog.topics.storage.topic_restore import TopicRestore
 from everlog.topics.storage.wal_files import END_FRAME, WalFile, cut_tail, list_wal_files, map_file
-from everlog.topics.topic import Topic
+from everlog.topics.topic import SEQ_GAP_MAX, Topic
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -143,6 +143,15 @@ def _reading(file: WalFile) -> Iterator[None]:
         raise Io(f"cannot read the log file {file.path}: {error.strerror or error}", error.errno) from error
 
 
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Name the file in any `Corrupt` of the block."""
+    try:
+        yield
+    except Corrupt as error:
+        raise Corrupt(f"{path}: {error}") from error
+
+
 class _LogContent:
     """A log file to be replayed: its bytes, or what could be saved of them."""
 
@@ -205,23 +214,20 @@ class _Recovery:
             self._core.schedules.update((record.name, record) for record in body.schedules)
             for number, raw in enumerate(body.topics):
                 record = control.decode(raw, control.TopicRecord)
-                if self._fills_later and is_deferrable(record):
-                    self._deferred.append(record)
-                else:
-                    self._restore_topic(record)
+                self._restore_or_defer(record)
                 if number % 1000 == 0:
                     self._progress(Progress("segments", number, len(body.topics)))
             self._progress(Progress("segments", len(body.topics), len(body.topics)))
         self._replay(files, body)
-        self._forwards.resolve(self._apply_to, self._restore.quarantined)
+        with _naming(self._store.wal_dir):
+            self._forwards.resolve(self._apply_to, self._restore.quarantined)
         self._schedules.finish()
         for note in self._redriven:
             apply_redriven(self._core.by_id.get(note.topic_id), note)
         for topic in self._core.topics.values():
             self._losses.settle(topic)
             # A process that was killed has lost nothing it wrote; only a machine that stopped may have.
-            crashed = (self._replayed_frames or not self._clean) and not self._is_same_boot
-            finish_topic(self._store, topic, crashed=crashed or self._losses.reach(topic))
+            finish_topic(self._store, topic, crashed=self._has_crashed or self._losses.reach(topic))
         self._forwards.finish()
         self._losses.settle_copies()
         self._check_policy()
@@ -231,9 +237,20 @@ class _Recovery:
         self._remove_unknown_topics()
         self._report.topics = len(self._core.topics) + len(self._deferred)
         if self._deferred:
+            self._store.boot_pending |= self._has_crashed  # until a snapshot has what these conclude from it
             self._store.fill = MemoryFill(
-                self._core, self._store, self._restore, self._deferred, self._stretches
+                self._core,
+                self._store,
+                self._restore,
+                self._deferred,
+                self._stretches,
+                crashed=self._has_crashed,
             )
+
+    @property
+    def _has_crashed(self) -> bool:
+        """Whether the machine may have stopped while the directory was open."""
+        return (self._replayed_frames or not self._clean) and not self._is_same_boot
 
     # --- Snapshot ----------------------------------------------------------------------------------------
 
@@ -280,6 +297,20 @@ class _Recovery:
             )
 
     # --- Segments ----------------------------------------------------------------------------------------
+
+    def _restore_or_defer(self, record: control.TopicRecord) -> None:
+        remote = self._store.remote
+        if self._fills_later and is_deferrable(record, remote):
+            self._deferred.append(record)
+            return
+        try:
+            self._restore_topic(record)
+        except ObjectStoreFailed as error:
+            if remote is None or not self._fills_later:
+                raise
+            self._core.failures.report("segment_read", error, remote.objects.url)
+            remote.is_away = True
+            self._deferred.append(record)
 
     def _restore_topic(self, record: control.TopicRecord) -> None:
         if record.segments:
@@ -389,9 +420,11 @@ class _Recovery:
         chosen = [] if self._damaged else choose(self._deferred, body, buffers)
         chosen = [record for record in chosen if not self._forwards.is_expected(record.topic_id)]
         chosen_ids = {record.topic_id for record in chosen}
+        self._restore.must_restore = True
         for record in self._deferred:
             if record.topic_id not in chosen_ids:
                 self._restore_topic(record)
+        self._restore.must_restore = False
         self._deferred = chosen
         self._listed |= chosen_ids
 
@@ -479,7 +512,8 @@ class _Recovery:
                 self._note_gaps(replay, file)
                 self._losses.note(control.decode(frame.data, control.Damage), file.shard_dir)
             else:
-                self._apply(frame)
+                with _naming(file.path):
+                    self._apply(frame)
         self._note_gaps(replay, file)
         self._replayed_frames |= replay.appended > 0 or frame is not None
         self._report.log_files += 1
@@ -488,11 +522,28 @@ class _Recovery:
         if frame is None and log.survey.lost:
             raise Corrupt(f"{file.path} cannot be replayed behind offset {end}; restore it from a backup")
         if frame is None:
+            self._check_seq(file, content, replay)
             self._cut(file, replay, memoryview(content).nbytes)
             end += len(END_FRAME)
         self._stretches.append(LogStretch(source, log.start, replay.position, file.path))
         shard = log.synced or SyncedEnd(0, 0)
         self._store.earlier_ends.append(shard._replace(file_number=file.number, offset=end))
+
+    def _check_seq(self, file: WalFile, content: Buffer, replay: LogReplay | SteppedReplay) -> None:
+        """Cut off no sound record because of its seq: that is damage, and not the torn end of the file."""
+        try:
+            frame = read_log_frame(content, replay.position)
+        except (Corrupt, IndexError, ValueError):
+            return
+        log = self._logs.get(frame.topic_id)
+        if frame.type != FrameType.APPEND or log is None or frame.seq - log.next_seq <= SEQ_GAP_MAX:
+            return  # its batch is torn
+        topic = self._core.by_id.get(frame.topic_id)
+        name = f"id {frame.topic_id}" if topic is None else repr(topic.name)
+        raise Corrupt(
+            f"{file.path}: the record at offset {replay.position} has seq {frame.seq}, and topic {name} has "
+            f"seq {log.next_seq - 1} before it; the number is damaged, restore the directory from a backup"
+        )
 
     def _begin_replay(self, log: _LogContent) -> LogReplay | SteppedReplay:
         if not self._is_copy:

@@ -29,7 +29,7 @@ from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
 from everlog.clock import NS_PER_S, Clock
 from everlog.errors import Corrupt, Fenced, InvalidConfig, ObjectNotFound, ObjectStoreFailed
 from everlog.fs import Fs, create_directory, read_file, replace_file
-from everlog.objects import ObjectStore, open_store
+from everlog.objects import ObjectStore, open_store, probe
 from everlog.topics.storage import layout
 from everlog.topics.storage.segment_store import Mark, SegmentPart, SegmentStore, delete_topic, list_topics
 
@@ -93,6 +93,8 @@ class RemoteTier:
 
     def __init__(self, url: str, data_dir: str, fs: Fs, clock: Clock) -> None:
         self.objects: ObjectStore = open_store(url, fs=fs)
+        self._url = url
+        self._is_proven = False
         self.topics_dir = os.path.join(data_dir, layout.REMOTE_DIR, layout.TOPICS_DIR)
         self.garbage_dir = os.path.join(data_dir, layout.REMOTE_DIR, "garbage")
         self._fs = fs
@@ -100,6 +102,8 @@ class RemoteTier:
         self._owner = secrets.token_hex(8)
         self._epoch: int | None = None
         self._paused_until_ns = 0
+        self.is_away = False
+        """It could not be reached when the engine was opened."""
         for directory in (self.topics_dir, self.garbage_dir):
             create_directory(fs, directory)
 
@@ -111,14 +115,20 @@ class RemoteTier:
 
     def probe(self) -> ObjectStoreFailed | None:
         """Refuse a store that ignores conditional puts; the error is returned if it cannot be reached now."""
-        try:
+        error = probe(self._url, self._fs)
+        self.is_away = error is not None
+        self._is_proven = not self.is_away
+        return error
+
+    def prove(self) -> None:
+        """Probe a store that could not be reached at the start; nothing is stored in one that is refused."""
+        if not self._is_proven:
             self.objects.check_conditional_puts()
-        except ObjectStoreFailed as error:
-            return error
-        return None
+            self._is_proven = True
 
     def claim(self) -> None:
         """Take the next epoch, once in a run; `Fenced` if a later run has taken one since."""
+        self.prove()
         try:
             found = self.objects.get(MANIFEST)
         except ObjectNotFound:
@@ -160,6 +170,7 @@ class RemoteTier:
 
     def collect(self) -> int:
         """Remove objects that no stub names, at most some; return how many entries were dealt with."""
+        self.prove()
         names = [name for name in self._fs.listdir(self.garbage_dir) if not name.endswith(".tmp")][
             :_COLLECT_MAX
         ]

@@ -70,6 +70,8 @@ class SegmentInfo:
     """Its id in `Sources`, 0 before `SegmentSources.add`."""
     busy: bool = False
     """A removal or a relocation is under way, so no other may begin."""
+    is_damaged: bool = False
+    """It is lost or damaged, so its files stay as they are and its topic is not served."""
     hot_left: bool = False
     """The cold copy is in force, but the hot one may still be there."""
     index_checksum: int = 0
@@ -343,6 +345,8 @@ class SegmentSet:
         newest = self._segments[-1] if self._segments else None
         if newest is None or newest.tier is not Tier.HOT or not pieces or not pieces[0].creates:
             return None
+        if newest.is_damaged:
+            return None  # it stays as it is until it is restored or given up
         return newest.first_seq, newest.data_bytes, newest.index_bytes
 
     def apply_append(

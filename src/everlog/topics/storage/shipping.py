@@ -289,18 +289,19 @@ class Shipper:
         owner = new_owner()
         if self._is_primary:
             check_lineage(self._store, self._fs, self._data_dir, owner)
-        self.manifest = take_epoch(
+        manifest = take_epoch(
             self._store,
             self._address,
             is_primary=self._is_primary,
             acks_shipped=self._acks_shipped,
             owner=owner,
         )
-        self._next_log = fence(self._store, self.manifest, self._clock)
+        self._next_log = fence(self._store, manifest, self._clock)
         number = last_number(self._store, BASE)
         if number:
             base = load_base(self._store, number)
             self._known = {(copy.topic_id, copy.first_seq): copy for copy in base.segments}
+        self.manifest = manifest  # what has failed before is begun again
 
     def round(self) -> ShipReport:
         """Ship what is new: a base if there is a new snapshot, then the log; `Superseded` if fenced."""

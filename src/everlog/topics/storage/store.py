@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 from everlog.errors import DataDirInUse, EverlogError, StorageFailed
 from everlog.fs import close_locked, create_directory, read_file, replace_file
 from everlog.objects import open_store as open_objects
+from everlog.objects import probe
 from everlog.topics.commits import Commit, ShardCommits
 from everlog.topics.config import EngineSettings
 from everlog.topics.storage import layout
@@ -317,7 +318,10 @@ class Store:
             is_primary=True,
             acks_shipped=settings.ack == "shipped",
         )
-        shipper.begin()
+        if (error := probe(settings.backup_url, core.fs)) is None:
+            shipper.begin()
+        else:  # the first round that reaches the store begins
+            core.failures.report("backup", error, settings.backup_url)
         self.shipping = LogShipping(
             shipper,
             core.clock,

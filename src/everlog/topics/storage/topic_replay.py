@@ -26,7 +26,7 @@ from everlog.topics.jobs.lease_log import (
 )
 from everlog.topics.storage import control
 from everlog.topics.storage.layout import FrameType
-from everlog.topics.topic import RememberedKey, Topic
+from everlog.topics.topic import RememberedKey, Topic, leave_holes
 
 if TYPE_CHECKING:
     from everlog.topics.storage.store import Store
@@ -81,8 +81,9 @@ def finish_topic(store: Store, topic: Topic, *, crashed: bool) -> None:
     # A class that is `fsync` now may have been `disk` before; `memory` promises nothing.
     promised = topic.durability in (Durability.DISK, Durability.FSYNC)
     if promised and crashed and topic.reserved.ceiling_logged >= log.next_seq:
-        topic.note_holes(log.next_seq, topic.reserved.ceiling_logged)
-        log.push_holes(topic.reserved.ceiling_logged + 1 - log.next_seq, log.last_ts)
+        first_hole = log.next_seq
+        leave_holes(log, topic.name, topic.reserved.ceiling_logged + 1)
+        topic.note_holes(first_hole, topic.reserved.ceiling_logged)
         store.boot_pending = True
     topic.visible = log.next_seq - 1
     floor = min(topic.reserved.floor_logged, topic.visible + 1)
@@ -118,5 +119,6 @@ def _raise_head(topic: Topic, head: int) -> None:
     """Leave holes up to a seq that was given out."""
     log = topic.log
     if head >= log.next_seq:
-        topic.note_holes(log.next_seq, head)
-        log.push_holes(head + 1 - log.next_seq, log.last_ts)
+        first_hole = log.next_seq
+        leave_holes(log, topic.name, head + 1)
+        topic.note_holes(first_hole, head)

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import structs
 from xxhash import xxh3_64_intdigest
 
-from everlog.errors import Corrupt
+from everlog.errors import Corrupt, ObjectStoreFailed
 from everlog.native.topics.log import TopicLog
 from everlog.topics.commits import COMMITTED
 from everlog.topics.delivery.consumer_table import restore_consumers
@@ -29,13 +29,15 @@ from everlog.topics.storage.segment_loading import (
     load_segments,
     rebuilt_index,
 )
-from everlog.topics.storage.segment_store import SegmentPart
+from everlog.topics.storage.segment_store import SegmentPart, SegmentStore
 from everlog.topics.storage.segments import SegmentSet
 from everlog.topics.storage.store import DamageFound, Store
 from everlog.topics.storage.tier import Tier, TopicTier
-from everlog.topics.topic import RememberedKey, Topic, Totals
+from everlog.topics.topic import RememberedKey, Topic, Totals, leave_holes
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from everlog.topics.core import Core
     from everlog.topics.storage.control import TopicRecord
 
@@ -54,6 +56,9 @@ class TopicRestore:
         self._is_alone = is_alone
         self.quarantined: dict[int, Corrupt] = {}
         """By topic id: why it cannot be served."""
+        self._remote_error: ObjectStoreFailed | None = None
+        self.must_restore = False
+        """A segment that the object store does not give now makes its topic quarantined until a start."""
 
     def restore(self, record: TopicRecord, totals: Totals) -> Topic:
         """Make a topic of what a snapshot says; it is in no table."""
@@ -82,9 +87,15 @@ class TopicRestore:
         first_seq = record.segments[0][0] if record.segments else record.saved_seq + 1
         topic.log = TopicLog(topic.topic_id, first_seq)
         if record.segments:
-            self._load_segments(topic, record)
+            try:
+                self._load_segments(topic, record)
+            except ObjectStoreFailed:
+                for info in topic.storage.segments.infos if topic.storage.segments is not None else ():
+                    if info.source:
+                        self._store.loaded.remove(info.source)
+                raise
         if topic.log.next_seq <= record.saved_seq:
-            topic.log.push_holes(record.saved_seq + 1 - topic.log.next_seq, record.last_ts)
+            leave_holes(topic.log, topic.name, record.saved_seq + 1)
         topic.log.kill_below(max(topic.evict_floor, topic.floors.delete_below))
         restore_leases(topic, record)
         return topic
@@ -118,6 +129,7 @@ class TopicRestore:
             if topic.topic_id in self.quarantined and key in checksums:
                 info.index_checksum = checksums[key]
             if topic.topic_id in self.quarantined:
+                info.is_damaged = True
                 info.busy = True  # neither moved nor removed: the file may come back
             self._load_index(topic, tier, segment, store.loaded.add(tier, info))
             self._report.segments += 1
@@ -229,7 +241,9 @@ class TopicRestore:
             at = (first_seq - segment.first_seq) * layout.INDEX_ENTRY_SIZE
             step = entries[at : at + _ENTRIES_A_STEP * layout.INDEX_ENTRY_SIZE]
             if topic.log.load_index(first_seq, step, source):
-                data = data or store.map(segment.first_seq, SegmentPart.DATA, segment.data_bytes)
+                data = data or self._data_of(topic, store, segment)
+                if data is None:
+                    continue
                 found = topic.log.load_frames(first_seq, _ENTRIES_A_STEP, data)
                 damaged = damaged or found
             self._core.clock.sleep_ns(0)  # another thread may go on
@@ -240,8 +254,24 @@ class TopicRestore:
             )
             if not self._is_alone:
                 raise error
-            path = store.describe(segment.first_seq, SegmentPart.DATA)
-            self._report.damage.append(DamageFound("segment", path, str(error)))
-            self.quarantined[topic.topic_id] = error
+            self._quarantine(topic, store.describe(segment.first_seq, SegmentPart.DATA), str(error))
         if self._core.settings.on_damage == "give_up":
             self._give_up_damaged_records(topic, tier, segment)
+
+    def _data_of(self, topic: Topic, store: SegmentStore, segment: LoadedSegment) -> Buffer | None:
+        """The data of a segment; None if the object store does not give it, and the start cannot wait."""
+        if self._remote_error is None or not (self.must_restore and store.is_remote):
+            try:
+                return store.map(segment.first_seq, SegmentPart.DATA, segment.data_bytes)
+            except ObjectStoreFailed as error:
+                if not self.must_restore:
+                    raise
+                self._remote_error = error
+        if topic.topic_id not in self.quarantined:
+            path = store.describe(segment.first_seq, SegmentPart.DATA)
+            self._quarantine(topic, path, f"{self._remote_error}; restart when it is")
+        return None
+
+    def _quarantine(self, topic: Topic, path: str, message: str) -> None:
+        self._report.damage.append(DamageFound("segment", path, message))
+        self.quarantined[topic.topic_id] = Corrupt(message)
