@@ -24,7 +24,7 @@ from everlog.queue import Queue
 from tests.support.command_lines import run_here
 
 SYMBOLS = ("AAA", "BBB", "CCC")
-FIRST = ["seq", "symbol", "venue", "ingest_time", "exchange_time", "ingest_ts_ns", "exchange_ts_ns"]
+FIRST = ["seq", "symbol", "venue", "tick_size", "ingest_time", "exchange_time", "ingest_ts_ns"]
 
 
 def write_venue(path: Path, symbols: tuple[str, ...], *, seed: int = 0, kinds: tuple[str, ...] = ()) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from everlog.market.book_pictures import KINDS
 from everlog.market.feature_choice import NAMES
+from tests.support.notebooks import code_cells
 from tests.support.snippets import blocks_of, run_page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,9 +63,8 @@ def test_the_guide_names_every_feature_and_kind_of_plot() -> None:
 def code_of(notebook: Path) -> str:
     """Return the cells of a notebook as one program, in which the last value of each cell is shown."""
     document: dict[str, Any] = json.loads(notebook.read_text(encoding="utf-8"))
-    cells = ["".join(cell["source"]) for cell in document["cells"] if cell["cell_type"] == "code"]
     assert all(not cell.get("outputs") for cell in document["cells"]), "a notebook is stored without outputs"
-    return "\n\n".join(cells)
+    return "\n\n".join(code_cells(notebook))
 
 
 @pytest.mark.parametrize("is_real", [False, True], ids=["simulated", "real"])

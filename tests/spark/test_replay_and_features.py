@@ -12,8 +12,9 @@ from everlog.errors import InvalidConfig
 from everlog.market import BarBuilder, BookSet, Market, Outputs
 from everlog.market.feature_choice import parse_features
 from everlog.market.feature_rows import standard_features
-from everlog.market.protocol import TypeId
+from everlog.market.protocol import TypeId, crypto_market_id
 from everlog.market.replay import Replay
+from everlog.market.symbols import SymbolDefinition, record_symbols
 from everlog.market.triggers import TimeBar
 from everlog.pipeline.jobs.features import Bars, features_of_books
 from everlog.pipeline.jobs.replay import replay_books
@@ -52,8 +53,8 @@ def test_features_are_those_of_one_machine_bit_for_bit(
         lambda one: expected[one.market.market_id].extend(map(tuple, one.rows.tolist()))
     )
     table = LakeTable(tmp_path, "features").read(spark)
-    named = ["venue", "symbol", "ingest_time", "exchange_time"]
-    assert table.columns[-6:] == [*named, "date", "venue_id"]
+    named = ["venue", "symbol", "ingest_time", "exchange_time", "tick_size"]
+    assert table.columns[-7:] == [*named, "date", "venue_id"]
     names = [name for name in table.columns if name not in ("venue_id", "market_id", "date", *named)]
     for market, rows in expected.items():
         found = table.where(f"market_id = {market}").orderBy("ingest_ts_ns").select(names).collect()
@@ -75,6 +76,13 @@ def test_features_are_those_of_one_machine_bit_for_bit(
 def test_the_command_without_spark_writes_the_bits_of_the_job(spark: SparkSession, tmp_path: Path) -> None:
     queue, chosen = tmp_path / "queue", "best,mid,trades,volatility,ofi_levels:2,depth_bps:20"
     simulated_queue(queue, symbols=3, seconds=0.4, rate=5000.0, kinds="l2,trades")
+    symbols = [
+        SymbolDefinition(
+            exchange="simulated", exchange_symbol=f"SIM000{number}", tick_size=0.01 * number, at_ts=0
+        )
+        for number in range(1, 3)
+    ]
+    record_symbols(queue, symbols)
     features = parse_features(f"time,{chosen},seq")
     features_of_books(
         spark, str(queue), str(tmp_path), "rows", features, trigger=TimeBar(SECOND_NS // 100), partitions=3
@@ -86,7 +94,9 @@ def test_the_command_without_spark_writes_the_bits_of_the_job(spark: SparkSessio
     names = [name for name in alone.column_names if not name.endswith("_time")]
     found = LakeTable(tmp_path, "rows").read(spark).orderBy("symbol", "seq").select(names).toArrow()
     assert found.num_rows == alone.num_rows > 100
-    assert set(alone["symbol"].to_pylist()) == {"SIM0000", "SIM0001", "SIM0002"}
+    ticks = set(zip(alone["symbol"].to_pylist(), alone["tick_size"].to_pylist(), strict=True))
+    unknown = str(crypto_market_id("SIM0000"))  # the catalogue does not have it
+    assert ticks == {(unknown, None), ("SIM0001", 0.01), ("SIM0002", 0.02)}
     for name in names:
         assert found[name].to_pylist() == alone[name].to_pylist(), name
     assert sum(alone["trades"].to_pylist()) > 100

@@ -23,7 +23,7 @@ from everlog.market.market_names import MarketNames
 
 ENDINGS: Final = (".parquet", ".csv", ".arrow")
 _UNFINISHED: Final = ".tmp"
-_NAMED: Final = ("symbol", "venue")
+_NAMED: Final = {"symbol": "string", "venue": "string", "tick_size": "float64"}
 
 
 def needed_pyarrow() -> Any:
@@ -38,12 +38,12 @@ def needed_pyarrow() -> Any:
 
 
 class FeatureTable:
-    """Rows of features as Arrow: seq, symbol, venue and times, then the columns of the features in order."""
+    """Rows of features as Arrow: seq, symbol, venue, tick size and times, then the features in order."""
 
     def __init__(self, dtype: np.dtype[np.void], names: MarketNames) -> None:
         self._arrow = needed_pyarrow()
         self._names = names
-        self._known: dict[Market, tuple[str, str]] = {}
+        self._known: dict[Market, tuple[str, str, float | None]] = {}
         fields = dtype.names or ()
         self._times = [name for name in ("ingest_ts_ns", "exchange_ts_ns") if name in fields]
         self._numbers = [name for name in fields if name != "seq"]
@@ -52,7 +52,7 @@ class FeatureTable:
         self.schema = arrow.schema(
             [
                 *(arrow.field(name, arrow.uint64()) for name in first),
-                *(arrow.field(name, arrow.string()) for name in _NAMED),
+                *(arrow.field(name, getattr(arrow, kind)()) for name, kind in _NAMED.items()),
                 *(arrow.field(name.replace("_ts_ns", "_time"), self._stamp()) for name in self._times),
                 *(arrow.field(name, arrow.from_numpy_dtype(dtype[name])) for name in self._numbers),
             ]
@@ -68,15 +68,17 @@ class FeatureTable:
         names = [self._named(part.market) for part in parts]
         arrow = self._arrow
         arrays = [arrow.array(np.ascontiguousarray(rows[name])) for name in self._first]
-        for place in range(len(_NAMED)):
-            arrays.append(arrow.array([name[place] for name in names]).take(arrow.array(market_of)))
+        for place, kind in enumerate(_NAMED.values()):
+            values = arrow.array([name[place] for name in names], getattr(arrow, kind)())
+            arrays.append(values.take(arrow.array(market_of)))
         arrays += [self._as_times(rows[name]) for name in self._times]
         arrays += [arrow.array(np.ascontiguousarray(rows[name])) for name in self._numbers]
         return arrow.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _named(self, market: Market) -> tuple[str, str]:
+    def _named(self, market: Market) -> tuple[str, str, float | None]:
         if market not in self._known:
-            self._known[market] = self._names.symbol(market), self._names.venue(market)
+            names = self._names
+            self._known[market] = names.symbol(market), names.venue(market), names.tick_size(market)
         return self._known[market]
 
     def _stamp(self) -> Any:

@@ -1,40 +1,32 @@
 """Names of markets: from what a person types to the numbers in a queue, and back.
 
-Owns both directions. A queue holds numbers; names come from the imports of the queue, from the venue's own
-rule, and from what was asked for.
+Owns both directions. A queue holds numbers; names come from the symbol catalogue and from what was asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from everlog.errors import InvalidConfig
-from everlog.fs import OsFs
 from everlog.market.book_set import Market
-from everlog.market.ledger import Ledger
 from everlog.market.packing import gather_field
 from everlog.market.protocol import (
     BOOK_TICKER,
     TRADE,
     TypeId,
-    crypto_market_id,
     folded_hash,
     market_ids_of,
-    symbol_hash,
 )
-from everlog.market.venues.registry import VENUE_IDS
+from everlog.market.symbols import SymbolCatalogue, load_nearby
+from everlog.market.venues.registry import VENUE_IDS, VENUE_NAMES
 
 if TYPE_CHECKING:
     from everlog.market.replay import Messages
-
-SIMULATED_VENUE: Final = "simulated"
-SIMULATED_SYMBOLS: Final = 1000
-_VENUES: Final = {number: name for name, number in VENUE_IDS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,42 +111,30 @@ class OfSymbols:
 
 
 class MarketNames:
-    """What the markets of some queues are called."""
+    """What the markets of some queues are called, as the catalogues beside and above them know."""
 
     def __init__(self, queues: Iterable[str] = (), chosen: Sequence[MarketChoice] = ()) -> None:
-        """Look into the imports of the queues; `chosen` are names that are known to be asked for."""
-        symbols = [entry.symbol for path in queues for entry in Ledger(OsFs(), path).all_finished()]
-        symbols += [one.symbol for one in chosen]
-        self._hashes = {
-            symbol_hash(symbol, compatible=compatible): symbol
-            for symbol in symbols
-            for compatible in (True, False)
-        }
-        self._numbers = {number: one.symbol for one in chosen for number in one.market_ids}
-        self._numbers |= {(value >> 32 ^ value & 0xFFFFFFFF): name for value, name in self._hashes.items()}
-        self._simulated: dict[int, str] = {}
+        """`chosen` are names that were asked for: they name what no catalogue does."""
+        self._catalogue = SymbolCatalogue()
+        for path in queues:
+            self._catalogue = self._catalogue.completed_by(load_nearby(path))
+        self._asked = {number: one.symbol for one in chosen for number in one.market_ids}
 
     def venue(self, market: Market) -> str:
         """Return the name of a market's venue, its number if that is not known."""
-        return _VENUES.get(market.venue_id, str(market.venue_id))
+        return VENUE_NAMES.get(market.venue_id, str(market.venue_id))
 
     def symbol(self, market: Market) -> str:
         """Return the symbol of a market, its number if that is not known."""
-        known = self._numbers.get(market.market_id)
-        if known is not None:
-            return known
-        venue = self.venue(market)
-        if venue == SIMULATED_VENUE:
-            return self._simulated_names().get(market.market_id, str(market.market_id))
-        return f"{market.market_id:06d}" if venue == "szse" else str(market.market_id)
+        known = self._catalogue.symbol_of(market.venue_id, market.market_id)
+        return known or self._asked.get(market.market_id) or str(market.market_id)
+
+    def tick_size(self, market: Market) -> float | None:
+        """Return the newest tick size of a market, else the finest decimals of its prices, if known."""
+        version = self._catalogue.latest(market.venue_id, self.symbol(market))
+        return None if version is None else version.tick_size or version.price_increment
 
     def symbol_of_trades(self, value: int) -> str:
         """Return the symbol that a hash of trades stands for, its digits if that is not known."""
-        number = value >> 32 ^ value & 0xFFFFFFFF
-        return self._hashes.get(value) or self._simulated_names().get(number) or f"{value:016x}"
-
-    def _simulated_names(self) -> dict[int, str]:
-        if not self._simulated:
-            symbols = [f"SIM{number:04d}" for number in range(SIMULATED_SYMBOLS)]
-            self._simulated = {crypto_market_id(symbol): symbol for symbol in symbols}
-        return self._simulated
+        _, names = self._catalogue.trade_names(np.array([value], np.uint64))
+        return names[0] or self._asked.get(value >> 32 ^ value & 0xFFFFFFFF) or f"{value:016x}"

@@ -58,8 +58,9 @@ NAME_FIELDS: Final = (
     pa.field("symbol", pa.string()),
     pa.field("ingest_time", pa.timestamp("us", "UTC")),
     pa.field("exchange_time", pa.timestamp("us", "UTC")),
+    pa.field("tick_size", pa.float64()),
 )
-"""The last columns of a table of features: names, and the times as timestamps."""
+"""The last columns of a table of features: names, the times as timestamps, the tick size if it is known."""
 NS_PER_US: Final = 1000
 
 
@@ -174,6 +175,7 @@ def _named(names: MarketNames, market: Market, rows: np.ndarray[Any, Any]) -> di
     columns = {
         "venue": pa.repeat(pa.scalar(names.venue(market)), count),
         "symbol": pa.repeat(pa.scalar(names.symbol(market)), count),
+        "tick_size": pa.repeat(pa.scalar(names.tick_size(market), pa.float64()), count),
     }
     for name in ("ingest", "exchange"):
         times_us = (rows[f"{name}_ts_ns"] // np.uint64(NS_PER_US)).astype(np.int64)
