@@ -146,6 +146,7 @@ def test_filters_are_bounded_and_typed(api: Api) -> None:
             ["not", leaf, leaf],
             ["tag", "Lt", "x"],
             ["seq", "Eq", 1],
+            ["data.", "Eq", 1],
             ["data.n", "Like", 1],
             "x",
             5,

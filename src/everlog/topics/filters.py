@@ -220,8 +220,8 @@ def _getter(path: str) -> Callable[[Row], Any]:
     if path in ("tag", "node"):
         name = f"${path}"
         return lambda row: row.get(name, _MISSING)
-    root, _, rest = path.partition(".")
-    if root not in ("data", "meta") or (rest and "" in rest.split(".")):
+    root, dot, rest = path.partition(".")
+    if root not in ("data", "meta") or (dot and "" in rest.split(".")):
         raise InvalidRequest(
             f"the filter has the path {_shown(path)}; it must be tag, node, meta.KEY or data.PATH"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,66 @@ def test_six_fields_have_seconds_and_zones_count() -> None:
     daily = clockwork.plan("day", cron="30 12 * * *", timezone="Asia/Tokyo")
     assert daily.next_ts is not None
     assert daily.next_ts % 86_400_000 == (3 * 60 + 30) * 60_000
+
+
+def utc(text: str) -> int:
+    return int(datetime.fromisoformat(text + "+00:00").timestamp()) * 1000
+
+
+@pytest.mark.parametrize(
+    ("cron", "begin", "end", "instants"),
+    [
+        # 02:30 does not exist on March 31: that day's record comes at 03:00.
+        (
+            "30 2 * * *",
+            "2024-03-30T00:00",
+            "2024-04-01T12:00",
+            ["2024-03-30T01:30", "2024-03-31T01:00", "2024-04-01T00:30"],
+        ),
+        # 02:30 comes twice on October 27, and counts once.
+        (
+            "30 2 * * *",
+            "2024-10-26T00:00",
+            "2024-10-28T12:00",
+            ["2024-10-26T00:30", "2024-10-27T00:30", "2024-10-28T01:30"],
+        ),
+        # What comes every hour comes in both of them.
+        (
+            "30 * * * *",
+            "2024-10-26T23:45",
+            "2024-10-27T02:45",
+            ["2024-10-27T00:30", "2024-10-27T01:30", "2024-10-27T02:30"],
+        ),
+    ],
+)
+@pytest.mark.parametrize("catch_up", ["none", "one", "all"])
+def test_a_change_of_summer_time_loses_and_repeats_nothing(
+    tmp_path: Path, cron: str, begin: str, end: str, instants: list[str], catch_up: str
+) -> None:
+    clockwork = started(tmp_path)
+    clockwork.until(utc(begin))
+    clockwork.plan(cron=cron, timezone="Europe/Berlin", catch_up=catch_up)
+    step_ms = 15 * MINUTE_MS
+    for time_ms in range(utc(begin) + step_ms, utc(end) + 1, step_ms):
+        clockwork.until(time_ms)
+        if time_ms % (16 * step_ms) == 0:
+            clockwork.crash()
+    assert clockwork.fired() == [utc(each) for each in instants]
+
+
+def test_the_hour_that_comes_twice_neither_hides_a_missed_instant_nor_gives_one_of_the_past(
+    tmp_path: Path,
+) -> None:
+    clockwork = started(tmp_path)
+    clockwork.until(utc("2024-10-26T12:00"))
+    clockwork.plan(cron="30 2 * * *", timezone="Europe/Berlin")
+    clockwork.engine.close()
+    clockwork.advance_ms(utc("2024-10-27T01:10") - clockwork.now_ms())  # 02:10 for the second time
+    clockwork.open_with()
+    clockwork.turn()
+    assert clockwork.fired() == [utc("2024-10-27T00:30")]
+    new = clockwork.plan("new", cron="30 2 * * *", timezone="Europe/Berlin")
+    assert new.next_ts == utc("2024-10-28T01:30")
 
 
 def test_what_could_never_fire_is_refused() -> None:

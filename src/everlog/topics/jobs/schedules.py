@@ -85,17 +85,25 @@ def _instants(record: ScheduleRecord, from_ms: int, *, reverse: bool) -> Iterato
     # Backwards begins behind the second, since it is not given itself.
     begin = datetime.fromtimestamp(from_ms // 1000 + (1 if reverse else 0), zone)
     for instant in CronSim(record.cron, begin, reverse=reverse):
-        yield int(instant.timestamp()) * 1000
+        instant_ms = int(instant.timestamp()) * 1000
+        # In the hour that a zone has twice, the first of both is given for times in the second.
+        if (instant_ms <= from_ms) is reverse:
+            yield instant_ms
 
 
-def _due_instants(record: ScheduleRecord, now_ms: int, is_start: bool) -> list[int]:
-    """What has to be fired now, oldest first."""
-    newest = list(islice(_instants(record, now_ms, reverse=True), CATCH_UP_MAX))
-    due = sorted(instant for instant in newest if instant > record.from_ts)
+def _due_instants(record: ScheduleRecord, first_ms: int | None, now_ms: int) -> list[int]:
+    """What has to be fired now, oldest first; `first_ms` is the first instant behind the last look.
+
+    Going back from now may miss that one in the hour that a zone has twice.
+    """
+    newest = set(islice(_instants(record, now_ms, reverse=True), CATCH_UP_MAX))
+    if first_ms is not None and first_ms <= now_ms:
+        newest.add(first_ms)
+    due = sorted(instant for instant in newest if instant > record.from_ts)[-CATCH_UP_MAX:]
     if record.catch_up == "all":
         return due
     if record.catch_up == "none":
-        due = [] if is_start else [instant for instant in due if now_ms - instant < _ON_TIME_MS]
+        due = [instant for instant in due if now_ms - instant < _ON_TIME_MS]
     return due[-1:]
 
 
@@ -298,7 +306,7 @@ class Schedules:
         if record.paused:
             return
         try:
-            for instant in _due_instants(record, now_ms, is_start=False):
+            for instant in _due_instants(record, next_after(record, record.from_ts), now_ms):
                 self._fire_at(schedule, instant)
         except (StorageFailed, LimitReached, TopicFull):
             self._core.totals.due.add(schedule, now_ms + _RETRY_MS)
