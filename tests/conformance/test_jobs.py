@@ -296,6 +296,25 @@ def test_cancel_and_retry_count_what_they_change(api: Api) -> None:
     assert_error(post(api, "jobs/retry", seqs=[1] * 1001), 400, "batch_too_large")
 
 
+def test_a_delayed_job_that_was_made_due_is_claimed_like_one_without_a_delay(api: Api) -> None:
+    made(api, 0)
+    enqueue(api, {"delay_ms": 3_600_000}, {"delay_ms": 3_600_000, "priority": 3})
+    assert taken(post(api, "jobs/retry", seqs=[1, 2]))["retried"] == 2
+    first, second = taken(api.claim("q", max=2))["claimed"]
+    assert set(first) == {"$seq", "lease_id", "deadline", "$ts", "deliveries", "data"}
+    assert second["priority"] == 3
+
+
+@pytest.mark.parametrize("keys", ["abcd", "aabb", "abba", "-a-a", "----"])
+def test_a_claim_of_many_keys_gives_each_its_limit_and_no_more(api: Api, keys: str) -> None:
+    made(api, 0)
+    enqueue(api, *({} if key == "-" else {"concurrency_key": key} for key in keys))
+    wanted = [seq for seq, key in enumerate(keys, 1) if key == "-" or keys.index(key) == seq - 1]
+    assert seqs_of(api.claim("q", max=9)) == wanted
+    settle(api, "ack", "q", wanted)
+    assert seqs_of(api.claim("q", max=9)) == [seq for seq in range(1, 5) if seq not in wanted]
+
+
 def test_a_paused_queue_gives_nothing_until_it_is_resumed(api: Api) -> None:
     made(api, 2)
     assert taken(post(api, "pause"))["paused"] is True

@@ -34,7 +34,7 @@ def test_the_next_job_is_the_first_of_a_sorted_list(steps: list[tuple[int, int, 
         if found is not None and wanted is not None:
             order.remove(found)
             model.remove(wanted)
-        assert len(order) == len(model)
+        assert order.size == len(model)
 
 
 def test_priority_rises_by_a_band_for_every_ten_seconds_of_waiting() -> None:

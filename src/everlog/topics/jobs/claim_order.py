@@ -70,14 +70,12 @@ _Cells = SortedDict[int, _Cell]
 class ClaimOrder:
     """Due jobs, in cells by band and second."""
 
-    __slots__ = ("_bands", "_size")
+    __slots__ = ("_bands", "size")
 
     def __init__(self) -> None:
         self._bands: dict[int, _Cells] = {}
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
+        self.size = 0
+        """How many jobs there are."""
 
     def add(self, seq: int, band: int, due_ms: int, is_fresh: bool) -> None:
         """Add a job that is not in here."""
@@ -89,7 +87,7 @@ class ClaimOrder:
             cell = cells[due_ms // _CELL_MS] = _Cell()
         heappush(cell.heap, (is_fresh, seq, due_ms))
         cell.low_ms = min(cell.low_ms, due_ms)
-        self._size += 1
+        self.size += 1
 
     def first(self, now_ms: int) -> Candidate | None:
         """The job that comes first now, None if there is none."""
@@ -112,7 +110,7 @@ class ClaimOrder:
         else:
             heap.remove(entry)
             heapify(heap)
-        self._size -= 1
+        self.size -= 1
         if not heap:
             del cells[second]
             if not cells:

@@ -13,7 +13,6 @@ from contextlib import suppress
 from itertools import count
 from typing import Final, NamedTuple
 
-import msgspec
 from xxhash import xxh3_64_intdigest
 
 from everlog.api_types import TopicType
@@ -42,7 +41,7 @@ from everlog.topics.jobs.lease_table import (
     Job,
     LeaseTable,
 )
-from everlog.topics.jobs.options import fields_of
+from everlog.topics.jobs.options import with_members
 from everlog.topics.reading import ColdRead
 from everlog.topics.results import Claimed, Settled
 from everlog.topics.retention import sweep
@@ -58,7 +57,6 @@ LEASE_MS_MAX: Final = 86_400_000
 # Jobs moved to the dead-letter topic by one claim; the next claim moves more.
 MOVES_MAX: Final = 1000
 ERROR_BYTES_MAX: Final = 8192
-_json: Final = msgspec.json.Encoder()
 _LEASE_ID: Final = re.compile(r"lease_([0-9a-fA-F]{1,16})")
 
 Load = Callable[[int], bool]
@@ -163,10 +161,10 @@ def claim(core: Core, topic: Topic, requests: Sequence[ClaimRequest], load: Load
         for seq in (*picked, *poisoned):
             table.put_back(seq)  # no job may be neither claimable nor leased
         if board is not None:
-            board.settle(())
+            board.settle([])
         raise
     if board is not None:
-        board.settle([seq for _, leases, _ in answers for seq in leases])
+        board.settle([leases for _, leases, _ in answers])
         if board.is_unfinished:
             cold.append(COMMITTED)
     ready = table.ready(topic.count)
@@ -279,7 +277,7 @@ def _lease(
 def _with_options(options: dict[int, JobOptions], leases: dict[int, int], jobs: list[bytes]) -> list[bytes]:
     """The jobs with the options that they were appended with."""
     return [
-        job if seq not in options else b"%b,%b" % (job[:-1], _json.encode(fields_of(options[seq]))[1:])
+        job if (found := options.get(seq)) is None else with_members(job, found)
         for seq, job in zip(leases, jobs, strict=True)
     ]
 

@@ -12,7 +12,7 @@ Owns which jobs can be claimed next, once a job queue uses any of it; a plain on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -189,8 +189,13 @@ class JobBoard:
 
     def drop(self, seqs: Iterable[int]) -> None:
         """Forget deleted jobs."""
-        for seq in seqs:
-            self._drop(seq)
+        if self._queued or self.delayed or self.unique:
+            for seq in seqs:
+                self._drop(seq)
+        else:
+            pop = self.options.pop
+            for seq in seqs:
+                pop(seq, None)
 
     def drop_range(self, first_seq: int, end_seq: int) -> None:
         """Forget the jobs from `first_seq` up to before `end_seq`."""
@@ -274,12 +279,18 @@ class JobBoard:
 
         `settle` has to be called when it is known which of them are leased.
         """
-        picked: list[int] = []
-        poisoned: list[int] = []
-        fresh = self._fresh(wanted)
-        candidate = next(fresh, None)
-        by_queue = self.rates.limit is not None and self.rates.limit.by == "queue"
         self.is_unfinished = False
+        order, table = self._order, self.table
+        config, rate = self._topic.config, self.rates.limit
+        is_plain = not order.size and rate is None and config.dead_letter is None
+        picked = self._pick_at_once(wanted) if is_plain else []
+        poisoned: list[int] = []
+        fresh = self._fresh(wanted - len(picked))
+        candidate = next(fresh, None) if len(picked) < wanted else None
+        by_queue = rate is not None and rate.by == "queue"
+        key_limit = config.concurrency_limit or 1
+        has_dead_letter = config.dead_letter is not None
+        find, key_leases, reserved = self.options.get, self._key_leases, self._reserved
         looks = 0
         while len(picked) < wanted and len(poisoned) < poisoned_max:
             if by_queue and self.rates.room(QUEUE_KEY, now_ms) <= 0:
@@ -288,18 +299,49 @@ class JobBoard:
             if looks > LOOKS_MAX:
                 self.is_unfinished = True
                 break
-            seq = self._take_ordered(candidate, now_ms)
+            seq = self._take_ordered(candidate, now_ms) if order.size else None
             if seq is None:
                 if candidate is None:
                     break
                 seq, candidate = candidate, next(fresh, None)
-                self.table.cursor = max(self.table.cursor, seq + 1)
-            if self._is_poisoned(seq):
+                if seq >= table.cursor:
+                    table.cursor = seq + 1
+            if has_dead_letter and self._is_poisoned(seq):
                 poisoned.append(seq)
                 self._unpark(self.options.get(seq, NO_OPTIONS).concurrency_key)
-            elif self._reserve(seq, now_ms):
-                picked.append(seq)
+                continue
+            options = find(seq)
+            key = "" if options is None else options.concurrency_key
+            if key:
+                leases = key_leases.get(key, 0)
+                if leases >= key_limit or (rate is not None and self._is_spent(key, now_ms)):
+                    self._park(seq, key)
+                    continue
+                key_leases[key] = leases + 1
+            if rate is not None:
+                self._note_claim(key, now_ms)
+            if key or rate is not None:
+                reserved[seq] = key
+            picked.append(seq)
         return picked, poisoned
+
+    def _pick_at_once(self, wanted: int) -> list[int]:
+        """Take the next jobs behind the cursor together, if each has a key of its own that is free, or none.
+
+        That is what claims meet most; `pick` takes the others one by one, by the same rules.
+        """
+        topic, table, find = self._topic, self.table, self.options.get
+        seqs = live_seqs(topic.log, table.cursor, topic.visible, wanted)
+        if not seqs or self._queued or self.delayed or len(table.unleased(seqs)) < len(seqs):
+            return []
+        keyed = {seq: each.concurrency_key for seq in seqs if (each := find(seq)) and each.concurrency_key}
+        keys = dict.fromkeys(keyed.values(), 1)
+        if len(keys) < len(keyed) or not keys.keys().isdisjoint(self._key_leases):
+            return []
+        self._key_leases |= keys
+        self._reserved |= keyed
+        table.cursor = seqs[-1] + 1
+        return seqs
 
     def _fresh(self, wanted: int) -> Iterator[int]:
         """Jobs behind the cursor that are nowhere else. Taking them moves the cursor."""
@@ -307,18 +349,19 @@ class JobBoard:
         begin = table.cursor
         count = min(wanted, _FRESH_AT_ONCE)
         while found := live_seqs(topic.log, begin, topic.visible, count):
-            for seq in found:
-                if seq in table.jobs or seq in self._queued or seq in self.delayed or seq in self._taken:
-                    continue
-                yield seq
             begin = found[-1] + 1
+            found = table.unleased(found)
+            for others in (self._queued, self.delayed, self._taken):
+                if others:
+                    found = [seq for seq in found if seq not in others]
+            yield from found
             count = _FRESH_AT_ONCE
         table.cursor = max(table.cursor, min(begin, topic.visible + 1))
 
     def _take_ordered(self, fresh: int | None, now_ms: int) -> int | None:
         """Take the first job of `_order`, unless the first one behind the cursor comes before it."""
         order = self._order
-        while len(order):
+        while order.size:
             first = order.first(now_ms)
             assert first is not None
             if self._queued.get(first.seq, True):
@@ -337,35 +380,23 @@ class JobBoard:
         return None
 
     def _is_poisoned(self, seq: int) -> bool:
-        config = self._topic.config
-        if config.dead_letter is None:
-            return False
         most = self.options.get(seq, NO_OPTIONS).max_deliveries
-        most = config.max_deliveries if most is None else most
+        most = self._topic.config.max_deliveries if most is None else most
         return bool(most) and self.table.deliveries(seq) >= most
 
-    def _reserve(self, seq: int, now_ms: int) -> bool:
-        """Count a job against its limits; False if there is no room, then it is parked."""
-        options = self.options.get(seq)
-        key = "" if options is None else options.concurrency_key
+    def _is_spent(self, key: str, now_ms: int) -> bool:
+        """Whether the rate of a key leaves no room; it is looked at again when there is some."""
         limit = self.rates.limit
-        if key:
-            leases = self._key_leases.get(key, 0)
-            if leases >= (self._topic.config.concurrency_limit or 1):
-                self._park(seq, key)
-                return False
-            if limit is not None and limit.by == "key":
-                if self.rates.room(key, now_ms) <= 0:
-                    heappush(self._rate_ends, (self.rates.free_ms(key), key))
-                    self._park(seq, key)
-                    return False
-                self.rates.note(key, now_ms)
-            self._key_leases[key] = leases + 1
-        if limit is not None and limit.by == "queue":
-            self.rates.note(QUEUE_KEY, now_ms)
-        if key or limit is not None:
-            self._reserved[seq] = key
+        if limit is None or limit.by != "key" or self.rates.room(key, now_ms) > 0:
+            return False
+        heappush(self._rate_ends, (self.rates.free_ms(key), key))
         return True
+
+    def _note_claim(self, key: str, now_ms: int) -> None:
+        """Count a claim for the rate, unless that is by key and the job has none."""
+        limit = self.rates.limit
+        if limit is not None and (key or limit.by == "queue"):
+            self.rates.note(QUEUE_KEY if limit.by == "queue" else key, now_ms)
 
     def _park(self, seq: int, key: str) -> None:
         order = self._parked.get(key)
@@ -374,43 +405,45 @@ class JobBoard:
         self._queued[seq] = True
         self._enter(order, seq)
 
-    def settle(self, leased: Iterable[int]) -> None:
-        """End a claim: these were leased, and the others that it took were not."""
+    def settle(self, leased: Sequence[dict[int, int]]) -> None:
+        """End a claim: these were leased (seq -> lease id), and the others that it took were not."""
         self._taken.clear()
-        for seq in leased:
-            self._reserved.pop(seq, None)
         reserved, self._reserved = self._reserved, {}
+        for leases in leased:
+            if len(leased) == 1 and leases.keys() >= reserved.keys():
+                return
+            for seq in leases:
+                reserved.pop(seq, None)
         limit = self.rates.limit
         for key in reserved.values():
             if limit is not None and (key or limit.by == "queue"):
                 self.rates.undo(QUEUE_KEY if limit.by == "queue" else key)
-            self.free_key(key)
+        self._free(reserved.values())
 
-    def lease_ended(self, seq: int) -> None:
-        """A lease is over, by whatever."""
-        options = self.options.get(seq)
-        if options is not None and options.concurrency_key:
-            self.free_key(options.concurrency_key)
+    def leases_ended(self, seqs: Iterable[int]) -> None:
+        """Leases are over, by whatever."""
+        find = self.options.get
+        self._free([each.concurrency_key for seq in seqs if (each := find(seq)) is not None])
 
-    def free_key(self, key: str) -> None:
-        """One lease less of a key."""
-        if not key:
-            return
-        left = self._key_leases.get(key, 0) - 1
-        if left > 0:
-            self._key_leases[key] = left
-        else:
-            self._key_leases.pop(key, None)
-        self._unpark(key)
+    def _free(self, keys: Iterable[str]) -> None:
+        """One lease less for each of these keys; an empty one is none."""
+        leases, parked = self._key_leases, self._parked
+        for key in keys:
+            if key:
+                left = leases.pop(key, 0) - 1
+                if left > 0:
+                    leases[key] = left
+                if key in parked:
+                    self._unpark(key)
 
     def _unpark(self, key: str) -> None:
         """Let the first parked job of a key be claimed in its turn."""
         order = self._parked.get(key)
-        while order is not None and len(order):
+        while order is not None and order.size:
             first = order.first(self._topic.log.last_ts)
             assert first is not None
             order.remove(first)
-            if not len(order):
+            if not order.size:
                 del self._parked[key]
             if self._queued.get(first.seq):
                 self._queued[first.seq] = False

@@ -265,8 +265,8 @@ class LeaseTable:
         return 0 if job is None else job.deliveries
 
     def next_deliveries(self, seqs: list[int]) -> list[int]:
-        """Return the delivery count that each of `seqs`, ascending if no board orders them, has next."""
-        if seqs and seqs[0] > self._highest and self.board is None:
+        """Return the delivery count that each of `seqs` has next."""
+        if seqs and min(seqs) > self._highest:
             return [1] * len(seqs)
         return [self.deliveries(seq) + 1 for seq in seqs]
 
@@ -330,8 +330,7 @@ class LeaseTable:
             job.phase = DELETING
             acked.append(seq)
         if self.board is not None:
-            for seq in acked:
-                self.board.lease_ended(seq)
+            self.board.leases_ended(acked)
         self.leased -= len(acked)
         self.deleting += len(acked)
         return acked, skipped
@@ -582,7 +581,7 @@ class LeaseTable:
         if phase == LEASED:
             self.leased -= 1
             if self.board is not None:
-                self.board.lease_ended(seq)
+                self.board.leases_ended((seq,))
             if job.held is not None:
                 job.held.pop(seq, None)
                 job.held = None

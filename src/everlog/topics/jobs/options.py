@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from everlog.errors import InvalidRequest
 from everlog.job_types import JobMembers
 from everlog.topics.config import U64_MAX
@@ -68,17 +70,20 @@ def _key(place: int, name: str, value: str | None) -> str:
     return value
 
 
-def fields_of(options: JobOptions) -> dict[str, object]:
-    """What a claim says of the options: those that are set."""
-    fields: dict[str, object] = {}
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def with_members(job: bytes, options: JobOptions) -> bytes:
+    """A job, which is a JSON object, and the options that it was appended with: those that are set."""
+    text = job[:-1]
     if options.run_at:
-        fields["run_at"] = options.run_at
+        text += b',"run_at":%d' % options.run_at
     if options.priority:
-        fields["priority"] = options.priority
+        text += b',"priority":%d' % options.priority
     if options.unique_key:
-        fields["unique_key"] = options.unique_key
+        text += b',"unique_key":' + _encode(options.unique_key)
     if options.concurrency_key:
-        fields["concurrency_key"] = options.concurrency_key
+        text += b',"concurrency_key":' + _encode(options.concurrency_key)
     if options.max_deliveries is not None:
-        fields["max_deliveries"] = options.max_deliveries
-    return fields
+        text += b',"max_deliveries":%d' % options.max_deliveries
+    return text + b"}"
