@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -65,6 +66,27 @@ def test_a_column_can_say_to_which_topic_a_row_goes(spark: SparkSession, server:
     assert {record["$node"] for record in records(server, "to-t0")} == {"me"}
 
 
+def test_texts_are_kept_as_they_are_whatever_json_escapes_in_them(
+    spark: SparkSession, server: HttpApi
+) -> None:
+    rows = [
+        (' {"a" : [1, "\\u00e9"]}\n', 'say "hi"\\', None, '{"m": 1}'),
+        ("[1, 2]", None, "n", None),
+        ('"x"', "tab\there", "knot\u00e9", "{}"),
+        ("null", "plain", None, None),
+    ]
+    frame = spark.createDataFrame(rows, "data string, tag string, node string, meta string").coalesce(1)
+    save(frame, server, topic="texts", recordsPerAppend=3)
+    found = [
+        (json.dumps(one["data"]), one.get("$tag"), one.get("$node"), one.get("$meta", one.get("meta")))
+        for one in records(server, "texts")
+    ]
+    assert found == [
+        (json.dumps(json.loads(data)), tag, node, None if meta is None else json.loads(meta))
+        for data, tag, node, meta in rows
+    ]
+
+
 @pytest.mark.parametrize(
     ("expression", "said"),
     [
@@ -72,6 +94,11 @@ def test_a_column_can_say_to_which_topic_a_row_goes(spark: SparkSession, server:
         ("select '1' as value", "takes the column data"),
         ("select '1},{\"data\":2' as data", "is not JSON"),
         ("select cast(null as string) as data", "without data"),
+        (
+            "select explode(array('[{\"x\":1', '5', '2}]', '1},{\"data\":2},{\"data\":3')) as data",
+            "is not JSON",
+        ),
+        ("select '1' as data, '{' as meta", "is not JSON"),
     ],
 )
 def test_rows_that_are_no_records_are_refused(
