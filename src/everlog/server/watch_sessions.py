@@ -185,7 +185,9 @@ class WatchSessions:
         options = options_of(body, is_strong=body.consistency == "strong")
         session = Session(wid, key, positions, options, self._heartbeat_ms(body.heartbeat_ms), patterns)
         session.consumers = {
-            name: start.consumer for name, start in resolved.starts.items() if start.consumer is not None
+            name: entry.consumer
+            for name, entry in body.topics.items()
+            if entry.consumer is not None and name in positions
         }
         self._sessions[wid] = session
         self._of_keys.created(key, wid)
