@@ -19,6 +19,7 @@ from rich.table import Table
 from benchmarks.books import contenders, events
 from benchmarks.books.contenders import PEER_EVENTS_MAX, FeatureQueue, Missing, Timed
 from benchmarks.books.imports import IMPORTS, ImportFiles
+from benchmarks.books.merges import MergeQueues
 from benchmarks.queue import machine
 
 ROUNDS = 7
@@ -38,9 +39,11 @@ class Sizes:
     large_book: int = 1_000_000
     imported: int = 1_000_000
     featured: int = 500_000
+    merged: int = 4_000_000
+    queues: tuple[int, int] = (10, 1000)
 
 
-QUICK = Sizes(300_000, 200_000, 50_000, 10_000, 100_000, 100_000, 50_000)
+QUICK = Sizes(300_000, 200_000, 50_000, 10_000, 100_000, 100_000, 50_000, 100_000)
 
 
 @dataclass
@@ -166,6 +169,14 @@ def import_rows(sizes: Sizes, files: ImportFiles) -> list[Row]:
     return [Row(label, 1e6, sizes.imported, partial(files.timed, label, sizes.imported)) for label in IMPORTS]
 
 
+def merge_rows(sizes: Sizes, queues: MergeQueues) -> list[Row]:
+    """What merges do: the same events in few and in many queues."""
+    return [
+        Row(f"merge of {count} queues", 1e6, sizes.merged, partial(queues.timed, count, sizes.merged))
+        for count in sizes.queues
+    ]
+
+
 def measure(table: list[Row], rounds: int) -> None:
     """Interleaved rounds, so that noise hits all alike."""
     runs: list[tuple[Row, str, int, Timed]] = []
@@ -197,13 +208,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.sched_setaffinity(0, {core})
     before = machine.CpuTime.now()
     sizes = QUICK if options.quick else Sizes()
-    files, queue = ImportFiles(), FeatureQueue()
+    files, queue, queues = ImportFiles(), FeatureQueue(), MergeQueues()
     try:
-        table = [*book_rows(sizes), *feature_rows(sizes, queue), *import_rows(sizes, files)]
+        table = [
+            *book_rows(sizes),
+            *feature_rows(sizes, queue),
+            *import_rows(sizes, files),
+            *merge_rows(sizes, queues),
+        ]
         measure(table, options.rounds)
     finally:
         files.close()
         queue.close()
+        queues.close()
     facts = machine.describe() | {
         "noise": machine.CpuTime.now().noise_since(before),
         "pinned": f"everything on core {core}",

@@ -12,7 +12,17 @@ from benchmarks.books import command, contenders, events
 from benchmarks.books.command import Row, Sizes
 from everlog.market.books import L2Book, L3Book
 
-TINY = Sizes(updates=2000, records=500, calls=200, small_book=100, large_book=200, imported=300, featured=500)
+TINY = Sizes(
+    updates=2000,
+    records=500,
+    calls=200,
+    small_book=100,
+    large_book=200,
+    imported=300,
+    featured=500,
+    merged=300,
+    queues=(2, 5),
+)
 
 
 def test_a_tiny_run_fills_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

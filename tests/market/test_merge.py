@@ -75,12 +75,17 @@ def in_order(queues: list[list[Sent]], by: str) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("by", list(TimeOrder))
-@given(queues=st.lists(st.lists(SENT, max_size=30), max_size=5), batch=st.sampled_from([1, 3, 8, 1000]))
+@given(
+    queues=st.lists(st.lists(SENT, max_size=30), max_size=5),
+    batch=st.sampled_from([1, 3, 8, 1000]),
+    at_once=st.sampled_from([2, 1 << 18]),
+)
 @settings(max_examples=effort(60), deadline=None)
 def test_messages_come_in_the_order_of_a_plain_sort_with_their_bytes(
-    by: str, queues: list[list[Sent]], batch: int
+    by: str, queues: list[list[Sent]], batch: int, at_once: int
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(merging, "ROUND_MESSAGES_MAX", at_once)
         replays = [write(Path(folder) / str(place), messages) for place, messages in enumerate(queues)]
         found = []
         for one in merge(replays, by, batch):

@@ -1,7 +1,7 @@
 """Messages of many queues in the order of time: one merge for symbols, streams and days.
 
-Owns the order and what waits for its turn: of each source at most some thousand messages, or one event. A
-source is a `Replay`, whose filters hold.
+Owns the order and what waits for its turn: of each source at most some thousand messages, or one event. Their
+payloads stay in the mapped segments until then. A source is a `Replay`, whose filters hold.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -21,11 +22,15 @@ from everlog.errors import InvalidConfig
 from everlog.market.packing import PackedRecords, gather_field
 from everlog.market.protocol import HEADER_BYTES, TRADE, BookFlags, MessageFlags, TypeId
 from everlog.market.replay import Messages, Replay, ReplayStats
+from everlog.market.result_memory import ResultMemory
+from everlog.native.queue.ring import Mapping, join_payloads
 from everlog.queue import Queue
 
 BATCH_MESSAGES: Final = 65536
-SOURCE_MESSAGES_MIN: Final = 1024
+SOURCE_MESSAGES_MIN: Final = 2048
 """Fewer at a time are not read of a source: the cost of a read is that of some hundred messages."""
+ROUND_MESSAGES_MAX: Final = 1 << 18
+"""About so many are sorted at a time, so that memory for them is used again."""
 EVENT_MESSAGES_MAX: Final = 65536
 """An event that has not ended by then is cut, so that no source waits for an end that never comes."""
 _NO_KEY: Final = np.uint64(2**64 - 1)
@@ -109,10 +114,11 @@ def merge_into(
     return stats
 
 
-def _merged(sources: list[_Source]) -> Iterator[MergedBatch]:
+def _merged(sources: list[_Source]) -> Generator[MergedBatch]:
     first_keys = np.zeros(len(sources), dtype=np.uint64)
     last_keys = np.zeros(len(sources), dtype=np.uint64)
     is_stale = np.ones(len(sources), dtype=np.bool_)
+    memory = ResultMemory()
     while True:
         for place in np.flatnonzero(is_stale).tolist():
             sources[place].fill()
@@ -122,17 +128,23 @@ def _merged(sources: list[_Source]) -> Iterator[MergedBatch]:
         # Up to the source that is known least far: of it everything, of those behind it what is before it.
         limit = int(last_keys.argmin())
         horizon = last_keys[limit]
+        waiting = sum(source.count for source in sources)
+        first = int(first_keys.min())
+        if waiting > ROUND_MESSAGES_MAX and (span := int(horizon) - first) > 0:
+            # All sources are known beyond such a time.
+            part = first + span * ROUND_MESSAGES_MAX // waiting
+            if part < horizon:
+                horizon, limit = np.uint64(part), len(sources)
         chosen = np.flatnonzero((first_keys <= horizon) & (first_keys != _NO_KEY))
-        parts = [sources[place].take(horizon, is_open=place > limit) for place in chosen.tolist()]
+        runs: list[_Run] = []
+        counts = [sources[place].take(horizon, runs, is_open=place > limit) for place in chosen.tolist()]
         is_stale[:] = False
         is_stale[chosen] = True
-        counts = np.array([len(part.key) for part in parts])
-        if counts.any():
-            yield _sorted(parts, np.repeat(chosen, counts))
+        if runs:
+            yield _sorted(runs, np.repeat(chosen, counts), memory)
 
 
-@dataclass(slots=True)
-class _Rows:
+class _Rows(NamedTuple):
     """Messages of one source as columns, with the time by which they are sorted."""
 
     key: NDArray[np.uint64]
@@ -140,38 +152,72 @@ class _Rows:
     timestamp_ns: NDArray[np.uint64]
     type_id: NDArray[np.uint16]
     flags: NDArray[np.uint16]
-    length: NDArray[np.int64]
-    data: NDArray[np.uint8]
+    length: NDArray[np.uint32]
+    offset: NDArray[np.uint64]
+    """Where each record is in its segment."""
+    segment: Mapping
 
-    def split(self, count: int) -> tuple[_Rows, _Rows]:
-        """Return the first rows and the others."""
-        begin = int(self.length[:count].sum())
-        names = [field.name for field in fields(self)]
-        cuts = [begin if name == "data" else count for name in names]
-        columns = [(getattr(self, name), cut) for name, cut in zip(names, cuts, strict=True)]
-        return _Rows(*(column[:cut] for column, cut in columns)), _Rows(
-            *(column[cut:] for column, cut in columns)
+    def part(self, first: int, end: int) -> _Rows:
+        """Return some of the rows, without a copy."""
+        some = slice(first, end)
+        return _Rows(
+            self.key[some],
+            self.seq[some],
+            self.timestamp_ns[some],
+            self.type_id[some],
+            self.flags[some],
+            self.length[some],
+            self.offset[some],
+            self.segment,
         )
 
 
-def _joined(parts: Sequence[_Rows]) -> _Rows:
-    names = [field.name for field in fields(_Rows)]
-    return _Rows(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+class _Run(NamedTuple):
+    """Rows that follow each other in a source."""
+
+    rows: _Rows
+    first: int
+    end: int
+
+    def column(self, number: int) -> NDArray[Any]:
+        column: Any = self.rows[number]
+        found: NDArray[Any] = column[self.first : self.end]
+        return found
 
 
-def _sorted(parts: Sequence[_Rows], source: NDArray[np.intp]) -> MergedBatch:
-    rows = parts[0] if len(parts) == 1 else _joined(parts)
-    order = np.argsort(rows.key, kind="stable")
-    begins = np.cumsum(rows.length) - rows.length
-    return MergedBatch(
-        source[order],
-        rows.seq[order],
-        rows.timestamp_ns[order],
-        rows.type_id[order],
-        rows.flags[order],
-        PackedRecords(rows.data, begins[order].astype(np.uint64), rows.length[order].astype(np.uint64)),
-        rows.key[order],
-    )
+def _sorted(runs: list[_Run], source: NDArray[np.intp], memory: ResultMemory) -> MergedBatch:
+    """Return the rows of all runs by rising key; those of one key in the order of the runs."""
+
+    def joined(number: int) -> NDArray[Any]:
+        parts = [run.column(number) for run in runs]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    columns = [joined(number) for number in range(6)]
+    lengths = columns.pop().astype(np.uint64)
+    ends = np.cumsum(lengths, dtype=np.uint64)
+    buffer = memory.array(int(ends[-1]), np.dtype(np.uint8))
+    begin = row = 0
+    for run in runs:
+        row += run.end - run.first
+        end = int(ends[row - 1])
+        join_payloads(run.rows.segment, run.column(6), run.column(5), buffer[begin:end])
+        begin = end
+    packed = PackedRecords(buffer, ends - lengths, lengths)
+    order = _order(columns[0])
+    key, seq, timestamp_ns, type_id, flags = (column[order] for column in columns)
+    return MergedBatch(source[order], seq, timestamp_ns, type_id, flags, packed.take(order), key)
+
+
+def _order(keys: NDArray[np.uint64]) -> NDArray[np.intp]:
+    """Return what `argsort` does with a stable sort; it sorts numbers of key and place, which is faster."""
+    place_bits = len(keys).bit_length()
+    first = keys.min()
+    if int(keys.max() - first).bit_length() + place_bits > 64:
+        return np.argsort(keys, kind="stable")
+    both = (keys - first) << np.uint64(place_bits) | np.arange(len(keys), dtype=np.uint64)
+    both.sort()
+    order: NDArray[np.intp] = (both & np.uint64((1 << place_bits) - 1)).astype(np.intp)
+    return order
 
 
 class _Source:
@@ -181,95 +227,119 @@ class _Source:
         self._batches = replace(replay, batch_messages=wanted).batches()
         self._by = by
         self._wanted = wanted
-        self._ready: _Rows | None = None
+        self._ready: deque[_Rows] = deque()
         """Rows of events that have ended, with their final keys."""
-        self._open: _Rows | None = None
-        """Rows of the event that has not."""
+        self._taken = 0
+        """How many rows of the first of them were taken."""
+        self.count = 0
+        """How many rows are ready."""
+        self._open: list[_Rows] = []
+        """Rows of the event that has not ended."""
         self._latest = np.uint64(0)
         self._is_read = False
 
     def close(self) -> None:
         """Close the queue."""
-        self._batches.close()  # type: ignore[attr-defined]
+        self._batches.close()
 
     def key_range(self) -> tuple[np.uint64, np.uint64]:
         """Return the first key, and the key up to which everything is known."""
-        ready = self._ready
-        first = _NO_KEY if ready is None else ready.key[0]
-        return first, _NO_KEY if self._is_read or ready is None else ready.key[-1]
+        first = self._ready[0].key[self._taken] if self._ready else _NO_KEY
+        return first, self._ready[-1].key[-1] if self._ready and not self._is_read else _NO_KEY
 
-    def take(self, horizon: np.uint64, *, is_open: bool) -> _Rows:
-        """Return and forget the rows up to a key; `is_open`: without those of the key itself."""
-        assert self._ready is not None
-        count = int(np.searchsorted(self._ready.key, horizon, side="left" if is_open else "right"))
-        taken, rest = self._ready.split(count)
-        self._ready = rest if len(rest.key) else None
-        return taken
+    def take(self, horizon: np.uint64, runs: list[_Run], *, is_open: bool) -> int:
+        """Move rows up to a key to `runs`, return how many; `is_open`: without those of the key itself."""
+        before = self.count
+        while self._ready:
+            rows = self._ready[0]
+            end = int(rows.key.searchsorted(horizon, side="left" if is_open else "right"))
+            if end > self._taken:
+                runs.append(_Run(rows, self._taken, end))
+                self.count -= end - self._taken
+                self._taken = end
+            if end < len(rows.key):
+                break
+            self._ready.popleft()
+            self._taken = 0
+        return before - self.count
 
     def fill(self) -> None:
         """Read until half of what is wanted waits, or the source ends."""
-        parts = [] if self._ready is None else [self._ready]
-        while not self._is_read and sum(len(part.key) for part in parts) <= self._wanted // 2:
+        while not self._is_read and self.count <= self._wanted // 2:
             some = next(self._batches, None)
-            self._is_read = some is None
-            ended = self._ended(None if some is None else self._read(some))
-            if ended is not None and len(ended.key):
-                parts.append(ended)
-        self._ready = None if not parts else parts[0] if len(parts) == 1 else _joined(parts)
+            if some is None:
+                self._is_read = True
+                self._end_event()
+            else:
+                self._add(*self._read(some))
+
+    def _add(self, rows: _Rows, is_end: NDArray[np.bool_]) -> None:
+        """Take in rows; those of an event that has not ended wait for its end."""
+        if not is_end.all():
+            ends = np.flatnonzero(is_end)
+            count = int(ends[-1]) + 1 if len(ends) else 0
+            # Each message has the key of the end of its event.
+            rows.key[:count] = rows.key[ends[np.searchsorted(ends, np.arange(count))]]
+            if count < len(is_end):
+                rest = rows.part(count, len(is_end))
+                if count:
+                    self._end_event(rows.key[0])
+                    self._append(rows.part(0, count))
+                self._open.append(rest)
+                if sum(len(one.key) for one in self._open) >= EVENT_MESSAGES_MAX:
+                    self._end_event()
+                return
+        self._end_event(rows.key[0])
+        self._append(rows)
+
+    def _end_event(self, key: np.uint64 | None = None) -> None:
+        """Let the open event end with a key, by default that of its last message."""
+        opened, self._open = self._open, []
+        for rows in opened:
+            rows.key[:] = opened[-1].key[-1] if key is None else key
+            self._append(rows)
+
+    def _append(self, rows: _Rows) -> None:
+        self._ready.append(rows)
+        self.count += len(rows.key)
 
     def _read(self, some: Messages) -> tuple[_Rows, NDArray[np.bool_]]:
         """Return the rows of a batch, and which of them end an event."""
-        data, begins = some.batch.joined(some.chosen)
-        times, is_end = self._times_and_ends(some)
-        times = np.minimum(times, _NO_KEY - np.uint64(1))
-        keys = np.maximum.accumulate(np.concatenate(([self._latest], times)))[1:]
+        timestamp_ns, type_id, flags = some.timestamp_ns, some.type_id, some.flags
+        length, offset = some.length, some.offset
+        times, is_end = self._times_and_ends(some, timestamp_ns, type_id, flags)
+        keys = np.maximum.accumulate(np.minimum(times, _NO_KEY - np.uint64(1)))
+        np.maximum(keys, self._latest, out=keys)
         self._latest = keys[-1]
-        length = np.diff(begins).astype(np.int64)
-        return _Rows(keys, some.seq, some.timestamp_ns, some.type_id, some.flags, length, data), is_end
+        columns = (keys, some.seq, timestamp_ns, type_id, flags, length, offset)
+        return _Rows(*columns, some.batch.mapping), is_end
 
-    def _times_and_ends(self, some: Messages) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-        flags, times = some.flags, some.timestamp_ns.astype(np.uint64)
-        is_book = (some.type_id == TypeId.BOOK_EVENT) & (some.length >= HEADER_BYTES)
-        is_end = np.ones(len(times), dtype=np.bool_)
-        books = some.where(is_book).packed
+    def _times_and_ends(
+        self,
+        some: Messages,
+        timestamp_ns: NDArray[np.uint64],
+        type_id: NDArray[np.uint16],
+        flags: NDArray[np.uint16],
+    ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+        lengths = some.length
+        is_book = (type_id == TypeId.BOOK_EVENT) & (lengths >= HEADER_BYTES)
+        is_end = np.ones(len(type_id), dtype=np.bool_)
+        books = (some if is_book.all() else some.where(is_book)).packed
         if len(books):
             # Only of writers that mark the ends does a message without the mark go on.
             marks = (gather_field(books, "flags") & BookFlags.MARKS_EVENT_ENDS) != 0
-            is_end[is_book] = ~marks | ((flags[is_book] & MessageFlags.LAST_OF_EVENT) != 0)
-        if self._by is TimeOrder.EXCHANGE:
-            if len(books):
-                _replace(times, is_book, gather_field(books, "exchange_ts_ns"))
-            is_stamped = np.isin(some.type_id, (TypeId.TRADE, TypeId.BOOK_TICKER)) & (
-                some.length >= _STAMP_BYTES
-            )
-            stamped = some.where(is_stamped).packed
-            places = stamped.offsets // np.uint64(_STAMP_BYTES)
-            _replace(times, is_stamped, stamped.buffer[: len(stamped.buffer) // 8 * 8].view("<u8")[places])
+            if marks.any():
+                is_end[is_book] = ~marks | ((flags[is_book] & MessageFlags.LAST_OF_EVENT) != 0)
+        if self._by is TimeOrder.RECEIVE:
+            return timestamp_ns, is_end
+        times = timestamp_ns.copy()
+        if len(books):
+            _replace(times, is_book, gather_field(books, "exchange_ts_ns"))
+        is_stamped = np.isin(type_id, (TypeId.TRADE, TypeId.BOOK_TICKER)) & (lengths >= _STAMP_BYTES)
+        stamped = some.where(is_stamped).packed
+        places = stamped.offsets // np.uint64(_STAMP_BYTES)
+        _replace(times, is_stamped, stamped.buffer[: len(stamped.buffer) // 8 * 8].view("<u8")[places])
         return times, is_end
-
-    def _ended(self, read: tuple[_Rows, NDArray[np.bool_]] | None) -> _Rows | None:
-        """Return the rows of events that have ended by now; the others wait."""
-        waiting = self._open
-        if read is None:
-            self._open = None
-            return waiting if waiting is None else _of_one_key(waiting)
-        rows, is_end = read
-        ends = np.flatnonzero(is_end)
-        if not len(ends):
-            self._open = rows if waiting is None else _joined([waiting, rows])
-            if len(self._open.key) < EVENT_MESSAGES_MAX:
-                return None
-            rows, self._open = self._open, None
-            return _of_one_key(rows)
-        count = int(ends[-1]) + 1
-        # Each message has the key of the end of its event.
-        rows.key[:count] = rows.key[ends[np.searchsorted(ends, np.arange(count))]]
-        front, back = rows.split(count)
-        self._open = back if len(back.key) else None
-        if waiting is None:
-            return front
-        waiting.key[:] = front.key[0]
-        return _joined([waiting, front])
 
 
 _STAMP_BYTES: Final[int] = 8
@@ -279,8 +349,3 @@ assert TRADE.fields is not None and TRADE.fields["timestamp_ns"][1] == 0, "a tra
 def _replace(times: NDArray[np.uint64], where: NDArray[np.bool_], stamps: NDArray[Any]) -> None:
     """Put the exchange's times in place; what has none keeps the time of the message."""
     times[where] = np.where(stamps == 0, times[where], stamps)
-
-
-def _of_one_key(rows: _Rows) -> _Rows:
-    rows.key[:] = rows.key[-1]
-    return rows

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Protocol
@@ -28,7 +28,7 @@ from everlog.market.protocol import BOOK_TICKER, TRADE, TypeId, folded_hash, tak
 from everlog.market.triggers import Always, Trigger
 from everlog.market.warm_start import begin
 from everlog.queue import Batch, Queue
-from everlog.queue.layout import HEADER_SIZE, MSG_FLAGS
+from everlog.queue.layout import HEADER_SIZE
 
 BATCH_MESSAGES: Final = 16384
 WARM_UP_NS: Final = 60_000_000_000
@@ -64,36 +64,48 @@ class Messages(NamedTuple):
     chosen: npt.NDArray[np.intp]
 
     @property
+    def is_whole(self) -> bool:
+        """Whether these are all messages of the batch."""
+        return len(self.chosen) == len(self.batch)
+
+    def _of(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return a copy of what a column of the batch has for these."""
+        return np.array(column) if self.is_whole else column[self.chosen]
+
+    @property
     def seq(self) -> npt.NDArray[np.uint64]:
         """Each message's seq."""
-        return self.batch.seq[self.chosen]
+        return self._of(self.batch.seq)
 
     @property
     def timestamp_ns(self) -> npt.NDArray[np.uint64]:
         """Each message's ingest time."""
-        return self.batch.timestamp_ns[self.chosen]
+        return self._of(self.batch.timestamp_ns)
 
     @property
     def type_id(self) -> npt.NDArray[np.uint16]:
         """Each message's type."""
-        return self.batch.type_id[self.chosen]
+        return self._of(self.batch.type_id)
 
     @property
     def length(self) -> npt.NDArray[np.uint32]:
         """Each message's payload length."""
-        return self.batch.length[self.chosen]
+        return self._of(self.batch.length)
 
     @property
     def flags(self) -> npt.NDArray[np.uint16]:
         """Each message's flags (`protocol.MessageFlags`)."""
-        places = self.batch.offset[self.chosen] + np.uint64(MSG_FLAGS)
-        flags: npt.NDArray[np.uint16] = self.batch.segment.view("<u2")[places // np.uint64(2)]
-        return flags
+        return self._of(self.batch.flags)
+
+    @property
+    def offset(self) -> npt.NDArray[np.uint64]:
+        """Where each message's record starts in its segment."""
+        return self._of(self.batch.offset)
 
     @property
     def packed(self) -> PackedRecords:
         """The payloads, without a copy."""
-        offsets = self.batch.offset[self.chosen] + np.uint64(HEADER_SIZE)
+        offsets = self.offset + np.uint64(HEADER_SIZE)
         return PackedRecords(self.batch.segment, offsets, self.length.astype(np.uint64))
 
     def where(self, keep: npt.NDArray[Any]) -> Messages:
@@ -228,7 +240,7 @@ class Replay:
                 break
         return start_ns - CLOCK_STEP_NS, end_ns + CLOCK_STEP_NS
 
-    def batches(self, stats: ReplayStats | None = None) -> Iterator[Messages]:
+    def batches(self, stats: ReplayStats | None = None) -> Generator[Messages]:
         """Yield what passes, batch by batch; a batch is valid until the next one is asked for."""
         counts = stats if stats is not None else ReplayStats()
         filters = [make() for make in self.filters]

@@ -154,6 +154,11 @@ class Batch:
         )
 
     @property
+    def mapping(self) -> Mapping:
+        """The segment itself, for native functions; it stays as long as it is referenced."""
+        return self._held()
+
+    @property
     def segment(self) -> NDArray[np.uint8]:
         """All bytes of the segment, without a copy; `offset` counts in it, payloads begin 64 bytes later."""
         return np.frombuffer(memoryview(self._held()), dtype=np.uint8)
