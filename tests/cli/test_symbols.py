@@ -55,6 +55,22 @@ def test_books_are_shown_by_name_and_a_damaged_catalogue_is_an_error(queue: Path
     assert done.returncode == 1 and "symbols.jsonl:1 is not a row of a symbol catalogue" in done.stderr
 
 
+def test_messages_are_printed_as_events_with_their_names(queue: Path, tmp_path: Path) -> None:
+    (line,) = run("everlog", "queue", "tail", queue, "--format", "market").stdout.splitlines()
+    message = json.loads(line)
+    assert (message["seq"], message["event"]["event"]) == (0, "snapshot")
+    assert (message["event"]["venue"], message["event"]["symbol"]) == ("binance", "BTCUSDT")
+    simulated = tmp_path / "simulated"
+    run("everlog", "simulate", "--queue", simulated, "--symbols", "2", "--events", "500")
+    lines = run("everlog", "queue", "tail", simulated, "--format", "market").stdout.splitlines()
+    events = [json.loads(line)["event"] for line in lines]
+    assert {event["type"] for event in events} == {"book_event", "trade"}
+    assert {(event["venue"], event["symbol"]) for event in events} == {
+        ("simulated", "SIM0000"),
+        ("simulated", "SIM0001"),
+    }
+
+
 def test_rows_of_a_file_are_taken_over_and_unusable_ones_counted(queue: Path, tmp_path: Path) -> None:
     rows = (queue / "symbols.jsonl").read_text()
     row = json.loads(rows)

@@ -18,6 +18,7 @@ from everlog.feeds.recordings import read_frames
 from everlog.feeds.rehearsal import Faults, Rehearsal, parse_faults
 from everlog.feeds.venue import BookDiff
 from everlog.market.protocol import MessageFlags, TypeId
+from everlog.market.symbols import load_symbols
 from everlog.queue import Queue
 from tests.support.feed_runs import RECORDINGS, FedBooks, running, sides_of, true_sides, until_live
 
@@ -114,6 +115,26 @@ def test_raw_frames_are_the_venue_s_own_bytes(tmp_path: Path) -> None:
     assert [frame.body for frame in frames if frame.kind is FrameKind.FRAME] == sent
     stamps = [frame.received_ns for frame in frames]
     assert stamps == sorted(stamps)
+
+
+def test_a_feed_tells_the_catalogue_what_the_venue_says_of_its_symbols(tmp_path: Path) -> None:
+    recording = RECORDINGS["four"]
+
+    async def run() -> list[str]:
+        server = Rehearsal(recording.venue, recording.paths(), speed=0)
+        async with running(server, tmp_path) as runner:
+            await until_live(server, runner)
+            path = tmp_path / "streams/raw/feed/queue"
+            async with asyncio.timeout(30):
+                while any(row.tick_size is None for row in load_symbols(path).versions):
+                    await asyncio.sleep(0.02)
+        return server.symbols
+
+    symbols = asyncio.run(run())
+    found = load_symbols(tmp_path / "streams/raw/feed/queue").versions
+    assert sorted({row.exchange_symbol for row in found}) == sorted(symbols)
+    assert all(row.exchange == recording.venue and row.is_current for row in found)
+    assert all(row.tick_size is not None and row.tick_size < 1 for row in found)
 
 
 def test_a_silent_venue_is_a_gap_and_a_new_connection(tmp_path: Path) -> None:

@@ -27,8 +27,10 @@ from everlog.native.market.events import (
     RowParser,
     split_markets,
 )
-from tests.market.venues.dbn_files import dbn_file, made_up_day, mbo
+from tests.market.venues.dbn_files import dbn_file, made_up_day, mbo, package, records
 from tests.market.venues.tardis_files import write_tardis_files
+from tests.market.venues.test_itch import made_up_day as made_up_messages
+from tests.market.venues.test_itch import opening
 from tests.support.book_twins import L3Row, l3_records
 from tests.support.fuzzing import fuzz, mutated
 from tests.support.import_runs import payloads_of, run_importer
@@ -36,6 +38,38 @@ from tests.support.import_runs import payloads_of, run_importer
 NUMBERS = (b",", b"\n", b"\r\n", b'"', b"-", b".", b"e-9", b"9" * 20, b"18446744073709551616", b"\xff", b"\0")
 LOBSTER = (
     b"34200.1,1,10,100,5853300,1\n34201.5,1,11,50,5853300,-1\n34202,2,10,40,5853300,1\n34205,7,0,0,-1,-1\n"
+)
+BINANCE = (
+    (
+        "binance-trades",
+        "trades",
+        b"1,10.5,2,21,1723075200000,True,True\n2,9,1,1,1723075200001,False,True\n",
+    ),
+    (
+        "binance-agg-trades",
+        "aggTrades",
+        b"1,10.5,2,1,1,1723075200000,True,True\n3,9,1,2,2,1723075200001,False,True\n",
+    ),
+    (
+        "binance-book-depth",
+        "bookDepth",
+        b"timestamp,percentage,depth,notional\n2024-08-08 00:00:07,-1,2.5,100\n2024-08-08 00:00:07,1,2,90\n",
+    ),
+    ("binance-klines", "1m", b"1723075200000,1,3,1,2,9.5,1723075259999,19,4,5,10,0\n"),
+)
+_TARDIS_HEAD = b"exchange,symbol,timestamp,local_timestamp,"
+TARDIS = (
+    (
+        "tardis-quotes",
+        _TARDIS_HEAD
+        + b"ask_amount,ask_price,bid_price,bid_amount\nbinance,BTCUSDT,1,2,3,4.5,4,1\n"
+        + b"binance,BTCUSDT,2,3,,,4,1\n",
+    ),
+    (
+        "tardis-snapshots",
+        _TARDIS_HEAD
+        + b"asks[0].price,asks[0].amount,bids[0].price,bids[0].amount\nbinance,BTCUSDT,1,2,4.5,1,4,1\n",
+    ),
 )
 LOBSTER_NAME = "AAPL_2012-06-21_34200000_57600000_message_50.csv"
 KINDS = (UNSIGNED, SIGNED, DECIMAL, PRICE, IDENTIFIER, HASH)
@@ -69,7 +103,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, byte
         SimulatedVenue(1, seed=3, kinds=("l2", "trades"), resting_orders=10), 40, folder
     )
     orders = dbn_file(folder, "mbo", mbo(made_up_day(5, 60)))
+    bars = dbn_file(
+        folder, "ohlcv-1m", records(package.OHLCVMsg, 0x21, [{"volume": 3}, {"instrument_id": 42}])
+    )
+    defined = {"raw_symbol": b"ESH4", "min_price_increment": 250_000_000}
+    definitions = dbn_file(folder, "definition", records(package.InstrumentDefMsg, 0x13, [defined] * 3))
     return [
+        ("dbn", bars.name, bars.read_bytes()),
+        ("dbn", definitions.name, definitions.read_bytes()),
+        ("itch", "01302019.NASDAQ_ITCH50", opening() + made_up_messages(5, 60)[0]),
+        *((name, f"BTCUSDT-{kind}-2024-08-08.csv", text) for name, kind, text in BINANCE),
+        *((name, "binance_quotes_2024-01-02_BTCUSDT.csv", text) for name, text in TARDIS),
         ("tardis-book", book.name, book.read_bytes()),
         ("tardis-trades", trades.name, trades.read_bytes()),
         ("lobster", LOBSTER_NAME, LOBSTER),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import deltalake
 import pytest
 
 from everlog.errors import CorruptMetadata
+from everlog.fs import OsFs, replace_file
 from everlog.market.symbols import FOREVER, SymbolDefinition, record_symbols
 from everlog.pipeline.symbols import (
     SCHEMA,
@@ -16,7 +18,7 @@ from everlog.pipeline.symbols import (
     refreshed_dim_symbol,
     update_dim_symbol,
 )
-from tests.support.command_lines import run
+from tests.support.command_lines import run, started
 
 
 def defined(symbol: str, tick: float, at_ts: int) -> SymbolDefinition:
@@ -79,3 +81,21 @@ def test_the_command_takes_symbols_from_a_bus(tmp_path: Path) -> None:
         "}",
     ]
     assert '"changed": 0' in run("everlog", *arguments, "--json").stdout
+
+
+def test_a_repeated_refresh_reports_what_fails_and_goes_on(tmp_path: Path) -> None:
+    bus = tmp_path / "bus"
+    record_symbols(bus, [defined("BTCUSDT", 0.1, 10)])
+    good = (bus / "symbols.jsonl").read_bytes()
+    arguments = ("--lake", tmp_path / "lake", "--from", bus, "--every", "0.05")
+    with started("everlog", "pipeline", "symbols", *arguments) as command:
+        assert command.line().split() == ["new", "or", "changed", "1"]
+        replace_file(OsFs(), str(bus / "symbols.jsonl"), b"nonsense\n")
+        assert "is not a row of a symbol catalogue" in command.line("stderr")
+        replace_file(OsFs(), str(bus / "symbols.jsonl"), good)
+        record_symbols(bus, [defined("ETHUSDT", 0.1, 10)])
+        while command.line().split()[-1] != "2":
+            pass
+        command.process.send_signal(signal.SIGTERM)
+        assert command.process.wait(60) == 0
+    assert len(read_dim_symbol(tmp_path / "lake")) == 2

@@ -15,6 +15,7 @@ from everlog.market.ledger import Ledger
 from everlog.market.venues.simulated import SimulatedVenue
 from everlog.pipeline.jobs.importing import import_to_lake, import_to_queues
 from everlog.pipeline.lake import LakeTable
+from everlog.pipeline.symbols import read_dim_symbol
 from tests.market.venues.tardis_files import write_tardis_files
 from tests.support.import_runs import import_into, messages_of
 
@@ -86,6 +87,9 @@ def test_a_table_takes_each_file_once_and_its_ledger_is_made_good(
         assert [(row.type_id, row.ts_ns, bytes(row.payload)) for row in rows] == expected[entry.source_path]
         assert [row.seq for row in rows] == list(range(entry.groups))
         assert {(str(row.date), row.venue) for row in rows} == {("2024-01-02", "simulated")}
+    catalogue = read_dim_symbol(lake)
+    assert [row.exchange_symbol for row in catalogue.versions] == ["SYM0", "SYM1", "SYM2"]
+    assert all(row.exchange == "simulated" and row.price_increment == 0.01 for row in catalogue.versions)
     third = import_to_lake(spark, FORMAT, files, lake, "events")
     assert (third.rows, third.known, third.version) == (0, 3, None)
 

@@ -387,6 +387,7 @@ def symbols(
                     output.print_json({"changed": changed, "versions": count})
                 else:
                     output.print_fields([("new or changed", str(changed)), ("versions", str(count))])
+                sys.stdout.flush()
                 if not every_s or stopped.wait(every_s):
                     return
 

@@ -122,13 +122,12 @@ def _binance_book(symbol: str, book: TrueBook) -> dict[str, Any]:
     return {"lastUpdateId": book.last_id, "bids": bids[:1000], "asks": asks[:1000]}
 
 
-def _binance_info(books: Mapping[str, TrueBook]) -> dict[str, Any]:
+def _binance_info(prices: Mapping[str, str]) -> dict[str, Any]:
     """Say of each symbol what its own text shows: the decimals of its prices."""
     symbols = []
-    for symbol, book in books.items():
-        price = next(iter(book.bids.values()), ("1", "1"))[0]
-        tick = f"{10.0 ** -len(price.partition('.')[2]):.8f}"
-        rules = [{"filterType": "PRICE_FILTER", "tickSize": tick}] if book.bids else []
+    for symbol, price in prices.items():
+        tick = f"1e-{len(price.rstrip('0').partition('.')[2])}"
+        rules = [{"filterType": "PRICE_FILTER", "tickSize": tick}]
         symbols.append({"symbol": symbol, "baseAsset": "", "quoteAsset": "", "filters": rules})
     return {"symbols": symbols}
 
@@ -189,7 +188,8 @@ class Rehearsal:
             (one for path in files for one in read_frames(path) if one.kind in ("frame", "rest")),
             key=lambda one: one.received_ns,
         )
-        self.symbols = self._found_symbols()
+        self._prices = self._first_prices()
+        self.symbols = [*self._prices]
         self.books = {symbol: TrueBook(self.venue.depth) for symbol in self.symbols}
         self.finished = asyncio.Event()
         self.position = 0
@@ -202,10 +202,14 @@ class Rehearsal:
         self._server: Server | None = None
         self._player: asyncio.Task[None] | None = None
 
-    def _found_symbols(self) -> list[str]:
-        items = (item for one in self.frames if one.kind == "frame" for item in self.venue.decode(one.body))
-        found = (item.symbol for item in items if isinstance(item, BookDiff | BookSnapshot))
-        return list(dict.fromkeys(found))
+    def _first_prices(self) -> dict[str, str]:
+        """Return the symbols in their order, each with a price of its book."""
+        found: dict[str, str] = {}
+        for one in self.frames:
+            for item in self.venue.decode(one.body) if one.kind == "frame" else ():
+                if isinstance(item, BookDiff | BookSnapshot) and not found.get(item.symbol):
+                    found[item.symbol] = next((level[0] for level in (*item.bids, *item.asks)), "")
+        return found
 
     async def start(self, port: int = 0) -> str:
         """Listen on loopback; return host and port."""
@@ -338,7 +342,7 @@ class Rehearsal:
             refusal.headers["Retry-After"] = "0"
             return refusal
         if "exchangeInfo" in request.path:
-            body = msgspec.json.encode(_binance_info(self.books)).decode()
+            body = msgspec.json.encode(_binance_info(self._prices)).decode()
             return connection.respond(HTTPStatus.OK, body)
         if "symbol=" in request.path:
             symbol = request.path.partition("symbol=")[2].partition("&")[0]

@@ -40,6 +40,8 @@ _NAME: Final = re.compile(
 SPOT, FUTURES = "binance", "binance-futures"
 MICROSECONDS_FROM: Final = np.uint64(10**14)
 """Times from here on are microseconds: as milliseconds it would be the year 5138."""
+LATEST: Final = np.uint64(9 * 10**15)
+"""Microseconds of the year 2255."""
 NS_PER_US, NS_PER_MS = np.uint64(1000), np.uint64(1_000_000)
 GAPS_NOTED: Final = 10
 _TRUTHS: Final = (("true", 1), ("false", 0), ("True", 1), ("False", 0), ("TRUE", 1), ("FALSE", 0))
@@ -89,6 +91,11 @@ def _named(member: Member, context: ImportContext) -> tuple[str, str]:
         agree("symbol", found["symbol"], context.options.symbol, member.label)
     date = context.options.date or (found["date"] if found else "")
     return symbol, f"{date}-01" if len(date) == len("2024-01") else date
+
+
+def _timed(block: RowBlock, column: str, context: ImportContext) -> RowBlock:
+    """Refuse rows whose time, in nanoseconds, would not fit into 64 bits."""
+    return block.refuse(block.values[column] >= LATEST, f"{column} is no time of our age", context.rejects)
 
 
 def _ns(times: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -180,7 +187,7 @@ def _trades(
     ]
     order, symbol = _Numbers(number, member.label, context), symbol_hash(file.symbol)
     for rows in file.reader.blocks(columns):
-        block = order.checked(rows)
+        block = order.checked(_timed(rows, time, context))
         trades = np.zeros(len(block), dtype=TRADE)
         trades["timestamp_ns"] = stamps = _ns(block.values[time])
         trades["price"] = as_floats(block.values[price].view(np.int64), block.extras[price])
@@ -207,7 +214,8 @@ class BinanceKlines:
             numbers = [Column(name, UNSIGNED) for name in ("open_time", "close_time", "count")]
             order = _Numbers("open_time", member.label, context, is_dense=False)
             for rows in file.reader.blocks([*prices, *sizes, *numbers]):
-                yield _bars(order.checked(rows), symbol_hash(file.symbol), prices, sizes)
+                timed = _timed(_timed(rows, "open_time", context), "close_time", context)
+                yield _bars(order.checked(timed), symbol_hash(file.symbol), prices, sizes)
 
 
 def _bars(block: RowBlock, symbol: int, prices: Sequence[Column], sizes: Sequence[Column]) -> EventBlock:
@@ -230,6 +238,7 @@ def _bars(block: RowBlock, symbol: int, prices: Sequence[Column], sizes: Sequenc
 
 BANDS_SCALE: Final = 8
 """Decimals of the average prices of bands, which are quotients."""
+EARLIEST_YEAR, LATEST_YEAR = 1970, 2255
 LARGEST: Final = 10**10
 """Larger depths would not fit into 64 bits with their decimals."""
 _DEPTH: Final = ("timestamp", "percentage", "depth", "notional")
@@ -310,6 +319,8 @@ def _depth_row(fields: dict[str, str]) -> _Depth:
         raise ValueError(f"depth and notional must be below {LARGEST}, with at most {BANDS_SCALE} decimals")
     if not percentage:
         raise ValueError("percentage is 0: neither a bid nor an ask")
+    if not EARLIEST_YEAR <= time.year <= LATEST_YEAR:
+        raise ValueError(f"the year is {time.year}")
     return _Depth(int(time.timestamp()) * 10**9, percentage, depth, notional)
 
 

@@ -68,9 +68,8 @@ class TardisSnapshots:
             wanted = context.options.symbol if file.symbol else None
             symbol = agree("symbol", file.symbol, wanted, member.label)
             context.tally.name(venue=file.venue, symbol=symbol, date=file.date, stream="l2")
-            places = sorted(
-                (side, int(number)) for side, number in _LEVEL.findall(",".join(file.reader.names))
-            )
+            found = _LEVEL.findall(",".join(file.reader.names))
+            places = sorted({(side, int(number)) for side, number in found})
             if not places:
                 raise InvalidSource(f"{member.label}:1: no column like bids[0].price", member.label, 1)
             names = [f"{side}s[{number}]" for side, number in places]
