@@ -13,12 +13,16 @@ import pytest
 
 from everlog.cli.book_options import book_settings
 from everlog.errors import Unsupported
+from everlog.market import BookSettings
+from everlog.market.book_pictures import picture
 from everlog.market.feature_rows import GlobalTime, mid_price
 from everlog.market.plots import check_plots
+from everlog.market.protocol import BookFlags, TypeId
 from everlog.market.replay import Replay
 from everlog.market.triggers import TimeBar
 from everlog.market.venues.simulated import SimulatedVenue
 from everlog.queue import Queue
+from tests.support.book_twins import l3_records
 from tests.support.command_lines import run_here
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -85,6 +89,22 @@ def span_ns(queue: Path) -> int:
     with Queue.open_subscriber(queue, None, "earliest") as reader:
         times = [one.timestamp_ns for one in reader]
     return times[-1] - times[0]
+
+
+def test_the_order_that_waited_longest_is_found_in_the_middle_of_an_event(tmp_path: Path) -> None:
+    rows = [(1, 1, 1, 0, 0, 100, 5, 0), (1, 1, 2, 0, 0, 100, 4, 0), (2, 1, 1, 0, 0, 100, 2, 0)]
+    records = l3_records(rows)
+    records["header"]["ingest_ts_ns"] = times = np.array([10, 20, 90], np.uint64)
+    records["header"]["flags"] |= np.uint16(BookFlags.MARKS_EVENT_ENDS)
+    with Queue.open_publisher(tmp_path / "q", segment_size=1 << 16) as writer:
+        # No message is marked: the venue's event goes on.
+        ends, flags = np.arange(1, 4, dtype=np.uint64) * np.uint64(128), np.zeros(3, np.uint16)
+        writer.append_packed(TypeId.BOOK_EVENT, records.view(np.uint8), ends, times, flags)
+    shown = picture("queue-position", Replay(str(tmp_path / "q")), BookSettings(), step_ns=1, levels=1)
+    assert shown.what == "queue position of order 2"
+    size_ahead, orders_ahead = (panel.series[0] for panel in shown.panels)
+    assert (size_ahead.times_ns.tolist(), size_ahead.values.tolist()) == ([20, 90], [5.0, 3.0])
+    assert orders_ahead.values.tolist() == [1.0, 1.0]
 
 
 def test_a_png_is_a_picture_of_the_size_that_was_drawn(queue: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from everlog.market.feature_rows import (
 from everlog.market.plots import DepthMap, Panel, Series
 from everlog.market.protocol import L3EventType, TypeId
 from everlog.market.replay import Replay
-from everlog.market.triggers import TimeBar
+from everlog.market.triggers import Always, EveryMessage, TimeBar
 
 KINDS: Final = ("depth", "mid", "imbalance", "queue-position")
 Rows = NDArray[np.void]
@@ -133,9 +133,9 @@ def _queue_position(
     name_of: Callable[[Market], str],
 ) -> Picture:
     chosen: list[Feature] = [GlobalTime(), _OrderEvents()]
-    market, rows = _of_one_market(
-        [(one.market, one.rows) for one in replay.features(chosen, settings).tables()], name_of
-    )
+    # In the middle of the venue's events too: most orders come and go there.
+    whole = replay.features(chosen, settings).trigger(EveryMessage(Always()))
+    market, rows = _of_one_market([(one.market, one.rows) for one in whole.tables()], name_of)
     order_id = _patient_order(rows) if order_id is None else order_id
     places = _places_of(replay, settings, market, order_id, step_ns)
     if not len(places):
