@@ -59,6 +59,6 @@ def local_features(queue: Path) -> dict[Market, Array]:
     """Compute the features of every market without Spark."""
     rows: dict[Market, list[Array]] = {}
     replay = Replay(str(queue)).features(standard_features(FEATURE_DEPTH), book_settings(BookMode.L2))
-    for market, some in replay.trigger(TimeBar(FEATURE_INTERVAL_NS)).tables():
-        rows.setdefault(market, []).append(some.copy())
+    for some in replay.trigger(TimeBar(FEATURE_INTERVAL_NS)).tables():
+        rows.setdefault(some.market, []).append(some.rows.copy())
     return {market: np.concatenate(parts) for market, parts in rows.items()}

@@ -133,8 +133,6 @@ JUDGED = (
     "index.html",
     "tour.html",
     "guide/console.html",
-    "guide/comparison.html",
-    "guide/cli.html",
     "reference/settings.html",
     "reference/client.html",
     "internals/benchmarks.html",

@@ -47,6 +47,9 @@ from examples.demo.report import write_report
 from examples.demo.session import Counts, Session
 from examples.demo.summary import summarize
 from examples.demo.topic_copy import TopicCopy
+from tests.browser.axe import open_unguarded, scrolls_sideways, violations
+from tests.browser.browsers import find_browser
+from tests.browser.devtools import opened_page
 from tests.support.processes import eventually
 from tests.support.server_clients import PlainClient
 
@@ -257,6 +260,30 @@ def test_the_page_opens_offline_and_has_every_plot_and_the_audit(finished: Finis
     assert {row[5] for row in rows.values()} == {"0"}
     assert "prefers-color-scheme:dark" in text
     assert "zero unexplained" in text
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_report_passes_the_rules_of_accessibility_and_fits_a_phone(
+    finished: Finished, tmp_path: Path, theme: str
+) -> None:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium is installed; on Debian the package is called chromium")
+    with opened_page(program, tmp_path / "profile") as page:
+        page.prefer(theme)
+        open_unguarded(page, (finished.report / "index.html").as_uri())
+        assert violations(page) == []
+        page.size(420, 860)
+        assert scrolls_sideways(page) == []
+        assert violations(page) == []
+        # A row of the audit is a list of names and values there; no value has to be scrolled to.
+        right = page.evaluate(
+            "Math.max(...[...document.querySelectorAll('td')].map((e) => e.getBoundingClientRect().right))"
+        )
+        assert right <= 420
+        named = "getComputedStyle(document.querySelector('td'), '::before').content"
+        assert page.evaluate(named) == '"part"'
 
 
 def test_axes_have_units_and_histograms_have_percentiles(finished: Finished) -> None:

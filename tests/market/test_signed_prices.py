@@ -55,8 +55,8 @@ def features_of(queue: Path) -> dict[int, np.ndarray[Any, Any]]:
     chosen = [mid_price(), spread(), microprice(), OrderFlowImbalance()]
     parts: dict[int, list[np.ndarray[Any, Any]]] = {}
     replay = Replay(str(queue)).features(chosen).trigger(EveryMessage(Always()))
-    for market, rows in replay.tables():
-        parts.setdefault(market.market_id, []).append(rows)
+    for some in replay.tables():
+        parts.setdefault(some.market.market_id, []).append(some.rows)
     return {market: np.concatenate(rows) for market, rows in parts.items()}
 
 
