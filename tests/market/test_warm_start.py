@@ -76,7 +76,8 @@ def test_the_features_of_a_range_are_the_rows_of_a_whole_replay_that_lie_in_it(
     stats = ReplayStats()
     whole = rows_of(Replay(str(queue)).features(standard_features()).trigger(trigger), stats)
     times = times_of(queue)
-    for place in (len(times) // 3, len(times) * 4 // 5):
+    behind_a_set = SnapshotSets(SnapshotStore(queue)).seqs()[1] + 1  # no event of any market in between
+    for place in (len(times) // 3, len(times) * 4 // 5, behind_a_set):
         start_ns, end_ns = int(times[place]), int(times[place + len(times) // 8])
         ranged = Replay(str(queue)).between(start_ns, end_ns).features(standard_features()).trigger(trigger)
         warm = ReplayStats()
