@@ -398,12 +398,12 @@ SPECIAL: Final[dict[str, dict[str, str]]] = {
     },
     "RouterState": {
         "paused": "it copies nothing, because a topic at one of its ends is damaged; absent if not",
-        "corrupt_seq": "the record of the source that cannot be read and keeps it from going on; absent if none",
+        "corrupt_seq": "the record that cannot be read and keeps it from going on; absent if none",
     },
     "RouterSummary": {
         "lag": "records it is behind its source; only if it was asked for",
         "paused": "it copies nothing, because a topic at one of its ends is damaged; absent if not",
-        "corrupt_seq": "the record of the source that cannot be read and keeps it from going on; absent if none",
+        "corrupt_seq": "the record that cannot be read and keeps it from going on; absent if none",
     },
     "QueueList": {"queues": "the queues, sorted by path", "root": "the bus directory; null: none was given"},
     "QueueState": {
