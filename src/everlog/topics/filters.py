@@ -34,6 +34,8 @@ _ORDERS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "Gt": operator.gt,
     "Ge": operator.ge,
 }
+# What is compared with a number or a text; a bool has another type than numbers.
+_TYPES: Final[dict[str, frozenset[type]]] = {"number": frozenset((int, Decimal)), "text": frozenset((str,))}
 _OPERATORS: Final = ("Eq", "Ne", *_ORDERS, "In", "Glob", "Exists")
 
 
@@ -187,12 +189,13 @@ def _comparison(value_of: Callable[[Row], Any], word: str, value: Any) -> Test:
     wanted = _listed(word, value)
     if any(isinstance(each, list | dict) for each in wanted):
         raise InvalidRequest(f"the filter has {_shown(value)}; compare with text, numbers, true, false, null")
-    if word in _ORDERS:
-        kind = _kind(value)
-        if kind not in ("number", "text"):
-            raise InvalidRequest(f"the filter has {word} {_shown(value)}; it must be a number or text")
-        compare = _ORDERS[word]
-        return lambda row: _kind(found := value_of(row)) == kind and compare(found, value)
+    types = _TYPES.get(_kind(value))
+    if word in _ORDERS and types is None:
+        raise InvalidRequest(f"the filter has {word} {_shown(value)}; it must be a number or text")
+    if types is not None and (word == "Eq" or word in _ORDERS):
+        compare: Callable[[Any, Any], bool] = _ORDERS.get(word, operator.eq)
+        allowed = types
+        return lambda row: type(found := value_of(row)) in allowed and compare(found, value)
     # Python holds that 1 == True, and that equal numbers hash alike: the kind keeps the first apart.
     keys = {(_kind(each), each) for each in wanted}
     if word == "Ne":
