@@ -18,6 +18,7 @@ from everlog.pipeline import queue_ranges
 from everlog.pipeline.jobs.market_tasks import TaskFilter, task_messages
 from everlog.pipeline.jobs.refine import refine_symbols
 from everlog.pipeline.lake_files import write_files
+from everlog.pipeline.lake_places import LakePlace
 from everlog.pipeline.refinery import Refinery, Symbols
 from everlog.pipeline.sources.base import BatchReader
 from everlog.pipeline.sources.queue import QueueSource
@@ -105,6 +106,6 @@ def core_costs(folder: Path, orders: str, events: int) -> Numbers:
 
 
 def _written(batches: list[pa.RecordBatch], folder: Path) -> int:
-    for _ in write_files(iter(batches), str(folder), ()):
+    for _ in write_files(iter(batches), LakePlace(str(folder)), ()):
         pass
     return sum(batch.num_rows for batch in batches)

@@ -74,6 +74,11 @@ def write_report(lake: str, table: str, report: ArchiveProgress | AuditSummary, 
         replace_file(fs or OsFs(), path, msgspec.json.encode(report), durable=False)
 
 
+def report_key(table: str, kind: type[ArchiveProgress | AuditSummary]) -> str:
+    """Return the name of a table's last report in the lake."""
+    return f"{FOLDER}/{_NAMES[kind]}.{table}.json"
+
+
 def read_report(lake: str, table: str, kind: type[Report]) -> Report | None:
     """Return the last report of a table; None if there is none that can be read."""
     try:
@@ -84,4 +89,4 @@ def read_report(lake: str, table: str, kind: type[Report]) -> Report | None:
 
 
 def _path(lake: str, table: str, kind: type[ArchiveProgress | AuditSummary]) -> str:
-    return os.path.join(lake, FOLDER, f"{_NAMES[kind]}.{table}.json")
+    return os.path.join(lake, report_key(table, kind))

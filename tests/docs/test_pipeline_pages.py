@@ -18,7 +18,8 @@ GUIDE = ROOT / "docs" / "guide"
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("page", "blocks"), [("spark.md", 8), ("replaying.md", 2), ("writing-a-feature.md", 5)]
+    ("page", "blocks"),
+    [("spark.md", 8), ("querying-a-lake.md", 5), ("replaying.md", 2), ("writing-a-feature.md", 5)],
 )
 def test_every_example_of_the_page_runs(page: str, blocks: int, tmp_path: Path) -> None:
     assert run_page_alone(GUIDE / page, tmp_path) >= blocks

@@ -24,7 +24,7 @@ def filled(lake: Path, commits: int) -> LakeTable:
     return LakeTable(lake, "t")
 
 
-@pytest.mark.parametrize("root", ["s3://bucket/lake", "gs://b", "hdfs://name/lake", "S3A://b/x"])
+@pytest.mark.parametrize("root", ["hdfs://name/lake", "S3A://b/x", "http://host/lake"])
 def test_a_place_that_is_not_a_directory_is_refused_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str
 ) -> None:

@@ -57,7 +57,7 @@ def test_a_batch_that_is_run_again_changes_nothing(spark: SparkSession, table: L
 def commit_without_spark(table: LakeTable, fs: Fs, batch: int) -> None:
     """Write two rows as a task does, which syncs its files, and commit them."""
     batch_rows = pa.record_batch({"seq": [2 * batch, 2 * batch + 1], "topic": ["old", f"of {batch}"]})
-    handed_over = write_files(iter([batch_rows]), table.path, ("topic",))
+    handed_over = write_files(iter([batch_rows]), table.place, ("topic",))
     files = [
         {**row, "partition_values": dict(row["partition_values"])}
         for one in handed_over

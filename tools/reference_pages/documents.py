@@ -17,6 +17,7 @@ from everlog.server.settings import ServerSettings
 from tools.reference_pages.asyncapi import asyncapi
 from tools.reference_pages.commands import commands_page
 from tools.reference_pages.http_page import reference_page
+from tools.reference_pages.lake_tables import lake_tables_page
 from tools.reference_pages.metrics import metrics_page
 from tools.reference_pages.openapi import openapi
 from tools.reference_pages.settings import settings_page
@@ -51,6 +52,7 @@ def documents() -> dict[str, str]:
         "http.md": reference_page(routes),
         "cli.md": commands_page(),
         "settings.md": settings_page(),
+        "lake-tables.md": lake_tables_page(),
         "metrics.md": metrics_page(registered_metrics()),
     }
 

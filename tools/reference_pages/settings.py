@@ -53,6 +53,7 @@ COMMAND_VARIABLES: Final[dict[str, str]] = {
     "EVERLOG_KEY": "the key they send; Spark jobs take it as well. Unlike `--key`, other users of the "
     "machine cannot see it",
     "JAVA_HOME": "the Java that Spark runs on; without it that on the path, then that of the extra `spark`",
+    "EVERLOG_LAKE": "where the tables of Spark jobs are: a directory, or a URL such as `s3://bucket/prefix`",
     "SPARK_MASTER": "where Spark jobs run; `local[*]` without it",
 }
 SERVER_TEXTS: Final[dict[str, str]] = {

@@ -36,6 +36,7 @@ from everlog.cli.task_progress import TaskProgress
 from everlog.client.retrying import ONCE
 from everlog.client.sync_client import Client
 from everlog.errors import EverlogError, InvalidConfig, QueueNotFound, Unsupported
+from everlog.queue.faults import io_errors
 from everlog.queue.layout import CONTROL_FILE
 
 if TYPE_CHECKING:
@@ -57,7 +58,15 @@ app = output.group(
     "everlog pipeline audit --lake ./lake --table messages",
 )
 
-Lake = Annotated[str, typer.Option("--lake", metavar="DIR", help="Root directory of the lake's tables.")]
+Lake = Annotated[
+    str,
+    typer.Option(
+        "--lake",
+        metavar="PLACE",
+        envvar="EVERLOG_LAKE",
+        help="Where the lake's tables are: a directory, or a URL such as s3://bucket/prefix.",
+    ),
+]
 TableName = Annotated[str, typer.Option("--table", metavar="NAME", help="Table of the lake.")]
 Url = Annotated[
     str | None, typer.Option("--url", envvar="EVERLOG_URL", metavar="URL", help="Server to take topics from.")
@@ -85,7 +94,7 @@ Decode = Annotated[
     typer.Option(
         "--decode",
         metavar="|".join(DECODINGS),
-        help="Typed columns of these market messages of a queue, and no others. Default: raw, all of them.",
+        help="Only these market messages of a queue, with names, times and prices. Default: raw, all.",
     ),
 ]
 Partitions = Annotated[
@@ -115,7 +124,12 @@ MetricsFile = Annotated[
 )
 def archive(  # noqa: PLR0913, PLR0917
     lake: Lake,
-    table: TableName = "records",
+    table: Annotated[
+        str | None,
+        typer.Option(
+            "--table", metavar="NAME", help="Table of the lake. Default: records; decoded, as its schema."
+        ),
+    ] = None,
     url: Url = None,
     topic: Topics = None,
     queue: QueueDir = None,
@@ -125,6 +139,12 @@ def archive(  # noqa: PLR0913, PLR0917
     follow: Follow = False,
     max_records: MaxRecords = None,
     metrics_file: MetricsFile = None,
+    compact_every: Annotated[
+        int, typer.Option("--compact-every", min=0, help="With --follow, join small files after N commits.")
+    ] = 100,
+    file_mb: Annotated[
+        int, typer.Option("--file-mb", min=1, help="Size of files that are joined no further.")
+    ] = 256,
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
@@ -147,9 +167,13 @@ def archive(  # noqa: PLR0913, PLR0917
         _check_source(master, queue=queue, url=url if queue is None else None)
         with _session(master) as spark:
             from everlog.pipeline.jobs import archive as job
+            from everlog.pipeline.upkeep import UpkeepPolicy
 
             shared: dict[str, Any] = {"checkpoint": checkpoint, "follow": follow, "options": options}
             shared["shown"] = _shown(metrics_file, as_json=as_json, follow=follow)
+            every = compact_every if follow else 0
+            shared["upkeep"] = UpkeepPolicy(every=every, target_bytes=file_mb << 20)
+            table = table or job.default_table(options)
             if queue is not None:
                 report = job.archive_queue(spark, queue, lake, table, reader=reader, **shared)
             else:
@@ -165,6 +189,13 @@ def audit(
     url: Url = None,
     topic: Topics = None,
     queue: QueueDir = None,
+    checkpoint: Checkpoint = None,
+    html: Annotated[
+        str | None, typer.Option("--html", metavar="FILE", help="Also write the findings as a page.")
+    ] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Also append the findings to the table audits of the lake.")
+    ] = False,
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
@@ -182,13 +213,25 @@ def audit(
             from everlog.pipeline.jobs import audit as job
 
             if url is not None and queue is None:
-                names = [name for part in (topic or "").split(",") if (name := part.strip())]
-                report = job.audit_topics(spark, lake, table, url, topics=names)
+                names = _words(topic or "")
+                report = job.audit_topics(spark, lake, table, url, topics=names, checkpoint=checkpoint)
             else:
-                report = job.audit_queue(spark, lake, table, queue=queue)
+                report = job.audit_queue(spark, lake, table, queue=queue, checkpoint=checkpoint)
+        _keep_audit(report, lake, html=html, record=record)
         _print_audit(report, as_json=as_json)
     if not report.is_sound:
         raise typer.Exit(UNSOUND_EXIT_CODE)
+
+
+def _keep_audit(report: AuditReport, lake: str, *, html: str | None, record: bool) -> None:
+    """Write the findings where they were asked for."""
+    from everlog.pipeline.jobs import audit_report
+
+    if html is not None:
+        with io_errors(f"write {html}"), open(html, "w", encoding="utf-8") as file:
+            file.write(audit_report.html_of(report))
+    if record:
+        audit_report.record_audit(lake, report)
 
 
 @app.command(epilog="Example: everlog pipeline replay --queue ./feed --lake ./lake --table tops")
@@ -310,6 +353,10 @@ def compact(
         int | None,
         typer.Option("--keep-days", min=0, help="Also remove files that no version of so many days needs."),
     ] = None,
+    z_order: Annotated[
+        str | None,
+        typer.Option("--z-order", metavar="COLUMNS", help="Rewrite all files in this order: symbol,ts."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Join the small files of a table into larger ones; the rows stay as they are.
@@ -323,7 +370,7 @@ def compact(
             raise _without_spark(error) from None
         target = LakeTable(lake, table)
         before = len(target.files())
-        target.compact()
+        target.compact(order_by=_words(z_order or ""))
         removed = [] if keep_days is None else target.vacuum(timedelta(days=keep_days))
         done = {"files_before": before, "files": len(target.files()), "removed": len(removed)}
         if as_json:
@@ -408,9 +455,13 @@ def import_(  # noqa: PLR0913, PLR0917
         str | None, typer.Option("--queue", metavar="DIR", help="Directory of queues, one for each file.")
     ] = None,
     lake: Annotated[
-        str | None, typer.Option("--lake", metavar="DIR", help="Root directory of the lake's tables.")
+        str | None,
+        typer.Option("--lake", metavar="PLACE", help="Lake, for the tables trades, book_l2 and orders_l3."),
     ] = None,
-    table: TableName = "events",
+    table: Annotated[
+        str | None,
+        typer.Option("--table", metavar="NAME", help="All events undecoded into this table of the lake."),
+    ] = None,
     lenient: Annotated[
         bool, typer.Option("--lenient", help="Set bad rows aside in a quarantine file and go on.")
     ] = False,
@@ -424,12 +475,15 @@ def import_(  # noqa: PLR0913, PLR0917
 ) -> None:
     """Import market data files in parallel, each once: a task for every file.
 
-    With --queue each file becomes a queue of its own, with --lake all become rows of one table, partitioned
-    by date and venue. Files that are there already are left alone.
+    With --queue each file becomes a queue of its own. With --lake events become rows of tables with names,
+    times and prices, partitioned by date and venue. Files that are there already are left alone.
     """
     with reporting(as_json=as_json):
+        lake = lake or (os.environ.get("EVERLOG_LAKE") if queue is None else None)
         if (queue is None) == (lake is None):
             raise InvalidConfig("an import needs either --queue or --lake")
+        if table is not None and lake is None:
+            raise InvalidConfig("--table is of a lake; give --lake, or leave it out")
         with _session(master) as spark:
             from everlog.market.venues.interface import ImportOptions
             from everlog.pipeline.jobs import importing
@@ -493,7 +547,12 @@ def _symbols(text: str) -> list[str]:
                 text = file.read()
         except OSError as error:
             raise InvalidConfig(f"cannot read the symbols in {text[1:]}: {error.strerror}") from None
-    return [name for part in text.replace(",", "\n").splitlines() if (name := part.strip())]
+    return _words(text.replace("\n", ","))
+
+
+def _words(text: str) -> list[str]:
+    """Return names that are separated by commas."""
+    return [name for part in text.split(",") if (name := part.strip())]
 
 
 def _check_source(master: str | None, *, queue: str | None = None, url: str | None = None) -> None:

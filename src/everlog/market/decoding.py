@@ -62,7 +62,7 @@ class FieldLayout(NamedTuple):
     dtype: np.dtype[Any]
 
 
-_COMMIT_LEN: Final = FieldLayout(MSG_COMMIT_LEN, np.dtype("<u4"))
+COMMIT_LEN: Final = FieldLayout(MSG_COMMIT_LEN, np.dtype("<u4"))
 MESSAGE_FIELDS: Final = {
     "seq": FieldLayout(MSG_SEQ, np.dtype("<u8")),
     "ts_ns": FieldLayout(MSG_TIMESTAMP_NS, np.dtype("<u8")),
@@ -217,7 +217,7 @@ class MessageSelection:
     @property
     def lengths(self) -> NDArray[np.int64]:
         """The length of each payload."""
-        return self.values(_COMMIT_LEN).astype(np.int64) - 1
+        return self.values(COMMIT_LEN).astype(np.int64) - 1
 
     def seq(self, row: int) -> int:
         """Return the seq of one of them, for an error."""

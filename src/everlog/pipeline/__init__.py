@@ -22,13 +22,15 @@ from everlog.pipeline.sources import register
 if TYPE_CHECKING:
     from everlog.pipeline.read import read_queue, read_topic
     from everlog.pipeline.session import spark_session
+    from everlog.pipeline.tables.views import create_views
 
 _FROM: Final = {
+    "create_views": "everlog.pipeline.tables.views",
     "read_queue": "everlog.pipeline.read",
     "read_topic": "everlog.pipeline.read",
     "spark_session": "everlog.pipeline.session",
 }
-__all__ = ["read_queue", "read_topic", "register", "spark_session"]
+__all__ = ["create_views", "read_queue", "read_topic", "register", "spark_session"]
 
 
 def __getattr__(name: str) -> Any:

@@ -22,11 +22,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from everlog.pipeline.gc_freeze import freeze_loaded_modules
 from everlog.pipeline.intervals import EMPTY, Intervals, runs_of, union
+from everlog.pipeline.tables.schemas import NAMED
 
 DIGEST: Final = "_digest"
 METADATA_KEY: Final = "everlog.ranges"
-NOT_HASHED: Final = frozenset({"date"})
-"""Made from the other columns, and of a gap the day on which it was found."""
+NOT_HASHED: Final = NAMED | {"date"}
+"""Names may become known later; the day is made from other columns, and of a gap it is when it was found."""
 
 _FOUND: Final = pa.schema(
     [

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -19,15 +18,15 @@ from typing import Any, Final, NamedTuple
 import deltalake
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, Transaction
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from everlog.errors import Corrupt, InvalidConfig
+from everlog.errors import Corrupt, EverlogError, InvalidConfig
 from everlog.fs import Fs, OsFs, sync_path
+from everlog.lake_reports import ArchiveProgress, AuditSummary, report_key, write_report
 from everlog.pipeline.accounts import (
     DIGEST,
     METADATA_KEY,
@@ -39,12 +38,13 @@ from everlog.pipeline.accounts import (
 )
 from everlog.pipeline.gc_freeze import freeze_loaded_modules
 from everlog.pipeline.lake_files import WRITTEN_SCHEMA, write_files
+from everlog.pipeline.lake_places import LakePlace
+from everlog.pipeline.lake_reading import LakeFile, Scan, Selection, files_of, scan_in_tasks
 
 KEEP_ACCOUNTS: Final = {"delta.enableExpiredLogCleanup": "false"}
 """The log holds the accounts of commits, so old entries of it are not deleted."""
 VACUUM_KEEP: Final = timedelta(days=7)
 UNCOMMITTED_KEEP: Final = timedelta(days=1)
-_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 COMPACT_BYTES: Final = 256 << 20
 _MS_PER_S: Final = 1000
 
@@ -58,6 +58,8 @@ class Appended(NamedTuple):
     is_repeat: bool
     ranges: list[RangeAccount]
     """The seqs of each stream, if the batch was committed with an account of them."""
+    days: frozenset[str] = frozenset()
+    """The values of the partition `date` that it added rows to."""
 
 
 Written = Sequence[Mapping[str, Any]]
@@ -70,17 +72,21 @@ Ranges = Mapping[str, tuple[Any, Any]]
 class LakeTable:
     """One Delta table below the root of a lake."""
 
-    def __init__(self, root: str | os.PathLike[str], name: str, fs: Fs | None = None) -> None:
+    def __init__(self, root: str | os.PathLike[str] | LakePlace, name: str, fs: Fs | None = None) -> None:
+        """`root` is a directory, or a URL such as `s3://bucket/prefix`."""
         if not name or name.startswith((".", "_")) or "/" in name:
             raise InvalidConfig(f"a table cannot be called {name!r}; use letters, digits, - and _")
         self.name = name
-        self.path = os.path.join(local_path(os.fspath(root), "the lake"), name)
+        self.place = LakePlace.of(root).below(name)
+        self.path = self.place.path
         self._fs = fs or OsFs()
 
     def open(self, version: int | None = None) -> deltalake.DeltaTable | None:
         """Return the table as Delta has it, now or as of a version; None if there is none."""
+        storage = self.place.storage_options
         try:
-            return deltalake.DeltaTable(self.path, version=version)
+            with self.place.reported("open the table"):
+                return deltalake.DeltaTable(self.path, version=version, storage_options=storage)
         except TableNotFoundError:
             return None
         except DeltaError:
@@ -93,7 +99,10 @@ class LakeTable:
             ) from None
 
     def damaged_commits(self) -> list[str]:
-        """Return the files of the log that are not JSON to their end, the oldest first."""
+        """Return the files of the log that are not JSON to their end, the oldest first.
+
+        An object store has none: an object appears whole or not at all.
+        """
         return [path for path in sorted(glob(self._log_path("*.json"))) if not _is_whole(path)]
 
     def repair(self) -> list[str]:
@@ -177,7 +186,8 @@ class LakeTable:
         committed = table.transaction_version(application)
         if committed is None or committed < batch:
             return None
-        self._sync_log(0, table.version())  # the run that committed it may have been killed before the sync
+        # The run that committed it may have been killed before the sync.
+        self._sync_log(0, table.version())
         ranges = [one for account in _accounts(table, 1) for one in account.ranges]
         return Appended(table.version(), 0, 0, True, ranges)
 
@@ -205,58 +215,71 @@ class LakeTable:
             None if account is None else {METADATA_KEY: msgspec.json.encode(account).decode()},
             app_transactions=[Transaction(name, batch, _now_ms()) for name in (application, *also)],
         )
-        os.makedirs(self.path, exist_ok=True)
         self._sync_names(written)
         table = self.open()
         first = 0 if table is None else table.version() + 1
-        if table is None:
-            deltalake.transaction.create_table_with_add_actions(
-                self.path,
-                deltalake.Schema.from_arrow(schema),
-                actions,
-                "error",
-                list(partition_by),
-                configuration=None if account is None else KEEP_ACCOUNTS,
-                commit_properties=properties,
-            )
-            table = deltalake.DeltaTable(self.path)
-        else:
-            self._evolve(table, schema)
-            replaced = replace if isinstance(replace, Mapping) else {}
-            table.create_write_transaction(
-                [*actions],
-                "overwrite" if replace else "append",
-                deltalake.Schema.from_arrow(schema),
-                list(partition_by),
-                [(name, "=", value) for name, value in replaced.items()] or None,
-                commit_properties=properties,
-            )
-            table.update_incremental()
+        with self.place.reported("commit to the table"):
+            if table is None:
+                deltalake.transaction.create_table_with_add_actions(
+                    self.path,
+                    deltalake.Schema.from_arrow(schema),
+                    actions,
+                    "error",
+                    list(partition_by),
+                    configuration=None if account is None else KEEP_ACCOUNTS,
+                    storage_options=self.place.storage_options,
+                    commit_properties=properties,
+                )
+                table = self._existing(None)
+            else:
+                self._evolve(table, schema)
+                replaced = replace if isinstance(replace, Mapping) else {}
+                table.create_write_transaction(
+                    [*actions],
+                    "overwrite" if replace else "append",
+                    deltalake.Schema.from_arrow(schema),
+                    list(partition_by),
+                    [(name, "=", value) for name, value in replaced.items()] or None,
+                    commit_properties=properties,
+                )
+                table.update_incremental()
         self._sync_log(first, table.version())
         rows = sum(row["rows"] for row in written)
         ranges = [] if account is None else account.ranges
-        return Appended(table.version(), rows, len(actions), False, ranges)
+        days = frozenset(day for row in written if (day := dict(row["partition_values"]).get("date")))
+        return Appended(table.version(), rows, len(actions), False, ranges, days)
 
     def accounts(self) -> list[CommitAccount]:
         """Return what each commit says that it added, the oldest first."""
         return _accounts(self._existing(None))
 
+    def store_report(self, report: ArchiveProgress | AuditSummary) -> None:
+        """Leave in the lake what a job last did; a full disk or a store that is away stops no job."""
+        root = self.place.parent
+        if root.is_local:
+            write_report(root.path, self.name, report)
+            return
+        with contextlib.suppress(EverlogError):
+            root.objects().put(report_key(self.name, type(report)), msgspec.json.encode(report))
+
     def _write(
         self, frame: DataFrame, partition_by: tuple[str, ...], stream: str | None
     ) -> list[dict[str, Any]]:
         """Write the rows in tasks; return the descriptions of the files."""
-        os.makedirs(self.path, exist_ok=True)
-        path = self.path
+        place = self.place
 
         def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             freeze_loaded_modules()
-            return write_files(batches, path, partition_by, stream)
+            return write_files(batches, place, partition_by, stream)
 
         rows = frame.mapInArrow(task, from_arrow_schema(WRITTEN_SCHEMA)).collect()
         return [row.asDict() for row in rows]
 
     def _sync_names(self, written: Written) -> None:
-        """Sync the directories of new files, before the log names them."""
+        """Sync the directories of new files, before the log names them; objects are durable at once."""
+        if not self.place.is_local:
+            return
+        os.makedirs(self.path, exist_ok=True)
         folders = {self.path}
         for row in written:
             folder = os.path.dirname(os.path.join(self.path, row["path"]))
@@ -276,6 +299,8 @@ class LakeTable:
 
     def _sync_log(self, first: int, last: int) -> None:
         """Sync these versions of the log; the library that writes them does not."""
+        if not self.place.is_local:
+            return
         log = os.path.join(self.path, "_delta_log")
         for version in range(first, last + 1):
             sync_path(self._fs, os.path.join(log, f"{version:020}.json"))
@@ -310,16 +335,32 @@ class LakeTable:
         A file whose statistics say that it has no row in a range is left out; no file is opened for that.
         """
         table = self._existing(version)
-        conditions = [(name, "=", value) for name, value in (where or {}).items()]
-        files = table.file_uris(file_pruning_predicate=conditions or None)
-        if not ranges:
-            return files
-        known = pa.table(table.get_add_actions(flatten=True))
-        for name, (low, high) in ranges.items():
-            known = known.filter(_may_hold(known, name, low, high))
         # Names of files are unique; whole paths differ in how often a partition's value was escaped.
-        wanted = {os.path.basename(path) for path in known.column("path").to_pylist()}
-        return [file for file in files if os.path.basename(file) in wanted]
+        chosen = self._chosen(
+            table, Selection({name: [one] for name, one in (where or {}).items()}, ranges or {})
+        )
+        wanted = {os.path.basename(file.path) for file in files_of(chosen)}
+        return [file for file in table.file_uris() if os.path.basename(file) in wanted]
+
+    def scan(
+        self,
+        selection: Selection | None = None,
+        wanted: pa.Schema | None = None,
+        version: int | None = None,
+    ) -> tuple[Scan, list[LakeFile]]:
+        """Return a read of selected rows and columns by tasks, and the files that it has to open."""
+        table, some = self._existing(version), selection or Selection()
+        schema = pa.schema(table.schema().to_arrow())
+        unknown = sorted({*some.values, *some.ranges, *(wanted or schema).names} - {*schema.names})
+        if unknown:
+            raise InvalidConfig(
+                f"table {self.path} has no column {unknown[0]!r}; it has {', '.join(schema.names)}"
+            )
+        return Scan(self.place, schema, wanted or schema, some), files_of(self._chosen(table, some))
+
+    def _chosen(self, table: deltalake.DeltaTable, selection: Selection) -> pa.Table:
+        """Return what the log says of the files that may have such rows."""
+        return selection.pruned(pa.table(table.get_add_actions(flatten=True)))
 
     def _existing(self, version: int | None) -> deltalake.DeltaTable:
         table = self.open(version)
@@ -337,22 +378,44 @@ class LakeTable:
     ) -> DataFrame:
         """Return the table as of a version or of now: those partitions, and rows in those ranges, of it.
 
-        Spark opens no file that the log's partitions or statistics rule out.
+        No file is opened that the log's partitions or statistics rule out. Spark reads a directory itself;
+        tasks read what is in an object store.
         """
+        if not self.place.is_local:
+            some = Selection({name: [one] for name, one in (where or {}).items()}, ranges or {})
+            return scan_in_tasks(spark, *self.scan(some, version=version))
         table = self._existing(version)
         files = self.files(where, table.version(), ranges)
         schema = from_arrow_schema(pa.schema(table.schema().to_arrow()))
         if not files:
             return spark.createDataFrame([], schema)
         frame = spark.read.schema(schema).option("basePath", self.path).parquet(*files)
+        frame = frame.select(*schema.names)  # Spark has the columns of partitions behind the others
+        for name, value in (where or {}).items():
+            frame = frame.where(fn.col(name) == value)
         for name, (low, high) in (ranges or {}).items():
             frame = frame.where(fn.col(name).between(low, high))
         return frame
 
-    def compact(self) -> dict[str, Any]:
-        """Join small files into larger ones; the content stays the same."""
+    def compact(
+        self,
+        target_bytes: int = COMPACT_BYTES,
+        order_by: Sequence[str] = (),
+        where: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Join small files into larger ones; the content stays the same.
+
+        With columns to `order_by`, all files of a partition are written anew, in an order in which rows that
+        are close in these columns are close in the files (z-order). `where` names the partitions.
+        """
         table = self.open()
-        return {} if table is None else table.optimize.compact(target_size=COMPACT_BYTES)
+        if table is None:
+            return {}
+        chosen = [(name, "=", value) for name, value in (where or {}).items()] or None
+        with self.place.reported("join the files of"):
+            if order_by:
+                return table.optimize.z_order(order_by, chosen, target_size=target_bytes)
+            return table.optimize.compact(chosen, target_size=target_bytes)
 
     def vacuum(self, keep: timedelta = VACUUM_KEEP) -> list[str]:
         """Remove files that no version of the last `keep` needs, and those of tasks that failed.
@@ -364,10 +427,12 @@ class LakeTable:
         if table is None:
             return []
         # The joined files must be on disk before the small ones are deleted.
-        self._fs.sync_file_system(self.path)
-        replaced = table.vacuum(_hours(keep), dry_run=False, enforce_retention_duration=False)
+        if self.place.is_local:
+            self._fs.sync_file_system(self.path)
         hours = _hours(max(keep, UNCOMMITTED_KEEP))
-        failed = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+        with self.place.reported("remove files of"):
+            replaced = table.vacuum(_hours(keep), dry_run=False, enforce_retention_duration=False)
+            failed = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
         return [*replaced, *failed]
 
 
@@ -388,19 +453,6 @@ def read(
     return LakeTable(root, table).read(spark, where=where, ranges=ranges, version=version)
 
 
-def _may_hold(files: pa.Table, column: str, low: Any, high: Any) -> pa.ChunkedArray:
-    """Return for each file whether it may have a value of the column from `low` to `high`."""
-    names = (f"partition.{column}",) * 2 if f"partition.{column}" in files.column_names else ()
-    smallest, largest = names or (f"min.{column}", f"max.{column}")
-    if smallest not in files.column_names or largest not in files.column_names:
-        return pa.chunked_array([pa.repeat(True, files.num_rows)])
-    # Without statistics nothing is known, so the file stays.
-    starts, ends = files.column(smallest), files.column(largest)
-    reaches = pc.fill_null(pc.greater_equal(ends, pa.scalar(low).cast(ends.type)), True)
-    begins = pc.fill_null(pc.less_equal(starts, pa.scalar(high).cast(starts.type)), True)
-    return pc.and_(reaches, begins)
-
-
 def _accounts(table: deltalake.DeltaTable, newest: int | None = None) -> list[CommitAccount]:
     """Return the accounts of the commits, the oldest first; with `newest`, only so many of the last ones."""
     texts = [entry[METADATA_KEY] for entry in table.history() if METADATA_KEY in entry]
@@ -410,18 +462,6 @@ def _accounts(table: deltalake.DeltaTable, newest: int | None = None) -> list[Co
 def _add_action(row: Mapping[str, Any]) -> AddAction:
     return AddAction(
         row["path"], row["size"], row["partition_values"], row["modified_ms"], True, row["stats"]
-    )
-
-
-def local_path(text: str, what: str) -> str:
-    """Return a directory of this machine as an absolute path; refuse any other place by its scheme."""
-    scheme = _SCHEME.match(text)
-    if scheme is None:
-        return os.path.abspath(text)
-    if scheme[1].lower() == "file":
-        return os.path.abspath(text[scheme.end() :])
-    raise InvalidConfig(
-        f"{what} is {text!r}; {scheme[1]}:// is not supported: give a directory, or file:// with its path"
     )
 
 

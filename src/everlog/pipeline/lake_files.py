@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from everlog.pipeline.accounts import RangeCollector
+from everlog.pipeline.lake_places import LakePlace
 
 OPEN_FILES_MAX: Final = 32
 """With more partitions than this, the file that was opened first is closed."""
@@ -48,13 +49,22 @@ Values = tuple[str | None, ...]
 class _File:
     """One Parquet file that is being written; rows are buffered up to a row group."""
 
-    def __init__(self, root: str, partition_by: tuple[str, ...], values: Values, schema: pa.Schema) -> None:
+    def __init__(
+        self, place: LakePlace, partition_by: tuple[str, ...], values: Values, schema: pa.Schema
+    ) -> None:
         self.values = values
         folders = [f"{name}={_escaped(value)}" for name, value in zip(partition_by, values, strict=True)]
         self.relative = "/".join([*folders, f"part-{uuid.uuid4().hex}.parquet"])
-        self._path = os.path.join(root, self.relative)
-        os.makedirs(os.path.dirname(self._path), exist_ok=True)
-        self._writer = pq.ParquetWriter(self._path, schema, compression="zstd")
+        self._file: Any = None
+        self._local = os.path.join(place.path, self.relative) if place.is_local else None
+        if self._local is not None:
+            os.makedirs(os.path.dirname(self._local), exist_ok=True)
+        else:  # in parts while rows come; the object appears when it is closed
+            self._file = place.filesystem().open_output_stream(self.relative)
+        self._metadata: list[pq.FileMetaData] = []
+        self._writer = pq.ParquetWriter(
+            self._local or self._file, schema, compression="zstd", metadata_collector=self._metadata
+        )
         self._waiting: list[pa.Table] = []
         self._waiting_bytes = 0
 
@@ -74,12 +84,17 @@ class _File:
         """Close and sync it; return its description for the log."""
         self._flush()
         self._writer.close()
-        with open(self._path, "rb+") as file:
-            os.fsync(file.fileno())
-        metadata = pq.read_metadata(self._path)
+        (metadata,) = self._metadata
+        if self._local is not None:
+            with open(self._local, "rb+") as file:
+                os.fsync(file.fileno())
+            size = os.path.getsize(self._local)
+        else:
+            size = self._file.tell()
+            self._file.close()
         return {
             "path": self.relative,
-            "size": os.path.getsize(self._path),
+            "size": size,
             "rows": metadata.num_rows,
             "modified_ms": int(time.time() * 1000),
             "partition_values": dict(zip(partition_by, self.values, strict=True)),
@@ -90,8 +105,8 @@ class _File:
 class TableFiles:
     """The files that one task writes for one table: one for each partition, a few open at a time."""
 
-    def __init__(self, root: str, partition_by: tuple[str, ...]) -> None:
-        self._root = root
+    def __init__(self, place: LakePlace, partition_by: tuple[str, ...]) -> None:
+        self._place = place
         self._partition_by = partition_by
         self._open: dict[Values, _File] = {}
 
@@ -103,7 +118,7 @@ class TableFiles:
             if values not in self._open and len(self._open) >= OPEN_FILES_MAX:
                 yield self._open.pop(next(iter(self._open))).finish(self._partition_by)
             if values not in self._open:
-                self._open[values] = _File(self._root, self._partition_by, values, rows.schema)
+                self._open[values] = _File(self._place, self._partition_by, values, rows.schema)
             self._open[values].write(rows)
 
     def finish(self) -> Iterator[dict[str, Any]]:
@@ -113,13 +128,16 @@ class TableFiles:
 
 
 def write_files(
-    batches: Iterator[pa.RecordBatch], root: str, partition_by: tuple[str, ...], stream: str | None = None
+    batches: Iterator[pa.RecordBatch],
+    place: LakePlace,
+    partition_by: tuple[str, ...],
+    stream: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Write the rows of a task into one file per partition; yield a row for each file.
 
     With the name of the `stream` column, rows come with their digests, and a last row has their ranges.
     """
-    files = TableFiles(root, partition_by)
+    files = TableFiles(place, partition_by)
     ranges = None if stream is None else RangeCollector(stream)
     for batch in batches:
         for row in files.write(batch if ranges is None else ranges.add(batch)):
@@ -156,7 +174,7 @@ def _by_partition(rows: pa.Table, partition_by: tuple[str, ...]) -> Iterator[tup
 
 def _escaped(value: str | None) -> str:
     """Return the value of a partition for a directory name; null has the name that Hive gave it."""
-    return "__HIVE_DEFAULT_PARTITION__" if value is None else quote(value, safe=" -_.+@")
+    return "__HIVE_DEFAULT_PARTITION__" if value is None else quote(value, safe="-_.+@")
 
 
 def statistics(metadata: pq.FileMetaData) -> dict[str, Any]:

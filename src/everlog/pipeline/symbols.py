@@ -20,6 +20,7 @@ from everlog.market.symbol_sources import gather_symbols
 from everlog.market.symbols import RefreshedCatalogue, SymbolCatalogue, SymbolDefinition
 from everlog.pipeline.lake import LakeTable
 from everlog.pipeline.lake_files import write_files
+from everlog.pipeline.lake_places import LakePlace
 
 TABLE: Final = "dim_symbol"
 APPLICATION: Final = "symbols"
@@ -45,7 +46,7 @@ SCHEMA: Final = pa.schema(
 
 
 def read_dim_symbol(
-    lake: str | os.PathLike[str], table: str = TABLE, version: int | None = None
+    lake: str | os.PathLike[str] | LakePlace, table: str = TABLE, version: int | None = None
 ) -> SymbolCatalogue:
     """Return the catalogue in a lake, now or as of a version of the table; empty if there is no table."""
     found = LakeTable(lake, table).open(version)
@@ -53,14 +54,17 @@ def read_dim_symbol(
 
 
 def refreshed_dim_symbol(
-    lake: str | os.PathLike[str], interval_ns: int, now_ns: int, table: str = TABLE
+    lake: str | os.PathLike[str] | LakePlace, interval_ns: int, now_ns: int, table: str = TABLE
 ) -> RefreshedCatalogue:
     """Return the catalogue of a lake that is read again now and then; if that fails the old copy stays."""
     return RefreshedCatalogue(lambda: read_dim_symbol(lake, table), interval_ns, now_ns)
 
 
 def update_dim_symbol(
-    lake: str | os.PathLike[str], definitions: Iterable[SymbolDefinition], at_ts: int = 0, table: str = TABLE
+    lake: str | os.PathLike[str] | LakePlace,
+    definitions: Iterable[SymbolDefinition],
+    at_ts: int = 0,
+    table: str = TABLE,
 ) -> int:
     """Take in definitions, in one transaction; return how many versions are new or changed."""
     catalogue = read_dim_symbol(lake, table)
@@ -71,7 +75,7 @@ def update_dim_symbol(
 
 
 def refresh_dim_symbol(
-    lake: str | os.PathLike[str],
+    lake: str | os.PathLike[str] | LakePlace,
     sources: Sequence[str],
     table: str = TABLE,
     on_failure: Callable[[str, Exception], None] | None = None,
@@ -96,18 +100,17 @@ def refresh_dim_symbol(
     except Exception as error:
         if on_failure is None:
             raise
-        on_failure(os.fspath(lake), error)
+        on_failure(LakePlace.of(lake).path, error)
         return 0
 
 
 def _write(table: LakeTable, catalogue: SymbolCatalogue) -> None:
     """Replace the rows of the table."""
     rows: list[dict[str, Any]] = [msgspec.to_builtins(version) for version in catalogue.versions]
-    os.makedirs(table.path, exist_ok=True)
     batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
     written = [
         {**row, "partition_values": dict(row["partition_values"] or ())}
-        for described in write_files(iter([batch]), table.path, ())
+        for described in write_files(iter([batch]), table.place, ())
         for row in described.to_pylist()
     ]
     number = (table.committed_batch(APPLICATION) or 0) + 1

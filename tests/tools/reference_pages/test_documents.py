@@ -138,7 +138,7 @@ def test_the_command_writes_what_has_changed_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert len(capsys.readouterr().out.splitlines()) == 7
     assert json.loads((tmp_path / "openapi.json").read_text())["openapi"] == "3.1.0"
     (tmp_path / "http.md").write_text("old")
     assert main([str(tmp_path)]) == 0

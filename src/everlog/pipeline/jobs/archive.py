@@ -8,33 +8,43 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from pyspark.sql import Column, Observation, SparkSession
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as fn
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from everlog.errors import InvalidConfig
-from everlog.lake_reports import ArchiveProgress, write_report
+from everlog.lake_reports import ArchiveProgress
+from everlog.market.symbols import load_nearby
 from everlog.pipeline import queue_ranges
 from everlog.pipeline.accounts import RangeAccount
+from everlog.pipeline.gc_freeze import freeze_loaded_modules
 from everlog.pipeline.jobs.batches import (
     ArchivedPositions,
     Batch,
     ReaderPosition,
     application_of,
     batch_frame,
+    checkpoint_folder,
     run_batches,
+    shared_place,
 )
 from everlog.pipeline.jobs.report import RunReport
-from everlog.pipeline.lake import LakeTable, local_path
+from everlog.pipeline.lake import LakeTable
 from everlog.pipeline.sources.base import StreamReader
 from everlog.pipeline.sources.queue import QueueFormat, QueueSource
 from everlog.pipeline.sources.topics import TopicsFormat
+from everlog.pipeline.tables.rows import Names, rows_of
+from everlog.pipeline.tables.schemas import TABLE_OF_DECODING
+from everlog.pipeline.upkeep import Upkeep, UpkeepPolicy
 
 FIRST_OF_TOPIC: Final = '{"seq": 1}'
 COLUMNS: Final = "*,instance"
+RECORDS: Final = "records"
 US_PER_DAY: Final = 86_400_000_000
 NS_PER_DAY: Final = US_PER_DAY * 1000
 OBSERVATION: Final = "everlog.batch"
@@ -42,10 +52,12 @@ OBSERVATION: Final = "everlog.batch"
 
 SELECTING: Final = frozenset({"decode", "typeid", "venue", "market", "tag", "fromts", "tots"})
 """Options that leave out records; an audit reads the source with the same ones."""
+SOURCE: Final = "source"
+"""The column of a decoded table that names the queue of a row."""
 Shown = Callable[[RunReport], None]
 
 
-def archive_topics(
+def archive_topics(  # noqa: PLR0913
     spark: SparkSession,
     url: str,
     topics: str,
@@ -57,12 +69,14 @@ def archive_topics(
     follow: bool = False,
     options: Mapping[str, str] | None = None,
     shown: Shown | None = None,
+    upkeep: UpkeepPolicy | None = None,
 ) -> RunReport:
     """Append topics (a name, several, or a prefix with `*`) to `table`, partitioned by date and topic.
 
     Every topic begins with seq 1: what is lost already is a gap in the table, like what is lost later.
     Ends when it has caught up; with `follow` it never ends. A further run continues. `checkpoint` defaults to
-    a directory beside the table; `options` are further options of the format.
+    a directory beside the table; `options` are further options of the format. With an `upkeep` policy, small
+    files are joined between commits.
     """
     given = {"url": url, "topic": topics, "onDataLoss": "record", "columns": COLUMNS}
     given |= {"startingOffsets": FIRST_OF_TOPIC, **(options or {})}
@@ -72,7 +86,9 @@ def archive_topics(
     target = LakeTable(lake, table)
     report = RunReport(job="archive", source=f"{url} {topics}", table=target.path)
     by = ("date", "topic")
-    return _run(spark, reader, target, by, checkpoint, report, options, follow=follow, shown=shown)
+    return _run(
+        spark, reader, target, by, checkpoint, report, options, follow=follow, shown=shown, upkeep=upkeep
+    )
 
 
 def archive_queue(
@@ -86,6 +102,7 @@ def archive_queue(
     follow: bool = False,
     options: Mapping[str, str] | None = None,
     shown: Shown | None = None,
+    upkeep: UpkeepPolicy | None = None,
 ) -> RunReport:
     """Append a queue to `table`, partitioned by date, and by venue too if its messages are decoded.
 
@@ -101,7 +118,8 @@ def archive_queue(
         given = {"path": path, "onDataLoss": "record", "columns": COLUMNS}
         given |= {"startingOffsets": f'{{"seq": {position.begin}}}', **(options or {})}
         source = QueueFormat(given).stream_reader()
-        columns = source.source.columns
+        schema = TABLE_OF_DECODING.get(decoding_of(given))
+        columns = source.source.columns if schema is None else schema.arrow.names
         _check_decoding(target, columns)
         partition_by = _queue_partitions(target, columns)
         return _run(
@@ -114,8 +132,41 @@ def archive_queue(
             options,
             follow=follow,
             shown=shown,
+            upkeep=upkeep,
             on_commit=None if reader is None else partial(_move_reader, position, path),
         )
+
+
+def default_table(options: Mapping[str, str]) -> str:
+    """Return the table that an archive with these options fills if none is named."""
+    schema = TABLE_OF_DECODING.get(decoding_of(options))
+    return RECORDS if schema is None else schema.name
+
+
+def decoding_of(options: Mapping[str, str]) -> str:
+    """Return the decoding that options of the format ask for; their names have no case."""
+    return next((value for name, value in options.items() if name.lower() == "decode" and value), "raw")
+
+
+def table_rows(rows: DataFrame, stream: str, decode: str) -> DataFrame:
+    """Return what a format gives as rows of their table: with the day, or decoded with names and prices.
+
+    `stream` is the column that names the topic or queue.
+    """
+    schema = TABLE_OF_DECODING.get(decode)
+    if schema is None:
+        return rows.withColumn("date", _date(stream))
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        freeze_loaded_modules()
+        names: Names | None = None
+        for batch in batches:
+            found = dict(zip(batch.schema.names, batch.columns, strict=True))
+            if batch.num_rows:
+                names = names or Names(load_nearby(found[stream][0].as_py()))
+                yield rows_of(schema, {**found, "source": found[stream]}, names)
+
+    return rows.mapInArrow(task, from_arrow_schema(schema.arrow))
 
 
 def _move_reader(position: ReaderPosition, path: str, ranges: Sequence[RangeAccount]) -> None:
@@ -128,7 +179,7 @@ def _move_reader(position: ReaderPosition, path: str, ranges: Sequence[RangeAcco
 
 def _check_decoding(table: LakeTable, columns: Sequence[str]) -> None:
     """Refuse to mix decodings in one table: columns may be added, but not replaced by others."""
-    known, coming = set(table.columns() or ()) - {"date"}, set(columns) - {"instance"}
+    known, coming = set(table.columns() or ()) - {"date"}, set(columns) - {"instance", "date"}
     empty, missing = sorted(known - coming), sorted(coming - known)
     if empty and missing:
         raise InvalidConfig(
@@ -144,7 +195,7 @@ def _queue_partitions(table: LakeTable, columns: Sequence[str]) -> tuple[str, ..
     if known is not None:
         return known
     # Only decoded messages have a venue, and all are of one queue.
-    return ("date", "venue_id") if "venue_id" in columns else ("date",)
+    return ("date", "venue") if "venue" in columns else ("date",)
 
 
 def _store_progress(table: LakeTable, report: RunReport, *, is_running: bool) -> None:
@@ -159,7 +210,7 @@ def _store_progress(table: LakeTable, report: RunReport, *, is_running: bool) ->
         version=report.version,
         seconds=report.seconds,
     )
-    write_report(os.path.dirname(table.path), table.name, progress)
+    table.store_report(progress)
 
 
 def _date(stream: str) -> Column:
@@ -173,7 +224,7 @@ def _date(stream: str) -> Column:
     return fn.date_from_unix_date(fn.coalesce(day, today).cast("int"))
 
 
-def _run(
+def _run(  # noqa: PLR0913
     spark: SparkSession,
     reader: StreamReader,
     table: LakeTable,
@@ -184,22 +235,25 @@ def _run(
     *,
     follow: bool,
     shown: Shown | None,
+    upkeep: UpkeepPolicy | None,
     on_commit: Callable[[Sequence[RangeAccount]], None] | None = None,
 ) -> RunReport:
     """Commit the batches of a stream to the table one by one; `on_commit` gets the ranges of each."""
     started_s = time.monotonic()
-    folder = local_path(checkpoint or f"{table.path}.checkpoint", "the checkpoint")
+    folder = checkpoint_folder(table, checkpoint)
     application = application_of(folder, table)
-    archived = ArchivedPositions(folder)
-    stream = reader.source.STREAM
+    archived = ArchivedPositions(shared_place(table, folder))
+    decode, stream = decoding_of(options or {}), reader.source.STREAM
+    named_by = SOURCE if decode in TABLE_OF_DECODING else stream
+    care = Upkeep(table, upkeep or UpkeepPolicy(every=0))
     selected = {name: value for name, value in (options or {}).items() if name.lower() in SELECTING}
 
     def commit(batch: Batch) -> None:
-        rows = batch_frame(spark, reader, batch).withColumn("date", _date(stream))
+        rows = table_rows(batch_frame(spark, reader, batch), stream, decode)
         observed = Observation(OBSERVATION)
         rows = rows.observe(observed, fn.count_if(fn.col("kind") == "gap").alias("gaps"))
         appended = table.append(
-            rows, application, batch.number, partition_by, stream=stream, options=selected
+            rows, application, batch.number, partition_by, stream=named_by, options=selected
         )
         archived.store(appended.ranges)
         report.gaps += 0 if appended.is_repeat else int(observed.get["gaps"])
@@ -213,6 +267,7 @@ def _run(
             on_commit(appended.ranges)
         if shown is not None:
             shown(report)
+        care.after_commit(appended.days)
 
     try:
         report.offsets = {"end": run_batches(reader, folder, commit, follow=follow)}

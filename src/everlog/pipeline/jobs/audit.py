@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 from everlog.errors import InvalidConfig
-from everlog.lake_reports import STREAMS_MAX, AuditedStream, AuditSummary, write_report
+from everlog.lake_reports import STREAMS_MAX, AuditedStream, AuditSummary
 from everlog.pipeline import queue_ranges, topic_ranges
 from everlog.pipeline.accounts import (
     Counted,
@@ -32,15 +32,17 @@ from everlog.pipeline.accounts import (
     hashed_columns,
 )
 from everlog.pipeline.intervals import EMPTY, Intervals, difference, intersection, runs_of, size, union
-from everlog.pipeline.jobs.batches import ArchivedPositions
+from everlog.pipeline.jobs.archive import decoding_of, table_rows
+from everlog.pipeline.jobs.batches import ArchivedPositions, shared_place
 from everlog.pipeline.lake import LakeTable
+from everlog.pipeline.lake_places import local_path
 from everlog.pipeline.topic_ranges import ServerAddress
 from everlog.seq_ranges import SeqRange
 
 NAMED_RANGES: Final = 20
 """How many ranges of a fault a report names."""
 DIFFERING_MAX: Final = 100_000
-FORMATS: Final = {"queue": "everlog.queue", "topic": "everlog.topics"}
+FORMATS: Final = {"source": "everlog.queue", "queue": "everlog.queue", "topic": "everlog.topics"}
 UNREADABLE: Final = re.compile(r"(?s)FAILED_READ_FILE.*?(\S+\.parquet)")
 """Where Spark names the file that it cannot read."""
 Ranges = list[tuple[int, int]]
@@ -86,6 +88,13 @@ class AuditReport(msgspec.Struct, kw_only=True):
     streams: list[StreamAudit]
     unreadable: list[str] = []
     """A file that cannot be read; nothing else is known then."""
+    place: str = ""
+    """The lake of the table."""
+    version: int | None = None
+    """The version of the table that was read."""
+    compared_with: list[str] = []
+    """Sources of records, besides the table's own commits and positions: a server and topics, or a queue."""
+    audited_ms: int = 0
 
     @property
     def is_sound(self) -> bool:
@@ -128,7 +137,8 @@ def audit_topics(
             }
 
     target = LakeTable(lake, table)
-    return _stored(target, _Audit(spark, target, "topic", checkpoint).run(sources))
+    found = _Audit(spark, target, "topic", checkpoint).run(sources)
+    return _stored(target, found, [" ".join([url, ",".join(topics)]).strip()])
 
 
 def audit_queue(
@@ -148,20 +158,24 @@ def audit_queue(
         return {path: _Source(live, instance, {"path": path}, True)}
 
     target = LakeTable(lake, table)
-    return _stored(target, _Audit(spark, target, "queue", checkpoint).run(sources))
+    stream = "source" if "source" in (target.columns() or ()) else "queue"
+    found = _Audit(spark, target, stream, checkpoint).run(sources)
+    return _stored(target, found, [] if queue is None else [os.path.abspath(queue)])
 
 
-def _stored(table: LakeTable, report: AuditReport) -> AuditReport:
-    """Leave the verdict in the lake, for pages that show it."""
+def _stored(table: LakeTable, report: AuditReport, compared_with: list[str]) -> AuditReport:
+    """Complete the report, and leave the verdict in the lake for pages that show it."""
+    report.place, report.compared_with = table.place.parent.path, compared_with
+    report.audited_ms = time.time_ns() // 1_000_000
     streams = sorted(report.streams, key=lambda stream: stream.is_sound)[:STREAMS_MAX]
     summary = AuditSummary(
-        updated_ms=time.time_ns() // 1_000_000,
+        updated_ms=report.audited_ms,
         is_sound=report.is_sound,
         unreadable=report.unreadable,
         stream_count=len(report.streams),
         streams=[msgspec.convert(stream, AuditedStream, from_attributes=True) for stream in streams],
     )
-    write_report(os.path.dirname(table.path), table.name, summary)
+    table.store_report(summary)
     return report
 
 
@@ -172,7 +186,9 @@ class _Audit:
         self._spark = spark
         self._table = table
         self._stream = stream
-        self._rows = table.read(spark)
+        opened = table.open()
+        self._version = None if opened is None else opened.version()
+        self._rows = table.read(spark, version=self._version)
         if stream not in self._rows.columns:
             wanted = "topics: give --url" if "topic" in self._rows.columns else "a queue: leave out --url"
             raise InvalidConfig(f"table {table.path} is of {wanted}")
@@ -184,7 +200,10 @@ class _Audit:
             if commit.columns == self._columns:  # a column was added since: those rows are not compared
                 for one in commit.ranges:
                     self._recorded.setdefault((one.stream, one.instance), []).append(one)
-        self._positions = ArchivedPositions(checkpoint or f"{table.path}.checkpoint").ends
+        folder = (
+            f"{table.path}.checkpoint" if checkpoint is None else local_path(checkpoint, "the checkpoint")
+        )
+        self._positions = ArchivedPositions(shared_place(table, folder)).ends
 
     def run(self, sources: Callable[[set[str]], dict[str, _Source]]) -> AuditReport:
         """Count the table, then compare each stream with commits, checkpoint and source."""
@@ -199,7 +218,9 @@ class _Audit:
             unreadable = UNREADABLE.search(str(error))
             if unreadable is None:
                 raise
-            return AuditReport(table=self._table.name, streams=[], unreadable=[unreadable[1]])
+            return AuditReport(
+                table=self._table.name, version=self._version, streams=[], unreadable=[unreadable[1]]
+            )
         _name_unnamed(counted, keys)
         streams = []
         for key in sorted({*keys, *counted}, key=str):
@@ -207,7 +228,7 @@ class _Audit:
             source = source if source is not None and source.instance == key[1] else None
             if key in counted or key in self._recorded or (source is not None and source.is_named):
                 streams.append(self._judged(key, counted.get(key, Counted()), pieces.get(key), source))
-        return AuditReport(table=self._table.name, streams=streams)
+        return AuditReport(table=self._table.name, version=self._version, streams=streams)
 
     def _pieces(self, key: Key, source: _Source | None) -> Pieces:
         """Return where pieces begin whose digests are compared: at commits, and where the source begins."""
@@ -280,10 +301,12 @@ class _Audit:
         return missing, intersection(differing, counted.records)
 
     def _read_source(self, source: _Source, first: int, end: int) -> DataFrame:
-        columns = ",".join(dict.fromkeys([*self._columns, "instance"]))
+        is_decoded = self._stream == "source"
+        columns = "*,instance" if is_decoded else ",".join(dict.fromkeys([*self._columns, "instance"]))
         reading = {**self._options, **source.options, "onDataLoss": "record", "columns": columns}
         reading |= {"fromSeq": str(first), "toSeq": str(end - 1)}
-        return self._spark.read.format(FORMATS[self._stream]).options(**reading).load()
+        found = self._spark.read.format(FORMATS[self._stream]).options(**reading).load()
+        return table_rows(found, "queue", decoding_of(reading)) if is_decoded else found
 
     def _differing(self, key: Key, source: DataFrame) -> Intervals:
         """Return the seqs of records that the table has with another content than the source."""

@@ -22,11 +22,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from everlog.clock import NS_PER_S, SystemClock
-from everlog.errors import CorruptMetadata, InvalidConfig
+from everlog.errors import CorruptMetadata, InvalidConfig, ObjectNotFound
 from everlog.fs import OsFs, close_locked, create_directory, replace_file
 from everlog.pipeline import queue_ranges
 from everlog.pipeline.accounts import Key, RangeAccount
 from everlog.pipeline.lake import LakeTable
+from everlog.pipeline.lake_places import LakePlace, local_path
 from everlog.pipeline.sources.base import Offset, StreamReader
 from everlog.queue import Queue
 from everlog.queue.reader_meta import ReaderPosition as StoredPosition
@@ -187,12 +188,37 @@ def application_of(checkpoint: str, table: LakeTable) -> str:
     return application
 
 
-class ArchivedPositions:
-    """How far a job has brought each stream, beside its checkpoint: a table that ends before lost rows."""
+def checkpoint_folder(table: LakeTable, checkpoint: str | None) -> str:
+    """Return the directory of a job's checkpoint: beside its table, unless one is given."""
+    if checkpoint is not None:
+        return local_path(checkpoint, "the checkpoint")
+    if not table.place.is_local:
+        raise InvalidConfig(
+            f"table {table.path} is in an object store, and a checkpoint is a directory; name one with "
+            "--checkpoint DIR that is there again in the next run"
+        )
+    return f"{table.path}.checkpoint"
 
-    def __init__(self, checkpoint: str) -> None:
-        self._path = os.path.join(checkpoint, ARCHIVED_FILE)
-        self.ends = _load_ends(self._path)
+
+def shared_place(table: LakeTable, folder: str) -> LakePlace:
+    """Return where a job keeps what others read: in its checkpoint, or in the object store of its table."""
+    return LakePlace(folder) if table.place.is_local else table.place.parent.below(f"{table.name}.checkpoint")
+
+
+class ArchivedPositions:
+    """How far a job has brought each stream: a table that ends before has lost rows."""
+
+    def __init__(self, place: LakePlace) -> None:
+        self._objects = place.objects()
+        self.ends = self._load()
+
+    def _load(self) -> dict[Key, int]:
+        try:
+            stored = self._objects.get(ARCHIVED_FILE).data
+        except ObjectNotFound:
+            return {}
+        rows = msgspec.json.decode(stored, type=list[tuple[str, str | None, int]])
+        return {(stream, instance): end for stream, instance, end in rows}
 
     def store(self, ranges: Iterable[RangeAccount]) -> None:
         """Store the ends of ranges that are committed to the table."""
@@ -203,16 +229,7 @@ class ArchivedPositions:
         if ends != self.ends:
             self.ends = ends
             rows = [(*key, end) for key, end in sorted(ends.items(), key=str)]
-            replace_file(OsFs(), self._path, msgspec.json.encode(rows))
-
-
-def _load_ends(path: str) -> dict[Key, int]:
-    try:
-        with open(path, "rb") as file:
-            rows = msgspec.json.decode(file.read(), type=list[tuple[str, str | None, int]])
-    except FileNotFoundError:
-        return {}
-    return {(stream, instance): end for stream, instance, end in rows}
+            self._objects.put(ARCHIVED_FILE, msgspec.json.encode(rows))
 
 
 class ReaderPosition:

@@ -1,8 +1,8 @@
 """The job `import`: files of venues to canonical events, one file per task, each file once.
 
 `everlog.market.venues` reads the files. Into queues, `everlog.market.importing` does the work, with a ledger
-in each queue. Into the lake, the transactions of the table say which files it holds, and the ledger beside it
-what was in them.
+in each queue. Into the lake, tasks write the files of the tables themselves; the transactions of a table say
+which imports it holds, and the ledger in the lake which are complete and what was in them.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from typing import Final, NamedTuple
+from contextlib import ExitStack, closing, contextmanager
+from tempfile import TemporaryDirectory
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec import structs
 from numpy.typing import NDArray
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from everlog.clock import SystemClock
-from everlog.errors import InvalidConfig
+from everlog.errors import InvalidConfig, ObjectNotFound
 from everlog.feeds.captures import IMPORTERS
-from everlog.fs import OsFs, create_directory, replace_file
+from everlog.market.decoding import DECODINGS
 from everlog.market.importing import (
     ImportRequest,
     import_files,
@@ -32,22 +33,36 @@ from everlog.market.importing import (
     joint_hash,
     ledger_entry,
 )
-from everlog.market.ledger import Ledger, LedgerEntry
+from everlog.market.ledger import FINISHED_SUFFIX, QUARANTINE_SUFFIX, LedgerEntry
+from everlog.market.symbols import SymbolCatalogue, SymbolDefinition, load_nearby
 from everlog.market.venues.archives import file_hash, open_members
-from everlog.market.venues.interface import EventBlock, ImportContext, ImportOptions, Rejects, Tally
+from everlog.market.venues.interface import (
+    MULTI,
+    EventBlock,
+    ImportContext,
+    ImportOptions,
+    Rejects,
+    Tally,
+)
 from everlog.market.venues.sniffing import chosen_members
+from everlog.pipeline.gc_freeze import freeze_loaded_modules
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
+from everlog.pipeline.lake_files import TableFiles
+from everlog.pipeline.lake_places import LakePlace
 from everlog.pipeline.spark_tasks import run_in_tasks
-from everlog.pipeline.symbols import update_dim_symbol
+from everlog.pipeline.symbols import read_dim_symbol, update_dim_symbol
+from everlog.pipeline.tables.payloads import decoded
+from everlog.pipeline.tables.rows import Names, rows_of
+from everlog.pipeline.tables.schemas import SCHEMAS, TABLE_OF_DECODING, Column, TableSchema
 from everlog.seq_ranges import SeqRange
 
 NS_PER_DAY: Final = 86_400_000_000_000
 UNKNOWN_VENUE: Final = "unknown"
-PENDING: Final = os.path.join("imports", "pending")
-"""What a task has counted in a file; it becomes a ledger entry when the table holds the events."""
+LEDGER: Final = "imports/v1"
+DECODED_LEDGER: Final = "imports/tables"
+"""Where the lake keeps an entry for each import, below the format: of raw events, and of decoded tables."""
 
-PARTITION_BY: Final = ("date", "venue")
 EVENT_SCHEMA: Final = pa.schema(
     [
         pa.field("date", pa.date32()),
@@ -63,8 +78,7 @@ EVENT_SCHEMA: Final = pa.schema(
     ]
 )
 """A canonical event: `seq` counts in its file, `payload` is that of the market data protocol."""
-
-Batches = Iterator[pa.RecordBatch]
+EVENTS: Final = TableSchema("events", "an event", tuple(Column(f.name, f.type, "") for f in EVENT_SCHEMA))
 
 
 class ImportReport(RunReport, kw_only=True):
@@ -110,70 +124,183 @@ def import_to_lake(
     format_name: str,
     files: Sequence[str],
     lake: str,
-    table: str,
+    table: str | None = None,
     *,
     options: ImportOptions | None = None,
     lenient: bool = False,
 ) -> ImportReport:
-    """Import files into one table, partitioned by date and venue, in one transaction for all of them.
+    """Import files into the tables `trades`, `book_l2` and `orders_l3`, partitioned by date and venue.
 
-    Files that the table holds are skipped; the ledger is in `<lake>/imports`.
+    With a `table`, all events go there instead, undecoded. Each table gets what is new in one transaction.
+    Files that the lake holds are skipped; its ledger is in `<lake>/imports`. A run that was killed is
+    repeated, and commits to those tables that do not have the files yet.
     """
     started_s = time.monotonic()
     groups = _groups(format_name, files)
-    target = LakeTable(lake, table)
+    place = LakePlace.of(lake)
+    plan = _LakeImport(format_name, place, table, options or ImportOptions(), lenient, read_dim_symbol(place))
     hashes = _hashes(spark, groups)
-    applications = [f"import-{format_name}-{one}" for one in hashes]
-    wanted = _wanted(target, applications)
-    report = ImportReport(job="import", source=f"{format_name}, {len(files)} files", table=target.path)
-    if wanted:
-        plan = _LakeImport(format_name, os.path.abspath(lake), options or ImportOptions(), lenient)
-        work = [(groups[number], hashes[number]) for number in wanted]
+    entries = {number: plan.entry(digest) for number, digest in enumerate(hashes)}
+    first = {digest: number for number, digest in reversed([*enumerate(hashes)])}  # of equal files
+    wanted = sorted(number for number in first.values() if entries[number] is None)
+    report = ImportReport(job="import", source=f"{format_name}, {len(files)} files", table=place.path)
 
-        def task(batches: Batches) -> Batches:
-            for batch in batches:
-                for number in batch.column("id").to_pylist():
-                    yield from plan.events(*work[number])
+    def task(number: int) -> Iterator[_Imported]:
+        yield plan.write(wanted[number], groups[wanted[number]], hashes[wanted[number]])
 
-        frame = spark.range(len(work), numPartitions=len(work)).mapInArrow(
-            task, from_arrow_schema(EVENT_SCHEMA)
-        )
-        names = [applications[number] for number in wanted]
-        written = target.append(frame, names[0], 1, PARTITION_BY, also=names[1:])
-        report.files, report.version = written.files, written.version
-    new = set(wanted)
-    done = [(_entry(lake, format_name, one), number in new) for number, one in enumerate(hashes)]
-    update_dim_symbol(lake, [one for entry, _ in done for one in entry.symbols])
+    imported = run_in_tasks(spark, len(wanted), task)
+    plan.commit(imported, hashes, report)
+    for one in imported:
+        plan.store(one.entry)
+        entries[one.number] = one.entry
+    there = [(number, entries[first[digest]]) for number, digest in enumerate(hashes)]
+    done = [(entry, number in wanted) for number, entry in there if entry is not None]
+    update_dim_symbol(place, [one for entry, _ in done for one in entry.symbols])
     return _completed(report, done, started_s)
 
 
+class _LakeEntry(LedgerEntry, kw_only=True, frozen=True):
+    """A finished import, and the tables that it has rows in."""
+
+    tables: list[str] = msgspec.field(default_factory=list)
+
+
+class _Imported(NamedTuple):
+    """What a task has done: the files that it wrote for each table, and the entry for the ledger."""
+
+    number: int
+    files: dict[str, list[dict[str, Any]]]
+    entry: _LakeEntry
+
+
+class _NamesOfFile:
+    """Names of the markets of a file: those of a catalogue, and those that the file has told so far."""
+
+    def __init__(self, catalogue: SymbolCatalogue) -> None:
+        self._catalogue = catalogue
+        self._told: set[tuple[str, str]] = set()
+        self._names = Names(catalogue)
+
+    def after(self, tally: Tally) -> Names:
+        """Return the names that are known when a file was read so far."""
+        channels = {name for some in tally.channel_symbols.values() for name in some}
+        told = tally.symbols | {(tally.venue, name) for name in channels}
+        told |= {(one.exchange, one.exchange_symbol) for one in tally.definitions}
+        if told != self._told or self._names.venue is None:
+            known = SymbolCatalogue()
+            plain = [SymbolDefinition(exchange=venue, exchange_symbol=name) for venue, name in sorted(told)]
+            known.record([*tally.definitions, *plain], 0)
+            symbol = None if tally.symbol == MULTI else tally.symbol or None
+            self._names = Names(self._catalogue.completed_by(known), tally.venue or UNKNOWN_VENUE, symbol)
+            self._told = told
+        return self._names
+
+
 class _LakeImport(NamedTuple):
-    """What a task needs to turn files into rows."""
+    """An import into the tables of a lake: what a task needs, and what the driver commits."""
 
     format: str
-    lake: str
+    place: LakePlace
+    raw: str | None
     options: ImportOptions
     lenient: bool
+    catalogue: SymbolCatalogue
 
-    def events(self, paths: Sequence[str], digest: str) -> Batches:
-        """Yield the events of files that are one import; then store the tally for the ledger."""
-        tally = Tally()
-        quarantine = Ledger(OsFs(), self.lake).quarantine_path(self.format, digest) if self.lenient else None
-        rejects = Rejects(quarantine, tally)
+    def write(self, number: int, paths: Sequence[str], digest: str) -> _Imported:
+        """Write the events of files that are one import to files of the tables."""
+        freeze_loaded_modules()
+        tally, names = (
+            Tally(),
+            _NamesOfFile(self.catalogue.completed_by(load_nearby(os.path.dirname(paths[0])))),
+        )
+        writers: dict[str, TableFiles] = {}
+        written: dict[str, list[dict[str, Any]]] = {}
         with ExitStack() as opened:
-            opened.callback(rejects.close)
+            context = ImportContext(self.options, tally, opened.enter_context(self._rejects(digest, tally)))
             members = [member for path in paths for member in opened.enter_context(open_members(path))]
             members = chosen_members(members, self.format, tally.notes)
-            context = ImportContext(self.options, tally, rejects)
             for block in IMPORTERS[self.format].events(members, context):
-                if len(block):
-                    yield _rows(block, tally, digest)
-                    tally.count(block)
+                if not len(block):
+                    continue
+                for name, rows in self._rows(block, tally, names, paths[0], digest):
+                    if name not in writers:
+                        schema = self._schema(name)
+                        writers[name] = TableFiles(self.place.below(name), schema.partition_by)
+                    written.setdefault(name, []).extend(writers[name].write(rows))
+                tally.count(block)
+        for name, files in writers.items():
+            written.setdefault(name, []).extend(files.finish())
         now_ns, seqs, segments = SystemClock().wall_ns(), SeqRange(0, tally.groups), SeqRange(0, 0)
         entry = ledger_entry(self.format, paths, digest, tally, self.options, now_ns, seqs, segments)
-        path = _pending_path(self.lake, self.format, digest)
-        create_directory(OsFs(), os.path.dirname(path))
-        replace_file(OsFs(), path, msgspec.json.encode(entry))
+        return _Imported(number, written, _LakeEntry(**structs.asdict(entry), tables=sorted(written)))
+
+    def _schema(self, name: str) -> TableSchema:
+        return EVENTS._replace(name=name) if name == self.raw else SCHEMAS[name]
+
+    def _rows(
+        self, block: EventBlock, tally: Tally, named: _NamesOfFile, path: str, digest: str
+    ) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Yield the rows of a block for each table that it has some of."""
+        if self.raw is not None:
+            yield self.raw, _rows(block, tally, digest)
+            return
+        names = named.after(tally)
+        for kind, schema in TABLE_OF_DECODING.items():
+            found = decoded(block, DECODINGS[kind], tally.groups)
+            count = len(found["seq"])
+            if count:
+                for name, text in (("source", path), ("instance", digest), ("kind", "record")):
+                    found[name] = pa.repeat(pa.scalar(text), count)
+                yield schema.name, rows_of(schema, found, names)
+
+    @contextmanager
+    def _rejects(self, digest: str, tally: Tally) -> Iterator[Rejects]:
+        """What happens to bad rows; those that are set aside are in the lake afterwards."""
+        with TemporaryDirectory() as folder:
+            path = os.path.join(folder, "rows") if self.lenient else None
+            rejects = Rejects(path, tally)
+            with closing(rejects):
+                yield rejects
+            if path is not None and os.path.exists(path):
+                with open(path, "rb") as file:
+                    self.place.objects().put(self._key(digest, QUARANTINE_SUFFIX), file.read())
+
+    def commit(self, imported: Sequence[_Imported], hashes: Sequence[str], report: ImportReport) -> None:
+        """Commit to each table the imports that it does not hold yet."""
+        for name in sorted({name for one in imported for name in one.files}):
+            target, schema = LakeTable(self.place, name), self._schema(name)
+            table = target.open()
+            files: list[dict[str, Any]] = []
+            applications = []
+            for one in imported:
+                application = f"import-{self.format}-{hashes[one.number]}"
+                if name in one.files and (table is None or table.transaction_version(application) is None):
+                    files += one.files[name]
+                    applications.append(application)
+            if applications:
+                first, *others = applications
+                by = schema.partition_by
+                done = target.commit(files, schema.arrow, first, 1, by, also=others)
+                report.files += done.files
+                report.version = done.version
+
+    def _key(self, digest: str, suffix: str = FINISHED_SUFFIX) -> str:
+        return f"{DECODED_LEDGER if self.raw is None else LEDGER}/{self.format}/{digest}{suffix}"
+
+    def entry(self, digest: str) -> _LakeEntry | None:
+        """Return the entry of an import that is in all of its tables; None if it is not complete."""
+        try:
+            entry = msgspec.json.decode(self.place.objects().get(self._key(digest)).data, type=_LakeEntry)
+        except ObjectNotFound:
+            return None
+        application = f"import-{self.format}-{digest}"
+        tables = entry.tables if self.raw is None else [self.raw]
+        held = [LakeTable(self.place, name).committed_batch(application) for name in tables]
+        return None if None in held else entry
+
+    def store(self, entry: _LakeEntry) -> None:
+        """Note that an import is complete."""
+        self.place.objects().put(self._key(entry.file_hash), msgspec.json.encode(entry))
 
 
 # --- Assigning files to tasks ----------------------------------------------------------------------------
@@ -207,7 +334,9 @@ def _queue_names(root: str, groups: list[list[str]]) -> list[str]:
     return [os.path.join(os.path.abspath(root), name) for name in names]
 
 
-def _completed(report: ImportReport, done: list[tuple[LedgerEntry, bool]], started_s: float) -> ImportReport:
+def _completed(
+    report: ImportReport, done: Sequence[tuple[LedgerEntry, bool]], started_s: float
+) -> ImportReport:
     report.entries = sorted((entry for entry, _ in done), key=lambda entry: entry.source_path)
     report.known = sum(not imported for _, imported in done)
     new = [entry for entry, imported in done if imported]
@@ -230,33 +359,6 @@ def _hashes(spark: SparkSession, groups: list[list[str]]) -> list[str]:
 
     found = dict(run_in_tasks(spark, len(paths), task))
     return [joint_hash([found[path] for path in group]) for group in groups]
-
-
-def _wanted(target: LakeTable, applications: list[str]) -> list[int]:
-    """Return the imports that the table does not hold; of equal files only the first."""
-    table = target.open()
-    wanted: dict[str, int] = {}
-    for number, name in enumerate(applications):
-        if table is None or table.transaction_version(name) is None:
-            wanted.setdefault(name, number)
-    return list(wanted.values())
-
-
-def _pending_path(lake: str, format_name: str, digest: str) -> str:
-    return os.path.join(lake, PENDING, f"{format_name}-{digest}.json")
-
-
-def _entry(lake: str, format_name: str, digest: str) -> LedgerEntry:
-    """Return the ledger entry of files that the table holds; make it if the last run was killed before."""
-    ledger = Ledger(OsFs(), os.path.abspath(lake))
-    entry = ledger.finished(format_name, digest)
-    if entry is None:
-        path = _pending_path(os.path.abspath(lake), format_name, digest)
-        with open(path, "rb") as file:
-            entry = msgspec.json.decode(file.read(), type=LedgerEntry)
-        ledger.finish(entry)
-        OsFs().unlink(path)
-    return entry
 
 
 def _rows(block: EventBlock, tally: Tally, digest: str) -> pa.RecordBatch:

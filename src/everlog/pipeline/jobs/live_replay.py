@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final
@@ -20,10 +19,16 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from everlog.clock import NS_PER_S
-from everlog.errors import Corrupt, DataLost
-from everlog.fs import OsFs, create_directory, replace_file
+from everlog.errors import Corrupt, DataLost, ObjectNotFound
 from everlog.market import BookSettings
-from everlog.pipeline.jobs.batches import Batch, ReaderPosition, application_of, run_batches
+from everlog.pipeline.jobs.batches import (
+    Batch,
+    ReaderPosition,
+    application_of,
+    checkpoint_folder,
+    run_batches,
+    shared_place,
+)
 from everlog.pipeline.jobs.market_tasks import Rows, TableSpec, TaskFilter, fill_tables
 from everlog.pipeline.jobs.replay import (
     DEPTH_LEVELS,
@@ -34,6 +39,7 @@ from everlog.pipeline.jobs.replay import (
     count_replayed,
 )
 from everlog.pipeline.jobs.report import stored_settings
+from everlog.pipeline.lake_places import LakePlace
 from everlog.pipeline.sources.base import StreamReader
 from everlog.pipeline.sources.queue import QueueFormat
 from everlog.pipeline.spark_tasks import default_tasks
@@ -104,7 +110,8 @@ class _LiveReplay:
         self._position = position
         self._shown = shown
         top = self._tables[TOP].table
-        self._checkpoint = os.path.abspath(checkpoint or f"{top.path}.checkpoint")
+        self._checkpoint = checkpoint_folder(top, checkpoint)
+        self._states = shared_place(top, self._checkpoint).below(STATES)
         self._application = application_of(self._checkpoint, top)
         self._report = ReplayReport(job="replay", source=path, table=top.path)
         self._started_s = time.monotonic()
@@ -139,7 +146,7 @@ class _LiveReplay:
             self._shown(report)
 
     def _work(self, wanted: SeqRange, *, is_first: bool) -> Callable[[int], Iterator[Rows]]:
-        path, plan, tasks, states = self._path, self._plan, self._tasks, self._states()
+        path, plan, tasks, states = self._path, self._plan, self._tasks, self._states
         names = {kind: spec.table.name for kind, spec in self._tables.items()}
 
         def work(number: int) -> Iterator[Rows]:
@@ -160,38 +167,29 @@ class _LiveReplay:
             )
         return SeqRange(before.seq, end.seq)
 
-    def _states(self) -> str:
-        return os.path.join(self._checkpoint, STATES)
-
     def _drop_states(self, needed: int) -> None:
         """Delete all states but those with which the next batch begins."""
+        if not self._states.is_local:
+            objects = self._states.objects()
+            objects.delete([one.key for one in objects.list() if not one.key.startswith(f"{needed}/")])
+            return
         with suppress(FileNotFoundError):
-            for name in os.listdir(self._states()):
+            for name in os.listdir(self._states.path):
                 if name != str(needed):
-                    shutil.rmtree(os.path.join(self._states(), name), ignore_errors=True)
+                    shutil.rmtree(os.path.join(self._states.path, name), ignore_errors=True)
 
 
-def _state_path(states: str, seq: int, number: int) -> str:
-    return os.path.join(states, str(seq), f"{number}.state")
-
-
-def _read_state(states: str, seq: int, number: int) -> bytes:
-    path = _state_path(states, seq, number)
+def _read_state(states: LakePlace, seq: int, number: int) -> bytes:
+    key = f"{seq}/{number}.state"
     try:
-        with open(path, "rb") as file:
-            return file.read()
-    except FileNotFoundError:
+        return states.objects().get(key).data
+    except ObjectNotFound:
         raise Corrupt(
-            f"the books before message {seq} are not at {path}; every worker has to see the checkpoint's "
-            "directory. If it is lost, replay into another table"
+            f"the books before message {seq} are not at {states.path}/{key}; every worker has to see that "
+            "place. If it is lost, replay into another table"
         ) from None
 
 
-def _write_state(states: str, seq: int, number: int, state: bytes) -> None:
-    path = _state_path(states, seq, number)
-    create_directory(OsFs(), os.path.dirname(path))
-    # Two attempts of a task may run at once; each writes a file of its own, with the same content.
-    own = f"{path}.{uuid.uuid4().hex}"
-    replace_file(OsFs(), own, state)
-    os.replace(own, path)
-    OsFs().fsync_dir(os.path.dirname(path))
+def _write_state(states: LakePlace, seq: int, number: int, state: bytes) -> None:
+    # Two attempts of a task may run at once; each stores the same content whole.
+    states.objects().put(f"{seq}/{number}.state", state)

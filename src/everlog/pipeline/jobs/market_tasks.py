@@ -145,10 +145,10 @@ class _Done(NamedTuple):
 
 def _run_tasks(spark: SparkSession, specs: Sequence[TableSpec], tasks: int, work: Work) -> Files:
     """Write the rows of all tasks to files; they are not part of a table yet."""
-    folders = {one.table.name: (one.table.path, one.partition_by) for one in specs}
+    places = {one.table.name: (one.table.place, one.partition_by) for one in specs}
 
     def task(number: int) -> Iterator[_Done]:
-        files = {name: TableFiles(path, partition_by) for name, (path, partition_by) in folders.items()}
+        files = {name: TableFiles(place, partition_by) for name, (place, partition_by) in places.items()}
         done = _Done([], set())
         for rows in work(number):
             if rows.market is not None:
@@ -158,7 +158,7 @@ def _run_tasks(spark: SparkSession, specs: Sequence[TableSpec], tasks: int, work
             done.files.extend((name, file) for file in one.finish())
         yield done
 
-    by_table: Files = {name: [] for name in folders}
+    by_table: Files = {name: [] for name in places}
     seen: dict[Market, int] = {}
     for number, did in enumerate(run_in_tasks(spark, tasks, task)):
         for table, file in did.files:

@@ -165,8 +165,8 @@ def count_replayed(report: ReplayReport, tables: dict[str, TableSpec], files: Fi
         report.depth_rows += sum(file["rows"] for file in files[tables[DEPTH].table.name])
     faults = tables[REPORT].table
     for file in files[faults.name]:
-        rows = pq.ParquetFile(os.path.join(faults.path, file["path"])).read(["kind"])
-        kinds = rows.column("kind").to_pylist()
+        with faults.place.filesystem().open_input_file(file["path"]) as stored:
+            kinds = pq.ParquetFile(stored).read(["kind"]).column("kind").to_pylist()
         report.gaps += kinds.count("gap")
         report.drifts += kinds.count("drift")
         report.lost += kinds.count("lost")

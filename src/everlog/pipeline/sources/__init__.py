@@ -11,6 +11,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 FORMATS: Final = (
     ("everlog.pipeline.sources.queue", "QueueFormat"),
     ("everlog.pipeline.sources.topics", "TopicsFormat"),
+    ("everlog.pipeline.sources.lake", "LakeFormat"),
 )
 """By name: a task of one format does not wait for the other to be imported."""
 
