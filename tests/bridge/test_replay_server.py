@@ -7,8 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Origin
 
+from everlog.bridge import replay_server
 from everlog.bridge.replay_server import ReplayServer, source_names
 from everlog.client import Client, Producer
 from everlog.market.pacing import AS_FAST_AS_POSSIBLE
@@ -111,6 +115,53 @@ def test_a_seek_while_it_runs_plays_from_there(tmp_path: Path) -> None:
     found = messages(tmp_path / "live")
     assert found[-len(expected) :] == expected
     assert len(found) <= len(expected) + 6  # before them what was due, a snapshot of each book
+
+
+@pytest.mark.parametrize(
+    ("origin", "is_served"),
+    [(None, True), ("http://localhost:8000", True), ("http://localhost.example", False), ("null", False)],
+)
+def test_pages_of_other_sites_get_no_websocket(tmp_path: Path, origin: str | None, is_served: bool) -> None:
+    write_market_queue(str(tmp_path / "q"))
+
+    async def run() -> dict[str, Any]:
+        server = ReplayServer(Player([Replay(str(tmp_path / "q"))]), ["q"])
+        port = await server.listen()
+        try:
+            async with connect(
+                f"ws://127.0.0.1:{port}", origin=None if origin is None else Origin(origin)
+            ) as one:
+                await one.send("status")
+                answer: dict[str, Any] = json.loads(await one.recv())
+                return answer
+        finally:
+            await server.close()
+
+    if is_served:
+        assert "status" in asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+    else:
+        with pytest.raises(InvalidStatus, match="403"):
+            asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+
+
+def test_one_client_more_than_the_limit_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_market_queue(str(tmp_path / "q"))
+    monkeypatch.setattr(replay_server, "CLIENTS_MAX", 1)
+
+    async def run() -> None:
+        server = ReplayServer(Player([Replay(str(tmp_path / "q"))]), ["q"])
+        address = f"ws://127.0.0.1:{await server.listen()}"
+        try:
+            async with connect(address) as first:
+                await first.send("status")
+                await first.recv()
+                async with connect(address) as second:
+                    with pytest.raises(ConnectionClosed, match="1 clients are connected"):
+                        await second.recv()
+        finally:
+            await server.close()
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
 def test_stop_ends_a_paused_replay(tmp_path: Path) -> None:

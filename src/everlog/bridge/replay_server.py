@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -26,7 +27,11 @@ from everlog.queue import Queue
 
 SEND_TIMEOUT_S: Final = 5.0
 """A WebSocket that does not take a message for so long is closed: it holds up all others."""
+CLIENTS_MAX: Final = 64
 STATUS_S: Final = 1.0
+_TRY_AGAIN_LATER: Final = 1013
+# Programs send no Origin. A page of another site could otherwise read the records and send commands.
+_ORIGINS: Final = (None, re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"))
 
 Sink = Callable[[MergedBatch], None]
 
@@ -73,8 +78,8 @@ class ReplayServer:
     # --- Running -------------------------------------------------------------------------------------------
 
     async def listen(self, port: int = 0) -> int:
-        """Serve WebSockets on loopback; return the port."""
-        self._server = await serve(self._handle, "127.0.0.1", port, max_size=1 << 16)
+        """Serve WebSockets on loopback, to programs and to pages of this machine; return the port."""
+        self._server = await serve(self._handle, "127.0.0.1", port, max_size=1 << 16, origins=_ORIGINS)
         bound: int = next(iter(self._server.sockets)).getsockname()[1]
         return bound
 
@@ -160,6 +165,9 @@ class ReplayServer:
             client.transport.abort()
 
     async def _handle(self, client: ServerConnection) -> None:
+        if len(self._clients) >= CLIENTS_MAX:
+            await client.close(_TRY_AGAIN_LATER, f"{CLIENTS_MAX} clients are connected already")
+            return
         self._clients.add(client)
         try:
             async for text in client:
