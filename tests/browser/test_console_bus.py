@@ -18,7 +18,9 @@ from tests.support.server_processes import running_server
 pytestmark = pytest.mark.browser
 
 
-def put_feed(bus: Path, updated_ns: int, gaps: int = 2, name: str = "kraken-1") -> None:
+def put_feed(
+    bus: Path, updated_ns: int, gaps: int = 2, name: str = "kraken-1", venue: str = "kraken"
+) -> None:
     """Write what a connection of live capture says of itself."""
     symbols = {
         "XBT/USD": SymbolStatus(True, {"diffs": 1200, "trades": 80, "snapshots": 1}, updated_ns, 12.5),
@@ -26,7 +28,7 @@ def put_feed(bus: Path, updated_ns: int, gaps: int = 2, name: str = "kraken-1") 
     }
     status = FeedStatus(
         name=name,
-        venue="kraken",
+        venue=venue,
         pid=1,
         updated_ns=updated_ns,
         connection_id=3,
@@ -81,7 +83,8 @@ def test_queues_show_writers_readers_and_messages(page: Page, tmp_path: Path) ->
 def test_feeds_show_their_gaps_by_reason_and_each_symbol(page: Page, tmp_path: Path) -> None:
     bus = tmp_path / "bus"
     put_feed(bus, time.time_ns() + 3_600_000_000_000)  # of a clock that is ahead: it stays "connected"
-    put_feed(bus, time.time_ns() - 60_000_000_000, name="okx")
+    put_feed(bus, time.time_ns() - 60_000_000_000, name="okx", venue="okex")
+    Queue.open_publisher(bus / "streams" / "raw" / "kraken-1" / "queue").close()
     with running_server(tmp_path, "--bus", bus) as server:
         page.open(f"{server.url}/#/bus")
         page.until_text("2 gaps: 1 sequence, 1 checksum", ".feed")
@@ -93,6 +96,7 @@ def test_feeds_show_their_gaps_by_reason_and_each_symbol(page: Page, tmp_path: P
         put_feed(bus, time.time_ns() + 3_600_000_000_000, gaps=5)
         page.until_text("5 gaps: 4 sequence, 1 checksum", ".feed")
         page.until_text("waiting", "[data-feed=kraken-1] table")  # it stays open
+        page.evaluate("document.querySelector('.page-head .mono').textContent = 'bus'")
         keep_picture(page, "feeds", tmp_path)
 
 
