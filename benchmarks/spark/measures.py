@@ -26,7 +26,7 @@ from benchmarks.spark.costs import replay
 from everlog.market import L3Book, Outputs, ResultMemory
 from everlog.market.protocol import L3_RECORD, TypeId
 from everlog.market.replay import Replay
-from everlog.pipeline import queue_ranges, spark_session
+from everlog.pipeline import queue_ranges, read_queue, spark_session
 from everlog.pipeline.gc_freeze import freeze_loaded_modules
 from everlog.pipeline.jobs.archive import archive_topics
 from everlog.pipeline.queue_ranges import QueueBounds
@@ -132,6 +132,19 @@ def scan_one_column(bench: Bench) -> Numbers:
     """Segments to a DataFrame of one number."""
     records = bench.sizes.scan_records
     return {"scan1_per_s": records / _timed_s(lambda: _drop(_queue(bench, records, columns="seq")))}
+
+
+def condition(bench: Bench) -> Numbers:
+    """The first ten records by a condition, over the same by an option; medians of looks."""
+
+    def by_condition() -> None:
+        _drop(read_queue(bench.spark, bench.plain, "seq < 10"))
+
+    taken_s = [
+        median(_timed_s(work) for _ in range(LOOKS))
+        for work in (by_condition, lambda: _drop(_queue(bench, 10)))
+    ]
+    return {"where_over_option": taken_s[0] / taken_s[1]}
 
 
 def _private_bytes() -> int:
@@ -332,6 +345,7 @@ def replay_orders(bench: Bench) -> Numbers:
 MEASURES: Final[dict[str, Measure]] = {
     "scan5": scan_all_columns,
     "scan1": scan_one_column,
+    "where": condition,
     "inside": aggregate_inside,
     "spark": spark_itself,
     "topics": topics,

@@ -71,6 +71,12 @@ def sections(sizes: Sizes) -> tuple[Section, ...]:
             (
                 _rate("segments to a DataFrame, 5 columns, no-op sink", "scan5_per_s", at_least(3)),
                 _rate("segments to a DataFrame, one number", "scan1_per_s", at_least(4)),
+                Row(
+                    'where="seq < 10" over toSeq=9',
+                    "where_over_option",
+                    "x",
+                    _target(sizes, 1.3, at_most=True),
+                ),
                 _rate("aggregated inside the tasks (mapInArrow)", "inside_per_s", at_least(8)),
                 _rate("Spark's own: Parquet of the same rows, no-op sink", "parquet_per_s"),
                 _rate("Spark's own: range, no-op sink", "range_per_s"),
