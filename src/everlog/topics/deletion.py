@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from everlog.topics.core import Core
     from everlog.topics.topic import Topic
 
-# So many records die in half a millisecond: more of them have a turn of their own.
-_KILLED_WITH_THE_SEARCH: Final = 100_000
+# So many records die in half a millisecond; more of them have a turn of their own, and so has their memory.
+_KILLED_AT_ONCE: Final = 100_000
 
 
 def delete_records(
@@ -62,7 +62,7 @@ def _delete_steps(
         return _delete(core, topic, Delete(min(limit, bound), bound), [], dry_run)
     search = TagSearch(core, topic, match, min(limit, bound))
     yield from search.run()
-    if search.found > _KILLED_WITH_THE_SEARCH:
+    if search.found > _KILLED_AT_ONCE:
         yield None
     while True:
         bound = _visible_bound(core, topic, dry_run)
@@ -131,5 +131,8 @@ def _apply(topic: Topic, frame: Delete, pieces: list[NDArray[np.uint64]]) -> int
             topic.totals.unsaved[topic.topic_id] = topic
         deleted = sum(topic.kill(piece) for piece in pieces)
     topic.snapshot_record = None
-    topic.reclaim()
+    if deleted > _KILLED_AT_ONCE:
+        topic.totals.unreclaimed[topic.topic_id] = topic
+    else:
+        topic.reclaim()
     return deleted
