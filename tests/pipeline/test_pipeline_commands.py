@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from everlog.cli import pipeline
 from everlog.errors import DataLost, InvalidConfig
-from everlog.market import BookSettings
 
 
 @pytest.mark.parametrize(
@@ -34,18 +33,6 @@ def test_arguments_that_do_not_fit_are_refused_at_once(words: tuple[str, ...], s
     result = CliRunner().invoke(pipeline.app, [*words, "--json"])
     assert result.exit_code != 0
     assert said in result.output + result.stderr
-
-
-def test_bars_are_a_kind_and_a_size() -> None:
-    assert pipeline._bars("time:1000") == ("time", 1_000_000_000.0)
-    assert pipeline._bars("volume:2.5") == ("volume", 2.5)
-
-
-def test_books_of_one_mode_pass_over_the_other() -> None:
-    assert pipeline._books("panic", "fail", None) == BookSettings()
-    assert pipeline._books("panic", "fail", "l3").other_modes == "skip"
-    with pytest.raises(InvalidConfig, match="must be l2 or l3"):
-        pipeline._books("panic", "fail", "l4")
 
 
 def test_symbols_are_a_list_or_a_file(tmp_path: Path) -> None:
