@@ -20,17 +20,19 @@ except ModuleNotFoundError as error:
 from everlog.pipeline.sources import register
 
 if TYPE_CHECKING:
+    from everlog.pipeline.declarative import market_pipeline
     from everlog.pipeline.read import read_queue, read_topic
     from everlog.pipeline.session import spark_session
     from everlog.pipeline.tables.views import create_views
 
 _FROM: Final = {
     "create_views": "everlog.pipeline.tables.views",
+    "market_pipeline": "everlog.pipeline.declarative",
     "read_queue": "everlog.pipeline.read",
     "read_topic": "everlog.pipeline.read",
     "spark_session": "everlog.pipeline.session",
 }
-__all__ = ["create_views", "read_queue", "read_topic", "register", "spark_session"]
+__all__ = ["create_views", "market_pipeline", "read_queue", "read_topic", "register", "spark_session"]
 
 
 def __getattr__(name: str) -> Any:

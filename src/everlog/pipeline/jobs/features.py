@@ -96,7 +96,7 @@ def features_of_books(
     tables always hold one whole run, as those of `replay_books`.
     """
     started_s = time.monotonic()
-    work = _FeatureWork(tuple(features), trigger or Always(), settings or BookSettings(), bars)
+    work = FeatureWork(tuple(features), trigger or Always(), settings or BookSettings(), bars)
     path = os.path.abspath(queue)
     specs = [TableSpec(LakeTable(lake, table), work.schema)]
     if bars is not None:
@@ -116,7 +116,7 @@ def features_of_books(
     return report
 
 
-class _FeatureWork:
+class FeatureWork:
     """What a task computes."""
 
     def __init__(
