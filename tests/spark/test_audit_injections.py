@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from everlog.pipeline.jobs.archive import archive_queue
 from everlog.pipeline.jobs.audit import AuditReport, StreamAudit, audit_queue
@@ -92,6 +92,31 @@ def test_a_sound_archive_is_sound_also_after_compaction(
     assert stream.is_sound, stream
     assert (stream.delivered, stream.unverified, stream.behind) == (MESSAGES, 0, 0)
     assert stream.instance is not None
+
+
+def test_an_archive_that_grows_during_its_audit_is_sound(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, lake = str(tmp_path / "queue"), str(tmp_path / "lake")
+    read = LakeTable.read
+
+    def grow() -> None:
+        with Queue.open_publisher(queue) as writer:
+            writer.append(7, b"one more", 1_700_000_000_000_000_000)
+        archive_queue(spark, queue, lake, "messages")
+
+    def read_and_grow(table: LakeTable, *args: Any, **options: Any) -> DataFrame:
+        rows = read(table, *args, **options)
+        monkeypatch.undo()
+        grow()
+        return rows
+
+    grow()
+    monkeypatch.setattr(LakeTable, "read", read_and_grow)
+    for delivered in (1, 2):
+        stream = audited(spark, lake)
+        assert stream.is_sound, stream
+        assert stream.delivered == delivered
 
 
 @pytest.mark.parametrize(

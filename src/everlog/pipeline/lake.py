@@ -46,6 +46,8 @@ KEEP_ACCOUNTS: Final = {"delta.enableExpiredLogCleanup": "false"}
 VACUUM_KEEP: Final = timedelta(days=7)
 UNCOMMITTED_KEEP: Final = timedelta(days=1)
 COMPACT_BYTES: Final = 256 << 20
+HISTORY_TRIES: Final = 100
+"""The history begins with the newest commit, but is numbered from the table's version: both must be one."""
 _MS_PER_S: Final = 1000
 
 
@@ -188,7 +190,7 @@ class LakeTable:
             return None
         # The run that committed it may have been killed before the sync.
         self._sync_log(0, table.version())
-        ranges = [one for account in _accounts(table, 1) for one in account.ranges]
+        ranges = [one for account in self.accounts()[-1:] for one in account.ranges]
         return Appended(table.version(), 0, 0, True, ranges)
 
     def commit(
@@ -249,9 +251,15 @@ class LakeTable:
         days = frozenset(day for row in written if (day := dict(row["partition_values"]).get("date")))
         return Appended(table.version(), rows, len(actions), False, ranges, days)
 
-    def accounts(self) -> list[CommitAccount]:
-        """Return what each commit says that it added, the oldest first."""
-        return _accounts(self._existing(None))
+    def accounts(self, version: int | None = None) -> list[CommitAccount]:
+        """Return what each commit, up to a version, says that it added, the oldest first."""
+        for _ in range(HISTORY_TRIES):
+            table = self._existing(None)
+            newest = table.version()
+            history = table.history()
+            if self._existing(None).version() == newest:
+                return _accounts(history, newest if version is None else version)
+        raise InvalidConfig(f"table {self.path} changes too fast for its history to be read; try again")
 
     def store_report(self, report: ArchiveProgress | AuditSummary) -> None:
         """Leave in the lake what a job last did; a full disk or a store that is away stops no job."""
@@ -453,10 +461,12 @@ def read(
     return LakeTable(root, table).read(spark, where=where, ranges=ranges, version=version)
 
 
-def _accounts(table: deltalake.DeltaTable, newest: int | None = None) -> list[CommitAccount]:
-    """Return the accounts of the commits, the oldest first; with `newest`, only so many of the last ones."""
-    texts = [entry[METADATA_KEY] for entry in table.history() if METADATA_KEY in entry]
-    return [msgspec.json.decode(text, type=CommitAccount) for text in reversed(texts[:newest])]
+def _accounts(history: list[dict[str, Any]], version: int) -> list[CommitAccount]:
+    """Return the accounts of the commits up to a version, the oldest first."""
+    texts = [
+        entry[METADATA_KEY] for entry in history if METADATA_KEY in entry and entry["version"] <= version
+    ]
+    return [msgspec.json.decode(text, type=CommitAccount) for text in reversed(texts)]
 
 
 def _add_action(row: Mapping[str, Any]) -> AddAction:

@@ -186,6 +186,11 @@ class _Audit:
         self._spark = spark
         self._table = table
         self._stream = stream
+        # Before the table: commits come before their positions, so a table that grows meanwhile has them all.
+        folder = (
+            f"{table.path}.checkpoint" if checkpoint is None else local_path(checkpoint, "the checkpoint")
+        )
+        self._positions = ArchivedPositions(shared_place(table, folder)).ends
         opened = table.open()
         self._version = None if opened is None else opened.version()
         self._rows = table.read(spark, version=self._version)
@@ -195,15 +200,11 @@ class _Audit:
         self._recorded: dict[Key, list[RangeAccount]] = {}
         self._options: dict[str, str] = {}
         self._columns = hashed_columns(self._rows.columns)
-        for commit in table.accounts():
+        for commit in table.accounts(self._version):
             self._options = commit.options
             if commit.columns == self._columns:  # a column was added since: those rows are not compared
                 for one in commit.ranges:
                     self._recorded.setdefault((one.stream, one.instance), []).append(one)
-        folder = (
-            f"{table.path}.checkpoint" if checkpoint is None else local_path(checkpoint, "the checkpoint")
-        )
-        self._positions = ArchivedPositions(shared_place(table, folder)).ends
 
     def run(self, sources: Callable[[set[str]], dict[str, _Source]]) -> AuditReport:
         """Count the table, then compare each stream with commits, checkpoint and source."""
