@@ -13,6 +13,7 @@ import numpy as np
 from everlog.bridge.layouts import GAP_TYPE_ID, decode_gap
 from everlog.errors import EverlogError
 from everlog.market.decimals import MAX_SCALE, render_scaled
+from everlog.market.event_json import HEADER_FIELDS
 from everlog.market.protocol import (
     BAR,
     BOOK_TICKER,
@@ -43,16 +44,6 @@ _encode: Final = msgspec.json.Encoder().encode
 _L3_KINDS: Final = {kind.value: kind.name.lower() for kind in L3EventType}
 _BOOK_KINDS: Final = {kind.value: kind.name.lower() for kind in BookEventType}
 _SIDES: Final = {side.value: side.name.lower() for side in Side}
-_HEADER_FIELDS: Final = (
-    "venue_id",
-    "market_id",
-    "stream_id",
-    "ingest_ts_ns",
-    "exchange_ts_ns",
-    "seq",
-    "native_seq",
-    "flags",
-)
 
 KNOWN_TYPE_IDS: Final = frozenset(
     {TypeId.BOOK_EVENT, TypeId.BOOK_TICKER, TypeId.TRADE, TypeId.BAR, GAP_TYPE_ID}
@@ -96,7 +87,7 @@ def _book_event(payload: bytes) -> dict[str, Any] | None:
         return None
     mode = "l3" if header.book_mode == BookMode.L3 else "l2"
     document: dict[str, Any] = {"type": "book_event", "event": kind, "mode": mode}
-    document |= {name: getattr(header, name) for name in _HEADER_FIELDS}
+    document |= {name: getattr(header, name) for name in HEADER_FIELDS}
     body = header.body
     if isinstance(body, L3EventView):
         return _with_order(document, body, header.schema_version)

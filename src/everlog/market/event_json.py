@@ -33,7 +33,7 @@ _NS_PER_MS: Final = 1_000_000
 _KINDS: Final = {kind.name.lower(): kind for kind in BookEventType}
 _L3_KINDS: Final = {kind.name.lower(): kind for kind in L3EventType}
 _SIDES: Final = {side.name.lower(): side for side in Side}
-_HEADER_FIELDS: Final = (
+HEADER_FIELDS: Final = (
     "venue_id",
     "market_id",
     "stream_id",
@@ -43,6 +43,8 @@ _HEADER_FIELDS: Final = (
     "native_seq",
     "flags",
 )
+"""What the JSON of an event has of its header."""
+
 _ORDER_FIELDS: Final = ("ord_type", "exec_type", "order_id", "bid_order_id", "ask_order_id", "amt")
 
 
@@ -128,7 +130,7 @@ class EventReader:
             record_len=HEADER_BYTES + len(body),
             event_type=kind,
             book_mode=BookMode.L3 if data["mode"] == "l3" else BookMode.L2,
-            **{name: data[name] for name in _HEADER_FIELDS},
+            **{name: data[name] for name in HEADER_FIELDS},
         )
         return bytes(header) + body
 

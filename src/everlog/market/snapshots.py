@@ -249,16 +249,7 @@ class SnapshotStore:
         return os.path.join(self.directory(market), f"{_PREFIX}{seq}{_SUFFIX}")
 
     def _seqs(self, market: Market) -> list[int]:
-        try:
-            names = self._fs.listdir(self.directory(market))
-        except OSError:
-            return []
-        numbers = [
-            name[len(_PREFIX) : -len(_SUFFIX)]
-            for name in names
-            if name.startswith(_PREFIX) and name.endswith(_SUFFIX)
-        ]
-        return sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
+        return numbered_files(self._fs, self.directory(market), _PREFIX, _SUFFIX)
 
     def _read(self, path: str, length: int | None) -> bytes:
         try:
@@ -370,6 +361,20 @@ def _event_of(message: MessageView, market: Market) -> BookEventView | None:
         return None
     header = BookEventView(message.payload)
     return header if (header.venue_id, header.market_id) == market else None
+
+
+def numbered_files(fs: Fs, directory: str, prefix: str, suffix: str) -> list[int]:
+    """Return the numbers between prefix and suffix of the names in a directory, rising."""
+    try:
+        names = fs.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    numbers = [
+        name[len(prefix) : -len(suffix)]
+        for name in names
+        if name.startswith(prefix) and name.endswith(suffix)
+    ]
+    return sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
 
 
 def _version_for(book: Book) -> int:

@@ -22,7 +22,7 @@ from everlog.market.book_set import Book, BookSet, BookSettings, Market
 from everlog.market.book_states import load_books, save_books
 from everlog.market.books import GapPolicy, Priority
 from everlog.market.protocol import TypeId
-from everlog.market.snapshots import SnapshotStore
+from everlog.market.snapshots import SnapshotStore, numbered_files
 
 if TYPE_CHECKING:
     from everlog.market.replay import MessageReader, Replay
@@ -66,16 +66,7 @@ class SnapshotSets:
 
     def seqs(self) -> list[int]:
         """Return the messages after which there is a set, rising."""
-        try:
-            names = self._fs.listdir(self._store.root)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        numbers = [
-            name[len(_PREFIX) : -len(_SUFFIX)]
-            for name in names
-            if name.startswith(_PREFIX) and name.endswith(_SUFFIX)
-        ]
-        return sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
+        return numbered_files(self._fs, self._store.root, _PREFIX, _SUFFIX)
 
     def snapshots(self, seq: int) -> dict[Market, int]:
         """Return the seq of each market's snapshot in a set."""
