@@ -167,7 +167,7 @@ class Witness:
         elif isinstance(operation, Put):
             config = operation.config
             self._wanted[number] = {"created": self.now is None}
-            self._take(number, creation(config) if self.now is None else configure_step(config, now_ms))
+            self._take(number, creation(config) if self.now is None else configure_step(config, [now_ms]))
         elif isinstance(operation, Drop):
             self._wanted[number] = {"deleted": self.now is not None}
             if self.now is not None:

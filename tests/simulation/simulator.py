@@ -382,11 +382,13 @@ class Simulation(Lives):
         config = self._some_config(truth.name, is_change=not is_new)
         if is_new:
             truth.begin_instance()
-        step = create_step(config, truth.birth) if is_new else configure_step(config, self.machine.now_ms)
+        times_ms = [self.machine.now_ms]
+        step = create_step(config, truth.birth) if is_new else configure_step(config, times_ms)
 
         def put() -> Commit:
             answer = self.live.put_topic(truth.name, config)
             require_equal("put_topic", (answer.created, answer.config), (is_new, config))
+            answer.commit.on_done(lambda _: times_ms.append(self.machine.now_ms))
             return answer.commit
 
         self._commit(truth, step, put)

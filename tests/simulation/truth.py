@@ -54,11 +54,11 @@ def create_step(config: TopicConfig, birth: Birth) -> Step:
     return Step("create", lambda _: ModelTopic(config, birth.epoch))
 
 
-def configure_step(config: TopicConfig, now_ms: int) -> Step:
-    """The topic gets another configuration."""
+def configure_step(config: TopicConfig, times_ms: list[int]) -> Step:
+    """The topic gets another configuration, at the last of these times: first it is logged."""
 
     def apply(state: State) -> State:
-        _existing(state).configure(config, now_ms)
+        _existing(state).configure(config, times_ms[-1])
         return state
 
     return Step("configure", apply)
