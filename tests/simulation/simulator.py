@@ -155,7 +155,9 @@ class Simulation(Lives):
             return
         self.how = "killed"
         for truth in self.truths.values():
-            wanted = [] if truth.now is None else truth.now.records
+            if truth.now is None or truth.now.durability == "ephemeral":
+                continue  # what its files have from before it became ephemeral is not loaded
+            wanted = truth.now.records
             damaged = [r for r in wanted if (r.seq, r.ts, r.data) == (record.seq, record.ts, record.data)]
             if not damaged or self._is_expired(truth, damaged[0]):
                 continue
