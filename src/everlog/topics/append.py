@@ -23,6 +23,7 @@ from everlog.topics.jobs.new_jobs import NewJobs, check_job_queue
 from everlog.topics.jobs.options import options_of
 from everlog.topics.memory import MemoryChunks
 from everlog.topics.records import AnyRecord
+from everlog.topics.remembered_keys import RememberedKey
 from everlog.topics.results import Appended
 from everlog.topics.retention import (
     EvictionPlan,
@@ -36,7 +37,7 @@ from everlog.topics.retention import (
 )
 from everlog.topics.storage.control import EvictWatermark, HeadWatermark, IdempotencyKey, encode
 from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES, FLAG_DURABLE, FrameType
-from everlog.topics.topic import RememberedKey, Topic
+from everlog.topics.topic import Topic
 
 Extras = Sequence[tuple[FrameType, bytes]]
 """Entries of the log, by kind, that stand before the records of their batch."""
@@ -83,7 +84,8 @@ def append(  # noqa: PLR0913
                 return _repeat(remembered)
         if topic.config.ttl_ms or topic.floors.caps_due or topic.floors.commit is not None:
             sweep(core, topic, now_ms)
-    if key is not None:
+    keys_max = core.settings.max_idempotency_keys
+    if key is not None and keys_max and core.totals.keys >= keys_max:
         _check_keys(core, now_ms)
     if options:
         check_job_queue(topic)
@@ -103,7 +105,7 @@ def append(  # noqa: PLR0913
     core.totals.appended += entry.count
     if key is not None:
         # A pending key stands for its batch too: a repeated write waits for the same commit.
-        topic.remember_key(key, RememberedKey(entry.first_seq, entry.count, ts, entry.commit))
+        topic.remember_key(RememberedKey(key, entry.first_seq, entry.count, ts, entry.commit))
     return Appended(
         entry.first_seq, entry.last_seq, entry.count, entry.last_seq, created, False, entry.commit
     )
@@ -150,7 +152,7 @@ def _append_jobs(
     new_jobs.register(entry.first_seq, ts, entry.commit)
     commit = together([entry.commit, *new_jobs.waits_for])
     if key is not None:
-        topic.remember_key(key, RememberedKey(entry.first_seq, entry.count, ts, commit, seqs))
+        topic.remember_key(RememberedKey(key, entry.first_seq, entry.count, ts, commit, seqs))
     return Appended(
         entry.first_seq, entry.last_seq, entry.count, entry.last_seq, created, False, commit, seqs
     )
@@ -159,8 +161,6 @@ def _append_jobs(
 def _check_keys(core: Core, now_ms: int) -> None:
     """Refuse another idempotency key if too many are remembered: none is forgotten before its time."""
     totals, limit = core.totals, core.settings.max_idempotency_keys
-    if not limit or totals.keys < limit:
-        return
     for _ in range(min(_KEYED_A_LOOK, len(totals.keyed))):
         topic_id = next(iter(totals.keyed))
         topic = totals.keyed.pop(topic_id)
@@ -195,11 +195,11 @@ def _only_hits(core: Core, topic: Topic, new_jobs: NewJobs, count: int, key: str
     seqs = new_jobs.seqs(0, count)
     commits = list(new_jobs.waits_for)
     if key is not None:
-        if core.is_logged(topic) and topic.durability is not Durability.MEMORY:
+        if core.is_logged(topic) and _logs_keys(topic):
             payload = encode(IdempotencyKey(key, 0, 0, list(seqs)))
             waits = topic.durability is Durability.FSYNC
             commits.append(core.log_change(topic, FrameType.IDEMPOTENCY_KEY, payload, needs_sync=waits))
-        topic.remember_key(key, RememberedKey(0, 0, ts, together(commits), seqs))
+        topic.remember_key(RememberedKey(key, 0, 0, ts, together(commits), seqs))
         topic.snapshot_record = None
     return Appended(0, 0, 0, topic.visible, False, False, together(commits), seqs)
 
@@ -288,7 +288,8 @@ def _frame_into_log(
     """Frame the batch at the end of its shard's gathered bytes, all of it or nothing, and gather it."""
     log, durability = topic.log, topic.durability
     shard = core.writable_shard(topic)
-    shard.reserve(records.frame_bytes + CONTROL_ROOM + sum(len(payload) for _, payload in extras))
+    extra_bytes = sum(len(payload) for _, payload in extras) if extras else 0
+    shard.reserve(records.frame_bytes + CONTROL_ROOM + extra_bytes)
     wal = shard.wal
     buffer = wal.buffer
     mark = len(buffer)
@@ -302,7 +303,7 @@ def _frame_into_log(
         if created:
             companions.append(frame_create(core, shard, topic))
             frames += 1
-        if key is not None and durability is not Durability.MEMORY:
+        if key is not None and _logs_keys(topic):
             _frame_key(shard, topic, key, count, ts, seqs)
             frames += 1
         for kind, payload in extras:
@@ -368,6 +369,11 @@ def reserve_floor(entry: BatchEntry, plan: EvictionPlan, companions: list[Change
         companions.append(reserved.reserve_floor(floor))
     entry.require_sync(ack_policy.floor_needs_sync(durability, plan.floor, reserved.floor_durable))
     return floor
+
+
+def _logs_keys(topic: Topic) -> bool:
+    """Whether keys go to the log with their records: a restart forgets those of class memory."""
+    return topic.durability is not Durability.MEMORY or topic.storage.logged_changes > 0
 
 
 def _frame_key(

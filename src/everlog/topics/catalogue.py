@@ -20,17 +20,13 @@ from everlog.errors import (
     TopicNotFound,
 )
 from everlog.topics import class_change
+from everlog.topics.class_change import StateChange
 from everlog.topics.commits import COMMITTED, ChangeEntry, Commit, ShardCommits, together
 from everlog.topics.config import TopicConfig, check_topic_name
 from everlog.topics.core import CONTROL_ROOM, Core
-from everlog.topics.delivery.consumer_table import delist, enlist, log_all_consumers
+from everlog.topics.delivery.consumer_table import delist, enlist
 from everlog.topics.due_work import schedule
-from everlog.topics.jobs.lease_log import (
-    has_durable_leases,
-    log_all_leases,
-    log_all_options,
-    reconfigure_jobs,
-)
+from everlog.topics.jobs.lease_log import reconfigure_jobs
 from everlog.topics.jobs.steps import Steps
 from everlog.topics.results import TopicDeleted, TopicPut
 from everlog.topics.retention import sweep
@@ -56,10 +52,7 @@ def find(core: Core, name: str) -> Topic:
 def check_served(core: Core, name: str) -> None:
     """Refuse a topic that is there and cannot be served."""
     if name in core.filling:
-        raise NotReady(
-            f"the records of topic {name!r} are still being loaded, or wait for the object store; try again "
-            f"soon"
-        )
+        raise NotReady(f"the records of topic {name!r} are still being loaded; try again soon")
     if name in core.damaged:
         raise TopicDamaged(
             f"topic {name!r} is not served: a segment of it, or of the source of its copies, is lost or "
@@ -170,15 +163,23 @@ def log_create(core: Core, topic: Topic) -> Commit:
 
 
 def put_steps(core: Core, name: str, config: TopicConfig) -> Steps[TopicPut]:
-    """See `Engine.put_steps`."""
+    """Begin a `put_topic`: its steps are short, however many records a change of the class has to log."""
     topic = core.topics.get(name)
-    if topic is not None and topic.config.type is (resolved := config.resolved(name)).type:
+    resolved = config.resolved(name)
+    if topic is None or topic.config.type is not resolved.type:
+        return put_topic(core, name, config)
+    change = StateChange(core, topic, resolved)
+    try:
         yield from class_change.log_ahead(core, topic, resolved.durability or Durability.DISK)
-    return put_topic(core, name, config)
+        yield from change.log_ahead()
+        return put_topic(core, name, config, change)
+    except BaseException:
+        change.close()
+        raise
 
 
-def put_topic(core: Core, name: str, config: TopicConfig) -> TopicPut:
-    """Create or configure a topic in one step, which a change of its class may make a long one."""
+def put_topic(core: Core, name: str, config: TopicConfig, change: StateChange | None = None) -> TopicPut:
+    """Create or configure a topic in one step; `change` has logged most of what is to be logged."""
     topic = core.topics.get(name)
     if topic is None:
         topic = new_topic(core, name, True, config)
@@ -193,39 +194,47 @@ def put_topic(core: Core, name: str, config: TopicConfig) -> TopicPut:
         )
     # Logged before the change: what has expired under the old limit must not come back under the new one.
     sweep(core, topic, core.now_ms())
-    return TopicPut(False, resolved, _log_config(core, topic, resolved))
+    if change is None or not change.is_of(topic):
+        if change is not None:
+            change.close()
+        change = StateChange(core, topic, resolved)
+    return TopicPut(False, resolved, _log_config(core, topic, resolved, change))
 
 
-def _log_config(core: Core, topic: Topic, config: TopicConfig) -> Commit:
+def _log_config(core: Core, topic: Topic, config: TopicConfig, change: StateChange) -> Commit:
     """Log a new configuration; it takes effect when it is committed, and later appends wait for that."""
     durability = config.durability or Durability.DISK
     becomes_logged = class_change.becomes_logged(core, topic, durability)
-    logged_before = topic.storage.logged_seq
+    is_logged = durability is not Durability.EPHEMERAL
+    storage, newest_before, logged_before = topic.storage, topic.newest_config, topic.storage.logged_seq
     waits_for = [class_change.sync_copies(core, topic, durability)]
 
-    def apply() -> None:
+    def end() -> None:
         topic.pending.syncs -= 1
+        storage.logged_changes -= is_logged
+        change.close()
+
+    def apply() -> None:
+        end()
         if not topic.gone:
             reconfigure(core, topic, config)
 
     def undo() -> None:
-        topic.pending.syncs -= 1
+        end()
+        storage.newest_config = newest_before
         if becomes_logged:
-            topic.storage.logs_ahead = False
-            topic.storage.logged_seq = logged_before
+            storage.logged_seq = logged_before
 
     topic.pending.syncs += 1
+    storage.logged_changes += is_logged
     try:
         if becomes_logged:
-            topic.storage.logs_ahead = True
             class_change.log_memory(core, topic)
-            log_all_consumers(core, topic)
-            log_all_options(core, topic)
             waits_for.append(class_change.log_cursors(core, topic))
         class_change.log_head(core, topic, durability)
-        class_change.log_keys(core, topic, durability)
-        if not has_durable_leases(topic.config):
-            log_all_leases(core, topic, config)
+        change.log_rest()
+        storage.updates += 1
+        storage.newest_config = config
         update = encode(ConfigUpdate(config))
         waits_for.append(core.log_change(topic, FrameType.CONFIG_UPDATE, update, apply, undo))
     except BaseException:
@@ -236,13 +245,9 @@ def _log_config(core: Core, topic: Topic, config: TopicConfig) -> Commit:
 
 def reconfigure(core: Core, topic: Topic, config: TopicConfig) -> None:
     """Set the new configuration of a topic, which takes effect at once."""
-    kept_leases = has_durable_leases(topic.config)
     topic.configure(config)
-    if not kept_leases:
-        log_all_leases(core, topic, config)  # those of claims since this change was logged
     reconfigure_jobs(topic)
     core.delivery.reconsider(topic.schedule)
-    topic.storage.logs_ahead = False
     topic.snapshot_record = None
     topic.floors.caps_due = True
     # A floor that cannot be logged now does not undo the change: the next operation tries again.
@@ -252,7 +257,7 @@ def reconfigure(core: Core, topic: Topic, config: TopicConfig) -> None:
 
 
 def delete_topic(core: Core, name: str, if_empty: bool) -> TopicDeleted:
-    """See `Engine.delete_topic`."""
+    """Delete a topic and all it holds; an absent one is no error."""
     topic = core.topics.get(name)
     if topic is None:
         check_served(core, name)

@@ -17,7 +17,14 @@ from everlog.native.topics.log import next_live, read_log_frame
 from everlog.topics.commits import COMMITTED, ChangeEntry, Commit, together
 from everlog.topics.config import U64_MAX
 from everlog.topics.core import CONTROL_ROOM, QUEUE_MAX
-from everlog.topics.jobs.lease_log import runs_of
+from everlog.topics.delivery.consumer_table import log_consumers
+from everlog.topics.jobs.lease_log import (
+    has_durable_leases,
+    log_cancelled,
+    log_known_leases,
+    log_options,
+    runs_of,
+)
 from everlog.topics.jobs.steps import Steps
 from everlog.topics.storage.control import (
     Delete,
@@ -27,12 +34,17 @@ from everlog.topics.storage.control import (
     ForwardEntry,
     HeadWatermark,
     IdempotencyKey,
+    JobOptions,
     encode,
 )
 from everlog.topics.storage.layout import FLAG_BATCH_CONTINUES, FrameType
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from everlog.topics.config import TopicConfig
     from everlog.topics.core import Core
+    from everlog.topics.remembered_keys import RememberedKey
     from everlog.topics.topic import Topic
 
 
@@ -44,8 +56,12 @@ _BYTES_A_STEP: Final = 1 << 20
 
 
 def becomes_logged(core: Core, topic: Topic, durability: Durability) -> bool:
-    """Whether records of the topic are in memory only now and would be in the log with this class."""
-    return bool(core.shards) and durability is not Durability.EPHEMERAL and not core.is_logged(topic)
+    """Whether the topic is in memory only, by its newest configuration, and is in the log with this class.
+
+    Its records may go to the log all the same: while older ones wait there, or another change does.
+    """
+    was_logged = topic.newest_config.durability is not Durability.EPHEMERAL
+    return bool(core.shards) and durability is not Durability.EPHEMERAL and not was_logged
 
 
 def sync_copies(core: Core, topic: Topic, durability: Durability) -> Commit:
@@ -53,7 +69,11 @@ def sync_copies(core: Core, topic: Topic, durability: Durability) -> Commit:
 
     They are made again from the shards of their sources, which the sync of the topic's own shard leaves out.
     """
-    if durability is topic.durability or durability not in _PROMISED or topic.routes.order is None:
+    if (
+        durability is topic.newest_config.durability
+        or durability not in _PROMISED
+        or topic.routes.order is None
+    ):
         return COMMITTED
     for shard in core.shards:
         shard.write()  # what is only gathered would become visible without a sync
@@ -150,23 +170,111 @@ def _log_floors(core: Core, topic: Topic) -> None:
 
 def log_head(core: Core, topic: Topic, durability: Durability) -> None:
     """Log the head of a topic whose new class reserves no seqs, so that a restart does not lower it."""
-    if core.shards and durability not in _PROMISED and topic.durability in _PROMISED:
+    if core.shards and durability not in _PROMISED and topic.newest_config.durability in _PROMISED:
         core.log_change(topic, FrameType.HEAD_WATERMARK, encode(HeadWatermark(0, topic.visible)))
 
 
-def log_keys(core: Core, topic: Topic, durability: Durability) -> None:
-    """Log the idempotency keys of a topic whose new class remembers them over a restart."""
-    if not core.shards or durability not in _PROMISED or topic.durability in _PROMISED or not topic.keys:
-        return
-    shard = core.writable_shard(topic)
-    shard.gather(ChangeEntry(needs_sync=False), 0)
-    for key, remembered in topic.keys.items():
-        payload = encode(IdempotencyKey(key, remembered.first_seq, remembered.count, list(remembered.seqs)))
-        shard.reserve(len(payload) + CONTROL_ROOM)
-        shard.wal.buffer.append_control(
-            FrameType.IDEMPOTENCY_KEY, 0, topic.topic_id, remembered.first_seq, remembered.ts, payload
-        )
-        shard.wal.frames_gathered += 1
+def _log_keys(core: Core, topic: Topic, keys: list[RememberedKey]) -> Commit:
+    """Log idempotency keys, because with the next configuration they are remembered over a restart."""
+    entries = (
+        (key.first_seq, key.ts, encode(IdempotencyKey(key.key, key.first_seq, key.count, list(key.seqs))))
+        for key in keys
+    )
+    return core.log_state(topic, FrameType.IDEMPOTENCY_KEY, entries)
+
+
+class StateChange:
+    """What a new configuration needs in the log besides records: keys, leases, options, consumers.
+
+    All of it is gone through in steps. What changes of it meanwhile is logged at once, see
+    `TopicStorage.changes`; only new keys and the options of new jobs are left for the last step.
+    """
+
+    def __init__(self, core: Core, topic: Topic, config: TopicConfig) -> None:
+        durability = config.durability or Durability.DISK
+        self._core = core
+        self._topic = topic
+        self._updates = topic.storage.updates
+        before = topic.newest_config
+        self._has_keys = durability in _PROMISED and before.durability not in _PROMISED
+        self._is_logged = becomes_logged(core, topic, durability)
+        self._has_leases = has_durable_leases(config) and not has_durable_leases(before)
+        self._key_block = 0  # before this block all keys are logged
+        self._option_seq = 0  # before this seq all options are logged
+        self._left = self._slices()
+        self._is_open = bool(core.shards) and (self._has_keys or self._is_logged or self._has_leases)
+        if self._is_open:
+            self._count(1)
+
+    def is_of(self, topic: Topic) -> bool:
+        """Whether it is still right: at another configuration a replay forgets what was logged before."""
+        return topic is self._topic and topic.storage.updates == self._updates
+
+    def close(self) -> None:
+        """The change is over, or given up."""
+        if self._is_open:
+            self._is_open = False
+            self._count(-1)
+
+    def _count(self, changes: int) -> None:
+        self._topic.storage.changes += changes
+        self._topic.snapshot_record = None  # while a change is under way, a snapshot has what it has logged
+
+    def log_ahead(self) -> Steps[None]:
+        """Log in steps what is there."""
+        shards, topic = self._core.shards, self._topic
+        for logged in self._left if self._is_open else ():
+            shards[topic.shard].write()
+            if logged.error is not None:
+                raise logged.error
+            yield None
+            if topic.deleted:
+                return
+
+    def log_rest(self) -> None:
+        """Log what is left, in the step that logs the configuration."""
+        core, topic = self._core, self._topic
+        if not self._is_open:
+            return
+        for _ in self._left:
+            pass
+        if self._has_keys:
+            for _, keys in topic.keys.slices(self._key_block):
+                _log_keys(core, topic, keys)
+        if self._is_logged:
+            for _, options in self._options():
+                log_options(core, topic, options)
+
+    def _slices(self) -> Iterator[Commit]:
+        """Log what is there, some of it each time."""
+        core, topic, table = self._core, self._topic, self._topic.leases
+        if self._has_keys:
+            for block, keys in topic.keys.slices():
+                if block < topic.keys.last_block:
+                    self._key_block = block + 1
+                    yield _log_keys(core, topic, keys)
+        if self._is_logged and topic.consumers is not None:
+            for consumers in topic.consumers.slices():
+                yield log_consumers(core, topic, consumers)
+        begin_seq = -1
+        while self._is_logged and begin_seq < self._option_seq:  # until there are no more whole slices
+            begin_seq = self._option_seq
+            for end_seq, options in self._options():
+                if end_seq <= topic.visible:
+                    self._option_seq = end_seq
+                    yield log_options(core, topic, options)
+        if table is None or not (self._is_logged or self._has_leases):
+            return
+        for jobs in table.slices():
+            if self._has_leases:
+                yield log_known_leases(core, topic, jobs)
+            if self._is_logged:
+                yield log_cancelled(core, topic, jobs)
+
+    def _options(self) -> Iterator[tuple[int, list[tuple[int, JobOptions]]]]:
+        """Options that are not logged, and up to before which seq; jobs get higher and higher seqs."""
+        board = None if self._topic.leases is None else self._topic.leases.board
+        return iter(()) if board is None else board.option_slices(self._option_seq)
 
 
 def log_cursors(core: Core, source: Topic) -> Commit:

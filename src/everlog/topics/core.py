@@ -35,6 +35,8 @@ NS_PER_MS: Final = 1_000_000
 QUEUE_MAX: Final = 4096
 # Room for the control frames that can accompany a batch: create, key, head and evict watermark.
 CONTROL_ROOM: Final = 4096
+StateEntry = tuple[int, int, bytes]
+"""Seq and time of a control frame, and its payload."""
 _LEASES_PER_MS_BITS: Final = 20
 _LEASE_TIME_BITS: Final = 20
 
@@ -117,12 +119,13 @@ class Core:
             return bool(self.shards)
         storage = topic.storage
         has_waiting = topic.pending.count > 0 and storage.logged_seq > topic.visible
-        return bool(self.shards) and (storage.logs_ahead or has_waiting)
+        return bool(self.shards) and (storage.logged_changes > 0 or has_waiting)
 
     def logs_changes(self, topic: Topic) -> bool:
         """Whether floors and deletes of this topic go into the log: it has, or will have, records there."""
+        storage = topic.storage
         return self.is_logged(topic) or (
-            bool(self.shards) and topic.storage.logged_seq >= topic.log.first_live
+            bool(self.shards) and (storage.changes > 0 or storage.logged_seq >= topic.log.first_live)
         )
 
     def writable_shard(self, topic: Topic) -> ShardCommits:
@@ -173,6 +176,20 @@ class Core:
         entry = ChangeEntry(apply, undo, needs_sync=needs_sync)
         shard.gather(entry, 1)
         return entry.commit
+
+    def log_state(self, topic: Topic, kind: FrameType, entries: Iterable[StateEntry]) -> Commit:
+        """Gather what is known of a topic that is about to be logged; a later change is waited for.
+
+        It is one entry of the queue of its shard, however many frames it has.
+        """
+        shard = self.writable_shard(topic)
+        gathered = ChangeEntry(needs_sync=False)
+        shard.gather(gathered, 0)
+        for seq, ts, payload in entries:
+            shard.reserve(len(payload) + CONTROL_ROOM)
+            shard.wal.buffer.append_control(kind, 0, topic.topic_id, seq, ts, payload)
+            shard.wal.frames_gathered += 1
+        return gathered.commit
 
     def sync(self, shards: Iterable[ShardCommits]) -> Commit:
         """A commit that is done when everything that is written in these shards now is synced."""

@@ -108,7 +108,7 @@ class Engine(JobCalls):
         `syncs` defaults to one thread per shard, one for checkpoints and one for cold reads; `wake` is
         called from these threads when `poll` has something to do. `progress` is called during recovery.
         With `fills_later` topics of class `memory` are loaded by later polls, and refused with `NotReady`
-        until they are.
+        until they are; and if recovery cannot do without an object store that is away, it waits for it.
         """
         settings = settings or EngineSettings()
         core = Core(settings, clock or SystemClock(), fs or OsFs())
@@ -498,7 +498,7 @@ class Engine(JobCalls):
             run_due(self._core, now_ms)
         if self._core.totals.unreclaimed:
             self._core.totals.unreclaimed.popitem()[1].reclaim()
-        if self._core.totals.evicted:
+        if self._core.totals.evicted or self.consumers.is_looking:
             self.consumers.warn()
         if self._store is not None and self._store.fill is not None:
             self._store.fill.poll(self._syncs)

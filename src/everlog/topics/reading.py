@@ -214,7 +214,7 @@ def _diff(
 def _render(
     core: Core, topic: Topic, from_seq: int, options: ReadOptions, after: Diff | None
 ) -> tuple[Rendered, bool]:
-    """Read on, and whether a filter wants to look at more for this call."""
+    """Read on, and whether a filter has more to look at for this call."""
     end_seq = _end_of_read(topic, from_seq) if has_gaps(topic) else topic.visible
     if options.filter is not None:
         scan = Scan(core, topic, from_seq, end_seq, options, after)

@@ -6,6 +6,7 @@ the topic requires is not shown: see `floor_commit`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -103,11 +104,26 @@ def check_room(topic: Topic, count: int, size: int) -> None:
     if (config.cap_records and log.live_count > config.cap_records) or (
         config.cap_bytes and log.live_bytes > config.cap_bytes
     ):
-        raise TopicFull(
-            f"topic {topic.name!r} is full: it holds {log.live_count - count} records with "
-            f"{log.live_bytes - size} bytes, capped at {config.cap_records} records and "
-            f"{config.cap_bytes} bytes (0 = none); delete records or retry later"
+        raise _full(
+            topic,
+            f"it holds {log.live_count - count} records with {log.live_bytes - size} bytes, capped at "
+            f"{config.cap_records} records and {config.cap_bytes} bytes (0 = none); delete records or retry "
+            f"later",
         )
+
+
+def _full(topic: Topic, cause: str, held_by: Sequence[str] = ()) -> TopicFull:
+    error = TopicFull(f"topic {topic.name!r} is full: {cause}", held_by)
+    error.detail = {
+        "topic": topic.name,
+        "cap_records": topic.config.cap_records,
+        "cap_bytes": topic.config.cap_bytes,
+        "head_seq": topic.visible,
+        "earliest_seq": topic.earliest_seq,
+    }
+    if held_by:
+        error.detail["held_by"] = list(held_by)
+    return error
 
 
 def held_floor(topic: Topic, since_ms: int) -> int:
@@ -123,11 +139,11 @@ def check_held(topic: Topic, plan: EvictionPlan, now_ms: int) -> None:
     if topic.consumers is None or not plan.count or plan.floor <= held_floor(topic, now_ms):
         return
     names = topic.consumers.held_by(topic.log, now_ms, plan.floor)
-    raise TopicFull(
-        f"topic {topic.name!r} is full: {', '.join(names[:3])} and perhaps others hold records that have to "
-        f"go first; let these consumers commit, or reset or delete them",
-        names,
+    cause = (
+        f"{', '.join(names[:3])} and perhaps others hold records that have to go first; let these consumers "
+        f"commit, or reset or delete them"
     )
+    raise _full(topic, cause, names)
 
 
 def expired_floor(topic: Topic, now_ms: int) -> int:

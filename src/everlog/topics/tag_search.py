@@ -1,8 +1,8 @@
 """Which live records have a tag, or one that begins with a text: found in slices, however many they are.
 
 Owns how much one slice looks at and that nothing is missed meanwhile: records that are appended during the
-search are looked at once more, from where it began up to the head. What dies meanwhile is among the seqs all
-the same. A search changes nothing.
+search are looked at once more, from where it began up to the head. What is deleted meanwhile is among the
+seqs all the same. A search changes nothing.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from everlog.topics.commits import ChangeEntry, Commit, SeqOrder
 from everlog.topics.config import TopicConfig
 from everlog.topics.delivery.scheduler import TopicSchedule
 from everlog.topics.due_topics import DueTopics
+from everlog.topics.remembered_keys import RememberedKey, RememberedKeys
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from everlog.topics.memory import MemoryChunks
     from everlog.topics.routing.table import Router
     from everlog.topics.storage.segments import SegmentSet
+    from everlog.topics.storage.topic_records import StoredTopic
 
 SeqRun = tuple[int, int]  # first and last seq
 HOLE_RUNS_MAX: Final = 1024
@@ -59,17 +61,6 @@ class TopicState(msgspec.Struct, frozen=True):
     def next_seq(self) -> int:
         """The seq that the next record will get."""
         return self.head_seq + 1
-
-
-class RememberedKey(msgspec.Struct, frozen=True):
-    """An idempotency key and the batch that it stands for."""
-
-    first_seq: int
-    count: int
-    ts: int
-    commit: Commit
-    seqs: tuple[int, ...] = ()
-    """All seqs of the answer, if some of them are of jobs that were there already."""
 
 
 class Totals:
@@ -281,18 +272,25 @@ class TopicStorage:
     """Where the records of a topic are: in memory, in the log, in segments."""
 
     __slots__ = (
+        "changes",
         "chunks",
         "create_pending",
+        "logged_changes",
         "logged_seq",
-        "logs_ahead",
+        "newest_config",
         "restored_head",
         "restored_ts",
         "saved_seq",
         "segments",
         "unmarked",
+        "updates",
     )
 
     def __init__(self) -> None:
+        self.changes = 0
+        """Changes of the class under way: leases, options and consumers are logged as if one were over."""
+        self.updates = 0
+        """How many configurations were logged."""
         self.chunks: MemoryChunks | None = None
         self.segments: SegmentSet | None = None
         self.saved_seq = 0
@@ -301,8 +299,10 @@ class TopicStorage:
         """Records up to here are in the log or in segments, later ones in memory only."""
         self.unmarked: list[NDArray[np.uint64]] = []
         """Seqs that were deleted and have no deletion mark in their segment yet."""
-        self.logs_ahead = False
-        """An ephemeral topic whose next configuration, which is logged, has it in the log."""
+        self.newest_config: TopicConfig | None = None
+        """The configuration that was logged last; None if there was none since the start."""
+        self.logged_changes = 0
+        """Configurations that wait to take effect and have the topic in the log."""
         self.create_pending = False
         self.restored_head = 0
         self.restored_ts = 0
@@ -355,10 +355,10 @@ class Topic:
         self.reserved = Reservations()
         self.routes = TopicRoutes()
         self.storage = TopicStorage()
-        self.keys: dict[str, RememberedKey] = {}
+        self.keys = RememberedKeys()
         self.leases: LeaseTable | None = None  # created by the first claim, or when a lease is restored
         self.consumers: ConsumerTable | None = None  # None: it has none
-        self.snapshot_record: bytes | None = None
+        self.snapshot_record: StoredTopic | None = None
         self.due_ms = 0  # its entry in `Totals.due`, 0 if it has none
         self.deleted = False  # not in the table
         self.gone = False  # and that is committed
@@ -372,6 +372,11 @@ class Topic:
     def durability(self) -> Durability:
         """The resolved class."""
         return self.config.durability or Durability.DISK
+
+    @property
+    def newest_config(self) -> TopicConfig:
+        """The configuration that was logged last; it may still wait to take effect."""
+        return self.storage.newest_config or self.config
 
     @property
     def evict_floor(self) -> int:
@@ -422,15 +427,15 @@ class Topic:
             leases.wake()
         return QueueCounts(leases.ready(self.count), leases.leased, leases.dead_lettered)
 
-    def remember_key(self, key: str, remembered: RememberedKey) -> None:
+    def remember_key(self, remembered: RememberedKey) -> None:
         """Remember an idempotency key."""
-        self.totals.keys += key not in self.keys
+        self.totals.keys += remembered.key not in self.keys
         self.totals.keyed[self.topic_id] = self
-        self.keys[key] = remembered
+        self.keys.add(remembered)
 
     def forget_key(self, key: str) -> None:
         """Drop an idempotency key, also one that is not there."""
-        if self.keys.pop(key, None) is not None:
+        if self.keys.forget(key):
             self.totals.keys -= 1
 
     def find_key(self, key: str, now_ms: int) -> RememberedKey | None:
@@ -443,11 +448,11 @@ class Topic:
 
     def forget_keys(self, now_ms: int) -> None:
         """Drop some idempotency keys whose window is over; they are held in the order of their writing."""
-        for _ in range(min(KEYS_A_STEP, len(self.keys))):
-            key, remembered = next(iter(self.keys.items()))
-            if not self._is_forgotten(remembered, now_ms):
+        for _ in range(KEYS_A_STEP):
+            oldest = self.keys.oldest
+            if oldest is None or not self._is_forgotten(oldest, now_ms):
                 return
-            self.forget_key(key)
+            self.forget_key(oldest.key)
             self.snapshot_record = None
 
     def _is_forgotten(self, remembered: RememberedKey, now_ms: int) -> bool:

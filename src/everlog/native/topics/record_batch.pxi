@@ -87,12 +87,15 @@ cdef int check_size(Py_ssize_t place, const batch_record *record) except -1:
 
 cdef enum:
     OWNERS_PER_RECORD = 4  # data, meta, tag and node
-    # Memory that is kept for the next batch: of about 1600 records. One batch follows the other, and what
-    # malloc gets back from the end of its heap it may return to the system, page by page.
-    SPARE_BYTES = 131072
+    # The memory of the largest batch is kept for the next one, up to about 13,000 records. One batch follows
+    # the other, and what malloc gets back from the end of its heap it may return to the system, page by page.
+    SPARE_BYTES_MIN = 131072
+    SPARE_BYTES_MAX = 1048576
+    SHORTEST_RECORD = 11  # {"data":1},
 
 cdef size_t RECORD_BYTES = sizeof(batch_record) + OWNERS_PER_RECORD * sizeof(PyObject *)
-cdef void *spare_memory  # for SPARE_BYTES, or NULL while a batch uses it; the GIL guards it
+cdef void *spare_memory  # or NULL while a batch uses it; the GIL guards it
+cdef size_t spare_bytes
 cdef list NO_RECORDS = []
 
 
@@ -111,11 +114,12 @@ cdef class RecordBatch:
     cdef Py_buffer *views        # of texts that are not plain bytes objects
     cdef size_t view_count
     cdef size_t capacity         # records there is memory for
+    cdef size_t memory_bytes     # how much was allocated for them
     cdef readonly Py_ssize_t count
     cdef readonly size_t frame_bytes
     cdef str batch_node
 
-    def __cinit__(self, list records not None, str node=None):
+    def __cinit__(self, list records not None, str node=None, size_t capacity=0):
         cdef Py_ssize_t place, count = PyList_GET_SIZE(records)
         cdef const uint8_t *node_text = NULL
         cdef uint16_t node_len = 0
@@ -123,7 +127,7 @@ cdef class RecordBatch:
         if node is not None:
             take_name(0, "node of the batch", node, MAX_NODE_BYTES, &node_text, &node_len)
             self.batch_node = node
-        self.make_room(count)
+        self.make_room(max(<size_t>count, capacity))
         for place in range(count):
             # Reading an attribute may run code that changes the list.
             if place >= PyList_GET_SIZE(records):
@@ -134,15 +138,16 @@ cdef class RecordBatch:
         self.count = count
 
     def __dealloc__(self):
-        global spare_memory
+        global spare_memory, spare_bytes
         cdef size_t place
         for place in range(self.owner_count):
             Py_DECREF(<object>self.owners[place])
         for place in range(self.view_count):
             PyBuffer_Release(&self.views[place])
         free(self.views)
-        if spare_memory == NULL and self.capacity * RECORD_BYTES <= SPARE_BYTES:
-            spare_memory = self.records
+        if self.memory_bytes <= SPARE_BYTES_MAX and (spare_memory == NULL or self.memory_bytes > spare_bytes):
+            free(spare_memory)
+            spare_memory, spare_bytes = self.records, self.memory_bytes
         else:
             free(self.records)
 
@@ -170,15 +175,14 @@ cdef class RecordBatch:
     cdef int make_room(self, size_t count) except -1:
         global spare_memory
         cdef void *memory = NULL
-        cdef size_t size = max(count, 1) * RECORD_BYTES
-        if size <= SPARE_BYTES:
-            size = SPARE_BYTES
-            memory, spare_memory = spare_memory, NULL
-        if memory == NULL:
+        cdef size_t size = max(max(count, 1) * RECORD_BYTES, <size_t>SPARE_BYTES_MIN)
+        if spare_memory != NULL and size <= spare_bytes:
+            memory, spare_memory, size = spare_memory, NULL, spare_bytes
+        else:
             memory = malloc(size)
         if memory == NULL:
             raise MemoryError(f"no memory for a batch of {count} records")
-        self.records = <batch_record *>memory
+        self.records, self.memory_bytes = <batch_record *>memory, size
         self.owners = <PyObject **>(self.records + count)
         self.capacity = count
         return 0
@@ -259,22 +263,21 @@ cdef class RecordBatch:
         return &self.views[self.view_count]
 
 
-cdef RecordBatch scanned_batch(bytes body, uint32_t max_nesting, append_options *options):
+cdef RecordBatch scanned_batch(bytes body, uint32_t max_nesting, size_t max_records, append_options *options):
     """The records of a body that is scanned, without an object for each of them.
 
     None if the scan leaves it to the full decoder, or if a record breaks a limit: that decoder says which.
     """
     cdef RecordBatch batch
     cdef size_t place, count, length = PyBytes_GET_SIZE(body)
+    cdef size_t capacity = min(max_records, length // SHORTEST_RECORD)
     cdef const uint8_t *text = <const uint8_t *>PyBytes_AS_STRING(body)
     if json_check(text, length, max_nesting) != JSON_SOUND:
         return None
-    batch = RecordBatch.__new__(RecordBatch, NO_RECORDS)
-    count = append_scan(text, length, batch.records, SPARE_BYTES // RECORD_BYTES, options)
+    batch = RecordBatch.__new__(RecordBatch, NO_RECORDS, None, capacity)
+    count = append_scan(text, length, batch.records, capacity, options)
     if count == 0:
         return None
-    batch.owners = <PyObject **>(batch.records + count)
-    batch.capacity = count
     batch.keep(body)
     for place in range(count):
         if not batch.is_within_limits(&batch.records[place]):
@@ -283,10 +286,10 @@ cdef RecordBatch scanned_batch(bytes body, uint32_t max_nesting, append_options 
     return batch
 
 
-def scan_append(bytes body not None, uint32_t max_nesting):
+def scan_append(bytes body not None, uint32_t max_nesting, size_t max_records):
     """The checked records, the idempotency key and `create` of an append; None for the full decoder."""
     cdef append_options options
-    cdef RecordBatch batch = scanned_batch(body, max_nesting, &options)
+    cdef RecordBatch batch = scanned_batch(body, max_nesting, max_records, &options)
     if batch is None:
         return None
     cdef object key = None

@@ -7,13 +7,13 @@ may do is decided in `consumers`, what a hold keeps back in `retention`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from sortedcontainers import SortedDict, SortedList
 
 from everlog.api_types import Durability
-from everlog.topics.commits import COMMITTED, ChangeEntry, Commit
-from everlog.topics.core import CONTROL_ROOM
+from everlog.topics.commits import COMMITTED, Commit
 from everlog.topics.storage.control import ConsumerCommit, ConsumerDelete, ConsumerRecord, decode, encode
 from everlog.topics.storage.layout import FrameType
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from everlog.topics.topic import Topic
 
 CONSUMER_FRAMES: Final = {FrameType.CONSUMER, FrameType.CONSUMER_COMMIT, FrameType.CONSUMER_DELETE}
+_CONSUMERS_A_SLICE: Final = 500
 HELD_BY_MAX: Final = 100
 """Consumers that a refused append names."""
 
@@ -100,6 +101,13 @@ class ConsumerTable:
 
     def __len__(self) -> int:
         return len(self.by_name)
+
+    def slices(self) -> Iterator[list[Consumer]]:
+        """Yield all consumers by name, some hundred at a time; others may come and go between two."""
+        after = ""  # no name is empty
+        while names := list(islice(self.by_name.irange(after, inclusive=(False, True)), _CONSUMERS_A_SLICE)):
+            yield [self.by_name[name] for name in names]
+            after = names[-1]
 
     def put(self, record: ConsumerRecord) -> Consumer:
         """Create a consumer, or replace all that is stored of it."""
@@ -192,24 +200,21 @@ def delist(core: Core, topic: Topic) -> None:
         core.totals.consumers -= len(topic.consumers)
 
 
-def log_all_consumers(core: Core, topic: Topic) -> None:
-    """Log every consumer of a topic that is about to be logged."""
-    if topic.consumers is None or not core.shards:
-        return
-    shard = core.writable_shard(topic)
-    shard.gather(ChangeEntry(needs_sync=False), 0)  # the change of the class behind them is waited for
-    for consumer in topic.consumers.by_name.values():
-        payload = encode(consumer.record())
-        shard.reserve(len(payload) + CONTROL_ROOM)
-        shard.wal.buffer.append_control(FrameType.CONSUMER, 0, topic.topic_id, 0, core.now_ms(), payload)
-        shard.wal.frames_gathered += 1
+def log_consumers(core: Core, topic: Topic, consumers: list[Consumer]) -> Commit:
+    """Log consumers of a topic that is about to be logged."""
+    now_ms = core.now_ms()
+    entries = ((0, now_ms, encode(consumer.record())) for consumer in consumers)
+    return core.log_state(topic, FrameType.CONSUMER, entries)
 
 
-def stored_consumers(topic: Topic) -> list[ConsumerRecord]:
-    """The consumers of a topic as a snapshot stores them; those of an ephemeral one end with the process."""
-    if topic.consumers is None or topic.durability is Durability.EPHEMERAL:
-        return []
-    return [consumer.record() for consumer in topic.consumers.by_name.values()]
+def stored_consumers(topic: Topic) -> Iterator[list[Consumer]]:
+    """The consumers of a topic as a snapshot stores them, some at a time.
+
+    Those of an ephemeral one end with the process.
+    """
+    if topic.consumers is None or (topic.durability is Durability.EPHEMERAL and not topic.storage.changes):
+        return iter(())
+    return topic.consumers.slices()
 
 
 def restore_consumers(topic: Topic, records: list[ConsumerRecord]) -> None:

@@ -7,7 +7,7 @@ read as by any reader, and the cursor moves only by `commit` and `reset`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
@@ -36,7 +36,8 @@ OWNER_TTL_MS: Final = 30_000
 OWNER_TTL_RANGE_MS: Final = (1000, 3_600_000)
 _AT_RISK_SHARE: Final = 10
 _WARN_INTERVAL_NS: Final = NS_PER_S
-_WARN_CONSUMERS: Final = 5000  # looked at in one step: two milliseconds
+_WARN_COST_MAX: Final = 5000  # consumers looked at in one step: two milliseconds
+_WARN_COST: Final = 20  # a line of the log costs as much as looking at so many consumers
 log = logging.getLogger("everlog.topics")
 
 
@@ -96,7 +97,7 @@ class ConsumerRead(NamedTuple):
 
 
 class Consumers:
-    """The consumers of all topics of an engine. `forward` copies to a topic what its routers owe it."""
+    """The consumers of all topics of an engine. `forward` copies to a topic what its routers have pending."""
 
     def __init__(
         self, core: Core, check_open: Callable[[], None], forward: Callable[[Topic], object]
@@ -105,6 +106,7 @@ class Consumers:
         self._check_open = check_open
         self._forward = forward
         self._warned_ns = core.clock.monotonic_ns() - _WARN_INTERVAL_NS
+        self._look: Iterator[bool] | None = None
         self.on_at_risk: Callable[[ConsumerAtRisk], None] | None = None
         """Called when `warn` logs that a consumer is at risk."""
 
@@ -128,7 +130,7 @@ class Consumers:
         table = topic.consumers
         known = None if table is None else table.by_name.get(name)
         if known is None:
-            self._check_new(topic, name)
+            self._check_new(name)
         record = ConsumerRecord(
             name=name,
             cursor=self._position(topic, start or Start()) if known is None else known.cursor,
@@ -233,6 +235,8 @@ class Consumers:
             if topic.consumers is None or not is_shown(topic.name):
                 continue
             sweep(self._core, topic, now_ms)
+            if topic.evict_floor <= 1 and len(states) >= limit:
+                continue  # nothing was evicted
             for consumer in topic.consumers.by_name.values():
                 at_risk += _may_lose(topic, consumer.cursor)
                 if len(states) < limit:
@@ -242,36 +246,58 @@ class Consumers:
     def warn(self) -> None:
         """Log which consumers are about to lose records, or have: each once, until it is safe again.
 
-        Only topics that have evicted since the last time are looked at, a few at a time and once a second.
+        Only topics that have evicted since the last time are looked at, once a second, and some hundred
+        consumers at a time: see `is_looking`.
         """
-        now_ns, evicted = self._core.clock.monotonic_ns(), self._core.totals.evicted
-        if now_ns < self._warned_ns + _WARN_INTERVAL_NS:
-            return
-        self._warned_ns = now_ns
-        left = _WARN_CONSUMERS
-        while evicted and left > 0:
-            _, topic = evicted.popitem()
-            if topic.consumers is None or topic.deleted:
-                continue
-            left -= len(topic.consumers)
-            for consumer in topic.consumers.by_name.values():
-                may_lose = _may_lose(topic, consumer.cursor)
-                if may_lose and not consumer.is_warned:
-                    log.warning(
-                        "consumer %r of topic %r is %s: its cursor is %d, records below %d are evicted, the "
-                        "head is %d; let it catch up, raise the caps, or give it a hold",
-                        consumer.name,
-                        topic.name,
-                        "losing records"
-                        if consumer.cursor + 1 < topic.evict_floor
-                        else "about to lose records",
-                        consumer.cursor,
-                        topic.evict_floor,
-                        topic.visible,
-                    )
-                    if self.on_at_risk is not None:
-                        self.on_at_risk(_risk_of(topic, consumer))
-                consumer.is_warned = may_lose
+        if self._look is None:
+            now_ns = self._core.clock.monotonic_ns()
+            if now_ns < self._warned_ns + _WARN_INTERVAL_NS:
+                return
+            self._warned_ns = now_ns
+            self._look = self._look_for_risks()
+        if next(self._look, None) is None:
+            self._look = None
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether `warn` has more to look at."""
+        return self._look is not None
+
+    def _look_for_risks(self) -> Iterator[bool]:
+        """Look at topics that have evicted; yields between two steps."""
+        evicted = self._core.totals.evicted
+        topics = list(evicted.values())
+        evicted.clear()
+        looked_at = 0
+        for topic in topics:
+            for consumers in () if topic.consumers is None else topic.consumers.slices():
+                if topic.deleted:
+                    break
+                looked_at += sum(self._warn_of(topic, consumer) for consumer in consumers)
+                if looked_at >= _WARN_COST_MAX:
+                    looked_at = 0
+                    yield True
+
+    def _warn_of(self, topic: Topic, consumer: Consumer) -> int:
+        """Log that a consumer is about to lose records, unless that was said; returns what it cost."""
+        may_lose = _may_lose(topic, consumer.cursor)
+        is_new = may_lose and not consumer.is_warned
+        consumer.is_warned = may_lose
+        if not is_new:
+            return 1
+        log.warning(
+            "consumer %r of topic %r is %s: its cursor is %d, records below %d are evicted, the "
+            "head is %d; let it catch up, raise the caps, or give it a hold",
+            consumer.name,
+            topic.name,
+            "losing records" if consumer.cursor + 1 < topic.evict_floor else "about to lose records",
+            consumer.cursor,
+            topic.evict_floor,
+            topic.visible,
+        )
+        if self.on_at_risk is not None:
+            self.on_at_risk(_risk_of(topic, consumer))
+        return _WARN_COST
 
     def risk(self, topic_name: str, name: str) -> ConsumerAtRisk | None:
         """What a consumer is about to lose, or has lost; None if it is safe or absent."""
@@ -369,7 +395,7 @@ class Consumers:
 
     # --- Rules -------------------------------------------------------------------------------------------
 
-    def _check_new(self, topic: Topic, name: str) -> None:
+    def _check_new(self, name: str) -> None:
         if TOPIC_NAME.fullmatch(name) is None:
             raise InvalidRequest(
                 f"consumer name {name!r} is not allowed: 1 to 255 of A-Z a-z 0-9 . _ : -, a letter or digit "
@@ -450,7 +476,7 @@ class Consumers:
     def _log(self, topic: Topic, kind: FrameType, payload: bytes, undo: Callable[[], None]) -> Commit:
         """Log a change as the class of the topic says; the caller makes it, `undo` takes it back."""
         topic.snapshot_record = None
-        if not self._core.is_logged(topic):
+        if not self._core.is_logged(topic) and not (self._core.shards and topic.storage.changes):
             return COMMITTED
         needs_sync = topic.durability is Durability.FSYNC or topic.storage.create_pending
         return self._core.log_change(topic, kind, payload, undo=undo, needs_sync=needs_sync)

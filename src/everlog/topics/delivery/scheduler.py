@@ -384,7 +384,7 @@ class Scheduler:
         if work.is_lowered and priority > 0:
             priority = max(priority - ROUTER_PENALTY, 0)
         work.base_priority = priority
-        return bisect_right(BAND_BOUNDS, priority + age_boost(now_ns - work.since_ns))
+        return band_of(priority + age_boost(now_ns - work.since_ns))
 
     def _plan(self, work: Schedulable) -> None:
         """Note when work can reach its next band at the earliest; recency lost meanwhile makes it later."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Final
 
 from everlog.job_types import RateLimit
 
+_KEYS_A_SLICE: Final = 500
 QUEUE_KEY = ""
 """Stands for the whole job queue."""
 
@@ -17,7 +21,8 @@ class ClaimRates:
 
     def __init__(self, limit: RateLimit | None) -> None:
         self.limit = limit
-        self._claims: dict[str, deque[list[int]]] = {}  # ms, how many
+        # Times in ms and how many; the key whose last claim is oldest comes first.
+        self._claims: OrderedDict[str, deque[list[int]]] = OrderedDict()
         self._totals: dict[str, int] = {}
 
     def room(self, key: str, now_ms: int) -> int:
@@ -33,9 +38,9 @@ class ClaimRates:
 
     def note(self, key: str, claimed_ms: int, count: int = 1) -> None:
         """Jobs were claimed, at this time or, while a log is replayed, earlier."""
-        claims = self._claims.get(key)
-        if claims is None:
-            claims = self._claims[key] = deque()
+        self._forget_idle(claimed_ms)
+        claims = self._claims.setdefault(key, deque())
+        self._claims.move_to_end(key)
         # A clock that was set back must not let a claim count for less long.
         claimed_ms = max(claimed_ms, claims[-1][0]) if claims else claimed_ms
         if claims and claims[-1][0] == claimed_ms:
@@ -62,11 +67,22 @@ class ClaimRates:
         if not claims:
             del self._claims[key], self._totals[key]
 
-    def forget_all(self, now_ms: int) -> None:
-        """Forget what counts no more, of every key."""
-        for key in list(self._claims):
-            self._forget(key, now_ms)
+    def _forget_idle(self, now_ms: int) -> None:
+        """Forget the keys whose last claim counts no more: most keys of a busy job queue never come again."""
+        while self._claims and self.limit is not None:
+            key, claims = next(iter(self._claims.items()))
+            if claims and now_ms - claims[-1][0] < self.limit.per_ms:
+                return
+            del self._claims[key], self._totals[key]
 
     def stored(self) -> list[tuple[str, list[tuple[int, int]]]]:
         """What a snapshot stores."""
-        return [(key, [(ms, count) for ms, count in claims]) for key, claims in self._claims.items()]
+        return list(chain.from_iterable(self.stored_slices()))
+
+    def stored_slices(self) -> Iterator[list[tuple[str, list[tuple[int, int]]]]]:
+        """What a snapshot stores, some keys at a time; they may come and go between two."""
+        keys = iter(list(self._claims))
+        while part := list(islice(keys, _KEYS_A_SLICE)):
+            yield [
+                (key, [(ms, count) for ms, count in self._claims[key]]) for key in part if key in self._claims
+            ]

@@ -161,10 +161,10 @@ def claim(core: Core, topic: Topic, requests: Sequence[ClaimRequest], load: Load
         for seq in (*picked, *poisoned):
             table.put_back(seq)  # no job may be neither claimable nor leased
         if board is not None:
-            board.settle([])
+            board.end_claim([])
         raise
     if board is not None:
-        board.settle([leases for _, leases, _ in answers])
+        board.end_claim([leases for _, leases, _ in answers])
         if board.is_unfinished:
             cold.append(COMMITTED)
     ready = table.ready(topic.count)
@@ -313,13 +313,14 @@ def _match(
     node: str,
     seqs: Sequence[int],
     fences: list[int | None],
+    now_ms: int,
     each: Callable[[int], None],
 ) -> tuple[list[int], list[int]]:
     """Call `each` with the jobs that this node holds; return those and the others, in the order asked for."""
     held: list[int] = []
     skipped: list[int] = []
     for seq, fence in zip(seqs, fences, strict=True):
-        if table.holds(seq, node, fence):
+        if table.holds(seq, node, fence, now_ms):
             each(seq)
             held.append(seq)
         else:
@@ -357,7 +358,8 @@ def check_settling(node: str, seqs: Sequence[int], lease_ids: Sequence[str] | No
 
 def ack(core: Core, topic: Topic, node: str, seqs: Sequence[int], fences: list[int | None]) -> Settled:
     """Delete the jobs that this node holds and that the fences name."""
-    table = _swept(core, topic, core.now_ms())
+    now_ms = core.now_ms()
+    table = _swept(core, topic, now_ms)
     is_logged = core.logs_changes(topic)
     failure: StorageFailed | None = None
     try:
@@ -365,7 +367,7 @@ def ack(core: Core, topic: Topic, node: str, seqs: Sequence[int], fences: list[i
             core.writable_shard(topic)  # a full log buffer raises before anything has changed
     except StorageFailed as error:
         failure = error
-    acked, skipped = table.begin_ack(node, seqs, fences)
+    acked, skipped = table.begin_ack(node, seqs, fences, now_ms)
     if not acked:
         return _settled(topic, table, acked, skipped, COMMITTED)
     if failure is None:
@@ -405,7 +407,7 @@ def nack(
         groups.setdefault(delay, {})[seq] = job.lease_id
         table.release(seq, now_ms, delay, NACKED, error)
 
-    nacked, skipped = _match(table, node, seqs, fences, release)
+    nacked, skipped = _match(table, node, seqs, fences, now_ms, release)
     commits = [
         log_leases(
             core,
@@ -453,7 +455,7 @@ def extend(
     table = _swept(core, topic, now_ms)
     if logs_leases(core, topic):
         core.writable_shard(topic)
-    extended, skipped = _match(table, node, seqs, fences, lambda _: None)
+    extended, skipped = _match(table, node, seqs, fences, now_ms, lambda _: None)
     table.extend(extended, deadline_ms)
     leases = {seq: table.jobs[seq].lease_id for seq in extended}
     commit = log_leases(core, topic, LEASED, node, deadline_ms, leases)

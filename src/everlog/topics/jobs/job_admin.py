@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from everlog.errors import InvalidRequest, TopicNotFound
+from everlog.api_types import TopicType
+from everlog.errors import InvalidRequest, NotAQueue, TopicNotFound
 from everlog.job_types import JobCounts, JobState
 from everlog.topics import catalogue
 from everlog.topics.filters import Filter
@@ -99,15 +100,26 @@ class JobAdmin:
         """Bring the letters of a dead-letter topic, a log or a job queue, back to their job queues."""
         self._check_open()
         topic = catalogue.find(self._core, name)
-        if wanted.to is not None and wanted.to not in self._core.topics:
-            raise TopicNotFound(f"there is no topic {wanted.to!r} to bring jobs back to", wanted.to)
-        if wanted.to == name:
-            raise InvalidRequest(f"to names the topic {name!r} itself; name another one")
+        if wanted.to is not None:
+            self._check_target(name, wanted.to)
         if wanted.limit is not None and wanted.limit < 0:
             raise InvalidRequest(f"limit is {wanted.limit}; it must be 0 or more")
         self._forward(topic)
         sweep(self._core, topic, self._core.now_ms())
         return redrive(self._core, topic, wanted, self._fetch)
+
+    def _check_target(self, name: str, to: str) -> None:
+        target = self._core.topics.get(to)
+        if target is None:
+            raise TopicNotFound(f"there is no topic {to!r} to bring jobs back to", to)
+        if to == name:
+            raise InvalidRequest(f"to names the topic {name!r} itself; name another one")
+        if target.config.type is not TopicType.QUEUE:
+            error = NotAQueue(
+                f"to names the topic {to!r}, which is a log; jobs are brought back to a job queue"
+            )
+            error.detail = {"topic": to}
+            raise error
 
     def _queue(self, name: str) -> Topic:
         self._check_open()

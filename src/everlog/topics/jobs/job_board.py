@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -23,7 +23,7 @@ from everlog.native.topics.log import live_seqs
 from everlog.topics.commits import COMMITTED, Commit
 from everlog.topics.jobs.claim_order import ClaimOrder, base_band, rank_of
 from everlog.topics.jobs.claim_rates import QUEUE_KEY, ClaimRates
-from everlog.topics.jobs.lease_table import LEASED, READY
+from everlog.topics.jobs.lease_table import DUE_AT_ONCE, LEASED, READY
 from everlog.topics.jobs.options import NO_OPTIONS
 from everlog.topics.storage.control import JobOptions
 
@@ -31,11 +31,15 @@ if TYPE_CHECKING:
     from everlog.topics.jobs.lease_table import LeaseTable
     from everlog.topics.topic import Topic
 
-LOOKS_MAX: Final = 4000
+LOOKS_MAX: Final = 1000
 """Jobs that one claim looks at, a few milliseconds; what it passes over is parked, so the next goes on."""
+PASSED_MAX: Final = 50_000
+"""Jobs behind the cursor that one claim passes over because they are elsewhere: two milliseconds."""
 _BLOCK_BITS: Final = 12
 _FRESH_AT_ONCE: Final = 128
 _STALE_MAX: Final = 1024
+_KEYS_A_SLICE: Final = 1000
+_SEQS_A_SLICE: Final = 1024
 _options_of_block: Final = msgspec.msgpack.Decoder(list[tuple[int, JobOptions]])
 _encode_block: Final = msgspec.msgpack.Encoder().encode
 
@@ -55,6 +59,7 @@ class JobBoard:
         "_blocks",
         "_delays",
         "_key_leases",
+        "_key_limit",
         "_order",
         "_parked",
         "_queued",
@@ -88,6 +93,7 @@ class JobBoard:
         self._delays: list[tuple[int, int]] = []  # a heap; entries that `delayed` does not confirm are stale
         self._rate_ends: list[tuple[int, str]] = []  # a heap: when a key with parked jobs has room again
         self._key_leases: dict[str, int] = {}
+        self._key_limit = topic.config.concurrency_limit
         self._reserved: dict[int, str] = {}  # taken by the claim that is being served: seq -> key
         self._taken: set[int] = set()  # out of `_order`, by the claim that is being served
         self._blocks: dict[int, bytes | None] = {}
@@ -244,7 +250,9 @@ class JobBoard:
     def sweep(self, now_ms: int) -> bool:
         """Let jobs that became due be claimed, and keys that have room again; whether there were any."""
         found = False
-        while self._delays and self._delays[0][0] <= now_ms:
+        for _ in range(DUE_AT_ONCE):
+            if not self._delays or self._delays[0][0] > now_ms:
+                break
             run_at, seq = heappop(self._delays)
             if self.delayed.get(seq) == run_at:
                 found |= self.make_due(seq)
@@ -260,7 +268,7 @@ class JobBoard:
 
     def next_due_ms(self, now_ms: int, ready: int) -> int | None:
         """When `sweep` next finds something, or the rate of the job queue leaves room; None: it will not."""
-        times = [now_ms] if self.is_unfinished else []
+        times: list[int] = []
         while self._delays and self.delayed.get(self._delays[0][1]) != self._delays[0][0]:
             heappop(self._delays)
         if self._delays:
@@ -277,7 +285,7 @@ class JobBoard:
     def pick(self, wanted: int, poisoned_max: int, now_ms: int) -> tuple[list[int], list[int]]:
         """Take up to `wanted` jobs, and apart from them those that were delivered too often.
 
-        `settle` has to be called when it is known which of them are leased.
+        `end_claim` has to be called when it is known which of them are leased.
         """
         self.is_unfinished = False
         order, table = self._order, self.table
@@ -295,6 +303,8 @@ class JobBoard:
         while len(picked) < wanted and len(poisoned) < poisoned_max:
             if by_queue and self.rates.room(QUEUE_KEY, now_ms) <= 0:
                 break
+            if candidate is None and self.is_unfinished:
+                break  # one behind the cursor may come before those of `order`
             looks += 1
             if looks > LOOKS_MAX:
                 self.is_unfinished = True
@@ -336,7 +346,7 @@ class JobBoard:
             return []
         keyed = {seq: each.concurrency_key for seq in seqs if (each := find(seq)) and each.concurrency_key}
         keys = dict.fromkeys(keyed.values(), 1)
-        if len(keys) < len(keyed) or not keys.keys().isdisjoint(self._key_leases):
+        if len(keys) < len(keyed) or not keys.keys().isdisjoint(self._key_leases.keys()):
             return []
         self._key_leases |= keys
         self._reserved |= keyed
@@ -344,17 +354,26 @@ class JobBoard:
         return seqs
 
     def _fresh(self, wanted: int) -> Iterator[int]:
-        """Jobs behind the cursor that are nowhere else. Taking them moves the cursor."""
+        """Jobs behind the cursor that are nowhere else. Taking them moves the cursor.
+
+        After passing over `PASSED_MAX` others they end, and the next claim goes on.
+        """
         topic, table = self._topic, self.table
         begin = table.cursor
         count = min(wanted, _FRESH_AT_ONCE)
+        passed = 0
         while found := live_seqs(topic.log, begin, topic.visible, count):
             begin = found[-1] + 1
+            passed += len(found)
             found = table.unleased(found)
             for others in (self._queued, self.delayed, self._taken):
                 if others:
                     found = [seq for seq in found if seq not in others]
+            passed -= len(found)
             yield from found
+            if passed > PASSED_MAX:
+                self.is_unfinished = True
+                break
             count = _FRESH_AT_ONCE
         table.cursor = max(table.cursor, min(begin, topic.visible + 1))
 
@@ -405,7 +424,7 @@ class JobBoard:
         self._queued[seq] = True
         self._enter(order, seq)
 
-    def settle(self, leased: Sequence[dict[int, int]]) -> None:
+    def end_claim(self, leased: Sequence[dict[int, int]]) -> None:
         """End a claim: these were leased (seq -> lease id), and the others that it took were not."""
         self._taken.clear()
         reserved, self._reserved = self._reserved, {}
@@ -451,15 +470,18 @@ class JobBoard:
                 return
 
     def reconfigure(self) -> None:
-        """The limits may be others now."""
-        if self.rates.limit != self._topic.config.rate_limit:
-            stored, before = self.rates.stored(), self.rates.limit
-            self.rates = ClaimRates(self._topic.config.rate_limit)
-            limit = self.rates.limit
-            if limit is not None and before is not None and limit.by == before.by:
+        """Apply the limits if they are others now: each key wakes as many jobs as may be leased."""
+        config, before = self._topic.config, self.rates.limit
+        if (config.rate_limit, config.concurrency_limit) == (before, self._key_limit):
+            return
+        self._key_limit = config.concurrency_limit
+        if before != config.rate_limit:
+            stored = self.rates.stored()
+            self.rates = ClaimRates(config.rate_limit)
+            if config.rate_limit is not None and before is not None and config.rate_limit.by == before.by:
                 self.restore_claims(stored)
-        for key in list(self._parked):
-            while key in self._parked:
+        for key, order in list(self._parked.items()):
+            for _ in range(min(order.size, self._key_limit or 1)):
                 self._unpark(key)
 
     # --- The whole ---------------------------------------------------------------------------------------
@@ -488,9 +510,24 @@ class JobBoard:
             self._drop(seq)
         self.rebuild()
 
-    def stored_options(self) -> list[bytes]:
+    def option_slices(self, begin_seq: int = 0) -> Iterator[tuple[int, list[tuple[int, JobOptions]]]]:
+        """Yield the options of jobs from a seq on, some hundred at a time, and up to before which seq.
+
+        Jobs may come and go between two of them: those that come have higher seqs.
+        """
+        find = self.options.get
+        for block in sorted(self._blocks):
+            for first_seq in range(block << _BLOCK_BITS, (block + 1) << _BLOCK_BITS, _SEQS_A_SLICE):
+                end_seq = first_seq + _SEQS_A_SLICE
+                if end_seq > begin_seq:
+                    seqs = range(max(first_seq, begin_seq), end_seq)
+                    yield end_seq, [(seq, found) for seq in seqs if (found := find(seq)) is not None]
+
+    def stored_options(self) -> Iterator[bytes]:
         """The options as a snapshot stores them, in blocks of some thousand seqs."""
-        return [text for block in sorted(self._blocks) if (text := self._encoded(block))]
+        for block in sorted(self._blocks):
+            if text := self._encoded(block):
+                yield text
 
     def _encoded(self, block: int) -> bytes:
         text = self._blocks.get(block)
@@ -500,13 +537,15 @@ class JobBoard:
             text = self._blocks[block] = _encode_block(jobs) if jobs else b""
         return text
 
-    def stored_unique_keys(self) -> list[tuple[str, int, int]]:
-        """The unique keys of jobs that are gone, which count until their window ends."""
-        return [
-            (key, seq, holder.ts)
-            for _, key, seq in self._unique_ends
-            if (holder := self.unique.get(key)) is not None and holder.seq == seq
-        ]
+    def stored_unique_keys(self) -> Iterator[list[tuple[str, int, int]]]:
+        """The unique keys of jobs that are gone, which count until their window ends; some at a time."""
+        ends = iter(self._unique_ends.copy())
+        while part := list(islice(ends, _KEYS_A_SLICE)):
+            yield [
+                (key, seq, holder.ts)
+                for _, key, seq in part
+                if (holder := self.unique.get(key)) is not None and holder.seq == seq
+            ]
 
     def restore(self, blocks: list[bytes], unique: list[tuple[str, int, int]]) -> None:
         """Apply what a snapshot stores."""

@@ -36,7 +36,7 @@ class JobCalls(ABC):
 
     @abstractmethod
     def _forward_pending(self, topic: Topic, block: bool) -> None:
-        """Copy to a topic what its routers owe it."""
+        """Copy to a topic what its routers have pending."""
 
     @abstractmethod
     def _load_segment(self, source: int) -> bool:

@@ -5,30 +5,26 @@ Owns the shape of both entries and their effect, which is the same on the first 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from everlog.api_types import Durability, TopicType
 from everlog.errors import LimitReached, StorageFailed
 from everlog.job_types import JobError
-from everlog.topics.commits import COMMITTED, ChangeEntry, Commit, nothing
+from everlog.topics.commits import COMMITTED, Commit
 from everlog.topics.config import TopicConfig
-from everlog.topics.core import CONTROL_ROOM, Core
+from everlog.topics.core import Core
 from everlog.topics.jobs.claim_rates import QUEUE_KEY
 from everlog.topics.jobs.job_board import JobBoard
-from everlog.topics.jobs.lease_table import ACKED, LeaseTable, StoredLease
+from everlog.topics.jobs.lease_table import ACKED, Job, LeaseTable, StoredLease, stored_lease
 from everlog.topics.storage.control import DeleteSeqs, JobOptions, Jobs, Lease, Redriven, TopicRecord, encode
 from everlog.topics.storage.layout import FrameType
 from everlog.topics.topic import Topic
 
 if TYPE_CHECKING:
     pass
-
-_OPTIONS_A_FRAME: Final = 4096
 
 
 def lease_table_of(topic: Topic) -> LeaseTable:
@@ -176,7 +172,7 @@ def has_durable_leases(config: TopicConfig) -> bool:
 
 def logs_leases(core: Core, topic: Topic) -> bool:
     """Whether the leases of a topic go to the log."""
-    return bool(core.shards) and has_durable_leases(topic.config)
+    return bool(core.shards) and (has_durable_leases(topic.config) or topic.storage.changes > 0)
 
 
 def log_leases(
@@ -207,24 +203,29 @@ def log_leases(
         return COMMITTED
 
 
-def log_all_leases(core: Core, topic: Topic, config: TopicConfig) -> None:
-    """Log every current lease, because with this configuration leases survive a restart."""
-    if topic.leases is None or not core.shards or not has_durable_leases(config):
-        return
+def log_known_leases(core: Core, topic: Topic, jobs: list[tuple[int, Job]]) -> Commit:
+    """Log leases as they are, because with the next configuration they survive a restart."""
     groups: dict[tuple[int, str, int], list[tuple[int, int, int]]] = {}
-    for lease in topic.leases.stored():
+    for lease in (stored_lease(seq, job) for seq, job in jobs):
         group = groups.setdefault((lease.phase, lease.node, lease.until_ms), [])
         group.append((lease.seq, lease.lease_id, lease.deliveries))
-    # What cannot be logged now is in the next snapshot; if that fails too, the job is claimable.
-    with suppress(StorageFailed, LimitReached):
-        shard = core.writable_shard(topic)
-        # One entry for all of them: nothing waits for it, and it must not fill the queue of the log.
-        shard.gather(ChangeEntry(nothing, nothing, needs_sync=False), 0)
-        for (phase, node, until_ms), jobs in groups.items():
-            payload = encode(Lease(phase, node, until_ms, jobs))
-            shard.reserve(len(payload) + CONTROL_ROOM)
-            shard.wal.buffer.append_control(FrameType.LEASE, 0, topic.topic_id, 0, core.now_ms(), payload)
-            shard.wal.frames_gathered += 1
+    now_ms = core.now_ms()
+    return core.log_state(
+        topic,
+        FrameType.LEASE,
+        (
+            (0, now_ms, encode(Lease(phase, node, until_ms, leases)))
+            for (phase, node, until_ms), leases in groups.items()
+        ),
+    )
+
+
+def log_cancelled(core: Core, topic: Topic, jobs: list[tuple[int, Job]]) -> Commit:
+    """Log which of these jobs are deleted when their lease ends."""
+    cancelled = [seq for seq, job in jobs if job.is_cancelled]
+    if not cancelled:
+        return COMMITTED
+    return core.log_state(topic, FrameType.JOBS, [(0, core.now_ms(), encode(Jobs([], cancelled)))])
 
 
 def apply_lease(topic: Topic, entry: Lease, ts: int) -> None:
@@ -256,56 +257,49 @@ def apply_jobs(topic: Topic, entry: Jobs, ts: int) -> None:
         board.table.cancel(seq)
 
 
-def log_all_options(core: Core, topic: Topic) -> None:
-    """Log the options of all jobs of a topic that is about to be logged."""
-    board = None if topic.leases is None else topic.leases.board
-    if board is None or not core.shards:
-        return
-    shard = core.writable_shard(topic)
-    shard.gather(ChangeEntry(needs_sync=False), 0)  # the change of the class behind them is waited for
-    for jobs in _pieces(board.options.items()):
-        payload = encode(Jobs(jobs))
-        shard.reserve(len(payload) + CONTROL_ROOM)
-        shard.wal.buffer.append_control(FrameType.JOBS, 0, topic.topic_id, 0, core.now_ms(), payload)
-        shard.wal.frames_gathered += 1
-
-
-def _pieces(options: Iterable[tuple[int, JobOptions]]) -> Iterator[list[tuple[int, JobOptions]]]:
-    left = iter(options)
-    while piece := list(islice(left, _OPTIONS_A_FRAME)):
-        yield piece
+def log_options(core: Core, topic: Topic, jobs: list[tuple[int, JobOptions]]) -> Commit:
+    """Log the options of jobs of a topic that is about to be logged."""
+    return core.log_state(topic, FrameType.JOBS, [(0, core.now_ms(), encode(Jobs(jobs)))])
 
 
 # --- Snapshots --------------------------------------------------------------------------------------------
 
 
-def stored_leases(topic: Topic) -> list[tuple[int, int, str, int, int, int]]:
-    """The leases of a topic as a snapshot stores them."""
-    if topic.leases is None or not has_durable_leases(topic.config):
-        return []
-    return list(topic.leases.stored())
+def _keeps_jobs(topic: Topic) -> bool:
+    return topic.durability is not Durability.EPHEMERAL or topic.storage.changes > 0
 
 
-def stored_jobs(topic: Topic) -> dict[str, Any]:
-    """What else a snapshot stores of a job queue, by the fields of `TopicRecord`."""
+def stored_job_counts(topic: Topic) -> dict[str, Any]:
+    """What a snapshot counts of a job queue, by the fields of `TopicRecord`."""
     table = topic.leases
-    if table is None or topic.durability is Durability.EPHEMERAL:
+    if table is None or not _keeps_jobs(topic):
         return {}
-    fields: dict[str, Any] = {
+    return {
         "dead_lettered": table.dead_lettered,
         "done_total": table.done_total,
         "failed_total": table.failed_total,
     }
-    if has_durable_leases(topic.config):
-        kept = [(seq, job) for seq, job in table.jobs.items() if job.attempts or job.claimed_ms]
-        fields["attempts"] = [(seq, job.claimed_ms, list(job.attempts)) for seq, job in kept]
-    fields["cancelled"] = [seq for seq, job in table.jobs.items() if job.is_cancelled]
+
+
+def stored_job_rows(topic: Topic) -> Iterator[tuple[str, list[Any]]]:
+    """What else a snapshot stores of a job queue: a field of `TopicRecord`, and some of its items."""
+    table = topic.leases
+    if table is None or not _keeps_jobs(topic):
+        return
+    keeps_leases = has_durable_leases(topic.config) or topic.storage.changes > 0
+    for jobs in table.slices():
+        if keeps_leases:
+            yield "leases", [stored_lease(seq, job) for seq, job in jobs]
+            kept = [(seq, job) for seq, job in jobs if job.attempts or job.claimed_ms]
+            yield "attempts", [(seq, job.claimed_ms, list(job.attempts)) for seq, job in kept]
+        yield "cancelled", [seq for seq, job in jobs if job.is_cancelled]
     if table.board is not None:
-        fields["job_options"] = table.board.stored_options()
-        fields["unique_keys"] = table.board.stored_unique_keys()
-        if has_durable_leases(topic.config):
-            fields["claims"] = table.board.rates.stored()
-    return fields
+        for text in table.board.stored_options():
+            yield "job_options", [text]
+        for keys in table.board.stored_unique_keys():
+            yield "unique_keys", keys
+        for claims in table.board.rates.stored_slices() if keeps_leases else ():
+            yield "claims", claims
 
 
 def restore_leases(topic: Topic, record: TopicRecord) -> None:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from everlog.topics.jobs.job_board import JobBoard
     from everlog.topics.storage.control import Attempt
 
+BLOCK_BITS: Final = 9
+DUE_AT_ONCE: Final = 2500
+"""Jobs whose delay or lease one step ends: five milliseconds."""
 # A heap is rebuilt when it has more than this many entries besides those of current jobs.
 STALE_MAX: Final = 1024
 
@@ -96,15 +99,28 @@ class Job:
         self.is_failed = False  # it waits again after an error or an expiry
         self.is_cancelled = False  # it is deleted when its lease ends
 
-    def is_held_by(self, node: str, fence: int | None) -> bool:
-        """Whether this node has the lease, and it is the lease `fence` if one is named."""
-        return self.phase == LEASED and self.node == node and (fence is None or self.lease_id == fence)
+    def is_held_by(self, node: str, fence: int | None, now_ms: int) -> bool:
+        """Whether this node has the lease, which is not over and is the lease `fence` if one is named."""
+        return (
+            self.phase == LEASED
+            and self.node == node
+            and (fence is None or self.lease_id == fence)
+            and self.until_ms >= now_ms
+        )
+
+
+def stored_lease(seq: int, job: Job) -> StoredLease:
+    """A job as a snapshot stores it."""
+    # The end of a deletion is in the log behind the snapshot; if not, the job is claimable.
+    phase = READY if job.phase == DELETING else job.phase
+    return StoredLease(seq, phase, job.node, job.lease_id, job.until_ms, job.deliveries)
 
 
 class LeaseTable:
     """The jobs of one job queue that were leased and still exist, and the callbacks that wait for jobs."""
 
     __slots__ = (
+        "_blocks",
         "_delays",
         "_expiries",
         "_expiring",
@@ -158,6 +174,7 @@ class LeaseTable:
         self._delays: list[tuple[int, int]] = []  # end of the delay, seq
         self._tracked: list[int] = []  # every seq in `jobs`, to find those below a floor
         self._highest = 0
+        self._blocks: dict[int, int] = {}  # of some hundred seqs, by number: how many jobs are in `jobs`
 
     def count_outcome(self, outcome: str, jobs: int = 1) -> None:
         """Count attempts that ended."""
@@ -181,10 +198,18 @@ class LeaseTable:
         return len(self._tracked) + len(self._reclaimed) + len(self._delays) + self._expiring
 
     def sweep(self, now_ms: int) -> bool:
-        """End the leases and delays whose time is over; True if that made a job claimable."""
+        """End the leases and delays whose time is over; True if that made a job claimable.
+
+        Of very many that end together some are left: `next_due_ms` says that they are due.
+        """
         found = False
-        while self._expiries and self._expiries[0][0] < now_ms:
-            _, _, seqs = heappop(self._expiries)
+        room = DUE_AT_ONCE
+        while room > 0 and self._expiries and self._expiries[0][0] < now_ms:
+            deadline_ms, order, seqs = heappop(self._expiries)
+            if len(seqs) > room:
+                heappush(self._expiries, (deadline_ms, order, seqs[room:]))
+                seqs = seqs[:room]
+            room -= len(seqs)
             self._expiring -= len(seqs)
             for seq in seqs:
                 job = self.jobs.get(seq)
@@ -192,7 +217,9 @@ class LeaseTable:
                     self._end_attempt(job, job.until_ms, EXPIRED, None)
                     self._reclaim(seq, job)
                     found = True
-        while self._delays and self._delays[0][0] <= now_ms:
+        for _ in range(DUE_AT_ONCE):
+            if not self._delays or self._delays[0][0] > now_ms:
+                break
             _, seq = heappop(self._delays)
             job = self.jobs.get(seq)
             if job is not None and job.phase == DELAYED and job.until_ms <= now_ms:
@@ -307,13 +334,13 @@ class LeaseTable:
             held.update(leases)
         self._expect_expiry(deadline_ms, list(leases))
 
-    def holds(self, seq: int, node: str, fence: int | None) -> bool:
-        """Whether this node has the lease of a job, and it is the lease `fence` if one is named."""
+    def holds(self, seq: int, node: str, fence: int | None, now_ms: int = 0) -> bool:
+        """Whether this node has the lease of a job, which is not over and is `fence` if one is named."""
         job = self.jobs.get(seq)
-        return job is not None and job.is_held_by(node, fence)
+        return job is not None and job.is_held_by(node, fence, now_ms)
 
     def begin_ack(
-        self, node: str, seqs: Sequence[int], fences: Sequence[int | None]
+        self, node: str, seqs: Sequence[int], fences: Sequence[int | None], now_ms: int = 0
     ) -> tuple[list[int], list[int]]:
         """End the leases that this node holds, to delete their jobs; return those jobs, and the others."""
         acked: list[int] = []
@@ -321,7 +348,7 @@ class LeaseTable:
         find = self.jobs.get
         for seq, fence in zip(seqs, fences, strict=True):
             job = find(seq)
-            if job is None or not job.is_held_by(node, fence):
+            if job is None or not job.is_held_by(node, fence, now_ms):
                 skipped.append(seq)
                 continue
             if job.held is not None:
@@ -440,12 +467,19 @@ class LeaseTable:
             self.failed += 1
             self.failed_delayed += job.phase == DELAYED
 
+    def slices(self) -> Iterator[list[tuple[int, Job]]]:
+        """Yield all jobs by seq, some hundred at a time; others may come and go between two."""
+        if len(self.jobs) >> BLOCK_BITS == 0:
+            yield sorted(self.jobs.items())
+            return
+        find = self.jobs.get
+        for block in sorted(self._blocks):
+            seqs = range(block << BLOCK_BITS, (block + 1) << BLOCK_BITS)
+            yield [(seq, job) for seq in seqs if (job := find(seq)) is not None]
+
     def stored(self) -> Iterator[StoredLease]:
         """What a snapshot stores."""
-        for seq, job in self.jobs.items():
-            # The end of a deletion is in the log behind the snapshot; if not, the job is claimable.
-            phase = READY if job.phase == DELETING else job.phase
-            yield StoredLease(seq, phase, job.node, job.lease_id, job.until_ms, job.deliveries)
+        return (stored_lease(seq, job) for jobs in self.slices() for seq, job in jobs)
 
     # --- Deleted jobs ------------------------------------------------------------------------------------
 
@@ -457,7 +491,11 @@ class LeaseTable:
             pop = self.jobs.pop
             for seq in seqs:
                 job = pop(seq, None)
-                if job is not None:
+                if job is None:
+                    continue
+                if job.phase == DELETING and not job.is_failed:  # what `_forget` does with nearly all
+                    self.deleting -= 1
+                else:
                     self._forget(seq, job)
             self._drop_stale()
         if self.board is not None:
@@ -519,6 +557,8 @@ class LeaseTable:
 
     def _track(self, seq: int, job: Job) -> Job:
         self.jobs[seq] = job
+        block = seq >> BLOCK_BITS
+        self._blocks[block] = self._blocks.get(block, 0) + 1
         if seq > self._highest:
             self._highest = seq
             self._tracked.append(seq)  # the largest entry may stand at the end of a heap
@@ -574,6 +614,10 @@ class LeaseTable:
         """Take a job that is in `jobs` no more, or soon not, out of all counts."""
         self._leave_phase(seq, job)
         self._recover(job)
+        block = seq >> BLOCK_BITS
+        left = self._blocks[block] = self._blocks[block] - 1
+        if not left:
+            del self._blocks[block]
 
     def _leave_phase(self, seq: int, job: Job) -> None:
         """Subtract a job from the count of its phase; it is READY then, but in no heap yet."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from everlog.api_types import Durability, TopicType
-from everlog.errors import LimitReached, StorageFailed
+from everlog.errors import LimitReached, RecordTooLarge, StorageFailed, TopicFull
 from everlog.topics.append import append
 from everlog.topics.commits import Commit
 from everlog.topics.filters import Filter
@@ -87,23 +87,26 @@ def redrive(core: Core, topic: Topic, wanted: Redrive, load: Load) -> Steps[Redr
         left += skipped
         for name, letters in groups.items():
             taken = letters[:room]
-            room -= len(taken)
-            left += len(letters) - len(taken)
-            moved.begun += len(taken)
             if wanted.dry_run:
                 moved.queues[name] = moved.queues.get(name, 0) + len(taken)
-            elif taken:
-                moved.move(name, taken)
+                fitting = len(taken)
+            else:
+                fitting = moved.move(name, taken)
+            room -= fitting
+            left += len(letters) - fitting
+            moved.begun += fitting
         while len(moved.pending) >= _PENDING_MAX:
             yield moved.pending[0]
-            moved.settle()
+            moved.drop_finished()
         if turn.is_over:
             yield None
             turn.begin()
             check_there(topic)
     while moved.pending:
         yield moved.pending[0]
-        moved.settle()
+        moved.drop_finished()
+    if moved.refusal is not None and not moved.begun:
+        raise moved.refusal
     return Redrove(sum(moved.queues.values()), left, moved.queues)
 
 
@@ -120,7 +123,7 @@ def _targets(
         if (
             target is None
             or target == topic.name
-            or target not in core.topics
+            or not _is_queue(core, target)
             or not wanted.allows(target)
             or (job is not None and job.phase in (LEASED, DELETING))
         ):
@@ -128,6 +131,11 @@ def _targets(
         else:
             groups.setdefault(target, []).append(row)
     return groups, skipped
+
+
+def _is_queue(core: Core, name: str) -> bool:
+    topic = core.topics.get(name)
+    return topic is not None and topic.config.type is TopicType.QUEUE
 
 
 def _origin(row: StoredRow) -> str | None:
@@ -151,9 +159,30 @@ class _Moved:
         self.queues: dict[str, int] = {}
         """Those of the begun ones that are committed, by where they went."""
         self.pending: list[Commit] = []
+        self.refusal: TopicFull | None = None
+        """What the first job queue without room said."""
+        self._full: set[str] = set()
 
-    def move(self, target: str, letters: list[StoredRow]) -> None:
-        """Append letters to their job queue; they are deleted when that is committed."""
+    def move(self, target: str, letters: list[StoredRow]) -> int:
+        """Append letters to their job queue, as many as it has room for; how many.
+
+        They are deleted when that is committed.
+        """
+        if not letters or target in self._full:
+            return 0
+        try:
+            self._move(target, letters)
+            return len(letters)
+        except (TopicFull, RecordTooLarge) as error:
+            half = len(letters) // 2
+            if not half:
+                if isinstance(error, TopicFull):
+                    self._full.add(target)
+                    self.refusal = self.refusal or error
+                return 0
+        return self.move(target, letters[:half]) + self.move(target, letters[half:])
+
+    def _move(self, target: str, letters: list[StoredRow]) -> None:
         core, topic = self._core, self._topic
         mark: dict[str, object] = {REDRIVEN_FROM: topic.name}
         records = [NewRecord(row.data, row.tag, row.node, _marked(bytes(row.meta), mark)) for row in letters]
@@ -180,7 +209,7 @@ class _Moved:
 
         appended.commit.on_done(done)
 
-    def settle(self) -> None:
+    def drop_finished(self) -> None:
         """Forget the batches that are done; raise what one failed with."""
         self.pending = [commit for commit in self.pending if not commit.done or commit.error]
         for commit in self.pending:

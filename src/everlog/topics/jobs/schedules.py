@@ -6,14 +6,13 @@ same batch as its record, so both survive a crash or neither. They are due like 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from itertools import islice
+from collections.abc import Callable
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
-from cronsim import CronSim, CronSimError
+from cronsim import CronSimError
 from sortedcontainers import SortedDict
 
 from everlog.errors import (
@@ -32,6 +31,7 @@ from everlog.topics.append import append
 from everlog.topics.commits import COMMITTED, ChangeEntry, Commit, nothing
 from everlog.topics.config import TOPIC_NAME
 from everlog.topics.core import CONTROL_ROOM
+from everlog.topics.jobs.cron_times import instants
 from everlog.topics.jobs.new_jobs import check_job_queue
 from everlog.topics.jobs.options import options_of
 from everlog.topics.records import NewRecord
@@ -76,30 +76,13 @@ class Schedule:
 
 def next_after(record: ScheduleRecord, after_ms: int) -> int | None:
     """The first instant behind a time; None if there is none."""
-    return next(_instants(record, after_ms, reverse=False), None)
+    return next(instants(record.cron, record.timezone, after_ms), None)
 
 
-def _instants(record: ScheduleRecord, from_ms: int, *, reverse: bool) -> Iterator[int]:
-    """Instants behind a time, or from a time back, it included."""
-    zone = UTC if record.timezone == "UTC" else ZoneInfo(record.timezone)
-    # Backwards begins behind the second, since it is not given itself.
-    begin = datetime.fromtimestamp(from_ms // 1000 + (1 if reverse else 0), zone)
-    for instant in CronSim(record.cron, begin, reverse=reverse):
-        instant_ms = int(instant.timestamp()) * 1000
-        # In the hour that a zone has twice, the first of both is given for times in the second.
-        if (instant_ms <= from_ms) is reverse:
-            yield instant_ms
-
-
-def _due_instants(record: ScheduleRecord, first_ms: int | None, now_ms: int) -> list[int]:
-    """What has to be fired now, oldest first; `first_ms` is the first instant behind the last look.
-
-    Going back from now may miss that one in the hour that a zone has twice.
-    """
-    newest = set(islice(_instants(record, now_ms, reverse=True), CATCH_UP_MAX))
-    if first_ms is not None and first_ms <= now_ms:
-        newest.add(first_ms)
-    due = sorted(instant for instant in newest if instant > record.from_ts)[-CATCH_UP_MAX:]
+def _due_instants(record: ScheduleRecord, now_ms: int) -> list[int]:
+    """What has to be fired now, oldest first."""
+    newest = islice(instants(record.cron, record.timezone, now_ms, reverse=True), CATCH_UP_MAX)
+    due = list(takewhile(lambda instant: instant > record.from_ts, newest))[::-1]
     if record.catch_up == "all":
         return due
     if record.catch_up == "none":
@@ -306,7 +289,7 @@ class Schedules:
         if record.paused:
             return
         try:
-            for instant in _due_instants(record, next_after(record, record.from_ts), now_ms):
+            for instant in _due_instants(record, now_ms):
                 self._fire_at(schedule, instant)
         except (StorageFailed, LimitReached, TopicFull):
             self._core.totals.due.add(schedule, now_ms + _RETRY_MS)

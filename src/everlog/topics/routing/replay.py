@@ -99,6 +99,8 @@ class ForwardReplay:
         self.lost = 0
         self.starved: dict[int, int] = {}
         """By the id of a destination: the damaged source without which its copies cannot be made."""
+        self.gaps: list[tuple[int, int, int]] = []
+        """Ids of topics with the first and last seq of rows for which the log has neither record nor copy."""
 
     # --- While the log is read ---------------------------------------------------------------------------
 
@@ -268,6 +270,7 @@ class ForwardReplay:
                 return log.next_seq > start
             if end.topic is not None:
                 end.topic.note_holes(seq, min(following) - 1)
+                self.gaps.append((end.topic_id, seq, min(following) - 1))
             leave_holes(log, end.name, min(following))
 
     def _make(self, end: _End, run: _Run) -> bool:

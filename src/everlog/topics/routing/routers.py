@@ -40,7 +40,7 @@ def find(core: Core, name: str) -> Router:
 
 
 def put_router(core: Core, name: str, config: RouterConfig) -> RouterPut:
-    """See `Engine.put_router`."""
+    """Copy what comes to a topic to another one from now on, or change how an existing router does so."""
     selection = config.check(name)
     existing = core.routers.by_name.get(name)
     if existing is not None:
@@ -161,7 +161,7 @@ def _change(core: Core, router: Router, config: RouterConfig, selection: Filter 
 
 
 def delete_router(core: Core, name: str) -> RouterDeleted:
-    """See `Engine.delete_router`."""
+    """Delete a router, if there is one; it copies nothing more, and what it has copied stays."""
     router = core.routers.by_name.get(name)
     if router is None:
         return RouterDeleted(False, COMMITTED)

@@ -71,7 +71,7 @@ class Router:
         self.is_active = False  # it is committed, and both topics are
         self.is_paused = False  # a topic at one of its ends is damaged: until a start finds it whole
         self.stuck_seq = 0  # the record of the source that could not be read last
-        self.is_uncertain = False  # its newest copies could not be synced: only a restart tells
+        self.is_uncertain = False  # its newest copies could not be synced: a restart shows whether they are
         self.last_commit = COMMITTED  # of the newest copies
         self.evidence: Evidence | None = None
         self.reused: list[tuple[int, int]] = []  # see `RouterRecord`

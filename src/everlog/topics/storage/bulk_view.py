@@ -108,7 +108,7 @@ class ReadOnlyFs(OsFs):
         return fd
 
     def close(self, fd: int) -> None:
-        """See `Fs.close`."""
+        """Close a descriptor from `open`."""
         self._paths.pop(fd, None)
         super().close(fd)
 
@@ -140,7 +140,7 @@ class ReadOnlyFs(OsFs):
         self._gone.add(os.path.abspath(source))
 
     def rename_noreplace(self, source: str, target: str) -> None:
-        """See `rename`."""
+        """Remember that the source is gone, as `rename` does."""
         self.rename(source, target)
 
     def listdir(self, path: str) -> list[str]:
@@ -164,7 +164,7 @@ class ReadOnlyFs(OsFs):
     makedirs = allocate = fsync = fdatasync = fsync_dir = sync_file_system = msync = unlock = _do_nothing
 
     def boot_id(self) -> str:
-        """See `Fs.boot_id`."""
+        """Name this run of the machine: as long as it stays the same, nothing written was lost."""
         return self._boot_id
 
     def try_lock(self, fd: int) -> bool:

@@ -16,14 +16,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from everlog.api_types import Durability
 from everlog.errors import EverlogError, StorageFailed, TopicDamaged
 from everlog.native.topics.log import FrameBuffer, next_live
-from everlog.topics.delivery.consumer_table import stored_consumers
 from everlog.topics.due_work import schedule
-from everlog.topics.jobs.lease_log import stored_jobs, stored_leases
 from everlog.topics.storage import snapshot
-from everlog.topics.storage.control import SnapshotBody, TopicRecord, encode
+from everlog.topics.storage.control import Rows, SnapshotBody, encode_in_pieces
 from everlog.topics.storage.remote import RemoteTier
 from everlog.topics.storage.segments import (
     AppendPiece,
@@ -36,6 +33,7 @@ from everlog.topics.storage.segments import (
 )
 from everlog.topics.storage.syncs import SyncRunner
 from everlog.topics.storage.tier import TopicTier
+from everlog.topics.storage.topic_records import StoredTopic, at_this_moment, collect
 from everlog.topics.topic import Topic
 
 if TYPE_CHECKING:
@@ -50,6 +48,7 @@ _FEW_TOPICS: Final = 64
 _RECORDS_A_TURN: Final = 40_000
 _TURN_NS: Final = 3 * NS_PER_MS
 _RECORDS_A_TOPIC: Final = 500
+_RECORDS_A_ROW: Final = 40  # a key, a lease
 _RECORDS_A_KNOWN_TOPIC: Final = 20  # one whose record in the last snapshot is still right
 _HOLES_LEFT_OUT: Final = 32_768  # seqs in a row without a record; fewer get entries in an index
 _TOPICS_A_LOOK: Final = 256  # of those with sealed segments, to find one to move
@@ -429,11 +428,11 @@ class Checkpointer:
         The log behind `coverage` has everything that happens meanwhile, and to apply it a second time changes
         nothing, so topics may be collected one after the other. Routers and their topics are at one moment.
         """
-        records: dict[int, msgspec.Raw] = {}
+        records: dict[int, StoredTopic] = {}
         steps = chain(self._drop_dead_segments(), self._collect(records, clean))
         self._in_turns(steps, lambda: self._write_snapshot(coverage, records, clean))
 
-    def _collect(self, records: dict[int, msgspec.Raw], clean: bool) -> Iterator[int]:
+    def _collect(self, records: dict[int, StoredTopic], clean: bool) -> Iterator[int]:
         core = self._core
         topics = [*core.topics.values(), *core.damaged.values(), *core.deleting.values()]
         yield _RECORDS_A_TURN
@@ -442,22 +441,22 @@ class Checkpointer:
             if topic.gone or topic.storage.create_pending:
                 continue
             is_known = topic.snapshot_record is not None and not clean
-            records[topic.topic_id] = self._record(topic, clean)
-            yield _RECORDS_A_KNOWN_TOPIC if is_known else _RECORDS_A_TOPIC + len(topic.keys)
+            records[topic.topic_id] = yield from collect(topic, clean, _RECORDS_A_ROW)
+            yield _RECORDS_A_KNOWN_TOPIC if is_known else _RECORDS_A_TOPIC
 
-    def _write_snapshot(self, coverage: Coverage, records: dict[int, msgspec.Raw], clean: bool) -> None:
+    def _write_snapshot(self, coverage: Coverage, records: dict[int, StoredTopic], clean: bool) -> None:
         core, store = self._core, self._store
         for router in core.routers:
             for topic in (router.source, router.dest):
-                if topic.topic_id in records:  # otherwise it is new, and in the log
-                    records[topic.topic_id] = self._record(topic, clean)
+                if (stored := records.get(topic.topic_id)) is not None:  # otherwise it is new, and in the log
+                    records[topic.topic_id] = at_this_moment(topic, clean, stored)
         body = SnapshotBody(
             clean=clean,
             next_topic_id=core.next_topic_id,
             next_epoch=core.next_epoch,
             next_file_number=coverage.next_file_number,
             starts=coverage.starts,
-            topics=list(records.values()),
+            topics=[],
             routers=[router.record() for router in core.routers if router.is_committed],
             next_router_id=core.routers.next_id,
             has_synced_file=True,
@@ -469,7 +468,8 @@ class Checkpointer:
         drops, self._drops, self._drops_next = self._drops, self._drops_next, []
 
         def job() -> None:
-            snapshot.write(core.fs, store.meta_dir, number, encode(body))
+            topics = Rows(len(records), [piece for stored in records.values() for piece in stored.pieces])
+            snapshot.write(core.fs, store.meta_dir, number, encode_in_pieces(body, {"topics": topics}))
 
         def done(error: BaseException | None) -> None:
             if error is not None:
@@ -484,11 +484,6 @@ class Checkpointer:
 
         # What came while the segments were written may be in the body, but not yet certain in the log.
         self._when_synced(lambda: self._syncs.start(self._lane, job, done), done)
-
-    def _record(self, topic: Topic, clean: bool) -> msgspec.Raw:
-        if topic.snapshot_record is None or clean:
-            topic.snapshot_record = encode(topic_record(topic, clean))
-        return msgspec.Raw(topic.snapshot_record)
 
     def _drop_dead_segments(self) -> Iterator[int]:
         """Drop segments without a live record, of topics that have lost records since the last checkpoint.
@@ -719,41 +714,3 @@ def _collect_all(remote: RemoteTier) -> None:
 
 def _do_nothing() -> None:
     """A job that only lets the owner's loop turn."""
-
-
-def topic_record(topic: Topic, clean: bool) -> TopicRecord:
-    """Return what a snapshot stores of a topic; a clean one needs no reserves for a crash."""
-    saved = topic.storage.segments
-    has_durable_keys = topic.durability in (Durability.DISK, Durability.FSYNC)
-    return TopicRecord(
-        topic_id=topic.topic_id,
-        name=topic.name,
-        epoch=topic.epoch,
-        config=topic.config,
-        head_seq=topic.visible,
-        ceiling=0 if clean else topic.reserved.ceiling_durable,
-        cap_floor=topic.floors.cap,
-        ttl_floor=topic.floors.ttl,
-        trim_floor=topic.floors.trim,
-        trim_holes=topic.floors.trim_runs,
-        hop_runs=topic.routes.hop_runs,
-        holes=topic.floors.holes,
-        corrupt=topic.floors.corrupt,
-        reserved_floor=topic.floors.cap if clean else max(topic.floors.cap, topic.reserved.floor_durable),
-        delete_below=topic.floors.delete_below,
-        last_ts=max(topic.log.last_ts, topic.storage.restored_ts),
-        saved_seq=topic.storage.saved_seq,
-        last_write_ts=topic.last_write_ts,
-        last_read_ts=topic.schedule.last_read_ts,
-        segments=[(info.first_seq, info.last_seq, info.data_bytes) for info in saved.infos] if saved else [],
-        index_checksums=[info.index_checksum for info in saved.infos] if saved else [],
-        keys=[
-            (key, remembered.first_seq, remembered.count, remembered.ts)
-            for key, remembered in topic.keys.items()
-            if has_durable_keys and remembered.commit.done and remembered.commit.error is None
-        ],
-        leases=stored_leases(topic),
-        consumers=stored_consumers(topic),
-        key_seqs=[(key, list(known.seqs)) for key, known in topic.keys.items() if known.seqs],
-        **stored_jobs(topic),
-    )

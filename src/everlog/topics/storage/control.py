@@ -6,7 +6,8 @@ snapshot; a new field needs a default, so that older logs stay readable.
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -360,6 +361,41 @@ _encoder = msgspec.msgpack.Encoder()
 def encode(entry: msgspec.Struct) -> bytes:
     """Return the stored form of a control entry."""
     return _encoder.encode(entry)
+
+
+class Rows:
+    """The items of a list field, encoded some at a time."""
+
+    __slots__ = ("count", "pieces")
+
+    def __init__(self, count: int = 0, pieces: list[bytes] | None = None) -> None:
+        self.count = count
+        self.pieces = pieces or []
+
+    def add(self, items: list[Any]) -> None:
+        """Encode items behind those that are there."""
+        begin = 1 if len(items) < 16 else 3 if len(items) < 65_536 else 5  # behind the length of an array
+        self.count += len(items)
+        self.pieces.append(_encoder.encode(items)[begin:])
+
+
+def _array_of(count: int) -> bytes:
+    """What stands before the items of an array."""
+    return b"\xdd" + count.to_bytes(4, "big")
+
+
+def encode_in_pieces(entry: msgspec.Struct, rows: Mapping[str, Rows]) -> list[bytes]:
+    """Return the stored form of an entry in pieces, with `rows` in place of fields of these names."""
+    if not rows:
+        return [_encoder.encode(entry)]
+    names = entry.__struct_fields__
+    pieces = [_array_of(len(names))]
+    for name in names:
+        if name in rows:
+            pieces += [_array_of(rows[name].count), *rows[name].pieces]
+        else:
+            pieces.append(_encoder.encode(getattr(entry, name)))
+    return pieces
 
 
 def decode(data: bytes | msgspec.Raw, kind: type[_Entry]) -> _Entry:

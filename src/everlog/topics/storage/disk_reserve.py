@@ -40,7 +40,7 @@ class DiskReserve:
             if self.is_held:
                 return
             try:
-                with opened(self._fs, self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as fd:
+                with opened(self._fs, self._path, os.O_RDWR | os.O_CREAT) as fd:
                     self._fs.allocate(fd, self.bytes)
             except OSError:
                 self._remove()

@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Final, Literal, get_args
 
 from everlog.clock import NS_PER_S, Clock
+from everlog.errors import EverlogError
 
 LOG_INTERVAL_NS: Final = 60 * NS_PER_S
 """The same failure is logged again after this time at the earliest."""
@@ -42,31 +43,37 @@ def errno_name(number: int | None) -> str:
     return "no errno" if number is None else errno.errorcode.get(number, f"errno {number}")
 
 
+def cause_of(error: BaseException) -> str:
+    """The symbol of an error's number, or else its code, such as `object_store_failed`."""
+    number = getattr(error, "errno", None)
+    return error.code if number is None and isinstance(error, EverlogError) else errno_name(number)
+
+
 class StorageFailures:
     """What has failed, by kind. `report` may be called on any thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._mutex = threading.Lock()
-        self._logged_ns: dict[tuple[str, int | None, str], int] = {}
+        self._logged_ns: dict[tuple[str, str, str], int] = {}
         self._last: dict[str, tuple[int, str]] = {}
         self.counts: Counter[str] = Counter()
 
     def report(self, kind: FailureKind, error: BaseException, path: str) -> None:
         """Something went wrong at `path`; logged once per cause and minute."""
-        number = getattr(error, "errno", None)
+        name = cause_of(error)
         now_ns = self._clock.monotonic_ns()
         with self._mutex:
             self.counts[kind] += 1
-            self._last[kind] = (now_ns, errno_name(number))
-            cause = (kind, number, path)
+            self._last[kind] = (now_ns, name)
+            cause = (kind, name, path)
             is_known = now_ns - self._logged_ns.get(cause, now_ns - LOG_INTERVAL_NS) < LOG_INTERVAL_NS
             if not is_known:
                 if len(self._logged_ns) >= _SEEN_MAX:
                     self._logged_ns.clear()
                 self._logged_ns[cause] = now_ns
         if not is_known:
-            log.error("storage failure (%s): %s: %s: %s", kind, path, errno_name(number), error)
+            log.error("storage failure (%s): %s: %s: %s", kind, path, name, error)
 
     def succeeded(self, kind: str) -> None:
         """What failed works again."""

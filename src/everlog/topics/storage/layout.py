@@ -128,7 +128,7 @@ TYPE_APPEND = 1
 
 
 class FrameType(IntEnum):
-    """What a log frame says; the first eleven are the format's, the others ours."""
+    """What a log frame says; the first eleven are the contract's, the others additions."""
 
     APPEND = TYPE_APPEND
     TOPIC_CREATE = 2

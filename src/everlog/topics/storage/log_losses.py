@@ -58,9 +58,12 @@ class LogLosses:
                 earlier = loss.records if loss is not None and loss.next_seq == log.next_seq else 0
                 self._losses[topic_id] = _Loss(log.next_seq, earlier + damage.records)
 
-    def note_gap(self, shard_dir: str, topic_id: int, first_seq: int, last_seq: int) -> None:
-        """Replay has passed over these seqs of a topic; behind damage that is what is lost."""
-        if shard_dir in self._shard_dirs:
+    def note_gap(self, shard_dir: str | None, topic_id: int, first_seq: int, last_seq: int) -> None:
+        """Replay has passed over these seqs of a topic; behind damage that is what is lost.
+
+        Without a shard they are those of copies: the entry that says where they went may be in any.
+        """
+        if shard_dir in self._shard_dirs or (shard_dir is None and self._damages):
             self._gaps.setdefault(topic_id, []).append((first_seq, last_seq))
 
     def _is_of_shard(self, topic_id: int, damage: Damage) -> bool:
@@ -75,7 +78,7 @@ class LogLosses:
         topics = self._core.topics.values()
         return not topics or any(topic.durability in _PROMISED and self.reach(topic) for topic in topics)
 
-    def settle(self, topic: Topic) -> None:
+    def place_tombstones(self, topic: Topic) -> None:
         """Put tombstones where records of a topic are or may be lost, and assign none of their seqs again."""
         for first_seq, last_seq in self._gaps.get(topic.topic_id, ()):
             self._note_missing(topic, first_seq, last_seq)
@@ -84,7 +87,7 @@ class LogLosses:
         if loss is not None and loss.next_seq == log.next_seq and topic.durability in _PROMISED:
             self._skip(topic, loss.records)
 
-    def settle_copies(self) -> None:
+    def skip_lost_copies(self) -> None:
         """Assign no seq again that copies of a router may have had whose entry in the log is lost."""
         for router in self._core.routers if self._damages else ():
             if self.reach(router.source) and router.dest.durability in _PROMISED:

@@ -1,6 +1,4 @@
-"""Topics that a start leaves for later: a server is ready before their records are loaded.
-
-They are of class `memory`, or have segments in an object store that is away.
+"""Topics of class `memory` after a start: a server is ready before their records are loaded.
 
 Owns which topics can wait, and how they become what recovery would have made of them: from the same record of
 the snapshot, segments and stretches of the log, read by one job of a lane. Until all of them are loaded they
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from everlog.api_types import Durability
 from everlog.clock import NS_PER_S
-from everlog.errors import Corrupt, ObjectStoreFailed
+from everlog.errors import Corrupt
 from everlog.native.topics.log import TopicLog, find_frames
 from everlog.topics import catalogue
 from everlog.topics.delivery.consumer_table import enlist
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from everlog.topics.core import Core
-    from everlog.topics.storage.remote import RemoteTier
     from everlog.topics.storage.syncs import SyncRunner
     from everlog.topics.storage.topic_restore import TopicRestore
 
@@ -54,10 +51,8 @@ class LogStretch(NamedTuple):
     path: str
 
 
-def is_deferrable(record: control.TopicRecord, remote: RemoteTier | None) -> bool:
-    """Whether a topic has anything that takes time to load, and its class or its place lets it wait."""
-    if remote is not None and remote.is_away and remote.store_of(record.topic_id).list():
-        return True
+def is_deferrable(record: control.TopicRecord) -> bool:
+    """Whether a topic has anything that takes time to load, and its class lets it wait."""
     return record.config.durability is Durability.MEMORY and bool(record.segments)
 
 
@@ -114,17 +109,13 @@ class MemoryFill:
         restore: TopicRestore,
         records: list[control.TopicRecord],
         stretches: list[LogStretch],
-        *,
-        crashed: bool,
     ) -> None:
         self._core = core
         self._store = store
         self._restore = restore
         self._records = records
         self._stretches = stretches
-        self._crashed = crashed
         self._topics: dict[int, Topic] = {}
-        self._left: list[control.TopicRecord] = []  # those that the last attempt could not load
         self._is_running = False
         self._is_cancelled = False
         self._next_ns = 0
@@ -154,10 +145,8 @@ class MemoryFill:
                 self._enter(self._topics.pop(topic_id))
             if self._topics:
                 syncs.start(lane, _do_nothing, go_on)
-            elif self._left:
-                self._try_later()
             else:
-                log.info("loaded the last %d topics", len(self._records))
+                log.info("loaded %d topics of class memory", len(self._records))
                 self._store.fill = None
 
         self._is_running = True
@@ -171,32 +160,21 @@ class MemoryFill:
             for info in topic.storage.segments.infos if topic.storage.segments is not None else ():
                 self._store.loaded.remove(info.source)
         self._topics.clear()
-        self._left = []
         self.error = error
-        self._try_later()
-
-    def _try_later(self) -> None:
-        self._records, self._left = self._left or self._records, []
         self._is_running = False
         self._next_ns = self._core.clock.monotonic_ns() + _RETRY_NS
 
     def _load(self) -> None:
         """Worker: everything that needs none of the tables."""
-        self._left = []
         for record in self._records:
             if self._is_cancelled:
                 return
-            try:
-                self._topics[record.topic_id] = self._restore.restore(record, Totals(self._core.delivery))
-            except ObjectStoreFailed as error:
-                self.error = error
-                self._left.append(record)
-                self._core.failures.report("segment_read", error, self._store.data_dir)
+            self._topics[record.topic_id] = self._restore.restore(record, Totals(self._core.delivery))
         logs = {topic.topic_id: topic.log for topic in self._topics.values()}
         for stretch in self._stretches:
             self._replay(stretch, logs)
         for topic in self._topics.values():
-            finish_topic(self._store, topic, crashed=self._crashed)
+            finish_topic(self._store, topic, crashed=False)  # the class promises nothing for a crash
 
     def _replay(self, stretch: LogStretch, logs: dict[int, TopicLog]) -> None:
         content = self._core.sources.buffer(stretch.source)

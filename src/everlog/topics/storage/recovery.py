@@ -10,8 +10,9 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+from everlog.clock import NS_PER_S
 from everlog.errors import Corrupt, CorruptMetadata, DamagedData, Io, ObjectStoreFailed
 from everlog.fs import Fs, create_directory, opened, read_file, replace_file, sync_path
 from everlog.native.queue.ring import Mapping
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("everlog.topics")
+_STORE_RETRY_S: Final = 5
+_T = TypeVar("_T")
 
 
 class Progress(NamedTuple):
@@ -98,7 +101,7 @@ def _check_is_restored(fs: Fs, data_dir: str) -> None:
 
 
 def _log_report(report: RecoveryReport) -> None:
-    """Write what was found to the log of the process: damage loudly, the rest in one line."""
+    """Write what was found to the log of the process: damage as errors, the rest in one line."""
     for found in report.damage:
         log.error("damage (%s): %s: %s", found.kind, found.path, found.message)
     if report.may_lack_acked:
@@ -190,7 +193,7 @@ class _Recovery:
         self._replayed_frames = False
         self._is_same_boot = False
         self._logs: dict[int, TopicLog] = {}
-        self._forwards = ForwardReplay(core, store.load_segment)
+        self._forwards = ForwardReplay(core, self._load_segment)
         self._listed: set[int] = set()  # ids of topics of which the snapshot lists segments
         self._deferred: list[control.TopicRecord] = []
         self._stretches: list[LogStretch] = []
@@ -214,22 +217,27 @@ class _Recovery:
             self._core.schedules.update((record.name, record) for record in body.schedules)
             for number, raw in enumerate(body.topics):
                 record = control.decode(raw, control.TopicRecord)
-                self._restore_or_defer(record)
+                if self._fills_later and is_deferrable(record):
+                    self._deferred.append(record)
+                else:
+                    self._restore_topic(record)
                 if number % 1000 == 0:
                     self._progress(Progress("segments", number, len(body.topics)))
             self._progress(Progress("segments", len(body.topics), len(body.topics)))
         self._replay(files, body)
         with _naming(self._store.wal_dir):
             self._forwards.resolve(self._apply_to, self._restore.quarantined)
+        for gap in self._forwards.gaps:
+            self._losses.note_gap(None, *gap)
         self._schedules.finish()
         for note in self._redriven:
             apply_redriven(self._core.by_id.get(note.topic_id), note)
         for topic in self._core.topics.values():
-            self._losses.settle(topic)
+            self._losses.place_tombstones(topic)
             # A process that was killed has lost nothing it wrote; only a machine that stopped may have.
             finish_topic(self._store, topic, crashed=self._has_crashed or self._losses.reach(topic))
         self._forwards.finish()
-        self._losses.settle_copies()
+        self._losses.skip_lost_copies()
         self._check_policy()
         self._quarantine()
         self._write_salvaged()
@@ -237,20 +245,17 @@ class _Recovery:
         self._remove_unknown_topics()
         self._report.topics = len(self._core.topics) + len(self._deferred)
         if self._deferred:
-            self._store.boot_pending |= self._has_crashed  # until a snapshot has what these conclude from it
             self._store.fill = MemoryFill(
-                self._core,
-                self._store,
-                self._restore,
-                self._deferred,
-                self._stretches,
-                crashed=self._has_crashed,
+                self._core, self._store, self._restore, self._deferred, self._stretches
             )
 
     @property
     def _has_crashed(self) -> bool:
         """Whether the machine may have stopped while the directory was open."""
         return (self._replayed_frames or not self._clean) and not self._is_same_boot
+
+    def _load_segment(self, source: int) -> bool:
+        return self._with_store(lambda: self._store.load_segment(source))
 
     # --- Snapshot ----------------------------------------------------------------------------------------
 
@@ -287,7 +292,7 @@ class _Recovery:
             list_topics(fs, root) for root in store.topic_roots
         )
         if not used and not rejected:
-            snapshot.write(fs, store.meta_dir, 1, control.encode(EMPTY_SNAPSHOT))
+            snapshot.write(fs, store.meta_dir, 1, [control.encode(EMPTY_SNAPSHOT)])
             store.snapshot_number = 1
         elif not files or not whole:
             reason = f"{rejected[0].path}: {rejected[0].reason}" if rejected else "there is none"
@@ -298,24 +303,23 @@ class _Recovery:
 
     # --- Segments ----------------------------------------------------------------------------------------
 
-    def _restore_or_defer(self, record: control.TopicRecord) -> None:
-        remote = self._store.remote
-        if self._fills_later and is_deferrable(record, remote):
-            self._deferred.append(record)
-            return
-        try:
-            self._restore_topic(record)
-        except ObjectStoreFailed as error:
-            if remote is None or not self._fills_later:
-                raise
-            self._core.failures.report("segment_read", error, remote.objects.url)
-            remote.is_away = True
-            self._deferred.append(record)
+    def _with_store(self, action: Callable[[], _T]) -> _T:
+        """Do what may need the object store; a server waits for one that is away, others get the error."""
+        while True:
+            try:
+                return action()
+            except ObjectStoreFailed as error:
+                if not self._fills_later:
+                    raise
+                self._core.failures.report("segment_read", error, self._store.data_dir)
+                for _ in range(_STORE_RETRY_S):
+                    self._progress(Progress("log", 0, 1))  # raises if the start is given up
+                    self._core.clock.sleep_ns(NS_PER_S)
 
     def _restore_topic(self, record: control.TopicRecord) -> None:
         if record.segments:
             self._listed.add(record.topic_id)
-        self._register(self._restore.restore(record, self._core.totals))
+        self._register(self._with_store(lambda: self._restore.restore(record, self._core.totals)))
 
     def _register(self, topic: Topic) -> None:
         """Put a topic into the table; its name belongs to the newest instance.
@@ -420,11 +424,9 @@ class _Recovery:
         chosen = [] if self._damaged else choose(self._deferred, body, buffers)
         chosen = [record for record in chosen if not self._forwards.is_expected(record.topic_id)]
         chosen_ids = {record.topic_id for record in chosen}
-        self._restore.must_restore = True
         for record in self._deferred:
             if record.topic_id not in chosen_ids:
                 self._restore_topic(record)
-        self._restore.must_restore = False
         self._deferred = chosen
         self._listed |= chosen_ids
 

@@ -2,8 +2,9 @@
 
 Owns the objects below `TOPICS_COLD_URL` and the files below `remote` of the data directory. A segment there
 has the two files of any segment: its index as it is, and in place of its data a stub that names the object,
-its size and its checksum. So a listing, a deletion mark and a removal need no request, and all rules of
-crashes are those of `segment_store`. Marks are in the index alone, because an object never changes::
+its size and its checksum, with the heads of its frames (`frame_heads`) behind that line. So a start, a
+listing, a deletion mark and a removal need no request, and all rules of crashes are those of `segment_store`.
+Marks are in the index alone, because an object never changes::
 
     segments/<topic id>/seg-<first seq>-<checksum>.data    an object; created once, never replaced
     manifest.json                                          which run may remove objects (its epoch)
@@ -27,16 +28,26 @@ import numpy as np
 from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
 
 from everlog.clock import NS_PER_S, Clock
-from everlog.errors import Corrupt, Fenced, InvalidConfig, ObjectNotFound, ObjectStoreFailed
+from everlog.errors import (
+    Corrupt,
+    Fenced,
+    InvalidConfig,
+    ObjectNotFound,
+    ObjectStoreFailed,
+    ObjectTooShort,
+    Unsupported,
+)
 from everlog.fs import Fs, create_directory, read_file, replace_file
 from everlog.objects import ObjectStore, open_store, probe
 from everlog.topics.storage import layout
+from everlog.topics.storage.frame_heads import data_of_heads, heads_of
 from everlog.topics.storage.segment_store import Mark, SegmentPart, SegmentStore, delete_topic, list_topics
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MANIFEST: Final = "manifest.json"
+STUB_VERSION: Final = 2
 READ_PART_BYTES: Final = 8 << 20
 """A segment is read in ranges of this size, several at a time."""
 PAUSE_NS: Final = NS_PER_S
@@ -55,7 +66,9 @@ class Stub(msgspec.Struct, frozen=True):
     index_size: int
     index_checksum: str
     """Of the index without its deletion marks."""
-    version: int = 1
+    heads_checksum: str = ""
+    """Of what is behind this line; version 1 has nothing there."""
+    version: int = STUB_VERSION
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -102,8 +115,6 @@ class RemoteTier:
         self._owner = secrets.token_hex(8)
         self._epoch: int | None = None
         self._paused_until_ns = 0
-        self.is_away = False
-        """It could not be reached when the engine was opened."""
         for directory in (self.topics_dir, self.garbage_dir):
             create_directory(fs, directory)
 
@@ -116,8 +127,7 @@ class RemoteTier:
     def probe(self) -> ObjectStoreFailed | None:
         """Refuse a store that ignores conditional puts; the error is returned if it cannot be reached now."""
         error = probe(self._url, self._fs)
-        self.is_away = error is not None
-        self._is_proven = not self.is_away
+        self._is_proven = error is None
         return error
 
     def prove(self) -> None:
@@ -190,7 +200,7 @@ class RemoteTier:
         _, topic, name = key.split("/")
         path = os.path.join(self.topics_dir, topic, name.rpartition("-")[0] + ".data")
         try:
-            return _decoded(read_file(self._fs, path), Stub, path).key == key
+            return load_stub(self._fs, path).key == key
         except FileNotFoundError:
             return False
 
@@ -213,6 +223,8 @@ class RemoteTier:
             raise Corrupt(
                 f"{self.objects.describe(stub.key)} is missing; restore it from a backup"
             ) from error
+        except ObjectTooShort as error:
+            raise Corrupt(f"{error}; restore it from a backup") from error
         except ObjectStoreFailed:
             self._paused_until_ns = self._clock.monotonic_ns() + PAUSE_NS
             raise
@@ -238,7 +250,16 @@ def check_no_remote(fs: Fs, data_dir: str) -> None:
 
 def load_stub(fs: Fs, path: str) -> Stub:
     """Read a stub."""
-    return _decoded(read_file(fs, path), Stub, path)
+    return stub_and_heads(read_file(fs, path), path)[0]
+
+
+def stub_and_heads(content: bytes, path: str) -> tuple[Stub, bytes]:
+    """Decode a stub and what is behind its line."""
+    line, _, heads = content.partition(b"\n")
+    stub = _decoded(line, Stub, path)
+    if stub.version > STUB_VERSION:
+        raise Unsupported(f"{path} has version {stub.version}; start the build that wrote it")
+    return stub, heads
 
 
 class RemoteSegmentStore(SegmentStore):
@@ -253,8 +274,12 @@ class RemoteSegmentStore(SegmentStore):
 
     def stub(self, segment_id: int) -> Stub:
         """Return what stands for the data of a segment; `Corrupt` if it is missing or damaged."""
+        return self._local(segment_id)[0]
+
+    def _local(self, segment_id: int) -> tuple[Stub, bytes]:
+        """The stub and the heads of a segment."""
         path = self.describe(segment_id, SegmentPart.DATA)
-        return _decoded(super().read(segment_id, SegmentPart.DATA, 0), Stub, path)
+        return stub_and_heads(super().read(segment_id, SegmentPart.DATA, 0), path)
 
     def put(self, segment_id: int, data: Buffer, index: Buffer) -> None:
         """See `SegmentStore.put`: the object first, then stub and index."""
@@ -263,11 +288,20 @@ class RemoteSegmentStore(SegmentStore):
         name = layout.SEGMENT_DATA.name(segment_id).removesuffix(".data")
         key = f"segments/{os.path.basename(self.directory)}/{name}-{checksum}.data"
         entries = bytes(index)
-        stub = Stub(self._remote.objects.url, key, len(content), checksum, len(entries), unmarked(entries))
+        heads = heads_of(content, entries)
+        stub = Stub(
+            self._remote.objects.url,
+            key,
+            len(content),
+            checksum,
+            len(entries),
+            unmarked(entries),
+            xxh3_64_hexdigest(heads),
+        )
         self._remote.store(key, content)
         if self.exists(segment_id, SegmentPart.DATA) and (earlier := self.stub(segment_id)).key != key:
             self._remote.note_garbage(earlier.key)
-        super().put(segment_id, msgspec.json.encode(stub), index)
+        super().put(segment_id, msgspec.json.encode(stub) + b"\n" + heads, index)
         self._remote.keep(key)
 
     def read(self, segment_id: int, part: SegmentPart, offset: int, length: int | None = None) -> bytes:
@@ -287,11 +321,26 @@ class RemoteSegmentStore(SegmentStore):
         return self._remote.read(stub, offset, wanted)
 
     def map(self, segment_id: int, part: SegmentPart, length: int) -> Buffer:
-        """See `SegmentStore.map`; the bytes are in memory."""
+        """Return the first `length` bytes as a mapping; the bytes are in memory."""
         return self.read(segment_id, part, 0, length)
 
+    def map_heads(self, segment_id: int, index: bytes, length: int, *, is_alone: bool) -> Buffer:
+        """See `SegmentStore.map_heads`; needs a request only if the heads are damaged or of version 1."""
+        stub, heads = self._local(segment_id)
+        if xxh3_64_hexdigest(heads) == stub.heads_checksum:
+            return data_of_heads(heads, index, stub.size)
+        data = self.read(segment_id, SegmentPart.DATA, 0)
+        if is_alone:  # the next start needs no request
+            heads = heads_of(data, index)
+            stub = msgspec.structs.replace(
+                stub, heads_checksum=xxh3_64_hexdigest(heads), version=STUB_VERSION
+            )
+            path = self.describe(segment_id, SegmentPart.DATA)
+            replace_file(self._fs, path, msgspec.json.encode(stub) + b"\n" + heads)
+        return data
+
     def length(self, segment_id: int, part: SegmentPart) -> int:
-        """See `SegmentStore.length`; needs no request."""
+        """Return the length of a part; needs no request."""
         return self.stub(segment_id).size if part is SegmentPart.DATA else super().length(segment_id, part)
 
     def trim(self, segment_id: int, data_length: int, index_length: int) -> None:
@@ -302,7 +351,7 @@ class RemoteSegmentStore(SegmentStore):
             self.put(segment_id, data, index)
 
     def mark_deleted(self, segment_id: int, marks: Sequence[Mark]) -> None:
-        """See `SegmentStore.mark_deleted`; the index alone is marked."""
+        """Durably mark records as deleted in both parts; the index alone is marked."""
         self._write_bytes(
             segment_id, SegmentPart.INDEX, [(mark.index_offset, mark.index_flags) for mark in marks]
         )

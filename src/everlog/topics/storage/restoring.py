@@ -18,13 +18,14 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_128_hexdigest
 
 from everlog.errors import Corrupt, DataDirInUse, InvalidRequest, Io, ObjectNotFound
-from everlog.fs import Fs, close_locked, create_directory, opened, read_file, replace_file
+from everlog.fs import Fs, close_locked, create_directory, name_holder, opened, read_file, replace_file
 from everlog.objects import ObjectStore
 from everlog.topics.storage import control, layout, snapshot
 from everlog.topics.storage.log_survey import damage_frame
 from everlog.topics.storage.remote import with_marks
 from everlog.topics.storage.shipping import (
     BASE,
+    LOG,
     Base,
     SegmentCopy,
     Shipment,
@@ -98,8 +99,9 @@ class Restorer:
         a tombstone behind the last record of each topic, and seqs that these may have had are not used again.
         """
         try:
+            base = self.check(at_ms=at_ms, at_shipment=at_shipment)
             self._begin()
-            self._restore(self._choose_base(at_ms, at_shipment), at_ms, at_shipment)
+            self._restore(base, at_ms, at_shipment)
             if has_losses:
                 self._mark_losses()
             if is_final:
@@ -113,6 +115,20 @@ class Restorer:
             self.close()
         return self.restored
 
+    def check(self, *, at_ms: int | None = None, at_shipment: int | None = None) -> Base:
+        """Return the base to begin with; refuse a directory that cannot be filled, and a missing backup.
+
+        Changes nothing, but holds the lock of a directory that is there until `close`.
+        """
+        if self._fs.exists(self._data_dir):
+            names = self._fs.listdir(self._data_dir)
+            if layout.RESTORING_FILE not in names and set(names) - {layout.LOCK_FILE}:
+                raise InvalidRequest(f"{self._data_dir} is not empty; restore into a new directory")
+        base = self._choose_base(at_ms, at_shipment)
+        if self._fs.exists(self._data_dir):
+            self._take_lock()
+        return base
+
     def _restore(self, base: Base, at_ms: int | None = None, at_shipment: int | None = None) -> None:
         """Take the segments of a base and the log from its beginning on."""
         self._base = base
@@ -121,8 +137,9 @@ class Restorer:
         self._copy_segments(base.segments)
         # Shipments before the base belong to it, those behind it count up to the moment that is asked for.
         last = None if at_shipment is None else max(at_shipment, base.number - 1)
+        newest = last_number(self._store, LOG)
         while last is None or self._next <= last:
-            shipment = self._shipment(self._next)
+            shipment = self._next_shipment(newest)
             is_early = self._next < base.number or at_ms is None
             if shipment is None or not (is_early or shipment.time_ms <= (at_ms or 0)):
                 break
@@ -143,7 +160,7 @@ class Restorer:
         assert self._base is not None
         if not self._is_whole:
             self._change_owner()
-        while (shipment := self._shipment(self._next)) is not None:
+        while (shipment := self._next_shipment()) is not None:
             # A base is there before the shipment that has its number.
             self._take_base(self._base_at(self._next))
             if shipment.epoch != self._base.epoch:
@@ -198,12 +215,10 @@ class Restorer:
     # --- Which ---------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Mark the directory; refuse one that holds anything else."""
-        names = self._fs.listdir(self._data_dir) if self._fs.exists(self._data_dir) else []
-        if layout.RESTORING_FILE not in names and set(names) - {layout.LOCK_FILE}:
-            raise InvalidRequest(f"{self._data_dir} is not empty; restore into a new directory")
+        """Mark the directory, and remove what an earlier restore has left that is of no use."""
         create_directory(self._fs, self._data_dir)
         self._take_lock()
+        names = self._fs.listdir(self._data_dir)
         replace_file(self._fs, os.path.join(self._data_dir, layout.RESTORING_FILE), self._store.url.encode())
         for name in names:
             if name not in _KEPT:
@@ -214,10 +229,9 @@ class Restorer:
             return
         fd = self._fs.open(os.path.join(self._data_dir, layout.LOCK_FILE), os.O_RDWR | os.O_CREAT)
         if not self._fs.try_lock(fd):
+            holder = name_holder(fd)
             self._fs.close(fd)
-            raise DataDirInUse(
-                f"another process has {self._data_dir} open; stop it, or name another directory"
-            )
+            raise DataDirInUse(f"{holder} has {self._data_dir} open; stop it, or name another directory")
         self._lock_fd = fd
 
     def _remove_others(self, copies: Iterable[SegmentCopy]) -> None:
@@ -250,6 +264,26 @@ class Restorer:
             raise Io(f"{self._store.url} holds no backup; check the URL")
         raise InvalidRequest(f"{self._store.url} reaches back to base {numbers[0]} only; choose a later time")
 
+    def _next_shipment(self, newest: int | None = None) -> Shipment | None:
+        """The next shipment, None if there is none yet; `Corrupt` if it is lost, as a later one is there.
+
+        `newest` is a number that is known to be there; without it only the one behind the next is looked for.
+        """
+        number = self._next
+        found = self._shipment(number)
+        if found is not None:
+            return found
+        assert self._base is not None
+        is_lost = number < max(self._base.number, newest or 0)
+        if newest is None and not is_lost:
+            is_lost = self._shipment(number + 1) is not None
+        if is_lost and (found := self._shipment(number)) is None:
+            raise Corrupt(
+                f"{self._store.describe(log_key(number))} is missing, and there are later ones; restore it, "
+                f"or only what was shipped before: --at {number - 1}"
+            )
+        return found
+
     def _shipment(self, number: int) -> Shipment | None:
         key = log_key(number)
         try:
@@ -278,8 +312,8 @@ class Restorer:
         directory = self._directory(copy)
         if self._is_there(copy, directory):
             return
-        index = self._store.get(copy.index_key).data
-        data = b"".join(self._store.get(part.key).data for part in copy.parts)
+        index = self._content(copy.index_key)
+        data = b"".join(self._content(part.key) for part in copy.parts)
         if not copy.is_stub:
             if len(data) != copy.data_bytes:
                 name = self._store.describe(copy.parts[0].key if copy.parts else copy.index_key)
@@ -290,6 +324,13 @@ class Restorer:
             # An earlier, shorter one may be mapped by a reader: it is replaced, not changed.
             self._write(path + layout.TEMPORARY_SUFFIX, 0, content)
             self._fs.rename(path + layout.TEMPORARY_SUFFIX, path)
+
+    def _content(self, key: str) -> bytes:
+        """Fetch an object that is named by the checksum of its content."""
+        data = self._store.get(key).data
+        if not key.endswith("-" + xxh3_128_hexdigest(data)):
+            raise Corrupt(f"{self._store.describe(key)} does not match its checksum; it was cut or changed")
+        return data
 
     def _is_there(self, copy: SegmentCopy, directory: str) -> bool:
         """Whether an earlier copy has this segment: the index is written last and named by its content."""

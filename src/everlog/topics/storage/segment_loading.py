@@ -83,11 +83,14 @@ def sound_count(first_seq: int, entries: Entries, data: Buffer, data_offset: int
     raw = np.frombuffer(memoryview(data), dtype=np.uint8)
     starts = wanted["offset"][:whole].astype(np.int64) - data_offset
     sound = (
-        (_field(raw, starts, layout.SEGMENT_FRAME_LEN, "<u4") == wanted["size"][:whole] - np.uint32(4))
-        & (_field(raw, starts, layout.SEGMENT_SEQ, "<u8") == records[:whole].astype(np.uint64) + first_seq)
-        & (_field(raw, starts, layout.SEGMENT_TS, "<u8") == wanted["ts"][:whole])
+        (frame_field(raw, starts, layout.SEGMENT_FRAME_LEN, "<u4") == wanted["size"][:whole] - np.uint32(4))
         & (
-            _field(raw, starts, layout.SEGMENT_FLAGS, "u1") & np.uint8(_FRAME_FLAGS)
+            frame_field(raw, starts, layout.SEGMENT_SEQ, "<u8")
+            == records[:whole].astype(np.uint64) + first_seq
+        )
+        & (frame_field(raw, starts, layout.SEGMENT_TS, "<u8") == wanted["ts"][:whole])
+        & (
+            frame_field(raw, starts, layout.SEGMENT_FLAGS, "u1") & np.uint8(_FRAME_FLAGS)
             == wanted["flags"][:whole] & np.uint8(_FRAME_FLAGS)
         )
     )
@@ -95,7 +98,7 @@ def sound_count(first_seq: int, entries: Entries, data: Buffer, data_offset: int
     return int(records[good]) if good < len(records) else len(entries)
 
 
-def _field(raw: NDArray[np.uint8], starts: NDArray[np.int64], offset: int, kind: str) -> NDArray[Any]:
+def frame_field(raw: NDArray[np.uint8], starts: NDArray[np.int64], offset: int, kind: str) -> NDArray[Any]:
     """Read one fixed field of many frames."""
     places = starts[:, None] + (offset + np.arange(np.dtype(kind).itemsize))
     picked: NDArray[Any] = raw[places].view(kind)[:, 0]
@@ -174,7 +177,7 @@ def hole_index(count: int) -> bytes:
 
 
 def damaged_seqs(first_seq: int, index: bytes, data: bytes) -> list[int]:
-    """The seqs of records that are not deleted and whose frames are not sound."""
+    """The seqs of records that are not deleted and whose frames are not those of the index."""
     entries = index_entries(index)
     found: list[int] = []
     for place in np.flatnonzero((entries["size"] > 0) & (entries["flags"] < layout.INDEX_FLAG_DELETED)):
@@ -182,7 +185,8 @@ def damaged_seqs(first_seq: int, index: bytes, data: bytes) -> list[int]:
             frame = frames.read_segment_frame(data, int(entries["offset"][place]))
         except Corrupt:
             frame = None
-        if frame is None or frame.seq != first_seq + place:
+        wanted = (first_seq + int(place), int(entries["size"][place]), int(entries["ts"][place]))
+        if frame is None or (frame.seq, frame.size, frame.ts) != wanted:
             found.append(first_seq + int(place))
     return found
 

@@ -163,6 +163,13 @@ class SegmentStore:
             self._check_length(fd, path, length)
             return cast("Buffer", Mapping(fd, length, False)) if length else b""
 
+    def map_heads(self, segment_id: int, index: bytes, length: int, *, is_alone: bool) -> Buffer:
+        """Return the data, of which only headers, nodes, tags and deletion marks have to be right.
+
+        `is_alone`: files may be changed.
+        """
+        return self.map(segment_id, SegmentPart.DATA, length)
+
     def mark_deleted(self, segment_id: int, marks: Sequence[Mark]) -> None:
         """Durably mark records as deleted in both parts.
 

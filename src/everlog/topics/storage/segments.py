@@ -288,10 +288,6 @@ class SegmentSet:
         if self._segments:
             self._segments[-1].sealed = True
 
-    def plan_append(self, first_seq: int, frame_sizes: Sequence[int] | Entries, now_ms: int) -> AppendPlan:
-        """Split seqs from `first_seq` on into pieces that respect the limits; see `plan_stretches`."""
-        return self.plan_stretches([(first_seq, frame_sizes)], now_ms)
-
     def plan_stretches(
         self, stretches: Sequence[tuple[int, Sequence[int] | Entries]], now_ms: int
     ) -> AppendPlan:
@@ -490,7 +486,9 @@ class SegmentSet:
 # --- Reading ---------------------------------------------------------------------------------------------
 
 
-class _Held(NamedTuple):
+class _TierSegment(NamedTuple):
+    """A segment and the tier that its files are in."""
+
     tier: TopicTier
     info: SegmentInfo
 
@@ -499,7 +497,7 @@ class Fetch(NamedTuple):
     """A segment that must be read in whole before records can be read from it."""
 
     source: int
-    held: _Held
+    held: _TierSegment
     store: SegmentStore
     segment_id: int
     length: int
@@ -530,7 +528,7 @@ class SegmentSources:
         self._mapped_bytes_max = mapped_bytes_max
         self._mapped_count_max = mapped_count_max
         self._fetched_bytes_max = fetched_bytes_max
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _TierSegment] = {}
         self._by_first_seq: dict[tuple[str, int], int] = {}
         # Lengths of what is loaded, least recently used first.
         self._mapped: OrderedDict[int, int] = OrderedDict()
@@ -541,7 +539,7 @@ class SegmentSources:
     def add(self, tier: TopicTier, info: SegmentInfo) -> int:
         """Assign a segment its id, unloaded; it is written to `info.source` as well."""
         info.source = self._sources.add(None)
-        self._held[info.source] = _Held(tier, info)
+        self._held[info.source] = _TierSegment(tier, info)
         self._by_first_seq[tier.hot.directory, info.first_seq] = info.source
         return info.source
 

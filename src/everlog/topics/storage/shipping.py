@@ -27,7 +27,15 @@ import numpy as np
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest, xxh3_128_hexdigest
 
 from everlog.clock import NS_PER_S, Clock
-from everlog.errors import Corrupt, Io, ObjectExists, ObjectNotFound, Superseded, Unsupported
+from everlog.errors import (
+    Corrupt,
+    InvalidRequest,
+    Io,
+    ObjectExists,
+    ObjectNotFound,
+    Superseded,
+    Unsupported,
+)
 from everlog.fs import Fs, opened, read_file, replace_file
 from everlog.native.topics import log as frames
 from everlog.objects import ObjectStore
@@ -206,6 +214,27 @@ def check_lineage(store: ObjectStore, fs: Fs, data_dir: str, owner: str) -> None
     note_owners(fs, data_dir, [*([] if found is None else [found[0].owner]), owner])
 
 
+def check_topics(store: ObjectStore, data_dir: str, payload: bytes) -> None:
+    """Refuse the backup of another directory: it has topics, and none of them is in this snapshot."""
+    number = last_number(store, BASE)
+    if not number:
+        return
+    content = store.get(load_base(store, number).snapshot_key).data
+    kept = _topics_in(content[layout.SNAPSHOT_HEADER_SIZE : -layout.SNAPSHOT_TRAILER_SIZE])
+    if kept and kept.keys().isdisjoint(_topics_in(payload)):
+        raise InvalidRequest(
+            f"{store.url} is the backup of another data directory (it has topic {min(kept.values())!r}, "
+            f"which {data_dir} does not have); give each directory a URL of its own"
+        )
+
+
+def _topics_in(payload: bytes) -> dict[tuple[int, int], str]:
+    """The names of the topics of a snapshot, by what no other topic has."""
+    body = control.decode(payload, control.SnapshotBody)
+    records = (control.decode(raw, control.TopicRecord) for raw in body.topics)
+    return {(record.topic_id, record.epoch): record.name for record in records}
+
+
 def take_epoch(
     store: ObjectStore,
     address: str,
@@ -285,10 +314,13 @@ class Shipper:
 
     def begin(self) -> None:
         """Take an epoch, fence the one before, and find out what is in the store already."""
+        _, payload = self._newest_snapshot()  # without one there is nothing to ship
         self._store.check_conditional_puts()
         owner = new_owner()
         if self._is_primary:
             check_lineage(self._store, self._fs, self._data_dir, owner)
+        else:
+            check_topics(self._store, self._data_dir, payload)
         manifest = take_epoch(
             self._store,
             self._address,
@@ -318,26 +350,29 @@ class Shipper:
                 raise Io(f"cannot read {self._data_dir}: {error.strerror or error}", error.errno) from error
         raise Io(f"{self._data_dir} changes faster than it can be copied; try again")
 
+    def _newest_snapshot(self) -> tuple[int, bytes]:
+        found = snapshot.newest(self._fs, os.path.join(self._data_dir, layout.META_DIR))
+        if found.payload is None:
+            raise Io(f"{self._data_dir} has no snapshot yet; start the server on it first")
+        return found.number, found.payload
+
     # --- Bases -------------------------------------------------------------------------------------------
 
     def _ship_base(self, report: ShipReport) -> ShipReport:
-        meta_dir = os.path.join(self._data_dir, layout.META_DIR)
-        newest = snapshot.newest(self._fs, meta_dir)
-        if newest.payload is None:
-            raise Io(f"{self._data_dir} has no snapshot yet; start the server on it first")
-        if self._base is not None and self._base.snapshot_number == newest.number:
+        newest, payload = self._newest_snapshot()
+        if self._base is not None and self._base.snapshot_number == newest:
             return report
         assert self.manifest is not None
-        body = control.decode(newest.payload, control.SnapshotBody)
+        body = control.decode(payload, control.SnapshotBody)
         copies: list[SegmentCopy] = []
         for raw in body.topics:
             record = control.decode(raw, control.TopicRecord)
             for place, checksum in zip(record.segments, record.index_checksums, strict=False):
                 copy, report = self._copy_segment(record.topic_id, place, checksum, report)
                 copies.append(copy)
-        path = os.path.join(meta_dir, layout.SNAPSHOT_FILE.name(newest.number))
+        path = os.path.join(self._data_dir, layout.META_DIR, layout.SNAPSHOT_FILE.name(newest))
         content = read_file(self._fs, path)
-        key = f"snapshots/{newest.number:016d}-{xxh3_64_hexdigest(content)}"
+        key = f"snapshots/{newest:016d}-{xxh3_64_hexdigest(content)}"
         report = self._put(key, content, report)
         starts = dict(body.starts)
         if self._base is None:
@@ -348,7 +383,7 @@ class Shipper:
             epoch=self.manifest.epoch,
             time_ms=self._now_ms(),
             log_from=log_from,
-            snapshot_number=newest.number,
+            snapshot_number=newest,
             snapshot_key=key,
             segments=copies,
         )

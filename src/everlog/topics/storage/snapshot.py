@@ -8,16 +8,17 @@ would lose records.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from everlog.errors import CorruptMetadata, Io, UnsupportedVersion
 from everlog.fs import Fs, read_file, replace_file
 from everlog.topics.storage import layout
 
+_WRITE_BYTES: Final = 1 << 19
 _NAMINGS: Final = (layout.SNAPSHOT_FILE, layout.SNAPSHOT_COPY)
 
 
@@ -36,14 +37,31 @@ class NewestSnapshot(NamedTuple):
     rejected: list[Rejected]
 
 
-def write(fs: Fs, meta_dir: str, number: int, payload: bytes) -> str:
-    """Durably write snapshot `number`, which must be higher than all before; returns its path."""
+def write(fs: Fs, meta_dir: str, number: int, payload: Sequence[bytes]) -> str:
+    """Durably write snapshot `number`, which must be higher than all before; returns its path.
+
+    The payload comes in pieces, so that a large one does not keep the interpreter from other threads.
+    """
     path = os.path.join(meta_dir, layout.SNAPSHOT_FILE.name(number))
-    header = layout.SNAPSHOT_HEADER.pack(layout.SNAPSHOT_MAGIC, layout.SNAPSHOT_VERSION, len(payload))
-    checksum = layout.CHECKSUM.pack(xxh3_64_intdigest(payload))
+    size = sum(map(len, payload))
+    header = layout.SNAPSHOT_HEADER.pack(layout.SNAPSHOT_MAGIC, layout.SNAPSHOT_VERSION, size)
     with _reported("write the snapshot", path, "the older one stays in force; check the disk"):
-        replace_file(fs, path, b"".join((header, payload, checksum)))
+        replace_file(fs, path, _joined(header, payload))
     return path
+
+
+def _joined(header: bytes, payload: Sequence[bytes]) -> Iterator[bytes]:
+    """Yield the bytes of a file, some hundred thousand at a time."""
+    checksum = xxh3_64()
+    gathered, size = [header], 0
+    for piece in payload:
+        checksum.update(piece)
+        gathered.append(piece)
+        size += len(piece)
+        if size >= _WRITE_BYTES:
+            yield b"".join(gathered)
+            gathered, size = [], 0
+    yield b"".join((*gathered, layout.CHECKSUM.pack(checksum.intdigest())))
 
 
 def numbers(fs: Fs, meta_dir: str) -> list[int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
 from everlog.errors import DataDirInUse, EverlogError, StorageFailed
-from everlog.fs import close_locked, create_directory, read_file, replace_file
+from everlog.fs import close_locked, create_directory, name_holder, read_file, replace_file
 from everlog.objects import open_store as open_objects
 from everlog.objects import probe
 from everlog.topics.commits import Commit, ShardCommits
@@ -153,15 +153,16 @@ class Store:
         path = os.path.join(self.data_dir, layout.LOCK_FILE)
         fd = fs.open(path, os.O_RDWR | os.O_CREAT)
         if not fs.try_lock(fd):
+            holder = name_holder(fd)
             fs.close(fd)
-            raise DataDirInUse(
-                f"another process has {self.data_dir} open; stop it or use another data directory"
-            )
+            raise DataDirInUse(f"{holder} has {self.data_dir} open; stop it or use another data directory")
         return fd
 
     def _open_remote(self) -> None:
         """Reach the object store of the cold tier; one that cannot be reached now does not stop a start."""
         core, url = self._core, self._core.settings.cold_url
+        if core.settings.backup_url is not None:
+            open_objects(core.settings.backup_url, fs=core.fs)  # a wrong one is refused before all work
         if url is None:
             check_no_remote(core.fs, self.data_dir)
             return

@@ -64,7 +64,7 @@ class InlineSyncs:
         self._closed = False
 
     def start(self, lane: int, job: Job, done: Done) -> None:
-        """See `SyncRunner.start`."""
+        """Run `job` some time; `poll` then calls `done` with what it raised, or None."""
         if self._closed:
             raise Closed("these syncs are closed; start no more of them")
         self._jobs.append((lane, job, done))
@@ -84,20 +84,20 @@ class InlineSyncs:
         """Return at once: `poll` runs the jobs, so nothing is gained by waiting."""
 
     def drain(self, lane: int) -> None:
-        """See `SyncRunner.drain`."""
+        """Return when every job started in `lane` has run; their `done` is still left to `poll`."""
         mine = [entry for entry in self._jobs if entry[0] == lane]
         self._jobs = deque(entry for entry in self._jobs if entry[0] != lane)
         for entry in mine:
             self._run(*entry)
 
     def abandon(self) -> None:
-        """See `SyncRunner.abandon`."""
+        """Forget what was started and is not running yet, and stop; no `done` is called any more."""
         self._closed = True
         self._jobs.clear()
         self._finished.clear()
 
     def close(self) -> None:
-        """See `SyncRunner.close`."""
+        """Run what was started and stop; `poll` still works, `start` does not."""
         self._closed = True
         while self._jobs:
             self._run(*self._jobs.popleft())
@@ -159,7 +159,7 @@ class ThreadSyncs:
             target.changed.notify_all()
 
     def poll(self) -> int:
-        """See `SyncRunner.poll`."""
+        """Call `done` of the finished jobs on this thread; return how many."""
         called = 0
         for _ in range(len(self._finished)):
             if not self._finished:  # a `done` may poll too
@@ -170,18 +170,18 @@ class ThreadSyncs:
         return called
 
     def wait(self, timeout_ns: int) -> None:
-        """See `SyncRunner.wait`."""
+        """Block until `poll` has something to do, at most `timeout_ns`."""
         with self._mutex:
             self._any_finished.wait_for(lambda: bool(self._finished), timeout_ns / NS_PER_S)
 
     def drain(self, lane: int) -> None:
-        """See `SyncRunner.drain`."""
+        """Return when every job started in `lane` has run; their `done` is still left to `poll`."""
         target = self._lanes[lane]
         with self._mutex:
             target.changed.wait_for(lambda: not target.jobs)
 
     def abandon(self) -> None:
-        """See `SyncRunner.abandon`."""
+        """Forget what was started and is not running yet, and stop; no `done` is called any more."""
         with self._mutex:
             for lane in self._lanes:
                 while len(lane.jobs) > 1:  # the first one is running
@@ -190,7 +190,7 @@ class ThreadSyncs:
         self._finished.clear()
 
     def close(self) -> None:
-        """See `SyncRunner.close`."""
+        """Run what was started and stop; `poll` still works, `start` does not."""
         with self._mutex:
             self._closed = True
             for lane in self._lanes:

@@ -24,9 +24,10 @@ from everlog.topics.jobs.lease_log import (
     clear_volatile_leases,
     finish_lease_replay,
 )
+from everlog.topics.remembered_keys import RememberedKey
 from everlog.topics.storage import control
 from everlog.topics.storage.layout import FrameType
-from everlog.topics.topic import RememberedKey, Topic, leave_holes
+from everlog.topics.topic import Topic, leave_holes
 
 if TYPE_CHECKING:
     from everlog.topics.storage.store import Store
@@ -69,8 +70,7 @@ def apply_entry(topic: Topic, frame: LogFrame) -> None:
         _raise_head(topic, head.head)
     else:
         key = control.decode(frame.data, control.IdempotencyKey)
-        topic.keys.pop(key.key, None)  # keys are held in the order of their writing
-        topic.keys[key.key] = RememberedKey(key.first_seq, key.count, frame.ts, COMMITTED, tuple(key.seqs))
+        topic.keys.add(RememberedKey(key.key, key.first_seq, key.count, frame.ts, COMMITTED, tuple(key.seqs)))
 
 
 def finish_topic(store: Store, topic: Topic, *, crashed: bool) -> None:

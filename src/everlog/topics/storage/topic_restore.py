@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from msgspec import structs
 from xxhash import xxh3_64_intdigest
 
 from everlog.errors import Corrupt, ObjectStoreFailed
@@ -17,6 +16,7 @@ from everlog.native.topics.log import TopicLog
 from everlog.topics.commits import COMMITTED
 from everlog.topics.delivery.consumer_table import restore_consumers
 from everlog.topics.jobs.lease_log import restore_leases
+from everlog.topics.remembered_keys import RememberedKey
 from everlog.topics.storage import layout
 from everlog.topics.storage.segment_loading import (
     LoadedSegment,
@@ -31,9 +31,9 @@ from everlog.topics.storage.segment_loading import (
 )
 from everlog.topics.storage.segment_store import SegmentPart, SegmentStore
 from everlog.topics.storage.segments import SegmentSet
-from everlog.topics.storage.store import DamageFound, Store
+from everlog.topics.storage.store import DamageFound, DamageKind, Store
 from everlog.topics.storage.tier import Tier, TopicTier
-from everlog.topics.topic import RememberedKey, Topic, Totals, leave_holes
+from everlog.topics.topic import Topic, Totals, leave_holes
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -56,9 +56,6 @@ class TopicRestore:
         self._is_alone = is_alone
         self.quarantined: dict[int, Corrupt] = {}
         """By topic id: why it cannot be served."""
-        self._remote_error: ObjectStoreFailed | None = None
-        self.must_restore = False
-        """A segment that the object store does not give now makes its topic quarantined until a start."""
 
     def restore(self, record: TopicRecord, totals: Totals) -> Topic:
         """Make a topic of what a snapshot says; it is in no table."""
@@ -76,11 +73,10 @@ class TopicRestore:
         topic.storage.saved_seq = record.saved_seq
         topic.last_write_ts = record.last_write_ts
         topic.schedule.last_read_ts = record.last_read_ts
+        key_seqs = dict(record.key_seqs)
         for key, first_seq, count, ts in record.keys:
-            topic.keys[key] = RememberedKey(first_seq, count, ts, COMMITTED)
-        for key, seqs in record.key_seqs:
-            if key in topic.keys:
-                topic.keys[key] = structs.replace(topic.keys[key], seqs=tuple(seqs))
+            seqs = tuple(key_seqs.get(key, ()))
+            topic.keys.add(RememberedKey(key, first_seq, count, ts, COMMITTED, seqs))
         restore_consumers(topic, record.consumers)
         topic.storage.restored_head = record.head_seq
         topic.storage.restored_ts = record.last_ts
@@ -118,6 +114,9 @@ class TopicRestore:
                     f"segment {missing[0][0]} of topic {topic.name!r} is not as the snapshot says (seqs "
                     f"{missing[0][0]} to {missing[0][1]}, {missing[0][2]} bytes); restore it from a backup"
                 )
+            for segment in loaded if self._gives_up else ():
+                if tier.store(segment.tier).is_remote:  # a start makes no request for them
+                    tier.store(segment.tier).map(segment.first_seq, SegmentPart.DATA, segment.data_bytes)
         except Corrupt as error:
             loaded = self._without_damaged(topic, tier, record, error)
         if not self._clean:
@@ -159,57 +158,76 @@ class TopicRestore:
                 continue
             if contradicts(index, rebuilt):
                 path = store.describe(first_seq, SegmentPart.INDEX)
-                self._report.damage.append(DamageFound("index", path, "it was made again from its data"))
+                seqs = f"seqs {first_seq} to {last_seq} of topic {record.name!r}"
+                message = f"the index of {seqs} was made again from its data"
+                self._note_damage("index", path, message)
             store.put_index(first_seq, rebuilt)
 
     @staticmethod
     def _tier_with_data(tier: TopicTier, segment_id: int) -> Tier:
         if tier.cold is None or tier.hot.exists(segment_id, SegmentPart.DATA):
             return Tier.HOT
-        return Tier.COLD if tier.cold.exists(segment_id, SegmentPart.DATA) else Tier.HOT
+        return Tier.COLD if any(tier.cold.exists(segment_id, part) for part in SegmentPart) else Tier.HOT
 
     def _without_damaged(
         self, topic: Topic, tier: TopicTier, record: TopicRecord, error: Corrupt
     ) -> list[LoadedSegment]:
         """Load the segments that can be loaded; the others have no record that can be read.
 
-        The topic is not served then, unless they are to be given up.
+        The topic is not served then, unless they are to be given up. What a segment has behind its listed end
+        is not used.
         """
-        gives_up = self._core.settings.on_damage == "give_up"
         if not self._is_alone:
             raise error
-        self._report.damage.append(DamageFound("segment", tier.hot.directory, str(error)))
         loaded: list[LoadedSegment] = []
+        found = len(self._report.damage)
         for first_seq, last_seq, data_bytes in record.segments:
             where = self._tier_with_data(tier, first_seq)
             store, count = tier.store(where), last_seq - first_seq + 1
+            path = store.describe(first_seq, SegmentPart.DATA)
             try:
                 index = store.read(first_seq, SegmentPart.INDEX, 0, count * layout.INDEX_ENTRY_SIZE)
                 store.map(first_seq, SegmentPart.DATA, data_bytes)
-                check_sealed(index, data_bytes, store.describe(first_seq, SegmentPart.DATA))
-            except Corrupt:
-                if gives_up:
-                    store.keep_damaged(first_seq)
+                check_sealed(index, data_bytes, path)
+                if self._gives_up:
+                    _cut_surplus(store, first_seq, index, data_bytes)
+            except Corrupt as reason:
+                lost = Corrupt(f"seqs {first_seq} to {last_seq} of topic {topic.name!r}: {reason}")
+                if self._gives_up:
+                    for each in (tier.hot, tier.cold):
+                        if each is not None:
+                            each.keep_damaged(first_seq)
                     topic.note_corrupt(first_seq, last_seq)
+                    self._note_damage("segment", path, f"{lost}; they are given up")
+                    self._report.may_lack_acked = True
                     continue
-                self.quarantined[topic.topic_id] = error
+                self._quarantine(topic, path, lost)
                 index = hole_index(count)
             loaded.append(LoadedSegment(first_seq, index, data_bytes, where, sealed=True))
-        if not self.quarantined.get(topic.topic_id) and not gives_up:
-            raise error  # each segment is sound by itself, so it is something else
-        self._report.may_lack_acked |= gives_up
+        if len(self._report.damage) == found:
+            advice = "its records are served as listed, and `everlog repair --accept-loss` cuts the rest off"
+            self._note_damage("segment", tier.hot.directory, f"topic {topic.name!r}: {error}; {advice}")
         return loaded
+
+    @property
+    def _gives_up(self) -> bool:
+        return self._core.settings.on_damage == "give_up"
 
     def _give_up_damaged_records(self, topic: Topic, tier: TopicTier, segment: LoadedSegment) -> None:
         """Delete records whose frames are damaged, so that readers can go on behind their tombstone."""
-        data = tier.store(segment.tier).read(segment.first_seq, SegmentPart.DATA, 0, segment.data_bytes)
-        for seq in damaged_seqs(segment.first_seq, segment.index, data):
-            path = tier.store(segment.tier).describe(segment.first_seq, SegmentPart.DATA)
-            self._report.damage.append(DamageFound("record", path, f"record {seq} is given up"))
-            self._report.may_lack_acked = True
+        store = tier.store(segment.tier)
+        data = store.read(segment.first_seq, SegmentPart.DATA, 0, segment.data_bytes)
+        seqs = damaged_seqs(segment.first_seq, segment.index, data)
+        for seq in seqs:
             topic.kill_range(seq, seq + 1)
             topic.note_corrupt(seq, seq)
-            topic.storage.unmarked.append(np.array([seq], dtype=np.uint64))
+        if seqs:
+            topic.storage.unmarked.append(np.array(seqs, dtype=np.uint64))
+            self._report.may_lack_acked = True
+            message = (
+                f"{len(seqs)} records of topic {topic.name!r}, seqs {seqs[0]} to {seqs[-1]}, are given up"
+            )
+            self._note_damage("record", store.describe(segment.first_seq, SegmentPart.DATA), message)
 
     def _sync_marks(self, tier: TopicTier, loaded: list[LoadedSegment]) -> None:
         """Make sure of deletion marks: a checkpoint that failed may have left them in the page cache only."""
@@ -235,43 +253,44 @@ class TopicRestore:
                     store.trim(first_seq, data_bytes, index_bytes)
 
     def _load_index(self, topic: Topic, tier: TopicTier, segment: LoadedSegment, source: int) -> None:
-        store, data, damaged = tier.store(segment.tier), None, 0
+        store, damaged = tier.store(segment.tier), 0
+        data: Buffer | None = None
         entries = memoryview(segment.index)
         for first_seq in range(segment.first_seq, segment.last_seq + 1, _ENTRIES_A_STEP):
             at = (first_seq - segment.first_seq) * layout.INDEX_ENTRY_SIZE
             step = entries[at : at + _ENTRIES_A_STEP * layout.INDEX_ENTRY_SIZE]
             if topic.log.load_index(first_seq, step, source):
-                data = data or self._data_of(topic, store, segment)
                 if data is None:
-                    continue
+                    data = store.map_heads(
+                        segment.first_seq, segment.index, segment.data_bytes, is_alone=self._is_alone
+                    )
                 found = topic.log.load_frames(first_seq, _ENTRIES_A_STEP, data)
                 damaged = damaged or found
             self._core.clock.sleep_ns(0)  # another thread may go on
-        if damaged and self._core.settings.on_damage != "give_up":
+        if damaged and not self._gives_up:
+            path = store.describe(segment.first_seq, SegmentPart.DATA)
             error = Corrupt(
                 f"record {damaged} of topic {topic.name!r} is not where the index of its segment says; "
                 f"run `everlog verify`, then restore the segment from a backup"
             )
             if not self._is_alone:
                 raise error
-            self._quarantine(topic, store.describe(segment.first_seq, SegmentPart.DATA), str(error))
-        if self._core.settings.on_damage == "give_up":
+            self._quarantine(topic, path, error)
+        if self._gives_up:
             self._give_up_damaged_records(topic, tier, segment)
 
-    def _data_of(self, topic: Topic, store: SegmentStore, segment: LoadedSegment) -> Buffer | None:
-        """The data of a segment; None if the object store does not give it, and the start cannot wait."""
-        if self._remote_error is None or not (self.must_restore and store.is_remote):
-            try:
-                return store.map(segment.first_seq, SegmentPart.DATA, segment.data_bytes)
-            except ObjectStoreFailed as error:
-                if not self.must_restore:
-                    raise
-                self._remote_error = error
-        if topic.topic_id not in self.quarantined:
-            path = store.describe(segment.first_seq, SegmentPart.DATA)
-            self._quarantine(topic, path, f"{self._remote_error}; restart when it is")
-        return None
+    def _quarantine(self, topic: Topic, path: str, error: Corrupt) -> None:
+        advice = f"or give them up: everlog repair --accept-loss {self._store.data_dir}"
+        self._note_damage("segment", path, f"{error}, {advice}")
+        self.quarantined[topic.topic_id] = error
 
-    def _quarantine(self, topic: Topic, path: str, message: str) -> None:
-        self._report.damage.append(DamageFound("segment", path, message))
-        self.quarantined[topic.topic_id] = Corrupt(message)
+    def _note_damage(self, kind: DamageKind, path: str, message: str) -> None:
+        self._report.damage.append(DamageFound(kind, path, message))
+
+
+def _cut_surplus(store: SegmentStore, first_seq: int, index: bytes, data_bytes: int) -> None:
+    """Cut off what a segment has behind its last record."""
+    if store.length(first_seq, SegmentPart.INDEX) != len(index):
+        store.put_index(first_seq, index)
+    if store.length(first_seq, SegmentPart.DATA) != data_bytes:
+        store.trim(first_seq, data_bytes, len(index))

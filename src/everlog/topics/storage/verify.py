@@ -17,6 +17,7 @@ looks, so that no engine opens the directory meanwhile.
     unreadable        the operating system refuses to read
     torn_tail         note: the end of the newest file was not written whole; the next start cuts it off
     leftover          note: something unfinished that the next start removes
+    given_up          note: a damaged record that a repair gave up; readers get a tombstone
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from xxhash import xxh3_128_hexdigest
+from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
 
 from everlog.errors import Corrupt, DataDirInUse, Io, ObjectNotFound, UnsupportedVersion
-from everlog.fs import Fs, close_locked, read_file
+from everlog.fs import Fs, close_locked, name_holder, read_file
 from everlog.native.topics import log as frames
 from everlog.objects import ObjectStore, open_store
 from everlog.topics.storage import control, layout, snapshot
 from everlog.topics.storage.log_survey import survey
-from everlog.topics.storage.remote import load_stub, unmarked, with_marks
+from everlog.topics.storage.remote import stub_and_heads, unmarked, with_marks
 from everlog.topics.storage.segment_loading import index_entries
 from everlog.topics.storage.segment_store import DELETED_TOPIC_SUFFIX
 from everlog.topics.storage.synced_ends import SyncedEnd, read_ends
 
-NOTES: Final = frozenset(("torn_tail", "leftover"))
-"""Kinds that a crash leaves and a start repairs: nothing that was promised is lost."""
+NOTES: Final = frozenset(("torn_tail", "leftover", "given_up"))
+"""Kinds that a crash leaves and a start repairs, or that no read meets: nothing that was promised is lost."""
 
 _FRAME_TYPES: Final = frozenset(map(int, layout.FrameType))
 _RECORD_FLAGS: Final = layout.FLAG_HAS_TAG | layout.FLAG_HAS_NODE | layout.FLAG_HAS_META
@@ -118,8 +119,9 @@ def _locked(path: str, fs: Fs) -> Iterator[None]:
     except OSError as error:
         raise Io(f"cannot look into {path}: {error.strerror or error}", error.errno) from error
     if not fs.try_lock(fd):
+        holder = name_holder(fd)
         fs.close(fd)
-        raise DataDirInUse(f"{path} is open in a running process; stop it before checking")
+        raise DataDirInUse(f"{holder} has {path} open; stop it before checking")
     try:
         yield
     finally:
@@ -166,6 +168,7 @@ class _Verifier:
         # What the newest readable snapshot says: seqs that must be in segments, where the log is needed.
         self._saved_through: dict[str, int] = {}
         self._listed: dict[str, set[int]] | None = None
+        self._topics: dict[str, control.TopicRecord] = {}
         self._replay_starts: dict[int, int] = {}
         self._replayed_whole_from = 0
         self._has_synced_file = False
@@ -199,7 +202,14 @@ class _Verifier:
         self._total = self._result.files + sum(map(len, logs)) + 2 * len(segments)
         for shard in logs:
             self._check_shard(shard)
-        self._check_missing({file.number for shard in logs for file in shard})
+        numbers = sorted(file.number for shard in logs for file in shard)
+        is_whole = bool(numbers) and numbers == list(range(1, len(numbers) + 1))
+        if self._listed is None and not is_whole and (segments or self._result.log_frames):
+            message = "no snapshot can be read, and the log does not reach back to the beginning"
+            advice = "restore the directory from a backup"
+            path = os.path.join(self._path, layout.META_DIR)
+            self._result.add(path, 0, "no_snapshot", f"{message}; {advice}")
+        self._check_missing(set(numbers))
         self._check_segments(segments)
         return self._result
 
@@ -282,6 +292,7 @@ class _Verifier:
                     layout.TOPIC_DIR.name(each.topic_id): {first_seq for first_seq, _, _ in each.segments}
                     for each in topics
                 }
+                self._topics = {layout.TOPIC_DIR.name(each.topic_id): each for each in topics}
                 self._replay_starts = dict(body.starts)
                 self._replayed_whole_from = body.next_file_number
                 self._has_synced_file = body.has_synced_file
@@ -499,7 +510,7 @@ class _Verifier:
             index = self._read(segment.index_path)
             data = self._read(segment.data_path)
             if data is not None and index is not None and segment.directory.startswith(self._remote_dir):
-                data = self._read_object(segment, index)
+                data = self._read_object(segment, data, index)
             if data is None or index is None:
                 continue
             # The cold copy of a segment that is still hot begins where the hot one does.
@@ -509,11 +520,11 @@ class _Verifier:
             count = self._check_segment(segment, data, index)
             last_seq = max(last_seq, segment.first_seq + count - 1)
 
-    def _read_object(self, segment: _Segment, index: bytes) -> bytes | None:
+    def _read_object(self, segment: _Segment, content: bytes, index: bytes) -> bytes | None:
         """Fetch the data that a stub stands for, with the marks of the index; None if it is not sound."""
         path = segment.data_path
         try:
-            stub = load_stub(self._fs, path)
+            stub, heads = stub_and_heads(content, path)
             if stub.url not in self._stores:
                 self._stores[stub.url] = open_store(stub.url, fs=self._fs)
             data = self._stores[stub.url].get(stub.key).data
@@ -528,6 +539,9 @@ class _Verifier:
             message = "the index does not match its checksum; restore it from a backup"
             self._result.add(segment.index_path, 0, "bad_index", message)
             return None
+        if stub.version > 1 and xxh3_64_hexdigest(heads) != stub.heads_checksum:
+            message = "the heads of frames do not match their checksum; the next start makes them anew"
+            self._result.add(path, 0, "bad_checksum", message)
         return with_marks(data, index)
 
     def _is_listed(self, directory: str, first_seq: int) -> bool:
@@ -535,9 +549,12 @@ class _Verifier:
         return self._listed is None or first_seq in self._listed.get(os.path.basename(directory), ())
 
     def _check_listed(self, segments: list[_Segment]) -> None:
-        """Report segments that the snapshot lists and that are nowhere; needs both tiers to be known."""
+        """Report segments that the snapshot lists and that are nowhere."""
+        advice = "restore it from a backup"
+        if not self._knows_both_tiers():
+            advice = f"name the cold directory if there is one, or {advice}"
         found = {(os.path.basename(segment.directory), segment.first_seq) for segment in segments}
-        for name, listed in (self._listed or {}).items() if self._knows_both_tiers() else ():
+        for name, listed in (self._listed or {}).items():
             directory = os.path.join(self._path, layout.TOPICS_DIR, name)
             names = set(self._names(directory))
             for first_seq in sorted(listed):
@@ -546,7 +563,7 @@ class _Verifier:
                     layout.SEGMENT_INDEX.name(first_seq),
                 )
                 if (name, first_seq) not in found and names.isdisjoint((data_name, index_name)):
-                    message = "the snapshot lists this segment, but it is gone; restore it from a backup"
+                    message = f"the snapshot lists this segment, but it is not here; {advice}"
                     self._result.add(os.path.join(directory, data_name), 0, "missing_part", message)
 
     def _knows_both_tiers(self) -> bool:
@@ -569,20 +586,34 @@ class _Verifier:
                 message = f"the entry points to byte {offset}, the frame before it ends at {end}"
                 self._report(segment, place, segment.index_path, index_offset, "bad_index", message)
                 return place
+            end += size
             try:
                 frame = frames.read_segment_frame(data, offset)
             except Corrupt as error:
-                self._report(segment, place, segment.data_path, offset, "corrupt_frame", str(error))
-                return place
+                topic = self._topics.get(os.path.basename(segment.directory))
+                name = None if topic is None else topic.name
+                message = f"seq {segment.first_seq + place} of topic {name!r}: {error}"
+                if self._is_given_up(segment, place):
+                    self._result.add(segment.data_path, offset, "given_up", message)
+                elif self._report(segment, place, segment.data_path, offset, "corrupt_frame", message):
+                    return place
+                continue
             problem = _contradiction(frame, segment.first_seq + place, size, ts, flags)
+            if problem is not None and self._is_given_up(segment, place):
+                self._result.add(segment.data_path, offset, "given_up", problem)
+                problem = None
             if problem is None and entries["zero"][place].any():
                 problem = "the unused bytes of the entry are not zero"
             if problem is not None:
                 self._report(segment, place, segment.index_path, index_offset, "bad_index", problem)
             self._result.records += 1
-            end += frame.size
         self._check_ends(segment, len(entries), len(index), end, len(data))
         return len(entries)
+
+    def _is_given_up(self, segment: _Segment, place: int) -> bool:
+        """Whether the newest snapshot says that a repair has given this record up."""
+        topic, seq = self._topics.get(os.path.basename(segment.directory)), segment.first_seq + place
+        return topic is not None and any(first <= seq <= last for first, last in topic.corrupt)
 
     def _check_ends(
         self, segment: _Segment, count: int, index_length: int, end: int, data_length: int
@@ -595,13 +626,15 @@ class _Verifier:
             message = f"{data_length - end} bytes behind the last record have no entry"
             self._report(segment, count, segment.data_path, end, "bad_index", message)
 
-    def _report(self, segment: _Segment, place: int, path: str, offset: int, kind: str, message: str) -> None:
-        """Report damage at an entry; behind what a snapshot promised, that is what a crash may leave."""
+    def _report(self, segment: _Segment, place: int, path: str, offset: int, kind: str, message: str) -> bool:
+        """Report damage at an entry; True if a crash may leave it: it is behind what a snapshot promised."""
         promised = self._saved_through.get(os.path.basename(segment.directory), 0)
-        if segment.may_be_torn and segment.first_seq + place > promised:
+        is_torn = segment.may_be_torn and segment.first_seq + place > promised
+        if is_torn:
             self._result.add(path, offset, "torn_tail", f"{message}; the next start cuts it off")
         else:
             self._result.add(path, offset, kind, f"{message}; restore the segment from a backup")
+        return is_torn
 
 
 def _snapshot_order(path: str) -> tuple[int, bool]:

@@ -576,7 +576,7 @@ class WalShard:
         return self._group is None and bool(self._waiters)
 
     def sync_now(self) -> None:
-        """Start the sync that is asked for now, whatever the commit window says."""
+        """Start the requested sync now, without waiting for the commit window."""
         self.poll()
         if self._waiters and self._group is None and self.position > self._started:
             self.requested_ns = None
