@@ -136,7 +136,11 @@ class Framed:
     """What has records, and gives them as a data frame."""
 
     __slots__ = ()
-    records: list[Record]
+    if TYPE_CHECKING:
+
+        @property
+        def records(self) -> list[Record]:
+            """What is in the frame."""
 
     def to_pandas(self) -> pandas.DataFrame:
         """The records as a pandas DataFrame; pandas has to be installed."""

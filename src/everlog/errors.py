@@ -37,7 +37,7 @@ class QueueNotFound(Io):
 
 
 class Corrupt(EverlogError):
-    """A segment or a record does not hold what its format promises."""
+    """A segment or a record does not match its format."""
 
     code = "corrupt"
 
@@ -212,6 +212,12 @@ class ObjectNotFound(ObjectStoreFailed):
     """The object store has no object of this key."""
 
     code = "object_not_found"
+
+
+class ObjectTooShort(ObjectStoreFailed):
+    """An object ends before the bytes that were asked for."""
+
+    code = "object_too_short"
 
 
 class ObjectExists(ObjectStoreFailed):
@@ -396,7 +402,7 @@ class LimitReached(EverlogError):
 
 
 class InvalidSource(EverlogError):
-    """A file to import does not hold what its format promises; `label` and `line` say where."""
+    """A file to import does not match its format; `label` and `line` say where."""
 
     code = "invalid_source"
 

@@ -85,7 +85,7 @@ class Samples(Answer, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class QueueReaderState(msgspec.Struct, frozen=True):
-    """A reader of a queue; its seqs are there only if one queue was asked for."""
+    """A reader of a queue; in a list of queues only the one that is most behind has its lag in messages."""
 
     name: str
     next_seq: int | None

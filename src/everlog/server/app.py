@@ -15,6 +15,8 @@ from difflib import get_close_matches
 from typing import Final
 from urllib.parse import parse_qsl, unquote_to_bytes
 
+import msgspec
+
 from everlog.errors import EverlogError
 from everlog.server.auth import Key, Scope
 from everlog.server.body_checks import UnknownMember, ignored_field
@@ -38,6 +40,7 @@ WRITE_SCOPES: Final = Scope.WRITE | Scope.DELETE | Scope.ADMIN
 SHOWN_PATH_BYTES: Final = 100
 QUERY_FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 log = logging.getLogger("everlog.server")
+_json: Final = msgspec.json.Encoder()
 
 
 class Call:
@@ -286,7 +289,7 @@ class App:
         if self.engine is None and not route.is_probe:
             detail = {"replay_progress": self.replay_progress}
             raise ApiError(503, "not_ready", "the log is being replayed; try again soon", detail, RETRY_SOON)
-        if route.is_write:
+        if route.is_write and self.engine is not None and self.engine.primary is not None:
             self.check_writable()
         if b"content-encoding" in request.headers:
             unpack_body(request, self.settings.gzip, self.settings.max_body_bytes)
@@ -405,6 +408,14 @@ class App:
     def answer_when(self, call: Call, commit: Commit, render: Callable[[], tuple[bytes, int]]) -> None:
         """Send what `render` gives once the commit is done, or why it failed."""
         commit.on_done(_Pending(self, call, render))
+
+    def answer_with(self, call: Call, commit: Commit, answer: object, status: int = 200) -> None:
+        """Send an answer, which is rendered once the commit is done; see `rendered`."""
+        self.answer_when(call, commit, lambda: (self.rendered(call, answer), status))
+
+    def rendered(self, call: Call, answer: object) -> bytes:
+        """The JSON of a dictionary or struct that has fields, with the performance object as the last."""
+        return b'%b,"performance":%b}' % (_json.encode(answer)[:-1], self.performance(call))
 
     def performance(self, call: Call, extra: bytes = b"") -> bytes:
         """The performance object of an answer."""

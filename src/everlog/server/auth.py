@@ -79,6 +79,11 @@ class Key:
         return not self.prefixes or name.startswith(self.prefixes)
 
 
+def allows_name(key: Key | None, name: str) -> bool:
+    """Whether a client with this key, or without one where none is needed, may touch this name."""
+    return key is None or key.allows_name(name.encode("utf-8", "surrogatepass"))
+
+
 class KeyRing:
     """All API keys of a server. An empty ring means that authentication is off."""
 

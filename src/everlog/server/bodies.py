@@ -10,24 +10,27 @@ from typing import Any, Final, Literal, TypeVar, cast
 import msgspec
 
 from everlog import tracing
-from everlog.api_types import Guarantee
 from everlog.errors import BatchTooLarge
 from everlog.job_types import JobError, JobMembers
 from everlog.native.topics.log import RecordBatch, json_fault, json_names, scan_append
 from everlog.server.app import Call, query_flag
-from everlog.server.body_checks import fault, unknown_members
+from everlog.server.body_checks import VALUES_MAX, fault, unknown_members
 from everlog.server.errors import ApiError, invalid
 from everlog.server.http import Request
+from everlog.server.request_counts import TRACEPARENT
 from everlog.topics import TopicConfig
 from everlog.topics.config import MAX_RECORDS_PER_APPEND
 from everlog.topics.delivery.consumers import Start
 from everlog.topics.filters import Filter, compile_filter
 from everlog.topics.jobs.options import has_members
+from everlog.topics.jobs.steps import Steps
+from everlog.topics.routing.definitions import RouterConfig
 
 MAX_NESTING: Final = 128
 NODES_MAX: Final = 1000
 """Nodes that one reader may leave out."""
 _NODE_BYTES_MAX: Final = 128
+_ONE_STEP_BYTES: Final = 65_536  # of a body whose members are looked at in the step that decodes it
 _META_BYTES_MAX: Final = 16 << 10
 _META_KEYS_MAX: Final = 64
 # How the engine spells "absent"; a field may not be typed as "Raw or None".
@@ -149,19 +152,6 @@ class DeleteBody(msgspec.Struct):
     dry_run: bool = False
 
 
-class RouterBody(msgspec.Struct):
-    """PUT /v0/routers/:router."""
-
-    source: str
-    dest: str
-    preserve_node: bool = True
-    preserve_tag: bool = True
-    create_dest: bool = True
-    filter: str | list[Any] | None = None
-    allow_cycle: bool = False
-    guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
-
-
 class WatchedBody(msgspec.Struct):
     """Where watching one topic begins, and what is sent of it."""
 
@@ -269,10 +259,12 @@ _CONSUMER_BODIES: Final = (
 _QUEUE_BODIES: Final = (ClaimBody, AckBody, NackBody, ExtendBody)
 _JOB_BODIES: Final = (JobsBody, PurgeBody, PauseBody, RedriveBody, ScheduleBody)
 _Body = TypeVar("_Body", bound=msgspec.Struct)
+_WITH_DATA: Final = (AppendBody, ScheduleBody)
+"""Bodies with JSON of the user, which may have any number of values and is kept as text."""
 _DECODERS: Final[dict[type, msgspec.json.Decoder[Any]]] = {
     kind: msgspec.json.Decoder(kind)
     for kind in (
-        *(AppendBody, TopicConfig, DeleteBody, DiffBody, RouterBody, WatchBody),
+        *(AppendBody, TopicConfig, DeleteBody, DiffBody, RouterConfig, WatchBody),
         *_QUEUE_BODIES,
         *_JOB_BODIES,
         *_CONSUMER_BODIES,
@@ -318,13 +310,15 @@ def decode_append(call: Call) -> Append:
     What clients usually send is scanned, without an object for each record. Other fields, other spellings,
     and faults, which have to be named, are for the general decoder.
     """
-    check_type(call.request)
-    trace = tracing.of_headers(call.request.headers)
-    if trace is not None:
-        body = decode(call, AppendBody)
-        note_trace(body.records, trace.text)
-        return Append.of(body)
-    scanned = scan_append(call.request.body, MAX_NESTING)
+    request = call.request
+    check_type(request)
+    if TRACEPARENT in request.headers:
+        trace = tracing.of_headers(request.headers)
+        if trace is not None:
+            body = decode(call, AppendBody)
+            note_trace(body.records, trace.text)
+            return Append.of(body)
+    scanned = scan_append(request.body, MAX_NESTING, MAX_RECORDS_PER_APPEND)
     if scanned is None:
         return Append.of(decode(call, AppendBody))
     records, idempotency_key, create = scanned
@@ -355,12 +349,26 @@ def decode(call: Call, kind: type[_Body], *, if_empty: _Body | None = None) -> _
         return if_empty
     check_type(call.request)
     decoded = decode_text(body, kind)
-    unknown = unknown_members(body, kind)
+    _note_unknown(call, kind)
+    return decoded
+
+
+def decode_in_steps(call: Call, kind: type[_Body]) -> Steps[_Body]:
+    """Read a body that may have thousands of members: looking for unknown ones is a step of its own."""
+    check_type(call.request)
+    decoded = decode_text(call.request.body, kind)
+    if len(call.request.body) > _ONE_STEP_BYTES:
+        yield None
+    _note_unknown(call, kind)
+    return decoded
+
+
+def _note_unknown(call: Call, kind: type[msgspec.Struct]) -> None:
+    unknown = unknown_members(call.request.body, kind)
     if unknown:
         if query_flag(call.query(), "strict", False):
             raise unknown[0].refusal()
         call.ignored = unknown
-    return decoded
 
 
 def decode_text(text: bytes, kind: type[_Body]) -> _Body:
@@ -368,6 +376,8 @@ def decode_text(text: bytes, kind: type[_Body]) -> _Body:
     problem = json_fault(text, MAX_NESTING)
     if problem is not None:
         raise invalid(f"the body is not acceptable JSON: {problem}")
+    if kind not in _WITH_DATA and text.count(b",") > VALUES_MAX:
+        raise invalid(f"the body has more than {VALUES_MAX} values; no request of this kind needs as many")
     _Decoding.is_body, _Decoding.records = True, 0
     try:
         decoded: _Body = _DECODERS[kind].decode(text)
@@ -381,7 +391,9 @@ def decode_text(text: bytes, kind: type[_Body]) -> _Body:
 
 def check_nodes(nodes: str | list[str] | None) -> None:
     """Refuse a list of nodes that no reader needs: a watch holds it for as long as it lasts."""
-    names = [nodes] if isinstance(nodes, str) else nodes or []
+    if nodes is None or (isinstance(nodes, str) and len(nodes) <= _NODE_BYTES_MAX):
+        return
+    names = [nodes] if isinstance(nodes, str) else nodes
     length = sum(map(len, names))
     if len(names) > NODES_MAX or length > NODES_MAX * _NODE_BYTES_MAX:
         raise invalid(

@@ -7,7 +7,8 @@ Owns how these are found and put into words. The types are the structs that bodi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
@@ -24,6 +25,8 @@ IGNORED_MAX: Final = 10
 NAME_CHARS_MAX: Final = 100
 """Of names in answers; a body may be all name."""
 SHOWN_CHARS: Final = 60
+VALUES_MAX: Final = 100_000
+"""Of a body whose values are looked at one by one: each takes some 50 bytes and a microsecond."""
 _WORDS: Final[dict[object, str]] = {
     int: "a whole number",
     float: "a number",
@@ -46,7 +49,8 @@ class UnknownMember(NamedTuple):
     def refusal(self) -> ApiError:
         """The error for a request that is to be understood as a whole."""
         near = get_close_matches(self.name, self.known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.known)}"
+        others = f"there are {', '.join(self.known)}" if self.known else "there are none here"
+        hint = f"did you mean {near[0]!r}?" if near else others
         nearest = near[0] if near else None
         return invalid(
             f"{self.path}: unknown member; {hint}", path=self.path, name=self.name, nearest=nearest
@@ -98,6 +102,9 @@ def unknown_members(text: Json, kind: type[msgspec.Struct]) -> list[UnknownMembe
 
     Raises the error for the client if a member that has a field comes twice.
     """
+    shape = _shape(kind)
+    if not shape.nested and _is_plain(json_names(text), shape):
+        return []
     found: list[UnknownMember] = []
     for member in _unknown(text, kind, ""):
         if len(found) < IGNORED_MAX:
@@ -120,10 +127,27 @@ def _unknown(text: Json, kind: type[msgspec.Struct], path: str) -> Iterator[Unkn
         members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         for field, inner, is_map in shape.nested:
             inner_shape = _shape(inner)
-            for place, value in _values(members.get(field), is_map):
+            values = _values(members.get(field), is_map)
+            if is_map and len(values) < len(mapped := json_names(members.get(field, b"{}"))):
+                raise _twice(f"{path}{field}.", _repeated(mapped))
+            known = inner_shape.encoded
+            for key, value in values.items():
                 # Thousands of small objects, as in a watch of many topics, are looked at quickly.
-                if inner_shape.nested or not _is_plain(json_names(value), inner_shape):
-                    yield from _unknown(value, inner, f"{path}{field}{place}.")
+                found = json_names(value)
+                is_plain = known.issuperset(found) and (len(found) < 2 or len(set(found)) == len(found))
+                if inner_shape.nested or not is_plain:
+                    yield from _unknown(value, inner, f"{path}{field}{_place(key)}.")
+
+
+def _repeated(names: list[bytes]) -> str:
+    """The first of some names, as JSON strings, that comes twice; escapes may hide that."""
+    decoded: Counter[str] = Counter(map(msgspec.json.decode, names))
+    return next(name for name, count in decoded.items() if count > 1)
+
+
+def _twice(path: str, name: str) -> ApiError:
+    shown = name[:NAME_CHARS_MAX]
+    return invalid(f"{path}{shown} comes twice; send it once", path=f"{path}{shown}", name=shown)
 
 
 def _is_plain(names: list[bytes], shape: _Shape) -> bool:
@@ -132,29 +156,37 @@ def _is_plain(names: list[bytes], shape: _Shape) -> bool:
 
 
 def _odd(names: list[bytes], shape: _Shape, path: str) -> Iterator[UnknownMember]:
+    if len(names) > VALUES_MAX:
+        shown = path.rstrip(".") or "the body"
+        raise invalid(f"{shown} has {len(names)} members; at most {VALUES_MAX} are looked at", max=VALUES_MAX)
     seen = set()
     for encoded in names:
         name: str = msgspec.json.decode(encoded)
         if name in seen and name in shape.names:
-            raise invalid(f"{path}{name} comes twice; send it once", path=f"{path}{name}", name=name)
+            raise _twice(path, name)
         if name not in seen and name not in shape.names:
             yield UnknownMember(path + name[:NAME_CHARS_MAX], name[:NAME_CHARS_MAX], shape.names)
         seen.add(name)
 
 
-def _values(value: msgspec.Raw | None, is_map: bool) -> Iterator[tuple[str, msgspec.Raw]]:
-    """The objects that the value of a field consists of, each with where it is in the field."""
+def _values(value: msgspec.Raw | None, is_map: bool) -> Mapping[str | int | None, msgspec.Raw]:
+    """The objects that a member holds by their index or name: of a list, of a map, or itself."""
     if value is None:
-        return
+        return {}
     start = bytes(memoryview(value)[:1])
     if start == b"[":
-        for index, element in enumerate(msgspec.json.decode(value, type=list[msgspec.Raw])):
-            yield f"[{index}]", element
-    elif start == b"{" and is_map:
-        for name, element in msgspec.json.decode(value, type=dict[str, msgspec.Raw]).items():
-            yield f".{name[:NAME_CHARS_MAX]}", element
-    elif start == b"{":
-        yield "", value
+        return dict(enumerate(msgspec.json.decode(value, type=list[msgspec.Raw])))
+    if start == b"{" and is_map:
+        values: dict[str | int | None, msgspec.Raw] = msgspec.json.decode(value, type=dict[str, msgspec.Raw])
+        return values
+    return {None: value} if start == b"{" else {}
+
+
+def _place(key: str | int | None) -> str:
+    """How the path of a value goes on behind the name of its member."""
+    if isinstance(key, int):
+        return f"[{key}]"
+    return "" if key is None else f".{key[:NAME_CHARS_MAX]}"
 
 
 # --- Values ----------------------------------------------------------------------------------------------
@@ -163,6 +195,9 @@ def _values(value: msgspec.Raw | None, is_map: bool) -> Iterator[tuple[str, msgs
 def fault(text: Json, kind: type[msgspec.Struct], error: msgspec.MsgspecError) -> str:
     """Why a text does not decode as `kind`: where, the value that is there, and what it must be."""
     if isinstance(error, msgspec.ValidationError):
+        if bytes(text).count(b",") > VALUES_MAX:
+            place = re.search(r"`\$\.?(.+)`", str(error))
+            return f"{'it' if place is None else place[1]} is not what is taken there"
         try:
             return _fault(text, kind, "") or "it is not what is taken here"
         except msgspec.DecodeError as later:
@@ -195,9 +230,9 @@ def _fault(text: Json, kind: type[msgspec.Struct], path: str) -> str | None:
             continue
         if field.encode_name in inner:
             struct, is_map = inner[field.encode_name]
-            for place, element in _values(value, is_map):
+            for key, element in _values(value, is_map).items():
                 if not _fits(element, struct):
-                    return _fault(element, struct, f"{where}{place}.")
+                    return _fault(element, struct, f"{where}{_place(key)}.")
         return f"{where} is {_shown(value)}; it must be {_described(hint)}"
     return None
 

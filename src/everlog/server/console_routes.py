@@ -132,5 +132,5 @@ def _send(file: StaticFile, call: Call) -> None:
 
 
 def _open_route(handler: Callable[[Call], None]) -> Route:
-    # Served without a key and during recovery: the page itself tells nothing, and asks for the key.
+    # Served without a key and during recovery: the page holds no data, and asks for the key.
     return Route(Scope(0), handler, is_probe=True, checks_key=True, needs_poll=False)

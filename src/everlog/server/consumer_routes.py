@@ -11,7 +11,7 @@ import msgspec
 
 from everlog.api_types import ConsumerState
 from everlog.server.app import App, Call, Route
-from everlog.server.auth import Scope
+from everlog.server.auth import Scope, allows_name
 from everlog.server.bodies import (
     ConsumerAcquireBody,
     ConsumerBody,
@@ -40,6 +40,8 @@ class ConsumerRoutes:
 
     def __init__(self, app: App) -> None:
         self._app = app
+        self._polls: dict[tuple[str, str], dict[ConsumerPoll, None]] = {}
+        """Reads that wait, by topic and consumer."""
         one = "/v0/topics/:name/consumers/:item"
         app.add("GET", "/v0/consumers", Route(Scope.READ, self.list_all))
         app.add("GET", "/v0/topics/:name/consumers", Route(Scope.READ, self.list_consumers))
@@ -73,8 +75,7 @@ class ConsumerRoutes:
         )
         if put.created:
             owned.created(call.key, f"{call.name}/{call.item}")
-        status = 201 if put.created else 200
-        self._app.answer_when(call, put.commit, partial(self._state_answer, call, put.state, status))
+        self._app.answer_with(call, put.commit, put.state, 201 if put.created else 200)
 
     def get_consumer(self, call: Call) -> None:
         """GET /v0/topics/:topic/consumers/:consumer."""
@@ -82,10 +83,7 @@ class ConsumerRoutes:
 
     def _answer_state(self, call: Call) -> None:
         shown = self._consumers.show(call.name, call.item)
-        self._app.answer_when(call, shown.commit, partial(self._state_answer, call, shown.state))
-
-    def _state_answer(self, call: Call, state: ConsumerState, status: int = 200) -> tuple[bytes, int]:
-        return b'%b,"performance":%b}' % (_json.encode(state)[:-1], self._app.performance(call)), status
+        self._app.answer_with(call, shown.commit, shown.state)
 
     def list_consumers(self, call: Call) -> None:
         """GET /v0/topics/:topic/consumers."""
@@ -95,33 +93,31 @@ class ConsumerRoutes:
         query = call.query()
         size = page_size(query.get("page_size"))
         states, commit = self._consumers.page(call.name, name_in_cursor(query.get("cursor")), size + 1)
-        self._app.answer_when(call, commit, partial(self._list_answer, call, states, size))
-
-    def _list_answer(self, call: Call, states: list[ConsumerState], size: int) -> tuple[bytes, int]:
         answer: dict[str, object] = {"consumers": states[:size]}
         if len(states) > size:
             answer["next_cursor"] = cursor_behind(states[size - 1].name)
-        return self._encoded(call, answer), 200
+        self._app.answer_with(call, commit, answer)
 
     def list_all(self, call: Call) -> None:
         """GET /v0/consumers."""
-        query, key = call.query(), call.key
+        query = call.query()
         states, place, commit = self._consumers.everywhere(
             _place_in(query.get("cursor")),
             page_size(query.get("page_size")),
-            lambda name: key is None or key.allows_name(name.encode()),
+            partial(allows_name, call.key),
         )
         answer: dict[str, object] = {"consumers": states}
         if place is not None:
             answer["next_cursor"] = cursor_behind(f"{place[0]}/{place[1]}")
-        self._app.answer_when(call, commit, lambda: (self._encoded(call, answer), 200))
+        self._app.answer_with(call, commit, answer)
 
     def delete_consumer(self, call: Call) -> None:
         """DELETE /v0/topics/:topic/consumers/:consumer."""
         deleted = self._consumers.delete(call.name, call.item)
         self._app.consumers_of_keys.deleted(f"{call.name}/{call.item}")
-        answer: dict[str, object] = {"topic": call.name, "name": call.item, "deleted": deleted.deleted}
-        self._app.answer_when(call, deleted.commit, lambda: (self._encoded(call, answer), 200))
+        self._wake(call)
+        answer = {"topic": call.name, "name": call.item, "deleted": deleted.deleted}
+        self._app.answer_with(call, deleted.commit, answer)
 
     def read(self, call: Call) -> None:
         """POST /v0/topics/:topic/consumers/:consumer/read."""
@@ -131,36 +127,43 @@ class ConsumerRoutes:
         if body.commit is not None:
             self._app.require(call, Scope.READ | Scope.WRITE)
             commit = self._consumers.commit(call.name, call.item, body.commit, body.owner_epoch).commit
-        when_forwarded(self._app, call, call.name, ConsumerPoll(self._app, call, body, commit).read)
+        when_forwarded(
+            self._app, call, call.name, ConsumerPoll(self._app, call, body, commit, self._polls).read
+        )
+
+    def _wake(self, call: Call) -> None:
+        """Let the reads of a consumer look again: it is elsewhere, another owner's, or gone."""
+        for poll in tuple(self._polls.get((call.name, call.item), ())):
+            poll.wake()
 
     def commit(self, call: Call) -> None:
         """POST /v0/topics/:topic/consumers/:consumer/commit."""
         body = decode(call, ConsumerCommitBody)
         check_counts(body)
         changed = self._consumers.commit(call.name, call.item, body.seq, body.owner_epoch)
-        self._app.answer_when(call, changed.commit, partial(self._state_answer, call, changed.state))
+        self._app.answer_with(call, changed.commit, changed.state)
 
     def acquire(self, call: Call) -> None:
         """POST /v0/topics/:topic/consumers/:consumer/acquire."""
         body = decode(call, ConsumerAcquireBody)
         check_counts(body)
         acquired = self._consumers.acquire(call.name, call.item, body.owner, body.ttl_ms)
-        answer: dict[str, object] = {"owner_epoch": acquired.owner_epoch, "expires_ts": acquired.expires_ts}
-        self._app.answer_when(call, acquired.commit, lambda: (self._encoded(call, answer), 200))
+        self._wake(call)
+        answer = {"owner_epoch": acquired.owner_epoch, "expires_ts": acquired.expires_ts}
+        self._app.answer_with(call, acquired.commit, answer)
 
     def reset(self, call: Call) -> None:
         """POST /v0/topics/:topic/consumers/:consumer/reset."""
         body = decode(call, ConsumerResetBody)
         reset = self._consumers.reset(call.name, call.item, start_of(body.to), dry_run=body.dry_run)
-        answer: dict[str, object] = {
+        if not body.dry_run:
+            self._wake(call)
+        answer = {
             "cursor_before": reset.cursor_before,
             "cursor": reset.cursor,
             "records": reset.records,
         }
-        self._app.answer_when(call, reset.commit, lambda: (self._encoded(call, answer), 200))
-
-    def _encoded(self, call: Call, answer: dict[str, object]) -> bytes:
-        return _json.encode({**answer, "performance": msgspec.Raw(self._app.performance(call))})
+        self._app.answer_with(call, reset.commit, answer)
 
 
 def _place_in(cursor: str | None) -> tuple[int, str] | None:
@@ -177,7 +180,14 @@ def _place_in(cursor: str | None) -> tuple[int, str] | None:
 class ConsumerPoll(LongPoll):
     """One read by a consumer: from its cursor, with its node and filter, as long as its owner may."""
 
-    def __init__(self, app: App, call: Call, body: ConsumerReadBody, commit: Commit | None) -> None:
+    def __init__(
+        self,
+        app: App,
+        call: Call,
+        body: ConsumerReadBody,
+        commit: Commit | None,
+        polls: dict[tuple[str, str], dict[ConsumerPoll, None]],
+    ) -> None:
         diff = DiffBody(
             limit=body.limit,
             wait_ms=body.wait_ms,
@@ -189,6 +199,7 @@ class ConsumerPoll(LongPoll):
         self._owner_epoch = body.owner_epoch
         self._commit = commit
         self._cursor = -1
+        self._polls = polls
 
     def read(self) -> None:
         """Look where the consumer is now, then read."""
@@ -199,6 +210,22 @@ class ConsumerPoll(LongPoll):
             self._earlier = None
         self._body.node, self._filter = list(reading.nodes), reading.filter
         super().read()
+
+    def wake(self) -> None:
+        """Look again now."""
+        self._woken()
+
+    def _park(self) -> None:
+        self._polls.setdefault((self._call.name, self._call.item), {})[self] = None
+        super()._park()
+
+    def _forget(self) -> None:
+        name = self._call.name, self._call.item
+        waiting = self._polls.get(name, {})
+        waiting.pop(self, None)
+        if not waiting:
+            self._polls.pop(name, None)
+        super()._forget()
 
     def _answer_when(self, diff: Diff) -> None:
         shown = self._app.ready_engine().consumers.show(self._call.name, self._call.item)

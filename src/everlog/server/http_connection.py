@@ -331,7 +331,7 @@ class HttpConnection(SocketWriter, asyncio.Protocol):
         self._requests_in_turn = 0
         if self._must_wait():
             return
-        # The time that passed is not the client's fault.
+        # The client did not cause this wait, so it does not count as the client's.
         self._since_s = self._body_since_s = self.server.now_s()
         data, start = self._unread, self._unread_start
         self._unread = b""

@@ -385,7 +385,7 @@ class Exchange:
 
 
 class Channel:
-    """A connection that one owner writes to whenever it likes.
+    """A connection that one owner writes to at any time.
 
     `on_gone` is called once if the client goes away before the owner closes. `is_writable` turns false when
     so much is waiting that the owner should stop; `on_writable` is called when it may go on.

@@ -13,7 +13,7 @@ import msgspec
 from everlog.errors import BatchTooLarge, JobNotFound
 from everlog.job_types import JobState
 from everlog.server.app import App, Call, Route
-from everlog.server.auth import Scope
+from everlog.server.auth import Scope, allows_name
 from everlog.server.bodies import (
     JobsBody,
     PauseBody,
@@ -106,13 +106,12 @@ class JobAdminRoutes:
         StepCall(self._app, call, steps, partial(self._answer_job, call)).run()
 
     def _answer_job(self, call: Call, job: JobState) -> None:
-        fields: dict[str, object] = {"topic": call.name}
-        self._answer(call, fields, _json.encode(job)[1:-1] + b",")
+        fields = b"{%b,%b" % (_json.encode({"topic": call.name})[1:-1], _json.encode(job)[1:])
+        self._answer(call, msgspec.Raw(fields))
 
-    def _answer(self, call: Call, fields: dict[str, object], more: bytes = b"") -> None:
+    def _answer(self, call: Call, fields: object) -> None:
         """Answer when what is shown is certain."""
-        commit = self._app.ready_engine().floor_commit(call.name)
-        self._app.answer_when(call, commit, lambda: (self._encoded(call, fields, more), 200))
+        self._app.answer_with(call, self._app.ready_engine().floor_commit(call.name), fields)
 
     # --- Changing ----------------------------------------------------------------------------------------
 
@@ -135,8 +134,7 @@ class JobAdminRoutes:
 
     def _change(self, call: Call, steps: Steps[JobsChanged], verb: str) -> None:
         def answer(changed: JobsChanged) -> None:
-            fields: dict[str, object] = {"topic": call.name, verb: changed.changed}
-            self._app.answer_when(call, changed.commit, lambda: (self._encoded(call, fields), 200))
+            self._app.answer_with(call, changed.commit, {"topic": call.name, verb: changed.changed})
 
         StepCall(self._app, call, steps, answer).run()
 
@@ -144,18 +142,13 @@ class JobAdminRoutes:
         """POST /v0/topics/:topic/pause and resume."""
         decode(call, PauseBody, if_empty=PauseBody())
         put = self._jobs.pause(call.name, is_paused)
-        fields: dict[str, object] = {"topic": call.name, "paused": is_paused}
-        self._app.answer_when(call, put.commit, lambda: (self._encoded(call, fields), 200))
+        self._app.answer_with(call, put.commit, {"topic": call.name, "paused": is_paused})
 
     def redrive(self, call: Call) -> None:
         """POST /v0/topics/:topic/redrive."""
         body = decode(call, RedriveBody, if_empty=RedriveBody())
         check_counts(body)
-        key = call.key
-
-        def allows(name: str) -> bool:
-            return key is None or key.allows_name(name.encode("utf-8", "surrogatepass"))
-
+        allows = partial(allows_name, call.key)
         if body.to is not None and not allows(body.to):
             raise ApiError(403, "forbidden", "this key may not use the topic of `to`", {"topic": body.to})
         wanted = Redrive(body.to, filter_of(body.filter), body.limit, body.dry_run, allows)
@@ -165,10 +158,6 @@ class JobAdminRoutes:
             self._answer(call, {"topic": call.name, **redrove._asdict()})
 
         StepCall(self._app, call, steps, answer).run()
-
-    def _encoded(self, call: Call, fields: dict[str, object], more: bytes = b"") -> bytes:
-        text = b"%b,%b" % (_json.encode(fields)[:-1], more)
-        return b'%b"performance":%b}' % (text, self._app.performance(call))
 
 
 def _checked(body: JobsBody, begin: partial[Steps[JobsChanged]]) -> Steps[JobsChanged]:

@@ -20,6 +20,7 @@ from everlog.server.auth import ALL_SCOPES, SCOPE_WORDS, Key, Scope
 MEMBERS: Final = (
     *("name", "sha256", "key", "scopes", "prefixes", "expires", "max_topics", "max_streams", "max_bytes"),
 )
+FILE_BYTES_MAX: Final = 1 << 20
 RELOAD_SUFFIX: Final = ".reload"
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -28,8 +29,13 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 def read_key_file(path: str, first_number: int) -> dict[bytes, Key]:
     """The keys of the file by the digest of their secret, numbered from `first_number` on."""
     try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_mode & _OTHERS:
+        with open(path, "rb", opener=_open_at_once) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size > FILE_BYTES_MAX:
+                raise InvalidConfig(
+                    f"the key file {path} is no regular file of at most {FILE_BYTES_MAX} bytes"
+                )
+            if status.st_mode & _OTHERS:
                 raise InvalidConfig(f"the key file {path} is open to other users; set its mode to 0600")
             document = tomllib.load(file)
     except OSError as error:
@@ -52,11 +58,19 @@ def read_key_file(path: str, first_number: int) -> dict[bytes, Key]:
     return keys
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Open without waiting for the writer of a pipe: the server's loop does this."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def request_reload(path: str) -> None:
     """Let every server that uses the file read it again: they look at the time of a file beside it."""
     marker = path + RELOAD_SUFFIX
-    with open(marker, "a", encoding="utf-8"):
-        os.utime(marker)
+    fd = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.utime(fd)
+    finally:
+        os.close(fd)
 
 
 def reload_time_ns(path: str) -> int:

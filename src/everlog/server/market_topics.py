@@ -21,6 +21,7 @@ from everlog.market.event_json import EventReader
 from everlog.queue import Queue, QueueWriter, WriterConfig
 from everlog.queue.config import MIB
 from everlog.server.app import App, Call
+from everlog.server.auth import allows_name
 from everlog.server.errors import ApiError
 from everlog.server.queue_routes import QueueRoutes
 from everlog.topics import Commit, Diff, Engine
@@ -93,7 +94,7 @@ class TopicSteps:
 
     def look(self, call: Call, topic: str, step: Callable[[TopicCopy, bool], T]) -> None:
         """Answer with a step; it is told whether the copy has all records that there were."""
-        if call.key is not None and not call.key.allows_name(topic.encode("utf-8", "surrogatepass")):
+        if not allows_name(call.key, topic):
             raise ApiError(403, "forbidden", f"this key may not use the name {topic!r}", {"topic": topic})
         engine = self._app.ready_engine()
         copy = self._copy_of(engine, topic)

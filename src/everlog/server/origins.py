@@ -7,6 +7,7 @@ browser send (by `Origin` and `Sec-Fetch-Site`). Knows no route and no key.
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ KNOWN_HOSTS_MAX: Final = 1024
 """Values of `Host` that are remembered as allowed; clients write few different ones."""
 ANY: Final = "*"
 _WILDCARDS: Final = frozenset({"0.0.0.0", "::", ""})
+_HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:@,]*))(?::[0-9]*)?")
 _FOREIGN_SITES: Final = frozenset({b"cross-site", b"same-site"})
 
 
@@ -91,11 +93,10 @@ def _foreign(message: str) -> ApiError:
 
 
 def _name_of(host: bytes) -> str:
-    """The name or address in a `Host` header, without port and brackets."""
+    """The name or address in a `Host` header, without port and brackets; all of one that is malformed."""
     text = host.decode("latin-1").strip().lower()
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    return text.rpartition(":")[0] if ":" in text else text
+    found = _HOST.fullmatch(text)
+    return text if found is None else found[1] or found[2]
 
 
 def _authority(origin: str) -> bytes:

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Final
 
-import msgspec
-
 from everlog.api_types import StorageHealth
 from everlog.server.answers import Alert, DiskSpace, Overview, PressureState, RecoverySummary, Samples
 from everlog.server.app import App, Call, Route, query_seq
@@ -33,7 +31,6 @@ CONSUMERS_LOOKED_AT_MAX: Final = 5000
 """Whether a consumer is at risk takes a look at it; with more of them that would hold up the loop."""
 DISK_FREE_SHARE_MIN: Final = 0.05
 _VERSION: Final = version("everlog")
-_json = msgspec.json.Encoder()
 _RUNG_WORDS: Final = {
     Rung.COALESCE: "watchers get several writes at once",
     Rung.COMMIT: "more writers share a sync",
@@ -82,7 +79,7 @@ class OverviewRoutes:
                 engine.vitals(),
                 engine.delivery.counts(),
                 late_ms,
-                app.answered.prompt.counts,
+                app.answered.prompt_counts(),
             )
         if self._samples % SAMPLES_PER_DISK_LOOK == 0:
             self._look_at_disk()
@@ -111,7 +108,7 @@ class OverviewRoutes:
         ring = self._sampler.fine if step_ms == FINE_STEP_MS else self._sampler.coarse
         rows = ring.rows(float(query_seq(query, "after_ms", 0)))
         answer = Samples(step_ms=step_ms, fields=list(FIELDS), rows=rows)
-        self._app.answer(call, self._with_performance(call, _json.encode(answer)))
+        self._app.answer(call, self._app.rendered(call, answer))
 
     def overview(self, call: Call) -> None:
         """GET /v0/overview."""
@@ -136,10 +133,7 @@ class OverviewRoutes:
             disk=self._disk,
             alerts=[*alerts(health, delivery, self._disk), *_consumers_at_risk(engine)],
         )
-        self._app.answer(call, self._with_performance(call, _json.encode(answer)))
-
-    def _with_performance(self, call: Call, body: bytes) -> bytes:
-        return b'%b,"performance":%b}' % (body[:-1], self._app.performance(call))
+        self._app.answer(call, self._app.rendered(call, answer))
 
 
 def disk_space(path: str) -> DiskSpace | None:
@@ -216,7 +210,7 @@ def _consumers_at_risk(engine: Engine) -> Iterator[Alert]:
         yield Alert(
             "warning",
             "consumers_at_risk",
-            f"{at_risk} consumers have lost records to eviction, or soon will",
+            f"{at_risk} consumer{'s' if at_risk != 1 else ''} lost records to eviction, or will soon",
         )
 
 

@@ -10,7 +10,7 @@ from enum import Enum
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -21,8 +21,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
 from everlog.api_types import ConsumerState
+from everlog.errors import Superseded
 from everlog.server.app import App, Call, Route
-from everlog.server.auth import Key, Scope
+from everlog.server.auth import Key, Scope, allows_name
 from everlog.server.errors import RETRY_SOON, ApiError
 from everlog.server.request_counts import Durations, RequestCounts, TracedDuration
 from everlog.server.router_routes import is_allowed
@@ -30,7 +31,6 @@ from everlog.topics import Durability, EngineCounts, StorageHealth
 from everlog.topics.counting import OTHER_TOPICS, JobsOfTopic, OtherTopics, TopicCount
 from everlog.topics.delivery.delivery import DeliveryCounts
 from everlog.topics.delivery.governor import Rung
-from everlog.topics.routing.definitions import RouterState
 from everlog.topics.storage.failures import FAILURES
 from everlog.topics.storage.store import DAMAGES
 
@@ -84,15 +84,6 @@ class _Form(Enum):
     JSON = b"application/json"
 
 
-class KeyUse(NamedTuple):
-    """What a key was used for."""
-
-    name: str
-    requests: int
-    streams: int
-    topics: int
-
-
 class ProbeRoutes:
     """Handlers of health, ready and metrics. `gauges` and `streams_of` give what only the server knows."""
 
@@ -103,9 +94,9 @@ class ProbeRoutes:
         connections: Callable[[], dict[str, int]] = dict,
         streams_of: Callable[[Key], int] = lambda _: 0,
     ) -> None:
-        self._app = app
-        self._streams_of = streams_of
-        self._gauges = gauges
+        self.app = app
+        self.streams_of = streams_of
+        self.gauges = gauges
         self.connections = connections
         for path in ("/v0/health", "/healthz"):
             app.add("GET", path, Route(Scope(0), self.health, is_probe=True))
@@ -115,17 +106,14 @@ class ProbeRoutes:
 
     def health(self, call: Call) -> None:
         """GET /v0/health."""
-        body = {
-            "status": "ok",
-            "version": _VERSION,
-            "uptime_ms": self.uptime_ms(),
-            **_shown(self.storage()),
-        }
-        self._app.answer(call, _json.encode(body))
+        engine = self.app.engine
+        health = StorageHealth() if engine is None else engine.storage_health()
+        body = {"status": "ok", "version": _VERSION, "uptime_ms": self.uptime_ms(), **_shown(health)}
+        self.app.answer(call, _json.encode(body))
 
     def ready(self, call: Call) -> None:
         """GET /v0/ready."""
-        app = self._app
+        app = self.app
         if app.is_draining:
             raise ApiError(503, "shutting_down", "the server is shutting down", None, RETRY_SOON)
         if app.engine is None:
@@ -141,7 +129,7 @@ class ProbeRoutes:
             "topics": app.engine.topic_count,
             **_shown(health),
         }
-        self._app.answer(call, _json.encode(body))
+        self.app.answer(call, _json.encode(body))
 
     def metrics(self, call: Call) -> None:
         """GET /v0/metrics."""
@@ -149,16 +137,12 @@ class ProbeRoutes:
         form = _Form.JSON if b"application/json" in accept else _Form.TEXT
         if b"application/openmetrics-text" in accept:
             form = _Form.OPENMETRICS
-        key, engine = call.key, self._app.engine
-
-        def is_shown(name: str) -> bool:
-            return key is None or key.allows_name(name.encode("utf-8", "surrogatepass"))
-
+        engine = self.app.engine
         if engine is None:
             self._answer(call, None, form)
         else:
             limit = 0 if form is _Form.JSON else TOPIC_METRICS_MAX
-            self._count(call, engine.count_topics(is_shown, limit), form)
+            self._count(call, engine.count_topics(partial(allows_name, call.key), limit), form)
 
     def _count(self, call: Call, counted: TopicCount, form: _Form) -> None:
         """Count in steps, and let the loop turn between two of them."""
@@ -166,11 +150,11 @@ class ProbeRoutes:
             self._answer(call, counted, form)
         else:
             step = partial(self._count, call, counted, form)
-            self._app.loop.call_soon(self._app.guarded, call, step)
+            self.app.loop.call_soon(self.app.guarded, call, step)
 
     def _answer(self, call: Call, counted: TopicCount | None, form: _Form) -> None:
         if form is _Form.JSON:
-            self._app.answer(call, _json.encode(self.document(counted)))
+            self.app.answer(call, _json.encode(self.document(counted)))
             return
         families = list(_Metrics(self, call.key, counted).collect())
         if form is _Form.OPENMETRICS:
@@ -180,15 +164,15 @@ class ProbeRoutes:
             self._send(call, _text_of(families, of_topics, form), form)
             return
         # Thousands of lines take longer than a step of the loop may.
-        rendered = self._app.loop.run_in_executor(None, _text_of, families, of_topics, form)
+        rendered = self.app.loop.run_in_executor(None, _text_of, families, of_topics, form)
         rendered.add_done_callback(
-            lambda done: self._app.guarded(call, lambda: self._send(call, done.result(), form))
+            lambda done: self.app.guarded(call, lambda: self._send(call, done.result(), form))
         )
 
     def _send(self, call: Call, text: bytes, form: _Form) -> None:
         if form is _Form.TEXT:
             text += self._uptime_text()
-        self._app.answer(call, text, content_type=form.value)
+        self.app.answer(call, text, content_type=form.value)
 
     def _uptime_text(self) -> bytes:
         """The one counter whose name does not end as the library lets all counters end."""
@@ -203,48 +187,12 @@ class ProbeRoutes:
 
     def uptime_ms(self) -> int:
         """Time since the start."""
-        return (self._app.now_ns() - self._app.started_ns) // 1_000_000
-
-    def counts(self, counted: TopicCount | None) -> EngineCounts:
-        """What the engine counts; zeros before it is ready."""
-        engine = self._app.engine
-        return EngineCounts() if engine is None else engine.counts(counted)
-
-    def delivery(self) -> DeliveryCounts:
-        """How delivery is; zeros before the engine is ready."""
-        engine = self._app.engine
-        return DeliveryCounts() if engine is None else engine.delivery.counts()
-
-    def storage(self) -> StorageHealth:
-        """How the storage is; fine before the engine is ready."""
-        engine = self._app.engine
-        return StorageHealth() if engine is None else engine.storage_health()
-
-    def backup_lag_ms(self) -> int:
-        """How far the backup is behind."""
-        engine = self._app.engine
-        return 0 if engine is None else engine.backup_lag_ms
-
-    def gauges(self) -> dict[str, int]:
-        """What only the server knows."""
-        return self._gauges()
-
-    @property
-    def requests(self) -> RequestCounts:
-        """What was answered."""
-        return self._app.answered
-
-    def checkpoint_s(self) -> float:
-        """How long the last checkpoint took."""
-        return 0.0 if self._app.engine is None else self._app.engine.checkpoint_ns / 1e9
-
-    def is_ready(self) -> int:
-        """1 once recovery is over."""
-        return int(self._app.engine is not None)
+        return (self.app.now_ns() - self.app.started_ns) // 1_000_000
 
     def document(self, counted: TopicCount | None) -> dict[str, Any]:
         """The metrics as one JSON object."""
-        counts = self.counts(counted)
+        engine = self.app.engine
+        counts = EngineCounts() if engine is None else engine.counts(counted)
         wal = counts.wal
         return {
             "topics": counts.topics,
@@ -254,8 +202,8 @@ class ProbeRoutes:
             "queue_topics": counts.queue_topics,
             "queue_leases_in_flight": counts.queue_leases_in_flight,
             **self.gauges(),
-            "ready": bool(self.is_ready()),
-            "replay_progress": self.replay_progress(),
+            "ready": engine is not None,
+            "replay_progress": 1.0 if engine is not None else self.app.replay_progress,
             "uptime_ms": self.uptime_ms(),
             "wal": {
                 "fsyncs": wal.fsyncs,
@@ -272,44 +220,6 @@ class ProbeRoutes:
             },
         }
 
-    def key_count(self) -> int:
-        """How many idempotency keys are remembered."""
-        return 0 if self._app.engine is None else self._app.engine.key_count
-
-    def replay_progress(self) -> float:
-        """The share of the log that is replayed."""
-        return 1.0 if self.is_ready() else self._app.replay_progress
-
-    def consumers_shown(self, key: Key | None) -> tuple[list[ConsumerState], int]:
-        """The consumers that get metrics of their own, and how many of all are at risk."""
-        engine = self._app.engine
-        if engine is None:
-            return [], 0
-        return engine.consumers.lags(
-            TOPIC_METRICS_MAX, lambda name: key is None or key.allows_name(name.encode())
-        )
-
-    def keys_shown(self, key: Key | None) -> Iterator[KeyUse]:
-        """The keys of the server; one that is bound to prefixes sees itself only."""
-        app = self._app
-        for each in app.settings.api_keys.keys:
-            if key is None or not key.prefixes or each.number == key.number:
-                topics = len(app.topics_of_keys.names_of(each))
-                requests = app.requests_of_keys[each.number]
-                yield KeyUse(each.shown, requests, self._streams_of(each), topics)
-
-    def schedules_late_s(self) -> float:
-        """How long the schedule that waits longest is overdue."""
-        engine = self._app.engine
-        return 0.0 if engine is None else engine.schedules.late_ms() / 1000
-
-    def routers_shown(self, key: Key | None) -> list[RouterState]:
-        """The routers that get metrics of their own."""
-        engine = self._app.engine
-        if engine is None:
-            return []
-        return [state for state in engine.routers(limit=TOPIC_METRICS_MAX) if is_allowed(key, state)]
-
 
 def _shown(health: StorageHealth) -> dict[str, StorageHealth]:
     """The storage as a member of an answer, left out while it is fine."""
@@ -317,6 +227,8 @@ def _shown(health: StorageHealth) -> dict[str, StorageHealth]:
 
 
 def _why_unready(health: StorageHealth) -> str:
+    if health.failing.get("backup") == Superseded.code:
+        return "another server has taken over and this one takes no more writes: send them there; reads go on"
     if health.closed_shards:
         shards = ", ".join(f"{shard} ({cause})" for shard, cause in sorted(health.closed_shards.items()))
         return f"log shards that take no writes until a restart, because a sync failed: {shards}; reads go on"
@@ -329,13 +241,16 @@ class _Metrics(Collector):
 
     def __init__(self, probes: ProbeRoutes, key: Key | None, counted: TopicCount | None) -> None:
         self._probes = probes
+        self._app = probes.app
+        self._engine = probes.app.engine  # None until recovery is over
         self._key = key
         self._counted = counted
         self._process = ProcessCollector(registry=None)
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric once."""
-        counts = self._probes.counts(self._counted)
+        engine = self._engine
+        counts = EngineCounts() if engine is None else engine.counts(self._counted)
         by_class = GaugeMetricFamily(
             "topics_topics_by_class", "topics of each durability class", labels=["class"]
         )
@@ -349,25 +264,26 @@ class _Metrics(Collector):
             "queue_topics": counts.queue_topics,
             "queue_leases_in_flight": counts.queue_leases_in_flight,
             **self._probes.gauges(),
-            "ready": self._probes.is_ready(),
-            "recovery_progress": self._probes.replay_progress(),
-            "idempotency_keys": self._probes.key_count(),
+            "ready": int(engine is not None),
+            "recovery_progress": 1.0 if engine is not None else self._app.replay_progress,
+            "idempotency_keys": 0 if engine is None else engine.key_count,
             "wal_queue_depth": counts.queue_depth,
             "wal_queue_depth_peak": counts.queue_depth_peak,
             "wal_read_only": counts.read_only,
         }
         for name, value in gauges.items():
             yield GaugeMetricFamily(f"topics_{name}", _GAUGES.get(name, name), value=value)
-        yield from self._request_metrics(self._probes.requests)
+        yield from self._request_metrics(self._app.answered)
         yield from self._process.collect()
         yield from self._log_metrics(counts)
-        yield from self._storage_metrics(self._probes.storage(), self._probes.backup_lag_ms())
-        yield from self._delivery_metrics(self._probes.delivery())
+        yield from self._storage_metrics()
+        yield from self._delivery_metrics(DeliveryCounts() if engine is None else engine.delivery.counts())
         yield from self._router_metrics()
         yield from self._consumer_metrics()
         yield from self._key_metrics()
         text = "how long the schedule that waits longest is overdue"
-        yield GaugeMetricFamily("topics_schedules_late_seconds", text, value=self._probes.schedules_late_s())
+        late_ms = 0 if engine is None else engine.schedules.late_ms()
+        yield GaugeMetricFamily("topics_schedules_late_seconds", text, value=late_ms / 1000)
 
     def _request_metrics(self, requests: RequestCounts) -> Iterator[Metric]:
         total = CounterMetricFamily(
@@ -394,7 +310,8 @@ class _Metrics(Collector):
             connections.add_metric([kind], count)
         yield connections
         text = "time that the last checkpoint took"
-        yield GaugeMetricFamily("topics_checkpoint_seconds", text, value=self._probes.checkpoint_s())
+        checkpoint_ns = 0 if self._engine is None else self._engine.checkpoint_ns
+        yield GaugeMetricFamily("topics_checkpoint_seconds", text, value=checkpoint_ns / 1e9)
 
     def _log_metrics(self, counts: EngineCounts) -> Iterator[Metric]:
         wal = counts.wal
@@ -406,8 +323,10 @@ class _Metrics(Collector):
         histogram.add_metric([], wal.cumulative_buckets(), wal.fsync_micros_total)
         yield histogram
 
-    @staticmethod
-    def _storage_metrics(health: StorageHealth, backup_lag_ms: int) -> Iterator[Metric]:
+    def _storage_metrics(self) -> Iterator[Metric]:
+        engine = self._engine
+        health = StorageHealth() if engine is None else engine.storage_health()
+        backup_lag_ms = 0 if engine is None else engine.backup_lag_ms
         for name, text, kinds, found in (
             ("storage_errors", "failures of the disk since the start", FAILURES, health.errors),
             ("recovery_damage", "places that the last start found damaged", DAMAGES, health.damage),
@@ -434,9 +353,11 @@ class _Metrics(Collector):
         total = CounterMetricFamily(
             "topics_router_forwarded", "records a router has copied", labels=["router"]
         )
-        for state in self._probes.routers_shown(self._key):
-            lag.add_metric([state.router], state.lag)
-            total.add_metric([state.router], state.forwarded_total)
+        routers = [] if self._engine is None else self._engine.routers(limit=TOPIC_METRICS_MAX)
+        for state in routers:
+            if is_allowed(self._key, state):
+                lag.add_metric([state.router], state.lag)
+                total.add_metric([state.router], state.forwarded_total)
         yield lag
         yield total
 
@@ -448,7 +369,11 @@ class _Metrics(Collector):
         seconds = GaugeMetricFamily(
             "topics_consumer_lag_seconds", "age of the oldest of these records", labels=labels
         )
-        states, at_risk = self._probes.consumers_shown(self._key)
+        states: list[ConsumerState] = []
+        at_risk = 0
+        if self._engine is not None:
+            is_shown = partial(allows_name, self._key)
+            states, at_risk = self._engine.consumers.lags(TOPIC_METRICS_MAX, is_shown)
         for state in states:
             records.add_metric([state.topic, state.name], state.lag_records)
             seconds.add_metric([state.topic, state.name], state.lag_ms / 1000)
@@ -464,10 +389,13 @@ class _Metrics(Collector):
         topics = GaugeMetricFamily(
             "topics_key_topics", "topics that a key has created since the start", labels=["key"]
         )
-        for use in self._probes.keys_shown(self._key):
-            requests.add_metric([use.name], use.requests)
-            streams.add_metric([use.name], use.streams)
-            topics.add_metric([use.name], use.topics)
+        app, key = self._app, self._key
+        for each in app.settings.api_keys.keys:
+            # A key that is bound to prefixes sees itself only.
+            if key is None or not key.prefixes or each.number == key.number:
+                requests.add_metric([each.shown], app.requests_of_keys[each.number])
+                streams.add_metric([each.shown], self._probes.streams_of(each))
+                topics.add_metric([each.shown], len(app.topics_of_keys.names_of(each)))
         yield from (requests, streams, topics)
 
     @staticmethod

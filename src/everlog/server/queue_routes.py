@@ -40,12 +40,13 @@ from everlog.server.errors import ApiError, limit_reached
 QUEUES_MAX: Final = 500
 READERS_COUNTED_MAX: Final = 50
 """The lag of a reader in messages takes a search; beyond these it is shown in bytes only."""
+COUNTING_NS: Final = 100_000_000
+"""How long a list of queues counts messages."""
 MESSAGES_MAX: Final = 500
 PAYLOAD_BYTES_MAX: Final = 4096
 LOOKS_MAX: Final = 16
 NS_PER_MS: Final = 1_000_000
 SEQ_MAX: Final = 1 << 63
-_json = msgspec.json.Encoder()
 T = TypeVar("T")
 
 
@@ -121,18 +122,34 @@ class QueueRoutes:
             raise ApiError(404, "not_found", str(error)) from None
 
     def _send(self, call: Call, answer: msgspec.Struct) -> None:
-        body = _json.encode(answer)
-        self._app.answer(call, b'%b,"performance":%b}' % (body[:-1], self._app.performance(call)))
+        self._app.answer(call, self._app.rendered(call, answer))
 
 
 def all_queues(root: str) -> QueueList:
-    """The queues below a directory, without what takes a search."""
-    fs, clock, states = OsFs(), SystemClock(), []
+    """The queues below a directory; of each the reader that is most behind, with its lag in messages.
+
+    That takes a walk through the newest segment, so it ends when `COUNTING_NS` have passed. Readers that are
+    little behind come first; those that are not reached are shown with their lag in bytes.
+    """
+    fs, clock = OsFs(), SystemClock()
+    states: list[QueueState] = []
+    behind: list[tuple[int, int, int, QueueInfo]] = []
     for path in find_queues(fs, root).paths[:QUEUES_MAX]:
         try:
-            states.append(_state(root, inspect_queue(fs, clock, path)))
+            info = inspect_queue(fs, clock, path)
         except EverlogError:
             continue  # removed since it was found
+        lags = [reader.lag_bytes or 0 for reader in info.readers]
+        if lags:
+            behind.append((max(lags), len(states), lags.index(max(lags)), info))
+        states.append(_state(root, info))
+    deadline_ns = clock.monotonic_ns() + COUNTING_NS
+    for _, place, most, info in sorted(behind, key=lambda each: each[:2]):
+        if clock.monotonic_ns() >= deadline_ns:
+            break
+        with suppress(EverlogError):
+            (lag,) = measure_lags(info.path, [info.readers[most]], info.seen_ns).readers
+            states[place].readers[most] = _counted(states[place].readers[most], lag)
     return QueueList(root=root, queues=states)
 
 

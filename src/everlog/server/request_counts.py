@@ -7,6 +7,7 @@ powers of two of nanoseconds.
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from everlog import tracing
+from everlog.tracing import TraceContext
 
 if TYPE_CHECKING:
     from everlog.server.app import Call
@@ -29,6 +31,7 @@ BOUNDS_US: Final = tuple((1 << bits) / 1000 for bits in range(_LAST_BIT + 1))
 """What `Durations.counts` lie below, in microseconds."""
 _NAMES: Final = {"topics": "topic", "routers": "router", "watch": "wid", "schedules": "schedule"}
 _ITEMS: Final = {"consumers": "consumer", "jobs": "seq"}
+TRACEPARENT: Final = tracing.TRACEPARENT.encode()
 access_log = logging.getLogger("everlog.access")
 
 
@@ -118,8 +121,8 @@ class RequestCounts:
 
     def __init__(self, *, is_logged: bool = False) -> None:
         self.steps = Durations()
-        self.prompt = Durations()
-        """Of the requests that did not wait for records or jobs."""
+        self._waited = Durations()
+        """Of the requests that waited for records or jobs."""
         self._routes: dict[tuple[str, str], RouteCounts] = {}
         self._is_logged = is_logged
 
@@ -140,9 +143,16 @@ class RequestCounts:
         duration_ns = now_ns - call.started_ns
         counts.statuses[status] += 1
         counts.durations.note(duration_ns)
-        if not call.has_waited:
-            self.prompt.note(duration_ns)
-        trace = tracing.of_headers(request.headers)
+        if call.has_waited:
+            self._waited.note(duration_ns)
+        has_trace = TRACEPARENT in request.headers
+        if has_trace or self._is_logged or tracing.API in sys.modules:  # few requests, or none
+            trace = tracing.of_headers(request.headers) if has_trace else None
+            self._note_trace(call, counts, status, duration_ns, trace)
+
+    def _note_trace(
+        self, call: Call, counts: RouteCounts, status: int, duration_ns: int, trace: TraceContext | None
+    ) -> None:
         if trace is not None and trace.is_sampled:
             counts.durations.keep(duration_ns, trace.trace_id)
         if tracing.is_exported():
@@ -150,15 +160,20 @@ class RequestCounts:
         if self._is_logged:
             _log(call, counts.route, status, duration_ns, trace)
 
+    def prompt_counts(self) -> list[int]:
+        """Those that did not wait for records or jobs, as `Durations.counts`."""
+        every = Durations()
+        for counts in self._routes.values():
+            every.add(counts.durations)
+        return [all_ - waited for all_, waited in zip(every.counts, self._waited.counts, strict=True)]
+
     def routes(self) -> Iterator[RouteCounts]:
         """Those that have answered anything, by route and method."""
         for _, counts in sorted(self._routes.items()):
             yield counts
 
 
-def _record_span(
-    call: Call, route: str, status: int, duration_ns: int, trace: tracing.TraceContext | None
-) -> None:
+def _record_span(call: Call, route: str, status: int, duration_ns: int, trace: TraceContext | None) -> None:
     method = call.exchange.request.method
     attributes: dict[str, str | int] = {
         "http.request.method": method,
@@ -174,7 +189,7 @@ def _record_span(
     )
 
 
-def _log(call: Call, route: str, status: int, duration_ns: int, trace: tracing.TraceContext | None) -> None:
+def _log(call: Call, route: str, status: int, duration_ns: int, trace: TraceContext | None) -> None:
     """Write one line: never the query, which may hold a key, and of a key its name alone."""
     request = call.exchange.request
     line = {

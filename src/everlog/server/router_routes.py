@@ -8,18 +8,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-import msgspec
-
 from everlog.errors import RouterCycle, RouterIncompatible, RouterNotFound
 from everlog.server.app import App, Call, Route, query_flag
-from everlog.server.auth import Key, Scope
-from everlog.server.bodies import RouterBody, decode
+from everlog.server.auth import Key, Scope, allows_name
+from everlog.server.bodies import decode
 from everlog.server.errors import ApiError
 from everlog.server.pages import cursor_behind, name_in_cursor, page_size
 from everlog.server.router_wait import when_forwarded
-from everlog.topics.routing.definitions import RouterConfig, RouterDeleted, RouterPut, RouterState
+from everlog.topics.routing.definitions import RouterConfig, RouterState
 
-_json = msgspec.json.Encoder()
 _LIST_STEP: Final = 1000
 
 
@@ -35,22 +32,12 @@ class RouterRoutes:
 
     def put_router(self, call: Call) -> None:
         """PUT /v0/routers/:router."""
-        body = decode(call, RouterBody)
-        for name in (body.source, body.dest):
+        config = decode(call, RouterConfig)
+        for name in (config.source, config.dest):
             _check_allowed(call.key, name)
-        config = RouterConfig(
-            source=body.source,
-            dest=body.dest,
-            preserve_node=body.preserve_node,
-            preserve_tag=body.preserve_tag,
-            create_dest=body.create_dest,
-            filter=body.filter,
-            allow_cycle=body.allow_cycle,
-            guarantee=body.guarantee,
-        )
         app, engine = self._app, self._app.ready_engine()
         app.routers_of_keys.check(call.key, (call.name,), engine.has_router)
-        absent = [name for name in (body.source, body.dest) if not engine.has_topic(name)]
+        absent = [name for name in (config.source, config.dest) if not engine.has_topic(name)]
         app.topics_of_keys.check(call.key, absent, engine.has_topic)
         try:
             put = engine.put_router(call.name, config)
@@ -62,11 +49,8 @@ class RouterRoutes:
             app.topics_of_keys.created(call.key, name)
         if put.created:
             app.routers_of_keys.created(call.key, call.name)
-        self._app.answer_when(call, put.commit, partial(self._put_answer, call, put))
-
-    def _put_answer(self, call: Call, put: RouterPut) -> tuple[bytes, int]:
         answer = {"router": put.state.router, "created": put.created, **_definition(put.state)}
-        return self._encoded(call, answer), 201 if put.created else 200
+        app.answer_with(call, put.commit, answer, 201 if put.created else 200)
 
     def get_router(self, call: Call) -> None:
         """GET /v0/routers/:router."""
@@ -76,7 +60,7 @@ class RouterRoutes:
     def _answer_router(self, call: Call) -> None:
         state = self._find(call)
         answer = {"router": state.router, **_definition(state), "forwarded_total": state.forwarded_total}
-        self._app.answer(call, self._encoded(call, {**answer, **_paused(state)}))
+        self._app.answer(call, self._app.rendered(call, {**answer, **_paused(state)}))
 
     def _find(self, call: Call) -> RouterState:
         try:
@@ -118,7 +102,7 @@ class RouterRoutes:
         }
         if len(found) > size:
             answer["next_cursor"] = cursor_behind(shown[-1].router)
-        self._app.answer(call, self._encoded(call, answer))
+        self._app.answer(call, self._app.rendered(call, answer))
 
     def delete_router(self, call: Call) -> None:
         """DELETE /v0/routers/:router."""
@@ -129,13 +113,7 @@ class RouterRoutes:
                 _check_allowed(call.key, state.dest)
         deleted = engine.delete_router(call.name)
         self._app.routers_of_keys.deleted(call.name)
-        self._app.answer_when(call, deleted.commit, partial(self._deleted_answer, call, deleted))
-
-    def _deleted_answer(self, call: Call, deleted: RouterDeleted) -> tuple[bytes, int]:
-        return self._encoded(call, {"router": call.name, "deleted": deleted.deleted}), 200
-
-    def _encoded(self, call: Call, answer: dict[str, object]) -> bytes:
-        return _json.encode({**answer, "performance": msgspec.Raw(self._app.performance(call))})
+        self._app.answer_with(call, deleted.commit, {"router": call.name, "deleted": deleted.deleted})
 
 
 def _definition(state: RouterState) -> dict[str, object]:
@@ -164,11 +142,10 @@ def _incompatible(error: RouterIncompatible) -> ApiError:
 
 
 def _check_allowed(key: Key | None, name: str) -> None:
-    if key is not None and not key.allows_name(name.encode("utf-8", "surrogatepass")):
+    if not allows_name(key, name):
         raise ApiError(403, "forbidden", "this key may not use this topic", {"topic": name})
 
 
 def is_allowed(key: Key | None, state: RouterState) -> bool:
     """Whether a key may see a router: its name and both of its ends."""
-    names = (state.router, state.source, state.dest)
-    return key is None or all(key.allows_name(name.encode()) for name in names)
+    return all(allows_name(key, name) for name in (state.router, state.source, state.dest))

@@ -5,22 +5,17 @@ Owns what these answers look like; the engine decides what is in them.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Final
-
 import msgspec
 
-from everlog.job_types import JobMembers, ScheduleState
+from everlog.job_types import JobMembers
 from everlog.server.app import App, Call, Route
-from everlog.server.auth import Key, Scope
+from everlog.server.auth import Scope, allows_name
 from everlog.server.bodies import RecordBody, ScheduleBody, decode
 from everlog.server.errors import ApiError
 from everlog.server.pages import cursor_behind, name_in_cursor, page_size
 from everlog.topics import NewRecord
 from everlog.topics.jobs.options import has_members
 from everlog.topics.jobs.schedules import ScheduleChange, Schedules
-
-_json: Final = msgspec.json.Encoder()
 
 
 class ScheduleRoutes:
@@ -41,7 +36,7 @@ class ScheduleRoutes:
     def put_schedule(self, call: Call) -> None:
         """PUT /v0/schedules/:schedule."""
         body = decode(call, ScheduleBody)
-        if not _allows(call.key, body.topic):
+        if not allows_name(call.key, body.topic):
             raise ApiError(403, "forbidden", "this key may not use the topic", {"topic": body.topic})
         schedules, owned = self._schedules, self._app.schedules_of_keys
         owned.check(call.key, (call.name,), schedules.has)
@@ -66,14 +61,11 @@ class ScheduleRoutes:
         self._answer(call, shown)
 
     def _check_topic(self, call: Call, shown: ScheduleChange) -> None:
-        if shown.state is not None and not _allows(call.key, shown.state.topic):
+        if shown.state is not None and not allows_name(call.key, shown.state.topic):
             raise ApiError(403, "forbidden", "this key may not use its topic", {"topic": shown.state.topic})
 
     def _answer(self, call: Call, change: ScheduleChange, status: int = 200) -> None:
-        self._app.answer_when(call, change.commit, partial(self._state_answer, call, change.state, status))
-
-    def _state_answer(self, call: Call, state: ScheduleState | None, status: int) -> tuple[bytes, int]:
-        return b'%b,"performance":%b}' % (_json.encode(state)[:-1], self._app.performance(call)), status
+        self._app.answer_with(call, change.commit, change.state, status)
 
     def list_schedules(self, call: Call) -> None:
         """GET /v0/schedules."""
@@ -84,12 +76,12 @@ class ScheduleRoutes:
         listed = [
             state
             for state in states[:size]
-            if _allows(call.key, state.name) and _allows(call.key, state.topic)
+            if allows_name(call.key, state.name) and allows_name(call.key, state.topic)
         ]
         answer: dict[str, object] = {"schedules": listed}
         if len(states) > size:
             answer["next_cursor"] = cursor_behind(states[size - 1].name)
-        self._app.answer(call, self._encoded(call, answer), 200)
+        self._app.answer(call, self._app.rendered(call, answer))
 
     def delete_schedule(self, call: Call) -> None:
         """DELETE /v0/schedules/:schedule."""
@@ -97,15 +89,7 @@ class ScheduleRoutes:
             self._check_topic(call, self._schedules.show(call.name))
         deleted = self._schedules.delete(call.name)
         self._app.schedules_of_keys.deleted(call.name)
-        answer: dict[str, object] = {"name": call.name, "deleted": deleted.is_new}
-        self._app.answer_when(call, deleted.commit, lambda: (self._encoded(call, answer), 200))
-
-    def _encoded(self, call: Call, answer: dict[str, object]) -> bytes:
-        return _json.encode({**answer, "performance": msgspec.Raw(self._app.performance(call))})
-
-
-def _allows(key: Key | None, name: str) -> bool:
-    return key is None or key.allows_name(name.encode("utf-8", "surrogatepass"))
+        self._app.answer_with(call, deleted.commit, {"name": call.name, "deleted": deleted.is_new})
 
 
 def _record_of(body: RecordBody) -> NewRecord:

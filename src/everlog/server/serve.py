@@ -316,7 +316,7 @@ def _raise_descriptor_limit() -> None:
 
 
 def announce(server: TopicsServer) -> None:
-    """Log what a person wants to know when a server starts; that it is open to all, loudly."""
+    """Log what a person wants to know when a server starts; warn if it is open to all."""
     settings = server.settings
     data = "in memory only, gone when it stops" if server.is_memory else os.path.abspath(settings.data_dir)
     log.info("listening on http://%s/v0", _host_and_port(server.address))
@@ -355,7 +355,7 @@ async def _run(server: TopicsServer, started: Callable[[TopicsServer], None] | N
         log.info("stopped before it was ready; the data directory is as it was")
         return
     is_starting = False
-    _spare_collector()
+    _freeze_gc()
     announce(server)
     if started is not None:
         started(server)
@@ -365,7 +365,7 @@ async def _run(server: TopicsServer, started: Callable[[TopicsServer], None] | N
     log.info("stopped")
 
 
-def _spare_collector() -> None:
+def _freeze_gc() -> None:
     """Let the garbage collector pass over what was there at the start, and look at the rest less often.
 
     Nearly everything that a request makes goes away by itself. To look through all objects every few

@@ -13,7 +13,8 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
 from everlog.errors import InvalidConfig
@@ -25,7 +26,6 @@ WAL_SHARDS_MAX: Final = 256
 
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 LogFormat = Literal["text", "json"]
-_Word = TypeVar("_Word", bound=str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,26 +120,8 @@ class ServerSettings:
 
     def engine_settings(self) -> EngineSettings:
         """Return the part of the settings that the engine needs."""
-        return EngineSettings(
-            shards=self.wal_shards,
-            segment_max_events=self.segment_max_events,
-            segment_max_bytes=self.segment_max_bytes,
-            segment_max_age_ms=self.segment_max_age_ms,
-            hot_retain_segments=self.hot_retain_segments,
-            hot_retain_bytes=self.hot_retain_bytes,
-            cold_dir=self.cold_dir,
-            cold_url=self.cold_url,
-            backup_url=self.backup_url,
-            backup_interval_ms=self.backup_interval_ms,
-            ack=self.ack,
-            on_damage=self.on_damage,
-            max_topics=self.max_topics,
-            max_routers=self.max_routers,
-            max_consumers=self.max_consumers,
-            max_idempotency_keys=self.max_idempotency_keys,
-            max_schedules=self.max_schedules,
-            max_total_bytes=self.max_total_bytes,
-        )
+        shared = {item.name for item in fields(EngineSettings)}.intersection(_NAMES)
+        return EngineSettings(shards=self.wal_shards, **{name: getattr(self, name) for name in shared})
 
 
 # --- Names and ranges ------------------------------------------------------------------------------------
@@ -161,22 +143,7 @@ RANGES: Final[dict[str, tuple[int, int]]] = {
     "segment_max_age_ms": (0, U64_MAX),
     "hot_retain_segments": (0, U64_MAX),
     "hot_retain_bytes": (0, U64_MAX),
-    "max_topics": (0, U64_MAX),
-    "max_routers": (0, U64_MAX),
-    "max_consumers": (0, U64_MAX),
-    "max_idempotency_keys": (0, U64_MAX),
-    "max_schedules": (0, U64_MAX),
-    "max_watch_sessions": (0, U64_MAX),
-    "max_sse_connections": (0, U64_MAX),
-    "max_topics_per_key": (0, U64_MAX),
-    "max_routers_per_key": (0, U64_MAX),
-    "max_consumers_per_key": (0, U64_MAX),
-    "max_schedules_per_key": (0, U64_MAX),
-    "max_watch_sessions_per_key": (0, U64_MAX),
-    "max_sse_connections_per_key": (0, U64_MAX),
-    "max_inflight_per_key": (0, U64_MAX),
-    "max_total_bytes": (0, U64_MAX),
-    "max_total_bytes_per_key": (0, U64_MAX),
+    **{name: (0, U64_MAX) for name in _NAMES if name.startswith("max_") and name != "max_body_bytes"},
     "test_min_heartbeat_ms": (1, 1000),
 }
 """The least and the largest value of each number."""
@@ -184,7 +151,7 @@ RANGES: Final[dict[str, tuple[int, int]]] = {
 # Environment numbers outside the range of these are moved into it, as their description promises.
 _CLAMPED: Final = frozenset({"segment_max_events", "test_min_heartbeat_ms"})
 
-_LOG_LEVELS: Final[dict[str, LogLevel]] = {
+_LOG_LEVELS: Final = {
     "trace": "debug",
     "debug": "debug",
     "info": "info",
@@ -193,9 +160,6 @@ _LOG_LEVELS: Final[dict[str, LogLevel]] = {
     "error": "error",
     "critical": "critical",
 }
-_ACK: Final[dict[str, Ack]] = {"local": "local", "shipped": "shipped"}
-_ON_DAMAGE: Final[dict[str, OnDamage]] = {"refuse": "refuse", "serve": "serve"}
-_LOG_FORMATS: Final[dict[str, LogFormat]] = {"text": "text", "json": "json"}
 
 # 20 digits hold every 64-bit number; the bound keeps endless digits away from `int`.
 _DECIMAL: Final = re.compile(r"\+?[0-9]{1,20}")
@@ -368,27 +332,7 @@ def _api_keys(given: _Given) -> KeyRing | None:
     return ring if ring.enabled else None
 
 
-def _log_level(given: _Given) -> LogLevel:
-    """Return a log level under its usual name."""
-    return _choice(given, _LOG_LEVELS)
-
-
-def _log_format(given: _Given) -> LogFormat:
-    """Return how log lines are written."""
-    return _choice(given, _LOG_FORMATS)
-
-
-def _on_damage(given: _Given) -> OnDamage:
-    """Return what to do about damage."""
-    return _choice(given, _ON_DAMAGE)
-
-
-def _ack(given: _Given) -> Ack:
-    """Return what a write waits for."""
-    return _choice(given, _ACK)
-
-
-def _choice(given: _Given, choices: Mapping[str, _Word]) -> _Word:
+def _choice(given: _Given, choices: Mapping[str, str]) -> str:
     """Return what one of several words stands for, in any case."""
     word = given.value.strip().lower() if isinstance(given.value, str) else ""
     if word not in choices:
@@ -396,12 +340,22 @@ def _choice(given: _Given, choices: Mapping[str, _Word]) -> _Word:
     return choices[word]
 
 
+def _words(kind: Any) -> Callable[[_Given], str]:
+    """Return the reader of a setting whose type is a `Literal` of words."""
+    return partial(_choice, choices={word: word for word in get_args(kind)})
+
+
+def _texts(given: _Given, noun: str) -> tuple[str, ...]:
+    """Return the texts of a comma separated list or an array, without empty ones."""
+    value = given.value.split(",") if isinstance(given.value, str) else given.value
+    if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
+        raise given.refusal(f"a comma separated list or an array of {noun}")
+    return tuple(text.strip() for text in value if text.strip())
+
+
 def _cors_origins(given: _Given) -> tuple[str, ...] | None:
     """Return the origins of a comma separated list or an array; a list without any counts as not set."""
-    value = given.value.split(",") if isinstance(given.value, str) else given.value
-    if not isinstance(value, list | tuple) or not all(isinstance(origin, str) for origin in value):
-        raise given.refusal("a comma separated list or an array of origins")
-    origins = tuple(origin.strip() for origin in value if origin.strip())
+    origins = _texts(given, "origins")
     for origin in origins:
         if origin != "*" and not _is_origin(origin):
             raise given.refusal("made of origins like https://example.org:8080, without a path, or be *")
@@ -410,10 +364,7 @@ def _cors_origins(given: _Given) -> tuple[str, ...] | None:
 
 def _allowed_hosts(given: _Given) -> tuple[str, ...] | None:
     """Return the names of a comma separated list or an array; a list without any counts as not set."""
-    value = given.value.split(",") if isinstance(given.value, str) else given.value
-    if not isinstance(value, list | tuple) or not all(isinstance(host, str) for host in value):
-        raise given.refusal("a comma separated list or an array of host names")
-    hosts = tuple(host.strip().strip("[]") for host in value if host.strip())
+    hosts = tuple(host.strip("[]") for host in _texts(given, "host names"))
     if any(set("/@ ") & set(host) or (":" in host and not _is_ipv6(host)) for host in hosts):
         raise given.refusal("made of host names or addresses without scheme and port, or be *")
     return hosts or None
@@ -444,8 +395,8 @@ _READERS: Final[dict[str, Callable[[_Given], object]]] = {
     "cold_dir": _path,
     "cold_url": _path,
     "backup_url": _path,
-    "ack": _ack,
-    "on_damage": _on_damage,
-    "log_level": _log_level,
-    "log_format": _log_format,
+    "ack": _words(Ack),
+    "on_damage": partial(_choice, choices={"refuse": "refuse", "serve": "serve"}),
+    "log_level": partial(_choice, choices=_LOG_LEVELS),
+    "log_format": _words(LogFormat),
 }

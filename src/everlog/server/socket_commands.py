@@ -12,7 +12,7 @@ import msgspec
 
 from everlog.native.topics.log import json_fault
 from everlog.server.bodies import MAX_NESTING, AppendBody, WatchedBody
-from everlog.server.body_checks import UnknownMember, fault, unknown_members
+from everlog.server.body_checks import VALUES_MAX, UnknownMember, fault, unknown_members
 from everlog.server.errors import ApiError, invalid
 
 NULL: Final = b"null"
@@ -81,6 +81,7 @@ class _Envelope(msgspec.Struct):
 _KINDS: Final[dict[bytes, type[msgspec.Struct]]] = {
     msgspec.json.encode(kind.__struct_config__.tag): kind for kind in (Subscribe, Unsubscribe, Publish, Ping)
 }
+_PUBLISH: Final = msgspec.Raw(b'"publish"')
 _commands: Final[msgspec.json.Decoder[Command]] = msgspec.json.Decoder(Command)
 _envelopes: Final = msgspec.json.Decoder(_Envelope)
 
@@ -100,6 +101,8 @@ def decode_command(message: bytes | bytearray, *, is_strict: bool) -> tuple[Comm
     if problem is not None:
         raise BadCommand(NULL, _invalid_json(problem))
     try:
+        if message.count(b",") > VALUES_MAX and _envelopes.decode(message).op != _PUBLISH:
+            raise BadCommand(NULL, invalid(f"the message has more than {VALUES_MAX} values"))
         command = _commands.decode(message)
     except msgspec.MsgspecError as error:
         raise _explained(message, error) from None

@@ -21,7 +21,7 @@ from everlog.errors import Closed, EverlogError, TopicNotFound
 from everlog.native.topics.log import SEQS_LISTED, SEQS_NULL
 from everlog.server import sse
 from everlog.server.app import App, Call, Route, query_flag, scope_missing
-from everlog.server.auth import Key, Scope
+from everlog.server.auth import Key, Scope, allows_name
 from everlog.server.bodies import Append, check_counts, check_nodes
 from everlog.server.body_checks import UnknownMember, ignored_field
 from everlog.server.errors import ApiError, from_engine, invalid
@@ -48,7 +48,6 @@ from everlog.server.watch_starts import (
     Pattern,
     Resolution,
     WatchStart,
-    allows_topic,
     is_pattern,
     pattern_of,
     positions_answer,
@@ -209,7 +208,7 @@ class SocketSession(Watcher):
     def _require(self, scope: Scope, name: str) -> None:
         """Refuse what the key of this socket may not do."""
         self._require_scope(scope)
-        if not allows_topic(self.key, name):
+        if not allows_name(self.key, name):
             raise ApiError(403, "forbidden", f"this key may not use the name {name!r}", {"topic": name})
 
     def _publish(self, command: Publish, echo: bytes) -> None:
@@ -297,7 +296,7 @@ class SocketSession(Watcher):
         """Follow topics that have appeared, from their first record on."""
         name = self._appeared.popleft()
         pattern = pattern_of(tuple(self._patterns.values()), name)
-        if pattern is None or name in self._subscriptions or not allows_topic(self.key, name):
+        if pattern is None or name in self._subscriptions or not allows_name(self.key, name):
             return
         if len(self._subscriptions) >= MATCHED_MAX:
             message = f"topic {name!r} is not followed: a socket follows {MATCHED_MAX} topics at most"

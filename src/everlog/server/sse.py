@@ -42,7 +42,7 @@ def event_id(cursors: Mapping[str, int]) -> bytes:
 
 
 def read_event_id(text: bytes) -> dict[str, int] | None:
-    """The cursors in an id that a client sends back; None if it is not one of ours."""
+    """The cursors in an id that a client sends back; None if no stream of this server sent it."""
     text = text.strip().rstrip(b"=")
     try:
         decoded = base64.b64decode(text + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)

@@ -65,18 +65,13 @@ class SummaryRoutes:
             go_on = partial(self._count_on, call, histogram)
             self._app.loop.call_soon(self._app.guarded, call, go_on)
             return
-        commit = self._app.ready_engine().floor_commit(call.name)
-        self._app.answer_when(call, commit, partial(self._counted, call, histogram))
-
-    def _counted(self, call: Call, histogram: Histogram) -> tuple[bytes, int]:
         answer = {
             "topic": call.name,
             "from_ms": histogram.from_ms,
             "to_ms": histogram.to_ms,
             "buckets": histogram.buckets,
-            "performance": msgspec.Raw(self._app.performance(call)),
         }
-        return _json.encode(answer), 200
+        self._app.answer_with(call, self._app.ready_engine().floor_commit(call.name), answer)
 
 
 class LatestRead:

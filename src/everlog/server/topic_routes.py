@@ -9,10 +9,10 @@ from functools import partial
 
 import msgspec
 
-from everlog.errors import BatchTooLarge, TopicFull, TopicNotEmpty
+from everlog.errors import BatchTooLarge, TopicNotEmpty
 from everlog.native.topics.log import SEQS_LISTED, SEQS_OMITTED, json_names, render_fields
 from everlog.server.app import App, Call, Route, query_flag, query_seq
-from everlog.server.auth import Key, Scope
+from everlog.server.auth import Key, Scope, allows_name
 from everlog.server.bodies import (
     Append,
     DeleteBody,
@@ -32,9 +32,7 @@ from everlog.topics import (
     Commit,
     Engine,
     RecordsDeleted,
-    TopicAccount,
     TopicConfig,
-    TopicDeleted,
     TopicPut,
     TopicState,
 )
@@ -78,16 +76,8 @@ class TopicRoutes:
     def _answer_put(self, call: Call, put: TopicPut) -> None:
         if put.created:
             self._app.topics_of_keys.created(call.key, call.name)
-        self._app.answer_when(call, put.commit, partial(self._put_answer, call, put))
-
-    def _put_answer(self, call: Call, put: TopicPut) -> tuple[bytes, int]:
-        answer = b'{"topic":%b,"created":%b,"config":%b,"performance":%b}' % (
-            _json.encode(call.name),
-            _flag(put.created),
-            _json.encode(put.config),
-            self._app.performance(call),
-        )
-        return answer, 201 if put.created else 200
+        answer = {"topic": call.name, "created": put.created, "config": put.config}
+        self._app.answer_with(call, put.commit, answer, 201 if put.created else 200)
 
     def get_topic(self, call: Call) -> None:
         """GET /v0/topics/:topic."""
@@ -95,10 +85,6 @@ class TopicRoutes:
 
     def _answer_topic(self, call: Call) -> None:
         state = self._engine.state(call.name, touch=query_flag(call.query(), "touch", True))
-        commit = self._engine.floor_commit(call.name)
-        self._app.answer_when(call, commit, partial(self._state_answer, call, state))
-
-    def _state_answer(self, call: Call, state: TopicState) -> tuple[bytes, int]:
         fields: dict[str, object] = {
             "topic": state.topic,
             "type": state.config.type,
@@ -114,8 +100,7 @@ class TopicRoutes:
         }
         if state.queue is not None:
             fields["queue"] = state.queue
-        fields["performance"] = msgspec.Raw(self._app.performance(call))
-        return _json.encode(fields), 200
+        self._app.answer_with(call, self._engine.floor_commit(call.name), fields)
 
     def account(self, call: Call) -> None:
         """GET /v0/topics/:topic/account."""
@@ -126,13 +111,7 @@ class TopicRoutes:
         account = self._engine.account(
             call.name, query_seq(query, "from_seq", 0), query_seq(query, "to_seq", U64_MAX)
         )
-        commit = self._engine.floor_commit(call.name)
-        self._app.answer_when(call, commit, partial(self._account_answer, call, account))
-
-    def _account_answer(self, call: Call, account: TopicAccount) -> tuple[bytes, int]:
-        fields: dict[str, object] = msgspec.to_builtins(account)
-        fields["performance"] = msgspec.Raw(self._app.performance(call))
-        return _json.encode(fields), 200
+        self._app.answer_with(call, self._engine.floor_commit(call.name), account)
 
     def list_topics(self, call: Call) -> None:
         """GET /v0/topics."""
@@ -144,10 +123,6 @@ class TopicRoutes:
         engine = self._engine
         if query_flag(query, "touch", False):
             states = [engine.state(state.topic) for state in states]
-        floors = together([engine.floor_commit(state.topic) for state in states])
-        self._app.answer_when(call, floors, partial(self._list_answer, call, states, more))
-
-    def _list_answer(self, call: Call, states: list[TopicState], more: bool) -> tuple[bytes, int]:
         answer: dict[str, object] = {
             "topics": [
                 {
@@ -162,12 +137,12 @@ class TopicRoutes:
                     "durability": state.config.durability,
                 }
                 for state in states
-            ],
-            "performance": msgspec.Raw(self._app.performance(call)),
+            ]
         }
         if more:
             answer["next_cursor"] = cursor_behind(states[-1].topic)
-        return _json.encode(answer), 200
+        floors = together([engine.floor_commit(state.topic) for state in states])
+        self._app.answer_with(call, floors, answer)
 
     def delete_topic(self, call: Call) -> None:
         """DELETE /v0/topics/:topic."""
@@ -182,16 +157,12 @@ class TopicRoutes:
         self._app.consumers_of_keys.deleted_below(f"{call.name}/")
         for router in deleted.routers_removed:
             self._app.routers_of_keys.deleted(router)
-        self._app.answer_when(call, deleted.commit, partial(self._deleted_answer, call, deleted))
-
-    def _deleted_answer(self, call: Call, deleted: TopicDeleted) -> tuple[bytes, int]:
-        answer = b'{"topic":%b,"deleted":%b,"routers_removed":%b,"performance":%b}' % (
-            _json.encode(call.name),
-            _flag(deleted.deleted),
-            _json.encode(deleted.routers_removed),
-            self._app.performance(call),
-        )
-        return answer, 200
+        answer = {
+            "topic": call.name,
+            "deleted": deleted.deleted,
+            "routers_removed": deleted.routers_removed,
+        }
+        self._app.answer_with(call, deleted.commit, answer)
 
     # --- Records -----------------------------------------------------------------------------------------
 
@@ -219,21 +190,15 @@ class TopicRoutes:
         StepCall(self._app, call, steps, partial(self._answer_deleted, call)).run()
 
     def _answer_deleted(self, call: Call, deleted: RecordsDeleted) -> None:
-        self._app.answer_when(call, deleted.commit, partial(self._records_deleted_answer, call, deleted))
-
-    def _records_deleted_answer(self, call: Call, deleted: RecordsDeleted) -> tuple[bytes, int]:
-        answer = (
-            b'{"topic":%b,"deleted":%d,"earliest_seq":%d,"head_seq":%d,"count":%d,"bytes":%d,"performance":%b}'
-        ) % (
-            _json.encode(call.name),
-            deleted.deleted,
-            deleted.earliest_seq,
-            deleted.head_seq,
-            deleted.count,
-            deleted.bytes,
-            self._app.performance(call),
-        )
-        return answer, 200
+        answer = {
+            "topic": call.name,
+            "deleted": deleted.deleted,
+            "earliest_seq": deleted.earliest_seq,
+            "head_seq": deleted.head_seq,
+            "count": deleted.count,
+            "bytes": deleted.bytes,
+        }
+        self._app.answer_with(call, deleted.commit, answer)
 
     # --- Reading -----------------------------------------------------------------------------------------
 
@@ -288,7 +253,7 @@ class _AppendAnswer:
 def check_dead_letter(key: Key | None, config: TopicConfig | None) -> None:
     """Refuse a dead-letter topic that the key may not use: jobs that fail would be written there."""
     name = None if config is None else config.dead_letter
-    if name is not None and key is not None and not key.allows_name(name.encode("utf-8", "surrogatepass")):
+    if name is not None and not allows_name(key, name):
         raise ApiError(403, "forbidden", "this key may not use the dead-letter topic", {"topic": name})
 
 
@@ -310,8 +275,6 @@ def append_batch(app: App, key: Key | None, name: str, append: Append) -> Append
             jobs=append.jobs,
             quota=None if key is None else _quota_of(app, key),
         )
-    except TopicFull as error:
-        raise _full(engine, name, error) from None
     except BatchTooLarge as error:
         detail = {"records": len(append.records), "max": MAX_RECORDS_PER_APPEND}
         raise ApiError(400, error.code, str(error), detail) from None
@@ -324,20 +287,6 @@ def _quota_of(app: App, key: Key) -> ByteQuota | None:
     """How much the topics that a key has created may hold together."""
     limit = app.settings.max_total_bytes_per_key if key.max_bytes is None else key.max_bytes
     return ByteQuota(app.topics_of_keys.names_of(key), limit) if limit else None
-
-
-def _full(engine: Engine, name: str, error: TopicFull) -> ApiError:
-    state = engine.state(name, touch=False)
-    detail: dict[str, object] = {
-        "topic": name,
-        "cap_records": state.config.cap_records,
-        "cap_bytes": state.config.cap_bytes,
-        "head_seq": state.head_seq,
-        "earliest_seq": state.earliest_seq,
-    }
-    if error.held_by:
-        detail["held_by"] = error.held_by
-    return ApiError(422, error.code, str(error), detail)
 
 
 def appended_fields(app: App, name: str, appended: Appended, seqs: int, started_ns: int) -> bytes:
@@ -390,7 +339,3 @@ def _header_text(name: str, value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError:
         raise invalid(f"the header {name} is not UTF-8") from None
-
-
-def _flag(value: bool) -> bytes:
-    return b"true" if value else b"false"

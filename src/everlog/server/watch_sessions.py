@@ -15,7 +15,7 @@ import msgspec
 
 from everlog.server.app import App, Call, query_flag
 from everlog.server.auth import Key
-from everlog.server.bodies import WatchBody, check_counts, decode
+from everlog.server.bodies import WatchBody, check_counts, decode_in_steps
 from everlog.server.errors import limit_reached
 from everlog.server.fan_out import ReadOptions, options_of
 from everlog.server.key_caps import KeyCap
@@ -128,7 +128,11 @@ class WatchSessions:
     def create(self, call: Call) -> None:
         """POST /v0/watch."""
         self.sweep()
-        body = decode(call, WatchBody)
+        StepCall(self._app, call, self._create(call), partial(self._app.answer, call)).run()
+
+    def _create(self, call: Call) -> Steps[bytes]:
+        """Open a session in steps, and answer where each topic begins once that is committed."""
+        body = yield from decode_in_steps(call, WatchBody)
         check_counts(body)
         resolution = Resolution(
             self._app,
@@ -137,10 +141,6 @@ class WatchSessions:
             options_of(body, is_strong=body.consistency == "strong"),
             is_lenient=query_flag(call.query(), "lenient", False),
         )
-        StepCall(self._app, call, self._create(call, body, resolution), partial(self._app.answer, call)).run()
-
-    def _create(self, call: Call, body: WatchBody, resolution: Resolution) -> Steps[bytes]:
-        """Open a session in steps, and answer where each topic begins once that is committed."""
         resolved = yield from resolution.steps()
         positions: dict[str, Position] = {}
         floors: list[Commit] = []

@@ -14,7 +14,7 @@ import msgspec
 
 from everlog.errors import TopicNotFound
 from everlog.server.app import App
-from everlog.server.auth import Key
+from everlog.server.auth import Key, allows_name
 from everlog.server.bodies import WatchedBody, check_counts, filter_of
 from everlog.server.errors import ApiError, from_engine, invalid
 from everlog.server.fan_out import ReadOptions
@@ -81,11 +81,6 @@ def is_pattern(name: str) -> bool:
     return name.endswith("*")
 
 
-def allows_topic(key: Key | None, name: str) -> bool:
-    """Whether the key may touch the topic."""
-    return key is None or key.allows_name(name.encode("utf-8", "surrogatepass"))
-
-
 def _check_entry(key: Key | None, name: str, entry: WatchedBody) -> None:
     """Refuse an entry that contradicts itself or that the key may not ask for."""
     check_counts(entry)
@@ -93,7 +88,7 @@ def _check_entry(key: Key | None, name: str, entry: WatchedBody) -> None:
     if key is None or not key.prefixes:
         return
     prefix = name[:-1].encode("utf-8", "surrogatepass") if is_pattern(name) else None
-    if not (allows_topic(key, name) if prefix is None else _overlaps(key, prefix)):
+    if not (allows_name(key, name) if prefix is None else _overlaps(key, prefix)):
         raise ApiError(403, "forbidden", f"this key may not use the name {name!r}", {"topic": name})
 
 
@@ -176,7 +171,7 @@ class Resolution:
             engine = self._app.ready_engine()
             page = engine.topics(pattern.prefix, after, STEP_TOPICS)
             for state in page:
-                if state.topic not in self._starts and allows_topic(self._key, state.topic):
+                if state.topic not in self._starts and allows_name(self._key, state.topic):
                     self._starts[state.topic] = _start(engine, state, entry, pattern.options)
             if len(self._starts) > MATCHED_MAX:
                 raise invalid(

@@ -14,14 +14,14 @@ from everlog.api_types import ConsumerAtRisk
 from everlog.errors import Closed, EverlogError, TopicNotFound
 from everlog.server import sse
 from everlog.server.app import App, Call, Route
-from everlog.server.auth import Key, Scope
+from everlog.server.auth import Key, Scope, allows_name
 from everlog.server.errors import CHALLENGE, ApiError, from_engine
 from everlog.server.fan_out import Batch, FanOut, WatchCursor, Watcher
 from everlog.server.http import Stream
 from everlog.server.streams import KEY_REVOKED, Heartbeat, StreamSlots, Timer, Timers, stream_key
 from everlog.server.watch_journal import FRAME_KEY, FrameJournal
 from everlog.server.watch_sessions import Position, Session, WatchSessions
-from everlog.server.watch_starts import MATCHED_MAX, allows_topic, pattern_of
+from everlog.server.watch_starts import MATCHED_MAX, pattern_of
 
 # Frames of one topic that may be sent before those of another one with a backlog.
 BURST_FRAMES: Final = 64
@@ -150,7 +150,7 @@ class WatchStream(Watcher):
         """Where a topic that has appeared is read from; None if it is not for this reader."""
         session = self._session
         pattern = pattern_of(session.patterns, name)
-        if pattern is None or not allows_topic(session.key, name):
+        if pattern is None or not allows_name(session.key, name):
             return None
         if len(self._cursors) >= MATCHED_MAX:
             self.advise([name], 0)

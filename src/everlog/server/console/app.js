@@ -65,8 +65,10 @@ class Console extends HTMLElement {
     const [name = 'overview', ...rest] = place();
     const page = PAGES.find(({ path }) => path === name);
     for (const link of this.nav.children) {
-      if (link.getAttribute('href') === `#/${name}`) link.setAttribute('aria-current', 'page');
-      else link.removeAttribute('aria-current');
+      if (link.getAttribute('href') === `#/${name}`) {
+        link.setAttribute('aria-current', 'page');
+        link.scrollIntoView({ block: 'nearest', inline: 'center' });
+      } else link.removeAttribute('aria-current');
     }
     const key = JSON.stringify([name, rest[0]]);
     if (page && this.shown === key && this.page?.moved) {
@@ -84,8 +86,9 @@ class Console extends HTMLElement {
     fill(this.main, this.page);
   }
 
-  /** g and a letter open a page, / goes to the search field. */
+  /** g and a letter open a page, / goes to the search field, Escape closes what is opened beside a list. */
   shortcut(event) {
+    if (event.key === 'Escape' && !event.target.closest?.('dialog, select')) this.main.querySelector('.detail:not([hidden]) header button[aria-label^="Close"]')?.click();
     const typing = event.target.closest?.('input, textarea, select, dialog');
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === '/') {
@@ -95,7 +98,7 @@ class Console extends HTMLElement {
         search.focus();
       }
     } else if (this.going) {
-      const page = PAGES.find(({ path }) => path.startsWith(event.key));
+      const page = PAGES.find(({ label }) => label.toLowerCase().startsWith(event.key));
       if (page) location.hash = `#/${page.path}`;
     }
     this.going = event.key === 'g';
@@ -128,6 +131,7 @@ class Console extends HTMLElement {
             say(hint, 'A key has only visible ASCII characters.');
             return;
           }
+          isAnswered = true;
           dialog.close();
           dialog.remove();
           resolve(key);
@@ -138,7 +142,9 @@ class Console extends HTMLElement {
       h('label', { for: 'key' }, 'Key'), input);
       const hint = h('p', { class: 'problem', role: 'alert' });
       form.append(hint, h('div', { class: 'buttons' }, h('button', { class: 'primary' }, 'Continue')));
-      const dialog = h('dialog', { class: 'key', 'aria-label': 'Key', oncancel: (event) => event.preventDefault() }, form);
+      let isAnswered = false;
+      // A browser closes a dialog at the second Escape, whatever the page says; there is nothing to see without a key.
+      const dialog = h('dialog', { class: 'key', 'aria-label': 'Key', oncancel: (event) => event.preventDefault(), onclose: () => isAnswered || dialog.showModal() }, form);
       document.body.append(dialog);
       dialog.showModal();
     });

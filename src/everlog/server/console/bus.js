@@ -16,12 +16,12 @@ class Bus extends Part {
       label: 'Queues', open: (row) => this.open(row),
       empty: notice('empty', 'No queues', 'There is no queue below the bus directory.', h('code', {}, 'everlog simulate --queue ./bus/queue --events 100000')),
       columns: [
-        { label: 'Queue', width: 'minmax(130px, 1fr)', class: 'mono', cell: (row) => row.queue },
+        { label: 'Queue', width: 'minmax(130px, 1fr)', narrow: 'minmax(0, 1fr)', class: 'mono', cell: (row) => row.queue },
         { label: 'Writer', width: '76px', cell: (row) => h('span', { class: `badge ${{ alive: 'good', dead: 'bad' }[row.writer] ?? ''}` }, row.writer) },
         { label: 'Segments', width: '80px', align: 'end', wide: true, cell: (row) => count(row.segments) },
         { label: 'On disk', width: '80px', align: 'end', cell: (row) => bytes(row.bytes_on_disk) },
         { label: 'Readers', width: '72px', align: 'end', wide: true, cell: (row) => count(row.readers.length) },
-        { label: 'Most behind', width: '96px', align: 'end', wide: true, cell: (row) => bytes(Math.max(0, ...row.readers.map((reader) => reader.lag_bytes ?? 0))) },
+        { label: 'Most behind', width: '124px', align: 'end', wide: true, cell: mostBehind },
         { label: 'Last write', width: '104px', wide: true, cell: (row) => (row.error ? h('span', { class: 'badge bad' }, 'damaged') : ago(row.writer_heartbeat_ms)) },
       ],
     });
@@ -66,7 +66,7 @@ class Bus extends Part {
       ...['diffs', 'trades', 'snapshots'].map((each) => count(counts[each] ?? 0)), h('span', { class: counts.gaps ? 'badge bad' : '' }, count(counts.gaps ?? 0)), milliseconds(Math.max(0, lag))];
     return h('details', { class: 'card feed', 'data-feed': feed.name, open: isOpen },
       h('summary', {}, h('strong', { class: 'mono' }, feed.name), h('span', {}, feed.venue), h('span', { class: `badge ${kind}` }, state),
-        h('span', {}, `${rate(feed.frames_per_s)} frames/s`), h('span', { class: gaps ? 'badge bad' : 'faint' }, reasons.length ? `${counted(gaps, 'gap')}: ${reasons.join(', ')}` : counted(gaps, 'gap'))),
+        kind === 'bad' ? null : h('span', {}, `${rate(feed.frames_per_s)} frames/s`), h('span', { class: gaps ? 'badge bad' : 'faint' }, reasons.length ? `${counted(gaps, 'gap')}: ${reasons.join(', ')}` : counted(gaps, 'gap'))),
       h('div', { class: 'table-wrap', tabindex: 0, role: 'region', 'aria-label': `Symbols of ${feed.name}` }, h('table', { 'aria-label': `Symbols of ${feed.name}` },
         h('thead', {}, h('tr', {}, head.map((label, index) => h('th', { scope: 'col', class: index > 1 ? 'end' : null }, label)))),
         h('tbody', {}, symbols.map((each) => h('tr', {}, cells(each).map((cell, index) => h('td', { class: index > 1 ? 'end' : index ? null : 'mono' }, cell))))))));
@@ -93,6 +93,7 @@ class Bus extends Part {
     this.opened = null;
     this.detail.hidden = true;
     this.classList.remove('inspecting');
+    this.rows.scroller.focus();
   }
 
   async look() {
@@ -107,13 +108,22 @@ class Bus extends Part {
       state.readers.length === 0 ? h('p', { class: 'faint' }, 'No named readers') : h('div', { class: 'table-wrap', tabindex: 0, role: 'region', 'aria-label': 'Readers' }, h('table', { 'aria-label': 'Readers' },
         h('thead', {}, h('tr', {}, ['Reader', 'Next seq', 'Lag', 'Behind', 'Heartbeat'].map((label) => h('th', { scope: 'col' }, label)))),
         h('tbody', {}, state.readers.map((reader) => h('tr', {}, h('td', { class: 'mono' }, reader.name), h('td', {}, reader.next_seq === null ? '' : count(reader.next_seq)),
-          h('td', {}, reader.error ?? (reader.lag_messages === null ? bytes(reader.lag_bytes ?? 0) : counted(reader.lag_messages, 'message'))), h('td', {}, reader.lag_ms === null ? '' : duration(reader.lag_ms)), h('td', {}, reader.heartbeat_ms ? ago(reader.heartbeat_ms) : 'never')))))));
+          h('td', {}, reader.error ?? lagOf(reader)), h('td', {}, reader.lag_ms === null ? '' : duration(reader.lag_ms)), h('td', {}, reader.heartbeat_ms ? ago(reader.heartbeat_ms) : 'never')))))));
     const text = JSON.stringify(tail.messages);
     if (text === this.shown) return;
     this.shown = text;
     fill(this.messages, tail.messages.length === 0 ? h('p', { class: 'faint' }, 'None') : tail.messages.toReversed().map((message) => h('details', {}, h('summary', { class: 'mono' }, `${count(message.seq)}  type ${message.type_id}  ${bytes(message.length)}  `, h('span', { class: 'faint' }, (message.payload_text ?? message.payload_hex).slice(0, 80))),
       h('pre', { tabindex: 0, role: 'group', 'aria-label': 'Payload as hex' }, hexRows(message.payload_hex)), message.payload_text === null ? null : h('pre', { tabindex: 0, role: 'group', 'aria-label': 'Payload as text' }, message.payload_text))));
   }
+}
+
+const lagOf = (reader) => (reader.lag_messages === null ? bytes(reader.lag_bytes ?? 0) : counted(reader.lag_messages, 'message'));
+
+/** How far the reader that is most behind is: in messages, or in bytes where counting them took too long. */
+function mostBehind({ readers }) {
+  if (readers.length === 0) return '';
+  const most = readers.reduce((most, reader) => ((reader.lag_bytes ?? 0) > (most.lag_bytes ?? 0) ? reader : most));
+  return most.lag_bytes === 0 ? 'none' : lagOf(most);
 }
 
 /** What a feed is, as a kind of badge and a word; one whose process died cannot say so. */

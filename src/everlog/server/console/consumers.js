@@ -10,6 +10,12 @@ import { Rows } from './rows.js';
 const TREND = 60;
 const SHOWN_MAX = 5000;
 
+/** How long, of which a narrow list shows the first unit. */
+function behind(ms) {
+  const [, first, rest] = /^(\S+ \S+)(.*)/.exec(duration(ms ?? 0));
+  return [first, h('span', { class: 'wide' }, rest)];
+}
+
 class Consumers extends Part {
   show() {
     this.trends = new Map();
@@ -20,13 +26,13 @@ class Consumers extends Part {
       label: 'Consumers', rowHeight: 36, open: (row) => this.open(row),
       empty: notice('empty', 'No consumers', 'A consumer is a cursor that the server keeps under a name.', h('code', {}, 'PUT /v0/topics/orders/consumers/billing')),
       columns: [
-        { label: 'Consumer', width: 'minmax(110px, 1fr)', class: 'mono', cell: (row) => row.name },
-        { label: 'Topic', width: 'minmax(100px, 1fr)', class: 'mono', cell: (row) => row.topic },
-        { label: 'Lag', width: '88px', align: 'end', cell: (row) => count(row.lag_records) },
-        { label: 'Behind', width: '88px', align: 'end', cell: (row) => (row.lag_ms ? duration(row.lag_ms) : '0 s') },
+        { label: 'Consumer', width: 'minmax(110px, 1fr)', narrow: 'minmax(64px, 1fr)', class: 'mono', cell: (row) => row.name },
+        { label: 'Topic', width: 'minmax(100px, 1fr)', narrow: 'minmax(0, 1fr)', class: 'mono', cell: (row) => row.topic },
+        { label: 'Lag', width: '88px', narrow: '48px', align: 'end', cell: (row) => count(row.lag_records) },
+        { label: 'Behind', width: '96px', narrow: '56px', align: 'end', cell: (row) => behind(row.lag_ms) },
         { label: 'Trend', width: '104px', wide: true, cell: (row) => this.trend(row) },
         { label: 'Owner', width: '110px', wide: true, cell: (row) => row.owner ?? h('span', { class: 'faint' }, 'none') },
-        { label: '', width: '76px', align: 'end', cell: (row) => (row.at_risk ? h('span', { class: 'badge bad' }, 'at risk') : row.hold ? h('span', { class: 'badge' }, 'holds') : '') },
+        { label: '', width: '76px', narrow: '56px', align: 'end', cell: (row) => (row.at_risk ? h('span', { class: 'badge bad' }, 'at risk') : row.hold ? h('span', { class: 'badge' }, 'holds') : '') },
       ],
     });
     this.detail = h('aside', { class: 'detail', 'aria-label': 'Consumer', hidden: true });
@@ -63,7 +69,7 @@ class Consumers extends Part {
   trend(row) {
     const values = this.trends.get(JSON.stringify([row.topic, row.name])) ?? [];
     const change = values.length > 1 ? values.at(-1) - values[0] : 0;
-    const canvas = h('canvas', { class: 'spark', role: 'img', 'aria-label': change > 0 ? 'lag grows' : change < 0 ? 'lag shrinks' : 'lag is steady' });
+    const canvas = h('canvas', { class: 'spark', role: 'img', 'data-values': values.join(' '), 'aria-label': change > 0 ? 'lag grows' : change < 0 ? 'lag shrinks' : 'lag is steady' });
     const style = getComputedStyle(this);
     queueMicrotask(() => sparkline(canvas, values.length > 1 ? values : [row.lag_records, row.lag_records], style.getPropertyValue(change > 0 ? '--series-3' : '--series-1')));
     return canvas;

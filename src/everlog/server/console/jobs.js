@@ -12,6 +12,7 @@ const STATES = ['ready', 'delayed', 'leased', 'failed'];
 const GROUPED_MAX = 10_000;
 const CHUNK = 1000;
 const REDRIVEN = 5000;
+const NAMES = { $seq: 'seq', $ts: 'appended', $tag: 'tag', run_at: 'due', deadline: 'leased until' };
 
 /** Do something that a button asked for; what goes wrong is shown. */
 async function attempt(signal, step) {
@@ -26,6 +27,8 @@ class Jobs extends Part {
   show() {
     this.queues = [];
     this.counts = new Map();
+    this.oldest = new Map();
+    this.flows = new Map();
     this.status = h('span', { class: 'faint', role: 'status' });
     this.problem = h('div');
     const of = (row, name) => this.counts.get(row.topic)?.[name] ?? 0;
@@ -33,12 +36,14 @@ class Jobs extends Part {
       label: 'Job queues', open: ({ topic }) => (location.hash = `#/jobs/${encodeURIComponent(topic)}`),
       empty: notice('empty', 'No job queues', 'A job queue is a topic of type queue.', h('code', {}, 'everlog topic create mails --type queue')),
       columns: [
-        { label: 'Job queue', width: 'minmax(130px, 1fr)', class: 'mono', cell: (row) => h('a', { href: `#/jobs/${encodeURIComponent(row.topic)}`, tabindex: -1 }, row.topic) },
-        { label: 'Ready', width: '76px', align: 'end', cell: (row) => count(of(row, 'ready')) },
-        { label: 'Leased', width: '76px', align: 'end', cell: (row) => count(of(row, 'leased')) },
+        { label: 'Job queue', width: 'minmax(130px, 1fr)', narrow: 'minmax(0, 1fr)', class: 'mono', cell: (row) => h('a', { href: `#/jobs/${encodeURIComponent(row.topic)}`, tabindex: -1 }, row.topic) },
+        { label: 'Ready', width: '76px', narrow: '56px', align: 'end', cell: (row) => count(of(row, 'ready')) },
+        { label: 'Oldest', width: '92px', align: 'end', wide: true, cell: (row) => this.oldest.get(row.topic) ?? '' },
+        { label: 'Leased', width: '76px', narrow: '56px', align: 'end', cell: (row) => count(of(row, 'leased')) },
         { label: 'Delayed', width: '76px', align: 'end', wide: true, cell: (row) => count(of(row, 'delayed')) },
-        { label: 'Failed', width: '76px', align: 'end', cell: (row) => (of(row, 'failed') ? h('span', { class: 'badge bad' }, count(of(row, 'failed'))) : '0') },
+        { label: 'Failed', width: '76px', narrow: '56px', align: 'end', cell: (row) => (of(row, 'failed') ? h('span', { class: 'badge bad' }, count(of(row, 'failed'))) : '0') },
         { label: 'Done', width: '92px', align: 'end', wide: true, cell: (row) => count(of(row, 'done_total')) },
+        { label: 'Done / s', width: '72px', align: 'end', wide: true, cell: (row) => rate(this.flows.get(row.topic)?.perSecond ?? 0) },
         { label: 'Dead letters', width: '96px', align: 'end', wide: true, cell: (row) => count(of(row, 'dead_lettered')) },
       ],
     });
@@ -70,7 +75,10 @@ class Jobs extends Part {
     for (const { topic } of this.queues) {
       if (this.signal.aborted) return;
       try {
-        this.counts.set(topic, (await get(`/topics${at(topic)}/jobs?limit=1`, this.signal)).counts);
+        const answer = await get(`/topics${at(topic)}/jobs?state=ready&limit=1`, this.signal);
+        this.counts.set(topic, answer.counts);
+        this.oldest.set(topic, oldest(answer));
+        this.flows.set(topic, flow(this.flows.get(topic), answer.counts.done_total));
       } catch (error) {
         if (!(error instanceof ApiError && error.status === 404)) throw error;
         this.searched = 0;
@@ -100,23 +108,34 @@ class Jobs extends Part {
   }
 }
 
+/** How long the first of the jobs that are ready has waited since it was due, of a page that begins with it. */
+function oldest({ jobs: [job], counts }) {
+  return job && counts.ready ? duration(Date.now() - Math.max(job.$ts, job.run_at ?? 0)) : '';
+}
+
+/** A total with its rate since the last look. */
+function flow(before, total) {
+  const now = performance.now();
+  return { total, now, perSecond: before ? Math.max(0, ((total - before.total) * 1000) / (now - before.now)) : 0 };
+}
+
 class JobQueue extends Part {
   show() {
     [this.topic] = this.place;
-    Object.assign(this, { state: '', jobs: [], selected: new Set(), before: null, rates: {} });
+    Object.assign(this, { state: '', jobs: [], selected: new Set(), flows: {} });
     this.tiles = h('dl', { class: 'tiles' });
     this.problem = h('div');
     this.pauseButton = h('button', { type: 'button', onclick: () => attempt(this.signal, () => this.setPaused(!this.isPaused)) }, 'Pause');
-    this.filters = h('div', { class: 'choice', role: 'group', 'aria-label': 'State' }, ['all', ...STATES, 'errors'].map((name) => h('button', { type: 'button', 'aria-pressed': String(name === 'all'), onclick: (event) => this.choose(name, event.target) }, name)));
+    this.filters = h('div', { class: 'choice', role: 'group', 'aria-label': 'State' }, ['all', ...STATES, 'errors'].map((name) => h('button', { type: 'button', 'aria-pressed': String(name === 'all'), onclick: () => this.choose(name) }, name)));
     this.tag = h('input', { type: 'search', 'aria-label': 'Tag', placeholder: 'Tag', onchange: () => this.again() });
     this.actions = h('div', { class: 'toolbar bulk', hidden: true });
     this.progress = h('div', { class: 'progress', role: 'status', hidden: true });
     this.rows = new Rows().setup({
-      label: 'Jobs', open: (row) => this.open(row), need: (index) => this.more(index),
+      label: 'Jobs', open: (row) => this.open(row), mark: (row) => this.mark(row, !this.selected.has(row.$seq)), need: (index) => this.more(index),
       empty: notice('empty', 'No jobs here', 'Jobs that are done are gone; they are counted above.'),
       columns: [
         { label: '', width: '20px', cell: (row) => this.box(row) },
-        { label: 'Seq', width: '84px', align: 'end', class: 'mono', cell: (row) => count(row.$seq) },
+        { label: 'Seq', width: 'var(--seq)', align: 'end', class: 'mono', cell: (row) => count(row.$seq) },
         { label: 'State', width: '78px', cell: (row) => h('span', { class: `badge ${{ failed: 'bad', leased: 'good', delayed: 'warn' }[row.state] ?? ''}` }, row.state) },
         { label: 'Deliveries', width: '76px', align: 'end', wide: true, cell: (row) => count(row.deliveries ?? 0) },
         { label: 'Priority', width: '64px', align: 'end', wide: true, cell: (row) => count(row.priority ?? 0) },
@@ -144,15 +163,17 @@ class JobQueue extends Part {
   }
 
   async refresh() {
-    const answer = await get(this.query(), this.signal);
+    const asked = this.query();
+    const paths = [asked, `/topics${at(this.topic)}/jobs?state=ready&limit=1`, `/topics${at(this.topic)}?touch=false`];
+    const [answer, first, topic] = await Promise.all(paths.map((path) => get(path, this.signal)));
     fill(this.problem);
-    this.showCounts(answer.counts);
-    const topic = await get(`/topics${at(this.topic)}?touch=false`, this.signal);
     this.isPaused = Boolean(topic.config.paused);
     this.deadLetter = topic.config.dead_letter;
+    this.showCounts(answer.counts, oldest(first));
     this.redriveButton.hidden = !this.deadLetter;
     say(this.pauseButton, this.isPaused ? 'Resume' : 'Pause');
-    if (this.state === 'errors') return;
+    // Another view may have been chosen meanwhile: its actions are not for the jobs of this one.
+    if (this.state === 'errors' || asked !== this.query()) return;
     // What was loaded beyond the first page stays until the list is asked for anew.
     if (this.jobs.length <= 200) {
       this.jobs = answer.jobs;
@@ -164,22 +185,23 @@ class JobQueue extends Part {
   again() {
     Object.assign(this, { jobs: [], cursor: undefined, selected: new Set() });
     this.draw();
-    attempt(this.signal, () => this.refresh());
+    attempt(this.signal, () => (this.state === 'errors' ? this.group() : this.refresh()));
   }
 
-  choose(name, button) {
-    for (const each of this.filters.children) each.setAttribute('aria-pressed', String(each === button));
+  choose(name) {
+    for (const each of this.filters.children) each.setAttribute('aria-pressed', String(each.innerText === name));
     this.state = name === 'all' ? '' : name;
     this.split.hidden = name === 'errors';
     this.errors.hidden = name !== 'errors';
-    if (name === 'errors') attempt(this.signal, () => this.group());
-    else this.again();
+    this.again();
   }
 
   more(index) {
     if (!this.cursor || this.loading || index < this.jobs.length - 10) return;
     this.loading = true;
+    const asked = this.query();
     get(this.query(`&cursor=${encodeURIComponent(this.cursor)}`), this.signal).then((answer) => {
+      if (asked !== this.query()) return;
       this.jobs.push(...answer.jobs);
       this.cursor = answer.next_cursor;
       this.draw();
@@ -191,29 +213,28 @@ class JobQueue extends Part {
     this.showActions();
   }
 
-  showCounts(counts) {
-    const now = performance.now();
-    if (this.before) {
-      const seconds = (now - this.before.now) / 1000;
-      for (const name of ['done_total', 'failed_total']) this.rates[name] = Math.max(0, (counts[name] - this.before.counts[name]) / seconds);
-    }
-    this.before = { now, counts };
+  showCounts(counts, waited) {
+    for (const name of ['done_total', 'failed_total']) this.flows[name] = flow(this.flows[name], counts[name]);
+    const perSecond = (name) => `${rate(this.flows[name].perSecond)}/s`;
     // The counts are those of all tags.
     this.total = this.tag.value ? undefined : this.state && STATES.includes(this.state) ? counts[this.state] : STATES.reduce((sum, name) => sum + (counts[name] ?? 0), 0);
-    const tiles = [['Ready', count(counts.ready), ''], ['Leased', count(counts.leased), ''], ['Delayed', count(counts.delayed), ''], ['Failed', count(counts.failed), `${rate(this.rates.failed_total ?? 0)}/s`], ['Done', count(counts.done_total), `${rate(this.rates.done_total ?? 0)}/s`], ['Dead letters', count(counts.dead_lettered), this.deadLetter ?? '']];
+    const tiles = [['Ready', count(counts.ready), waited && `oldest ${waited}`], ['Leased', count(counts.leased), ''], ['Delayed', count(counts.delayed), ''], ['Failed', count(counts.failed), perSecond('failed_total')], ['Done', count(counts.done_total), perSecond('done_total')], ['Dead letters', count(counts.dead_lettered), this.deadLetter ?? '']];
     fill(this.tiles, tiles.map(([name, value, more]) => h('div', {}, h('dt', {}, name), h('dd', {}, value), h('dd', { class: 'faint' }, more))));
   }
 
+  /** Of a job in the list; the keyboard selects with Space on the row, so that Tab need not pass every box. */
   box(row) {
     return h('input', {
-      type: 'checkbox', 'aria-label': `Select job ${row.$seq}`, checked: this.selected.has(row.$seq),
+      type: 'checkbox', tabindex: -1, 'aria-label': `Select job ${row.$seq}`, checked: this.selected.has(row.$seq),
       onclick: (event) => event.stopPropagation(),
-      onchange: (event) => {
-        if (event.target.checked) this.selected.add(row.$seq);
-        else this.selected.delete(row.$seq);
-        this.showActions();
-      },
+      onchange: (event) => this.mark(row, event.target.checked),
     });
+  }
+
+  mark(row, isSelected) {
+    if (isSelected) this.selected.add(row.$seq);
+    else this.selected.delete(row.$seq);
+    this.showActions();
   }
 
   /** How many jobs the view has; for a tag only those that are loaded are known. */
@@ -249,24 +270,23 @@ class JobQueue extends Part {
     if (!(await confirmed(`${label} ${some ? counted(some, 'job') : this.viewed()}?`, path === 'cancel' ? 'They are deleted; leased ones when their lease ends.' : 'Delayed and failed ones are due at once.', label))) return;
     let done = 0;
     let looked = 0;
-    const job = this.begin(label);
-    for await (const seqs of this.seqs()) {
-      for (let from = 0; from < seqs.length && !job.isStopped; from += CHUNK) {
-        const part = seqs.slice(from, from + CHUNK);
-        const answer = await ask('POST', `/topics${at(this.topic)}/jobs/${path}`, { seqs: part }, this.signal);
-        done += answer[member];
-        looked += part.length;
-        job.show(looked, Math.max(total, looked));
+    await this.inSteps(label, async (job) => {
+      for await (const seqs of this.seqs()) {
+        for (let from = 0; from < seqs.length && !job.isStopped; from += CHUNK) {
+          const part = seqs.slice(from, from + CHUNK);
+          const answer = await ask('POST', `/topics${at(this.topic)}/jobs/${path}`, { seqs: part }, this.signal);
+          done += answer[member];
+          looked += part.length;
+          job.show(looked, Math.max(total, looked));
+        }
+        if (job.isStopped) break;
       }
-      if (job.isStopped) break;
-    }
-    job.end();
-    toast(`${counted(done, 'job')} ${member}${job.isStopped ? ', then stopped' : ''}`);
+    }, () => `${counted(done, 'job')} ${member}`);
     this.again();
   }
 
-  /** A bar with a button to stop. */
-  begin(label) {
+  /** Work with a bar and a button to stop. What was done is said at its end, and if it fails on the way. */
+  async inSteps(label, work, said) {
     const bar = h('progress', { max: 1, value: 0, 'aria-label': label });
     const text = h('span', {}, `${label}: 0`);
     const job = {
@@ -276,11 +296,17 @@ class JobQueue extends Part {
         bar.value = done;
         say(text, `${label}: ${count(done)} of ${count(total)}`);
       },
-      end: () => (this.progress.hidden = true),
     };
     fill(this.progress, text, bar, h('button', { type: 'button', onclick: () => (job.isStopped = true) }, 'Stop'));
     this.progress.hidden = false;
-    return job;
+    try {
+      await work(job);
+      toast(`${said()}${job.isStopped ? ', then stopped' : ''}`);
+    } catch (error) {
+      throw new Error(`${said()}, then: ${error.message}`);
+    } finally {
+      this.progress.hidden = true;
+    }
   }
 
   async redrive() {
@@ -293,16 +319,15 @@ class JobQueue extends Part {
       return;
     }
     if (!(await confirmed(`Move ${counted(total, 'job')} back?`, `From ${target} to ${this.topic}. Each is moved once.`, 'Redrive'))) return;
-    const job = this.begin('Redrive');
     let done = 0;
-    for (;;) {
-      const answer = await redrive({ limit: REDRIVEN });
-      done += answer.moved;
-      job.show(done, Math.max(total, done));
-      if (job.isStopped || answer.moved === 0) break;
-    }
-    job.end();
-    toast(`${counted(done, 'job')} moved back`);
+    await this.inSteps('Redrive', async (job) => {
+      for (;;) {
+        const answer = await redrive({ limit: REDRIVEN });
+        done += answer.moved;
+        job.show(done, Math.max(total, done));
+        if (job.isStopped || answer.moved === 0) break;
+      }
+    }, () => `${counted(done, 'job')} moved back`);
     await this.refresh();
   }
 
@@ -323,26 +348,32 @@ class JobQueue extends Part {
       for (const job of answer.jobs) {
         const type = job.last_error?.type ?? 'expired';
         const key = JSON.stringify([type, job.last_error?.message ?? 'the lease ended without an answer']);
-        const group = groups.get(key) ?? { jobs: 0, first: job.$seq, last: job.$seq };
-        group.jobs += 1;
-        group.last = job.$seq;
-        groups.set(key, group);
+        const seqs = groups.get(key) ?? [];
+        seqs.push(job.$seq);
+        groups.set(key, seqs);
       }
       seen += answer.jobs.length;
       cursor = answer.next_cursor;
     } while (cursor && seen < GROUPED_MAX);
-    const rows = [...groups].sort(([, a], [, b]) => b.jobs - a.jobs);
+    const rows = [...groups].sort(([, a], [, b]) => b.length - a.length);
     fill(this.errors, rows.length === 0 ? notice('empty', 'No failures', 'No job waits again after an error.') : h('div', { class: 'table-wrap' }, h('table', {},
       h('caption', {}, `${counted(seen, 'failed job')}${cursor ? ', the first ones' : ''} by error`),
-      h('thead', {}, h('tr', {}, ['Error', 'Message', 'Jobs', 'Seqs'].map((label) => h('th', { scope: 'col' }, label)))),
-      h('tbody', {}, rows.map(([key, group]) => {
+      h('thead', {}, h('tr', {}, ['Error', 'Message', 'Jobs', 'Seqs', ''].map((label) => h('th', { scope: 'col' }, label)))),
+      h('tbody', {}, rows.map(([key, seqs]) => {
         const [type, message] = JSON.parse(key);
-        return h('tr', {}, h('td', { class: 'mono' }, type), h('td', {}, message), h('td', {}, count(group.jobs)), h('td', {}, h('button', { type: 'button', class: 'more', onclick: () => this.open({ $seq: group.first }) }, `${count(group.first)} to ${count(group.last)}`)));
+        return h('tr', {}, h('td', { class: 'mono' }, type), h('td', {}, message), h('td', {}, count(seqs.length)), h('td', {}, `${count(seqs[0])} to ${count(seqs.at(-1))}`),
+          h('td', {}, h('button', { type: 'button', onclick: () => this.select(seqs) }, 'Select')));
       })))));
   }
 
+  /** Select all jobs of a group, beside the first of them. */
+  async select(seqs) {
+    this.choose('failed');
+    this.selected = new Set(seqs);
+    await this.open({ $seq: seqs[0] });
+  }
+
   async open(row) {
-    this.split.hidden = false;
     this.detail.hidden = false;
     this.classList.add('inspecting');
     const close = h('button', { type: 'button', class: 'quiet', 'aria-label': 'Close the job', onclick: () => this.closeDetail() }, icon('close'));
@@ -357,7 +388,7 @@ class JobQueue extends Part {
         this.again();
       }) }, label);
       fill(this.detail, h('header', {}, h('h2', {}, `Job ${count(row.$seq)}`), act('Retry', 'retry', 'retried'), act('Cancel', 'cancel', 'cancelled'), close),
-        h('dl', { class: 'values' }, facts.map(([name, value]) => h('div', {}, h('dt', {}, name), h('dd', { class: 'mono' }, /_at$|_ts$|deadline|\$ts/.test(name) ? moment(value) : typeof value === 'object' ? JSON.stringify(value) : String(value))))),
+        h('dl', { class: 'values' }, facts.map(([name, value]) => h('div', {}, h('dt', {}, NAMES[name] ?? name.replaceAll('_', ' ')), h('dd', { class: 'mono' }, /_at$|_ts$|deadline|\$ts/.test(name) ? moment(value) : typeof value === 'object' ? JSON.stringify(value) : String(value))))),
         h('h3', {}, `Attempts (${count(job.attempts?.length ?? 0)})`), (job.attempts ?? []).map(attemptCard),
         job.data === undefined ? null : [h('h3', {}, 'Data'), tree(job.data)]);
     });
@@ -366,6 +397,7 @@ class JobQueue extends Part {
   closeDetail() {
     this.detail.hidden = true;
     this.classList.remove('inspecting');
+    this.rows.scroller.focus();
   }
 }
 

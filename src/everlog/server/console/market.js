@@ -1,6 +1,6 @@
 // The page Market: the order book of a market in a queue or a topic, its depth over time, spread and trades; live, or replayed.
 
-import { get, pause, repeat } from './api.js';
+import { ApiError, get, pause, repeat } from './api.js';
 import { Part, fill, h, notice, say } from './dom.js';
 import { clock, count, moment } from './format.js';
 import { HeatMap } from './heatmap.js';
@@ -11,6 +11,7 @@ const SPANS = { '1 min': 250, '4 min': 1000, '16 min': 4000 };
 const SPEEDS = [0.1, 0.5, 1, 2, 5, 10, 60];
 const TICK_MS = 250;
 const BUSY_MS = 30;
+const TRIED_MAX = 50;
 
 const TOPIC = 'topic:';
 
@@ -29,7 +30,7 @@ class Market extends Part {
     this.queues = h('select', { 'aria-label': 'Queue', onchange: () => this.go(this.queues.value, '', '') });
     this.topic = h('input', { type: 'search', 'aria-label': 'Topic', placeholder: 'or a topic', spellcheck: 'false', autocomplete: 'off', value: this.queue.startsWith(TOPIC) ? this.queue.slice(TOPIC.length) : '' });
     this.topicForm = h('form', { class: 'toolbar', onsubmit: (event) => (event.preventDefault(), this.go(this.topic.value.trim() ? `${TOPIC}${this.topic.value.trim()}` : '', '', '')) }, this.topic);
-    this.markets = h('select', { 'aria-label': 'Market', onchange: () => this.go(this.queue, ...this.markets.value.split(' ')) });
+    this.markets = h('select', { 'aria-label': 'Market', hidden: true, onchange: () => this.go(this.queue, ...this.markets.value.split(' ')) });
     this.tiles = h('dl', { class: 'tiles' });
     this.map = new HeatMap().setup();
     this.ladder = h('tbody');
@@ -78,9 +79,9 @@ class Market extends Part {
       fill(this.problem, notice('empty', title, text, h('code', {}, root === null ? 'everlog serve --bus ./bus' : 'everlog simulate --queue ./bus/queue --speed 1 --seconds 600')));
       return;
     }
-    this.queue ||= queues[0].queue;
+    const markets = await this.findMarkets(queues);
     const { queue } = this;
-    const markets = await this.marketsOf(queue);
+    this.markets.hidden = markets.length === 0;
     if (markets.length === 0) {
       fill(this.problem, notice('empty', 'No order books', isTopic ? `There are no book events in the topic ${queue.slice(TOPIC.length)}.` : `There are no book events in the queue ${queue}. Choose another one.`));
       return;
@@ -92,6 +93,23 @@ class Market extends Part {
       return option(`${name} ${one.venue_id}`, `${name} (${one.venue ?? `venue ${one.venue_id}`})`, `${symbol} ${own.venue_id}`);
     }));
     this.asked = `/markets/book?${sourceOf(queue)}&symbol=${encodeURIComponent(symbol)}&venue_id=${this.venue || own.venue_id}&levels=${LEVELS}`;
+  }
+
+  /** The markets of the queue or topic; if none was chosen, of the first queue that has order books. */
+  async findMarkets(queues) {
+    if (this.queue) return this.marketsOf(this.queue);
+    for (const { queue } of queues.slice(0, TRIED_MAX)) {
+      const markets = await this.marketsOf(queue).catch((error) => {
+        if (error instanceof ApiError) return [];
+        throw error;
+      });
+      if (markets.length) {
+        this.queue = this.queues.value = queue;
+        return markets;
+      }
+    }
+    this.queue = queues[0].queue;
+    return [];
   }
 
   /** A topic is read first, as far as each request has time for. */

@@ -42,6 +42,9 @@ const CHARTS = [
   },
 ];
 
+// Where more is said about an alert.
+const MORE = { consumers_at_risk: ['consumers', 'Show the consumers'], routers_paused: ['routers', 'Show the routers'] };
+
 class Overview extends Part {
   show() {
     this.range = '5 min';
@@ -92,13 +95,13 @@ class Overview extends Part {
   }
 
   showAlerts({ alerts, has_keys: hasKeys }) {
-    const shown = alerts.map((alert) => [alert.level, alert.message]);
+    const shown = alerts.map((alert) => [alert.level, alert.message, MORE[alert.code]]);
     if (!hasKeys) shown.push(['note', 'No keys are set: every client that reaches this server may read and delete everything.']);
     const text = JSON.stringify(shown);
     if (text === this.alertsShown) return;
     this.alertsShown = text;
-    fill(this.alerts, shown.map(([level, message]) => h('p', { class: `alert ${level}`, role: level === 'error' ? 'alert' : 'status' },
-      h('span', { class: 'badge' }, level === 'note' ? 'note' : level), message)));
+    fill(this.alerts, shown.map(([level, message, more]) => h('p', { class: `alert ${level}`, role: level === 'error' ? 'alert' : 'status' },
+      h('span', { class: 'badge' }, level), h('span', {}, message), more && h('a', { href: `#/${more[0]}` }, more[1]))));
   }
 
   showTiles(overview) {

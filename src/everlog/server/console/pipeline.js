@@ -31,11 +31,11 @@ class Pipeline extends Part {
       label: 'Tables', open: (row) => this.open(row.table),
       empty: notice('empty', 'No tables', 'The lake has no table yet.', h('code', {}, "everlog pipeline archive --url URL --topic 'orders*' --lake ./lake")),
       columns: [
-        { label: 'Table', width: 'minmax(110px, 1fr)', class: 'mono', cell: (row) => row.table },
-        { label: 'On disk', width: '84px', align: 'end', cell: (row) => `${row.is_counted ? '' : 'over '}${bytes(row.bytes_on_disk)}` },
+        { label: 'Table', width: 'minmax(110px, 1fr)', narrow: 'minmax(0, 1fr)', class: 'mono', cell: (row) => row.table },
+        { label: 'On disk', width: '84px', narrow: '72px', align: 'end', cell: (row) => `${row.is_counted ? '' : 'over '}${bytes(row.bytes_on_disk)}` },
         { label: 'Files', width: '72px', align: 'end', wide: true, cell: (row) => count(row.files) },
         { label: 'Version', width: '72px', align: 'end', wide: true, cell: (row) => count(row.version) },
-        { label: 'Archive', width: '84px', cell: (row) => badge(archiveState(row.archive)) },
+        { label: 'Archive', width: '84px', narrow: '76px', cell: (row) => badge(archiveState(row.archive)) },
         { label: 'Last commit', width: '120px', wide: true, cell: (row) => (row.archive ? ago(row.archive.updated_ms) : '') },
         { label: 'Audit', width: '76px', cell: (row) => badge(auditState(row.audit)) },
       ],
@@ -80,6 +80,7 @@ class Pipeline extends Part {
     this.shown = null;
     this.detail.hidden = true;
     this.classList.remove('inspecting');
+    this.rows.scroller.focus();
   }
 
   archive(archive) {

@@ -44,10 +44,10 @@ class Records extends Part {
       label: 'Records', rowHeight: 28, open: (row) => this.inspect(row),
       empty: notice('empty', 'No records here', 'New ones appear by themselves.'),
       columns: [
-        { label: 'Seq', width: '92px', align: 'end', class: 'mono', cell: (row) => count(row.$seq) },
+        { label: 'Seq', width: 'var(--seq)', align: 'end', class: 'mono', cell: (row) => count(row.$seq) },
         { label: 'Time', width: '104px', wide: true, class: 'mono faint', cell: (row) => clock(row.$ts, true) },
-        { label: 'Tag', width: 'minmax(44px, 112px)', class: 'mono', cell: (row) => row.$tag ?? '' },
-        { label: 'Data', width: 'minmax(0, 1fr)', class: 'mono data', cell: (row) => preview(row.data) },
+        { label: 'Tag', width: 'minmax(44px, 112px)', narrow: '64px', class: 'mono', cell: (row) => row.$tag ?? '' },
+        { label: 'Data', width: 'minmax(0, 1fr)', class: 'mono data', cell: (row) => (row.preview ??= preview(row.data)) },
       ],
     });
     this.detail = h('aside', { class: 'detail', 'aria-label': 'Record', hidden: true });
@@ -114,7 +114,8 @@ class Records extends Part {
       try {
         const from = this.next === null ? this.place : { from_seq: this.next };
         const text = await askText('POST', `/topics${at(this.topic)}/diff`, { ...from, limit: BATCH, wait_ms: this.next === null ? 0 : WAIT_MS, include_tags: true, filter: this.filter }, this.signal);
-        if (generation !== this.generation || this.signal.aborted) return;
+        // What comes while paused is asked for again by Resume: nothing moves meanwhile, and nothing is left out.
+        if (!isCurrent()) return;
         this.take(JSON.parse(text), text.length);
         this.say(null);
         if (this.isJump && this.entries.length >= ROWS_MAX / 2) this.setPaused(true);
@@ -155,7 +156,9 @@ class Records extends Part {
     this.head = answer.head_seq;
     const now = performance.now();
     this.rates = [...this.rates.filter(([time]) => now - time < 3000), [now, answer.records.length]];
-    if (this.shrink() || answer.records.length || tombstone) {
+    const gone = this.shrink();
+    if (gone || answer.records.length || tombstone) {
+      if (gone) this.rows.left(gone);
       this.rows.set(this.entries);
       if (wasAtEnd && !this.isJump) this.rows.toEnd();
     }
@@ -181,7 +184,7 @@ class Records extends Part {
     }).catch(() => {}).finally(() => (this.holes -= 1));
   }
 
-  /** Keep to the bounds; what leaves at the top is counted. */
+  /** Keep to the bounds; what leaves at the top is counted. Returns how many rows left. */
   shrink() {
     let from = 0;
     let size = this.size;
@@ -190,10 +193,10 @@ class Records extends Part {
       if (this.entries[from].$seq) this.left += 1;
       from += 1;
     }
-    if (!from) return false;
+    if (!from) return 0;
     this.entries = this.entries.slice(from);
     this.size = size;
-    return true;
+    return from;
   }
 
   tell() {
@@ -228,7 +231,8 @@ class Records extends Part {
     this.classList.add('inspecting');
     const close = h('button', { type: 'button', class: 'quiet', 'aria-label': 'Close the record', onclick: () => this.closeDetail() }, icon('close'));
     const head = h('header', {}, h('h2', {}, `Record ${count(row.$seq)}`), h('button', { type: 'button', onclick: () => this.copy(row) }, icon('copy'), 'Copy'), close);
-    let record = row;
+    const { bytes: _, preview: __, ...asRead } = row;
+    let record = asRead;
     try {
       const text = await askText('POST', `/topics${at(this.topic)}/diff`, { from_seq: row.$seq - 1, limit: 1, include_tags: true }, this.signal);
       const found = parseExactly(text).records[0];

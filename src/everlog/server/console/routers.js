@@ -51,6 +51,8 @@ const short = (name, length) => (name.length > length ? `${name.slice(0, length 
 class Routers extends Part {
   show() {
     this.flows = new Map();
+    this.edges = new Map();
+    this.drawn = '';
     this.status = h('span', { class: 'faint', role: 'status' });
     this.graph = h('div', { class: 'graph', tabindex: 0, role: 'region', 'aria-label': 'Graph' });
     this.problem = h('div');
@@ -58,11 +60,11 @@ class Routers extends Part {
       label: 'Routers', open: ({ dest }) => (location.hash = `#/topics/${encodeURIComponent(dest)}`),
       empty: notice('empty', 'No routers', 'A router copies the records of one topic into another.', h('code', {}, 'everlog router put mirror orders orders.copy --create')),
       columns: [
-        { label: 'Router', width: 'minmax(110px, 1fr)', class: 'mono', cell: (row) => row.router },
-        { label: 'From', width: 'minmax(90px, 1fr)', class: 'mono', cell: (row) => row.source },
-        { label: 'To', width: 'minmax(90px, 1fr)', class: 'mono', cell: (row) => row.dest },
+        { label: 'Router', width: 'minmax(110px, 1fr)', narrow: 'minmax(0, 1fr)', class: 'mono', cell: (row) => row.router },
+        { label: 'From', width: 'minmax(90px, 1fr)', narrow: 'minmax(0, 1fr)', class: 'mono', cell: (row) => row.source },
+        { label: 'To', width: 'minmax(90px, 1fr)', narrow: 'minmax(0, 1fr)', class: 'mono', cell: (row) => row.dest },
         { label: 'Records / s', width: '92px', align: 'end', wide: true, cell: (row) => rate(this.flow(row)) },
-        { label: 'Lag', width: '80px', align: 'end', cell: (row) => this.lag(row) },
+        { label: 'Lag', width: '80px', narrow: '64px', align: 'end', cell: (row) => this.lag(row) },
         { label: 'Copied', width: '100px', align: 'end', wide: true, cell: (row) => count(row.forwarded_total) },
         { label: 'Guarantee', width: '112px', wide: true, cell: (row) => row.guarantee.replaceAll('_', ' ') },
       ],
@@ -97,6 +99,15 @@ class Routers extends Part {
   draw(routers) {
     this.graph.hidden = routers.length === 0;
     if (this.graph.hidden) return;
+    // The graph is drawn anew only if it has other topics or routers: what has the focus keeps it.
+    const edges = JSON.stringify(routers.map(({ router, source, dest }) => [router, source, dest]));
+    if (edges !== this.drawn) this.drawGraph(routers);
+    this.drawn = edges;
+    for (const router of routers) this.showFlow(router);
+  }
+
+  drawGraph(routers) {
+    this.edges.clear();
     if (routers.length > DRAWN_MAX) {
       fill(this.graph, h('p', { class: 'faint' }, `${counted(routers.length, 'router')} are too many to draw; the list has all of them.`));
       return;
@@ -125,12 +136,21 @@ class Routers extends Part {
     const [x2, y2] = [to.x, to.y + BOX.height / 2];
     const bend = Math.max(60, Math.abs(x2 - x1) / 2);
     const shift = number * 14;
-    const kind = router.lag ? 'edge behind' : this.flow(router) ? 'edge flowing' : 'edge';
-    const path = svg('path', { class: kind, d: `M${x1} ${y1 + shift / 4} C${x1 + bend} ${y1 + shift} ${x2 - bend} ${y2 + shift} ${x2 - 5} ${y2}` });
-    const words = `${rate(this.flow(router))}/s${router.lag ? ` · ${count(router.lag)} behind` : ''}`;
-    const label = svg('text', { class: 'edge-label', x: (x1 + x2) / 2, y: (y1 + y2) / 2 + shift - 5, 'text-anchor': 'middle' }, svg('title', {}, `${router.router}: ${words}`), `${short(router.router, 18)}  ${words}`);
-    const arrow = svg('path', { class: `${kind} arrow`, d: `M${x2 - 8} ${y2 - 4} L${x2 - 1} ${y2} L${x2 - 8} ${y2 + 4}` });
+    const path = svg('path', { d: `M${x1} ${y1 + shift / 4} C${x1 + bend} ${y1 + shift} ${x2 - bend} ${y2 + shift} ${x2 - 5} ${y2}` });
+    const label = svg('text', { class: 'edge-label', x: (x1 + x2) / 2, y: (y1 + y2) / 2 + shift - 5, 'text-anchor': 'middle' });
+    const arrow = svg('path', { d: `M${x2 - 8} ${y2 - 4} L${x2 - 1} ${y2} L${x2 - 8} ${y2 + 4}` });
+    this.edges.set(router.router, { path, arrow, label });
     return [path, arrow, label];
+  }
+
+  showFlow(router) {
+    const edge = this.edges.get(router.router);
+    if (!edge) return;
+    const kind = router.lag ? 'edge behind' : this.flow(router) ? 'edge flowing' : 'edge';
+    const words = `${rate(this.flow(router))}/s${router.lag ? ` · ${count(router.lag)} behind` : ''}`;
+    edge.path.setAttribute('class', kind);
+    edge.arrow.setAttribute('class', `${kind} arrow`);
+    edge.label.replaceChildren(svg('title', {}, `${visible(router.router)}: ${words}`), visible(`${short(router.router, 18)}  ${words}`));
   }
 }
 

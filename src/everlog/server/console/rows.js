@@ -1,16 +1,18 @@
 // A list of any length: only the rows that can be seen are in the page.
 
 import { h } from './dom.js';
+import { count } from './format.js';
 
 const SPARE = 6;
 
 export class Rows extends HTMLElement {
   /**
-   * `columns`: [{label, width, align, wide, sort, cell(row) -> node or text}]; a `wide` one is left out on a phone.
-   * `open(row)` is called for a row that is clicked or entered; `need(index)` when rows up to there are looked at.
+   * `columns`: [{label, width, narrow, align, wide, sort, cell(row) -> node or text}]; on a phone `narrow` is the
+   * width, and a `wide` one is left out. `var(--seq)` is as wide as the last seq. `open(row)` is called for a row that is clicked or entered, `mark(row)` for
+   * one on which Space is pressed, `need(index)` when rows up to there are looked at.
    */
-  setup({ label, columns, rowHeight = 32, open, need, sort, empty }) {
-    Object.assign(this, { columns, rowHeight, open, need, sort, entries: [], total: 0, active: -1, shown: new Map() });
+  setup({ label, columns, rowHeight = 32, open, mark, need, sort, empty }) {
+    Object.assign(this, { columns, rowHeight, open, mark, need, sort, entries: [], total: 0, active: -1, shown: new Map() });
     this.setAttribute('role', 'table');
     this.setAttribute('aria-label', label);
     this.head = h('div', { class: 'row head', role: 'row' }, columns.map((column) => this.headCell(column)));
@@ -19,7 +21,7 @@ export class Rows extends HTMLElement {
     this.empty = h('div', { class: 'empty', hidden: true }, empty ?? '');
     this.replaceChildren(this.head, this.scroller, this.empty);
     this.style.setProperty('--columns', columns.map(({ width }) => width).join(' '));
-    this.style.setProperty('--narrow', columns.filter(({ wide }) => !wide).map(({ width }) => width).join(' '));
+    this.style.setProperty('--narrow', columns.filter(({ wide }) => !wide).map(({ width, narrow }) => narrow ?? width).join(' '));
     this.scroller.addEventListener('scroll', () => this.draw());
     this.scroller.addEventListener('keydown', (event) => this.key(event));
     this.space.addEventListener('click', (event) => this.pick(event.target.closest('[data-index]')));
@@ -27,7 +29,11 @@ export class Rows extends HTMLElement {
   }
 
   connectedCallback() {
-    this.resizing = new ResizeObserver(() => this.draw());
+    this.resizing = new ResizeObserver(() => {
+      // The head has no bar to scroll with: it leaves the room that the rows leave for theirs.
+      this.style.setProperty('--bar', `${this.scroller.offsetWidth - this.scroller.clientWidth}px`);
+      this.draw();
+    });
     this.resizing.observe(this.scroller);
   }
 
@@ -58,8 +64,16 @@ export class Rows extends HTMLElement {
     this.total = Math.max(total, entries.length);
     this.empty.hidden = this.total > 0;
     this.setAttribute('aria-rowcount', this.total);
+    const seq = count(entries.findLast(({ $seq }) => $seq)?.$seq ?? 0);
+    this.style.setProperty('--seq', `${Math.max(32, 8 * seq.length)}px`);
     this.space.style.height = `${this.total * this.rowHeight}px`;
     this.draw(true);
+  }
+
+  /** The first and the last row that can be seen. */
+  get visible() {
+    const { scrollTop, clientHeight } = this.scroller;
+    return [scrollTop, scrollTop + clientHeight].map((top) => Math.floor(top / this.rowHeight));
   }
 
   get isAtEnd() {
@@ -70,18 +84,27 @@ export class Rows extends HTMLElement {
     this.scroller.scrollTop = this.scroller.scrollHeight;
   }
 
+  /** So many rows have left at the top: what is looked at stays where it is. */
+  left(number) {
+    this.active = Math.max(this.active - number, -1);
+    this.scroller.scrollTop -= number * this.rowHeight;
+  }
+
   draw(isNew = false) {
     const first = Math.max(0, Math.floor(this.scroller.scrollTop / this.rowHeight) - SPARE);
     const last = Math.min(this.total, Math.ceil((this.scroller.scrollTop + this.scroller.clientHeight) / this.rowHeight) + SPARE);
     for (const [index, element] of this.shown) {
-      if (isNew || index < first || index >= last) {
+      if (index < first || index >= last) {
         element.remove();
         this.shown.delete(index);
       }
     }
     const added = document.createDocumentFragment();
     for (let index = first; index < last; index += 1) {
-      if (this.shown.has(index)) continue;
+      if (this.shown.has(index)) {
+        if (isNew) renew(this.shown.get(index), this.row(index));
+        continue;
+      }
       const element = this.row(index);
       this.shown.set(index, element);
       added.append(element);
@@ -123,11 +146,18 @@ export class Rows extends HTMLElement {
   key(event) {
     const page = Math.max(1, Math.floor(this.scroller.clientHeight / this.rowHeight) - 1);
     const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -this.total, End: this.total };
+    const entry = this.entries[this.active];
     if (event.key in moves && this.total > 0) {
       event.preventDefault();
-      this.activate(Math.min(Math.max(this.active + moves[event.key], 0), this.total - 1));
-    } else if (event.key === 'Enter' && this.entries[this.active]) {
-      this.open?.(this.entries[this.active], this.active);
+      // Without an active row the first move is to one that can be seen.
+      const from = this.active < 0 ? Math.ceil(this.scroller.scrollTop / this.rowHeight) - Math.sign(moves[event.key]) : this.active;
+      this.activate(Math.min(Math.max(from + moves[event.key], 0), this.total - 1));
+    } else if (event.key === 'Enter' && entry && !entry.banner) {
+      this.open?.(entry, this.active);
+    } else if (event.key === ' ' && this.mark && entry && event.target === this.scroller) {
+      event.preventDefault();
+      this.mark(entry);
+      this.draw(true);
     }
   }
 
@@ -137,6 +167,23 @@ export class Rows extends HTMLElement {
     this.activate(index);
     if (this.entries[index] && !this.entries[index].banner) this.open?.(this.entries[index], index);
   }
+}
+
+/** Make a row what another one is; cells that stay the same stay in the page, with their focus and a click on them. */
+function renew(element, next) {
+  if (element.isEqualNode(next)) return;
+  element.className = next.className;
+  const cells = [...next.children];
+  if (cells.length !== element.children.length) {
+    element.replaceChildren(...cells);
+    return;
+  }
+  [...element.children].forEach((cell, index) => {
+    if (cell.isEqualNode(cells[index])) return;
+    const hadFocus = cell.contains(document.activeElement);
+    cell.replaceWith(cells[index]);
+    if (hadFocus) cells[index].querySelector('input, button, a')?.focus();
+  });
 }
 
 customElements.define('ev-rows', Rows);

@@ -15,6 +15,7 @@ export class TopicList {
     this.prefix = prefix;
     this.signal = signal;
     this.entries = [];
+    this.begins = [];
     this.isWhole = false;
     this.loading = null;
   }
@@ -28,12 +29,27 @@ export class TopicList {
     }
   }
 
+  ask(size, cursor) {
+    return get(`/topics?page_size=${size}&prefix=${encodeURIComponent(this.prefix)}${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ''}`, this.signal);
+  }
+
   async page(size) {
-    const cursor = this.cursor ? `&cursor=${encodeURIComponent(this.cursor)}` : '';
-    const answer = await get(`/topics?page_size=${size}&prefix=${encodeURIComponent(this.prefix)}${cursor}`, this.signal);
+    const answer = await this.ask(size, this.cursor);
+    this.begins.push({ index: this.entries.length, cursor: this.cursor });
     this.entries.push(...answer.topics);
     this.cursor = answer.next_cursor;
     this.isWhole = this.cursor === undefined || this.entries.length >= TOPICS_MAX;
+  }
+}
+
+/** Ask anew for the pages with these rows of a list, and take over what has changed of the topics in them. */
+async function renew(list, rows) {
+  for (const begin of new Set(rows.map((row) => list.begins.findLast(({ index }) => index <= row)))) {
+    if (!begin) continue;
+    const { topics } = await list.ask(WHOLE_PAGE, begin.cursor);
+    const fresh = new Map(topics.map((each) => [each.topic, each]));
+    const end = Math.min(begin.index + WHOLE_PAGE, list.entries.length);
+    for (let index = begin.index; index < end; index += 1) list.entries[index] = fresh.get(list.entries[index].topic) ?? list.entries[index];
   }
 }
 
@@ -51,11 +67,11 @@ class Topics extends Part {
       label: 'Topics', open: ({ topic }) => (location.hash = `#/topics/${encodeURIComponent(topic)}`), need: (index) => this.need(index), sort: (name) => this.sortBy(name),
       empty: notice('empty', 'No topics', 'A topic comes into being with its first record.', h('code', {}, 'everlog topic append orders -d \'{"id": 1}\'')),
       columns: [
-        { label: 'Topic', width: 'minmax(160px, 1fr)', sort: 'topic', class: 'mono', cell: (row) => h('a', { href: `#/topics/${encodeURIComponent(row.topic)}`, tabindex: -1 }, row.topic) },
+        { label: 'Topic', width: 'minmax(160px, 1fr)', narrow: 'minmax(0, 1fr)', sort: 'topic', class: 'mono', cell: (row) => h('a', { href: `#/topics/${encodeURIComponent(row.topic)}`, tabindex: -1 }, row.topic) },
         { label: 'Type', width: '72px', wide: true, cell: (row) => (row.type === 'queue' ? h('span', { class: 'badge' }, 'jobs') : 'log') },
         { label: 'Class', width: '92px', wide: true, sort: 'durability', cell: (row) => row.durability ?? '' },
-        { label: 'Records', width: '96px', align: 'end', sort: 'count', cell: (row) => count(row.count) },
-        { label: 'Size', width: '88px', align: 'end', sort: 'bytes', cell: (row) => bytes(row.bytes) },
+        { label: 'Records', width: '96px', narrow: '72px', align: 'end', sort: 'count', cell: (row) => count(row.count) },
+        { label: 'Size', width: '88px', narrow: '64px', align: 'end', sort: 'bytes', cell: (row) => bytes(row.bytes) },
         { label: 'Head', width: '104px', align: 'end', wide: true, sort: 'head_seq', cell: (row) => count(row.head_seq) },
       ],
     });
@@ -80,7 +96,7 @@ class Topics extends Part {
     promise.then(() => fill(this.problem), (error) => this.signal.aborted || this.failed(error));
   }
 
-  /** Totals, and the rows anew if all of them came with one page. */
+  /** Totals, and the rows anew: all of them if they come with one page, else those that can be seen by name. */
   async refresh() {
     const { topics } = await get('/overview', this.signal);
     this.total = topics;
@@ -88,7 +104,7 @@ class Topics extends Part {
       const list = new TopicList('', this.signal);
       await list.load(1);
       this.list = list;
-    }
+    } else if (this.isByName()) await renew(this.list, this.rows.visible);
     this.draw();
   }
 
@@ -120,8 +136,13 @@ class Topics extends Part {
     }, WHOLE_PAGE));
   }
 
+  /** Whether the rows are the list as it comes. */
+  isByName() {
+    return !this.text && this.sorting.name === 'topic' && !this.sorting.isDown;
+  }
+
   need(index) {
-    if (this.text || this.sorting.name !== 'topic' || this.sorting.isDown) return;
+    if (!this.isByName()) return;
     if (index >= this.list.entries.length - 20) this.work(this.list.load(index + PAGE, () => this.draw()));
   }
 
@@ -135,7 +156,7 @@ class Topics extends Part {
 
   draw() {
     const found = this.selected();
-    const isPartial = !this.text && this.sorting.name === 'topic' && !this.sorting.isDown && !this.list.isWhole;
+    const isPartial = this.isByName() && !this.list.isWhole;
     this.rows.set(found, isPartial ? Math.max(this.total, found.length) : found.length);
     this.found = found.length;
     this.tell();
