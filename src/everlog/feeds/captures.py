@@ -148,6 +148,7 @@ class _File:
             (session.counts["bad_frames"], "frames could not be decoded; each is a gap"),
             (session.counts["other_symbols"], "frames of other symbols were left out"),
             (sum(state.counts["repeated"] for state in states), "updates and trades were there twice"),
+            (sum(state.counts["superseded"] for state in states), "updates are older than the book of REST"),
             (unanchored, "updates had no book that they could change"),
             (self._unplaced, "answers of REST fit to none or several of the symbols; name one with --symbol"),
         ):

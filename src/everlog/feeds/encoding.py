@@ -14,6 +14,7 @@ import msgspec
 from everlog.feeds.venue import BookDiff, BookSnapshot, Levels, Quote, TradePrint
 from everlog.market.decimals import POWERS_OF_TEN
 from everlog.market.protocol import (
+    LEVEL_BYTES,
     MAX_DIFF_LEVELS,
     SCHEMA_VERSION,
     BookEventType,
@@ -22,6 +23,7 @@ from everlog.market.protocol import (
     crypto_market_id,
     symbol_hash,
 )
+from everlog.native.market.events import pack_levels
 
 _HEADER: Final = struct.Struct("<HHIBBHIII4QBBHI")
 _DIFF: Final = struct.Struct("<3Q2B3H")
@@ -33,8 +35,9 @@ MAX_SCALE: Final = 18
 U64_MAX: Final = 2**64 - 1
 I64_MAX: Final = 2**63 - 1
 
-Numbers = list[int]
-"""Price and size in turn."""
+PackedLevels = bytes
+"""Levels as the protocol has them: `protocol.LEVEL`."""
+PACKED_LEVEL: Final = struct.Struct("<qQ")
 Message = tuple[int, bytes]
 """Type id and payload."""
 
@@ -50,15 +53,19 @@ def scaled(text: str, scale: int, largest: int = U64_MAX) -> int:
     digits = whole + fraction
     if not digits.isascii() or not digits.isdigit() or len(fraction) > MAX_SCALE:
         raise BadNumber(f"{text!r} is not a price or size")
-    value: int = int(digits) * POWERS_OF_TEN[scale - len(fraction)]
+    value: int = int(digits) * POWERS_OF_TEN[max(scale - len(fraction), 0)]
     if value > largest:
         raise BadNumber(f"{text!r} at scale {scale} does not fit into 64 bits")
     return -value if is_negative else value
 
 
-def _decimals(text: str) -> int:
-    point = text.find(".")
-    return 0 if point < 0 else len(text) - point - 1
+def _decimals(text: object) -> int:
+    if not isinstance(text, str):
+        raise BadNumber(f"{text!r} is not a price or size")
+    places = len(text.partition(".")[2])
+    if places > MAX_SCALE:
+        raise BadNumber(f"{text!r} has more than {MAX_SCALE} decimals")
+    return places
 
 
 class SymbolEncoder:
@@ -71,36 +78,40 @@ class SymbolEncoder:
         self._venue_id = venue_id
         self._stream_id = stream_id
 
-    def sides(self, bids: Levels, asks: Levels) -> tuple[Numbers, Numbers]:
-        """Return prices and sizes of both sides at the symbol's scales, which rise where needed."""
-        scales = -1, -1
-        while scales != (self.price_scale, self.size_scale):
+    def sides(self, bids: Levels, asks: Levels) -> tuple[PackedLevels, PackedLevels]:
+        """Return both sides at the symbol's scales, which rise where needed."""
+        while True:
             scales = self.price_scale, self.size_scale
-            numbers = self._numbers(bids), self._numbers(asks)
-        return numbers
+            packed_bids, *of_bids = pack_levels(bids, *scales) or self._plainly(bids)
+            packed_asks, *of_asks = pack_levels(asks, *scales) or self._plainly(asks)
+            self.price_scale, self.size_scale = map(max, scales, of_bids, of_asks)
+            if (self.price_scale, self.size_scale) == scales:
+                return packed_bids, packed_asks
 
-    def _numbers(self, levels: Levels) -> Numbers:
-        values: Numbers = []
-        for level in levels:
-            price, size = level[0], level[1]
-            if _decimals(price) > self.price_scale:
-                self.price_scale = min(_decimals(price), MAX_SCALE)
-            if _decimals(size) > self.size_scale:
-                self.size_scale = min(_decimals(size), MAX_SCALE)
-            values.append(_plain(price, self.price_scale, I64_MAX))
-            values.append(_plain(size, self.size_scale, U64_MAX))
-        return values
+    def _plainly(self, levels: Levels) -> tuple[PackedLevels, int, int]:
+        """Do the same for levels that have a sign, and refuse what is no number or does not fit."""
+        most = [max((_decimals(level[at]) for level in levels), default=0) for at in (0, 1)]
+        scales = max(most[0], self.price_scale), max(most[1], self.size_scale)
+        packed = [
+            PACKED_LEVEL.pack(scaled(level[0], scales[0], I64_MAX), scaled(level[1], scales[1]))
+            for level in levels
+        ]
+        return b"".join(packed), most[0], most[1]
 
-    def snapshot(self, one: BookSnapshot, bids: Numbers, asks: Numbers, received_ns: int) -> Message:
+    def snapshot(
+        self, one: BookSnapshot, bids: PackedLevels, asks: PackedLevels, received_ns: int
+    ) -> Message:
         """Return a snapshot; levels are in the order of the book."""
-        body = _SNAPSHOT.pack(self.price_scale, self.size_scale, 0, len(bids) // 2, len(asks) // 2)
-        body += _packed(bids) + _packed(asks)
+        body = _SNAPSHOT.pack(
+            self.price_scale, self.size_scale, 0, len(bids) // LEVEL_BYTES, len(asks) // LEVEL_BYTES
+        )
+        body += bids + asks
         return self._event(BookEventType.SNAPSHOT, body, one.exchange_ns, received_ns, one.update_id)
 
-    def diffs(self, one: BookDiff, bids: Numbers, asks: Numbers, received_ns: int) -> list[Message]:
+    def diffs(self, one: BookDiff, bids: PackedLevels, asks: PackedLevels, received_ns: int) -> list[Message]:
         """Return a diff, as several if it has more levels than one can carry."""
         parts = []
-        step = 2 * MAX_DIFF_LEVELS
+        step = LEVEL_BYTES * MAX_DIFF_LEVELS
         for start in range(0, max(len(bids), len(asks), 1), step):
             some_bids, some_asks = bids[start : start + step], asks[start : start + step]
             # Parts after the first follow it: they have its last id as theirs.
@@ -112,10 +123,10 @@ class SymbolEncoder:
                 self.price_scale,
                 self.size_scale,
                 int(BookFlags.ABSOLUTE),
-                len(some_bids) // 2,
-                len(some_asks) // 2,
+                len(some_bids) // LEVEL_BYTES,
+                len(some_asks) // LEVEL_BYTES,
             )
-            body += _packed(some_bids) + _packed(some_asks)
+            body += some_bids + some_asks
             parts.append(self._event(BookEventType.DIFF, body, one.exchange_ns, received_ns, one.last_id))
         return parts
 
@@ -158,24 +169,6 @@ class SymbolEncoder:
             0,
         )
         return TypeId.BOOK_EVENT, header + body
-
-
-def _packed(numbers: Numbers) -> bytes:
-    try:
-        return struct.pack(f"<{len(numbers)}Q", *numbers)
-    except struct.error:  # some prices are negative
-        return struct.pack("<" + "qQ" * (len(numbers) // 2), *numbers)
-
-
-def _plain(text: str, scale: int, largest: int) -> int:
-    """Return the number; most texts have exactly as many decimals as their symbol."""
-    if scale and text[-scale - 1 : -scale] == ".":
-        digits = text[: -scale - 1] + text[-scale:]
-        if digits.isascii() and digits.isdigit():
-            value = int(digits)
-            if value <= largest:
-                return value
-    return scaled(text, scale, largest)
 
 
 class FeedGap(msgspec.Struct, kw_only=True, omit_defaults=True):

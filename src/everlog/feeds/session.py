@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from everlog.feeds.encoding import FeedGap, Message, Numbers, SymbolEncoder, gap_message
+from everlog.feeds.encoding import PACKED_LEVEL, FeedGap, Message, PackedLevels, SymbolEncoder, gap_message
 from everlog.feeds.venue import BookDiff, BookSnapshot, Quote, Refusal, TradePrint, Venue
 from everlog.market.books import L2Book
 from everlog.market.protocol import MessageFlags, Side, TypeId
@@ -115,7 +115,7 @@ class FeedSession:
                 continue
             try:
                 self._take_item(known, item, received_ns)
-            except ValueError as error:
+            except (ValueError, TypeError, IndexError) as error:
                 self._break(known, "bad_frame", received_ns, detail=str(error)[:200])
         return self._taken()
 
@@ -199,7 +199,9 @@ class FeedSession:
         self._emit(state.encoder.snapshot(one, bids, asks, received_ns))
         waiting, state.buffer = state.buffer, deque(maxlen=BUFFER_MAX)
         for diff in waiting:
-            if state.is_live:
+            if 0 < diff.last_id <= one.update_id:
+                state.counts["superseded"] += 1
+            elif state.is_live:
                 self._apply(state, diff, received_ns)
             else:
                 state.buffer.append(diff)
@@ -218,7 +220,7 @@ class FeedSession:
         if state.book is not None:
             state.book.set_scales(state.encoder.price_scale, state.encoder.size_scale)
             _update(state.book, bids, asks)
-            self._trim(state.book, bids, asks)
+            bids, asks = self._trimmed(state.book, bids, asks)
             if diff.checksum is not None and self.venue.checksum(state.book) != diff.checksum:
                 self._break(state, "checksum", received_ns, found=diff.checksum)
                 return
@@ -228,15 +230,19 @@ class FeedSession:
         for message in state.encoder.diffs(diff, bids, asks, received_ns):
             self._emit(message)
 
-    def _trim(self, book: L2Book, bids: Numbers, asks: Numbers) -> None:
-        """Remove the levels that the venue no longer keeps up to date, in the event too."""
+    def _trimmed(
+        self, book: L2Book, bids: PackedLevels, asks: PackedLevels
+    ) -> tuple[PackedLevels, PackedLevels]:
+        """Remove the levels that the venue no longer keeps up to date; return the changes with these."""
         depth = self.venue.depth
         if depth is None or (book.bid_count <= depth and book.ask_count <= depth):
-            return
-        for side, levels, numbers in zip((Side.BUY, Side.SELL), book.depth(2**31), (bids, asks), strict=True):
-            for price in levels["price"][depth:].tolist():
-                book.update(side, price, 0)
-                numbers.extend((price, 0))
+            return bids, asks
+        gone = [
+            b"".join(PACKED_LEVEL.pack(price, 0) for price in side["price"][depth:].tolist())
+            for side in book.depth(2**31)
+        ]
+        _update(book, *gone)
+        return bids + gone[0], asks + gone[1]
 
     # -- breaks ---------------------------------------------------------------------------
 
@@ -325,15 +331,14 @@ def _follows(diff: BookDiff, last: int) -> bool:
     return diff.previous_id == last or diff.first_id <= last + 1 <= diff.last_id
 
 
-def _in_order(numbers: Numbers, *, is_bid: bool) -> Numbers:
+def _in_order(packed: PackedLevels, *, is_bid: bool) -> PackedLevels:
     """Return the levels of a side from the best on, without empty ones; the last of a price counts."""
-    levels = dict(zip(numbers[::2], numbers[1::2], strict=True))
-    return [
-        value for price in sorted(levels, reverse=is_bid) if levels[price] for value in (price, levels[price])
-    ]
+    levels: dict[int, int] = dict(PACKED_LEVEL.iter_unpack(packed))
+    in_order = (price for price in sorted(levels, reverse=is_bid) if levels[price])
+    return b"".join(PACKED_LEVEL.pack(price, levels[price]) for price in in_order)
 
 
-def _update(book: L2Book, bids: Numbers, asks: Numbers) -> None:
-    for side, numbers in ((Side.BUY, bids), (Side.SELL, asks)):
-        for price, size in zip(numbers[::2], numbers[1::2], strict=True):
+def _update(book: L2Book, bids: PackedLevels, asks: PackedLevels) -> None:
+    for side, packed in ((Side.BUY, bids), (Side.SELL, asks)):
+        for price, size in PACKED_LEVEL.iter_unpack(packed):
             book.update(side, price, size)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import signal
-import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from typing import Final
 
+from everlog.clock import StopEvent
 from everlog.feeds.config import FeedConfig
 from everlog.feeds.connection import FeedRunner
 
@@ -45,7 +45,7 @@ class Supervisor:
         self._root = root
         self.processes: dict[str, BaseProcess] = {}
         self.restarts = 0
-        self.stop = threading.Event()
+        self.stop = StopEvent()
 
     def run(self) -> None:
         """Keep every connection running until `stop` is set."""

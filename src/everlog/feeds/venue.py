@@ -80,7 +80,7 @@ Item = BookSnapshot | BookDiff | TradePrint | Quote | Refusal
 
 
 class BadFrame(ValueError):
-    """A frame does not hold what the venue promises."""
+    """A frame does not match the venue's format."""
 
 
 class Venue:

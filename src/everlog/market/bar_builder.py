@@ -14,7 +14,7 @@ import numpy.typing as npt
 from everlog.errors import InvalidConfig
 from everlog.market import features
 from everlog.market.merge import merge
-from everlog.market.packing import gather_records
+from everlog.market.packing import by_key, gather_records
 from everlog.market.protocol import TRADE, TypeId, taker_sides
 from everlog.market.replay import Replay, TradeBatch
 
@@ -91,7 +91,7 @@ class BarBuilder:
 
 def trades_of(replays: Sequence[Replay]) -> Iterator[TradeBatch]:
     """Yield the trades of replays in the order of their receive times, with the takers' sides."""
-    if len(replays) == 1:
+    if len(replays) == 1 and len(replays[0].runs()) == 1:
         yield from replays[0].trades()
         return
     for batch in merge([one.types(TypeId.TRADE) for one in replays]):
@@ -114,9 +114,7 @@ class SymbolBars:
         side: npt.NDArray[np.uint8],
     ) -> Iterator[tuple[int, npt.NDArray[np.void]]]:
         """Take trades as `BarBuilder.add` does; yield symbols with the bars that are complete."""
-        hashes = trades["symbol_hash"]
-        for symbol in np.unique(hashes).tolist():
-            mine = hashes == symbol
+        for symbol, mine in by_key(trades["symbol_hash"]):
             builder = self._builders.setdefault(symbol, BarBuilder(*self._made_by))
             yield symbol, builder.add(timestamp_ns[mine], trades[mine], side[mine])
 

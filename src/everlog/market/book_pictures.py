@@ -26,6 +26,7 @@ from everlog.market.feature_rows import (
     mid_price,
     spread,
 )
+from everlog.market.merge import in_time_order
 from everlog.market.plots import DepthMap, Panel, Series
 from everlog.market.protocol import L3EventType, TypeId
 from everlog.market.replay import Replay
@@ -170,7 +171,7 @@ def _places_of(
     books.take_some_markets()
     replay, start_ns = replay.from_the_start()
     places: list[tuple[int, int, float]] = []
-    for some in replay.types(TypeId.BOOK_EVENT).batches():
+    for some in in_time_order([replay.types(TypeId.BOOK_EVENT)]):
         steps = some.timestamp_ns // np.uint64(step_ns)
         cuts = [*(np.flatnonzero(steps[1:] != steps[:-1]) + 1).tolist(), len(steps)]
         packed, times, begin = some.packed, some.timestamp_ns, 0

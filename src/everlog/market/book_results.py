@@ -180,9 +180,10 @@ class ResultArrays:
 
     def result(self, count: int, scales_before: tuple[int, int], scales: tuple[int, int]) -> BookResult:
         """Return what `count` events have written, brought to the scales of the last one."""
-        trades = _report(self.output.trades, MATCHED_TRADE)
+        gaps, drifts, rescaled, matched = self.output.reports()
+        trades = _report(matched, MATCHED_TRADE)
         first, before = 0, scales_before
-        for change in _report(self.output.scales, _SCALES):
+        for change in _report(rescaled, _SCALES):
             stop = int(change["index"])
             self._raise(trades, first, stop, (scales[0] - before[0], scales[1] - before[1]))
             first, before = stop, (int(change["price"]), int(change["size"]))
@@ -197,8 +198,8 @@ class ResultArrays:
             _first(self._ask_orders, rows),
             _first(self._statuses, count),
             _first(self._places, count),
-            _report(self.output.gaps, GAP),
-            _report(self.output.drifts, DRIFT),
+            _report(gaps, GAP),
+            _report(drifts, DRIFT),
             trades,
         )
 

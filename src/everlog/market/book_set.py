@@ -153,6 +153,14 @@ class BookSet:
         """
         self._has_all_markets = False
 
+    def add(self, others: BookSet) -> bool:
+        """Take over the books and channels of another set; False, and nothing, if one is in both."""
+        if self.books.keys() & others.books.keys() or self._streams.keys() & others._streams.keys():
+            return False
+        self.books |= others.books
+        self._streams |= others._streams
+        return True
+
     def apply(self, payload: bytes | memoryview) -> EventStatus | None:
         """Apply one book event; None if its book mode is not wanted and skipped."""
         data = np.frombuffer(payload, dtype=np.uint8)

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from everlog.errors import Corrupt
 from everlog.market.packing import ranges
 from everlog.market.protocol import (
+    BAR,
     BOOK_EVENT_HEADER,
+    BOOK_TICKER,
     HEADER_BYTES,
     L2_DIFF,
     L2_SNAPSHOT,
@@ -130,6 +132,49 @@ TRADES: Final = Decoding(
         },
     ),
 )
+QUOTES: Final = Decoding(
+    TypeId.BOOK_TICKER,
+    None,
+    {
+        **_MESSAGE,
+        "exchange_ts_ns": LONG,
+        **dict.fromkeys(("bid_price", "bid_size", "ask_price", "ask_size"), DOUBLE),
+        "symbol_hash": LONG,
+    },
+    _fields(
+        BOOK_TICKER,
+        0,
+        {
+            "exchange_ts_ns": "timestamp_ns",
+            "bid_size": "bid_qty",
+            "ask_size": "ask_qty",
+            **_same("bid_price ask_price symbol_hash"),
+        },
+    ),
+)
+BARS: Final = Decoding(
+    TypeId.BAR,
+    None,
+    {
+        **_MESSAGE,
+        "start_ts_ns": LONG,
+        "end_ts_ns": LONG,
+        **dict.fromkeys(("open", "high", "low", "close", "volume"), DOUBLE),
+        **dict.fromkeys(("quote_volume", "taker_buy_volume"), DOUBLE),
+        "trades": LONG,
+        "symbol_hash": LONG,
+    },
+    _fields(
+        BAR,
+        0,
+        {
+            "start_ts_ns": "start_ns",
+            "end_ts_ns": "end_ns",
+            "trades": "trade_count",
+            **_same("open high low close volume quote_volume taker_buy_volume symbol_hash"),
+        },
+    ),
+)
 L3: Final = Decoding(
     TypeId.BOOK_EVENT,
     BookMode.L3,
@@ -161,7 +206,15 @@ BOOK: Final = Decoding(
     },
     HEADER_FIELDS,
 )
-DECODINGS: Final = {"raw": RAW, "book": BOOK, "trade": TRADES, "l3": L3}
+DECODINGS: Final = {"raw": RAW, "book": BOOK, "trade": TRADES, "l3": L3, "quote": QUOTES, "bar": BARS}
+BY_HASH: Final = frozenset(name for name, one in DECODINGS.items() if "symbol_hash" in one.columns)
+"""Decodings of messages that name their symbol by its hash only, and no venue."""
+_LENGTHS: Final = {
+    TypeId.TRADE: (TRADE.itemsize, "trade"),
+    TypeId.BOOK_TICKER: (BOOK_TICKER.itemsize, "quote"),
+    TypeId.BAR: (BAR.itemsize, "bar"),
+}
+"""Messages that all have one length."""
 
 
 class MessageSelection:
@@ -190,6 +243,10 @@ class MessageSelection:
         if keep.all():
             return self
         return MessageSelection(self.batch, self.rows[keep], self.offsets[keep])
+
+    def take(self, places: NDArray[np.intp]) -> MessageSelection:
+        """Return those at some places."""
+        return MessageSelection(self.batch, self.rows[places], self.offsets[places])
 
     def part(self, first: int, end: int) -> MessageSelection:
         """Return consecutive ones."""
@@ -245,8 +302,8 @@ def select(
     wanted = TypeId.BOOK_EVENT if decoding.type_id is None and (venues or markets) else decoding.type_id
     if wanted is not None:
         some = some.where(some.values(MESSAGE_FIELDS["type_id"]) == wanted)
-    if wanted == TypeId.TRADE:
-        _check_lengths(some, TRADE.itemsize, "trade")
+    if wanted in _LENGTHS:
+        _check_lengths(some, *_LENGTHS[TypeId(wanted)])
     if wanted != TypeId.BOOK_EVENT or not len(some):
         return some
     _check_book_events(some)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from everlog.market.book_results import NOT_QUEUED, BookResult, EventStatus, Out
 from everlog.market.book_set import Book, BookSet, BookSettings, Market, MarketResult, order_records
 from everlog.market.books import L3Book
 from everlog.market.feature_rows import BookRows, Feature, Orders, Step, Trades, book_rows, row_dtype
-from everlog.market.packing import PackedRecords, gather_headers, gather_records
+from everlog.market.packing import PackedRecords, by_key, gather_headers, gather_records
 from everlog.market.protocol import (
     L3_RECORD,
     L3_RECORD_BYTES,
@@ -81,6 +81,7 @@ class FeatureEngine:
         self._want = Outputs(top=True, depth=depth, statuses=True, places=self._reads_orders)
         self._books = BookSet(settings)
         self._markets: dict[Market, _MarketState] = {}
+        self._with_id: dict[int, list[Market]] = defaultdict(list)
 
     @property
     def type_ids(self) -> tuple[int, ...]:
@@ -92,11 +93,14 @@ class FeatureEngine:
         """The books as they are after the last batch."""
         return self._books
 
-    def begin_with(self, books: BookSet) -> None:
-        """Go on with these books; features and triggers are shown each of them as it is, without a row."""
+    def begin_with(self, books: BookSet, sources: Mapping[Market, int]) -> None:
+        """Go on with these books; features and triggers are shown each of them as it is, without a row.
+
+        `sources` says from which source of the stream each book is.
+        """
         self._books = books
         for market, book in books.books.items():
-            state = self._state(market, None, np.zeros(0, np.intp))
+            state = self._state(market, np.array([sources[market]], np.intp), np.zeros(1, np.intp))
             if book.last_ingest_ts_ns:
                 rows = _book_as_rows(book, self._want.depth)
                 state.begin_with(rows)
@@ -136,6 +140,7 @@ class FeatureEngine:
             state = _MarketState(self._chosen, copy.deepcopy(self._fired_by), self.dtype)
             state.has_orders = isinstance(self._books.books[market], L3Book)
             self._markets[market] = state
+            self._with_id[market.market_id].append(market)
         if self._reads_trades:
             state.sources |= {0} if sources is None else set(np.unique(sources[at]).tolist())
         return state
@@ -181,10 +186,10 @@ class FeatureEngine:
         of_source = np.zeros(len(at), np.uint64) if sources is None else sources[at].astype(np.uint64)
         keys = of_source << np.uint64(32) | folded_hash(trades["symbol_hash"]).astype(np.uint64)
         chosen: dict[Market, list[NDArray[np.intp]]] = defaultdict(list)
-        for key in np.unique(keys).tolist():
+        for key, places in by_key(keys):
             market = self._market_of_trades(key >> 32, key & 0xFFFFFFFF)
             if market is not None and not self._markets[market].has_orders:
-                chosen[market].append(np.flatnonzero(keys == key))
+                chosen[market].append(places)
         seq, times, flags = some.seq[at], some.timestamp_ns[at], some.flags[at]
         found = {}
         for market, groups in chosen.items():
@@ -206,7 +211,7 @@ class FeatureEngine:
 
     def _market_of_trades(self, source: int, market_id: int) -> Market | None:
         """Return the market of a symbol: the one there is, or that of the trades' own queue."""
-        there = [market for market in self._markets if market.market_id == market_id]
+        there = self._with_id.get(market_id, [])
         if len(there) > 1:
             there = [market for market in there if source in self._markets[market].sources]
         if len(there) > 1:

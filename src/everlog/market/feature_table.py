@@ -21,7 +21,6 @@ from everlog.market.feature_engine import MarketRows
 from everlog.market.features import BAR_COLUMNS
 from everlog.market.market_names import MarketNames
 
-ENDINGS: Final = (".parquet", ".csv", ".arrow")
 _UNFINISHED: Final = ".tmp"
 _NAMED: Final = {"symbol": "string", "venue": "string", "tick_size": "float64"}
 
@@ -110,31 +109,25 @@ def bar_batch(symbol: str, bars: NDArray[np.void]) -> Any:
     return arrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def ending_of(path: str) -> str:
-    """Return how a file's name ends, which says the format."""
-    ending = os.path.splitext(path)[1]
-    if ending not in ENDINGS:
-        raise InvalidConfig(f"{path}: a table is a file that ends with {', '.join(ENDINGS)}")
-    return ending
-
-
 class TableFile:
     """A file of rows, complete or not there; its name says in which format."""
 
     def __init__(self, path: str, schema: Any) -> None:
         needed_pyarrow()
-        from everlog.market.tables import table_writer
+        from everlog.market.tables import FILE_KINDS, table_writer
 
-        ending = ending_of(path)
+        ending = os.path.splitext(path)[1]
+        if ending not in FILE_KINDS:
+            raise InvalidConfig(f"{path!r} ends with {ending!r}; tables end with {', '.join(FILE_KINDS)}")
         self._path = path
         temporary = path + _UNFINISHED
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         self._writer = table_writer(temporary, ending, schema)
 
     def write(self, batch: Any) -> None:
-        """Add rows."""
+        """Add rows, a batch or a table of them."""
         if batch.num_rows:
-            self._writer.write_batch(batch)
+            self._writer.write(batch)
 
     def __enter__(self) -> Self:
         """Return itself."""

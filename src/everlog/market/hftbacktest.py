@@ -1,12 +1,13 @@
-"""Events in the format of hftbacktest 2: one market's changes of depth and trades as an array, and as `.npz`.
+"""Events in the format of hftbacktest 2: one market's book and trades as an array, and as `.npz`.
 
-Owns the layout and what an event becomes. Depth is absolute: a level that a snapshot or a reset takes away
-becomes a change to size 0. Both times are nanoseconds; what has no time of the exchange has that of receipt.
+Owns what a trade and an event of levels become, and the order of rows. Depth is absolute: a level that a
+snapshot or a reset takes away becomes a change to size 0. Both times are nanoseconds; what has no time of the
+exchange has that of receipt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -15,7 +16,18 @@ from numpy.typing import NDArray
 from everlog.errors import InvalidConfig, Unsupported
 from everlog.market.book_set import Market
 from everlog.market.books import GapPolicy, L2Book
-from everlog.market.merge import MergedBatch, merge
+from everlog.market.hftbacktest_orders import OrderRows
+from everlog.market.hftbacktest_rows import (
+    DEPTH_EVENT,
+    DEPTH_SNAPSHOT_EVENT,
+    EVENT,
+    EXCH_EVENT,
+    LOCAL_EVENT,
+    SIDE_FLAGS,
+    TRADE_EVENT,
+)
+from everlog.market.merge import MergedBatch
+from everlog.market.opened import from_books
 from everlog.market.packing import PackedRecords, gather_headers
 from everlog.market.protocol import (
     HEADER_BYTES,
@@ -31,40 +43,30 @@ from everlog.market.protocol import (
 from everlog.market.replay import Replay
 from everlog.market.views import BookEventView, L2DiffView
 
-EVENT: Final = np.dtype(
-    [
-        ("ev", "<u8"),
-        ("exch_ts", "<i8"),
-        ("local_ts", "<i8"),
-        ("px", "<f8"),
-        ("qty", "<f8"),
-        ("order_id", "<u8"),
-        ("ival", "<i8"),
-        ("fval", "<f8"),
-    ]
-)
-DEPTH_EVENT: Final = 1
-TRADE_EVENT: Final = 2
-DEPTH_SNAPSHOT_EVENT: Final = 4
-EXCH_EVENT: Final = 1 << 31
-LOCAL_EVENT: Final = 1 << 30
-BUY_EVENT: Final = 1 << 29
-SELL_EVENT: Final = 1 << 28
-_SIDES: Final = np.array([0, BUY_EVENT, SELL_EVENT], np.uint64)
-"""By `protocol.Side`."""
+_SIDES: Final = np.array(SIDE_FLAGS, np.uint64)
 
 
-def to_hftbacktest(replays: Sequence[Replay]) -> NDArray[np.void]:
-    """Return the L2 events and the trades of one market, which the replays must be of, as an array."""
-    converter = _Converter()
-    parts = [converter.rows(batch) for batch in merge(replays)]
+def to_hftbacktest(
+    replays: Sequence[Replay], *, advance: Callable[[int], object] = lambda rows: None
+) -> NDArray[np.void]:
+    """Return the book events and the trades of one market, which the replays must be of, as an array.
+
+    A time range begins with the book of its start. Raises SnapshotGap if that one is unknown.
+    `advance` is told how many rows each step has made.
+    """
+    converter, parts = _Converter(), []
+    for batch in from_books(replays):
+        parts.append(converter.rows(batch))
+        advance(len(parts[-1]))
     rows = np.concatenate([np.zeros(0, EVENT), *parts])
     return _ordered(rows)
 
 
-def write_npz(replays: Sequence[Replay], path: str) -> int:
+def write_npz(
+    replays: Sequence[Replay], path: str, *, advance: Callable[[int], object] = lambda rows: None
+) -> int:
     """Write what `to_hftbacktest` returns to a file that hftbacktest loads; return how many rows it has."""
-    rows = to_hftbacktest(replays)
+    rows = to_hftbacktest(replays, advance=advance)
     with open(path, "wb") as file:
         np.savez_compressed(file, data=rows)
     return len(rows)
@@ -77,13 +79,15 @@ class _Converter:
         self._market: Market | None = None
         self._symbols: set[int] = set()
         self._book = L2Book(gap_policy=GapPolicy.IGNORE)
+        self._orders: OrderRows | None = None
 
     def rows(self, batch: MergedBatch) -> NDArray[np.void]:
         """Return the rows of a batch, in its order."""
         is_book = (batch.type_id == TypeId.BOOK_EVENT) & (batch.packed.lengths >= HEADER_BYTES)
         is_trade = (batch.type_id == TypeId.TRADE) & (batch.packed.lengths == TRADE.itemsize)
         places, parts = self._book_rows(batch, np.flatnonzero(is_book))
-        trades = np.flatnonzero(is_trade)
+        # A book of orders tells its own trades.
+        trades = np.flatnonzero(is_trade) if self._orders is None else np.zeros(0, np.intp)
         rows = np.concatenate([*parts, self._trade_rows(batch, trades)])
         order = np.argsort(np.concatenate([places, trades]), kind="stable")
         found: NDArray[np.void] = rows[order]
@@ -110,17 +114,23 @@ class _Converter:
         packed = batch.packed.take(chosen)
         headers = gather_headers(packed)
         self._check(headers)
-        parts, counts = [np.zeros(0, EVENT)], []
         local = batch.timestamp_ns[chosen].astype(np.int64).tolist()
         exchange = headers["exchange_ts_ns"].astype(np.int64).tolist()
+        if self._orders is not None:
+            stamps = np.where(headers["exchange_ts_ns"] == 0, local, exchange).astype(np.int64)
+            counts, table = self._orders.rows(packed, stamps)
+            table["local_ts"] = np.repeat(local, counts)
+            return np.repeat(chosen, counts), [table]
+        parts: list[NDArray[np.void]] = [np.zeros(0, EVENT)]
+        sizes: list[int] = []
         kinds = headers["event_type"].tolist()
         resets = (headers["flags"] & BookFlags.RESETS) != 0
         for place, (kind, empties) in enumerate(zip(kinds, resets.tolist(), strict=True)):
             rows = self._event_rows(packed, place, kind, is_anew=empties or kind != BookEventType.DIFF)
             rows["local_ts"], rows["exch_ts"] = local[place], exchange[place] or local[place]
             parts.append(rows)
-            counts.append(len(rows))
-        return np.repeat(chosen, counts), parts
+            sizes.append(len(rows))
+        return np.repeat(chosen, sizes), parts
 
     def _event_rows(self, packed: PackedRecords, place: int, kind: int, *, is_anew: bool) -> NDArray[np.void]:
         """Return the changes of levels that one event makes; `is_anew`: also those that are gone then."""
@@ -155,9 +165,14 @@ class _Converter:
         return self._book.bids(), self._book.asks()
 
     def _check(self, headers: NDArray[np.void]) -> None:
-        """Refuse orders, and a second market."""
-        if (headers["book_mode"] != BookMode.L2).any():
-            raise Unsupported("events of single orders are not exported to hftbacktest; export them as 'l3'")
+        """Refuse levels among orders, and a second market."""
+        modes = np.unique(headers["book_mode"]).tolist()
+        if self._market is None and modes == [BookMode.L3]:
+            self._orders = OrderRows()
+        if any(mode != (BookMode.L2 if self._orders is None else BookMode.L3) for mode in modes):
+            raise InvalidConfig(
+                "these are events of levels and of single orders; a file of hftbacktest has one of them"
+            )
         keys = headers["venue_id"].astype(np.uint64) << np.uint64(32) | headers["market_id"]
         for key in np.unique(keys).tolist():
             market = Market(key >> 32, key & 0xFFFFFFFF)

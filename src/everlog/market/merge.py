@@ -10,7 +10,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -59,15 +59,9 @@ class MergedBatch(NamedTuple):
 
     def part(self, chosen: slice) -> MergedBatch:
         """Return some of the messages, without a copy."""
-        return MergedBatch(
-            self.source[chosen],
-            self.seq[chosen],
-            self.timestamp_ns[chosen],
-            self.type_id[chosen],
-            self.flags[chosen],
-            self.packed.take(chosen),
-            self.key[chosen],
-        )
+        columns: Any = (*self[:5], self.key)
+        *some, key = (column[chosen] for column in columns)
+        return MergedBatch._make((*some, self.packed.take(chosen), key))
 
 
 def merge(
@@ -79,19 +73,37 @@ def merge(
 
     `by` is `receive` (the messages' own time) or `exchange` (that of book events, trades and tickers, where
     they have one). Within a replay the order of its queue is kept: a message whose time goes back counts as
-    of the latest time before it. Messages of one event of the venue stay together; they count as of its end.
+    of the latest time before it, but files that were imported into one queue in another order than that of
+    time are merged as replays of their own. Messages of one event of the venue stay together; they count as
+    of its end.
     """
     if by not in tuple(TimeOrder):
         raise InvalidConfig(f"a merge is by {' or '.join(TimeOrder)} time, not by {by!r}")
     if batch_messages < 1:
         raise InvalidConfig(f"batch_messages is {batch_messages}; at least 1 is needed")
-    wanted = max(min(SOURCE_MESSAGES_MIN, batch_messages), batch_messages // max(len(replays), 1))
-    sources = [_Source(replay, TimeOrder(by), wanted) for replay in replays]
+    runs = [(number, run) for number, replay in enumerate(replays) for run in replay.in_order()]
+    wanted = max(min(SOURCE_MESSAGES_MIN, batch_messages), batch_messages // max(len(runs), 1))
+    sources = [_Source(run, TimeOrder(by), wanted) for _, run in runs]
+    replay_of = np.array([number for number, _ in runs], dtype=np.intp)
     try:
-        yield from _merged(sources)
+        for batch in _merged(sources):
+            yield batch if len(runs) == len(replays) else batch._replace(source=replay_of[batch.source])
     finally:
         for source in sources:
             source.close()
+
+
+def in_time_order(
+    replays: Sequence[Replay], stats: ReplayStats | None = None
+) -> Iterator[Messages | MergedBatch]:
+    """Yield the messages of replays in the order of time, whatever the order of their imports."""
+    if len(replays) == 1 and len(replays[0].runs()) == 1:
+        yield from replays[0].batches(stats)
+        return
+    for batch in merge(replays):
+        if stats is not None:
+            stats.read += len(batch.seq)
+        yield batch
 
 
 def merge_into(
@@ -159,17 +171,8 @@ class _Rows(NamedTuple):
 
     def part(self, first: int, end: int) -> _Rows:
         """Return some of the rows, without a copy."""
-        some = slice(first, end)
-        return _Rows(
-            self.key[some],
-            self.seq[some],
-            self.timestamp_ns[some],
-            self.type_id[some],
-            self.flags[some],
-            self.length[some],
-            self.offset[some],
-            self.segment,
-        )
+        columns: Any = self[:-1]
+        return _Rows._make((*(column[first:end] for column in columns), self.segment))
 
 
 class _Run(NamedTuple):

@@ -127,6 +127,15 @@ def ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.i
     return numbers
 
 
+def by_key(keys: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """Yield each key and the places that have it, in order; one sort, however many keys there are."""
+    if not len(keys):
+        return
+    order = np.argsort(keys, kind="stable")
+    found, starts = np.unique(keys[order], return_index=True)
+    yield from zip(found.tolist(), np.split(order, starts[1:]), strict=True)
+
+
 def _check_level_count(wanted: int, given: int) -> None:
     if wanted != given:
         raise Corrupt(f"the events have {wanted} levels by their counts, but {given} were given")

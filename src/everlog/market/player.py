@@ -13,23 +13,19 @@ from typing import Any, Final
 import numpy as np
 
 from everlog.clock import Clock, SystemClock
-from everlog.errors import InvalidConfig, SnapshotGap
-from everlog.market.book_set import BookSet, BookSettings, Market, OtherModes
-from everlog.market.books import GapPolicy, UnknownOrders
+from everlog.errors import InvalidConfig
+from everlog.market.book_set import BookSet, Market
 from everlog.market.merge import MergedBatch, TimeOrder, merge
+from everlog.market.opened import as_batch, chained, known_books
 from everlog.market.openings import OpeningEvent, SeenMarket, opening_events
 from everlog.market.pacing import Pacer, parse_speed, speed_text
-from everlog.market.packing import PackedRecords, gather_headers
+from everlog.market.packing import gather_headers
 from everlog.market.protocol import HEADER_BYTES, BookMode, TypeId
 from everlog.market.replay import Replay
 from everlog.market.times import LATEST_NS, parse_time_ns
-from everlog.market.warm_start import books_at
 
 TAKE_MESSAGES: Final = 4096
 """At most so many at a time, so that commands are looked at in between."""
-_SETTINGS: Final = BookSettings(
-    gap_policy=GapPolicy.IGNORE, unknown_orders=UnknownOrders.SKIP, other_modes=OtherModes.SKIP
-)
 
 
 class Player:
@@ -149,26 +145,17 @@ class Player:
         self.position_ns = start_ns or (0 if self._batch is None else int(self._batch.key[0]))
         self._pacer.jump(self.position_ns)
         if opening and self._batch is not None:
-            first = _as_batch(opening, self.position_ns)
-            self._batches = _chained(self._batch, self._batches)
+            first = as_batch(opening, self.position_ns)
+            self._batches = chained(self._batch, self._batches)
             self._batch = first
 
     def _opening(self, start_ns: int) -> list[OpeningEvent]:
         """Return events that bring the books of a reader to a time, whatever was published before."""
-        events: list[OpeningEvent] = []
-        known: set[Market] = set()
-        for one in [] if self._is_cold or not start_ns else self._replays:
-            books = books_at(one, start_ns, _SETTINGS)
-            if books is None:
-                raise SnapshotGap(
-                    f"the books of {one.path} at {start_ns} are unknown: its first messages are gone, and "
-                    "there are no snapshots of that time; begin earlier, or with --cold without the books"
-                )
-            known |= books.books.keys()
-            events += opening_events(books, (), start_ns)
-        gone = [seen for market, seen in self._seen.items() if market not in known]
+        advice = "begin earlier, or with --cold without the books"
+        books = BookSet() if self._is_cold else known_books(self._replays, start_ns, advice)
+        gone = [seen for market, seen in self._seen.items() if market not in books.books]
         self._seen.clear()
-        return events + opening_events(BookSet(), gone, start_ns)
+        return opening_events(books, gone, start_ns)
 
     def _note_markets(self, taken: MergedBatch) -> None:
         """Remember which markets were published: they are emptied when the place changes."""
@@ -181,30 +168,6 @@ class Player:
                 self._seen[market] = SeenMarket(
                     market, BookMode(int(one["book_mode"])), int(one["stream_id"])
                 )
-
-
-def _chained(first: MergedBatch, others: Generator[MergedBatch]) -> Generator[MergedBatch]:
-    try:
-        yield first
-        yield from others
-    finally:
-        others.close()
-
-
-def _as_batch(events: list[OpeningEvent], timestamp_ns: int) -> MergedBatch:
-    """Return events as messages of one time, which belong to the first source."""
-    count = len(events)
-    data = np.frombuffer(b"".join(one.payload for one in events), np.uint8)
-    lengths = np.array([len(one.payload) for one in events], np.uint64)
-    return MergedBatch(
-        np.zeros(count, np.intp),
-        np.zeros(count, np.uint64),
-        np.full(count, timestamp_ns, np.uint64),
-        np.full(count, TypeId.BOOK_EVENT, np.uint16),
-        np.array([one.flags for one in events], np.uint16),
-        PackedRecords(data, np.cumsum(lengths, dtype=np.uint64) - lengths, lengths),
-        np.full(count, timestamp_ns, np.uint64),
-    )
 
 
 COMMANDS: Final[dict[str, Callable[[Player, str], None]]] = {

@@ -22,6 +22,7 @@ from everlog.errors import InvalidConfig
 from everlog.market.book_set import BookSettings, Market
 from everlog.market.feature_engine import FeatureEngine, MarketRows
 from everlog.market.feature_rows import Feature, row_dtype
+from everlog.market.import_runs import NO_SEQ, ImportRun, import_runs
 from everlog.market.market_names import MarketChoice, OfSymbols
 from everlog.market.packing import PackedRecords, gather_field
 from everlog.market.protocol import BOOK_TICKER, TRADE, TypeId, folded_hash, taker_sides
@@ -105,8 +106,9 @@ class Messages(NamedTuple):
     @property
     def packed(self) -> PackedRecords:
         """The payloads, without a copy."""
+        stride = 0 if self.batch.common_length is None or not self.is_whole else self.batch.stride
         offsets = self.offset + np.uint64(HEADER_SIZE)
-        return PackedRecords(self.batch.segment, offsets, self.length.astype(np.uint64))
+        return PackedRecords(self.batch.segment, offsets, self.length.astype(np.uint64), stride)
 
     def where(self, keep: npt.NDArray[Any]) -> Messages:
         """Return those for which `keep` is true."""
@@ -149,6 +151,7 @@ class Replay:
     batch_messages: int = BATCH_MESSAGES
     reader: Callable[[], MessageReader] | None = None
     snapshots: str | None = None
+    end_seq: int = NO_SEQ
 
     def between(self, start_ns: int, end_ns: int) -> Replay:
         """Only messages with an ingest time from `start_ns` up to, but not including, `end_ns`."""
@@ -193,6 +196,20 @@ class Replay:
         if self.reader is not None:
             return self.reader()
         return Queue.open_subscriber(self.path, None, "earliest")
+
+    def runs(self) -> Sequence[ImportRun]:
+        """Return the parts of the queue within which times rise; an archive is one of them."""
+        return [run for run in import_runs(self.path) if run.first < self.end_seq and self.from_seq < run.end]
+
+    def in_order(self) -> list[Replay]:
+        """Return replays which, merged, are the messages in the order of time: one for each run."""
+        runs = self.runs()
+        if len(runs) == 1:
+            return [self]
+        return [
+            replace(self, from_seq=max(self.from_seq, run.first), end_seq=min(self.end_seq, run.end))
+            for run in runs
+        ]
 
     def begins_in_middle(self) -> bool:
         """Whether the source does not have its first message any more, or it is not replayed."""
@@ -241,41 +258,57 @@ class Replay:
         return start_ns - CLOCK_STEP_NS, end_ns + CLOCK_STEP_NS
 
     def batches(self, stats: ReplayStats | None = None) -> Generator[Messages]:
-        """Yield what passes, batch by batch; a batch is valid until the next one is asked for."""
+        """Yield what passes in the order of the queue; a batch is valid until the next one is asked for."""
         counts = stats if stats is not None else ReplayStats()
         filters = [make() for make in self.filters]
         first_ns, last_ns = self._searched()
+        runs = self.runs()
         with closing(self.open()) as reader:
-            if self.from_seq:
-                reader.seek_seq(self.from_seq)
-            elif first_ns > 0:
-                reader.seek_time(first_ns)
-            while True:
-                with reader.read_batch(self.batch_messages) as batch:
-                    if not len(batch) or int(batch.timestamp_ns[0]) > last_ns:
-                        return
-                    some = Messages(batch, np.arange(len(batch)))
+            for run in runs:
+                if not run.may_hold(first_ns, last_ns):
+                    continue
+                first, end = max(self.from_seq, run.first), min(self.end_seq, run.end)
+                if first:
+                    reader.seek_seq(first)
+                elif first_ns > 0 and run.rises and len(runs) == 1:
+                    reader.seek_time(first_ns)
+                for whole in self._of_run(reader, end, last_ns if run.rises else NO_SEQ):
+                    some = whole
                     for keep in filters:
                         some = some.where(keep(some))
-                    counts.read += len(batch)
-                    counts.filtered += len(batch) - len(some.chosen)
+                    counts.read += len(whole.chosen)
+                    counts.filtered += len(whole.chosen) - len(some.chosen)
                     if len(some.chosen):
                         yield some
+
+    def _of_run(self, reader: MessageReader, end: int, last_ns: int) -> Generator[Messages]:
+        """Yield the messages before seq `end`, up to the first batch that begins later than a time."""
+        while True:
+            with reader.read_batch(self.batch_messages) as batch:
+                if not len(batch) or int(batch.timestamp_ns[0]) > last_ns or int(batch.seq[0]) >= end:
+                    return
+                is_last = int(batch.seq[-1]) + 1 >= end
+                count = end - int(batch.seq[0]) if is_last else len(batch)
+                yield Messages(batch, np.arange(count))
+                if is_last:
+                    return
 
     # --- Where messages go -------------------------------------------------------------------------------
 
     def to_queue(self, path: str, **config: Any) -> ReplayStats:
-        """Copy the messages to another queue; they keep their times, types and flags."""
+        """Copy the messages to another queue in the order of time; they keep their times, types and flags."""
+        from everlog.market.merge import in_time_order  # which replays
 
-        def copy_batch(some: Messages) -> int:
-            packed = some.packed
-            times = np.ascontiguousarray(some.timestamp_ns)
-            kinds = np.ascontiguousarray(some.type_id)
-            writer.append_packed(kinds, packed.buffer, packed.ends, times, some.flags, packed.offsets)
-            return len(packed)
-
+        stats, started_s = ReplayStats(), time.monotonic()
         with Queue.open_publisher(path, **config) as writer:
-            return self._run(copy_batch)
+            for some in in_time_order([self], stats):
+                packed = some.packed
+                times = np.ascontiguousarray(some.timestamp_ns)
+                kinds = np.ascontiguousarray(some.type_id)
+                writer.append_packed(kinds, packed.buffer, packed.ends, times, some.flags, packed.offsets)
+                stats.written += len(packed)
+        stats.seconds = time.monotonic() - started_s
+        return stats
 
     def to_csv(self, path: str) -> ReplayStats:
         """Write a line per message: seq, timestamp_ns, type_id, payload_len."""
@@ -361,35 +394,12 @@ class FeatureReplay:
 
     def batches(self, stats: ReplayStats | None = None) -> Iterator[list[MarketRows]]:
         """Yield the rows of each batch, market by market."""
-        if self.others:
-            yield from self._merged(stats)
-            return
-        start = begin(self.replay, self.settings, self.warm_up_ns)
+        from everlog.market.merge import in_time_order  # which replays
+
+        start = begin((self.replay, *self.others), self.settings, self.warm_up_ns)
         engine = FeatureEngine(self.chosen, self.settings, self.fired_by, start.start_ns)
-        has_begun = start.set_seq is not None
-        if has_begun:
-            engine.begin_with(start.books)
-        if not self.replay.has_all_markets:
-            engine.books.take_some_markets()
-        for some in start.rest.types(*engine.type_ids).batches(stats):
-            if not has_begun and some.batch.seq[0] > 0:
-                engine.books.begin_in_middle()
-            has_begun = True
-            yield engine.rows(some)
-
-    def _merged(self, stats: ReplayStats | None) -> Iterator[list[MarketRows]]:
-        from everlog.market.merge import merge  # which replays
-
-        parts = [one.from_the_start() for one in (self.replay, *self.others)]
-        start_ns = max(start_ns for _, start_ns in parts)
-        engine = FeatureEngine(self.chosen, self.settings, self.fired_by, start_ns)
-        if not all(one.has_all_markets for one, _ in parts):
-            engine.books.take_some_markets()
-        if any(one.begins_in_middle() for one, _ in parts):
-            engine.books.begin_in_middle()
-        for some in merge([one.types(*engine.type_ids) for one, _ in parts]):
-            if stats is not None:
-                stats.read += len(some.seq)
+        engine.begin_with(start.books, start.sources)
+        for some in in_time_order([one.types(*engine.type_ids) for one in start.rests], stats):
             yield engine.rows(some)
 
     def for_each(self, handle: Callable[[MarketRows], object]) -> ReplayStats:

@@ -9,7 +9,13 @@ import os
 
 from everlog.fs import Fs, OsFs
 from everlog.market.ledger import Ledger, LedgerEntry
-from everlog.market.symbols import NS_PER_US, SymbolCatalogue, SymbolDefinition, load_symbols, store_symbols
+from everlog.market.symbols import (
+    NS_PER_US,
+    SymbolCatalogue,
+    SymbolDefinition,
+    changing_symbols,
+    load_symbols,
+)
 from everlog.market.venues.interface import MULTI
 from everlog.queue.inspect import find_queues
 
@@ -19,13 +25,10 @@ def refresh_symbols(directory: str, fs: Fs | None = None) -> tuple[int, SymbolCa
 
     Nothing is written before everything was read, so an error leaves the catalogue as it was.
     """
-    fs = fs or OsFs()
-    before = set(load_symbols(directory, fs).versions)
-    catalogue = gather_symbols(directory, fs)
-    changed = len(set(catalogue.versions) - before)
-    if changed:
-        store_symbols(directory, catalogue, fs)
-    return changed, catalogue
+    with changing_symbols(directory, fs) as catalogue:
+        before = set(catalogue.versions)
+        catalogue.versions = gather_symbols(directory, fs).versions
+    return len(set(catalogue.versions) - before), catalogue
 
 
 def gather_symbols(directory: str, fs: Fs | None = None) -> SymbolCatalogue:
@@ -33,10 +36,13 @@ def gather_symbols(directory: str, fs: Fs | None = None) -> SymbolCatalogue:
     fs = fs or OsFs()
     top = os.path.abspath(directory)
     catalogue = load_symbols(top, fs)
+    definitions: list[SymbolDefinition] = []
     for queue in find_queues(fs, top).paths:
-        catalogue.record(ledger_definitions(queue, fs), 0)
+        definitions += ledger_definitions(queue, fs)
         if queue != top:
-            catalogue.record(load_symbols(queue, fs).definitions(), 0)
+            definitions += load_symbols(queue, fs).definitions()
+    # In the order of time: a deletion closes what is known, whichever file was imported first.
+    catalogue.record(sorted(definitions, key=lambda one: one.at_ts or 0), 0)
     return catalogue
 
 

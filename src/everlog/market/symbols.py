@@ -21,6 +21,7 @@ from __future__ import annotations
 import heapq
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,8 +29,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from everlog.clock import SystemClock
 from everlog.errors import CorruptMetadata
-from everlog.fs import Fs, OsFs, create_directory, read_file, replace_file
+from everlog.fs import Fs, OsFs, close_locked, create_directory, read_file, replace_file
 from everlog.market.protocol import crypto_market_id, symbol_hash
 from everlog.market.venues.registry import NUMERIC_VENUES, VENUE_NAMES, venue_id
 from everlog.queue.faults import io_errors
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 SYMBOLS_FILE: Final = "symbols.jsonl"
 FOREVER: Final = 2**63 - 1
 """`valid_until_ts` of a version that is still valid."""
+_LOCK_POLL_NS: Final = 2_000_000
+"""A catalogue is changed in some milliseconds."""
 _BELOW_ROOTS: Final = ("streams", "v1")
 """The folders below the root of a bus and of an archive."""
 NS_PER_US: Final = 1000
@@ -74,6 +78,8 @@ class SymbolDefinition(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=
     contract_size: float | None = None
     at_ts: int | None = None
     """From when on this is known to be so, in microseconds."""
+    is_deleted: bool = False
+    """From then on the venue does not have the symbol; the other fields do not matter."""
 
 
 class SymbolVersion(msgspec.Struct, kw_only=True, frozen=True):
@@ -157,7 +163,8 @@ class SymbolCatalogue:
         """Take in what sources say; return how many versions are new or changed.
 
         A definition that contradicts the version of its time closes it and opens another; one that only adds
-        to it is added to it. `at_ts` is the time, in microseconds, of definitions that have none.
+        to it is added to it; a deletion closes it. `at_ts` is the time, in microseconds, of definitions that
+        have none.
         """
         timelines: dict[tuple[int, str], list[SymbolVersion]] = {}
         for version in self.versions:
@@ -193,8 +200,20 @@ class SymbolCatalogue:
 
     def definitions(self) -> list[SymbolDefinition]:
         """Return what the versions say, in the order of their times, for another catalogue to record."""
-        ordered = sorted(self.versions, key=lambda version: version.valid_from_ts)
-        return [_definition_of(version) for version in ordered]
+        begun = {(one.exchange_id, one.exchange_symbol, one.valid_from_ts) for one in self.versions}
+        found = [_definition_of(version) for version in self.versions]
+        found += [
+            SymbolDefinition(
+                exchange=one.exchange,
+                exchange_symbol=one.exchange_symbol,
+                at_ts=one.valid_until_ts,
+                is_deleted=True,
+            )
+            for one in self.versions
+            if one.valid_until_ts != FOREVER
+            and (one.exchange_id, one.exchange_symbol, one.valid_until_ts) not in begun
+        ]
+        return sorted(found, key=lambda one: one.at_ts or 0)
 
     # -- looking up ----------------------------------------------------------------------
 
@@ -305,6 +324,8 @@ def _with_definition(
     timeline: Sequence[SymbolVersion], one: SymbolDefinition, exchange_id: int, at_ts: int
 ) -> list[SymbolVersion]:
     """Return the versions of a symbol, in order, after a definition of this time."""
+    if one.is_deleted:
+        return [_closed(version, at_ts) for version in timeline]
     versions = list(timeline)
     for place, version in enumerate(versions):
         if version.valid_until_ts <= at_ts:
@@ -320,11 +341,17 @@ def _with_definition(
             opened = _opened(one, exchange_id, at_ts, version.valid_until_ts, version)
             versions[place] = opened
             if at_ts > version.valid_from_ts:
-                closed = msgspec.structs.replace(version, valid_until_ts=at_ts, is_current=False)
-                versions.insert(place, closed)
+                versions.insert(place, _closed(version, at_ts))
         return versions
     versions.append(_opened(one, exchange_id, at_ts, FOREVER, versions[-1] if versions else None))
     return versions
+
+
+def _closed(version: SymbolVersion, at_ts: int) -> SymbolVersion:
+    """Return the version with its end at a time, if it is valid then and began before."""
+    if not version.valid_from_ts < at_ts < version.valid_until_ts:
+        return version
+    return msgspec.structs.replace(version, valid_until_ts=at_ts, is_current=False)
 
 
 def _merged(version: SymbolVersion, one: SymbolDefinition) -> SymbolVersion | None:
@@ -540,12 +567,35 @@ def record_symbols(
     at_ts: int = 0,
     fs: Fs | None = None,
 ) -> int:
-    """Add what was learned to the catalogue in a directory; return how many versions are new or changed.
+    """Add what was learned to the catalogue in a directory, and to those of the bus or archive above it.
 
-    One process at a time: imports and feeds hold the queue's writer lock.
+    Return how many versions in the directory are new or changed.
     """
-    catalogue = load_symbols(directory, fs)
-    changed = catalogue.record(definitions, at_ts)
-    if changed:
-        store_symbols(directory, catalogue, fs)
-    return changed
+    queue, known = os.path.abspath(os.fspath(directory)), list(definitions)
+    changes = []
+    for place in (queue, *_roots_above(queue)):
+        with changing_symbols(place, fs) as catalogue:
+            changes.append(catalogue.record(known, at_ts))
+    return changes[0]
+
+
+@contextmanager
+def changing_symbols(directory: str | os.PathLike[str], fs: Fs | None = None) -> Iterator[SymbolCatalogue]:
+    """Give the catalogue in a directory, and store it afterwards if it has changed.
+
+    Other processes that change it wait: several feeds tell one bus what they know.
+    """
+    fs, path = fs or OsFs(), os.fspath(directory)
+    with io_errors(f"change the symbols in {path}"):
+        create_directory(fs, path)
+        fd = fs.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        while not fs.try_lock(fd):
+            SystemClock().sleep_ns(_LOCK_POLL_NS)
+        catalogue = load_symbols(path, fs)
+        before = list(catalogue.versions)
+        yield catalogue
+        if catalogue.versions != before:
+            store_symbols(path, catalogue, fs)
+    finally:
+        close_locked(fs, fd)

@@ -7,7 +7,7 @@ Owns which columns a kind of event has in a table, and the files. The columns th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from everlog.errors import InvalidConfig
 from everlog.market.decoding import DECODINGS, MessageSelection, column, select
+from everlog.market.feature_table import TableFile
 from everlog.market.replay import Replay
 from everlog.queue import Queue
 
@@ -75,40 +76,38 @@ def to_polars(source: Source, kind: str = "raw") -> Any:
 # --- Files -----------------------------------------------------------------------------------------------
 
 
-def write_table(sources: Sequence[Source], path: str, kind: str = "raw") -> int:
+def write_table(
+    sources: Sequence[Source],
+    path: str,
+    kind: str = "raw",
+    *,
+    advance: Callable[[int], object] = lambda rows: None,
+) -> int:
     """Write events to a file by its ending, one source behind the other; return how many rows it has.
 
-    In a CSV file a book has a row for each of its levels, and payloads are hex.
+    In a CSV file a book has a row for each of its levels, and payloads are hex. `advance` is told how many
+    rows each step has written.
     """
-    ending = os.path.splitext(path)[1]
     batches = (batch for source in sources for batch in record_batches(source, kind))
     schema = schema_of(kind)
-    if ending == ".csv":
+    if path.endswith(".csv"):
         batches, schema = (_flat(batch, kind) for batch in batches), _flat(schema.empty_table(), kind).schema
-    part = f"{path}.part"
-    try:
-        with table_writer(part, ending, schema) as writer:
-            rows = 0
-            for batch in batches:
-                writer.write_batch(batch) if ending != ".csv" else writer.write(batch)
-                rows += batch.num_rows
-        os.replace(part, path)
-    except BaseException:
-        if os.path.exists(part):
-            os.unlink(part)
-        raise
+    with TableFile(path, schema) as file:
+        rows = 0
+        for batch in batches:
+            file.write(batch)
+            rows += batch.num_rows
+            advance(batch.num_rows)
     return rows
 
 
 def table_writer(path: str, ending: str, schema: pa.Schema) -> Any:
-    """Return the writer of a file of rows, whose ending says in which format."""
+    """Return the writer of a file of rows; the ending is one of `FILE_KINDS`."""
     if ending == ".parquet":
         return pq.ParquetWriter(path, schema, compression="zstd")
     if ending == ".arrow":
         return pa.ipc.new_file(path, schema)
-    if ending == ".csv":
-        return pyarrow.csv.CSVWriter(path, schema)
-    raise InvalidConfig(f"{path!r} ends with {ending!r}; tables end with {', '.join(FILE_KINDS)}")
+    return pyarrow.csv.CSVWriter(path, schema)
 
 
 def _flat(batch: pa.RecordBatch | pa.Table, kind: str) -> pa.Table:

@@ -96,6 +96,39 @@ class TimeBar:
         return buckets > latest[:-1]
 
 
+class MarketBars:
+    """A `TimeBar` of ingest time for each of many markets, of which a batch may have a few events each."""
+
+    def __init__(self, interval_ns: int) -> None:
+        self.interval_ns = interval_ns
+        self.last: dict[tuple[int, int], int] = {}
+        """The latest bucket of each market so far, by venue and market."""
+
+    def fires(
+        self, markets: Sequence[tuple[int, int]], counts: npt.NDArray[np.int64], ingest_ts_ns: Timestamps
+    ) -> Booleans:
+        """Return which events fire; those of a market follow each other, `counts` of each."""
+        buckets = (ingest_ts_ns // np.uint64(self.interval_ns)).astype(np.int64)
+        buckets[ingest_ts_ns == 0] = -1
+        known = np.fromiter((self.last.get(market, -1) for market in markets), np.int64, len(markets))
+        # The bucket that each market had before stands before its events.
+        buckets = np.insert(buckets, np.cumsum(counts) - counts, known)
+        begins = np.cumsum(counts + 1) - (counts + 1)
+        self.last.update(zip(markets, np.maximum.reduceat(buckets, begins).tolist(), strict=True))
+        low, high = int(buckets.min()), int(buckets.max())
+        if (high - low + 1) * len(markets) > np.iinfo(np.int64).max:
+            buckets = np.unique(buckets, return_inverse=True)[1]
+            low, high = 0, len(buckets)
+        # Every bucket of a market is above those of the markets before it, so one pass is enough for all.
+        above = np.repeat(np.arange(len(markets)) * (high - low + 1), counts + 1) + (buckets - low)
+        latest = np.maximum.accumulate(above)
+        is_event = np.ones(len(above), dtype=np.bool_)
+        is_event[begins] = False
+        events = np.flatnonzero(is_event)
+        fired: Booleans = above[events] > latest[events - 1]
+        return fired
+
+
 class EventTypes:
     """A row after every event of these types."""
 

@@ -8,7 +8,7 @@ one that begins with the first message.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -21,6 +21,7 @@ from everlog.market.book_results import Outputs
 from everlog.market.book_set import Book, BookSet, BookSettings, Market
 from everlog.market.book_states import load_books, save_books
 from everlog.market.books import GapPolicy, Priority
+from everlog.market.import_runs import NO_SEQ
 from everlog.market.protocol import TypeId
 from everlog.market.snapshots import SnapshotStore, numbered_files
 
@@ -114,30 +115,76 @@ class SnapshotSets:
 
 
 class WarmStart(NamedTuple):
-    """The books before a replay begins, and the replay that goes on with the next message."""
+    """The books before replays begin, and the replays that go on with the next messages."""
 
     books: BookSet
-    rest: Replay
-    """Without the beginning of the time range: what comes before it belongs into the books."""
+    rests: tuple[Replay, ...]
+    """Without the beginnings of their time ranges: what comes before these belongs into the books."""
     start_ns: int
-    set_seq: int | None
-    """The message after which the set is; None: the books are empty, `rest` begins with the first message."""
+    set_seqs: tuple[int | None, ...]
+    """The message after which each source's set is; None: its books are empty, as at its first message."""
+    sources: dict[Market, int]
+    """The place of the replay from whose set each book is."""
 
 
-def begin(replay: Replay, settings: BookSettings, warm_up_ns: int) -> WarmStart:
-    """Return books from the newest set of snapshots that is `warm_up_ns` older than the range of a replay.
+def begin(replays: Sequence[Replay], settings: BookSettings, warm_up_ns: int) -> WarmStart:
+    """Return books from each source's newest set of snapshots that is `warm_up_ns` older than the range.
 
-    Without such a set, or with filters and settings that a set cannot stand for, the replay begins with the
-    first message there is.
+    All sources that have books begin with a set, or all begin with the first message there is: filters and
+    settings that a set cannot stand for, a source without one, and a market in two sources are reasons.
+    Where the first message is gone, no book is made of a market before its next snapshot or reset.
     """
-    rest, start_ns = replay.from_the_start()
-    cold = WarmStart(BookSet(settings), rest, start_ns, None)
+    parts = [one.from_the_start() for one in replays]
+    rests, start_ns = tuple(rest for rest, _ in parts), max(start_ns for _, start_ns in parts)
+    warm_ns = max(0, start_ns - warm_up_ns)
+    start = _warm(replays, rests, settings, start_ns, warm_ns) if start_ns and _stands_for(settings) else None
+    if start is None:
+        nothing: tuple[int | None, ...] = (None,) * len(rests)
+        start = WarmStart(BookSet(settings), rests, start_ns, nothing, {})
+    for rest, seq in zip(start.rests, start.set_seqs, strict=True):
+        if not rest.has_all_markets:
+            start.books.take_some_markets()
+        if seq is None and rest.begins_in_middle() and _has_books(rest):
+            start.books.begin_in_middle()
+    return start
+
+
+def _warm(
+    replays: Sequence[Replay], rests: tuple[Replay, ...], settings: BookSettings, start_ns: int, warm_ns: int
+) -> WarmStart | None:
+    """Return a start with a set of every source that has books; None without one."""
+    found = [_newest_set(one, settings, warm_ns) for one in replays]
+    if all(one is None for one in found):
+        return None
+    books, begun = BookSet(settings), list(rests)
+    sources: dict[Market, int] = {}
+    for place, (one, rest) in enumerate(zip(found, rests, strict=True)):
+        if one is not None:
+            if not books.add(one.books):
+                return None  # which of two queues has said the last of a market is not known
+            sources |= dict.fromkeys(one.books.books, place)
+            begun[place] = replace(rest, from_seq=one.seq + 1)
+        elif _has_books(rest):
+            return None
+        else:
+            begun[place] = rest.between(warm_ns, NO_SEQ - 1)
+    seqs = tuple(None if one is None else one.seq for one in found)
+    return WarmStart(books, tuple(begun), start_ns, seqs, sources)
+
+
+class _FoundSet(NamedTuple):
+    seq: int
+    books: BookSet
+
+
+def _newest_set(replay: Replay, settings: BookSettings, before_ns: int) -> _FoundSet | None:
+    """Return the newest set of a source that is older than a time and that its messages go on from."""
     sets = SnapshotSets(SnapshotStore(replay.snapshots or replay.path))
-    if not start_ns or not replay.has_whole_markets or not _stands_for(settings) or not sets.seqs():
-        return cold
+    if not replay.has_whole_markets or not (seqs := sets.seqs()) or len(replay.runs()) > 1:
+        return None  # a set is of what came before a message, not before a time
     with closing(replay.open()) as reader:
-        first = _first_at(reader, max(0, start_ns - warm_up_ns))
-        for seq in reversed([one for one in sets.seqs() if first is None or one < first]):
+        first = _first_at(reader, before_ns)
+        for seq in reversed([one for one in seqs if first is None or one < first]):
             try:
                 books = sets.load(seq, settings, replay.market_ids)
             except EverlogError:
@@ -147,26 +194,28 @@ def begin(replay: Replay, settings: BookSettings, warm_up_ns: int) -> WarmStart:
             if settings.gap_policy != GapPolicy.IGNORE or not any(
                 b.quarantined for b in books.books.values()
             ):
-                return WarmStart(books, replace(rest, from_seq=seq + 1), start_ns, seq)
-    return cold
+                return _FoundSet(seq, books)
+    return None
 
 
-def books_at(replay: Replay, timestamp_ns: int, settings: BookSettings) -> BookSet | None:
-    """Return the books that a replay has before its first message at or after a time.
+def books_at(replays: Sequence[Replay], timestamp_ns: int, settings: BookSettings) -> BookSet | None:
+    """Return the books that replays have before their first message at or after a time.
 
     None if a market's book is unknown: the first messages are gone, and nothing later says what it is.
     """
-    start = begin(replay.between(timestamp_ns, timestamp_ns), settings, 0)
+    from everlog.market.merge import in_time_order  # which replays
+
+    start = begin([one.between(timestamp_ns, timestamp_ns) for one in replays], settings, 0)
     books = start.books
-    if replay.market_ids is not None:
-        books.take_some_markets()
-    has_begun = start.set_seq is not None
-    for some in start.rest.types(TypeId.BOOK_EVENT).batches():
-        if not has_begun and some.batch.seq[0] > 0:
-            books.begin_in_middle()
-        has_begun = True
+    for some in in_time_order([one.types(TypeId.BOOK_EVENT) for one in start.rests]):
         books.apply_packed(some.packed, Outputs(top=False))
     return None if books.unanchored.keys() - books.books.keys() else books
+
+
+def _has_books(replay: Replay) -> bool:
+    """Whether a replay has a book event."""
+    with closing(replay.types(TypeId.BOOK_EVENT).batches()) as batches:
+        return next(batches, None) is not None
 
 
 def _stands_for(settings: BookSettings) -> bool:

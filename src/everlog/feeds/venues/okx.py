@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 
 from everlog.feeds.venue import NS_PER_MS, BookDiff, BookSnapshot, Item, Refusal, TradePrint, Venue
 from everlog.market.books import L2Book
+from everlog.market.decimals import render_scaled
 
 CHECKED_LEVELS: Final = 25
 _CHANNELS: Final = {"book": "books", "trades": "trades", "quotes": "bbo-tbt"}
@@ -42,6 +45,8 @@ class _Frame(msgspec.Struct, gc=False):
     msg: str = ""
 
 
+_rendered: Final = lru_cache(maxsize=8192)(render_scaled)
+"""Most of the best levels were among them after the update before."""
 _FRAMES: Final = msgspec.json.Decoder(_Frame)
 
 
@@ -81,13 +86,13 @@ class Okx(Venue):
 
     def checksum(self, book: L2Book) -> int:
         """Bid and ask in turn, from the best on, price and size in the venue's text; signed 32 bits."""
-        price, size = book.render_price, book.render_size
-        bids, asks = (side.tolist() for side in book.depth(CHECKED_LEVELS))
+        price_scale, size_scale = book.price_scale, book.size_scale
+        bids, asks = book.depth(CHECKED_LEVELS)
         words: list[str] = []
-        for at in range(CHECKED_LEVELS):
-            for side in (bids, asks):
-                if at < len(side):
-                    words += (price(side[at][0]), size(side[at][1]))
+        for pair in itertools.zip_longest(bids.tolist(), asks.tolist()):
+            for level in pair:
+                if level is not None:
+                    words += (_rendered(level[0], price_scale), _rendered(level[1], size_scale))
         value = zlib.crc32(":".join(words).encode())
         return value - 2**32 if value >= 2**31 else value
 

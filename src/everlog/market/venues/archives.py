@@ -239,11 +239,11 @@ def open_members(path: str, advance: Callable[[int], None] = lambda count: None)
         if magic.startswith(SEVEN_ZIP_MAGIC):
             yield _seven_zip_members(path, raw, opened)
             return
-        stream = opened.enter_context(_decompressed(path, magic, raw))
+        stream = opened.enter_context(_decompressed(magic, raw))
         yield [Member(path, data_name(path), path, stream)]
 
 
-def _decompressed(path: str, magic: bytes, raw: io.RawIOBase) -> Any:
+def _decompressed(magic: bytes, raw: io.RawIOBase) -> Any:
     if magic.startswith(GZIP_MAGIC):
         return gzip.GzipFile(fileobj=io.BufferedReader(raw, COMPRESSED_BLOCK_BYTES), mode="rb")
     if magic.startswith(ZSTD_MAGIC):
@@ -314,7 +314,7 @@ def _archived(path: str, name: str, stream: Any) -> Member:
     member = Member(f"{path}!{name}", data_name(name), path, stream)
     if name.endswith((".gz", ".zst")):
         magic = member.peek(MAGIC_BYTES)
-        member = Member(member.label, member.name, path, _decompressed(path, magic, _Resumed(member)))
+        member = Member(member.label, member.name, path, _decompressed(magic, _Resumed(member)))
     return member
 
 

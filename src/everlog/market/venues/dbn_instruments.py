@@ -12,12 +12,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from everlog.clock import NS_PER_DAY
 from everlog.errors import InvalidSource
 from everlog.market.protocol import crypto_market_id, symbol_hash
 from everlog.market.venues.interface import MULTI, ImportContext
 from everlog.market.venues.registry import venue_id
 
-NS_PER_DAY: Final = np.uint64(86_400_000_000_000)
 DAY_BITS: Final = np.uint64(16)
 _VENUES: Final = {"GLBX.MDP3": "cme", "XNAS.ITCH": "nasdaq", "XEUR.EOBI": "eurex", "IFEU.IMPACT": "ice"}
 
@@ -79,7 +79,7 @@ class Instruments:
                 label,
             )
         self.symbol = self.wanted or (symbols[0] if len(symbols) == 1 else MULTI)
-        self.date = context.options.date or _day(int(metadata.start) // int(NS_PER_DAY)).isoformat()
+        self.date = context.options.date or _day(int(metadata.start) // NS_PER_DAY).isoformat()
 
     def _read(self, metadata: Any) -> None:
         for asked, intervals in metadata.mappings.items():
@@ -104,7 +104,7 @@ class Instruments:
         """Return which market each record belongs to, found once per instrument, publisher and day."""
         if not len(records):
             return Belonging(*(np.zeros(0, kind) for kind in (np.uint64, np.uint64, bool, bool, object)))
-        days = records[time] // NS_PER_DAY & np.uint64(0xFFFF)
+        days = records[time] // np.uint64(NS_PER_DAY) & np.uint64(0xFFFF)
         keys = (
             records["instrument_id"].astype(np.uint64) << np.uint64(32)
             | records["publisher_id"].astype(np.uint64) << DAY_BITS

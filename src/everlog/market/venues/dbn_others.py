@@ -46,6 +46,7 @@ _ASSETS: Final = {
 HALTED, QUOTING, TRADING = 0, 1, 2
 _QUOTING: Final = (1, 2, 3, 4, 5, 6)
 _TRADING: Final = 7
+_DELETED: Final = b"D"
 
 
 class OtherSchema(NamedTuple):
@@ -206,6 +207,7 @@ def _definitions(records: NDArray[np.void], instruments: Instruments) -> list[Sy
                 amount_increment=lot,
                 contract_size=multiplier or _price(record["unit_of_measure_qty"]),
                 at_ts=int(record["ts_recv"]) // 1000,
+                is_deleted=record["security_update_action"] == _DELETED,
             )
         )
     return found

@@ -233,22 +233,48 @@ class TimeOrder:
         self._column = column
         self._context = context
         self._latest = np.uint64(0)
+        self._seen: tuple[int, set[tuple[int, ...]]] = (0, set())
+        """Rows of the latest time."""
 
     def checked(self, block: RowBlock) -> RowBlock:
         """Return the rows in order; others are refused, or counted if they are allowed."""
         times = block.values[self._column]
         latest = np.maximum.accumulate(np.concatenate(([self._latest], times)))
-        goes_back = times < latest[:-1]
         self._latest = latest[-1]
-        if not goes_back.any():
+        return self._without(block, times < latest[:-1], "goes back: rows are out of order or there twice")
+
+    def once(
+        self, block: RowBlock, is_unique: NDArray[np.bool_], columns: Sequence[NDArray[np.uint64]]
+    ) -> RowBlock:
+        """Return the rows without those of one time that are alike in `columns`, or count these.
+
+        Only rows where `is_unique` is true cannot be there twice.
+        """
+        times = block.values[self._column]
+        if not len(times):
             return block
+        crowded = np.ones(len(times), dtype=np.bool_)
+        crowded[1:] = times[1:] == times[:-1]
+        if not (crowded[1:] & (columns[0][1:] <= columns[0][:-1])).any():
+            crowded[:] = False  # all of one time have rising numbers
+        crowded[:-1] |= crowded[1:]
+        crowded |= (times == np.uint64(self._seen[0])) | (times == times[-1])
+        rows = np.flatnonzero(crowded & is_unique)
+        repeated = np.zeros(len(times), dtype=np.bool_)
+        keys = zip(*(column[rows].tolist() for column in columns), strict=True)
+        for row, time, key in zip(rows.tolist(), times[rows].tolist(), keys, strict=True):
+            if time != self._seen[0]:
+                self._seen = (time, set())
+            repeated[row] = key in self._seen[1]
+            self._seen[1].add(key)
+        return self._without(block, repeated, "is that of an equal row: the row is there twice")
+
+    def _without(self, block: RowBlock, bad: NDArray[np.bool_], reason: str) -> RowBlock:
         if self._context.options.allow_unordered:
-            self._context.tally.unordered += int(goes_back.sum())
+            self._context.tally.unordered += int(bad.sum())
             return block
-        reason = (
-            f"{self._column} goes back: rows are out of order or there twice; --allow-unordered keeps them"
-        )
-        return block.refuse(goes_back, reason, self._context.rejects)
+        text = f"{self._column} {reason}; --allow-unordered keeps them"
+        return block.refuse(bad, text, self._context.rejects)
 
 
 class Importer(Protocol):

@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import numpy as np
 from numpy.typing import NDArray
 
+from everlog.clock import NS_PER_DAY
 from everlog.errors import InvalidSource, Unsupported
 from everlog.market.protocol import (
     BookFlags,
@@ -57,7 +58,6 @@ __all__ = [
 
 VENUE: Final = "nasdaq"
 TIME_ZONE: Final = "America/New_York"
-NS_PER_DAY: Final = np.uint64(86_400 * 10**9)
 TIME_SCALE: Final = 9
 NAMES: Final = ("time", "type", "order_id", "size", "price", "direction")
 
@@ -112,6 +112,11 @@ def _file_events(member: Member, book_member: Member | None, context: ImportCont
     book: OpeningBook | None = None
     for block in reader.blocks(_COLUMNS):
         kept = order.checked(_sound(block, context))
+        # Hidden executions of one time may be alike: they name no order.
+        columns = [kept.values[name] for name in ("order_id", "size", "price")]
+        kept = order.once(
+            kept, kept.extras["type"] <= EXECUTION, [*columns, kept.extras["type"].astype(np.uint64)]
+        )
         if not len(kept):
             continue
         context.tally.rows += len(kept)
@@ -150,7 +155,7 @@ def _sound(block: RowBlock, context: ImportContext) -> RowBlock:
     of_book = block.extras["type"] <= EXECUTION
     block = block.refuse(of_book & (block.extras["direction"] == Side.UNKNOWN), "it has no side", rejects)
     return block.refuse(
-        block.values["time"] >= NS_PER_DAY, "the time is later than the end of the day", rejects
+        block.values["time"] >= np.uint64(NS_PER_DAY), "the time is later than the end of the day", rejects
     )
 
 

@@ -314,8 +314,8 @@ class TardisTrades:
             ]
             choice = SymbolChoice(file, context)
             order = TimeOrder("local_timestamp", context)
-            blocks = file.reader.blocks(columns)
-            yield from _grouped(_trades(stamped(choice.take(block), context, order)) for block in blocks)
+            blocks = (_once(choice.take(block), order) for block in file.reader.blocks(columns))
+            yield from _grouped(_trades(stamped(block, context, order)) for block in blocks)
             choice.finish()
 
 
@@ -358,6 +358,12 @@ class SymbolChoice:
                 f"{self._file.reader.label}: {self._left_out} rows of other symbols than {self._wanted} were "
                 "left out"
             )
+
+
+def _once(block: RowBlock, order: TimeOrder) -> RowBlock:
+    """Refuse trades whose id another of that time has."""
+    ids = block.values["id"]
+    return order.once(block, ids != 0, [ids, block.values["symbol"]])
 
 
 def _trades(block: RowBlock) -> EventBlock:

@@ -23,10 +23,7 @@ class BookOutput:
         trades: bool = False,
     ) -> None: ...
     rows: Final[int]
-    gaps: Final[bytes]
-    drifts: Final[bytes]
-    scales: Final[bytes]
-    trades: Final[bytes]
+    def reports(self) -> tuple[bytes, bytes, bytes, bytes]: ...
 
 class BookKernel:
     def apply(self, payload: Buffer) -> int: ...

@@ -186,48 +186,32 @@ cdef class BookOutput:
     cdef void *take(self, object array, size_t bytes) except? NULL:
         """The memory of an array, which is referenced as long as this object lives."""
         cdef Py_buffer view
-        cdef void *memory
         if array is None:
             return NULL
         PyObject_GetBuffer(array, &view, PyBUF_WRITABLE)
-        memory = view.buf
-        length = view.len
         PyBuffer_Release(&view)
-        if length < bytes:
-            raise InvalidConfig(f"an output array has {length} bytes, {bytes} are needed")
+        if <size_t>view.len < bytes:
+            raise InvalidConfig(f"an output array has {view.len} bytes, {bytes} are needed")
         self.held.append(array)
-        return memory
+        return view.buf
 
     @property
     def rows(self):
         """Rows written to the arrays."""
         return self.output.rows
 
-    @property
-    def gaps(self):
-        """Rows of five 64-bit numbers: index, last number, number found, 0, 0."""
-        return report_bytes(&self.output.gaps)
+    def reports(self):
+        """Rows of five 64-bit numbers that begin with an index, the unused ones 0, in this order:
 
-    @property
-    def drifts(self):
-        """Rows: index, levels in the snapshot only, in the book only, with another size, 0."""
-        return report_bytes(&self.output.drifts)
-
-    @property
-    def scales(self):
-        """Rows: index, price scale, size scale, 0, 0."""
-        return report_bytes(&self.output.scales)
-
-    @property
-    def trades(self):
-        """Rows: index, taken from the bid order, taken from the ask order, price, size."""
-        return report_bytes(&self.output.trades)
+        gaps (last number, number found), drifts (levels in the snapshot only, in the book only, with another
+        size), scales (of prices, of sizes), trades (taken from bid order, from ask order, price, size).
+        """
+        return (report_bytes(&self.output.gaps), report_bytes(&self.output.drifts),
+                report_bytes(&self.output.scales), report_bytes(&self.output.trades))
 
 
 cdef bytes report_bytes(report *written):
-    if written.count == 0:
-        return b""
-    return (<char *>written.rows)[:written.count * 40]
+    return (<char *>written.rows)[:written.count * 40] if written.count else b""
 
 
 cdef class BookKernel:
@@ -257,12 +241,11 @@ cdef class BookKernel:
         if error in ERRORS:
             kind, text = ERRORS[error]
             raise kind(event + text)
-        if error == BOOK_TOO_MANY_LEVELS:
-            text = f"{event}the book has as many levels a side as it may ({max_levels}); raise max_levels"
-            raise LimitReached(text, "max_levels", max_levels)
-        if error == BOOK_TOO_MANY_ORDERS:
-            text = f"{event}the book has as many orders as it may ({self.max_orders}); raise max_orders"
-            raise LimitReached(text, "max_orders", self.max_orders)
+        if error in (BOOK_TOO_MANY_LEVELS, BOOK_TOO_MANY_ORDERS):
+            of_levels = error == BOOK_TOO_MANY_LEVELS
+            what, name = ("levels a side", "max_levels") if of_levels else ("orders", "max_orders")
+            limit = max_levels if of_levels else self.max_orders
+            raise LimitReached(f"{event}the book has as many {what} as it may ({limit}); raise {name}", name, limit)
         if error == BOOK_GAP:
             raise BookGap(
                 f"{event}number {found} follows {seen}, so something between was lost; rebuild the book from a "
@@ -301,10 +284,8 @@ cdef class BookKernel:
 
     def apply_and_top(self, payload):
         """Apply one book event; returns what `top` returns after it."""
-        cdef book_top best
         self.apply_payload(payload)
-        best = self.core.kind.top(self.core)
-        return shown_top(self, &best)
+        return self.top()
 
     def top(self):
         """Best bid price and size, best ask price and size; a size of 0 means an empty side."""
@@ -316,9 +297,7 @@ cdef class BookKernel:
     def _apply_records(self, const uint8_t[::1] buffer, const uint64_t[::1] offsets,
                        const uint64_t[::1] lengths, BookOutput into):
         """Apply payloads that lie in one buffer."""
-        cdef size_t done
-        cdef size_t count = offsets.shape[0]
-        cdef size_t size = buffer.shape[0]
+        cdef size_t done, count = offsets.shape[0], size = buffer.shape[0]
         cdef int error = BOOK_OK
         if count == 0:
             return 0
@@ -418,12 +397,8 @@ cdef inline object shown_top(BookKernel kernel, const book_top *best):
     same_ask = best.ask_price == kernel.shown.ask_price and best.ask_size == kernel.shown.ask_size
     if same_bid and same_ask:
         return before
-    if same_bid:
-        kernel.top_tuple = (before[0], before[1], best.ask_price, best.ask_size)
-    elif same_ask:
-        kernel.top_tuple = (best.bid_price, best.bid_size, before[2], before[3])
-    else:
-        kernel.top_tuple = (best.bid_price, best.bid_size, best.ask_price, best.ask_size)
+    kernel.top_tuple = (before[0] if same_bid else best.bid_price, before[1] if same_bid else best.bid_size,
+                        before[2] if same_ask else best.ask_price, before[3] if same_ask else best.ask_size)
     kernel.shown = best[0]
     return kernel.top_tuple
 

@@ -10,6 +10,7 @@ U8 = NDArray[np.uint8]
 U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
 Rows = NDArray[np.intp]
+Levels = Sequence[Sequence[str]]
 Column = tuple[int, int, Sequence[tuple[bytes, int]]]
 UNSIGNED: int
 SIGNED: int
@@ -26,6 +27,7 @@ class RowParser:
         self, text: Buffer, values: Sequence[U64], extras: Sequence[U8], row_lines: NDArray[np.uint32]
     ) -> tuple[int, int, int, int, int]: ...
 
+def pack_levels(levels: Levels, price_scale: int, size_scale: int) -> tuple[bytes, int, int] | None: ...
 def place_levels(
     prices: I64,
     price_decimals: U8,

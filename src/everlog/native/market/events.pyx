@@ -5,6 +5,7 @@ Owns nothing between two calls but the columns of a `RowParser`; its checks keep
 Reads no file and knows no venue: `everlog.market.venues` and `everlog.market.packing` do.
 """
 
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport INT64_MAX, INT64_MIN, UINT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
@@ -31,6 +32,7 @@ cdef extern from "market/csv_rows.h" nogil:
     void csv_parse(const char *text, uint64_t length, char delimiter, uint64_t field_count,
                    const csv_column *columns, uint64_t column_count, uint32_t *row_lines,
                    uint64_t capacity, csv_result *result)
+    bint append_digit(uint64_t *value, unsigned digit)
 
 cdef extern from "market/book_protocol.h" nogil:
     int LARGEST_SCALE
@@ -47,15 +49,45 @@ cdef extern from "market/book_protocol.h" nogil:
     bint signed_overflow "__builtin_mul_overflow"(int64_t a, uint64_t b, int64_t *product)
     void __builtin_prefetch(const void *address)
 
+# --- Levels of a feed ---------------------------------------------------------------------------------------
+
+cdef bint read_scaled(text, int scale, uint64_t largest, uint64_t *value, int *most) except -1:
+    """Read digits with one point at most at a scale; False for anything else. `most` rises to its decimals."""
+    cdef Py_ssize_t length = 0, at, decimals = 0
+    cdef const char *digits = PyUnicode_AsUTF8AndSize(text, &length)
+    cdef bint has_point = False
+    value[0] = 0
+    for at in range(length):
+        if digits[at] == c"." and not has_point:
+            has_point = True
+        elif not c"0" <= digits[at] <= c"9" or not append_digit(value, digits[at] - c"0"):
+            return False
+        else:
+            decimals += has_point
+    most[0] = max(most[0], decimals)
+    if decimals <= scale <= LARGEST_SCALE and __builtin_mul_overflow(value[0], TENS[scale - decimals], value):
+        return False
+    return length > has_point and decimals <= LARGEST_SCALE and value[0] <= largest
+
+
+def pack_levels(levels, int price_scale, int size_scale):
+    """Return levels as `LEVEL`s, and the most decimals of prices and sizes; they hold if these are no more."""
+    cdef bytes packed = bytes(16 * len(levels))
+    cdef uint64_t *into = <uint64_t *><char *>packed
+    cdef int[2] most = [0, 0]
+    for level in levels:
+        if not read_scaled(level[0], price_scale, INT64_MAX, into, &most[0]):
+            return None  # so do prices with a sign
+        if not read_scaled(level[1], size_scale, UINT64_MAX, into + 1, &most[1]):
+            return None
+        into += 2
+    return packed, most[0], most[1]
+
+
 # --- Rows of text -----------------------------------------------------------------------------------------
 
-UNSIGNED = <int>CSV_UNSIGNED
-SIGNED = <int>CSV_SIGNED
-DECIMAL = <int>CSV_DECIMAL
-PRICE = <int>CSV_PRICE
-CHOICE = <int>CSV_CHOICE
-IDENTIFIER = <int>CSV_IDENTIFIER
-HASH = <int>CSV_HASH
+UNSIGNED, SIGNED, DECIMAL, PRICE = <int>CSV_UNSIGNED, <int>CSV_SIGNED, <int>CSV_DECIMAL, <int>CSV_PRICE
+CHOICE, IDENTIFIER, HASH = <int>CSV_CHOICE, <int>CSV_IDENTIFIER, <int>CSV_HASH
 
 PROBLEMS = (
     "",
