@@ -294,9 +294,14 @@ class FaultFs:
             parent, name = os.path.split(os.path.abspath(path))
             directory = self._directory_at(os.path.realpath(parent))
             if directory is not None:
-                node = self._node_at(os.path.join(parent, name))
-                if directory.entries.get(name) is not node:
-                    operation.append(_Change(directory, name, node))
+                operation += self._changes_at(parent, directory, name)
+        self._add_operation(operation)
+
+    def _changes_at(self, parent: str, directory: _Directory, name: str) -> list[_Change]:
+        node = self._node_at(os.path.join(parent, name))
+        return [] if directory.entries.get(name) is node else [_Change(directory, name, node)]
+
+    def _add_operation(self, operation: list[_Change]) -> None:
         for change in operation:
             change.apply(change.directory.entries)
         if operation:
@@ -304,7 +309,7 @@ class FaultFs:
 
     def _observe_entries(self, path: str, directory: _Directory) -> None:
         for name in sorted({*os.listdir(path), *directory.entries}):
-            self._observe(os.path.join(path, name))
+            self._add_operation(self._changes_at(path, directory, name))
 
     def _observe_tree(self, path: str, directory: _Directory) -> None:
         self._observe_entries(path, directory)
@@ -392,7 +397,7 @@ class FaultFs:
         self._pending.clear()
 
     def open(self, path: str, flags: int, mode: int = 0o600) -> int:
-        """See `Fs.open`."""
+        """Open `path` and return the descriptor; a new file has the mode, and what its group is given."""
         with self._renaming("open", path):
             fd = self._inner.open(path, flags, mode)
             self._descriptors.add(fd)
@@ -416,12 +421,12 @@ class FaultFs:
                     self._inner.close(fd)
 
     def pread(self, fd: int, length: int, offset: int) -> bytes:
-        """See `Fs.pread`."""
+        """Read at most `length` bytes at `offset`."""
         with self._call("pread", fd):
             return self._inner.pread(fd, length, offset)
 
     def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
-        """See `Fs.pwrite`."""
+        """Write all of `data` at `offset`."""
         with self._call("pwrite", fd) as torn:
             if torn:
                 self._inner.pwrite(fd, data[: self._rng.randrange(max(1, len(data)))], offset)
@@ -429,27 +434,27 @@ class FaultFs:
             self._inner.pwrite(fd, data, offset)
 
     def size(self, fd: int) -> int:
-        """See `Fs.size`."""
+        """Return the length of the open file."""
         with self._call("size", fd):
             return self._inner.size(fd)
 
     def truncate(self, fd: int, length: int) -> None:
-        """See `Fs.truncate`."""
+        """Set the length of the open file."""
         with self._call("truncate", fd):
             self._inner.truncate(fd, length)
 
     def allocate(self, fd: int, length: int) -> None:
-        """See `Fs.allocate`."""
+        """Reserve `length` bytes on disk, so that a later store into a mapping cannot fault."""
         with self._call("allocate", fd):
             self._inner.allocate(fd, length)
 
     def write_zeros(self, fd: int, offset: int, length: int) -> None:
-        """See `Fs.write_zeros`."""
+        """Write zeros to reserved bytes, which are zero already, so that syncs of them cost less later."""
         with self._call("write_zeros", fd):
             self._inner.write_zeros(fd, offset, length)
 
     def fsync(self, fd: int) -> None:
-        """See `Fs.fsync`."""
+        """Force data and metadata of the open file to disk."""
         with self._call("fsync", fd):
             self._sync_node(fd, self._inner.fsync)
 
@@ -469,7 +474,7 @@ class FaultFs:
             self._commit(_path_of(fd))
 
     def fsync_dir(self, path: str) -> None:
-        """See `Fs.fsync_dir`."""
+        """Force the entries of a directory to disk."""
         with self._call("fsync_dir", path):
             self._inner.fsync_dir(path)
             self._commit(path)
@@ -502,38 +507,38 @@ class FaultFs:
                 node.durable[start : start + len(content)] = content
 
     def rename(self, source: str, target: str) -> None:
-        """See `Fs.rename`."""
+        """Atomically replace `target` by `source`."""
         with self._renaming("rename", source, target):
             self._inner.rename(source, target)
 
     def rename_noreplace(self, source: str, target: str) -> None:
-        """See `Fs.rename_noreplace`."""
+        """Atomically rename; `FileExistsError` if `target` exists."""
         with self._renaming("rename_noreplace", source, target):
             self._inner.rename_noreplace(source, target)
 
     def unlink(self, path: str) -> None:
-        """See `Fs.unlink`."""
+        """Remove a file."""
         with self._renaming("unlink", path):
             self._inner.unlink(path)
 
     def makedirs(self, path: str) -> None:
-        """See `Fs.makedirs`."""
+        """Create a directory and its parents; existing ones are fine."""
         with self._call("makedirs", path):
             self._inner.makedirs(path)
             self._directory_at(os.path.realpath(path))
 
     def rmdir(self, path: str) -> None:
-        """See `Fs.rmdir`."""
+        """Remove an empty directory."""
         with self._renaming("rmdir", path):
             self._inner.rmdir(path)
 
     def listdir(self, path: str) -> list[str]:
-        """See `Fs.listdir`."""
+        """Return the names in a directory, sorted."""
         with self._call("listdir", path):
             return self._inner.listdir(path)
 
     def exists(self, path: str) -> bool:
-        """See `Fs.exists`."""
+        """Whether `path` exists."""
         with self._call("exists", path):
             return self._inner.exists(path)
 
@@ -543,11 +548,11 @@ class FaultFs:
             return f"simulated {self._seed} {self._restores}"
 
     def try_lock(self, fd: int) -> bool:
-        """See `Fs.try_lock`."""
+        """Take an exclusive flock without waiting; False if it is held elsewhere."""
         with self._call("try_lock", fd):
             return self._inner.try_lock(fd)
 
     def unlock(self, fd: int) -> None:
-        """See `Fs.unlock`."""
+        """Release the flock, also if a forked child has inherited the descriptor."""
         with self._call("unlock", fd):
             self._inner.unlock(fd)

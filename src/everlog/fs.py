@@ -13,7 +13,7 @@ import fcntl
 import grp
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
@@ -132,37 +132,41 @@ class OsFs:
     """The file system of the operating system."""
 
     def open(self, path: str, flags: int, mode: int = 0o600) -> int:
-        """See `Fs.open`."""
-        fd = os.open(path, flags | os.O_CLOEXEC, mode)
+        """Open `path` and return the descriptor; a new file has the mode, and what its group is given.
+
+        What may be created is never written through a symbolic link.
+        """
+        flags |= os.O_CLOEXEC | (os.O_NOFOLLOW if flags & os.O_CREAT else 0)
+        fd = os.open(path, flags, mode)
         if flags & os.O_CREAT and (group := _group_bits(os.path.dirname(path)) & 0o060):
             with suppress(PermissionError):  # it exists and is another user's
                 os.fchmod(fd, mode | group)
         return fd
 
     def close(self, fd: int) -> None:
-        """See `Fs.close`."""
+        """Close a descriptor from `open`."""
         os.close(fd)
 
     def pread(self, fd: int, length: int, offset: int) -> bytes:
-        """See `Fs.pread`."""
+        """Read at most `length` bytes at `offset`."""
         return os.pread(fd, length, offset)
 
     def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
-        """See `Fs.pwrite`; short writes are continued."""
+        """Write all of `data` at `offset`; short writes are continued."""
         written = os.pwrite(fd, data, offset)
         while written < len(data):
             written += os.pwrite(fd, memoryview(data)[written:], offset + written)
 
     def size(self, fd: int) -> int:
-        """See `Fs.size`."""
+        """Return the length of the open file."""
         return os.fstat(fd).st_size
 
     def truncate(self, fd: int, length: int) -> None:
-        """See `Fs.truncate`."""
+        """Set the length of the open file."""
         os.ftruncate(fd, length)
 
     def allocate(self, fd: int, length: int) -> None:
-        """See `Fs.allocate`."""
+        """Reserve `length` bytes on disk, so that a later store into a mapping cannot fault."""
         os.posix_fallocate(fd, 0, length)
 
     def write_zeros(self, fd: int, offset: int, length: int) -> None:
@@ -170,15 +174,15 @@ class OsFs:
         os.pwrite(fd, _ZEROS[:length] if length <= len(_ZEROS) else bytes(length), offset)
 
     def fsync(self, fd: int) -> None:
-        """See `Fs.fsync`."""
+        """Force data and metadata of the open file to disk."""
         os.fsync(fd)
 
     def fdatasync(self, fd: int) -> None:
-        """See `Fs.fdatasync`."""
+        """Force the data of the open file to disk, and of its metadata what is needed to read it."""
         os.fdatasync(fd)
 
     def fsync_dir(self, path: str) -> None:
-        """See `Fs.fsync_dir`."""
+        """Force the entries of a directory to disk."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -204,7 +208,7 @@ class OsFs:
             )
 
     def rename(self, source: str, target: str) -> None:
-        """See `Fs.rename`."""
+        """Atomically replace `target` by `source`."""
         os.replace(source, target)
 
     def rename_noreplace(self, source: str, target: str) -> None:
@@ -221,11 +225,11 @@ class OsFs:
             os.unlink(source)
 
     def unlink(self, path: str) -> None:
-        """See `Fs.unlink`."""
+        """Remove a file."""
         os.unlink(path)
 
     def makedirs(self, path: str) -> None:
-        """See `Fs.makedirs`."""
+        """Create a directory and its parents; existing ones are fine."""
         parent = os.path.dirname(path.rstrip("/"))
         if parent and not os.path.isdir(parent):
             self.makedirs(parent)
@@ -239,24 +243,24 @@ class OsFs:
             os.chmod(path, stat.S_ISGID | 0o700 | group)
 
     def rmdir(self, path: str) -> None:
-        """See `Fs.rmdir`."""
+        """Remove an empty directory."""
         os.rmdir(path)
 
     def listdir(self, path: str) -> list[str]:
-        """See `Fs.listdir`."""
+        """Return the names in a directory, sorted."""
         return sorted(os.listdir(path))
 
     def exists(self, path: str) -> bool:
-        """See `Fs.exists`."""
+        """Whether `path` exists."""
         return os.path.exists(path)
 
     def boot_id(self) -> str:
-        """See `Fs.boot_id`."""
+        """Name this run of the machine: as long as it stays the same, nothing written was lost."""
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
 
     def try_lock(self, fd: int) -> bool:
-        """See `Fs.try_lock`."""
+        """Take an exclusive flock without waiting; False if it is held elsewhere."""
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -264,7 +268,7 @@ class OsFs:
         return True
 
     def unlock(self, fd: int) -> None:
-        """See `Fs.unlock`."""
+        """Release the flock, also if a forked child has inherited the descriptor."""
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 
@@ -305,11 +309,14 @@ def read_file(fs: Fs, path: str) -> bytes:
         return content
 
 
-def replace_file(fs: Fs, path: str, data: bytes, *, durable: bool = True) -> None:
+def replace_file(fs: Fs, path: str, data: bytes | Iterable[bytes], *, durable: bool = True) -> None:
     """Write `path` by temp file and rename: a reader sees the old bytes or the new, never a mix."""
     temp = path + ".tmp"
-    with opened(fs, temp, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW) as fd:
-        fs.pwrite(fd, data, 0)
+    with opened(fs, temp, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as fd:
+        offset = 0
+        for piece in (data,) if isinstance(data, bytes | bytearray | memoryview) else data:
+            fs.pwrite(fd, piece, offset)
+            offset += len(piece)
         if durable:
             fs.fsync(fd)
     fs.rename(temp, path)
@@ -329,6 +336,23 @@ def close_locked(fs: Fs, fd: int) -> None:
         fs.unlock(fd)
     finally:
         fs.close(fd)
+
+
+def lock_holder(fd: int) -> int | None:
+    """Return the process that holds the flock of an open file, None if it is not visible."""
+    with suppress(OSError), open("/proc/locks", encoding="ascii") as locks:
+        inode = os.fstat(fd).st_ino
+        for line in locks:
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode):
+                return int(fields[4]) if int(fields[4]) > 0 else None
+    return None
+
+
+def name_holder(fd: int) -> str:
+    """Who holds the flock of an open file, for an error message."""
+    holder = lock_holder(fd)
+    return "another process" if holder is None else f"process {holder}"
 
 
 def create_directory(fs: Fs, path: str) -> None:

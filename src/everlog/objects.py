@@ -33,6 +33,7 @@ from everlog.errors import (
     ObjectExists,
     ObjectNotFound,
     ObjectStoreFailed,
+    ObjectTooShort,
     Unsupported,
 )
 from everlog.fs import Fs, OsFs, close_locked, create_directory, opened, read_file
@@ -56,6 +57,13 @@ _DELETE_BATCH: Final = 500
 _LOCK_FILE: Final = ".lock"
 _LOCK_POLL_NS: Final = 2_000_000
 _REASON_MAX: Final = 200
+_METADATA: Final = ("/latest/api/token", "/latest/meta-data", "/computeMetadata/", "/metadata/identity/")
+"""What the libraries ask the machine for if the environment has no credentials."""
+_CREDENTIALS: Final = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +191,7 @@ class ObjectStore(ABC):
     def _replace(self, key: str, data: Buffer, tag: str) -> str: ...
 
     def _tag_if_same(self, key: str, data: Buffer) -> str | None:
-        """Return the tag if the stored bytes are these: an earlier try of ours succeeded unheard."""
+        """Return the tag if the stored bytes are these: an earlier put succeeded, and its answer was lost."""
         try:
             if self.head(key).size != memoryview(data).nbytes:
                 return None
@@ -193,7 +201,7 @@ class ObjectStore(ABC):
         return stored.tag if stored.data == bytes(data) else None
 
     def check_conditional_puts(self) -> None:
-        """Refuse a store that ignores the conditions of puts: two writers would both believe to be first."""
+        """Refuse a store that ignores the conditions of puts: two writers could both be first."""
         key = f"everlog-probe-{secrets.token_hex(8)}"
         self.put_new(key, b"first")
         try:
@@ -276,6 +284,7 @@ class RemoteStore(ObjectStore):
 
     def __init__(self, scheme: str, bucket: str, prefix: str, options: StoreOptions) -> None:
         super().__init__(f"{scheme}://{bucket}" + (f"/{prefix}" if prefix else ""))
+        self._scheme = scheme
         self._prefix = prefix + "/" if prefix else ""
         try:
             import obstore
@@ -343,12 +352,18 @@ class RemoteStore(ObjectStore):
                 f"({_reason(error)})"
             ) from error
         except (known.BaseError, OSError, ValueError) as error:
+            reason = _reason(error)
+            if any(path in reason for path in _METADATA):
+                raise ObjectStoreFailed(
+                    f"cannot {doing} {name}: there are no credentials in the environment, nor does this "
+                    f"machine give any; set {_CREDENTIALS[self._scheme]} ({reason})"
+                ) from error
             raise ObjectStoreFailed(
-                f"cannot {doing} {name}: {_reason(error)}; check that the store is reachable"
+                f"cannot {doing} {name}: {reason}; check that the store is reachable"
             ) from error
 
     def put(self, key: str, data: Buffer) -> None:
-        """See `ObjectStore.put`."""
+        """Store an object, whatever there was."""
         with self._reported("store", key):
             self._obstore.put(self._store, self._prefix + _checked(key), data, use_multipart=False)
 
@@ -366,13 +381,13 @@ class RemoteStore(ObjectStore):
             raise ObjectChanged(f"{self.describe(key)} was changed by another writer") from None
 
     def get(self, key: str) -> Tagged:
-        """See `ObjectStore.get`."""
+        """Return an object whole; `ObjectNotFound` if there is none."""
         with self._reported("read", key):
             found = self._obstore.get(self._store, self._prefix + _checked(key))
             return Tagged(bytes(found.bytes()), found.meta["e_tag"] or "")
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """See `ObjectStore.get_ranges`."""
+        """Return the bytes of each half-open range; close ranges share a request."""
         starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
         with self._reported("read", key):
             found = self._obstore.get_ranges(
@@ -381,12 +396,12 @@ class RemoteStore(ObjectStore):
         return _complete(self.describe(key), ranges, [bytes(part) for part in found])
 
     def head(self, key: str) -> StoredObject:
-        """See `ObjectStore.head`."""
+        """Return the size of an object; `ObjectNotFound` if there is none."""
         with self._reported("look up", key):
             return StoredObject(key, self._obstore.head(self._store, self._prefix + _checked(key))["size"])
 
     def list(self, folder: str = "", *, after: str = "") -> Iterator[StoredObject]:
-        """See `ObjectStore.list`."""
+        """Yield the objects below a folder in the order of their keys, those above `after` only."""
         prefix = self._prefix + (_checked(folder) + "/" if folder else "")
         offset = self._prefix + after if after else None
         with self._reported("list", folder):
@@ -395,7 +410,7 @@ class RemoteStore(ObjectStore):
                     yield StoredObject(item["path"][len(self._prefix) :], item["size"])
 
     def delete(self, keys: Sequence[str]) -> None:
-        """See `ObjectStore.delete`."""
+        """Remove objects; those that are not there are fine."""
         paths = [self._prefix + _checked(key) for key in keys]
         for start in range(0, len(paths), _DELETE_BATCH):
             batch = paths[start : start + _DELETE_BATCH]
@@ -419,7 +434,7 @@ def _complete(name: str, ranges: Sequence[tuple[int, int]], parts: list[bytes]) 
     """Return the parts if each has the length of its range."""
     for (start, end), part in zip(ranges, parts, strict=True):
         if len(part) != end - start:
-            raise ObjectStoreFailed(f"{name} ends before byte {end}; it has been cut or replaced")
+            raise ObjectTooShort(f"{name} ends before byte {end}; it has been cut or replaced")
     return parts
 
 
@@ -475,7 +490,7 @@ class DirectoryStore(ObjectStore):
         return _tag_of(content)
 
     def put(self, key: str, data: Buffer) -> None:
-        """See `ObjectStore.put`."""
+        """Store an object, whatever there was."""
         with self._reported("store", key):
             self._write(key, data, self._fs.rename)
 
@@ -517,24 +532,24 @@ class DirectoryStore(ObjectStore):
             close_locked(self._fs, fd)
 
     def get(self, key: str) -> Tagged:
-        """See `ObjectStore.get`."""
+        """Return an object whole; `ObjectNotFound` if there is none."""
         with self._reported("read", key):
             data = read_file(self._fs, self._path(key))
         return Tagged(data, _tag_of(memoryview(data)))
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """See `ObjectStore.get_ranges`."""
+        """Return the bytes of each half-open range; close ranges share a request."""
         with self._reported("read", key), opened(self._fs, self._path(key)) as fd:
             parts = [self._fs.pread(fd, end - start, start) for start, end in ranges]
         return _complete(self.describe(key), ranges, parts)
 
     def head(self, key: str) -> StoredObject:
-        """See `ObjectStore.head`."""
+        """Return the size of an object; `ObjectNotFound` if there is none."""
         with self._reported("look up", key), opened(self._fs, self._path(key)) as fd:
             return StoredObject(key, self._fs.size(fd))
 
     def list(self, folder: str = "", *, after: str = "") -> Iterator[StoredObject]:
-        """See `ObjectStore.list`."""
+        """Yield the objects below a folder in the order of their keys, those above `after` only."""
         start = self._path(folder) if folder else self._root
         with self._reported("list", folder):
             keys = sorted(
@@ -549,7 +564,7 @@ class DirectoryStore(ObjectStore):
                     yield self.head(key)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """See `ObjectStore.delete`."""
+        """Remove objects; those that are not there are fine."""
         for key in keys:
             path = self._path(key)
             with suppress(ObjectNotFound), self._reported("remove", key):

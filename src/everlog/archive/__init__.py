@@ -15,6 +15,7 @@ from everlog.archive.reader import ArchiveReader, open_archive
 from everlog.archive.remote import RemoteTier
 from everlog.archive.segment_writer import ArchiveSegmentWriter, DayWriter
 from everlog.archive.snapshotter import Snapshotter
+from everlog.archive.sources import replays
 from everlog.archive.tap import ArchiveTap
 from everlog.archive.tiers import ArchivedSegment, Tier
 
@@ -39,5 +40,6 @@ __all__ = [
     "Tier",
     "open_archive",
     "parse_policy",
+    "replays",
     "symbol_code",
 ]

@@ -88,6 +88,11 @@ class RemoteStub(msgspec.Struct, kw_only=True, frozen=True):
     sha256: str
 
     @property
+    def is_compressed(self) -> bool:
+        """Whether this names a compressed segment; every stub does, a listed address may have others."""
+        return self.remote_uri.endswith(ZST_SUFFIX)
+
+    @property
     def index_uri(self) -> str:
         """Where the block index is."""
         return self.remote_uri.removesuffix(ZST_SUFFIX) + BLOCK_INDEX_SUFFIX
@@ -150,12 +155,6 @@ def stream_directory(root: str, venue: str, symbol: str, day: str, stream: str) 
     """Return where a stream of one symbol and day is; no part of it can lead out of the root."""
     parts = (check_component(venue, "venue"), check_component(symbol, "symbol"), check_date(day))
     return os.path.join(root, VERSION, *parts, check_component(stream, "stream"))
-
-
-def channel_directory(root: str, venue: str, day: str, channel: str) -> str:
-    """Return where one channel of a venue and day is that numbers its channels and not its symbols."""
-    parts = (check_component(venue, "venue"), check_date(day), check_component(channel, "channel"))
-    return os.path.join(root, VERSION, *parts)
 
 
 def raw_directory(root: str, venue: str, day: str) -> str:

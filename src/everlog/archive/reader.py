@@ -173,11 +173,6 @@ class ArchiveReader(RingReader):
 
     # -- reading -----------------------------------------------------------------------------
 
-    @property
-    def verifies(self) -> bool:
-        """Whether checksums are checked unless a call says otherwise."""
-        return self._verify
-
     def next(self) -> MessageView | None:
         """Return the next message, None if the archive has no more yet."""
         while (view := super().next()) is None:
@@ -277,7 +272,7 @@ class ArchiveReader(RingReader):
             start = max(start, native.scan_segment(window.mapping, start, verify=False)["end"])
             if window.is_full:
                 window = self._opener.window(segment, start)
-            elif not window.advance(start):
+            elif not window.advance(start, reads_ahead=False):
                 return None
 
     def _stand_at_end(self) -> None:
@@ -288,6 +283,39 @@ class ArchiveReader(RingReader):
         native.publish_head(self._control, number, SEG_DATA_OFFSET)
         self._window = Window(window.mapping)
         self._stand(window.mapping, number, len(window.mapping) // 64 * 64)
+
+    def seq_bounds(self) -> tuple[int, int]:
+        """Return the seq of the first message and the one behind the last; an empty range if there is none.
+
+        Where seq begins anew with each directory there is no such range: `Unsupported`.
+        """
+        directories = {segment.directory for segment in self._segments}
+        if len(directories) > 1 and not self._is_continuous:
+            raise Unsupported(
+                f"seqs begin anew in each of {len(directories)} directories; choose one of them, such as "
+                f"{min(directories)}"
+            )
+        with io_errors("look at the ends of the archive"):
+            firsts = (self._first_key(n, by_timestamp=False) for n in range(len(self._segments)))
+            first = next((seq for seq in firsts if seq is not None), None)
+            for segment in reversed(self._segments):
+                last = self._last_seq(segment)
+                if first is not None and last is not None:
+                    return first, last + 1
+        return 0, 0
+
+    def _last_seq(self, segment: ArchivedSegment) -> int | None:
+        if (index := self._opener.seek_index(segment)) is not None:
+            return index.max_seq
+        window, start, last = self._opener.window(segment), SEG_DATA_OFFSET, None
+        while True:
+            scan = native.scan_segment(window.mapping, start, verify=False)
+            start = scan["end"]
+            last = scan["last_seq"] if scan["records"] else last
+            if window.is_full:
+                window = self._opener.window(segment, start)
+            elif not window.advance(start):
+                return last
 
     # -- the rest ----------------------------------------------------------------------------
 
@@ -325,9 +353,8 @@ def open_archive(
     for day in (first_date, last_date):
         if day is not None:
             layout.check_date(day)
-    if is_url(root):
-        remote = remote or RemoteTier(files)
-    elif not files.exists(root):
+    remote = remote or RemoteTier(files)
+    if not is_url(root) and not files.exists(root):
         raise InvalidConfig(f"there is no archive at {root}; check the path")
 
     def directories() -> Sequence[str]:
@@ -338,7 +365,7 @@ def open_archive(
 
     chosen = directories()
     if is_url(root) and not chosen:
-        raise InvalidConfig(f"there is no compressed segment at {root} that matches; check the address")
+        raise InvalidConfig(f"there is no sealed segment at {root} that matches; check the address")
     keys = [layout.parse_directory(directory) for directory in chosen]
     kinds = {(key.venue, key.symbol, key.stream) for key in keys if key is not None}
     if len(kinds) > 1:

@@ -6,8 +6,9 @@ the index once and then only the blocks that are needed, and keeps both in a cac
 folder named by the FNV-1a hash of the object's address. Cached bytes carry a checksum: a damaged file is
 fetched again.
 
-What a move leaves below an address is an archive by itself, without stubs: `directories` and `segments`
-list it, and `open` takes its directories, which are addresses, as it takes local ones.
+What a move leaves below an address is an archive by itself, and so is a copy of an archive's files there:
+`directories` and `segments` list it, and `open` takes its directories, which are addresses, as it takes local
+ones. Plain segments are read by ranges too, as if each block of them were stored.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import contextlib
 import hashlib
 import os
 import zlib
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -27,17 +28,25 @@ from everlog.archive.layout import (
     STUB_SUFFIX,
     ZST_SUFFIX,
     RemoteStub,
+    decode_stub,
     parse_directory,
     parse_file_name,
     segment_file,
 )
-from everlog.archive.tiers import ArchivedSegment, Tier, load_block_index, load_stub, remove_compressed
-from everlog.archive.windows import Blocks
-from everlog.archive.zstd_blocks import BlockDecoder, BlockIndex, decode_index
-from everlog.errors import Corrupt, InvalidConfig, ObjectNotFound, Unsupported
+from everlog.archive.tiers import (
+    ArchivedSegment,
+    Tier,
+    compress_segment,
+    load_block_index,
+    load_stub,
+    remove_compressed,
+)
+from everlog.archive.windows import Blocks, check_blocks
+from everlog.archive.zstd_blocks import BlockDecoder, BlockIndex, decode_index, plain_index
+from everlog.errors import Corrupt, InvalidConfig, ObjectExists, ObjectNotFound
 from everlog.fs import Fs, create_directory, opened, read_file, replace_file
 from everlog.objects import SCHEMES, ObjectStore, open_store
-from everlog.queue.layout import seek_index_name, segment_name
+from everlog.queue.layout import CONTROL_FILE, SEG_FLAG_SEALED, SEG_FLAGS, seek_index_name, segment_name
 from everlog.queue.seek_index import SeekIndex
 from everlog.queue.seek_index import decode as decode_seek_index
 from everlog.queue.segment import TEMP_SUFFIX
@@ -112,13 +121,14 @@ class BlockCache:
 
 
 class RemoteBlocks:
-    """The frames of one segment in an object store, fetched as they are needed."""
+    """The blocks of one segment in an object store, fetched as they are needed."""
 
     def __init__(self, store: ObjectStore, key: str, stub: RemoteStub, cache: BlockCache | None) -> None:
         self.path = stub.remote_uri
         self._store, self._key, self._stub, self._cache = store, key, stub, cache
+        self._decoder = BlockDecoder(self.path) if stub.is_compressed else None
         self.fetched_bytes = 0
-        self.index = self._load_index()
+        self.index = self._load_index() if stub.is_compressed else plain_index(stub.size_bytes)
 
     def _load_index(self) -> BlockIndex:
         data = self._cache.load(self.path, "index") if self._cache else None
@@ -151,7 +161,17 @@ class RemoteBlocks:
                 found[number] = data[at : at + frames[number].compressed_size]
                 if self._cache is not None and number in missing:
                     self._cache.store(self.path, str(number), found[number])
-        return [found[number] for number in range(first, end)]
+        if self._decoder is None:
+            return [found[number] for number in range(first, end)]
+        return [self._decoder.decode(number, frames[number], found[number]) for number in range(first, end)]
+
+
+class _Listed(NamedTuple):
+    """What a listing says of a segment: the file of it that counts, and sizes."""
+
+    suffix: str
+    size_bytes: int
+    idx_size_bytes: int = 0
 
 
 class RemoteTier:
@@ -162,7 +182,7 @@ class RemoteTier:
         self._cache = None if cache_directory is None else BlockCache(cache_directory, fs, cache_bytes)
         self._stores: dict[str, ObjectStore] = {}
         self._opened: list[RemoteBlocks] = []
-        self._listed: dict[str, dict[int, int]] = {}  # sizes by directory and segment
+        self._listed: dict[str, dict[int, _Listed]] = {}  # by directory and segment
 
     @property
     def fetched_bytes(self) -> int:
@@ -189,24 +209,35 @@ class RemoteTier:
 
     def directories(self, url: str) -> list[str]:
         """List an archive below an address: the addresses of its directories, in order."""
-        store = open_store(url)
-        sizes = {item.key: item.size for item in store.list()}
-        self._listed = {}
-        plain: set[str] = set()
+        url = url.rstrip("/")
+        sizes = {item.key: item.size for item in open_store(url).list()}
+        found: dict[str, dict[int, _Listed]] = {}
         for key, size in sizes.items():
             folder, _, name = key.rpartition("/")
             parsed = parse_file_name(name)
-            if parsed is not None and parsed[1] == ZST_SUFFIX and f"{key}.idx" in sizes:
-                directory = "/".join(part for part in (url.rstrip("/"), folder) if part)
-                self._listed.setdefault(directory, {})[parsed[0]] = size
-            elif parsed is not None and not parsed[1] and f"{key}{ZST_SUFFIX}" not in sizes:
-                plain.add(key)
-        if plain:
-            raise Unsupported(
-                f"{store.describe(min(plain))} is not compressed ({len(plain)} such segments); compress the "
-                "archive before it is uploaded, or move it with 'everlog archive move'"
-            )
-        return sorted(self._listed)
+            if parsed is None or (parsed[1] == ZST_SUFFIX and f"{key}.idx" not in sizes):
+                continue
+            segments = found.setdefault("/".join(part for part in (url, folder) if part), {})
+            one = _Listed(parsed[1], size, sizes.get(f"{key}.idx", 0))
+            # The names sort as the tiers do: plain, compressed, stub.
+            segments[parsed[0]] = min(one, segments.get(parsed[0], one))
+        for directory in [one for one in self._listed if f"{one}/".startswith(f"{url}/")]:
+            del self._listed[directory]
+        for directory, segments in found.items():
+            if f"{directory.removeprefix(url).strip('/')}/{CONTROL_FILE}".lstrip("/") in sizes:
+                self._drop_open(directory, segments)
+        self._listed.update(found)
+        return sorted(directory for directory, segments in found.items() if segments)
+
+    def _drop_open(self, directory: str, segments: dict[int, _Listed]) -> None:
+        """Leave out the newest segments of a copied queue to which its writer was still appending."""
+        for segment_id in sorted(segments, reverse=True):
+            if segments[segment_id].suffix:
+                break
+            store, key = self._store_of(f"{directory}/{segment_name(segment_id)}")
+            if store.get_range(key, SEG_FLAGS, SEG_FLAGS + 1)[0] & SEG_FLAG_SEALED:
+                break
+            del segments[segment_id]
 
     def segments(self, directory: str) -> list[ArchivedSegment]:
         """The segments of a directory that was listed last."""
@@ -214,27 +245,44 @@ class RemoteTier:
 
     def size(self, segment: ArchivedSegment) -> int:
         """How many bytes a segment has in its store."""
-        if not is_url(segment.directory):
-            return load_stub(self._fs, segment.directory, segment.segment_id).size_bytes
-        known = self._listed.get(segment.directory, {}).get(segment.segment_id)
-        return self._stub(segment.directory, segment.segment_id).size_bytes if known is None else known
+        return self._stub(segment.directory, segment.segment_id).size_bytes
 
     def _stub(self, directory: str, segment_id: int) -> RemoteStub:
-        """What a stub would say of a segment of a listed archive."""
+        """Return the stub of a segment, or what one would say of a segment of a listed archive."""
         if not is_url(directory):
             return load_stub(self._fs, directory, segment_id)
-        uri = f"{directory}/{segment_name(segment_id)}{ZST_SUFFIX}"
-        store, key = self._store_of(uri)
-        index_key = key.removesuffix(ZST_SUFFIX) + BLOCK_INDEX_SUFFIX
-        sizes = (store.head(key).size, store.head(index_key).size)
-        return RemoteStub(remote_uri=uri, size_bytes=sizes[0], idx_size_bytes=sizes[1], sha256="")
+        if segment_id not in self._listed.get(directory, {}):
+            self.directories(directory)  # a task of Spark is told the segment only
+        listed = self._listed.get(directory, {}).get(segment_id)
+        uri = f"{directory}/{segment_name(segment_id)}"
+        if listed is None:
+            raise ObjectNotFound(f"{uri} is in no tier any more; restore it, or start behind it")
+        if listed.suffix == STUB_SUFFIX:
+            store, key = self._store_of(uri + STUB_SUFFIX)
+            return decode_stub(uri + STUB_SUFFIX, store.get(key).data)
+        return RemoteStub(
+            remote_uri=uri + listed.suffix,
+            size_bytes=listed.size_bytes,
+            idx_size_bytes=listed.idx_size_bytes,
+            sha256="",
+        )
 
     def seek_index(self, directory: str, segment_id: int, segment_size: int) -> SeekIndex | None:
         """Return the seek index that a move has left beside a segment; None if there is none."""
-        store, key = self._store_of(f"{directory}/{seek_index_name(segment_id)}")
+        uri = f"{directory}/{seek_index_name(segment_id)}"
+        data = self._cache.load(uri, "seek") if self._cache else None
+        if data is None:
+            store, key = self._store_of(uri)
+            try:
+                data = store.get(key).data
+            except ObjectNotFound:
+                return None
+            self._fetched += len(data)
+            if self._cache is not None:
+                self._cache.store(uri, "seek", data)
         try:
-            index = decode_seek_index(store.get(key).data)
-        except (ObjectNotFound, Corrupt):
+            index = decode_seek_index(data)
+        except Corrupt:
             return None
         is_of_it = (index.segment_id, index.segment_size) == (segment_id, segment_size)
         return index if is_of_it else None
@@ -242,7 +290,7 @@ class RemoteTier:
     # -- segments ---------------------------------------------------------------------------------
 
     def open(self, directory: str, segment_id: int) -> Blocks:
-        """Return the frames that a stub points to, or those of a directory of a store."""
+        """Return the blocks of the segment that a stub points to, or of one in a directory of a store."""
         stub = self._stub(directory, segment_id)
         store, key = self._store_of(stub.remote_uri)
         blocks = RemoteBlocks(store, key, stub, self._cache)
@@ -252,7 +300,12 @@ class RemoteTier:
         return blocks
 
     def move(self, directory: str, segment_id: int, url: str, name: str) -> RemoteStub:
-        """Move a compressed segment to `<url>/<name>/NNNNNNNNN.q.zst`; the caller holds `changing`."""
+        """Move a segment to `<url>/<name>/NNNNNNNNN.q.zst`; the caller holds `changing`.
+
+        A plain one is compressed first.
+        """
+        if self._fs.exists(segment_file(directory, segment_id)):
+            compress_segment(self._fs, directory, segment_id)
         index = load_block_index(self._fs, directory, segment_id)
         index_path = segment_file(directory, segment_id, BLOCK_INDEX_SUFFIX)
         data = read_file(self._fs, segment_file(directory, segment_id, ZST_SUFFIX))
@@ -269,7 +322,13 @@ class RemoteTier:
         store, key = self._store_of(uri)
         index_key = key.removesuffix(ZST_SUFFIX) + BLOCK_INDEX_SUFFIX
         for name_of, content in ((key, data), (index_key, index_data)):
-            store.put(name_of, content)
+            try:
+                store.put_new(name_of, content)  # the same bytes count as ours: a move that was killed
+            except ObjectExists:
+                raise ObjectExists(
+                    f"{store.describe(name_of)} exists and holds something else, maybe of another archive; "
+                    "move to another URL, or delete the object if nothing refers to it"
+                ) from None
             size = store.head(name_of).size
             if size != len(content):
                 raise Corrupt(
@@ -295,9 +354,7 @@ class RemoteTier:
         if not is_url(directory):
             self._checked_data(load_stub(self._fs, directory, segment_id))
         else:
-            decoder = BlockDecoder(blocks.path)
-            for number, frame in enumerate(blocks.index.frames):
-                decoder.decode(number, frame, blocks.read(number, number + 1)[0])
+            check_blocks(blocks)
         return blocks.index.compressed_size
 
     def _checked_data(self, stub: RemoteStub) -> bytes:

@@ -12,9 +12,9 @@ from typing import Final
 
 from everlog.archive import layout
 from everlog.archive.history import HistoryReader
-from everlog.archive.reader import ArchiveReader, open_archive, select_directories
-from everlog.archive.remote import RemoteTier
-from everlog.archive.tiers import Tier, find_directories, list_segments
+from everlog.archive.reader import ArchiveReader, archive_directories, open_archive, select_directories
+from everlog.archive.remote import RemoteTier, is_url
+from everlog.archive.tiers import Tier, list_segments
 from everlog.errors import InvalidConfig
 from everlog.fs import Fs, OsFs
 from everlog.market.replay import MessageReader, Replay
@@ -39,10 +39,12 @@ def replays(
 ) -> list[Replay]:
     """Return a replay of a queue, or of each stream of an archive, in the order of their names.
 
-    `venue`, `symbol`, `stream` and the days, both included, choose among the directories of an archive.
-    `cache` is the directory that keeps blocks of segments in object stores.
+    `path` may be an address such as `s3://bucket/prefix`. `venue`, `symbol`, `stream` and the days, both
+    included, choose among the directories of an archive. `cache` is the directory that keeps blocks of
+    segments in object stores.
     """
     root, files = os.fspath(path), fs or OsFs()
+    root = root.rstrip("/") if is_url(root) else root
     chosen = (venue, symbol, stream, first_date, last_date)
 
     def opener(kind: Kind, first: str | None = None, last: str | None = None) -> Callable[[], ArchiveReader]:
@@ -58,13 +60,15 @@ def replays(
             fs=files,
         )
 
-    if files.exists(os.path.join(root, CONTROL_FILE)):
+    if not is_url(root) and files.exists(os.path.join(root, CONTROL_FILE)):
         if any(value is not None for value in chosen):
             raise InvalidConfig(f"{root} is a queue; venue, symbol, stream and days choose within an archive")
         if all(one.tier is Tier.PLAIN for one in list_segments(files, root)):
             return [Replay(root)]
         return [Replay(root, reader=_history(opener(_ALL), root))]
-    found = find_directories(files, root) if files.exists(root) else []
+    found = []
+    if is_url(root) or files.exists(root):
+        found = archive_directories(files, root, RemoteTier(files))
     if root in found:
         return [Replay(root, reader=opener(_ALL))]
     directories = select_directories(found, *chosen)

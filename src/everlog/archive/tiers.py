@@ -259,24 +259,30 @@ def remove_compressed(fs: Fs, directory: str, segment_id: int) -> None:
 
 
 def store_seek_index(fs: Fs, directory: str, segment_id: int, mapping: native.Mapping) -> None:
-    """Write the seek index of a segment unless a sound and whole one is there."""
+    """Write the seek index of a segment unless a sound and whole one is there.
+
+    One whose entries are many blocks apart is replaced: a seek would fetch all of them from a store.
+    """
     found = seek_index.load(fs, directory, segment_id, len(mapping))
     if found is not None and not found.partial:
-        return
+        is_fine = len(mapping) <= 2 * BLOCK_BYTES * len(found.entries)
+        if is_fine or found.entry_stride == 1:
+            return
     if (index := build_seek_index(mapping, segment_id)) is not None:
         seek_index.store(fs, directory, index, durable=True)
 
 
-def build_seek_index(
-    mapping: native.Mapping, segment_id: int, stride: int = INDEX_STRIDE
-) -> SeekIndex | None:
+def build_seek_index(mapping: native.Mapping, segment_id: int, stride: int | None = None) -> SeekIndex | None:
     """Return the seek index of a mapped segment, made from its records.
 
-    None if it has no records, or a damaged one: seeks scan then, and a reader reports the damage.
+    Its entries are about a block apart, or `stride` messages. None if the segment has no records, or a
+    damaged one: seeks scan then, and a reader reports the damage.
     """
     scan = native.scan_segment(mapping, SEG_DATA_OFFSET)
     if scan["bad"] or scan["good_end"] != scan["end"] or not scan["records"]:
         return None
+    size = (scan["end"] - SEG_DATA_OFFSET) // scan["records"]
+    stride = stride or max(1, min(INDEX_STRIDE, BLOCK_BYTES // size))
     entries = np.zeros(-(-scan["records"] // stride), dtype=seek_index.ENTRY_DTYPE)
     offsets: NDArray[np.uint64] = np.empty(stride, dtype=np.uint64)
     begin = SEG_DATA_OFFSET

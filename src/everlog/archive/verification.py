@@ -13,8 +13,7 @@ from everlog.archive.policies import as_everlog_error
 from everlog.archive.reader import ArchiveReader
 from everlog.archive.remote import RemoteTier
 from everlog.archive.tiers import ArchivedSegment, Tier
-from everlog.archive.windows import LocalBlocks
-from everlog.archive.zstd_blocks import BlockDecoder
+from everlog.archive.windows import LocalBlocks, check_blocks
 from everlog.errors import Corrupt, EverlogError
 from everlog.fs import Fs
 
@@ -62,11 +61,7 @@ def _verify(
 ) -> tuple[int, int | None]:
     """Return how many messages a segment has, and the seq that must follow."""
     if segment.tier is Tier.COMPRESSED:
-        # A reader does not look at the blocks behind the last record.
-        blocks = LocalBlocks(fs, segment.directory, segment.segment_id)
-        decoder = BlockDecoder(blocks.path)
-        for number, frame in enumerate(blocks.index.frames):
-            decoder.decode(number, frame, blocks.read(number, number + 1)[0])
+        check_blocks(LocalBlocks(fs, segment.directory, segment.segment_id))
     elif segment.tier is Tier.REMOTE and remote is not None:
         remote.verify(segment.directory, segment.segment_id)
     messages = 0

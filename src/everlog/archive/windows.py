@@ -33,21 +33,27 @@ _RESOLVE_ATTEMPTS_MAX: Final = 8
 
 
 class Blocks(Protocol):
-    """The frames of one compressed segment, wherever they are."""
+    """The blocks of one segment that is not mapped, wherever they are."""
 
     path: str
     index: BlockIndex
 
     def read(self, first: int, end: int) -> list[bytes]:
-        """Return the compressed frames `first` to `end`, without `end`."""
+        """Return the blocks `first` to `end`, without `end`, decompressed and checked."""
         ...
 
 
+def check_blocks(blocks: Blocks) -> None:
+    """Read every block, also those behind the last record, at which a reader does not look."""
+    for number in range(len(blocks.index.frames)):
+        blocks.read(number, number + 1)
+
+
 class RemoteSegments(Protocol):
-    """Opens the frames of segments that are in an object store."""
+    """Opens segments that are in an object store."""
 
     def open(self, directory: str, segment_id: int) -> Blocks:
-        """Return the frames that a stub points to."""
+        """Return the blocks of a segment."""
         ...
 
     def seek_index(self, directory: str, segment_id: int, segment_size: int) -> SeekIndex | None:
@@ -56,7 +62,7 @@ class RemoteSegments(Protocol):
 
 
 class LocalBlocks:
-    """The frames of a compressed segment of this file system; the file stays open, whatever becomes of it."""
+    """The blocks of a compressed segment of this file system; the file stays open, whatever becomes of it."""
 
     def __init__(self, fs: Fs, directory: str, segment_id: int) -> None:
         self.path = segment_file(directory, segment_id, ZST_SUFFIX)
@@ -65,9 +71,14 @@ class LocalBlocks:
         self.index = load_block_index(fs, directory, segment_id)
 
     def read(self, first: int, end: int) -> list[bytes]:
-        """See `Blocks.read`."""
-        frames = self.index.frames[first:end]
-        return [self._fs.pread(self._fd, frame.compressed_size, frame.compressed_offset) for frame in frames]
+        """Return the blocks `first` to `end`, without `end`, decompressed and checked."""
+        decoder = BlockDecoder(self.path)
+        return [
+            decoder.decode(
+                number, frame, self._fs.pread(self._fd, frame.compressed_size, frame.compressed_offset)
+            )
+            for number, frame in enumerate(self.index.frames[first:end], start=first)
+        ]
 
     def __del__(self) -> None:
         """Close the file."""
@@ -107,16 +118,20 @@ class Window:
             return False
         return (self._end - self._first) * self._blocks.index.block_size >= WINDOW_BYTES_MAX
 
-    def advance(self, offset: int) -> bool:
-        """Bring in what follows the record boundary `offset`; False if the segment has nothing more."""
+    def advance(self, offset: int, *, reads_ahead: bool = True) -> bool:
+        """Bring in what follows the record boundary `offset`; False if the segment has nothing more.
+
+        One block more, or with each call more of them. A seek, which wants one record, does not read ahead.
+        """
         if self.is_complete or self._blocks is None:
             return False
         frames = self._blocks.index.frames
         self._show()
         while True:
-            end = min(len(frames), self._end + self._step)
+            end = min(len(frames), self._end + (self._step if reads_ahead else 1))
             self._fill(end)
-            self._step = min(READ_AHEAD_MAX, self._step * 2)
+            if reads_ahead:
+                self._step = min(READ_AHEAD_MAX, self._step * 2)
             scan = native.scan_segment(self.mapping, offset, verify=False)
             filled = frames[end - 1].uncompressed_offset + frames[end - 1].uncompressed_size
             if end == len(frames) or scan["padded"]:
@@ -131,11 +146,9 @@ class Window:
     def _fill(self, end: int) -> None:
         assert self._blocks is not None
         memory = memoryview(self.mapping)
-        decoder = BlockDecoder(self._blocks.path)
-        for number, data in enumerate(self._blocks.read(self._end, end), start=self._end):
-            frame = self._blocks.index.frames[number]
-            block = decoder.decode(number, frame, data)
-            memory[frame.uncompressed_offset : frame.uncompressed_offset + len(block)] = block
+        for number, block in enumerate(self._blocks.read(self._end, end), start=self._end):
+            begin = self._blocks.index.frames[number].uncompressed_offset
+            memory[begin : begin + len(block)] = block
         self._end = end
 
     def _hide(self, offset: int) -> None:
@@ -161,16 +174,12 @@ class SegmentOpener:
         """Return a window that begins at a record boundary; SegmentMissing if no tier has the segment."""
         for _ in range(_RESOLVE_ATTEMPTS_MAX):
             try:
-                window = self._open(segment, offset)
+                return self._open(segment, offset)
             except FileNotFoundError:
                 found = resolve(self._fs, segment.directory, segment.segment_id)
                 if found is None:
                     break
                 segment = found
-                continue
-            if not window.is_complete:
-                window.advance(offset)
-            return window
         raise SegmentMissing(
             f"segment {segment.segment_id} of {segment.directory} is in no tier any more: neither as .q nor "
             "as .q.zst with its index nor as a stub; restore it, or start behind it"
@@ -192,10 +201,11 @@ class SegmentOpener:
             # The reader leaves a segment only if its header says that it is sealed, as this one was found to
             # be.
             window.mapping.store_u32(SEG_FLAGS, SEG_FLAG_SEALED)
+            window.advance(offset)
         return window
 
     def blocks(self, segment: ArchivedSegment) -> Blocks:
-        """Return the frames of a compressed segment, here or in an object store."""
+        """Return the blocks of a segment that is compressed or in an object store."""
         found = self._blocks.get(segment)
         if found is None:
             found = self._open_blocks(segment)

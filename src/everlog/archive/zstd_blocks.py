@@ -131,6 +131,12 @@ def index_of(sizes: list[int], length: int, block_size: int) -> BlockIndex:
     return BlockIndex(block_size, tuple(frames))
 
 
+def plain_index(length: int, block_size: int = BLOCK_BYTES) -> BlockIndex:
+    """Return the index of `length` bytes that are not compressed: each block is where it was."""
+    sizes = [min(block_size, length - begin) for begin in range(0, length, block_size)]
+    return index_of(sizes, length, block_size)
+
+
 class BlockDecoder:
     """Decompresses frames; Corrupt for one that does not hold exactly its block."""
 

@@ -5,7 +5,6 @@ What is forwarded, and how it is exactly once, is in `queue_to_topic` and `topic
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final, Generic, Protocol, TypeVar
@@ -13,7 +12,7 @@ from typing import ClassVar, Final, Generic, Protocol, TypeVar
 from everlog.bridge.metrics import BridgeMetrics
 from everlog.client import ApiFailed, Client
 from everlog.client.retrying import Backoff
-from everlog.clock import NS_PER_S, Clock, SystemClock
+from everlog.clock import NS_PER_S, Clock, StopEvent, SystemClock
 from everlog.fs import Fs, OsFs
 
 NOT_FOUND: Final = 404
@@ -75,7 +74,7 @@ class Bridge(Generic[Settings]):
         on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self.progress = Progress()
-        self.stop = threading.Event()
+        self.stop = StopEvent()
         self._client = client
         self._settings = settings
         self._metrics = metrics or BridgeMetrics(settings.name, self.direction)

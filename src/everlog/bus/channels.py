@@ -24,7 +24,7 @@ strategies may use `RouterChannel.open` instead, and a strategy that must not ru
 router `StrategyChannel.try_open`. Only if both sides use `try_open`, each waits for the other.
 
 READY is marked on the outbox as soon as it can be opened, and withdrawn by `close`, so that the
-other side sees an orderly farewell. After a crash it stays (the queue can still be opened);
+other side sees an orderly end. After a crash it stays (the queue can still be opened);
 the reader of the other side then reports the disconnect.
 """
 

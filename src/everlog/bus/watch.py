@@ -1,7 +1,7 @@
 """A bounded set of inotify watches on directories.
 
 Owns the inotify descriptor. Knows nothing about strategies or queues: it answers one question,
-"did a name we care about appear or vanish since we last asked?". A watch only makes discovery
+"did a watched name appear or vanish since the last poll?". A watch only makes discovery
 faster; whatever cannot be watched is still found by the periodic scan, so no failure here is an
 error. `degraded_reason` reports it instead.
 """
@@ -99,7 +99,7 @@ class DirectoryWatches:
         self._outdated.clear()
 
     def fired(self) -> bool:
-        """Consume pending events; True if one of them concerns a name we care about."""
+        """Consume pending events; True if one of them concerns a watched name."""
         if self._inotify is None:
             return False
         fired = False
@@ -130,7 +130,7 @@ class DirectoryWatches:
 
     def _concerns(self, descriptor: int, mask: int, name: str) -> bool:
         if mask & flags.IGNORED:
-            # Only says that a watch is gone: we removed it, or its directory was deleted, which
+            # Only says that a watch is gone: it was removed here, or its directory was deleted, which
             # the directory above has reported.
             return False
         names = self._names.get(descriptor)

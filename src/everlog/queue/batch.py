@@ -37,7 +37,7 @@ class Batch:
     batch's own reference to the mapping.
     """
 
-    __slots__ = ("_count", "_length", "_mapping", "_segment_id", "_start", "_stride", "_type_id")
+    __slots__ = ("_count", "_length", "_mapping", "_offsets", "_segment_id", "_start", "_stride", "_type_id")
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class Batch:
         self._stride = stride
         self._length = length
         self._type_id = type_id
+        self._offsets: NDArray[np.uint64] | None = None
 
     def __repr__(self) -> str:
         return f"<Batch of {self._count} messages from offset {self._start} of segment {self._segment_id}>"
@@ -108,9 +109,7 @@ class Batch:
         if self._stride or self._count == 0:
             stop = self._start + self._count * self._stride
             return np.arange(self._start, stop, self._stride or 1, dtype=np.uint64)
-        offsets: NDArray[np.uint64] = np.empty(self._count, dtype=np.uint64)
-        run_offsets(self._held(), self._start, self._count, offsets)
-        return offsets
+        return self._found_offsets().copy()
 
     @property
     def seq(self) -> NDArray[np.uint64]:
@@ -218,6 +217,14 @@ class Batch:
             raise Closed("this batch was released; take what you need before release()")
         return self._mapping
 
+    def _found_offsets(self) -> NDArray[np.uint64]:
+        """Return where each of records of different lengths starts; the records are walked through once."""
+        if self._offsets is None:
+            offsets: NDArray[np.uint64] = np.empty(self._count, dtype=np.uint64)
+            run_offsets(self._held(), self._start, self._count, offsets)
+            self._offsets = offsets
+        return self._offsets
+
     def _field(self, position: int, dtype: str) -> NDArray[Any]:
         if self._stride or self._count == 0:
             return np.ndarray(
@@ -232,7 +239,7 @@ class Batch:
         column: NDArray[Any] = np.ndarray(
             (cells,), dtype=dtype, buffer=memoryview(self._held()), offset=position, strides=(RECORD_ALIGN,)
         )
-        gathered: NDArray[Any] = column[self.offset // np.uint64(RECORD_ALIGN)]
+        gathered: NDArray[Any] = column[self._found_offsets() // np.uint64(RECORD_ALIGN)]
         return gathered
 
     def _common_length(self) -> int:

@@ -53,7 +53,7 @@ class ControlBlock:
         )
         struct.pack_into("<Q", block, layout.CTRL_WRITE_OFFSET, SEG_DATA_OFFSET)
         temp = path + ".tmp"
-        fd = fs.open(temp, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
+        fd = fs.open(temp, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             fs.allocate(fd, layout.CTRL_SIZE)
             fs.pwrite(fd, bytes(block), 0)

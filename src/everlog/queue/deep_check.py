@@ -40,7 +40,7 @@ def check_deeply(fs: Fs, clock: Clock, info: QueueInfo) -> Iterator[Finding]:
     if info.control is None:
         return
     yield from _check_records(fs, clock, info.path)
-    yield from _check_index_meta(fs, info, info.control)
+    yield from _check_index_meta(info, info.control)
     for name in info.names:
         segment_id = layout.parse_seek_index_name(name)
         if segment_id is not None:
@@ -77,7 +77,7 @@ def _check_records(fs: Fs, clock: Clock, path: str) -> Iterator[Finding]:
                     return
 
 
-def _check_index_meta(fs: Fs, info: QueueInfo, control: ControlInfo) -> Iterator[Finding]:
+def _check_index_meta(info: QueueInfo, control: ControlInfo) -> Iterator[Finding]:
     if INDEX_META_FILE not in info.names or INDEX_META_FILE in info.unreadable:
         return
     if info.index is None:

@@ -239,11 +239,6 @@ class QueueReader(RingReader):
 
     # -- reading -------------------------------------------------------------------------
 
-    @property
-    def verifies(self) -> bool:
-        """Whether checksums are checked unless a call says otherwise."""
-        return self._verify
-
     def read_batch(self, max: int = BATCH_MAX, *, verify: bool | None = None) -> Batch:
         """Consume up to `max` messages of one segment and return them as arrays.
 

@@ -367,7 +367,7 @@ class ReaderMetaFile:
         the lock keeps two attempts apart.
         """
         try:
-            fd = self._fs.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+            fd = self._fs.open(path, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
             return None  # the directory was renamed or removed under us
         try:

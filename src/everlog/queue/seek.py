@@ -25,7 +25,7 @@ class SegmentPosition(NamedTuple):
 
 
 class Seeker:
-    """One search over the segments of a queue, oldest to head."""
+    """Searches over the segments of a queue, oldest to head."""
 
     def __init__(self, fs: Fs, queue_path: str, segment_size: int, head: tuple[int, int]) -> None:
         self._fs = fs
@@ -57,6 +57,34 @@ class Seeker:
             found = self._find(index, target, by_timestamp=by_timestamp)
             if found is not None:
                 return found
+        return None
+
+    def at_or_after(self, segment_id: int, offset: int) -> SegmentPosition | None:
+        """Return the first record at or behind a position, which need not be that of a record."""
+        start = max(offset - offset % layout.RECORD_ALIGN, SEG_DATA_OFFSET)
+        for each in self._ids:
+            mapping = self._map(each) if each >= segment_id else None
+            if mapping is None:
+                continue
+            if each > segment_id:
+                start = SEG_DATA_OFFSET
+            if start < self._segment_size and (found := self._walk(mapping, each, start, 0)):
+                return SegmentPosition(mapping, each, found)
+        return None
+
+    def last(self) -> SegmentPosition | None:
+        """Return the newest record. Walks through one segment: the head has no index on disk."""
+        for segment_id in reversed(self._ids):
+            mapping = self._map(segment_id)
+            if mapping is None:
+                continue
+            start, found = SEG_DATA_OFFSET, 0
+            while start:
+                scan = native.scan_segment(mapping, start, verify=False)
+                found = scan["last"] if scan["records"] else found
+                start = self._behind_damage(mapping, segment_id, scan)
+            if found:
+                return SegmentPosition(mapping, segment_id, found)
         return None
 
     def end(self) -> SegmentPosition | None:
@@ -93,14 +121,24 @@ class Seeker:
             entry_offset = lookup(target)
             if entry_offset is not None and _entry_holds(mapping, entries, entry_offset):
                 start = entry_offset
-        offset = native.find_record(mapping, start, target, by_timestamp=by_timestamp)
-        while not offset and (start := self._behind_damage(mapping, segment_id, start)):
-            offset = native.find_record(mapping, start, target, by_timestamp=by_timestamp)
+        offset = self._walk(mapping, segment_id, start, target, by_timestamp=by_timestamp)
         return SegmentPosition(mapping, segment_id, offset) if offset else None
 
-    def _behind_damage(self, mapping: native.Mapping, segment_id: int, start: int) -> int:
-        """Return where records go on behind the end of a walk from `start`, 0 if that is their end."""
-        scan = native.scan_segment(mapping, start, verify=False)
+    def _walk(
+        self, mapping: native.Mapping, segment_id: int, start: int, target: int, *, by_timestamp: bool = False
+    ) -> int:
+        """Return the offset of the first record from `start` on that reaches the target, 0 if none does."""
+        offset = native.find_record(mapping, start, target, by_timestamp=by_timestamp)
+        while not offset:
+            scan = native.scan_segment(mapping, start, verify=False)
+            start = self._behind_damage(mapping, segment_id, scan)
+            if not start:
+                break
+            offset = native.find_record(mapping, start, target, by_timestamp=by_timestamp)
+        return offset
+
+    def _behind_damage(self, mapping: native.Mapping, segment_id: int, scan: dict[str, int]) -> int:
+        """Return where records go on behind the end of a walk, 0 if that is their end."""
         head_segment, head_offset = self._head
         published = self._segment_size if segment_id < head_segment else head_offset
         return 0 if scan["padded"] or scan["end"] >= published else next_sound(mapping, scan["end"])

@@ -133,6 +133,20 @@ class QueueWriter(RingWriter):
                 self._roll()
         self._apply_limit(record_size)
 
+    def roll(self) -> bool:
+        """Seal the current segment and begin the next; False if it has no message.
+
+        Only sealed segments are archived: this makes the last one of a day that is over one of them.
+        """
+        with self._exclusive(), io_errors(f"roll {self.path} to segment {self.segment_id + 1}"):
+            if self.offset <= SEG_DATA_OFFSET:
+                return False
+            if self._bounded:
+                self._await_capacity(0, rolls=True)
+            self._roll()
+            self._apply_limit()
+        return True
+
     def _await_capacity(self, record_size: int, rolls: bool) -> None:
         segment_after = self.segment_id + 1 if rolls else self.segment_id
         offset_after = SEG_DATA_OFFSET + record_size if rolls else self.offset + record_size

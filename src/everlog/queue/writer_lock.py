@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from everlog.clock import Clock
 from everlog.errors import WriterAlreadyActive
-from everlog.fs import Fs, close_locked
+from everlog.fs import Fs, close_locked, lock_holder
 from everlog.queue.layout import LOCK_FILE
 
 STALE_RETRY_NS_MAX = 100_000_000
@@ -115,7 +115,7 @@ class WriterLock:
         After that, a forked child of the owner must be holding the descriptor.
         """
         path = os.path.join(queue_path, LOCK_FILE)
-        fd = fs.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        fd = fs.open(path, os.O_RDWR | os.O_CREAT)
         try:
             _wait_for_lock(fs, clock, fd, path)
             lock = cls(fs, path, fd, decode_owner(fs.pread(fd, _RECORD_SIZE_MAX, 0)))
@@ -143,17 +143,6 @@ class WriterLock:
         self._fs.pwrite(self._fd, record, 0)
         self._fs.truncate(self._fd, len(record))
         return self._fd
-
-
-def lock_holder(fd: int) -> int | None:
-    """Return the process that holds the flock of an open file, None if it is not visible."""
-    inode = os.fstat(fd).st_ino
-    with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as locks:
-        for line in locks:
-            fields = line.split()
-            if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode):
-                return int(fields[4]) if int(fields[4]) > 0 else None
-    return None
 
 
 def _processes_with(fd: int) -> list[int]:
