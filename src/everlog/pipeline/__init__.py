@@ -17,6 +17,7 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
+from everlog.pipeline.quiet_workers import end_quietly
 from everlog.pipeline.sources import register
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_FROM[name]), name)
 
 
+end_quietly()
 _active = SparkSession.getActiveSession()
 if _active is not None:
     register(_active)

@@ -20,6 +20,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as fn
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from everlog.clock import NS_PER_DAY
 from everlog.pipeline.gc_freeze import freeze_loaded_modules
 from everlog.pipeline.intervals import EMPTY, Intervals, runs_of, union
 from everlog.pipeline.tables.schemas import NAMED
@@ -37,9 +38,12 @@ _FOUND: Final = pa.schema(
         pa.field("gap_seqs", pa.int64()),
         pa.field("records", pa.binary()),
         pa.field("gaps", pa.binary()),
+        pa.field("misdated", pa.binary()),
         pa.field("pieces", pa.binary()),
     ]
 )
+US_PER_DAY: Final = 86_400_000_000
+
 Key = tuple[str, str | None]
 """A stream and its instance."""
 
@@ -75,6 +79,13 @@ def digest_of(columns: Sequence[str]) -> Column:
     for place, name in enumerate(columns):
         nulls += fn.when(fn.col(name).isNull(), 1 << place).otherwise(0)
     return fn.xxhash64(nulls, *columns)
+
+
+def day_of(stream: str, columns: Sequence[str]) -> Column:
+    """Return the UTC day of a record, whatever the session's time zone is; a gap has none."""
+    time_us = f"unix_micros({'start_ts' if 'start_ts' in columns else 'ts'})"
+    days = f"ts_ns div {NS_PER_DAY}" if stream == "queue" else f"{time_us} div {US_PER_DAY}"
+    return fn.date_from_unix_date(fn.expr(days).cast("int"))
 
 
 class RangeCollector:
@@ -151,6 +162,8 @@ class Counted:
     gap_seqs: int = 0
     """The seqs of all gap rows, those in two of them twice; a gap without an end has none."""
     gaps: Intervals = field(default_factory=lambda: EMPTY)
+    misdated: Intervals = field(default_factory=lambda: EMPTY)
+    """Records in the partition of another day: a query of their day does not find them."""
     pieces: dict[int, tuple[int, int]] = field(default_factory=dict)
     """The rows and the digest of each piece, by its place."""
 
@@ -160,6 +173,7 @@ class Counted:
         self.gap_seqs += other.gap_seqs
         self.records = union([self.records, other.records])
         self.gaps = union([self.gaps, other.gaps])
+        self.misdated = union([self.misdated, other.misdated])
         for place, (rows, digest) in other.pieces.items():
             known = self.pieces.get(place, (0, 0))
             self.pieces[place] = (known[0] + rows, known[1] ^ digest)
@@ -170,12 +184,14 @@ def count_rows(
 ) -> dict[Key, Counted]:
     """Count the rows of a table or of a source: intervals, gaps, and the digest of each piece."""
     nothing = fn.lit(None).cast("string")
+    misdated = fn.coalesce(fn.col("date") != day_of(stream, frame.columns), fn.lit(False))
     chosen = frame.select(
         fn.col(stream).alias("stream"),
         (fn.col("instance") if "instance" in frame.columns else nothing).alias("instance"),
         "seq",
         (fn.col("gap_to") if "gap_to" in frame.columns else fn.lit(None).cast("long")).alias("gap_to"),
         (fn.col("kind") == "gap" if "kind" in frame.columns else fn.lit(False)).alias("is_gap"),
+        (misdated if "date" in frame.columns else fn.lit(False)).alias("is_misdated"),
         digest_of(columns).alias(DIGEST),
     )
 
@@ -199,6 +215,8 @@ def _count(into: Counted, rows: pa.RecordBatch, pieces: Pieces | None) -> None:
     is_gap = rows.column("is_gap").to_numpy(zero_copy_only=False)
     into.rows += int((~is_gap).sum())
     into.records = union([into.records, runs_of(seqs[~is_gap])])
+    misdated = rows.column("is_misdated").to_numpy(zero_copy_only=False) & ~is_gap
+    into.misdated = union([into.misdated, runs_of(seqs[misdated])])
     if is_gap.any():
         ends = pc.fill_null(pc.add(rows.column("gap_to"), 1), 0).to_numpy()[is_gap]
         firsts = seqs[is_gap]
@@ -218,12 +236,15 @@ def _to_batch(key: Key, one: Counted) -> pa.RecordBatch:
     """Return what a task has found of a stream as one row; the arrays as bytes."""
     places = np.array([(place, *found) for place, found in one.pieces.items()], np.int64)
     row: dict[str, Any] = {"stream": key[0], "instance": key[1], "rows": one.rows, "gap_seqs": one.gap_seqs}
-    row |= {"records": one.records.tobytes(), "gaps": one.gaps.tobytes(), "pieces": places.tobytes()}
+    row |= {"records": one.records.tobytes(), "gaps": one.gaps.tobytes()}
+    row |= {"misdated": one.misdated.tobytes(), "pieces": places.tobytes()}
     return pa.RecordBatch.from_pylist([row], schema=_FOUND)
 
 
 def _from_row(row: Any) -> Counted:
-    records, gaps = (np.frombuffer(some, np.int64).reshape(-1, 2) for some in (row.records, row.gaps))
+    records, gaps, misdated = (
+        np.frombuffer(some, np.int64).reshape(-1, 2) for some in (row.records, row.gaps, row.misdated)
+    )
     pieces = np.frombuffer(row.pieces, np.int64).reshape(-1, 3).tolist()
     found = {place: (rows, digest) for place, rows, digest in pieces}
-    return Counted(row.rows, records, row.gap_seqs, gaps, found)
+    return Counted(row.rows, records, row.gap_seqs, gaps, misdated, found)

@@ -1,7 +1,7 @@
 """Metrics of a streaming job, in a file that the text-file collector of Prometheus's node exporter reads.
 
 A file rather than a port: a job on a cluster has no address that is known beforehand, and one that has ended
-still tells when it last committed.
+still shows when it last committed.
 """
 
 from __future__ import annotations

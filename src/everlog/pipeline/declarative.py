@@ -15,16 +15,19 @@ from typing import Final
 import pyarrow as pa
 from pyspark import pipelines
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as fn
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from everlog.market import BookSettings
 from everlog.market.feature_rows import Feature, standard_features
+from everlog.market.symbols import load_nearby
 from everlog.market.triggers import Always, Trigger
 from everlog.pipeline import queue_ranges
+from everlog.pipeline.accounts import day_of
 from everlog.pipeline.jobs.features import FeatureWork
-from everlog.pipeline.jobs.market_tasks import NS_PER_DAY, Rows, TaskFilter
-from everlog.pipeline.jobs.replay import REPORT, TOP, TOP_SCHEMA, BookTables, ReplayPlan
+from everlog.pipeline.jobs.market_tasks import Rows, TableRows, TaskFilter
+from everlog.pipeline.jobs.replay import REPORT, TOP, BookTables, ReplayPlan
+from everlog.pipeline.tables.rows import Names
+from everlog.pipeline.tables.schemas import QUOTES
 
 FOLLOWING: Final = {"archive": "raw", "book_l2": "book", "orders_l3": "l3", "trades": "trade"}
 """The tables that follow the queue, and the decoding of each."""
@@ -65,7 +68,9 @@ def market_pipeline(
         return work.features(path, held, TaskFilter(tasks, number), TOP)
 
     # Made here, because a function of a pipeline may not ask Spark for a schema, as mapInArrow does.
-    books, computed = _computed(TOP_SCHEMA, tasks, tops), _computed(work.schema, tasks, rows)
+    names, instance = Names(load_nearby(path)), queue_ranges.instance_of(path)
+    books = _computed(TableRows(QUOTES, names, path, instance), tasks, tops)
+    computed = _computed(TableRows(work.schema, names, path, instance), tasks, rows)
     pipelines.materialized_view(name="books")(lambda: books)
     pipelines.materialized_view(name="features")(lambda: computed)
 
@@ -76,21 +81,20 @@ def _messages(path: str, decode: str) -> DataFrame:
     source = SparkSession.active().readStream.format("everlog.queue").options(**options).load()
     if decode != "raw":
         source = source.where("kind = 'record'")
-    day = fn.floor(fn.col("ts_ns") / NS_PER_DAY).cast("int")
-    return source.withColumn("date", fn.date_from_unix_date(day))
+    return source.withColumn("date", day_of("queue", ()))
 
 
 def _gaps() -> DataFrame:
     return SparkSession.active().sql(GAPS)
 
 
-def _computed(schema: pa.Schema, tasks: int, work: Callable[[int], Iterator[Rows]]) -> DataFrame:
+def _computed(made: TableRows, tasks: int, work: Callable[[int], Iterator[Rows]]) -> DataFrame:
     """The rows that tasks compute from the messages that the queue holds."""
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from (rows.batch for rows in work(number) if rows.table == TOP)
+                yield from (made(rows.batch) for rows in work(number) if rows.table == TOP)
 
     numbers = SparkSession.active().range(0, tasks, 1, tasks)
-    return numbers.mapInArrow(task, from_arrow_schema(schema))
+    return numbers.mapInArrow(task, from_arrow_schema(made.schema.arrow))

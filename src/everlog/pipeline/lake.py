@@ -31,6 +31,7 @@ from everlog.pipeline.accounts import (
     DIGEST,
     METADATA_KEY,
     CommitAccount,
+    Key,
     RangeAccount,
     digest_of,
     hashed_columns,
@@ -45,6 +46,8 @@ KEEP_ACCOUNTS: Final = {"delta.enableExpiredLogCleanup": "false"}
 """The log holds the accounts of commits, so old entries of it are not deleted."""
 VACUUM_KEEP: Final = timedelta(days=7)
 UNCOMMITTED_KEEP: Final = timedelta(days=1)
+STORED_KINDS: Final = frozenset({"record", "gap"})
+"""Kinds of rows that are kept, not computed."""
 COMPACT_BYTES: Final = 256 << 20
 HISTORY_TRIES: Final = 100
 """The history begins with the newest commit, but is numbered from the table's version: both must be one."""
@@ -208,7 +211,7 @@ class LakeTable:
         """Add files that tasks wrote and synced below `path` to the table, in one durable transaction.
 
         The caller has checked `repeated` before; the arguments are those of `append`. `replace` may name
-        partitions: only these are replaced.
+        partitions: only these are replaced. A table that is replaced as a whole gets the batch's columns.
         """
         # Earlier files do not have columns that are added later, so every column is nullable.
         schema = pa.schema([field.with_nullable(True) for field in given])
@@ -221,18 +224,18 @@ class LakeTable:
         table = self.open()
         first = 0 if table is None else table.version() + 1
         with self.place.reported("commit to the table"):
-            if table is None:
+            if table is None or (replace is True and not _has(table, schema, partition_by)):
                 deltalake.transaction.create_table_with_add_actions(
                     self.path,
                     deltalake.Schema.from_arrow(schema),
                     actions,
-                    "error",
+                    "error" if table is None else "overwrite",
                     list(partition_by),
                     configuration=None if account is None else KEEP_ACCOUNTS,
                     storage_options=self.place.storage_options,
                     commit_properties=properties,
                 )
-                table = self._existing(None)
+                table = self.existing(None)
             else:
                 self._evolve(table, schema)
                 replaced = replace if isinstance(replace, Mapping) else {}
@@ -254,12 +257,19 @@ class LakeTable:
     def accounts(self, version: int | None = None) -> list[CommitAccount]:
         """Return what each commit, up to a version, says that it added, the oldest first."""
         for _ in range(HISTORY_TRIES):
-            table = self._existing(None)
+            table = self.existing(None)
             newest = table.version()
             history = table.history()
-            if self._existing(None).version() == newest:
+            if self.existing(None).version() == newest:
                 return _accounts(history, newest if version is None else version)
         raise InvalidConfig(f"table {self.path} changes too fast for its history to be read; try again")
+
+    def may_have_archived(self, source: Key) -> bool:
+        """Whether an archive of a queue may have added rows: a commit says so, or none says anything."""
+        ranges = [one for account in self.accounts() for one in account.ranges]
+        if not ranges:  # the commits of imports have no account, and those of earlier versions
+            return "source" not in (self.columns() or ())
+        return any(one.stream == source[0] or one.instance == source[1] for one in ranges)
 
     def store_report(self, report: ArchiveProgress | AuditSummary) -> None:
         """Leave in the lake what a job last did; a full disk or a store that is away stops no job."""
@@ -317,8 +327,38 @@ class LakeTable:
             self._fs.fsync_dir(self.path)
             self._sync_folders_above()
 
+    def check_append(self, schema: pa.Schema) -> None:
+        """Refuse rows of this schema if a column of the table has another type."""
+        table = self.open()
+        if table is not None:
+            self._new_columns(table, schema)
+
+    def check_replace(self) -> None:
+        """Refuse to replace rows that are not computed: those of archives and imports are nowhere else."""
+        table = self.open()
+        if table is None or "gap_to" not in {field.name for field in table.schema().fields}:
+            return
+        files = pa.table(table.get_add_actions(flatten=True))
+        kinds = {
+            kind
+            for name in ("min.kind", "max.kind")
+            if name in files.column_names
+            for kind in files[name].to_pylist()
+        }
+        if kinds & STORED_KINDS:
+            raise InvalidConfig(
+                f"table {self.path} has rows that were archived or imported, which this run would replace; "
+                "name another table (--table)"
+            )
+
     def _evolve(self, table: deltalake.DeltaTable, schema: pa.Schema) -> None:
         """Add columns that the table does not have yet; a column of another type is refused."""
+        new = self._new_columns(table, schema)
+        if new:
+            table.alter.add_columns([deltalake.Field.from_arrow(field) for field in new])
+
+    def _new_columns(self, table: deltalake.DeltaTable, schema: pa.Schema) -> list[pa.Field]:
+        """Return the columns that the table does not have yet."""
         known = {field.name: field.type for field in pa.schema(table.schema().to_arrow())}
         new = []
         for field in schema:
@@ -329,8 +369,7 @@ class LakeTable:
                     f"column {field.name!r} of table {self.name!r} is {known[field.name]}, the batch has "
                     f"{field.type}; write to another table or cast it"
                 )
-        if new:
-            table.alter.add_columns([deltalake.Field.from_arrow(field) for field in new])
+        return new
 
     def files(
         self,
@@ -342,7 +381,7 @@ class LakeTable:
 
         A file whose statistics say that it has no row in a range is left out; no file is opened for that.
         """
-        table = self._existing(version)
+        table = self.existing(version)
         # Names of files are unique; whole paths differ in how often a partition's value was escaped.
         chosen = self._chosen(
             table, Selection({name: [one] for name, one in (where or {}).items()}, ranges or {})
@@ -357,7 +396,7 @@ class LakeTable:
         version: int | None = None,
     ) -> tuple[Scan, list[LakeFile]]:
         """Return a read of selected rows and columns by tasks, and the files that it has to open."""
-        table, some = self._existing(version), selection or Selection()
+        table, some = self.existing(version), selection or Selection()
         schema = pa.schema(table.schema().to_arrow())
         unknown = sorted({*some.values, *some.ranges, *(wanted or schema).names} - {*schema.names})
         if unknown:
@@ -370,7 +409,8 @@ class LakeTable:
         """Return what the log says of the files that may have such rows."""
         return selection.pruned(pa.table(table.get_add_actions(flatten=True)))
 
-    def _existing(self, version: int | None) -> deltalake.DeltaTable:
+    def existing(self, version: int | None = None) -> deltalake.DeltaTable:
+        """Return the table as Delta has it, now or as of a version; refuse one that is not there."""
         table = self.open(version)
         if table is None:
             raise InvalidConfig(f"there is no table {self.name!r} at {self.path}; run the job that fills it")
@@ -392,7 +432,7 @@ class LakeTable:
         if not self.place.is_local:
             some = Selection({name: [one] for name, one in (where or {}).items()}, ranges or {})
             return scan_in_tasks(spark, *self.scan(some, version=version))
-        table = self._existing(version)
+        table = self.existing(version)
         files = self.files(where, table.version(), ranges)
         schema = from_arrow_schema(pa.schema(table.schema().to_arrow()))
         if not files:
@@ -467,6 +507,13 @@ def _accounts(history: list[dict[str, Any]], version: int) -> list[CommitAccount
         entry[METADATA_KEY] for entry in history if METADATA_KEY in entry and entry["version"] <= version
     ]
     return [msgspec.json.decode(text, type=CommitAccount) for text in reversed(texts)]
+
+
+def _has(table: deltalake.DeltaTable, schema: pa.Schema, partition_by: Sequence[str]) -> bool:
+    """Return whether a table has exactly these columns, and is partitioned by these of them."""
+    known = {field.name: field.type for field in pa.schema(table.schema().to_arrow())}
+    by = table.metadata().partition_columns
+    return known == {field.name: field.type for field in schema} and by == list(partition_by)
 
 
 def _add_action(row: Mapping[str, Any]) -> AddAction:

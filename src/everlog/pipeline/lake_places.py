@@ -105,12 +105,13 @@ class LakePlace:
     def reported(self, doing: str) -> Iterator[None]:
         """Turn errors of `deltalake` and pyarrow at an object store into one line that names the place."""
         from deltalake.exceptions import DeltaError, TableNotFoundError
+        from pyarrow import ArrowInvalid
 
         try:
             yield
         except TableNotFoundError:
             raise
-        except (DeltaError, OSError) as error:
+        except (DeltaError, OSError, ArrowInvalid) as error:
             if self.is_local:
                 raise
             reason = " ".join(str(error).split())[:_REASON_MAX]

@@ -76,8 +76,8 @@ class Scan(NamedTuple):
         """Yield the wanted rows of some files."""
         freeze_loaded_modules()
         names, filesystem = self.wanted.names, self.place.filesystem()
-        with self.place.reported("read the table"):
-            for file in files:
+        for file in files:
+            with self.place.reported(f"read {file.path} of"):
                 fragment = ds.ParquetFileFormat().make_fragment(
                     file.path, filesystem, partition_expression=_partition(self.schema, file.values)
                 )

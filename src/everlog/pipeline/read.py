@@ -37,6 +37,8 @@ DECODED_IDS: Final = {
     "trade": (),
     "book": ("venue_id", "market_id"),
     "l3": ("venue_id", "market_id"),
+    "quote": (),
+    "bar": (),
 }
 """By decoding, the columns of ids that a source filters by."""
 

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from everlog.clock import NS_PER_S
+from everlog.clock import NS_PER_DAY, NS_PER_S
 from everlog.errors import Corrupt, InvalidConfig
 from everlog.fs import OsFs
 from everlog.market.books import L2Book
@@ -35,7 +35,7 @@ from everlog.market.decoding import (
     select,
     select_all,
 )
-from everlog.market.packing import PackedRecords
+from everlog.market.packing import PackedRecords, by_key
 from everlog.market.protocol import (
     HEADER_BYTES,
     BookEventType,
@@ -53,7 +53,6 @@ from everlog.queue.control import ControlBlock
 from everlog.queue.layout import HEADER_SIZE
 from everlog.queue.names import check_component
 
-NS_PER_DAY: Final = 86_400 * NS_PER_S
 SNAPSHOT_INTERVAL_NS: Final = 60 * NS_PER_S
 STAYS_OPEN_NS: Final = 3600 * NS_PER_S
 """How long after its end a day still accepts messages."""
@@ -161,10 +160,9 @@ class Refinery:
     ) -> Iterator[tuple[int, MessageSelection]]:
         if not len(some):
             return
-        numbers = find(some.values(field))
-        for number in np.unique(numbers).tolist():
+        for number, places in by_key(find(some.values(field))):
             if number in self._mine:
-                yield number, some.where(numbers == number)
+                yield number, some.take(places)
 
     def close(self) -> Counts:
         """Make everything durable; return what was done."""

@@ -17,32 +17,22 @@ import msgspec
 import pyarrow as pa
 
 from everlog.market.symbol_sources import gather_symbols
-from everlog.market.symbols import RefreshedCatalogue, SymbolCatalogue, SymbolDefinition
+from everlog.market.symbols import (
+    FOREVER,
+    RefreshedCatalogue,
+    SymbolCatalogue,
+    SymbolDefinition,
+    SymbolVersion,
+    load_nearby,
+)
 from everlog.pipeline.lake import LakeTable
 from everlog.pipeline.lake_files import write_files
 from everlog.pipeline.lake_places import LakePlace
+from everlog.pipeline.tables.schemas import INSTRUMENTS
 
-TABLE: Final = "dim_symbol"
+TABLE: Final = INSTRUMENTS.name
 APPLICATION: Final = "symbols"
-SCHEMA: Final = pa.schema(
-    [
-        pa.field("exchange_id", pa.int16()),
-        pa.field("exchange", pa.string()),
-        pa.field("exchange_symbol", pa.string()),
-        pa.field("base_asset", pa.string()),
-        pa.field("quote_asset", pa.string()),
-        pa.field("asset_type", pa.int8()),
-        pa.field("tick_size", pa.float64()),
-        pa.field("lot_size", pa.float64()),
-        pa.field("price_increment", pa.float64()),
-        pa.field("amount_increment", pa.float64()),
-        pa.field("contract_size", pa.float64()),
-        pa.field("valid_from_ts", pa.int64()),
-        pa.field("valid_until_ts", pa.int64()),
-        pa.field("is_current", pa.bool_()),
-        pa.field("symbol_id", pa.int64()),
-    ]
-)
+SCHEMA: Final = INSTRUMENTS.arrow
 
 
 def read_dim_symbol(
@@ -51,6 +41,11 @@ def read_dim_symbol(
     """Return the catalogue in a lake, now or as of a version of the table; empty if there is no table."""
     found = LakeTable(lake, table).open(version)
     return SymbolCatalogue() if found is None else SymbolCatalogue(found.to_pyarrow_table().to_pylist())
+
+
+def catalogue_of(lake: str | os.PathLike[str] | LakePlace, queue: str) -> SymbolCatalogue:
+    """Return what a lake knows of symbols, completed by what is beside a queue and in its bus."""
+    return read_dim_symbol(lake).completed_by(load_nearby(queue))
 
 
 def refreshed_dim_symbol(
@@ -106,7 +101,7 @@ def refresh_dim_symbol(
 
 def _write(table: LakeTable, catalogue: SymbolCatalogue) -> None:
     """Replace the rows of the table."""
-    rows: list[dict[str, Any]] = [msgspec.to_builtins(version) for version in catalogue.versions]
+    rows = [_row(version) for version in catalogue.versions]
     batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
     written = [
         {**row, "partition_values": dict(row["partition_values"] or ())}
@@ -115,3 +110,9 @@ def _write(table: LakeTable, catalogue: SymbolCatalogue) -> None:
     ]
     number = (table.committed_batch(APPLICATION) or 0) + 1
     table.commit(written, SCHEMA, APPLICATION, number, replace=True)
+
+
+def _row(version: SymbolVersion) -> dict[str, Any]:
+    ends = None if version.valid_until_ts == FOREVER else version.valid_until_ts
+    row: dict[str, Any] = msgspec.to_builtins(version)
+    return {**row, "valid_from": version.valid_from_ts, "valid_until": ends}

@@ -19,9 +19,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from everlog.errors import InvalidConfig
 from everlog.lake_reports import ArchiveProgress
-from everlog.market.symbols import load_nearby
+from everlog.market.symbols import SymbolCatalogue, load_nearby
 from everlog.pipeline import queue_ranges
-from everlog.pipeline.accounts import RangeAccount
+from everlog.pipeline.accounts import US_PER_DAY, Key, RangeAccount, day_of
 from everlog.pipeline.gc_freeze import freeze_loaded_modules
 from everlog.pipeline.jobs.batches import (
     ArchivedPositions,
@@ -29,6 +29,7 @@ from everlog.pipeline.jobs.batches import (
     ReaderPosition,
     application_of,
     batch_frame,
+    check_queue,
     checkpoint_folder,
     run_batches,
     shared_place,
@@ -38,6 +39,7 @@ from everlog.pipeline.lake import LakeTable
 from everlog.pipeline.sources.base import StreamReader
 from everlog.pipeline.sources.queue import QueueFormat, QueueSource
 from everlog.pipeline.sources.topics import TopicsFormat
+from everlog.pipeline.symbols import read_dim_symbol
 from everlog.pipeline.tables.rows import Names, rows_of
 from everlog.pipeline.tables.schemas import TABLE_OF_DECODING
 from everlog.pipeline.upkeep import Upkeep, UpkeepPolicy
@@ -45,8 +47,6 @@ from everlog.pipeline.upkeep import Upkeep, UpkeepPolicy
 FIRST_OF_TOPIC: Final = '{"seq": 1}'
 COLUMNS: Final = "*,instance"
 RECORDS: Final = "records"
-US_PER_DAY: Final = 86_400_000_000
-NS_PER_DAY: Final = US_PER_DAY * 1000
 OBSERVATION: Final = "everlog.batch"
 """The name under which listeners of Spark's queries get the metrics of a batch."""
 
@@ -148,14 +148,16 @@ def decoding_of(options: Mapping[str, str]) -> str:
     return next((value for name, value in options.items() if name.lower() == "decode" and value), "raw")
 
 
-def table_rows(rows: DataFrame, stream: str, decode: str) -> DataFrame:
+def table_rows(rows: DataFrame, stream: str, decode: str, known: SymbolCatalogue | None = None) -> DataFrame:
     """Return what a format gives as rows of their table: with the day, or decoded with names and prices.
 
-    `stream` is the column that names the topic or queue.
+    `stream` is the column that names the topic or queue. Symbols that are not `known` may be in the catalogue
+    beside the queue.
     """
     schema = TABLE_OF_DECODING.get(decode)
     if schema is None:
         return rows.withColumn("date", _date(stream))
+    catalogue = known or SymbolCatalogue()
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         freeze_loaded_modules()
@@ -163,7 +165,7 @@ def table_rows(rows: DataFrame, stream: str, decode: str) -> DataFrame:
         for batch in batches:
             found = dict(zip(batch.schema.names, batch.columns, strict=True))
             if batch.num_rows:
-                names = names or Names(load_nearby(found[stream][0].as_py()))
+                names = names or Names(catalogue.completed_by(load_nearby(found[stream][0].as_py())))
                 yield rows_of(schema, {**found, "source": found[stream]}, names)
 
     return rows.mapInArrow(task, from_arrow_schema(schema.arrow))
@@ -213,15 +215,18 @@ def _store_progress(table: LakeTable, report: RunReport, *, is_running: bool) ->
     table.store_report(progress)
 
 
-def _date(stream: str) -> Column:
-    """The day of a record, counted in UTC whatever the session's time zone is.
+def _queue_of(reader: StreamReader) -> Key | None:
+    """Return the queue that is read, and its instance; None for topics."""
+    if not isinstance(reader.source, QueueSource):
+        return None
+    path = reader.source.path
+    return queue_ranges.queue_name(path), queue_ranges.instance_of(path)
 
-    A gap has no time and gets the day on which it was found.
-    """
-    of_queue, of_topic = fn.col("ts_ns") / NS_PER_DAY, fn.unix_micros("ts") / US_PER_DAY
-    day = fn.floor(of_queue if stream == QueueSource.STREAM else of_topic)
-    today = fn.floor(fn.unix_micros(fn.current_timestamp()) / US_PER_DAY)
-    return fn.date_from_unix_date(fn.coalesce(day, today).cast("int"))
+
+def _date(stream: str) -> Column:
+    """The day of a record. A gap has no time and gets the day on which it was found."""
+    today = fn.expr(f"unix_micros(current_timestamp()) div {US_PER_DAY}")
+    return fn.coalesce(day_of(stream, ()), fn.date_from_unix_date(today.cast("int")))
 
 
 def _run(  # noqa: PLR0913
@@ -241,7 +246,10 @@ def _run(  # noqa: PLR0913
     """Commit the batches of a stream to the table one by one; `on_commit` gets the ranges of each."""
     started_s = time.monotonic()
     folder = checkpoint_folder(table, checkpoint)
-    application = application_of(folder, table)
+    source = _queue_of(reader)
+    application = application_of(folder, table, source)
+    if source is not None:
+        check_queue(folder, *source)
     archived = ArchivedPositions(shared_place(table, folder))
     decode, stream = decoding_of(options or {}), reader.source.STREAM
     named_by = SOURCE if decode in TABLE_OF_DECODING else stream
@@ -249,7 +257,8 @@ def _run(  # noqa: PLR0913
     selected = {name: value for name, value in (options or {}).items() if name.lower() in SELECTING}
 
     def commit(batch: Batch) -> None:
-        rows = table_rows(batch_frame(spark, reader, batch), stream, decode)
+        known = read_dim_symbol(table.place.parent) if decode in TABLE_OF_DECODING else None
+        rows = table_rows(batch_frame(spark, reader, batch), stream, decode, known)
         observed = Observation(OBSERVATION)
         rows = rows.observe(observed, fn.count_if(fn.col("kind") == "gap").alias("gaps"))
         appended = table.append(

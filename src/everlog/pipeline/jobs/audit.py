@@ -42,9 +42,10 @@ from everlog.seq_ranges import SeqRange
 NAMED_RANGES: Final = 20
 """How many ranges of a fault a report names."""
 DIFFERING_MAX: Final = 100_000
+SEQ_END: Final = (1 << 63) - 1
 FORMATS: Final = {"source": "everlog.queue", "queue": "everlog.queue", "topic": "everlog.topics"}
-UNREADABLE: Final = re.compile(r"(?s)FAILED_READ_FILE.*?(\S+\.parquet)")
-"""Where Spark names the file that it cannot read."""
+UNREADABLE: Final = re.compile(r"(?s)(?:FAILED_READ_FILE|PATH_NOT_FOUND|cannot read).*?(\S+\.parquet)")
+"""Where an error names the file that cannot be read, or that is not there."""
 Ranges = list[tuple[int, int]]
 
 
@@ -179,6 +180,13 @@ def _stored(table: LakeTable, report: AuditReport, compared_with: list[str]) -> 
     return report
 
 
+class _Recorded(NamedTuple):
+    """A range of a commit, and the columns that were hashed."""
+
+    range: RangeAccount
+    columns: tuple[str, ...]
+
+
 class _Audit:
     """One run over one table; `stream` is the column that names the streams."""
 
@@ -191,30 +199,37 @@ class _Audit:
             f"{table.path}.checkpoint" if checkpoint is None else local_path(checkpoint, "the checkpoint")
         )
         self._positions = ArchivedPositions(shared_place(table, folder)).ends
-        opened = table.open()
-        self._version = None if opened is None else opened.version()
-        self._rows = table.read(spark, version=self._version)
-        if stream not in self._rows.columns:
-            wanted = "topics: give --url" if "topic" in self._rows.columns else "a queue: leave out --url"
+        opened = table.existing()
+        self._version, columns = opened.version(), [field.name for field in opened.schema().fields]
+        if stream not in columns:
+            wanted = "topics: give --url" if "topic" in columns else "a queue: leave out --url"
             raise InvalidConfig(f"table {table.path} is of {wanted}")
-        self._recorded: dict[Key, list[RangeAccount]] = {}
+        self._recorded: dict[Key, list[_Recorded]] = {}
         self._options: dict[str, str] = {}
-        self._columns = hashed_columns(self._rows.columns)
-        for commit in table.accounts(self._version):
-            self._options = commit.options
-            if commit.columns == self._columns:  # a column was added since: those rows are not compared
-                for one in commit.ranges:
-                    self._recorded.setdefault((one.stream, one.instance), []).append(one)
+        self._columns = hashed_columns(columns)
+        commits = [one for one in table.accounts(self._version) if {*one.columns} <= {*columns}]
+        for commit in commits:
+            # Those of the last commit: a column that others added to the table is not at the source.
+            self._options, self._columns = commit.options, commit.columns
+            for one in commit.ranges:
+                known = self._recorded.setdefault((one.stream, one.instance), [])
+                known.append(_Recorded(one, tuple(commit.columns)))
+        self._is_dense = stream == "queue" and not any(commit.options for commit in commits)
+        """Whether every seq of a stream must be in the table: a queue deletes none, and all were selected."""
 
     def run(self, sources: Callable[[set[str]], dict[str, _Source]]) -> AuditReport:
         """Count the table, then compare each stream with commits, checkpoint and source."""
         keys = {*self._recorded, *self._positions}
         try:
-            names = {row[0] for row in self._rows.select(self._stream).distinct().collect()}
+            rows = self._table.read(self._spark, version=self._version)
+            names = {row[0] for row in rows.select(self._stream).distinct().collect()}
             there = sources(names | {name for name, _ in keys})
             keys |= {(name, one.instance) for name, one in there.items()}
             pieces = {key: self._pieces(key, there.get(key[0])) for key in keys}
-            counted = count_rows(self._rows, self._stream, self._columns, pieces)
+            counts = {
+                columns: _named_count(count_rows(rows, self._stream, columns, pieces), keys)
+                for columns in {tuple(self._columns), *self._column_sets()}
+            }
         except Exception as error:  # of Spark or of its gateway
             unreadable = UNREADABLE.search(str(error))
             if unreadable is None:
@@ -222,41 +237,71 @@ class _Audit:
             return AuditReport(
                 table=self._table.name, version=self._version, streams=[], unreadable=[unreadable[1]]
             )
-        _name_unnamed(counted, keys)
+        self._rows = rows
         streams = []
-        for key in sorted({*keys, *counted}, key=str):
+        known = {*self._recorded, *self._positions}
+        for key in sorted({*keys, *counts[tuple(self._columns)]}, key=str):
             source = there.get(key[0])
             source = source if source is not None and source.instance == key[1] else None
-            if key in counted or key in self._recorded or (source is not None and source.is_named):
-                streams.append(self._judged(key, counted.get(key, Counted()), pieces.get(key), source))
+            counted = {columns: found.get(key, Counted()) for columns, found in counts.items()}
+            is_there = key in counts[tuple(self._columns)]
+            if is_there or key in known or (source is not None and source.is_named):
+                streams.append(self._judged(key, counted, pieces.get(key), source))
         return AuditReport(table=self._table.name, version=self._version, streams=streams)
+
+    def _column_sets(self) -> set[tuple[str, ...]]:
+        """Return the columns that commits have hashed: earlier ones did not have those that came later."""
+        return {one.columns for some in self._recorded.values() for one in some}
+
+    def _foreign(self, key: Key, unaccounted: Intervals) -> Intervals:
+        """Return which records without an account no job has written, whatever its version.
+
+        Earlier versions made rows without accounts, but not behind those of this one, and without instances.
+        """
+        recorded = self._recorded.get(key)
+        if recorded:
+            begin = min(one.range.first for one in recorded)
+            return intersection(unaccounted, np.array([(begin, SEQ_END)], np.int64))
+        streams = {name for name, _ in self._recorded}
+        # The rows of imports, in tables of decoded events, have an instance and are of another source.
+        is_import = self._stream == "source" and key[0] not in streams
+        return EMPTY if key[1] is None or not streams or is_import else unaccounted
 
     def _pieces(self, key: Key, source: _Source | None) -> Pieces:
         """Return where pieces begin whose digests are compared: at commits, and where the source begins."""
-        firsts = {one.first for one in self._recorded.get(key, [])}
+        firsts = {one.range.first for one in self._recorded.get(key, [])}
         if source is not None and source.instance == key[1]:
             firsts.add(source.live.first)
         return np.array(sorted(firsts), np.int64)
 
     def _judged(
-        self, key: Key, counted: Counted, pieces: Pieces | None, source: _Source | None
+        self,
+        key: Key,
+        counts: Mapping[tuple[str, ...], Counted],
+        pieces: Pieces | None,
+        source: _Source | None,
     ) -> StreamAudit:
-        """Return the account of one stream."""
-        recorded = sorted(self._recorded.get(key, []), key=lambda one: one.first)
-        committed = union((one.first, one.end) for one in recorded)
+        """Return the account of one stream, from what was counted with each set of hashed columns."""
+        counted = counts[tuple(self._columns)]
+        recorded = sorted(self._recorded.get(key, []), key=lambda one: one.range.first)
+        committed = union((one.range.first, one.range.end) for one in recorded)
         reached = self._positions.get(key, 0)
         covered = union([counted.records, counted.gaps, committed, (max(0, reached - 1), reached)])
         first = int(covered[0, 0]) if len(covered) else 0
-        if source is not None and (not len(covered) or source.is_named):
+        is_lost = not len(committed) and not counted.rows
+        if source is not None and (is_lost or source.is_named):
             first = min(first, source.live.first) if len(covered) else source.live.first
         end = int(covered[-1, 1]) if len(covered) else first
-        damaged = EMPTY if pieces is None else union(_damaged(recorded, pieces, counted))
+        damaged = EMPTY if pieces is None else union(_damaged(recorded, pieces, counts))
         absent = difference(union([(first, end)]), union([counted.records, counted.gaps]))
-        missing, differing = difference(absent, difference(committed, damaged)), EMPTY
+        explained = EMPTY if self._is_dense else difference(committed, damaged)
+        missing, differing = difference(absent, explained), EMPTY
         if source is not None and pieces is not None and end > source.live.first:
             missing, differing = self._compare(key, source, end, pieces, counted, absent, missing)
         overlap = intersection(counted.records, counted.gaps)
-        altered = union([differing, damaged])
+        unaccounted = difference(counted.records, committed)
+        foreign = self._foreign(key, unaccounted)
+        altered = union([differing, damaged, foreign, counted.misdated])
         return StreamAudit(
             name=key[0],
             instance=key[1],
@@ -269,7 +314,7 @@ class _Audit:
             overlapping=size(overlap) + counted.gap_seqs - size(counted.gaps),
             missing=size(missing),
             altered=size(altered),
-            unverified=size(difference(counted.records, committed)),
+            unverified=size(unaccounted) - size(foreign),
             behind=0 if source is None else max(0, source.live.end - end),
             missing_ranges=_named(missing),
             overlapping_ranges=_named(overlap),
@@ -291,7 +336,7 @@ class _Audit:
         frame = self._read_source(source, first, end)
         found = count_rows(frame, self._stream, self._columns, {key: pieces}).get(key, Counted())
         # What the source deleted by retention cannot be decided any more; a deleted record is no loss.
-        gone = intersection(unexplained, union([found.gaps, (0, first)]))
+        gone = unexplained if self._is_dense else intersection(unexplained, union([found.gaps, (0, first)]))
         missing = union([gone, intersection(absent, found.records)])
         unequal = [
             place
@@ -305,6 +350,8 @@ class _Audit:
         is_decoded = self._stream == "source"
         columns = "*,instance" if is_decoded else ",".join(dict.fromkeys([*self._columns, "instance"]))
         reading = {**self._options, **source.options, "onDataLoss": "record", "columns": columns}
+        if self._stream != "topic":
+            reading["onCorrupt"] = "record"
         reading |= {"fromSeq": str(first), "toSeq": str(end - 1)}
         found = self._spark.read.format(FORMATS[self._stream]).options(**reading).load()
         return table_rows(found, "queue", decoding_of(reading)) if is_decoded else found
@@ -320,24 +367,27 @@ class _Audit:
         return runs_of(np.array([row.seq for row in other], np.int64))
 
 
-def _damaged(recorded: Sequence[RangeAccount], pieces: Pieces, counted: Counted) -> Iterator[tuple[int, int]]:
+def _damaged(
+    recorded: Sequence[_Recorded], pieces: Pieces, counts: Mapping[tuple[str, ...], Counted]
+) -> Iterator[tuple[int, int]]:
     """Yield the ranges of commits, in order, whose rows are not those that were committed."""
-    begins = [*np.searchsorted(pieces, [one.first for one in recorded]).tolist(), len(pieces)]
-    for one, (begin, stop) in zip(recorded, pairwise(begins), strict=True):
+    begins = [*np.searchsorted(pieces, [one.range.first for one in recorded]).tolist(), len(pieces)]
+    for (one, columns), (begin, stop) in zip(recorded, pairwise(begins), strict=True):
         rows = digest = 0
         for place in range(begin, stop):
-            found = counted.pieces.get(place, (0, 0))
+            found = counts[columns].pieces.get(place, (0, 0))
             rows, digest = rows + found[0], digest ^ found[1]
         if (rows, digest) != (one.rows, one.digest):
             yield one.first, one.end
 
 
-def _name_unnamed(counted: dict[Key, Counted], keys: set[Key]) -> None:
+def _named_count(counted: dict[Key, Counted], keys: set[Key]) -> dict[Key, Counted]:
     """Give rows of earlier versions, which have no instance, to the only instance that is known."""
     for name, instance in [key for key in counted if key[1] is None]:
         known = {key for key in {*counted, *keys} if key[0] == name and key[1] is not None}
         if len(known) == 1:
             counted.setdefault(known.pop(), Counted()).add(counted.pop((name, instance)))
+    return counted
 
 
 def _named(some: Intervals) -> Ranges:

@@ -52,8 +52,13 @@ AUDIT_SCHEMA: Final = pa.schema(
 """One row for each stream of an audit; of one that could not read a file, a row that names it."""
 
 _STYLE: Final = """
-:root { color-scheme: light dark; --line: #8884; --bad: #c62828; --good: #2e7d32; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
+:root { color-scheme: light dark; --line: #8884; --bad: #b3261e; --good: #15703d; }
+:root { --page: #fff; --text: #1b2127; --faint: #5f6b77; }
+@media (prefers-color-scheme: dark) {
+  :root { --bad: #ff9a90; --good: #6fd39a; --page: #0e1216; --text: #e4e9ee; --faint: #8f9ba7; }
+}
+body { background: var(--page); color: var(--text); font: 16px/1.5 system-ui, sans-serif; }
+body { max-width: 60rem; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; overflow-wrap: anywhere; }
 .verdict { border-left: .4rem solid var(--good); padding: .3rem .8rem; font-weight: 600; }
 .verdict.bad { border-color: var(--bad); }
@@ -61,7 +66,7 @@ section { border-top: 1px solid var(--line); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: .5rem 0; }
 dd { margin: 0; overflow-wrap: anywhere; } dd.n { text-align: right; font-variant-numeric: tabular-nums; }
 .counts { grid-template-columns: 1fr max-content; }
-.counts small { display: block; opacity: .7; } .bad, .fault { color: var(--bad); }
+.counts small { display: block; color: var(--faint); } .bad, .fault { color: var(--bad); }
 """
 
 
@@ -81,7 +86,7 @@ def html_of(report: AuditReport) -> str:
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>Audit of {escape(report.table)}</title><style>{_STYLE}</style></head><body>",
+            f"<title>Audit of {escape(report.table)}</title><style>{_STYLE}</style></head><body><main>",
             f"<h1>Audit of {escape(report.table)}</h1>",
             f'<p class="verdict{"" if report.is_sound else " bad"}">{verdict}</p>',
             "<dl>",
@@ -89,7 +94,7 @@ def html_of(report: AuditReport) -> str:
             "</dl>",
             *unreadable,
             *map(_section, streams),
-            "</body></html>\n",
+            "</main></body></html>\n",
         ]
     )
 

@@ -44,6 +44,7 @@ COMMITS: Final = "commits"
 
 APPLICATION_FILE: Final = "application"
 ARCHIVED_FILE: Final = "archived"
+QUEUE_FILE: Final = "queue"
 HEARTBEAT_S: Final = 1.0
 
 
@@ -166,10 +167,11 @@ def _locked(checkpoint: str) -> Iterator[None]:
         close_locked(fs, fd)
 
 
-def application_of(checkpoint: str, table: LakeTable) -> str:
+def application_of(checkpoint: str, table: LakeTable, source: Key | None = None) -> str:
     """Return the name under which a checkpoint commits to its table; it is stored beside the offsets.
 
-    A new checkpoint for a table that has been filled is refused: it would fill the table twice.
+    A new checkpoint for a table that has been filled is refused: it would fill the table twice. With the
+    queue that is the `source` only if this one may be in the table; rows of others may be there.
     """
     path = os.path.join(checkpoint, APPLICATION_FILE)
     try:
@@ -177,7 +179,7 @@ def application_of(checkpoint: str, table: LakeTable) -> str:
             return file.read()
     except FileNotFoundError:
         pass
-    if table.open() is not None:
+    if table.open() is not None and (source is None or table.may_have_archived(source)):
         raise InvalidConfig(
             f"table {table.path} has been filled, but its checkpoint {checkpoint} is not there; give the "
             "right checkpoint, or another table"
@@ -205,6 +207,24 @@ def shared_place(table: LakeTable, folder: str) -> LakePlace:
     return LakePlace(folder) if table.place.is_local else table.place.parent.below(f"{table.name}.checkpoint")
 
 
+def check_queue(checkpoint: str, name: str, instance: str | None) -> None:
+    """Refuse a queue that is neither the one of this checkpoint nor one made anew in its place."""
+    path, last = os.path.join(checkpoint, QUEUE_FILE), _load(checkpoint)
+    try:
+        with open(path, encoding="utf-8") as file:
+            known = file.read()
+    except FileNotFoundError:
+        known = ""
+    if known == name:
+        return
+    if known and last is not None and last.end.get("instance") != instance:
+        raise InvalidConfig(
+            f"checkpoint {checkpoint} is of queue {known}, not of {name}; name another table (--table), or a "
+            "checkpoint of this queue (--checkpoint)"
+        )
+    replace_file(OsFs(), path, name.encode())
+
+
 class ArchivedPositions:
     """How far a job has brought each stream: a table that ends before has lost rows."""
 
@@ -222,7 +242,7 @@ class ArchivedPositions:
 
     def store(self, ranges: Iterable[RangeAccount]) -> None:
         """Store the ends of ranges that are committed to the table."""
-        ends = dict(self.ends)
+        ends = {**self._load(), **self.ends}
         for one in ranges:
             key = (one.stream, one.instance)
             ends[key] = max(one.end, ends.get(key, 0))

@@ -7,61 +7,54 @@ ingest time: a bar and the features of its interval are about the same time.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
 from everlog.errors import DataLost
 from everlog.market import BookSettings, Market
 from everlog.market.bar_builder import SymbolBars
-from everlog.market.feature_rows import Feature, row_dtype
+from everlog.market.feature_engine import MarketRows
+from everlog.market.feature_rows import Feature, Seq, row_dtype
 from everlog.market.features import BAR_COLUMNS
-from everlog.market.market_names import MarketNames
+from everlog.market.packing import by_key
 from everlog.market.protocol import TRADE, taker_sides
-from everlog.market.replay import Messages, Replay
+from everlog.market.replay import Messages
 from everlog.market.triggers import Always, Trigger
 from everlog.pipeline.jobs.market_tasks import (
+    LARGEST_BATCH_RECORDS,
     MARKET_FIELDS,
     Rows,
     TableSpec,
     TaskFilter,
-    dates,
+    computed_batch,
     fill_from_queue,
-    market_batch,
     signed,
     task_messages,
 )
 from everlog.pipeline.jobs.report import RunReport
-from everlog.pipeline.lake import LakeTable
+from everlog.pipeline.market_sources import replay_from, source_path
+from everlog.pipeline.tables import schemas
+from everlog.pipeline.tables.schemas import FEATURES, with_features
 from everlog.seq_ranges import Gap, SeqRange
 
-BAR_SCHEMA: Final = pa.schema(
+BAR_FIELDS: Final = pa.schema(
     [
-        pa.field("date", pa.date32()),
         pa.field("symbol_hash", pa.int64()),
+        pa.field("first_seq", pa.int64()),
+        pa.field("seq", pa.int64()),
+        pa.field("ts_ns", pa.int64()),
         *(pa.field(name, signed(pa.from_numpy_dtype(BAR_COLUMNS[name]))) for name in BAR_COLUMNS.names or ()),
     ]
 )
-"""A bar of one symbol's trades, in the partition of the day on which it began.
-
-A symbol is known by the hash that trades carry (`everlog.market.protocol.symbol_hash`), with its bits as they
-are: one above 2^63 is negative here.
-"""
-
-NAME_FIELDS: Final = (
-    pa.field("venue", pa.string()),
-    pa.field("symbol", pa.string()),
-    pa.field("ingest_time", pa.timestamp("us", "UTC")),
-    pa.field("exchange_time", pa.timestamp("us", "UTC")),
-    pa.field("tick_size", pa.float64()),
-)
-"""The last columns of a table of features: names, the times as timestamps, the tick size if it is known."""
-NS_PER_US: Final = 1000
+"""What a bar has before it gets names; a symbol is known by the hash that trades carry."""
+BARS: Final = "bars"
 
 
 class Bars(NamedTuple):
@@ -91,17 +84,19 @@ def features_of_books(
 ) -> FeatureReport:
     """Write the features of every market, a row whenever the trigger fires, partitioned by date and venue.
 
+    `queue` may also be the raw archive of one, or one directory of an archive, here or at an address.
     `GlobalTime` has to be among the features: it says to which day a row belongs. With `bars`, the table
-    `<table>_bars` gets the bars of all trades; the last bar of a symbol is that of the trades so far. The
-    tables always hold one whole run, as those of `replay_books`.
+    `bars`, or `<table>_bars` beside a table of another name, gets the bars of all trades; the last bar of a
+    symbol is that of the trades so far. The tables always hold one whole run, as those of `replay_books`.
     """
     started_s = time.monotonic()
     work = FeatureWork(tuple(features), trigger or Always(), settings or BookSettings(), bars)
-    path = os.path.abspath(queue)
-    specs = [TableSpec(LakeTable(lake, table), work.schema)]
+    path = source_path(queue)
+    specs = [TableSpec.computed(lake, table, work.schema, path)]
     if bars is not None:
         SymbolBars(*bars)  # refuses what is not possible before Spark has work
-        specs.append(TableSpec(LakeTable(lake, f"{table}_bars"), BAR_SCHEMA, ("date",)))
+        beside = BARS if table == FEATURES.name else f"{table}_{BARS}"
+        specs.append(TableSpec.computed(lake, beside, schemas.BARS, path))
     report = FeatureReport(job="features", source=path, table=specs[0].table.path)
 
     def task(held: SeqRange, tasks: int, number: int) -> Iterator[Rows]:
@@ -122,6 +117,8 @@ class FeatureWork:
     def __init__(
         self, chosen: tuple[Feature, ...], fired_by: Trigger, settings: BookSettings, bars: Bars | None
     ) -> None:
+        if not any(column.name == "seq" for one in chosen for column in one.columns):
+            chosen = (*chosen, Seq())
         self._chosen = chosen
         self._fired_by = fired_by
         self._settings = settings
@@ -129,7 +126,9 @@ class FeatureWork:
         dtype = row_dtype(chosen)
         self._names = dtype.names or ()
         fields = [pa.field(name, signed(pa.from_numpy_dtype(dtype[name]))) for name in self._names]
-        self.schema = pa.schema([*MARKET_FIELDS, *fields, *NAME_FIELDS])
+        self.fields = pa.schema([*MARKET_FIELDS, pa.field("ts_ns", pa.int64()), *fields])
+        """What tasks compute, before it gets names."""
+        self.schema = with_features(fields)
 
     def name(self) -> str:
         """Return a description that is different for different work."""
@@ -145,48 +144,66 @@ class FeatureWork:
             chosen = selects(some) | selects_trades(some) if reads_trades else selects(some)
             return chosen & (some.seq < np.uint64(held.end))
 
-        names = MarketNames([path])
-        replay = Replay(path, from_seq=held.first).where(keep)
-        for market, rows, _ in replay.features(self._chosen, self._settings).trigger(self._fired_by).tables():
-            columns = {name: rows[name] for name in self._names} | _named(names, market, rows)
-            yield Rows(table, market, market_batch(self.schema, market, columns, rows["ingest_ts_ns"]))
+        replay = replace(replay_from(path, held.first), batch_messages=LARGEST_BATCH_RECORDS).where(keep)
+        for found in replay.features(self._chosen, self._settings).trigger(self._fired_by).batches():
+            if found:
+                yield self._joined(table, found)
+
+    def _joined(self, table: str, found: list[MarketRows]) -> Rows:
+        """Return the rows of all markets of a batch: one for each market would cost more than its rows."""
+        markets = [one.market for one in found]
+        dtype = found[0].rows.dtype
+        # As bytes without fields: numpy compares the fields of every part that it joins.
+        rows = np.concatenate([one.rows.view(f"V{dtype.itemsize}") for one in found]).view(dtype)
+        columns = {name: rows[name] for name in self._names} | {"ts_ns": rows["ingest_ts_ns"]}
+        counts = [len(one.rows) for one in found]
+        for name in Market._fields:
+            columns[name] = np.repeat([getattr(market, name) for market in markets], counts)
+        return Rows(table, markets, computed_batch(self.fields, columns))
 
     def bars(self, path: str, held: SeqRange, selects: TaskFilter, table: str) -> Iterator[Rows]:
         """Yield the bars of the task's symbols."""
         assert self._bars is not None, "called only if bars were asked for"
-        building = SymbolBars(*self._bars)
+        building, seqs = SymbolBars(*self._bars), _TradeSeqs()
         for some in task_messages(path, held, selects):
             if isinstance(some, Gap):
                 raise DataLost(
                     f"messages {some.first} to {some.end - 1} of {path} are gone ({some.reason}) since the "
                     "run began; keep more of the queue, and run it again"
                 )
-            data, _ = some.batch.joined(some.chosen)
+            data, _ = some.batch.joined(None if some.is_whole else some.chosen)
             trades = data.view(TRADE)
+            seqs.add(trades["symbol_hash"], some.seq)
             for symbol, bars in building.add(some.timestamp_ns, trades, taker_sides(trades, some.flags)):
-                yield _bar_rows(table, symbol, bars)
+                yield _bar_rows(table, symbol, bars, seqs)
         for symbol, bars in building.finish():
-            yield _bar_rows(table, symbol, bars)
+            yield _bar_rows(table, symbol, bars, seqs)
 
 
-def _named(names: MarketNames, market: Market, rows: np.ndarray[Any, Any]) -> dict[str, pa.Array]:
-    """Return the columns of `NAME_FIELDS`."""
-    count = len(rows)
-    columns = {
-        "venue": pa.repeat(pa.scalar(names.venue(market)), count),
-        "symbol": pa.repeat(pa.scalar(names.symbol(market)), count),
-        "tick_size": pa.repeat(pa.scalar(names.tick_size(market), pa.float64()), count),
-    }
-    for name in ("ingest", "exchange"):
-        times_us = (rows[f"{name}_ts_ns"] // np.uint64(NS_PER_US)).astype(np.int64)
-        columns[f"{name}_time"] = pa.array(times_us, mask=times_us == 0).cast(pa.timestamp("us", "UTC"))
-    return columns
+class _TradeSeqs:
+    """The seqs of the trades of bars: each bar has the next ones of its symbol."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, NDArray[np.uint64]] = {}
+
+    def add(self, symbols: NDArray[np.uint64], seqs: NDArray[np.uint64]) -> None:
+        """Take the trades of a batch."""
+        for symbol, places in by_key(symbols):
+            before = self._waiting.get(symbol)
+            mine = seqs[places]
+            self._waiting[symbol] = mine if before is None else np.concatenate((before, mine))
+
+    def take(self, symbol: int, counts: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Return the first and the last seq of bars with so many trades."""
+        waiting, ends = self._waiting[symbol], np.cumsum(counts.astype(np.int64))
+        self._waiting[symbol] = waiting[ends[-1] if len(ends) else 0 :]
+        return waiting[ends - counts.astype(np.int64)], waiting[ends - 1]
 
 
-def _bar_rows(table: str, symbol: int, bars: np.ndarray[Any, np.dtype[np.void]]) -> Rows:
-    hashes = np.full(len(bars), symbol, np.uint64).view(np.int64)
-    columns = [
-        bars[name].astype(BAR_SCHEMA.field(name).type.to_pandas_dtype()) for name in bars.dtype.names or ()
-    ]
-    arrays = [dates(bars["start_ts_ns"]), pa.array(hashes), *map(pa.array, columns)]
-    return Rows(table, None, pa.RecordBatch.from_arrays(arrays, schema=BAR_SCHEMA))
+def _bar_rows(table: str, symbol: int, bars: NDArray[np.void], seqs: _TradeSeqs) -> Rows:
+    first, last = seqs.take(symbol, bars["trades"])
+    hashes = np.full(len(bars), symbol, np.uint64)
+    columns = [one.view(np.int64) for one in (hashes, first, last, bars["end_ts_ns"].copy())]
+    for name in bars.dtype.names or ():
+        columns.append(bars[name].astype(BAR_FIELDS.field(name).type.to_pandas_dtype()))
+    return Rows(table, (), pa.RecordBatch.from_arrays([*map(pa.array, columns)], schema=BAR_FIELDS))

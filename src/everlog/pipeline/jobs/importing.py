@@ -22,7 +22,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
-from everlog.clock import SystemClock
+from everlog.clock import NS_PER_DAY, SystemClock
 from everlog.errors import InvalidConfig, ObjectNotFound
 from everlog.feeds.captures import IMPORTERS
 from everlog.market.decoding import DECODINGS
@@ -57,7 +57,6 @@ from everlog.pipeline.tables.rows import Names, rows_of
 from everlog.pipeline.tables.schemas import SCHEMAS, TABLE_OF_DECODING, Column, TableSchema
 from everlog.seq_ranges import SeqRange
 
-NS_PER_DAY: Final = 86_400_000_000_000
 UNKNOWN_VENUE: Final = "unknown"
 LEDGER: Final = "imports/v1"
 DECODED_LEDGER: Final = "imports/tables"

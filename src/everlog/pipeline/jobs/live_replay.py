@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -85,7 +86,9 @@ def follow_books(  # noqa: PLR0913
     given = {**(options or {}), "path": path, "columns": "seq", "onDataLoss": "record"}
     source = QueueFormat(given).stream_reader()
     with ReaderPosition(path, reader) as position:
-        job = _LiveReplay(spark, path, plan, plan.tables(lake, table), checkpoint, position, shown)
+        job = _LiveReplay(
+            spark, path, plan, partial(plan.tables, lake, table, path), checkpoint, position, shown
+        )
         job.fix(partitions or default_tasks(spark))
         return job.run(source, follow)
 
@@ -98,7 +101,7 @@ class _LiveReplay:
         spark: SparkSession,
         path: str,
         plan: ReplayPlan,
-        tables: dict[str, TableSpec],
+        tables: Callable[[], dict[str, TableSpec]],
         checkpoint: str | None,
         position: ReaderPosition,
         shown: Shown | None,
@@ -109,7 +112,7 @@ class _LiveReplay:
         self._tables = tables
         self._position = position
         self._shown = shown
-        top = self._tables[TOP].table
+        top = tables()[TOP].table
         self._checkpoint = checkpoint_folder(top, checkpoint)
         self._states = shared_place(top, self._checkpoint).below(STATES)
         self._application = application_of(self._checkpoint, top)
@@ -131,8 +134,11 @@ class _LiveReplay:
     def _replay(self, batch: Batch) -> None:
         """Apply one batch to the books, commit its rows, and delete the states before it."""
         wanted, number = self._wanted(batch), batch.number
-        specs = [*self._tables.values()]
-        work = self._work(wanted, is_first=number == 0)
+        tables = self._tables()  # anew: symbols may have become known
+        specs = [*tables.values()]
+        work = self._work(
+            wanted, {kind: spec.table.name for kind, spec in tables.items()}, is_first=number == 0
+        )
         files = fill_tables(
             self._spark, specs, self._application, number, self._tasks, work, self._report, replace=False
         )
@@ -141,13 +147,14 @@ class _LiveReplay:
         report = self._report
         report.offsets = {"end": wanted.end}
         report.seconds = time.monotonic() - self._started_s
-        count_replayed(report, self._tables, files)
+        count_replayed(report, tables, files)
         if self._shown is not None:
             self._shown(report)
 
-    def _work(self, wanted: SeqRange, *, is_first: bool) -> Callable[[int], Iterator[Rows]]:
+    def _work(
+        self, wanted: SeqRange, names: dict[str, str], *, is_first: bool
+    ) -> Callable[[int], Iterator[Rows]]:
         path, plan, tasks, states = self._path, self._plan, self._tasks, self._states
-        names = {kind: spec.table.name for kind, spec in self._tables.items()}
 
         def work(number: int) -> Iterator[Rows]:
             state = None if is_first else _read_state(states, wanted.first, number)

@@ -7,9 +7,9 @@ driver. What the tables hold is up to the jobs.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -18,46 +18,70 @@ from pyspark.sql import SparkSession
 
 from everlog.errors import Corrupt, InvalidConfig
 from everlog.market import BookSet, Market
-from everlog.market.packing import PackedRecords, gather_field
+from everlog.market.packing import gather_field
 from everlog.market.protocol import HEADER_BYTES, TRADE, BookMode, TypeId, folded_hash
 from everlog.market.replay import Messages
-from everlog.pipeline import queue_ranges
+from everlog.pipeline import market_sources, queue_ranges
 from everlog.pipeline.gc_freeze import freeze_loaded_modules
 from everlog.pipeline.jobs.report import RunReport
 from everlog.pipeline.lake import LakeTable
 from everlog.pipeline.lake_files import TableFiles
+from everlog.pipeline.lake_places import LakePlace
 from everlog.pipeline.spark_tasks import default_tasks, run_in_tasks
+from everlog.pipeline.symbols import catalogue_of
+from everlog.pipeline.tables.rows import Names, rows_of
+from everlog.pipeline.tables.schemas import TableSchema
 from everlog.queue.batch import Batch
-from everlog.queue.layout import HEADER_SIZE
-from everlog.queue.reader import QueueReader
 from everlog.seq_ranges import Gap, SeqRange
 
-NS_PER_DAY: Final = 86_400_000_000_000
-FEW_MARKETS: Final = 200
-"""With more of them, the cost for each market in a batch dominates, so batches are large."""
+EVENTS_A_MARKET: Final = 100
+"""With fewer events of each in a batch, the cost for each market in a batch dominates."""
+LARGEST_BATCH_RECORDS: Final = 1 << 18
 
-MARKET_FIELDS: Final = (
-    pa.field("date", pa.date32()),
-    pa.field("venue_id", pa.int32()),
-    pa.field("market_id", pa.int64()),
-)
-MARKET_PARTITIONS: Final = ("date", "venue_id")
+TABLE_ROWS: Final = 1 << 15
+"""What is computed becomes rows of its table in such portions: names are looked up once for many markets."""
+MARKET_FIELDS: Final = (pa.field("venue_id", pa.int32()), pa.field("market_id", pa.int64()))
 _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
+class TableRows(NamedTuple):
+    """Makes rows of a table of what was computed from a queue: with names, times and prices."""
+
+    schema: TableSchema
+    names: Names
+    source: str
+    instance: str | None
+
+    def __call__(self, computed: pa.RecordBatch) -> pa.RecordBatch:
+        """Return computed columns as rows."""
+        count = computed.num_rows
+        origin = {"source": self.source, "instance": self.instance, "kind": "computed"}
+        found = {name: pa.repeat(pa.scalar(text, pa.string()), count) for name, text in origin.items()}
+        found |= dict(zip(computed.schema.names, computed.columns, strict=True))
+        return rows_of(self.schema, found, self.names)
+
+
 class TableSpec(NamedTuple):
-    """A table that a job fills."""
+    """A table that a job fills; `rows` makes its rows of what tasks compute, else they are rows already."""
 
     table: LakeTable
     schema: pa.Schema
-    partition_by: tuple[str, ...] = MARKET_PARTITIONS
+    partition_by: tuple[str, ...]
+    rows: TableRows | None = None
+
+    @classmethod
+    def computed(cls, lake: str, table: str, schema: TableSchema, queue: str) -> Self:
+        """Return a table of what is computed from a queue."""
+        names = Names(catalogue_of(lake, queue))
+        rows = TableRows(schema, names, queue, market_sources.instance_of(queue))
+        return cls(LakeTable(lake, table), schema.arrow, schema.partition_by, rows)
 
 
 class Rows(NamedTuple):
-    """Rows for one of the job's tables; `market` is None if they are not of a single one."""
+    """Rows for one of the job's tables, and the markets that they are of."""
 
     table: str
-    market: Market | None
+    markets: Collection[Market]
     batch: pa.RecordBatch
 
 
@@ -88,6 +112,11 @@ def fill_tables(
     if repeats[0] is not None and None not in repeats:
         report.version = repeats[0].version
         return None
+    for spec in specs:
+        if replace is not True:
+            spec.table.check_append(spec.schema)
+        else:
+            spec.table.check_replace()
     files = _run_tasks(spark, specs, tasks, work)
     for spec, repeat in zip(specs, repeats, strict=True):
         name, partition_by = spec.table.name, spec.partition_by
@@ -111,13 +140,14 @@ def fill_from_queue(
     partitions: int | None,
     work: Callable[[SeqRange, int, int], Iterator[Rows]],
 ) -> Files | None:
-    """Replace the tables by what `work` makes of all messages that the queue holds now.
+    """Replace the tables by what `work` makes of all messages that a queue or an archive holds now.
 
     `work` gets the range, the number of tasks and its own number. `what` describes it: a second run of the
     same work over the same messages changes nothing.
     """
-    held = queue_ranges.bounds(path)
-    application = application_name(report.job, path, what)
+    held = market_sources.bounds(path)
+    # A run by an earlier version made other columns.
+    application = application_name(report.job, path, f"{what} {[spec.schema.names for spec in specs]}")
     committed = specs[0].table.committed_batch(application)
     if committed is not None and committed > held.end:
         raise InvalidConfig(
@@ -145,20 +175,19 @@ class _Done(NamedTuple):
 
 def _run_tasks(spark: SparkSession, specs: Sequence[TableSpec], tasks: int, work: Work) -> Files:
     """Write the rows of all tasks to files; they are not part of a table yet."""
-    places = {one.table.name: (one.table.place, one.partition_by) for one in specs}
+    targets = {one.table.name: (one.table.place, one.partition_by, one.rows) for one in specs}
 
     def task(number: int) -> Iterator[_Done]:
-        files = {name: TableFiles(place, partition_by) for name, (place, partition_by) in places.items()}
+        files = {name: TaskFiles(*target) for name, target in targets.items()}
         done = _Done([], set())
         for rows in work(number):
-            if rows.market is not None:
-                done.markets.add(rows.market)
+            done.markets.update(rows.markets)
             done.files.extend((rows.table, file) for file in files[rows.table].write(rows.batch))
         for name, one in files.items():
             done.files.extend((name, file) for file in one.finish())
         yield done
 
-    by_table: Files = {name: [] for name in places}
+    by_table: Files = {name: [] for name in targets}
     seen: dict[Market, int] = {}
     for number, did in enumerate(run_in_tasks(spark, tasks, task)):
         for table, file in did.files:
@@ -170,6 +199,35 @@ def _run_tasks(spark: SparkSession, specs: Sequence[TableSpec], tasks: int, work
                     "that two tasks read; run the job with one partition"
                 )
     return by_table
+
+
+class TaskFiles:
+    """The files of one table that a task writes; many small batches become rows together."""
+
+    def __init__(self, place: LakePlace, partition_by: tuple[str, ...], rows: TableRows | None) -> None:
+        """`rows` makes the rows of the table of what was computed."""
+        self._files = TableFiles(place, partition_by)
+        self._rows = rows
+        self._waiting: list[pa.RecordBatch] = []
+        self._count = 0
+
+    def write(self, batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+        """Add what was computed; yield files that had to be closed for it."""
+        self._waiting.append(batch)
+        self._count += batch.num_rows
+        if self._count >= TABLE_ROWS:
+            yield from self._flush()
+
+    def finish(self) -> Iterator[dict[str, Any]]:
+        """Close all files; yield the description of each."""
+        yield from self._flush()
+        yield from self._files.finish()
+
+    def _flush(self) -> Iterator[dict[str, Any]]:
+        if self._count:
+            (batch,) = pa.Table.from_batches(self._waiting).combine_chunks().to_batches()
+            yield from self._files.write(batch if self._rows is None else self._rows(batch))
+        self._waiting, self._count = [], 0
 
 
 # --- Assigning messages to tasks ---------------------------------------------------------------------------
@@ -194,17 +252,17 @@ class TaskFilter:
         """Return the filter that selects the trades of this task's markets of price levels."""
         return TaskFilter(int(self._tasks), int(self._number), trades=True, by_market=True)
 
-    def of_batch(self, batch: Batch) -> NDArray[np.intp] | None:
-        """Return the indexes of the selected messages of a batch; None if all are."""
+    def of_batch(self, batch: Batch) -> Messages:
+        """Return the selected messages of a batch."""
+        whole = Messages(batch, np.arange(len(batch)))
         # The usual case of a queue that one task reads: no message has to be looked at.
         if (
             self._tasks == 1
             and batch.common_type_id == self._type_id
             and (batch.common_length or 0) >= self._bytes_min
         ):
-            return None
-        keep = self(Messages(batch, np.arange(len(batch))))
-        return None if keep.all() else np.flatnonzero(keep)
+            return whole
+        return whole.where(self(whole))
 
     def __call__(self, some: Messages) -> NDArray[np.bool_]:
         """Return for each message whether it is selected."""
@@ -247,91 +305,41 @@ def _trade_market_keys(some: Messages) -> NDArray[np.uint64]:
     return folded_hash(_trade_keys(some))
 
 
-class TaskMessages(NamedTuple):
-    """The messages of a batch that belong to a task; `chosen` is None if all of them do."""
-
-    batch: Batch
-    chosen: NDArray[np.intp] | None
-
-    @property
-    def seq(self) -> NDArray[np.uint64]:
-        """Each message's seq."""
-        return self.batch.seq if self.chosen is None else self.batch.seq[self.chosen]
-
-    @property
-    def timestamp_ns(self) -> NDArray[np.uint64]:
-        """Each message's ingest time."""
-        return self.batch.timestamp_ns if self.chosen is None else self.batch.timestamp_ns[self.chosen]
-
-    @property
-    def flags(self) -> NDArray[np.uint16]:
-        """Each message's flags."""
-        chosen = np.arange(len(self.batch)) if self.chosen is None else self.chosen
-        return Messages(self.batch, chosen).flags
-
-    @property
-    def packed(self) -> PackedRecords:
-        """The payloads, without a copy."""
-        offsets, lengths = self.batch.offset, self.batch.length
-        stride = 0 if self.batch.common_length is None else self.batch.stride
-        if self.chosen is not None:
-            offsets, lengths, stride = offsets[self.chosen], lengths[self.chosen], 0
-        offsets += np.uint64(HEADER_SIZE)
-        return PackedRecords(self.batch.segment, offsets, lengths.astype(np.uint64), stride)
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self.batch) if self.chosen is None else len(self.chosen)
-
-
 def task_messages(
     path: str, wanted: SeqRange, selects: TaskFilter, books: BookSet | None = None
-) -> Iterator[TaskMessages | Gap]:
+) -> Iterator[Messages | Gap]:
     """Yield the messages of a task in a range, and the gaps; a batch is valid until the next one.
 
     With `books`, batches are small while there are few markets: results then stay in the caches.
     """
     freeze_loaded_modules()
 
-    def read_next(reader: QueueReader, limit: int) -> Batch:
-        are_few = books is not None and len(books.books) <= FEW_MARKETS
-        largest = queue_ranges.BATCH_RECORDS if are_few else queue_ranges.LARGE_BATCH_RECORDS
-        return reader.read_batch(min(limit, largest))
+    def read_next(reader: market_sources.Reader, limit: int) -> Batch:
+        largest = queue_ranges.LARGE_BATCH_RECORDS
+        if books is not None:
+            largest = min(len(books.books) * EVENTS_A_MARKET, LARGEST_BATCH_RECORDS)
+        return reader.read_batch(min(limit, max(largest, queue_ranges.BATCH_RECORDS)))
 
-    for piece in queue_ranges.read(path, wanted, read_next=read_next):
+    for piece in market_sources.read(path, wanted, read_next=read_next):
         if isinstance(piece, Gap):
             yield piece
             continue
-        chosen = selects.of_batch(piece)
-        if chosen is None or len(chosen):
-            yield TaskMessages(piece, chosen)
+        some = selects.of_batch(piece)
+        if len(some.chosen):
+            yield some
 
 
 # --- Rows --------------------------------------------------------------------------------------------------
 
 
-def dates(times_ns: NDArray[Any]) -> pa.Array:
-    """Return the UTC days of times."""
-    days = (np.asarray(times_ns, dtype=np.uint64) // np.uint64(NS_PER_DAY)).astype(np.int32)
-    return pa.array(days, pa.int32()).cast(pa.date32())
-
-
-def market_batch(
-    schema: pa.Schema, market: Market, columns: dict[str, Any], times_ns: NDArray[Any]
-) -> pa.RecordBatch:
-    """Return rows of one market; `columns` has all but `MARKET_FIELDS`, as arrays of either library."""
-    count = len(times_ns)
-    arrays = [
-        dates(times_ns),
-        pa.repeat(pa.scalar(market.venue_id, pa.int32()), count),
-        pa.repeat(pa.scalar(market.market_id, pa.int64()), count),
-    ]
-    for field in list(schema)[len(arrays) :]:
+def computed_batch(schema: pa.Schema, columns: dict[str, Any]) -> pa.RecordBatch:
+    """Return what was computed as rows with the columns of a schema, given as arrays of either library."""
+    arrays = []
+    for field in schema:
         values = columns[field.name]
-        if isinstance(values, pa.Array):
-            arrays.append(values)
-        else:
-            arrays.append(pa.array(np.ascontiguousarray(values).astype(field.type.to_pandas_dtype())))
+        if not isinstance(values, pa.Array):
+            values = pa.array(np.ascontiguousarray(values, dtype=field.type.to_pandas_dtype()))
+        arrays.append(values)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

@@ -134,7 +134,7 @@ def _fill_late_table(
     def work(number: int) -> Iterator[Rows]:
         for one in range(number, len(symbols.codes), tasks):
             for batch in _late_rows(parent, symbols.venue, symbols.codes[one]):
-                yield Rows(spec.table.name, None, batch)
+                yield Rows(spec.table.name, (), batch)
 
     done = RunReport(job="refine", source=root, table=spec.table.path)
     application = application_name("refine", root, symbols.venue)

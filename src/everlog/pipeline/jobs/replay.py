@@ -8,11 +8,10 @@ and every snapshot from which the book had drifted away.
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,26 +22,27 @@ from pyspark.sql import SparkSession
 
 from everlog.clock import NS_PER_S
 from everlog.errors import DataLost, InvalidConfig
-from everlog.market import BookResult, BookSet, BookSettings, GapPolicy, Market, Outputs
+from everlog.market import BookSet, BookSettings, GapPolicy, Market, Outputs
 from everlog.market.book_results import EventStatus
+from everlog.market.book_set import MarketResult
 from everlog.market.book_states import load_books, quarantine_books, save_books
 from everlog.market.packing import PackedRecords, gather_field, gather_headers
+from everlog.market.replay import Messages
 from everlog.market.result_memory import ResultMemory
-from everlog.market.triggers import Events, TimeBar
+from everlog.market.triggers import MarketBars
 from everlog.pipeline.jobs.market_tasks import (
     MARKET_FIELDS,
     Files,
     Rows,
     TableSpec,
     TaskFilter,
-    TaskMessages,
-    dates,
+    computed_batch,
     fill_from_queue,
-    market_batch,
     task_messages,
 )
 from everlog.pipeline.jobs.report import RunReport
-from everlog.pipeline.lake import LakeTable
+from everlog.pipeline.market_sources import source_path
+from everlog.pipeline.tables import schemas as tables
 from everlog.seq_ranges import Gap, SeqRange
 
 DEPTH_LEVELS: Final = 10
@@ -50,7 +50,7 @@ TOP: Final = "top"
 DEPTH: Final = "depth"
 REPORT: Final = "report"
 
-TOP_SCHEMA: Final = pa.schema(
+TOP_FIELDS: Final = pa.schema(
     [
         *MARKET_FIELDS,
         pa.field("seq", pa.int64()),
@@ -64,13 +64,13 @@ TOP_SCHEMA: Final = pa.schema(
         pa.field("ask_size", pa.int64()),
     ]
 )
-"""Prices and sizes are integers, to be divided by ten to their scale. A size of 0 means an empty side."""
+"""What books give: prices and sizes are integers. A size of 0 means an empty side."""
 
 _LEVELS: Final = pa.list_(pa.struct([pa.field("price", pa.int64()), pa.field("size", pa.int64())]))
-DEPTH_SCHEMA: Final = pa.schema([*list(TOP_SCHEMA)[:8], pa.field("bids", _LEVELS), pa.field("asks", _LEVELS)])
+DEPTH_FIELDS: Final = pa.schema([*list(TOP_FIELDS)[:7], pa.field("bids", _LEVELS), pa.field("asks", _LEVELS)])
 """The best levels of both sides, the best one first; fewer where the book has fewer."""
 
-REPORT_SCHEMA: Final = pa.schema(
+REPORT_FIELDS: Final = pa.schema(
     [
         *MARKET_FIELDS,
         pa.field("seq", pa.int64()),
@@ -116,12 +116,12 @@ class ReplayPlan:
                 f"depth is {self.depth} and its interval {self.depth_interval_ns} ns; at least 0 and 1"
             )
 
-    def tables(self, lake: str, table: str) -> dict[str, TableSpec]:
-        """Return the tables by what they hold."""
-        found = {TOP: TableSpec(LakeTable(lake, table), TOP_SCHEMA)}
+    def tables(self, lake: str, table: str, queue: str) -> dict[str, TableSpec]:
+        """Return the tables by what they hold, with the names of markets as they are known now."""
+        found = {TOP: TableSpec.computed(lake, table, tables.QUOTES, queue)}
         if self.depth:
-            found[DEPTH] = TableSpec(LakeTable(lake, f"{table}_depth"), DEPTH_SCHEMA)
-        found[REPORT] = TableSpec(LakeTable(lake, f"{table}_report"), REPORT_SCHEMA)
+            found[DEPTH] = TableSpec.computed(lake, f"{table}_depth", tables.DEPTH, queue)
+        found[REPORT] = TableSpec.computed(lake, f"{table}_report", tables.FAULTS, queue)
         return found
 
 
@@ -138,32 +138,33 @@ def replay_books(
 ) -> ReplayReport:
     """Build the books of every market from all messages that the queue holds now; fill the three tables.
 
+    `queue` may also be the raw archive of one, or one directory of an archive, here or at an address.
     The tables always hold one whole run: a run over the same messages changes nothing, one over more replaces
-    them. All are partitioned by date and venue.
+    them. Their columns are those of `quotes`, `quotes_depth` and `quotes_report`, whatever they are called.
     """
     started_s = time.monotonic()
     plan = ReplayPlan(settings or BookSettings(), depth, depth_interval_ns)
-    path = os.path.abspath(queue)
-    tables = plan.tables(lake, table)
-    report = ReplayReport(job="replay", source=path, table=tables[TOP].table.path)
-    names = {kind: spec.table.name for kind, spec in tables.items()}
+    path = source_path(queue)
+    specs = plan.tables(lake, table, path)
+    report = ReplayReport(job="replay", source=path, table=specs[TOP].table.path)
+    names = {kind: spec.table.name for kind, spec in specs.items()}
 
     def work(held: SeqRange, tasks: int, number: int) -> Iterator[Rows]:
         yield from BookTables(plan, names).replay(path, held, TaskFilter(tasks, number))
 
-    files = fill_from_queue(spark, path, [*tables.values()], repr(plan), report, partitions, work)
-    count_replayed(report, tables, files)
+    files = fill_from_queue(spark, path, [*specs.values()], repr(plan), report, partitions, work)
+    count_replayed(report, specs, files)
     report.seconds = time.monotonic() - started_s
     return report
 
 
-def count_replayed(report: ReplayReport, tables: dict[str, TableSpec], files: Files | None) -> None:
+def count_replayed(report: ReplayReport, specs: dict[str, TableSpec], files: Files | None) -> None:
     """Add the rows of depth and report tables to the report; None if the run had been committed before."""
     if files is None:
         return
-    if DEPTH in tables:
-        report.depth_rows += sum(file["rows"] for file in files[tables[DEPTH].table.name])
-    faults = tables[REPORT].table
+    if DEPTH in specs:
+        report.depth_rows += sum(file["rows"] for file in files[specs[DEPTH].table.name])
+    faults = specs[REPORT].table
     for file in files[faults.name]:
         with faults.place.filesystem().open_input_file(file["path"]) as stored:
             kinds = pq.ParquetFile(stored).read(["kind"]).column("kind").to_pylist()
@@ -179,6 +180,64 @@ class _State(msgspec.Struct):
     buckets: list[tuple[int, int, int]]
 
 
+class _Applied(NamedTuple):
+    """The events of a batch in the order of markets, and what each did to its book.
+
+    A batch may have a few events of each of thousands of markets, so nothing here is done market by market
+    that can be done for all of them at once.
+    """
+
+    results: dict[Market, MarketResult]
+    counts: NDArray[np.int64]
+    """How many events there are of each market."""
+    places: NDArray[np.int64]
+    """The row of each event in the result of its market."""
+    columns: dict[str, NDArray[Any]]
+    """What all tables have of an event."""
+
+    @classmethod
+    def of(cls, some: Messages, packed: PackedRecords, results: dict[Market, MarketResult]) -> _Applied:
+        """Return all events of the messages that were applied."""
+        counts = np.fromiter((len(one.events) for one in results.values()), np.int64, len(results))
+        events = np.concatenate([one.events for one in results.values()])
+
+        def spread(values: Iterable[int]) -> NDArray[np.int64]:
+            return np.repeat(np.fromiter(values, np.int64, len(results)), counts)
+
+        columns = {
+            "venue_id": spread(market.venue_id for market in results),
+            "market_id": spread(market.market_id for market in results),
+            "seq": some.seq[events],
+            "ts_ns": some.timestamp_ns[events],
+            "exchange_ts_ns": gather_field(packed, "exchange_ts_ns")[events],
+            "ingest_ts_ns": gather_field(packed, "ingest_ts_ns")[events],
+            "price_scale": spread(one.result.price_scale for one in results.values()),
+            "size_scale": spread(one.result.size_scale for one in results.values()),
+        }
+        begins = np.cumsum(counts) - counts
+        return cls(results, counts, np.arange(len(events)) - np.repeat(begins, counts), columns)
+
+    def where(self, chosen: NDArray[np.bool_]) -> _Applied:
+        """Return some of the events; markets may have none left."""
+        market = np.repeat(np.arange(len(self.counts)), self.counts)[chosen]
+        columns = {name: column[chosen] for name, column in self.columns.items()}
+        counts = np.bincount(market, minlength=len(self.counts))
+        return _Applied(self.results, counts, self.places[chosen], columns)
+
+    def outputs(self, name: str) -> NDArray[Any]:
+        """Return an output of the books, a row for each event."""
+        ends = np.cumsum(self.counts)
+        begins = (ends - self.counts).tolist()
+        parts = []
+        for one, begin, end in zip(self.results.values(), begins, ends.tolist(), strict=True):
+            rows = getattr(one.result, name)
+            # As bytes without fields: numpy compares the fields of every part that it joins.
+            parts.append(rows.view(f"V{rows.itemsize}"))
+            if end - begin < len(rows):
+                parts[-1] = parts[-1][self.places[begin:end]]
+        return np.concatenate(parts).view(rows.dtype)
+
+
 class BookTables:
     """The books of a task, and the rows that its messages produce."""
 
@@ -189,7 +248,7 @@ class BookTables:
         # Only in quarantine are events passed over; elsewhere books are faster without their statuses.
         can_skip = plan.settings.gap_policy == GapPolicy.QUARANTINE
         self._want = Outputs(depth=plan.depth, drift=True, statuses=can_skip)
-        self._bars: dict[Market, TimeBar] = {}
+        self._bars = MarketBars(plan.depth_interval_ns)
         self._memory = ResultMemory()
         self._is_new = state is None
         if state is None:
@@ -198,11 +257,11 @@ class BookTables:
         known = msgspec.msgpack.decode(state, type=_State)
         self._books = load_books(known.books, plan.settings)
         for venue_id, market_id, bucket in known.buckets:
-            self._bar(Market(venue_id, market_id))._last_bucket = bucket
+            self._bars.last[Market(venue_id, market_id)] = bucket
 
     def state(self) -> bytes:
         """Return everything that later rows depend on."""
-        buckets = [(*market, bar._last_bucket) for market, bar in self._bars.items()]
+        buckets = [(*market, bucket) for market, bucket in self._bars.last.items()]
         return msgspec.msgpack.encode(_State(save_books(self._books), buckets))
 
     def replay(self, path: str, wanted: SeqRange, selects: TaskFilter) -> Iterator[Rows]:
@@ -213,76 +272,52 @@ class BookTables:
         for some in task_messages(path, wanted, selects, self._books):
             yield from self._apply(some)
 
-    def _apply(self, some: TaskMessages | Gap) -> Iterator[Rows]:
+    def _apply(self, some: Messages | Gap) -> Iterator[Rows]:
         """Apply messages or a gap; yield rows."""
         if isinstance(some, Gap):
             yield self._lost(some)
             return
         packed = some.packed
-        seqs, times_ns = some.seq, some.timestamp_ns
-        exchange_ts_ns = gather_field(packed, "exchange_ts_ns")
         results = self._books.apply_packed(packed, self._want, self._memory)
-        for market, (events, result) in results.items():
-            base = {
-                "seq": seqs[events],
-                "ts_ns": times_ns[events],
-                "exchange_ts_ns": exchange_ts_ns[events],
-                "price_scale": np.full(len(events), result.price_scale, np.int32),
-                "size_scale": np.full(len(events), result.size_scale, np.int32),
-            }
-            yield from self._faults(market, base, result)
-            yield from self._states(market, base, packed.take(events), result)
+        if results:
+            yield from self._faults(some, results)
+            yield from self._states(_Applied.of(some, packed, results))
         for gap in self._books.channel_gaps:
             (head,) = gather_headers(packed.take(np.array([gap.event])))
             market = Market(gap.venue_id, int(head["market_id"]))
             row = {"kind": "gap", "stream_id": gap.stream_id, "seen": gap.seen, "found": gap.found}
-            yield self._fault(market, int(seqs[gap.event]), int(times_ns[gap.event]), row)
+            yield self._fault(market, int(some.seq[gap.event]), int(some.timestamp_ns[gap.event]), row)
 
-    def _states(
-        self, market: Market, base: dict[str, Any], packed: PackedRecords, result: BookResult
-    ) -> Iterator[Rows]:
+    def _states(self, applied: _Applied) -> Iterator[Rows]:
         """Yield what the book was after each event; a book in quarantine is not that of its market."""
-        if result.statuses is not None:
-            sound = result.statuses != EventStatus.QUARANTINED
-            if not sound.all():
-                base = {name: column[sound] for name, column in base.items()}
-                packed, result = packed.take(np.flatnonzero(sound)), _rows_of(result, sound)
-        yield self._tops(market, base, result)
-        if self._plan.depth:
-            yield from self._depths(market, base, packed, result)
-
-    def _tops(self, market: Market, base: dict[str, Any], result: BookResult) -> Rows:
-        assert result.top is not None, "it was asked for"
-        columns = base | {name: result.top[name] for name in result.top.dtype.names or ()}
-        return Rows(self._names[TOP], market, market_batch(TOP_SCHEMA, market, columns, base["ts_ns"]))
-
-    def _depths(
-        self, market: Market, base: dict[str, Any], packed: PackedRecords, result: BookResult
-    ) -> Iterator[Rows]:
-        assert result.bids is not None and result.asks is not None, "they were asked for"
-        kinds = gather_field(packed, "event_type")
-        events = Events(gather_field(packed, "ingest_ts_ns"), base["exchange_ts_ns"], kinds)
-        fires = self._bar(market).fires(events)
-        if not fires.any():
+        if self._want.statuses:
+            applied = applied.where(applied.outputs("statuses") != EventStatus.QUARANTINED)
+        if not len(applied.places):
             return
-        columns = {name: column[fires] for name, column in base.items()}
-        columns |= {"bids": _levels(result.bids[fires]), "asks": _levels(result.asks[fires])}
-        yield Rows(self._names[DEPTH], market, market_batch(DEPTH_SCHEMA, market, columns, columns["ts_ns"]))
+        top = applied.outputs("top")
+        yield self._rows(TOP, TOP_FIELDS, applied, {name: top[name] for name in top.dtype.names or ()})
+        if not self._plan.depth:
+            return
+        fires = self._bars.fires([*applied.results], applied.counts, applied.columns["ingest_ts_ns"])
+        if fires.any():
+            chosen = applied.where(fires)
+            sides = {name: _levels(chosen.outputs(name)) for name in ("bids", "asks")}
+            yield self._rows(DEPTH, DEPTH_FIELDS, chosen, sides)
 
-    def _bar(self, market: Market) -> TimeBar:
-        if market not in self._bars:
-            self._bars[market] = TimeBar(self._plan.depth_interval_ns)
-        return self._bars[market]
+    def _rows(self, kind: str, schema: pa.Schema, applied: _Applied, more: dict[str, Any]) -> Rows:
+        columns = applied.columns | more
+        return Rows(self._names[kind], applied.results.keys(), computed_batch(schema, columns))
 
-    def _faults(self, market: Market, base: dict[str, Any], result: BookResult) -> Iterator[Rows]:
-        for kind, reports, names in (
-            ("gap", result.gaps, ("seen", "found")),
-            ("drift", result.drifts, ("missing", "extra", "changed")),
-        ):
-            for one in reports:
-                at = int(one["index"])
-                row = {"kind": kind, **{name: int(one[name]) for name in names}}
-                yield self._fault(market, int(base["seq"][at]), int(base["ts_ns"][at]), row)
+    def _faults(self, some: Messages, results: dict[Market, MarketResult]) -> Iterator[Rows]:
+        for market, (events, result) in results.items():
+            for kind, reports, names in (
+                ("gap", result.gaps, ("seen", "found")),
+                ("drift", result.drifts, ("missing", "extra", "changed")),
+            ):
+                for one in reports:
+                    at = int(events[int(one["index"])])
+                    row = {"kind": kind, **{name: int(one[name]) for name in names}}
+                    yield self._fault(market, int(some.seq[at]), int(some.timestamp_ns[at]), row)
 
     def _lost(self, lost: Gap) -> Rows:
         """Report lost messages; the gap policy decides what that means for the books."""
@@ -300,26 +335,14 @@ class BookTables:
     def _fault(self, market: Market | None, seq: int, ts_ns: int, row: dict[str, Any]) -> Rows:
         venue_id, market_id = market or (None, None)
         full = {
-            "date": dates(np.array([ts_ns]))[0].as_py() if ts_ns else None,
             "venue_id": venue_id,
             "market_id": market_id,
             "seq": seq,
-            "ts_ns": ts_ns,
+            "ts_ns": ts_ns or None,
             **row,
         }
-        return Rows(self._names[REPORT], market, pa.RecordBatch.from_pylist([full], schema=REPORT_SCHEMA))
-
-
-def _rows_of(result: BookResult, chosen: NDArray[np.bool_]) -> BookResult:
-    """Return the result with the best prices and levels of the chosen events."""
-    return replace(
-        result,
-        **{
-            name: rows[chosen]
-            for name in ("top", "bids", "asks")
-            if (rows := getattr(result, name)) is not None
-        },
-    )
+        markets = () if market is None else (market,)
+        return Rows(self._names[REPORT], markets, pa.RecordBatch.from_pylist([full], schema=REPORT_FIELDS))
 
 
 def _levels(rows: NDArray[np.void]) -> pa.Array:

@@ -33,7 +33,9 @@ RANGES: Final = {
     "date": ("fromDate", "toDate"),
 }
 """Columns of which two options name the first and the last wanted value."""
-ROWS: Final = ("all", "records", "gaps")
+KINDS: Final = {"records": ("record", "computed"), "gaps": ("gap",)}
+"""The kinds of rows that the values of the option `rows` stand for."""
+ROWS: Final = ("all", *KINDS)
 OPTIONS: Final = (
     *("path", "lake", "table", "version", "columns", "rows", "date"),
     *VALUES,
@@ -58,7 +60,7 @@ class LakeRead(NamedTuple):
         values: dict[str, list[Any]] = {name: [*options.names(name)] for name in VALUES if name in options}
         kind = options.choice("rows", ROWS)
         if kind != "all":
-            values["kind"] = [kind.removesuffix("s")]
+            values["kind"] = [*KINDS[kind]]
         ranges: dict[str, tuple[Any, Any]] = {}
         for column, (first, last) in RANGES.items():
             if column != "date" and (first in options or last in options):

@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 
 from everlog.errors import InvalidConfig
 from everlog.market.decoding import (
+    BY_HASH,
     DECODINGS,
     MESSAGE_FIELDS,
     OPTIONAL_COLUMNS,
@@ -88,9 +89,9 @@ class QueueSource(Source):
         if decode != "raw" and "typeId" in options:
             raise InvalidConfig(f"decode={decode} selects messages by their type; leave out typeId")
         venues = "venue" if "venue" in options else "venueId"
-        if decode == "trade" and (venues in options or "market" in options):
+        if decode in BY_HASH and (venues in options or "market" in options):
             raise InvalidConfig(
-                "trades name their symbol by its hash only; filter symbol_hash instead of market"
+                f"a {decode} names its symbol by its hash only; filter symbol_hash instead of market"
             )
         # Tasks may run in another directory than this process.
         path = os.path.abspath(options.text("path"))

@@ -12,12 +12,13 @@ from everlog.pipeline.lake import LakeTable
 from everlog.pipeline.lake_places import LakePlace
 from everlog.pipeline.sources.lake import NAME
 from everlog.pipeline.symbols import TABLE as DIM_SYMBOL
+from everlog.pipeline.tables.schemas import GAPS as GAP_TABLE
 from everlog.pipeline.tables.schemas import SCHEMAS
 
 DECODED: Final = tuple(SCHEMAS)
-GAPS: Final = "gaps"
+GAPS: Final = GAP_TABLE.name
 INSTRUMENTS: Final = "instruments"
-GAP_COLUMNS: Final = ("date", "source", "instance", "seq", "gap_to", "reason")
+GAP_COLUMNS: Final = tuple(one.name for one in GAP_TABLE.columns[1:])
 """Of a row of `gaps`, behind the name of the table that it is from."""
 
 
