@@ -22,6 +22,8 @@ SpanKind = Literal["client", "consumer", "server"]
 _FORM: Final = re.compile(
     r"(?!ff)([0-9a-f]{2})-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})(-[!-~]*)?"
 )
+API: Final = "opentelemetry.trace"
+"""The module that a program with OpenTelemetry has loaded."""
 _CHARS_MAX: Final = 200  # 55 as it is today; later versions may append to it
 _current: ContextVar[str | None] = ContextVar("everlog_traceparent", default=None)
 
@@ -100,7 +102,7 @@ def following(traceparent: str | None) -> Iterator[None]:
 
 def _api() -> Any:
     """The tracing API if the program has loaded it; a program without it has no spans."""
-    return sys.modules.get("opentelemetry.trace")
+    return sys.modules.get(API)
 
 
 def _tracer() -> Any:
@@ -166,7 +168,7 @@ def record_span(
 
 def is_exported() -> bool:
     """Whether the program exports spans."""
-    return _tracer() is not None
+    return API in sys.modules and _tracer() is not None
 
 
 def export_as_told(environment: Mapping[str, str], service: str) -> None:
@@ -177,7 +179,7 @@ def export_as_told(environment: Mapping[str, str], service: str) -> None:
     if exporter not in ("otlp", "console"):
         raise InvalidConfig(f"OTEL_TRACES_EXPORTER is {exporter!r}; it must be otlp, console or none")
     try:
-        trace = import_module("opentelemetry.trace")
+        trace = import_module(API)
         sdk = import_module("opentelemetry.sdk.trace")
         export = import_module("opentelemetry.sdk.trace.export")
         resources = import_module("opentelemetry.sdk.resources")

@@ -11,13 +11,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import DownloadColumn, TransferSpeedColumn
 
 from everlog.archive import layout, policies
 from everlog.archive.metadata import load_meta
@@ -32,7 +31,6 @@ from everlog.archive.tiers import (
     ArchivedSegment,
     Tier,
     changing,
-    compress_segment,
     decompress_segment,
     find_directories,
     list_segments,
@@ -47,6 +45,7 @@ from everlog.clock import SystemClock
 from everlog.errors import EverlogError, InvalidConfig
 from everlog.fs import OsFs
 from everlog.objects import open_store
+from everlog.queue import Queue
 from everlog.queue.faults import io_errors
 
 app = group(
@@ -75,7 +74,7 @@ PolicyText = Annotated[
         help="never, immediate, age:DAYS, idle:DAYS (since the last recorded read) or size:BYTES (64m).",
     ),
 ]
-Block = Annotated[int, typer.Option("--block-size", min=1, help="Bytes of a segment in one zstd frame.")]
+Block = Annotated[int, typer.Option("--block-size", min=4096, help="Bytes of a segment in one zstd frame.")]
 Level = Annotated[int, typer.Option("--level", min=1, max=19, help="Level of zstd.")]
 Cache = Annotated[
     str | None,
@@ -104,16 +103,11 @@ def _stopping() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(stopped)
 
 
-@contextmanager
-def _progress(what: str, total: int | None, *, as_json: bool) -> Iterator[Callable[[int], None]]:
-    """Yield a function that moves a bar on standard error by bytes; nothing is drawn without a terminal."""
-    if as_json or not sys.stderr.isatty():
-        yield lambda size: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda size: bar.advance(task, size)
+def _progress(
+    what: str, total: int | None, *, as_json: bool
+) -> AbstractContextManager[Callable[[int], None]]:
+    """Return a bar of bytes."""
+    return output.progress(what, total, DownloadColumn(True), TransferSpeedColumn(), as_json=as_json)
 
 
 def _directories(root: str, remote: RemoteTier | None = None) -> list[str]:
@@ -169,12 +163,9 @@ def tap_command(
                 else:
                     tap.reader.wait(WAIT_S)
         tap.close()
-        if as_json:
-            output.print_json(
-                {"live": live, "archive": archive, "messages": tap.copied, "bytes": tap.bytes_copied}
-            )
-        else:
-            print(f"copied {counted(tap.copied, 'message')} to {printable(archive)}")
+        document = {"live": live, "archive": archive, "messages": tap.copied, "bytes": tap.bytes_copied}
+        text = f"copied {counted(tap.copied, 'message')} to {printable(archive)}"
+        output.print_result(document, text, as_json=as_json)
 
 
 @app.command(
@@ -189,6 +180,9 @@ def run_command(
     compress: Annotated[
         bool, typer.Option("--compress/--plain", help="Compress each segment at once.")
     ] = True,
+    seal: Annotated[
+        bool, typer.Option("--seal", help="Seal the last segment first, of a queue without a writer.")
+    ] = False,
     reader: Annotated[str, typer.Option("--reader", help="Name on the live queue.")] = RAW_READER,
     poll_s: Annotated[float, typer.Option("--poll", min=0.01, help="Seconds between two looks.")] = POLL_S,
     as_json: AsJson = False,
@@ -201,16 +195,18 @@ def run_command(
         _stopping() as is_stopped,
         RawArchiver(live, root, venue, reader=reader, policy=policy) as archiver,
     ):
+        if seal:
+            with Queue.open_publisher(live, retention=False) as writer:
+                writer.roll()
         with _progress("archiving", None, as_json=as_json) as advance:
             while not is_stopped():
                 archived += len(archiver.run_once(advance))
                 if once:
                     break
                 _sleep(poll_s, is_stopped)
-        if as_json:
-            output.print_json({"live": live, "root": root, "venue": venue, "segments": archived})
-        else:
-            print(f"archived {counted(archived, 'segment')} of {printable(live)}")
+        document = {"live": live, "root": root, "venue": venue, "segments": archived}
+        text = f"archived {counted(archived, 'segment')} of {printable(live)}"
+        output.print_result(document, text, as_json=as_json)
 
 
 def _sleep(seconds: float, is_stopped: Callable[[], bool]) -> None:
@@ -302,18 +298,15 @@ def compress_command(
                 fs, directories, chosen, now_ns, block_size=block_size, level=level, advance=advance
             )
         failed = report.failed
-        if as_json:
-            output.print_json(
-                {
-                    "compressed": [segment.path for segment in report.done],
-                    "bytes_before": report.bytes_before,
-                    "bytes_after": report.bytes_after,
-                    "failed": {path: error.code for path, error in failed.items()},
-                }
-            )
-        else:
-            sizes = f"{human_bytes(report.bytes_before)} to {human_bytes(report.bytes_after)}"
-            print(f"compressed {counted(len(report.done), 'segment')}: {sizes}")
+        document = {
+            "compressed": [segment.path for segment in report.done],
+            "bytes_before": report.bytes_before,
+            "bytes_after": report.bytes_after,
+            "failed": {path: error.code for path, error in failed.items()},
+        }
+        sizes = f"{human_bytes(report.bytes_before)} to {human_bytes(report.bytes_after)}"
+        text = f"compressed {counted(len(report.done), 'segment')}: {sizes}"
+        output.print_result(document, text, as_json=as_json)
         _print_failures(failed, as_json=as_json)
     if failed:
         raise typer.Exit(1)
@@ -357,8 +350,6 @@ def move_command(
         tier = RemoteTier(fs)
 
         def move(segment: ArchivedSegment) -> int:
-            if segment.tier is Tier.PLAIN:
-                compress_segment(fs, segment.directory, segment.segment_id)
             name = remote_name(root, segment.directory)
             return tier.move(segment.directory, segment.segment_id, to, name).size_bytes
 
@@ -419,11 +410,10 @@ def _each(
                 failed[segment.path] = as_everlog_error(error, f"{verb} {segment.path}")
             advance(before)
     past = {"move": "moved", "restore": "restored"}[verb]
-    if as_json:
-        codes = {path: error.code for path, error in failed.items()}
-        output.print_json({past: [segment.path for segment in done], "bytes": size, "failed": codes})
-    else:
-        print(f"{past} {counted(len(done), 'segment')}, {human_bytes(size)}")
+    codes = {path: error.code for path, error in failed.items()}
+    document = {past: [segment.path for segment in done], "bytes": size, "failed": codes}
+    text = f"{past} {counted(len(done), 'segment')}, {human_bytes(size)}"
+    output.print_result(document, text, as_json=as_json)
     _print_failures(failed, as_json=as_json)
     return failed
 

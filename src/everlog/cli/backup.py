@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -17,7 +16,7 @@ from everlog.cli import output
 from everlog.cli.options import AsJson
 from everlog.cli.output import human_bytes, printable, reporting
 from everlog.cli.serve import Host, Port, PortFile
-from everlog.clock import NS_PER_S, SystemClock
+from everlog.clock import NS_PER_S, StopEvent, SystemClock
 from everlog.errors import InvalidRequest, Io, ObjectStoreFailed, Superseded
 from everlog.fs import OsFs
 from everlog.objects import open_store
@@ -83,9 +82,9 @@ def _check_free(store: Any) -> None:
         )
 
 
-def _stop_signal() -> threading.Event:
+def _stop_signal() -> StopEvent:
     """An event that Ctrl-C and SIGTERM set."""
-    stop = threading.Event()
+    stop = StopEvent()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     return stop
@@ -209,9 +208,11 @@ def promote_command(
         store = open_store(source)
         found = read_manifest(store)
         acks_shipped = found is not None and found[0].acks_shipped
+        restorer = Restorer(store, data_dir, OsFs())
+        restorer.check()  # before the primary is fenced off
         mine = take_epoch(store, address, acks_shipped=acks_shipped)
         fence(store, mine, SystemClock())
-        restored = Restorer(store, data_dir, OsFs()).restore(has_losses=not acks_shipped)
+        restored = restorer.restore(has_losses=not acks_shipped)
         note_owners(OsFs(), data_dir, [mine.owner])
         errors = _verified(data_dir)
         _print_restored(data_dir, restored, errors, as_json)

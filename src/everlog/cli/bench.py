@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rich.console import Console
-from rich.progress import Progress
+from rich.progress import TaskProgressColumn, TimeRemainingColumn
 
+from everlog.cli.output import progress
 from everlog.clock import NS_PER_S, Clock
 from everlog.errors import Corrupt, PayloadTooLarge, Unsupported
 from everlog.queue import Queue, QueueReader, QueueWriter
@@ -87,7 +86,10 @@ class BenchResult:
 def bench(request: BenchRequest, clock: Clock, *, show_progress: bool) -> BenchResult:
     """Measure; the queue is removed again unless `keep` is set, also after an error or Ctrl-C."""
     steps = len(request.payload_bytes) * request.messages * (2 if request.read else 1)
-    with _directory(request) as path, _progress(steps, show=show_progress) as advance:
+    columns = (TaskProgressColumn(), TimeRemainingColumn())
+    # Drawing takes time from what is measured, so it is done seldom.
+    bar = progress("bench", steps, *columns, as_json=not show_progress, per_second=2)
+    with _directory(request) as path, bar as advance:
         runs = _measure(path, request, clock, advance)
     return BenchResult(path, runs, request.keep)
 
@@ -178,15 +180,3 @@ def _empty(path: str) -> None:
             shutil.rmtree(entry.path)
         else:
             os.unlink(entry.path)
-
-
-@contextmanager
-def _progress(steps: int, *, show: bool) -> Iterator[Advance]:
-    """Show a progress bar on standard error, so that standard output holds only results."""
-    if not show:
-        yield lambda count: None
-        return
-    # Drawing takes time from what is measured, so it is done seldom.
-    with Progress(console=Console(file=sys.stderr), transient=True, refresh_per_second=2) as progress:
-        task = progress.add_task("bench", total=steps)
-        yield lambda count: progress.advance(task, count)

@@ -70,11 +70,10 @@ def plot_command(  # noqa: PLR0913, PLR0917
         title = f"{names.venue(drawn.market)} {names.symbol(drawn.market)}: {drawn.what}"
         draw(out, title, drawn.panels, drawn.depth)
         count = len(drawn.panels[0].series[0].times_ns)
-        if as_json:
-            venue, shown = names.venue(drawn.market), names.symbol(drawn.market)
-            output.print_json({"out": out, "kind": kind, "venue": venue, "symbol": shown, "points": count})
-        else:
-            print(f"{title}: {counted(count, 'point')} in {printable(out)}")
+        venue, shown = names.venue(drawn.market), names.symbol(drawn.market)
+        document = {"out": out, "kind": kind, "venue": venue, "symbol": shown, "points": count}
+        text = f"{title}: {counted(count, 'point')} in {printable(out)}"
+        output.print_result(document, text, as_json=as_json)
 
 
 def _span_ns(path: str, start: str | None, end: str | None) -> int:

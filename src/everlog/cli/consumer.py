@@ -78,7 +78,7 @@ def ls_command(session: Session, topic: TopicName) -> None:
             f"{each.lag_ms / 1000:.1f}",
             "yes" if each.at_risk else "",
             "yes" if each.hold else "",
-            printable(each.owner or ""),
+            printable(each.owner) if each.owner else "",
         )
         for each in consumers
     ]

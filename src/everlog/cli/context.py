@@ -15,7 +15,17 @@ import typer
 
 from everlog.cli import context_file
 from everlog.cli.options import AsJson
-from everlog.cli.output import Table, group, print_fields, print_json, print_table, printable, reporting
+from everlog.cli.output import (
+    Table,
+    counted,
+    group,
+    print_fields,
+    print_json,
+    print_result,
+    print_table,
+    printable,
+    reporting,
+)
 from everlog.cli.session import ContextName, Key, Url
 from everlog.client.wire import ServerAddress
 from everlog.errors import InvalidConfig
@@ -101,10 +111,7 @@ def rm_command(name: Name, as_json: AsJson = False) -> None:
         contexts.contexts = {each: value for each, value in contexts.contexts.items() if each != name}
         contexts.selected = None if contexts.selected == name else contexts.selected
         context_file.save(contexts)
-        if as_json:
-            print_json(shown)
-        else:
-            print(f"{name}: removed")
+        print_result(shown, f"{name}: removed", as_json=as_json)
 
 
 def _shown(contexts: context_file.Contexts, name: str) -> dict[str, Any]:
@@ -114,11 +121,9 @@ def _shown(contexts: context_file.Contexts, name: str) -> dict[str, Any]:
 
 
 def _report(contexts: context_file.Contexts, name: str, done: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json(_shown(contexts, name))
-    else:
-        also = ", selected" if done == "added" and contexts.selected == name else ""
-        print(f"{name}: {done}{also}, {printable(contexts.contexts[name].url)}")
+    also = ", selected" if done == "added" and contexts.selected == name else ""
+    text = f"{name}: {done}{also}, {printable(contexts.contexts[name].url)}"
+    print_result(_shown(contexts, name), text, as_json=as_json)
 
 
 # -- config --------------------------------------------------------------------------------
@@ -148,7 +153,7 @@ def config_command(
         for name, variable in VARIABLES.items():
             value = getattr(wanted, name)
             is_default = value == getattr(defaults, name)
-            shown = f"{len(value)} keys" if name == "api_keys" else msgspec.to_builtins(value)
+            shown = counted(len(value), "key") if name == "api_keys" else msgspec.to_builtins(value)
             serve[name] = {"value": shown, "default": is_default, "variable": variable}
         path = context_file.contexts_path()
         command: dict[str, Any] = {
@@ -169,7 +174,15 @@ def config_command(
         ]
     )
     rows = [
-        (name, printable(str(each["value"])), "default" if each["default"] else "set", each["variable"])
+        (name, _setting(each["value"]), "default" if each["default"] else "set", each["variable"])
         for name, each in serve.items()
     ]
     print_table(Table("settings of `everlog serve`", ("setting", "value", "source", "variable"), rows))
+
+
+def _setting(value: Any) -> str:
+    """Return a value as a settings file has it; text without quotes, and a word for what is not set."""
+    if value is None or value in ([], ()):
+        return "none"
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return text if text.isprintable() else printable(text)

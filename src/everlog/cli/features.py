@@ -300,15 +300,14 @@ def _report(result: _Result, out: str | None, plot: str | None, elapsed_s: float
         {"venue": venue, "symbol": symbol, "rows": rows}
         for (venue, symbol), rows in sorted(result.markets.items())
     ]
-    if as_json:
-        document = {"out": out, "plot": plot, "rows": result.rows, "columns": result.columns}
-        output.print_json({**document, "markets": markets, "elapsed_s": round(elapsed_s, 3)})
-        return
+    document: dict[str, Any] = {"out": out, "plot": plot, "rows": result.rows, "columns": result.columns}
     rate = result.rows / max(elapsed_s, 1e-9)
     where = " and ".join(printable(path) for path in (out, plot) if path is not None)
-    print(
+    text = (
         f"{counted(result.rows, 'row')} of {counted(len(markets), 'symbol')} in {elapsed_s:.2f} s "
         f"({rate:,.0f} rows/s) in {where}"
     )
-    if not result.rows:
+    document |= {"markets": markets, "elapsed_s": round(elapsed_s, 3)}
+    output.print_result(document, text, as_json=as_json)
+    if not result.rows and not as_json:
         output.print_warning("no_rows", "nothing that was chosen is in these sources", as_json=False)

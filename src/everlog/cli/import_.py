@@ -7,21 +7,15 @@ Owns what they print and the shape of their JSON. The work is done by `everlog.m
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.progress import (
-    BarColumn,
     DownloadColumn,
-    Progress,
     TaskProgressColumn,
-    TextColumn,
     TimeRemainingColumn,
 )
 
@@ -56,6 +50,8 @@ class FormatName(StrEnum):
     BINANCE_KLINES = "binance-klines"
     CAPTURE = "capture"
 
+
+_READ_COLUMNS = (DownloadColumn(binary_units=True), TimeRemainingColumn())
 
 QueueOption = Annotated[
     str, typer.Option("--queue", help="Directory of the queue; made if there is none.", metavar="DIR")
@@ -131,7 +127,7 @@ def import_command(  # noqa: PLR0913, PLR0917
         clock = SystemClock()
         started_ns = clock.monotonic_ns()
         total = sum(os.stat(path).st_size for path in files if os.path.exists(path))
-        with _progress(total, show=output.is_terminal() and not as_json) as advance:
+        with output.progress("importing", total, *_READ_COLUMNS, as_json=as_json) as advance:
             results = ImportRun(request, clock=clock, advance=advance, importers=IMPORTERS).run()
         elapsed_s = (clock.monotonic_ns() - started_ns) / NS_PER_S
         _report(queue, results, elapsed_s, as_json=as_json)
@@ -145,15 +141,6 @@ def _report(queue: str, results: list[ImportResult], elapsed_s: float, *, as_jso
         output.print_json({"queue": queue, "imports": [_result_json(result) for result in results]})
     else:
         _print_results(queue, results, elapsed_s)
-
-
-@contextmanager
-def _progress(total_bytes: int, *, show: bool) -> Iterator[Callable[[int], None]]:
-    """Show how much of the files was read, on standard error."""
-    columns = (TextColumn("importing"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not show) as progress:
-        task = progress.add_task("importing", total=total_bytes)
-        yield lambda count: progress.advance(task, count)
 
 
 def _print_results(queue: str, results: list[ImportResult], elapsed_s: float) -> None:
@@ -246,8 +233,9 @@ def simulate_command(
                     f"{queue} holds {first_seq} messages, and a simulated venue begins with empty books; "
                     "name a new queue"
                 )
-            with _simulated_progress(show=output.is_terminal() and not as_json) as tell:
-                _run_venue(venue, writer, clock, events, seconds, speed, tell)
+            columns = (TaskProgressColumn(), TimeRemainingColumn())
+            with output.progress("simulating", 1.0, *columns, as_json=as_json) as advance:
+                _run_venue(venue, writer, clock, events, seconds, speed, advance)
             writer.flush_sync()
             written = writer.next_seq - first_seq
             size = writer.bytes_written
@@ -264,22 +252,11 @@ def simulate_command(
             "elapsed_s": round(elapsed_s, 3),
             "events_per_s": round(written / max(elapsed_s, 1e-9)),
         }
-        if as_json:
-            output.print_json(summary)
-        else:
-            print(
-                f"{written} events of {symbols} symbols ({human_bytes(size)}) in {elapsed_s:.2f} s "
-                f"({summary['events_per_s']:,} events/s) to {printable(queue)}"
-            )
-
-
-@contextmanager
-def _simulated_progress(*, show: bool) -> Iterator[Callable[[float], None]]:
-    """Show which share of the events is written, on standard error."""
-    columns = (TextColumn("simulating"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not show) as progress:
-        task = progress.add_task("simulating", total=1.0)
-        yield lambda share: progress.update(task, completed=share)
+        text = (
+            f"{written} events of {symbols} symbols ({human_bytes(size)}) in {elapsed_s:.2f} s "
+            f"({summary['events_per_s']:,} events/s) to {printable(queue)}"
+        )
+        output.print_result(summary, text, as_json=as_json)
 
 
 def _run_venue(
@@ -289,9 +266,10 @@ def _run_venue(
     events: int | None,
     seconds: float | None,
     speed: float,
-    tell: Callable[[float], None],
+    advance: Callable[[float], None],
 ) -> None:
-    """Append block after block until enough events or enough time are written; `tell` which share that is."""
+    """Append block after block until enough events or time are written; `advance` by the share of each."""
+    share = 0.0
     start_ns, began_ns, first_seq = venue.now_ns, clock.monotonic_ns(), writer.next_seq
     stop_ns = None if seconds is None else start_ns + int(seconds * NS_PER_S)
     while True:
@@ -301,10 +279,12 @@ def _run_venue(
             return
         for block in venue.next_blocks():
             block.append_to(writer)
+        before = share
         if events is not None:
-            tell((writer.next_seq - first_seq) / events)
+            share = (writer.next_seq - first_seq) / events
         elif stop_ns is not None and stop_ns > start_ns:
-            tell((venue.now_ns - start_ns) / (stop_ns - start_ns))
+            share = (venue.now_ns - start_ns) / (stop_ns - start_ns)
+        advance(share - before)
         if speed:
             ahead_ns = int((venue.now_ns - start_ns) / speed) - (clock.monotonic_ns() - began_ns)
             if ahead_ns > 0:

@@ -155,7 +155,7 @@ def _list_queues(session: Session, prefix: str) -> None:
         )
         for queue in queues
     ]
-    session.list("queues", queues, columns, rows, beginning_with(prefix))
+    session.list("queues", queues, columns, rows, beginning_with(prefix), title="job queues")
 
 
 def _queues(session: Session, prefix: str) -> list[dict[str, Any]]:

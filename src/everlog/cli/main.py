@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 from typer._completion_classes import completion_init
+from typer.core import TyperGroup
 
 import everlog
 from everlog.cli import output
@@ -110,8 +111,25 @@ _COMMANDS: Final = {
     "completion": _Command("completion", "completion_command", "everlog completion bash"),
 }
 
-NOUNS: Final = (*_GROUPS, *_COMMANDS)
+_PANELS: Final = {
+    "Begin": ("quickstart", "serve", "console", "status", "top", "context", "config", "completion"),
+    "Topics and jobs of a server": ("topic", "jobs", "schedule", "router", "consumer", "key"),
+    "Queues of this machine": ("queue", "bridge", "archive"),
+    "Market data": ("simulate", "import", "export", "feed", "replay", "book", "features", "symbols"),
+    "Spark": ("pipeline",),
+    "Checks and copies": ("audit", "verify", "repair", "backup", "restore", "standby", "promote"),
+}
+"""The commands as help lists them."""
+
+NOUNS: Final = tuple(noun for nouns in _PANELS.values() for noun in nouns)
 """What can follow `everlog`."""
+
+
+class _InOrder(TyperGroup):
+    """Commands and groups as `_PANELS` has them; the library lists the commands first."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [noun for noun in NOUNS if noun in self.commands]
 
 
 HELP_OPTIONS: Final = {"help_option_names": ["-h", "--help"]}
@@ -153,7 +171,9 @@ def everlog_command(
 
 def command_line(nouns: Iterable[str] = NOUNS) -> typer.Typer:
     """Return `everlog` with these nouns."""
+    panels = {noun: panel for panel, members in _PANELS.items() for noun in members}
     line = typer.Typer(
+        cls=_InOrder,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -162,11 +182,13 @@ def command_line(nouns: Iterable[str] = NOUNS) -> typer.Typer:
     line.callback(epilog="Example: everlog queue tail -f ./queue")(everlog_command)
     for noun in nouns:
         if noun in _GROUPS:
-            line.add_typer(output.name_values(import_module(f"everlog.cli.{_GROUPS[noun]}").app), name=noun)
+            group = output.name_values(import_module(f"everlog.cli.{_GROUPS[noun]}").app)
+            line.add_typer(group, name=noun, rich_help_panel=panels[noun])
         else:
             command = _COMMANDS[noun]
             function = getattr(import_module(f"everlog.cli.{command.module}"), command.function)
-            line.command(noun, epilog=f"Example: {command.example}")(function)
+            epilog = f"Example: {command.example}"
+            line.command(noun, epilog=epilog, rich_help_panel=panels[noun])(function)
     return output.name_values(line)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from everlog.cli import output
+from everlog.cli.export import chosen_replays
 from everlog.cli.options import AsJson, EndTime, StartTime
 from everlog.cli.output import counted, printable, reporting
 
@@ -43,19 +44,11 @@ def merge_command(
 
     The messages of one event of a venue stay together.
     """
-    from everlog.archive.sources import replays
     from everlog.market.merge import merge_into
-    from everlog.market.times import LATEST_NS, parse_time_ns
 
     with reporting(as_json=as_json):
-        found = [one for path in queues for one in replays(path, cache=cache)]
-        if start is not None or end is not None:
-            span = (parse_time_ns(start), parse_time_ns(end, LATEST_NS))
-            found = [one.between(*span) for one in found]
+        found = chosen_replays(queues, start, end, cache=cache)
         done = merge_into(found, into, by)
-        if as_json:
-            output.print_json({"into": into, "queues": queues, "by": by, "messages": done.written})
-        else:
-            print(
-                f"{counted(done.written, 'message')} of {counted(len(found), 'source')} in {printable(into)}"
-            )
+        document = {"into": into, "queues": queues, "by": by, "messages": done.written}
+        text = f"{counted(done.written, 'message')} of {counted(len(found), 'source')} in {printable(into)}"
+        output.print_result(document, text, as_json=as_json)

@@ -24,12 +24,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_type_hints
 
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 from typer.core import TyperArgument, TyperOption
@@ -38,13 +38,17 @@ from typer.models import OptionInfo
 from everlog.clock import NS_PER_S
 from everlog.errors import EverlogError, Io
 
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+
 _BARE_WORD = re.compile(r"[^\s\"\\\x00-\x1f\x7f-\x9f]+")
 _BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
 _LONG_UNITS_S = (("days", 86_400), ("h", 3600), ("min", 60))
 _GIVE_UP_CHECK_MS = 100
-_WIDEST = 1_000_000
+_FOLDED = 20
 # The library keeps the class in different modules from version to version.
 _UsageError: Any = typer.BadParameter.__base__
+_WRONG_KINDS = {"int_parsing": "is not a whole number", "float_parsing": "is not a number"}
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan", "dead": "red", "alive": "green"}
 
 
@@ -91,6 +95,23 @@ def _hide_types(kind: Any) -> None:
         kind.display_type_rich = without_types
 
 
+def _tell_values(kind: Any) -> None:
+    """Let an error of usage name the value: newer versions of the library say only what it should be."""
+    shown = kind.format_message
+
+    def with_value(error: Any) -> str:
+        if (wrong := getattr(error.__cause__, "errors", None)) is not None:
+            found, value = wrong()[0], repr(wrong()[0]["input"])
+            words = found["msg"].removeprefix("Value error, ")
+            words = _WRONG_KINDS.get(found["type"], words.removeprefix("Input "))
+            error.message = words if value in words else f"{value} {words}"
+        text: str = shown(error)
+        return text
+
+    kind.format_message = with_value
+
+
+_tell_values(typer.BadParameter)
 _hide_types(TyperOption)
 _hide_types(TyperArgument)
 
@@ -112,6 +133,38 @@ def is_terminal() -> bool:
 def print_json(document: Any) -> None:
     """Print one JSON document."""
     print(json.dumps(document, indent=2))
+
+
+def print_result(document: Any, text: str | Sequence[tuple[str, str]], *, as_json: bool) -> None:
+    """Print what a command did: one JSON document, or for a person a sentence or names and values."""
+    if as_json:
+        print_json(document)
+    elif isinstance(text, str):
+        print(text)
+    else:
+        print_fields(text)
+
+
+@contextmanager
+def progress(
+    what: str, total: float | None, *columns: ProgressColumn, as_json: bool, per_second: float = 10
+) -> Iterator[Callable[[float], None]]:
+    """Yield a function that moves a bar on standard error; nothing is drawn without a terminal.
+
+    `total` is None if it is not known before the end. `columns` stand behind the bar.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn  # which most commands need not wait for
+
+    bar = Progress(
+        *(TextColumn("{task.description}"), BarColumn(), *columns),
+        console=Console(stderr=True),
+        transient=True,
+        disable=as_json or not sys.stderr.isatty(),
+        refresh_per_second=per_second,
+    )
+    with bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count: bar.advance(task, count)
 
 
 def json_line(record: Any) -> str:
@@ -164,21 +217,29 @@ def print_fields(fields: Sequence[tuple[str, str]]) -> None:
 def print_table(table: Table) -> None:
     """Print a table: drawn by rich on a terminal, else aligned columns without any decoration.
 
-    Columns without any content are left out. On a terminal that is too narrow each row becomes a list of
-    fields, because cut cells would make long names look the same.
+    Columns without any content are left out. On a terminal that is too narrow, words of a heading stand below
+    each other and long names go on in the next line; where that is not enough, each row becomes a list of
+    fields. Nothing is cut, because cut names look the same.
     """
     table = _without_empty_columns(table)
     if not is_terminal():
         print_lines(_plain_table(table))
         return
-    drawn = RichTable(title=table.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    for column in table.columns:
-        drawn.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left")
-    for row in table.rows:
-        drawn.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     console = _console()
-    anything_fits = console.options.update(max_width=_WIDEST)
-    if Measurement.get(console, anything_fits, drawn).minimum <= console.width:
+    places = range(len(table.columns))
+    cells = [max((cell_len(row[place]) for row in table.rows), default=0) for place in places]
+    is_tight = _width(table.columns, cells) > console.width
+    heads = [column.replace(" ", "\n") if is_tight else column for column in table.columns]
+    if _width(heads, cells, _FOLDED if is_tight else None) <= console.width:
+        drawn = RichTable(title=table.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+        if is_tight:
+            drawn.padding, drawn.pad_edge, drawn.show_edge = (0, 1, 0, 0), False, False
+        for head in heads:
+            is_number = head.endswith(">")
+            justify: Literal["left", "right"] = "right" if is_number else "left"
+            drawn.add_column(head.rstrip(">"), justify=justify, no_wrap=is_number, overflow="fold")
+        for row in table.rows:
+            drawn.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
         console.print(drawn)
         return
     print(table.title)
@@ -186,6 +247,15 @@ def print_table(table: Table) -> None:
         names = (column.rstrip(">") for column in table.columns)
         print_fields([(f"  {name}", cell) for name, cell in zip(names, row, strict=True)])
         print()
+
+
+def _width(heads: Sequence[str], cells: Sequence[int], folded: int | None = None) -> int:
+    """How wide a drawn table is; text that is wider than `folded` goes on in the next line there."""
+    width = 3 * len(heads) + 1 if folded is None else 2 * (len(heads) - 1)
+    for head, cell in zip(heads, cells, strict=True):
+        longest = max(cell, *(len(line) for line in head.rstrip(">").split("\n")))
+        width += longest if folded is None or head.endswith(">") else min(longest, folded)
+    return width
 
 
 def _without_empty_columns(table: Table) -> Table:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import threading
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +18,8 @@ import typer
 from rich.console import Console
 
 from everlog import errors
+from everlog.archive.remote import is_url
+from everlog.archive.tiers import find_directories
 from everlog.cli import output
 from everlog.cli.book_options import (
     BAR_KINDS,
@@ -35,7 +36,9 @@ from everlog.cli.output import Table, reporting
 from everlog.cli.task_progress import TaskProgress
 from everlog.client.retrying import ONCE
 from everlog.client.sync_client import Client
+from everlog.clock import StopEvent
 from everlog.errors import EverlogError, InvalidConfig, QueueNotFound, Unsupported
+from everlog.fs import OsFs
 from everlog.queue.faults import io_errors
 from everlog.queue.layout import CONTROL_FILE
 
@@ -48,10 +51,11 @@ if TYPE_CHECKING:
     from everlog.pipeline.jobs.importing import ImportReport
     from everlog.pipeline.jobs.refine import RefineReport
     from everlog.pipeline.jobs.report import RunReport
+    from everlog.pipeline.lake import LakeTable
 
 UNSOUND_EXIT_CODE = 1
 NS_PER_MS = 1_000_000
-DECODINGS = ("raw", "book", "trade", "l3")
+DECODINGS = ("raw", "book", "trade", "l3", "quote", "bar")
 
 app = output.group(
     "Run jobs on Spark: archive, import, refine, replay, features, audit.",
@@ -74,6 +78,10 @@ Url = Annotated[
 Topics = Annotated[
     str | None,
     typer.Option("--topic", metavar="NAMES", help="A topic, several with commas, or a prefix with *."),
+]
+MarketSource = Annotated[
+    str,
+    typer.Option("--queue", metavar="DIR|URL", help="Queue of market data, or the archive of one."),
 ]
 QueueDir = Annotated[str | None, typer.Option("--queue", metavar="DIR", help="Queue to take messages from.")]
 Master = Annotated[
@@ -165,6 +173,7 @@ def archive(  # noqa: PLR0913, PLR0917
                 raise InvalidConfig(f"--decode is {decode!r}; it must be one of {', '.join(DECODINGS)}")
             options["decode"] = decode
         _check_source(master, queue=queue, url=url if queue is None else None)
+        _table(lake, table or "records")
         with _session(master) as spark:
             from everlog.pipeline.jobs import archive as job
             from everlog.pipeline.upkeep import UpkeepPolicy
@@ -209,6 +218,7 @@ def audit(
         if topic is not None and url is None:
             raise InvalidConfig("an audit of topics needs --url, or EVERLOG_URL in the environment")
         _check_source(master, queue=queue, url=url if queue is None else None)
+        _table(lake, table).existing()
         with _session(master) as spark:
             from everlog.pipeline.jobs import audit as job
 
@@ -234,11 +244,11 @@ def _keep_audit(report: AuditReport, lake: str, *, html: str | None, record: boo
         audit_report.record_audit(lake, report)
 
 
-@app.command(epilog="Example: everlog pipeline replay --queue ./feed --lake ./lake --table tops")
+@app.command(epilog="Example: everlog pipeline replay --queue ./feed --lake ./lake")
 def replay(  # noqa: PLR0913, PLR0917
-    queue: Annotated[str, typer.Option("--queue", metavar="DIR", help="Queue of market data.")],
+    queue: MarketSource,
     lake: Lake,
-    table: TableName = "tops",
+    table: TableName = "quotes",
     depth: Depth = 10,
     depth_interval_ms: DepthInterval = 1000,
     gaps: Gaps = "panic",
@@ -256,7 +266,7 @@ def replay(  # noqa: PLR0913, PLR0917
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
-    """Build the books of every market: tops after each event, depth, and a report of gaps and drift.
+    """Build the books of every market: quotes after each event, depth, and a report of gaps and drift.
 
     Without --follow or --live the tables hold one run over all that the queue has. With one of them, books
     are kept between runs and rows are appended; --reader, --checkpoint, --max-records and --metrics-file are
@@ -268,7 +278,11 @@ def replay(  # noqa: PLR0913, PLR0917
             raise InvalidConfig(
                 "--reader, --checkpoint, --max-records and --metrics-file need --follow or --live"
             )
-        _check_source(master, queue=queue)
+        if is_stream:
+            _check_source(master, queue=queue)
+        else:
+            _check_source(master, archive=queue)
+        _table(lake, table)
         with _session(master) as spark:
             from everlog.pipeline.jobs import live_replay
             from everlog.pipeline.jobs import replay as job
@@ -300,7 +314,7 @@ def replay(  # noqa: PLR0913, PLR0917
 
 @app.command(epilog="Example: everlog pipeline features --queue ./feed --lake ./lake --interval-ms 1000")
 def features(  # noqa: PLR0913, PLR0917
-    queue: Annotated[str, typer.Option("--queue", metavar="DIR", help="Queue of market data.")],
+    queue: MarketSource,
     lake: Lake,
     table: TableName = "features",
     depth: Annotated[int, typer.Option("--depth", min=1, help="Levels a side that features look at.")] = 5,
@@ -321,13 +335,17 @@ def features(  # noqa: PLR0913, PLR0917
 ) -> None:
     """Compute the features of every market's book: mid price, spread, imbalance, microprice, flow, slope.
 
-    With --bars, the bars of every symbol's trades go to a table of their own, NAME_bars.
+    With --bars, the bars of every symbol's trades go to a table of their own: bars, or NAME_bars beside a
+    table of another NAME than features.
     """
     with reporting(as_json=as_json):
         chosen_bars = None if bars is None else parse_bars(bars)
-        _check_source(master, queue=queue)
+        _check_source(master, archive=queue)
+        _table(lake, table)
+        from everlog.market.feature_choice import parse_features
+
+        wanted = parse_features(f"time,{chosen or f'standard:{depth}'},seq")
         with _session(master) as spark:
-            from everlog.market.feature_choice import parse_features
             from everlog.market.triggers import Always, TimeBar
             from everlog.pipeline.jobs import features as job
 
@@ -336,7 +354,7 @@ def features(  # noqa: PLR0913, PLR0917
                 queue,
                 lake,
                 table,
-                parse_features(f"time,{chosen or f'standard:{depth}'},seq"),
+                wanted,
                 trigger=Always() if interval_ms is None else TimeBar(interval_ms * NS_PER_MS),
                 settings=book_settings(gaps, unknown_orders, mode),
                 bars=None if chosen_bars is None else job.Bars(*chosen_bars),
@@ -364,19 +382,13 @@ def compact(
     Earlier versions stay readable until --keep-days removes their files. Needs no Spark session.
     """
     with reporting(as_json=as_json):
-        try:
-            from everlog.pipeline.lake import LakeTable
-        except ImportError as error:
-            raise _without_spark(error) from None
-        target = LakeTable(lake, table)
+        target = _table(lake, table)
         before = len(target.files())
         target.compact(order_by=_words(z_order or ""))
         removed = [] if keep_days is None else target.vacuum(timedelta(days=keep_days))
         done = {"files_before": before, "files": len(target.files()), "removed": len(removed)}
-        if as_json:
-            output.print_json(done)
-        else:
-            output.print_fields([(name.replace("_", " "), f"{count:,}") for name, count in done.items()])
+        fields = [(name.replace("_", " "), f"{count:,}") for name, count in done.items()]
+        output.print_result(done, fields, as_json=as_json)
 
 
 @app.command(epilog="Example: everlog pipeline repair --lake ./lake --table messages")
@@ -387,15 +399,12 @@ def repair(lake: Lake, table: TableName = "records", as_json: AsJson = False) ->
     session.
     """
     with reporting(as_json=as_json):
-        try:
-            from everlog.pipeline.lake import LakeTable
-        except ImportError as error:
-            raise _without_spark(error) from None
-        moved = LakeTable(lake, table).repair()
-        if as_json:
-            output.print_json({"renamed": moved})
-        else:
-            output.print_fields([("renamed", path) for path in moved] or [("renamed", "nothing")])
+        target = _table(lake, table)
+        moved = target.repair()
+        if not moved:
+            target.existing()
+        fields = [("renamed", path) for path in moved or ("nothing",)]
+        output.print_result({"renamed": moved}, fields, as_json=as_json)
 
 
 @app.command(epilog="Example: everlog pipeline symbols --lake ./lake --from ./bus")
@@ -420,7 +429,7 @@ def symbols(
             from everlog.pipeline import symbols as catalogue
         except ImportError as error:
             raise _without_spark(error) from None
-        stopped = threading.Event()
+        stopped = StopEvent()
 
         def warn(source: str, error: Exception) -> None:
             output.print_warning("symbols_not_refreshed", f"{source}: {error}", as_json=as_json)
@@ -430,10 +439,8 @@ def symbols(
                 failing = warn if every_s else None
                 changed = catalogue.refresh_dim_symbol(lake, sources or [], table, failing)
                 count = len(catalogue.read_dim_symbol(lake, table))
-                if as_json:
-                    output.print_json({"changed": changed, "versions": count})
-                else:
-                    output.print_fields([("new or changed", str(changed)), ("versions", str(count))])
+                fields = [("new or changed", str(changed)), ("versions", str(count))]
+                output.print_result({"changed": changed, "versions": count}, fields, as_json=as_json)
                 sys.stdout.flush()
                 if not every_s or stopped.wait(every_s):
                     return
@@ -555,18 +562,31 @@ def _words(text: str) -> list[str]:
     return [name for part in text.split(",") if (name := part.strip())]
 
 
-def _check_source(master: str | None, *, queue: str | None = None, url: str | None = None) -> None:
+def _check_source(
+    master: str | None, *, queue: str | None = None, archive: str | None = None, url: str | None = None
+) -> None:
     """Look whether there is something to read before Spark starts, which takes long and fails at length.
 
-    With a master elsewhere the source need not be within reach from here.
+    `archive` is one, or a queue. With a master elsewhere the source need not be within reach from here.
     """
     if master is not None and not master.startswith("local"):
         return
+    if archive is not None and not is_url(archive) and not find_directories(OsFs(), archive):
+        queue = archive
     if queue is not None and not os.path.exists(os.path.join(queue, CONTROL_FILE)):
         raise QueueNotFound(f"there is no queue at {queue!r}; check the path, or start its writer first")
     if url is not None:
         with Client(url, os.environ.get("EVERLOG_KEY"), retry=ONCE) as client:
             client.health()
+
+
+def _table(lake: str, table: str) -> LakeTable:
+    """Return a table of a lake; wrong names are refused before Spark starts."""
+    try:
+        from everlog.pipeline.lake import LakeTable
+    except ImportError as error:
+        raise _without_spark(error) from None
+    return LakeTable(lake, table)
 
 
 @contextmanager
@@ -577,7 +597,17 @@ def _session(master: str | None) -> Iterator[SparkSession]:
     except ImportError as error:
         raise _without_spark(error) from None
     with _signals_later() as came:
-        session = spark_session(master=master)
+        try:
+            session = spark_session(master=master)
+        except Exception as error:
+            if _Verbose.is_on or isinstance(error, EverlogError):
+                raise
+            reasons = re.findall(r"^: [\w.$]+: (.+)", str(error), re.MULTILINE)
+            said = (reasons or str(error).splitlines() or [""])[0].rstrip(".")
+            raise InvalidConfig(
+                f"Spark does not start with --master {master or 'local[*]'}: {said}; check the address "
+                "('everlog pipeline --verbose' shows the whole trace)"
+            ) from None
     try:
         if came:
             raise SystemExit(128 + came[0])
@@ -678,12 +708,10 @@ def _print_report(
     as_json: bool,
     table: str = "table",
 ) -> None:
-    if as_json:
-        output.print_json(msgspec.to_builtins(report))
-        return
     shown = [(name, f"{count:,}") for name, count in counts]
     fields = [("source", report.source), (table, report.table), *shown, *more]
-    output.print_fields([*fields, ("seconds", f"{report.seconds:.1f}")])
+    fields.append(("seconds", f"{report.seconds:.1f}"))
+    output.print_result(msgspec.to_builtins(report), fields, as_json=as_json)
 
 
 def _print_import(report: ImportReport, *, as_json: bool) -> None:

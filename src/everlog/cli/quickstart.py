@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import webbrowser
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -21,6 +22,7 @@ from typing import Annotated, Final
 import typer
 
 from everlog.cli.output import print_fields, print_problem
+from everlog.clock import StopEvent
 from everlog.errors import InvalidConfig
 
 SERVER_START_S: Final = 30.0
@@ -37,11 +39,16 @@ _FILES: Final = {
 Folder = Annotated[Path, typer.Argument(help="The folder to make, or one that this command has made.")]
 Port = Annotated[int, typer.Option(min=0, max=65_535, help="Port of the server; 0: any free one.")]
 Run = Annotated[bool, typer.Option("--run/--no-run", help="Run the programs, or only write them.")]
+Open = Annotated[bool, typer.Option("--open", help="Open the console in the browser of this machine.")]
 Seconds = Annotated[float | None, typer.Option(min=0, help="Stop after so long; without it, at Ctrl-C.")]
 
 
 def quickstart_command(
-    folder: Folder = Path("everlog-quickstart"), port: Port = 4000, run: Run = True, seconds: Seconds = None
+    folder: Folder = Path("everlog-quickstart"),
+    port: Port = 4000,
+    run: Run = True,
+    seconds: Seconds = None,
+    is_opened: Open = False,
 ) -> None:
     """Make a folder with a producer, a consumer, a worker and a page, and run them.
 
@@ -50,7 +57,7 @@ def quickstart_command(
     written = write_files(folder)
     print_fields([("folder", str(folder)), ("written", ", ".join(written) or "nothing; all files are there")])
     if run:
-        raise typer.Exit(_run(folder, port, seconds))
+        raise typer.Exit(_run(folder, port, seconds, is_opened=is_opened))
 
 
 def write_files(folder: Path) -> list[str]:
@@ -72,9 +79,9 @@ def _is_ours(folder: Path) -> bool:
     return all((folder / f"{name}.py").is_file() for name in _PROGRAMS)
 
 
-def _run(folder: Path, port: int, seconds: float | None) -> int:
+def _run(folder: Path, port: int, seconds: float | None, *, is_opened: bool) -> int:
     """Run the server and the programs; returns the exit code of the first that fails."""
-    stopping = threading.Event()
+    stopping = StopEvent()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     with ExitStack() as running:
@@ -90,7 +97,9 @@ def _run(folder: Path, port: int, seconds: float | None) -> int:
         for name in _PROGRAMS:
             program = [str(folder / f"{name}.py"), url]
             processes[name] = running.enter_context(_started(name, program))
-        print_fields([("server", url), ("page", f"{origin}/#{url}"), ("stop", "Ctrl-C")])
+        print_fields([("console", f"{url}/"), ("page", f"{origin}/#{url}"), ("stop", "Ctrl-C")])
+        if is_opened:
+            webbrowser.open(f"{url}/")
         return _watch(processes, stopping, seconds)
 
 

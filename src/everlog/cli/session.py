@@ -88,14 +88,16 @@ class Session:
         columns: Sequence[str],
         rows: Sequence[Sequence[str]],
         condition: str = "",
+        *,
+        title: str | None = None,
     ) -> None:
-        """Print a list: as a table, as JSON, or in words if it is empty."""
+        """Print a list: as a table, as JSON, or in words if it is empty; `title` is what people call it."""
         if self.as_json:
             print_json({noun: msgspec.to_builtins(entries)})
         elif entries:
-            print_table(Table(f"{noun} of {self.client.address}", columns, rows))
+            print_table(Table(f"{title or noun} of {self.client.address}", columns, rows))
         else:
-            print(f"no {noun}{condition} on {self.client.address}")
+            print(f"no {title or noun}{condition} on {self.client.address}")
 
 
 def beginning_with(prefix: str) -> str:

@@ -6,6 +6,7 @@ are loaded when they are needed, so that other commands of queues do not wait fo
 
 from __future__ import annotations
 
+import os
 import sys
 from types import FrameType
 from typing import Annotated
@@ -16,7 +17,7 @@ from everlog.cli import output
 from everlog.cli.options import AsJson, QueuePath
 from everlog.cli.output import Table, counted, handled_signals, human_bytes, printable, reporting
 from everlog.clock import NS_PER_S
-from everlog.errors import InvalidConfig
+from everlog.errors import InvalidConfig, QueueNotFound
 from everlog.queue import StartMode
 
 WAIT_S = 0.2
@@ -27,6 +28,8 @@ def snapshots_command(queue: QueuePath, as_json: AsJson = False) -> None:
     from everlog.market.snapshots import SnapshotStore
 
     with reporting(as_json=as_json):
+        if not os.path.isdir(queue):
+            raise QueueNotFound(f"there is no directory {queue}; check the path")
         store = SnapshotStore(queue)
         found = [info for market in store.markets() for info in store.of_market(market)]
         if as_json:
@@ -107,12 +110,10 @@ def snapshotter_command(
                     if once:
                         break
                     snapshotter.reader.wait(WAIT_S)
-            if as_json:
-                counts = {"events": snapshotter.events, "snapshots": snapshotter.written}
-                output.print_json({"queue": queue, **counts})
-            else:
-                events = counted(snapshotter.events, "event")
-                print(f"wrote {counted(snapshotter.written, 'snapshot')} of {events}")
+            document = {"queue": queue, "events": snapshotter.events, "snapshots": snapshotter.written}
+            events = counted(snapshotter.events, "event")
+            text = f"wrote {counted(snapshotter.written, 'snapshot')} of {events}"
+            output.print_result(document, text, as_json=as_json)
 
 
 def _ids(text: str) -> tuple[int, int]:

@@ -5,6 +5,7 @@ Owns what they print; everything comes from the public API.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, NamedTuple
@@ -24,6 +25,9 @@ from everlog.client.sync_client import Client
 from everlog.job_types import JobCounts
 
 UNWELL_EXIT_CODE: Final = 1
+ROWS: Final = 20
+TABLE_LINES: Final = 6
+"""Of a table without its rows: a line before it, its title, two of its heading, a rule, one behind it."""
 TOPICS_COMPARED: Final = 1000
 """One page: looking at a server costs the same whatever it holds."""
 
@@ -115,7 +119,15 @@ def top_command(
         float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between two looks.")
     ] = 2.0,
     count: Annotated[int | None, typer.Option("--count", "-c", min=1, help="Stop after so many.")] = None,
-    rows: Annotated[int, typer.Option("--rows", min=1, max=1000, help="Rows of each table.")] = 20,
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            "--rows",
+            min=1,
+            max=1000,
+            help="Rows of each table. Default: what the terminal has room for, else 20.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the busiest topics, job queues and the consumers that are behind, again and again, until Ctrl-C.
@@ -123,13 +135,16 @@ def top_command(
     Rates are those since the look before. The first 1000 topics by name and 1000 consumers are compared.
     """
     with reporting(as_json=as_json), connected(url, key, context, ONCE) as client:
-        before = _sample(client, rows)
+        before = _sample(client, rows or ROWS)
         looks = 0
         try:
             while count is None or looks < count:
                 time.sleep(interval_s)
-                now = _sample(client, rows)
-                _show(str(client.address), before, now, rows, as_json=as_json)
+                now = _sample(client, rows or ROWS)
+                if as_json:
+                    _print_json(before, now, rows or ROWS)
+                else:
+                    _show(str(client.address), before, now, rows)
                 before = now
                 looks += 1
         except KeyboardInterrupt:
@@ -166,28 +181,48 @@ def rates(before: Sample, now: Sample) -> list[tuple[TopicSummary, float]]:
     return sorted(found, key=lambda each: (-each[1], each[0].topic))
 
 
-def _show(address: str, before: Sample, now: Sample, rows: int, *, as_json: bool) -> None:
-    busiest = rates(before, now)
-    total = sum(rate for _, rate in busiest)
-    metrics = now.metrics
+def _totals(before: Sample, now: Sample) -> tuple[float, float]:
+    """Records and syncs a second."""
     duration_s = max(now.at_s - before.at_s, 1e-9)
-    syncs = max(0, metrics["wal"]["fsyncs"] - before.metrics["wal"]["fsyncs"]) / duration_s
-    if as_json:
-        topics = [{"topic": topic.topic, "records_per_s": round(rate, 3)} for topic, rate in busiest[:rows]]
-        sample = {"records_per_s": round(total, 3), "syncs_per_s": round(syncs, 3), "topics": topics}
-        queues = [
-            {"queue": name, **msgspec.to_builtins(counts), "done_per_s": round(rate, 3)}
-            for name, counts, rate in _done_rates(before, now)
-        ]
-        behind = [msgspec.to_builtins(state) for state in _behind(now, rows)]
-        print(output.json_line({**sample, "queues": queues, "consumers": behind}), end="", flush=True)
-        return
+    syncs = max(0, now.metrics["wal"]["fsyncs"] - before.metrics["wal"]["fsyncs"]) / duration_s
+    return sum(rate for _, rate in rates(before, now)), syncs
+
+
+def _print_json(before: Sample, now: Sample, rows: int) -> None:
+    records, syncs = _totals(before, now)
+    busiest = rates(before, now)[:rows]
+    topics = [{"topic": topic.topic, "records_per_s": round(rate, 3)} for topic, rate in busiest]
+    sample = {"records_per_s": round(records, 3), "syncs_per_s": round(syncs, 3), "topics": topics}
+    queues = [
+        {"queue": name, **msgspec.to_builtins(counts), "done_per_s": round(rate, 3)}
+        for name, counts, rate in _done_rates(before, now)
+    ]
+    behind = [msgspec.to_builtins(state) for state in _behind(now, rows)]
+    print(output.json_line({**sample, "queues": queues, "consumers": behind}), end="", flush=True)
+
+
+def _shares(asked: int | None, queues: int, consumers: int) -> tuple[int, int, int]:
+    """How many topics, job queues and consumers are shown: on a terminal what it has room for."""
+    if asked is not None or not output.is_terminal():
+        return (asked or ROWS,) * 3
+    tables = 1 + bool(queues) + bool(consumers)
+    room = max(shutil.get_terminal_size().lines - tables * TABLE_LINES, 3)
+    queues, consumers = min(queues, max(room // 4, 1)), min(consumers, max(room // 3, 1))
+    return max(room - queues - consumers, 1), queues, consumers
+
+
+def _show(address: str, before: Sample, now: Sample, rows: int | None) -> None:
+    busiest = rates(before, now)
+    records, syncs = _totals(before, now)
+    metrics = now.metrics
+    done, behind = _done_rates(before, now), _behind(now, TOPICS_COMPARED)
+    topics_shown, queues_shown, consumers_shown = _shares(rows, len(done), len(behind))
     if output.is_terminal():
         print("\x1b[2J\x1b[H", end="")  # the screen begins anew
     more = f", the first {TOPICS_COMPARED} by name" if now.has_more else ""
     title = (
         f"{address}: up {_duration(metrics['uptime_ms'])}, {counted(metrics['topics'], 'topic')}{more}, "
-        f"{total:.1f} records/s, {syncs:.1f} syncs/s, {human_bytes(metrics['bytes_live'])} live"
+        f"{records:.1f} records/s, {syncs:.1f} syncs/s, {human_bytes(metrics['bytes_live'])} live"
     )
     lines = [
         (
@@ -198,20 +233,20 @@ def _show(address: str, before: Sample, now: Sample, rows: int, *, as_json: bool
             str(topic.head_seq),
             human_bytes(topic.bytes),
         )
-        for topic, rate in busiest[:rows]
+        for topic, rate in busiest[:topics_shown]
     ]
     output.print_table(Table(title, ("topic", "type", "class", "records/s>", "head>", "bytes>"), lines))
-    _print_queues(before, now)
-    _print_consumers(_behind(now, rows))
+    _print_queues(done[:queues_shown])
+    _print_consumers(behind[:consumers_shown])
 
 
-def _print_queues(before: Sample, now: Sample) -> None:
-    if now.queues:
+def _print_queues(done: list[tuple[str, JobCounts, float]]) -> None:
+    if done:
         states = ("ready", "leased", "delayed", "failed", "dead_lettered")
         columns = ("job queue", "done/s>", *(f"{state.replace('_', ' ')}>" for state in states))
         of_queues = [
             (printable(name), f"{rate:.1f}", *(str(getattr(counts, state)) for state in states))
-            for name, counts, rate in _done_rates(before, now)
+            for name, counts, rate in done
         ]
         output.print_table(Table("job queues", columns, of_queues))
 
@@ -225,7 +260,7 @@ def _print_consumers(behind: list[ConsumerState]) -> None:
                 printable(state.topic),
                 str(state.lag_records),
                 f"{state.lag_ms / 1000:.1f}",
-                printable(state.owner or ""),
+                printable(state.owner) if state.owner else "",
                 "yes" if state.at_risk else "",
             )
             for state in behind

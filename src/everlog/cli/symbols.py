@@ -97,42 +97,37 @@ def import_(
     Rows without a key, with a negative one, or that end before they begin are skipped and counted.
     """
     with reporting(as_json=as_json):
-        from everlog.market.symbols import load_symbols, read_symbols, store_symbols
+        from everlog.market.symbols import changing_symbols, read_symbols
         from everlog.market.venues.binance_info import exchange_info
 
         now_ts = SystemClock().wall_ns() // 1000
-        catalogue = load_symbols(to)
         if not Path(file).is_file():
             raise InvalidSource(f"cannot read {file}: there is no such file", file)
         body = Path(file).read_bytes()
-        if b'"symbols"' in body[:1_000_000] and body.lstrip().startswith(b"{"):
-            try:
-                definitions = exchange_info(body, venue)
-            except msgspec.MsgspecError as error:
-                raise InvalidSource(f"{file} is not {EXCHANGE_INFO} of Binance: {error}", file) from None
-            changed = catalogue.record(definitions, now_ts)
-        else:
-            rows = read_symbols(file)
-            before = set(catalogue.versions)
-            replaced = rows.completed_by(catalogue)
-            changed = len(set(replaced.versions) - before)
-            catalogue = replaced
-            catalogue.skipped = rows.skipped
-        if changed:
-            store_symbols(to, catalogue)
+        with changing_symbols(to) as catalogue:
+            if b'"symbols"' in body[:1_000_000] and body.lstrip().startswith(b"{"):
+                try:
+                    definitions = exchange_info(body, venue)
+                except msgspec.MsgspecError as error:
+                    raise InvalidSource(f"{file} is not {EXCHANGE_INFO} of Binance: {error}", file) from None
+                changed = catalogue.record(definitions, now_ts)
+            else:
+                rows = read_symbols(file)
+                before = set(catalogue.versions)
+                catalogue.versions = rows.completed_by(catalogue).versions
+                changed = len(set(catalogue.versions) - before)
+                catalogue.skipped = rows.skipped
         _report(to, changed, catalogue, as_json=as_json)
 
 
 def _report(directory: str, changed: int, catalogue: SymbolCatalogue, *, as_json: bool) -> None:
-    if as_json:
-        document = {"changed": changed, "versions": len(catalogue), "skipped": catalogue.skipped}
-        output.print_json({"directory": directory, **document})
-        return
+    counts = {"changed": changed, "versions": len(catalogue), "skipped": catalogue.skipped}
     skipped = f", {counted(catalogue.skipped, 'row')} skipped" if catalogue.skipped else ""
-    print(
+    text = (
         f"{counted(changed, 'version')} new or changed, {counted(len(catalogue), 'version')} at "
         f"{printable(directory)}{skipped}"
     )
+    output.print_result({"directory": directory, **counts}, text, as_json=as_json)
 
 
 def _document(one: SymbolVersion) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def ls_command(session: Session, prefix: Prefix = "") -> None:
             str(each.earliest_seq),
             str(each.count),
             human_bytes(each.bytes),
-            str(each.effective_priority),
+            str(each.effective_priority or ""),
         )
         for each in topics
     ]

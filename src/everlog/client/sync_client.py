@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import wraps
+from html import escape
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from everlog import tracing
+from everlog.api_types import Framed, Record
 from everlog.client import calls, streams
 from everlog.client.arguments import Gaps, call_span, show_as_method
 from everlog.client.connection import Connection, Connections
@@ -20,7 +22,7 @@ from everlog.client.retrying import ONCE, Reached, RetryPolicy, checked_policy
 from everlog.client.sockets import Socket
 from everlog.client.wire import DEFAULT_URL, TIMEOUT_S, Answer, RequestWriter, ServerAddress
 from everlog.clock import NS_PER_S, Clock, SystemClock
-from everlog.errors import Closed, InvalidConfig
+from everlog.errors import Closed, InvalidConfig, InvalidRequest
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,6 +50,54 @@ def _iterator(build: Callable[P, Stream[T]]) -> Callable[Concatenate[Client, P],
         return self._iterate(build(*args, **kwargs).steps(self._context))
 
     show_as_method(method, build)
+    return method
+
+
+class Reading(Framed, Iterator[T]):
+    """The records of a topic, read while they are iterated over; a data frame of them reads to the end."""
+
+    __slots__ = ("_records", "_topic")
+
+    def __init__(self, topic: str, records: Generator[T]) -> None:
+        self._topic = topic
+        self._records = records
+
+    def __iter__(self) -> Generator[T]:
+        return self._records
+
+    def __next__(self) -> T:
+        return next(self._records)
+
+    def close(self) -> None:
+        """End it before its end; the connection of one that follows is closed."""
+        self._records.close()
+
+    @property
+    def records(self) -> list[Record]:
+        """Those that have not been iterated over yet."""
+        found: list[Record] = []
+        for record in self._records:
+            if not isinstance(record, Record):
+                raise InvalidRequest("a data frame has no rows for gaps; read without gaps='yield'")
+            found.append(record)
+        return found
+
+    def __repr__(self) -> str:
+        return f"<records of {self._topic!r}: iterate over them, or call to_pandas() or to_polars()>"
+
+    def _repr_html_(self) -> str:
+        return f"<code>{escape(repr(self))}</code>"
+
+
+def _reader(build: Callable[P, Stream[T]]) -> Callable[Concatenate[Client, P], Reading[T]]:
+    """The method that reads what `build` describes."""
+
+    @wraps(build)
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Reading[T]:
+        topic = args[0] if args else kwargs["topic"]
+        return Reading(str(topic), self._iterate(build(*args, **kwargs).steps(self._context)))
+
+    show_as_method(method, build, "Reading")
     return method
 
 
@@ -126,7 +176,7 @@ class Client:
     health = _method(calls.health)
     ready = _method(calls.ready)
     metrics = _method(calls.metrics)
-    read = _iterator(streams.read)
+    read = _reader(streams.read)
     watch = _iterator(streams.watch)
     work = _iterator(streams.work)
 

@@ -40,7 +40,7 @@ from everlog.client.handlers import (
 )
 from everlog.client.retrying import Backoff
 from everlog.client.sync_client import Client, client_of, iterate_once
-from everlog.clock import NS_PER_S, Clock, SystemClock
+from everlog.clock import NS_PER_S, Clock, StopEvent, SystemClock
 from everlog.errors import Closed, InvalidConfig
 from everlog.job_types import Job
 
@@ -128,7 +128,7 @@ class Worker:
         self._handler: Handler | None = None
         self._changed = threading.Condition()
         self._held: dict[str, Job] = {}
-        self._stopping = threading.Event()
+        self._stopping = StopEvent()
         self._has_ended = False
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
